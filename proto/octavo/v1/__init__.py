@@ -1,0 +1,1 @@
+"""The public API: protocol buffers and their generated code."""

@@ -1,0 +1,31 @@
+"""The shape of every message: frozen, tagged, an array on the wire, refusing what it does not know."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+# Grows with every change of a message; both ends name theirs in the hello and must agree exactly.
+SCHEMA_VERSION = 1
+
+MAX_MESSAGE_BYTES = 32 << 20
+MAX_TOKENS = 1 << 20
+MAX_SEQUENCES = 1 << 14
+MAX_BLOCKS_PER_SEQUENCE = MAX_TOKENS
+
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+BlockId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+# A random 64-bit identity. msgpack bounds it from above.
+Identity = Annotated[int, Meta(ge=0)]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Text = Annotated[str, Meta(max_length=4096)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
+
+
+class Value(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """A part of a message: immutable, encoded as an array of its fields in order."""
+
+
+class Message(Value, frozen=True, tag=True):
+    """A whole message: a `Value` whose first array element is its class name."""

@@ -1,0 +1,73 @@
+"""Where the processes meet: default addresses in a private directory, and what may be used instead of them."""
+
+import ipaddress
+import os
+import stat
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+# sun_path holds 108 bytes; the longest socket name of ours takes about 30.
+_MAX_DIRECTORY_LENGTH = 70
+
+
+class EndpointError(ValueError):
+    """An address that must not or cannot be used, with what to do instead."""
+
+
+def runtime_directory() -> Path:
+    """The 0700 directory of this user's sockets, made if missing.
+
+    `OCTAVO_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/octavo`, else `octavo-<uid>` in the temporary directory.
+    Raises `EndpointError` if it belongs to somebody else or is open to them.
+    """
+    directory = _choose_directory()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise EndpointError(
+            f"{directory} must be a directory of this user with mode 0700, because its sockets carry no password;"
+            f" run `chmod 700 {directory}` or set OCTAVO_RUNTIME_DIR to another place"
+        )
+    if len(os.fsencode(directory)) > _MAX_DIRECTORY_LENGTH:
+        raise EndpointError(f"{directory} is too long for a unix socket; set OCTAVO_RUNTIME_DIR to a shorter path")
+    return directory
+
+
+def _choose_directory() -> Path:
+    if chosen := os.environ.get("OCTAVO_RUNTIME_DIR"):
+        return Path(chosen).absolute()
+    if session := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(session) / "octavo"
+    return Path(tempfile.gettempdir()) / f"octavo-{os.getuid()}"
+
+
+def default_endpoint(name: str) -> str:
+    """`ipc://` address of the socket called `name` in the runtime directory."""
+    return f"ipc://{runtime_directory()}/{name}.sock"
+
+
+def check_endpoint(endpoint: str, *, insecure_tcp: bool) -> None:
+    """Refuses an address that would carry unencrypted, unauthenticated messages beyond this machine.
+
+    Raises `EndpointError` unless `endpoint` is ipc://, tcp:// on loopback, or `insecure_tcp` is set.
+    """
+    parts = urlsplit(endpoint)
+    if parts.scheme == "ipc" and (parts.netloc or parts.path):
+        return
+    if parts.scheme != "tcp" or not parts.hostname:
+        raise EndpointError(f"{endpoint!r} is no address; use ipc:///path or tcp://host:port")
+    if not insecure_tcp and not _is_loopback(parts.hostname):
+        raise EndpointError(
+            f"{endpoint} leaves this machine in the clear; use ipc://, a loopback address, or --insecure-tcp"
+            " on a network that only Octavo's processes can reach"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,19 @@
+"""The rolling hash of a sequence's generated tokens: what two processes compare before they splice a stream."""
+
+from collections.abc import Iterable
+from typing import Final
+
+EMPTY: Final = 0xCBF29CE484222325
+_PRIME: Final = 0x100000001B3
+_MASK: Final = (1 << 64) - 1
+
+
+def extend(value: int, token_ids: Iterable[int]) -> int:
+    """The hash after `token_ids`, given the hash `value` before them (`EMPTY` at the start).
+
+    FNV-1a over whole token ids (Fowler, Noll and Vo). It guards against mixing up honest streams, not against
+    forgery.
+    """
+    for token_id in token_ids:
+        value = ((value ^ token_id) * _PRIME) & _MASK
+    return value

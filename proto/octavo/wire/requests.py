@@ -1,0 +1,174 @@
+"""Frontend and scheduler: requests in, deltas out, and the lease that ties them together.
+
+A frontend says hello, then submits requests and renews the full set of its live ones every second; what it stops
+renewing is dropped. The scheduler streams deltas and answers each renewal with the ids it does not hold, which the
+frontend then submits again from its journal. Every message carries the scheduler's `epoch`; one with another epoch
+is answered `Unregistered` (towards the scheduler) or dropped (towards the frontend).
+"""
+
+import enum
+from typing import Annotated
+
+from msgspec import Meta
+
+from octavo.wire.base import MAX_SEQUENCES, Count, Identity, Message, Name, Text, TokenIds, Value
+from octavo.wire.sampling import SamplingParams
+from octavo.wire.steps import ModelInfo
+
+RENEW_INTERVAL_S = 1.0
+LEASE_S = 5.0
+
+MAX_LIVE_REQUESTS = 1 << 16
+RequestIds = Annotated[list[Name], Meta(max_length=MAX_LIVE_REQUESTS)]
+
+
+class FinishReason(enum.StrEnum):
+    """Why the scheduler ended a sequence. (A stop string is the frontend's to find: it aborts.)"""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class RejectReason(enum.StrEnum):
+    """Why the scheduler will not, or can no longer, run a request."""
+
+    DUPLICATE_ID = "duplicate_id"
+    NEVER_FITS_KV = "never_fits_kv"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    BAD_TOKEN_ID = "bad_token_id"
+    STEP_FAILED = "step_failed"
+
+
+class Request(Value, frozen=True):
+    """All that is needed to run a request from any point of its life, so that a replay is a submission.
+
+    `prompt_token_ids` and `generated_token_ids` (delivered before; empty at first) are never joined: sampling
+    positions, limits and usage need the border. `age_ms` is the time since the request first arrived, so that one
+    submitted again keeps its place. `attempt` counts submissions from 1.
+    """
+
+    request_id: Name
+    attempt: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    prompt_token_ids: TokenIds
+    generated_token_ids: TokenIds
+    sampling: SamplingParams
+    age_ms: Count
+
+
+class FrontendHello(Message, frozen=True):
+    """First word of a frontend on a connection; `frontend_id` is drawn at process start."""
+
+    schema_version: Count
+    frontend_id: Identity
+
+
+class Submit(Message, frozen=True):
+    """Run this request; replaces a copy with a lower attempt."""
+
+    epoch: Identity
+    request: Request
+
+
+class LiveRequest(Value, frozen=True):
+    """A request the frontend still has a reader for."""
+
+    request_id: Name
+    attempt: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class Renew(Message, frozen=True):
+    """The full set of the frontend's live requests. The scheduler drops those it holds that are not named."""
+
+    epoch: Identity
+    live: Annotated[list[LiveRequest], Meta(max_length=MAX_LIVE_REQUESTS)]
+
+
+class Abort(Message, frozen=True):
+    """Drop these requests now instead of at the end of their lease. Unknown ids are ignored."""
+
+    epoch: Identity
+    request_ids: RequestIds
+
+
+class ServiceStatus(Value, frozen=True):
+    """What a frontend must know of the service behind it to admit or refuse at the door.
+
+    `capacity_tokens` is what the largest live replica can hold for one sequence; 0 with no replica.
+    """
+
+    replicas: Count
+    model: ModelInfo | None
+    capacity_tokens: Count
+
+
+class FrontendWelcome(Message, frozen=True):
+    """The frontend is known; `epoch` names this start of the scheduler."""
+
+    epoch: Identity
+    status: ServiceStatus
+
+
+class StatusChanged(Message, frozen=True):
+    """A replica came or went."""
+
+    epoch: Identity
+    status: ServiceStatus
+
+
+class Renewed(Message, frozen=True):
+    """Answer to `Renew`: the named requests that the scheduler does not hold, which must be submitted again."""
+
+    epoch: Identity
+    unknown: RequestIds
+    status: ServiceStatus
+
+
+class Delta(Value, frozen=True):
+    """New tokens of one sequence of a request.
+
+    `start_index` counts the sequence's generated tokens before these; `previous_hash` is their rolling hash
+    (`octavo.wire.history`), so a frontend accepts only what continues its own journal. `preemptions` counts how
+    often the request has lost its KV blocks so far.
+    """
+
+    request_id: Name
+    attempt: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    sequence_index: Annotated[int, Meta(ge=0, le=MAX_SEQUENCES)]
+    start_index: Count
+    previous_hash: Identity
+    token_ids: TokenIds
+    finish_reason: FinishReason | None
+    preemptions: Count
+
+
+class Deltas(Message, frozen=True):
+    """All that one step produced for one frontend."""
+
+    epoch: Identity
+    deltas: Annotated[list[Delta], Meta(max_length=MAX_SEQUENCES)]
+
+
+class Rejected(Message, frozen=True):
+    """The request will not run; nothing is held for it."""
+
+    epoch: Identity
+    request_id: Name
+    attempt: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    reason: RejectReason
+    detail: Text
+
+
+class Refused(Message, frozen=True):
+    """The hello is not acceptable (another schema version); the process must not go on."""
+
+    detail: Text
+
+
+class Unregistered(Message, frozen=True):
+    """The scheduler does not know the sender, or the sender does not know this scheduler: say hello again."""
+
+    epoch: Identity
+
+
+FromFrontend = FrontendHello | Submit | Renew | Abort
+ToFrontend = FrontendWelcome | StatusChanged | Renewed | Deltas | Rejected | Refused | Unregistered
