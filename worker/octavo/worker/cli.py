@@ -1,0 +1,219 @@
+"""The command `octavo worker`: flags to configuration, configuration to a running worker, errors to one line."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import click
+import zmq
+
+from octavo.wire.codec import WireError
+from octavo.wire.endpoints import EndpointError, default_endpoint, runtime_directory
+from octavo.wire.model_directory import BUNDLED_MODEL, ModelDirectoryError, resolve_model
+from octavo.wire.steps import MAX_BLOCK_SIZE
+from octavo.worker.config import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_FAKE_BLOCKS,
+    ConfigError,
+    WorkerConfig,
+    default_worker_id,
+    parse_memory,
+)
+from octavo.worker.health import health_server
+from octavo.worker.liveness import Liveness
+from octavo.worker.loop import serve
+from octavo.worker.protocol import RefusedError
+from octavo.worker.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+# What a wrong setting, a full machine or a broken model raises while the model is made.
+_START_ERRORS = (ModelDirectoryError, ImportError, MemoryError, OSError, RuntimeError, ValueError)
+
+
+def _memory(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    try:
+        return None if value is None else parse_memory(value)
+    except ConfigError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
+@click.command()
+@click.option(
+    "--model",
+    envvar="OCTAVO_MODEL",
+    default=BUNDLED_MODEL,
+    show_default=True,
+    help="Model directory, or the bundled model's name.",
+)
+@click.option(
+    "--worker-endpoint",
+    "endpoint",
+    envvar="OCTAVO_WORKER_ENDPOINT",
+    show_default="ipc://<runtime directory>/workers.sock",
+    help="The scheduler's address for workers.",
+)
+@click.option(
+    "--worker-id",
+    envvar="OCTAVO_WORKER_ID",
+    show_default="<host>-<pid>",
+    help="Name of this worker's place; it may outlive the process.",
+)
+@click.option(
+    "--device",
+    envvar="OCTAVO_DEVICE",
+    type=click.Choice(["cpu", "cuda", "fake"]),
+    default="cpu",
+    show_default=True,
+    help="Where to compute. `fake` computes no model: it hashes tokens, to test everything around one.",
+)
+@click.option(
+    "--dtype",
+    envvar="OCTAVO_DTYPE",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Type of the computation and of the KV cache. float32 gives tokens that do not depend on the batch.",
+)
+@click.option(
+    "--block-size",
+    envvar="OCTAVO_BLOCK_SIZE",
+    type=click.IntRange(1, MAX_BLOCK_SIZE),
+    default=DEFAULT_BLOCK_SIZE,
+    show_default=True,
+    help="Tokens in a KV block.",
+)
+@click.option(
+    "--kv-cache-memory",
+    envvar="OCTAVO_KV_CACHE_MEMORY",
+    metavar="SIZE",
+    callback=_memory,
+    help="Memory for KV blocks: bytes, or with KiB, MiB or GiB. [default: the device decides]",
+)
+@click.option(
+    "--num-blocks",
+    envvar="OCTAVO_NUM_BLOCKS",
+    type=click.IntRange(1, 2**31 - 1),
+    help=f"Exact number of KV blocks; wins over --kv-cache-memory. [default: {DEFAULT_FAKE_BLOCKS} on fake]",
+)
+@click.option(
+    "--max-model-len",
+    envvar="OCTAVO_MAX_MODEL_LEN",
+    type=click.IntRange(1),
+    help="Longest sequence, in tokens, where less than the model's.",
+)
+@click.option(
+    "--threads", envvar="OCTAVO_THREADS", type=click.IntRange(1), help="CPU threads. [default: the device decides]"
+)
+@click.option(
+    "--health-address",
+    envvar="OCTAVO_HEALTH_ADDRESS",
+    show_default="unix:<runtime directory>/<worker id>-health.sock",
+    help="Where to serve gRPC health: host:port or unix:/path.",
+)
+@click.option(
+    "--insecure-tcp",
+    envvar="OCTAVO_INSECURE_TCP",
+    is_flag=True,
+    help="Allow an unencrypted scheduler address beyond this machine.",
+)
+@click.option(
+    "--fake-step-ms",
+    envvar="OCTAVO_FAKE_STEP_MS",
+    type=click.FloatRange(0, 60_000),
+    default=0.0,
+    help="How long each step of the fake device takes, at least.",
+)
+@click.option(
+    "--fake-eos-probability",
+    envvar="OCTAVO_FAKE_EOS_PROBABILITY",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    help="How often the fake device chooses EOS.",
+)
+def worker(**options: Any) -> None:
+    """Run one worker: it loads the model, joins the scheduler and computes its plans until SIGTERM."""
+    try:
+        config = _configure(**options)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    except EndpointError as error:
+        raise click.ClickException(str(error)) from error
+    run(config)
+
+
+def run(config: WorkerConfig) -> None:
+    """Runs a worker to its end. Raises `click.ClickException` with one line if it cannot start or is refused."""
+    if config.leaves_machine:
+        logger.warning("--insecure-tcp: messages to %s travel unencrypted and unauthenticated", config.endpoint)
+    liveness = Liveness()
+    try:
+        with health_server(config.health_address, liveness):
+            runner = _make_runner(config)
+            click.echo(describe(runner))
+            serve(runner, worker_id=config.worker_id, endpoint=config.endpoint, liveness=liveness)
+    except EndpointError as error:
+        raise click.ClickException(str(error)) from error
+    except WireError as error:
+        raise click.ClickException(f"this worker cannot be offered to a scheduler: {error}") from error
+    except RefusedError as error:
+        raise click.ClickException(f"the scheduler refused this worker: {error}") from error
+    except zmq.ZMQError as error:
+        raise click.ClickException(f"cannot use {config.endpoint}: {error}; check --worker-endpoint") from error
+
+
+def describe(runner: Runner) -> str:
+    """What was loaded and how much it can hold, on one line."""
+    model = runner.model
+    slots = runner.num_blocks * runner.block_size
+    return (
+        f"model {model.name} ({model.dtype}, {model.max_model_len} positions) on {runner.device}:"
+        f" {runner.num_blocks} blocks of {runner.block_size} tokens, {runner.kv_bytes_per_token} KV bytes per token,"
+        f" {slots * runner.kv_bytes_per_token / (1 << 20):.1f} MiB of KV cache"
+    )
+
+
+def _configure(**options: Any) -> WorkerConfig:
+    options["worker_id"] = options["worker_id"] or default_worker_id()
+    options["endpoint"] = options["endpoint"] or default_endpoint("workers")
+    if not options["health_address"]:
+        options["health_address"] = f"unix:{runtime_directory()}/{options['worker_id']}-health.sock"
+    return WorkerConfig(**options)
+
+
+def _make_runner(config: WorkerConfig) -> Runner:
+    make = _make_fake_runner if config.device == "fake" else _make_model_runner
+    try:
+        return make(config, resolve_model(config.model))
+    except _START_ERRORS as error:
+        logger.debug("the model could not be made ready", exc_info=True)
+        raise click.ClickException(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+def _make_fake_runner(config: WorkerConfig, directory: Path) -> Runner:
+    from octavo.worker.fake_runner import FakeRunner
+
+    return FakeRunner(
+        directory,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks or DEFAULT_FAKE_BLOCKS,
+        max_model_len=config.max_model_len,
+        step_ms=config.fake_step_ms,
+        eos_probability=config.fake_eos_probability,
+    )
+
+
+def _make_model_runner(config: WorkerConfig, directory: Path) -> Runner:
+    # Importing torch takes seconds and a gigabyte: the fake device, and --help, must not need it.
+    from octavo.worker.model_runner import ModelRunner
+
+    return ModelRunner(
+        directory,
+        dtype=config.dtype,
+        device=config.device,
+        block_size=config.block_size,
+        kv_cache_memory=config.kv_cache_memory,
+        num_blocks=config.num_blocks,
+        max_model_len=config.max_model_len,
+        threads=config.threads,
+    )

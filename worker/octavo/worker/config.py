@@ -1,0 +1,93 @@
+"""All settings of a worker, checked once at start."""
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from octavo.wire.endpoints import EndpointError, check_endpoint
+from octavo.wire.steps import MAX_BLOCK_SIZE
+
+Device = Literal["cpu", "cuda", "fake"]
+
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_FAKE_BLOCKS = 1024
+
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+# It becomes part of a file name and of log lines.
+_WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class ConfigError(ValueError):
+    """A setting, or two of them together, that cannot be meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What one worker is to be. `kv_cache_memory` is in bytes; `num_blocks` wins over it.
+
+    Raises `ConfigError` or `octavo.wire.endpoints.EndpointError` on what cannot be.
+    """
+
+    model: str
+    endpoint: str
+    worker_id: str
+    health_address: str
+    device: Device
+    dtype: str
+    block_size: int
+    kv_cache_memory: int | None
+    num_blocks: int | None
+    max_model_len: int | None
+    threads: int | None
+    insecure_tcp: bool
+    fake_step_ms: float
+    fake_eos_probability: float
+
+    def __post_init__(self) -> None:
+        check_endpoint(self.endpoint, insecure_tcp=self.insecure_tcp)
+        if not _WORKER_ID.fullmatch(self.worker_id):
+            raise ConfigError(f"worker id {self.worker_id!r} must be 1 to 128 letters, digits, '.', '_' or '-'")
+        if not 1 <= self.block_size <= MAX_BLOCK_SIZE:
+            raise ConfigError(f"block size {self.block_size} is not in 1 to {MAX_BLOCK_SIZE}")
+        for name in ("kv_cache_memory", "num_blocks", "max_model_len", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        self._check_fake()
+
+    @property
+    def leaves_machine(self) -> bool:
+        """Whether only `insecure_tcp` lets the endpoint through."""
+        try:
+            check_endpoint(self.endpoint, insecure_tcp=False)
+        except EndpointError:
+            return True
+        return False
+
+    def _check_fake(self) -> None:
+        if self.device == "fake":
+            if self.kv_cache_memory is not None and self.num_blocks is None:
+                raise ConfigError("the fake device has no KV memory to size; give the number of blocks instead")
+        elif self.fake_step_ms or self.fake_eos_probability:
+            raise ConfigError(f"settings of the fake device mean nothing on {self.device}; drop them or use fake")
+        if self.fake_step_ms < 0 or not 0 <= self.fake_eos_probability <= 1:
+            raise ConfigError("a fake step takes 0 ms or more, and a probability lies in 0 to 1")
+
+
+def parse_memory(text: str) -> int:
+    """Bytes from `512MiB`, `1.5GiB` or a plain number. Raises `ConfigError` on anything else."""
+    match = _MEMORY.fullmatch(text.strip())
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise ConfigError(f"{text!r} is no amount of memory; write bytes, or a number with KiB, MiB, GiB or TiB")
+    return int(Fraction(match[1]) * unit)
+
+
+def default_worker_id() -> str:
+    """`<host>-<pid>`, with what may not stand in a worker id left out of the host's name."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "", socket.gethostname())[:64].strip(".-")
+    return f"{host or 'worker'}-{os.getpid()}"

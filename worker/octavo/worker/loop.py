@@ -1,0 +1,134 @@
+"""The worker's main loop: the one file with its socket and its clock. One thread receives, computes and answers."""
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from octavo.wire.base import Message
+from octavo.wire.codec import WireError, decode_to_worker, encode
+from octavo.wire.sockets import connect_dealer
+from octavo.wire.steps import HEARTBEAT_INTERVAL_S, ToWorker
+from octavo.worker.liveness import Liveness
+from octavo.worker.protocol import WorkerProtocol
+from octavo.worker.runner import Runner
+from octavo.worker.stop_signal import StopSignal
+
+logger = logging.getLogger(__name__)
+
+_COMPLAINT_INTERVAL_S = 10.0
+# How long a goodbye may take to leave a process that is ending.
+_GOODBYE_LINGER_MS = 1_000
+
+
+def serve(runner: Runner, *, worker_id: str, endpoint: str, liveness: Liveness) -> None:
+    """Serves plans from the scheduler at `endpoint` until SIGTERM or SIGINT. Only for the main thread.
+
+    Raises `RefusedError` if the scheduler will not have this worker, `zmq.ZMQError` if `endpoint` cannot be used.
+    """
+    stop = StopSignal()
+    protocol = WorkerProtocol(worker_id, runner, lambda: secrets.randbits(64))
+    with stop.installed(), zmq.Context() as context, connect_dealer(context, endpoint) as socket:
+        WorkerLoop(socket, protocol, liveness, stop).run()
+
+
+class WorkerLoop:
+    """Moves messages between the socket and the protocol, and beats every `HEARTBEAT_INTERVAL_S` in between."""
+
+    def __init__(
+        self,
+        socket: "zmq.Socket[Any]",
+        protocol: WorkerProtocol,
+        liveness: Liveness,
+        stop: StopSignal,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._socket = socket
+        self._protocol = protocol
+        self._liveness = liveness
+        self._stop = stop
+        self._clock = clock
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(stop.fileno(), zmq.POLLIN)
+        self._next_beat = clock()
+        self._next_complaint = clock()
+        self.malformed = 0
+
+    def run(self) -> None:
+        """Turns until asked to stop; then says goodbye. A step under way is finished and answered first."""
+        while not self._stop.requested:
+            self._liveness.turn()
+            self._beat_if_due()
+            self._poller.poll(max(0, math.ceil((self._next_beat - self._clock()) * 1000)))
+            self._receive()
+        self._leave()
+
+    def _beat_if_due(self) -> None:
+        now = self._clock()
+        if now >= self._next_beat:
+            self._next_beat = now + HEARTBEAT_INTERVAL_S
+            self._send(self._protocol.beat())
+
+    def _receive(self) -> None:
+        """Takes at most one message, so that a beat is never late by more than one step."""
+        try:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        message = self._decode(frames)
+        if message is None:
+            return
+        self._liveness.work()
+        answer = self._protocol.receive(message)
+        if answer is not None:
+            self._send(answer)
+        self._note_registration()
+
+    def _note_registration(self) -> None:
+        welcomed = self._protocol.epoch is not None
+        if self._liveness.welcomed and not welcomed:
+            # Say hello now: until the scheduler knows the new incarnation, this replica stands idle.
+            self._next_beat = self._clock()
+        self._liveness.welcomed = welcomed
+
+    def _decode(self, frames: list[bytes]) -> ToWorker | None:
+        try:
+            if len(frames) != 1:
+                raise WireError(f"{len(frames)} frames instead of one")
+            return decode_to_worker(frames[0])
+        except WireError as error:
+            self._count_malformed(error)
+            return None
+
+    def _count_malformed(self, error: WireError) -> None:
+        self.malformed += 1
+        now = self._clock()
+        if now >= self._next_complaint:
+            self._next_complaint = now + _COMPLAINT_INTERVAL_S
+            logger.warning("dropped a malformed message (%d so far): %s", self.malformed, error)
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            self._lose_scheduler()
+
+    def _lose_scheduler(self) -> None:
+        # While connecting nothing was promised to anybody, so the incarnation may stay.
+        if self._protocol.epoch is not None:
+            logger.warning("the scheduler is away; registering anew when it is back")
+            self._protocol.reset()
+            self._note_registration()
+
+    def _leave(self) -> None:
+        self._liveness.welcomed = False
+        goodbye = self._protocol.goodbye()
+        if goodbye is not None:
+            self._send(goodbye)
+        self._socket.setsockopt(zmq.LINGER, _GOODBYE_LINGER_MS)
+        logger.info("stopped after step %d", self._protocol.last_step_id)
