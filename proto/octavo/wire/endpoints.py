@@ -1,9 +1,12 @@
 """Where the processes meet: default addresses in a private directory, and what may be used instead of them."""
 
+import fcntl
 import ipaddress
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -45,6 +48,23 @@ def _choose_directory() -> Path:
 def default_endpoint(name: str) -> str:
     """`ipc://` address of the socket called `name` in the runtime directory."""
     return f"ipc://{runtime_directory()}/{name}.sock"
+
+
+@contextmanager
+def claimed(endpoint: str) -> Iterator[None]:
+    """Holds an address against other processes that would bind it: of an ipc:// one ZMQ would deprive us silently.
+
+    Raises `EndpointError` if another process holds it. tcp:// addresses need no such claim.
+    """
+    if not endpoint.startswith("ipc://"):
+        yield
+        return
+    with Path(f"{endpoint.removeprefix('ipc://')}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise EndpointError(f"another process is bound to {endpoint}; stop it or choose another address") from error
+        yield
 
 
 def check_endpoint(endpoint: str, *, insecure_tcp: bool) -> None:

@@ -33,6 +33,8 @@ class RejectReason(enum.StrEnum):
     """Why the scheduler will not, or can no longer, run a request."""
 
     DUPLICATE_ID = "duplicate_id"
+    EMPTY_PROMPT = "empty_prompt"
+    ALREADY_COMPLETE = "already_complete"
     NEVER_FITS_KV = "never_fits_kv"
     PROMPT_TOO_LONG = "prompt_too_long"
     BAD_TOKEN_ID = "bad_token_id"

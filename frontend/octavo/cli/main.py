@@ -1,0 +1,71 @@
+"""The dispatcher: each service brings its own subcommands, imported only when called."""
+
+import importlib
+import logging
+import sys
+from typing import Final
+
+import click
+
+# Name of the subcommand -> where its click command lives, and its line in `octavo --help` (so that printing it imports nothing).
+_COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "serve": ("octavo.cli.serve:serve", "Start frontend, scheduler and workers on this machine and keep them running."),
+    "frontend": ("octavo.frontend.cli:frontend", "Run one frontend: tokenizer and gRPC."),
+    "scheduler": ("octavo.scheduler.cli:scheduler", "Run the scheduler: queues and block manager."),
+    "worker": ("octavo.worker.cli:worker", "Run one worker: weights, KV blocks, the model."),
+    "generate": ("octavo.frontend.client_cli:generate", "Stream the continuation of a prompt to the terminal."),
+    "chat": ("octavo.frontend.client_cli:chat", "Talk with the model in the terminal."),
+    "health": ("octavo.frontend.client_cli:health", "Probe a process's gRPC health; exit status 0 if it serves."),
+    "prepare-model": ("octavo.worker.prepare_cli:prepare_model", "Write the bundled model's directory to the cache."),
+}
+# Distribution names of the extras, by the packages that only they install.
+_EXTRA_OF: Final = {"torch": "worker", "gguf": "worker", "safetensors": "worker", "transformers": "frontend"}
+
+
+class _Dispatcher(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module_name, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        try:
+            command = getattr(importlib.import_module(module_name), attribute)
+        except ModuleNotFoundError as error:
+            raise click.ClickException(_missing(cmd_name, error)) from error
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+
+
+def _missing(command: str, error: ModuleNotFoundError) -> str:
+    package = (error.name or "").partition(".")[0]
+    if extra := _EXTRA_OF.get(package):
+        return f"`octavo {command}` needs {package}, which is not installed; run: pip install 'octavo[{extra}]'"
+    return f"`octavo {command}` is not part of this installation ({error})"
+
+
+@click.group(cls=_Dispatcher, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.version_option(package_name="octavo")
+@click.option(
+    "--log-level",
+    envvar="OCTAVO_LOG_LEVEL",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    help="Least severe log line to print, to stderr.",
+)
+def main(log_level: str) -> None:
+    """PagedAttention serving: a frontend, a scheduler and workers."""
+    logging.basicConfig(
+        level=log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Who runs next, and where its KV blocks are. The core is pure; `shell` and `admin` carry it to sockets."""

@@ -1,0 +1,123 @@
+"""The chunked policy: decode and prefill share a step; prefill chunks fill what decodes leave of the token budget."""
+
+import bisect
+from dataclasses import dataclass, field
+
+from octavo.scheduler.kv_cache_manager import AllocStatus
+from octavo.scheduler.replica import Replica
+from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.wire.steps import SequenceStart, SequenceWork
+
+
+@dataclass(slots=True)
+class Draft:
+    """A step being filled: what it starts and computes so far, and the token budget left."""
+
+    replica: Replica
+    budget: int
+    starts: list[SequenceStart] = field(default_factory=list)
+    work: list[SequenceWork] = field(default_factory=list)
+    scheduled: list[tuple[SequenceGroup, Sequence]] = field(default_factory=list)
+    sampling: list[tuple[SequenceGroup, Sequence]] = field(default_factory=list)
+    preempted: list[SequenceGroup] = field(default_factory=list)
+    num_running_seqs: int = field(init=False)
+    # Tokens the replica has still to compute.
+    load: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_running_seqs = self.replica.num_running_seqs
+        self.load = self.replica.load
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_tokens for item in self.work)
+
+    def compute(self, group: SequenceGroup, sequence: Sequence, num_tokens: int, new_block_ids: list[int]) -> None:
+        """Adds the next `num_tokens` tokens of a sequence; if they are its last, it samples one more."""
+        self.work.append(SequenceWork(sequence.sequence_id, num_tokens, new_block_ids))
+        self.scheduled.append((group, sequence))
+        self.budget -= num_tokens
+        sequence.num_computed += num_tokens
+        if sequence.num_uncomputed == 0:
+            sequence.num_in_flight += 1
+            self.sampling.append((group, sequence))
+
+
+def fill_with_running(draft: Draft) -> bool:
+    """Running sequences first: all decodes, then partial prefills, each in order of arrival.
+
+    Returns whether the draft stands. It does not if decodes lack blocks while a step is outstanding: preemption waits
+    for its answer, so that what is preempted is exactly known. Nothing has been booked then.
+    """
+    decodes = _decodes(draft)
+    if _missing_blocks(draft.replica, decodes) > draft.replica.kv.num_free:
+        if draft.replica.outstanding:
+            return False
+        decodes = _preempt_for(draft, decodes)
+    for group, sequence in decodes:
+        draft.compute(group, sequence, 1, draft.replica.kv.append(sequence, sequence.num_tokens))
+    for group in draft.replica.running:
+        for sequence in group.live:
+            if draft.budget and not sequence.is_decoding and (num_tokens := group.may_compute(sequence)):
+                draft.compute(group, sequence, min(num_tokens, draft.budget), [])
+    return True
+
+
+def has_room(draft: Draft, group: SequenceGroup) -> bool:
+    """Whether `group` may be admitted in this step. Never in one that preempted: it would thrash."""
+    replica = draft.replica
+    return (
+        draft.budget > 0
+        and not draft.preempted
+        and draft.num_running_seqs + len(group.sequences) <= replica.config.max_num_seqs
+        and replica.kv.can_allocate(group) is AllocStatus.OK
+    )
+
+
+def admit(draft: Draft, group: SequenceGroup, first_sequence_id: int) -> None:
+    """Starts a waiting group on the draft's replica with as much of its prefill as the budget allows.
+
+    First admission, resumption after preemption and replay after a loss are this one function: what a sequence has
+    generated is computed again like a prompt (paper §4.5).
+    """
+    bisect.insort(draft.replica.running, group, key=lambda running: running.arrival)
+    draft.num_running_seqs += len(group.sequences)
+    draft.load += sum(sequence.num_uncomputed for sequence in group.live)
+    for sequence_id, sequence in enumerate(group.live, first_sequence_id):
+        sequence.sequence_id = sequence_id
+        sequence.status = SequenceStatus.RUNNING
+        draft.starts.append(
+            SequenceStart(
+                sequence_id,
+                sequence.index,
+                group.request.prompt_token_ids,
+                list(sequence.generated_token_ids),
+                group.request.sampling,
+            )
+        )
+        block_ids = draft.replica.kv.allocate(sequence)
+        draft.compute(group, sequence, min(sequence.num_uncomputed, draft.budget), block_ids)
+
+
+def _decodes(draft: Draft) -> list[tuple[SequenceGroup, Sequence]]:
+    decodes = [
+        (group, sequence)
+        for group in draft.replica.running
+        for sequence in group.live
+        if sequence.is_decoding and group.may_compute(sequence)
+    ]
+    return decodes[: draft.budget]
+
+
+def _missing_blocks(replica: Replica, decodes: list[tuple[SequenceGroup, Sequence]]) -> int:
+    return sum(replica.kv.num_missing(sequence, sequence.num_tokens) for _, sequence in decodes)
+
+
+def _preempt_for(draft: Draft, decodes: list[tuple[SequenceGroup, Sequence]]) -> list[tuple[SequenceGroup, Sequence]]:
+    # The latest arrival goes first, whole (paper §4.5); the earliest always fits alone, or it had been refused.
+    while _missing_blocks(draft.replica, decodes) > draft.replica.kv.num_free:
+        victim = draft.replica.running[-1]
+        draft.replica.evict(victim)
+        draft.preempted.append(victim)
+        decodes = [(group, sequence) for group, sequence in decodes if group is not victim]
+    return decodes

@@ -1,0 +1,115 @@
+"""`octavo scheduler`: reads the flags, binds the sockets, runs the shell until a signal."""
+
+import asyncio
+import logging
+import secrets
+import signal
+
+import click
+import zmq
+
+from octavo.scheduler.admin import start_admin_server
+from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.shell import SchedulerShell
+from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint, runtime_directory
+from octavo.wire.sockets import bind_router
+from octavo.wire.steps import MAX_STEPS_IN_FLIGHT
+
+_log = logging.getLogger(__name__)
+_DEFAULTS = SchedulerConfig()
+
+
+@click.command()
+@click.option(
+    "--frontend-endpoint",
+    envvar="OCTAVO_FRONTEND_ENDPOINT",
+    default=lambda: default_endpoint("frontends"),
+    show_default="ipc in the runtime directory",
+    help="Where frontends connect.",
+)
+@click.option(
+    "--worker-endpoint",
+    envvar="OCTAVO_WORKER_ENDPOINT",
+    default=lambda: default_endpoint("workers"),
+    show_default="ipc in the runtime directory",
+    help="Where workers connect.",
+)
+@click.option(
+    "--admin-address",
+    envvar="OCTAVO_ADMIN_ADDRESS",
+    default=lambda: f"unix:{runtime_directory()}/admin.sock",
+    show_default="unix socket in the runtime directory",
+    help="gRPC address of health and the Admin service; never public.",
+)
+@click.option(
+    "--insecure-tcp",
+    envvar="OCTAVO_INSECURE_TCP",
+    is_flag=True,
+    help="Allow tcp:// endpoints beyond loopback: unencrypted, for networks that only Octavo's processes can reach.",
+)
+@click.option(
+    "--max-num-batched-tokens",
+    envvar="OCTAVO_MAX_NUM_BATCHED_TOKENS",
+    type=click.IntRange(min=1),
+    default=_DEFAULTS.max_num_batched_tokens,
+    help="Tokens a step computes at most.",
+)
+@click.option(
+    "--max-num-seqs",
+    envvar="OCTAVO_MAX_NUM_SEQS",
+    type=click.IntRange(min=1, max=4096),
+    default=_DEFAULTS.max_num_seqs,
+    help="Sequences that run at once on one replica.",
+)
+@click.option(
+    "--max-steps-in-flight",
+    envvar="OCTAVO_MAX_STEPS_IN_FLIGHT",
+    type=click.IntRange(1, MAX_STEPS_IN_FLIGHT),
+    default=_DEFAULTS.max_steps_in_flight,
+    help="Plans sent ahead of their results.",
+)
+def scheduler(
+    frontend_endpoint: str,
+    worker_endpoint: str,
+    admin_address: str,
+    insecure_tcp: bool,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    max_steps_in_flight: int,
+) -> None:
+    """Run the scheduler: it owns the queues and the block manager, and needs no GPU and no torch."""
+    config = SchedulerConfig(
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        max_steps_in_flight=max_steps_in_flight,
+    )
+    try:
+        for endpoint in (frontend_endpoint, worker_endpoint):
+            check_endpoint(endpoint, insecure_tcp=insecure_tcp)
+        asyncio.run(_serve(config, frontend_endpoint, worker_endpoint, admin_address))
+    except (EndpointError, zmq.ZMQError, RuntimeError) as error:
+        raise click.ClickException(f"the scheduler cannot start: {error}") from error
+
+
+async def _serve(config: SchedulerConfig, frontend_endpoint: str, worker_endpoint: str, admin_address: str) -> None:
+    with claimed(frontend_endpoint), claimed(worker_endpoint), zmq.Context() as context:
+        frontends, workers = bind_router(context, frontend_endpoint), bind_router(context, worker_endpoint)
+        with frontends, workers:
+            shell = SchedulerShell(Scheduler(config, epoch=secrets.randbits(64)), frontends, workers)
+            server = await start_admin_server(shell, admin_address)
+            _log.info(
+                "epoch %016x: frontends at %s, workers at %s", shell.core.epoch, frontend_endpoint, worker_endpoint
+            )
+            await _until_signal(shell)
+            await server.stop(grace=1.0)
+
+
+async def _until_signal(shell: SchedulerShell) -> None:
+    running = asyncio.create_task(shell.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    try:
+        await running
+    except asyncio.CancelledError:
+        _log.info("stopping")

@@ -1,0 +1,105 @@
+"""What the core is told and what it answers: values only, so that a run can be written down and fed again."""
+
+from octavo.wire.base import Value
+from octavo.wire.requests import LiveRequest, Request, ToFrontend
+from octavo.wire.steps import StepResult, ToWorker, WorkerHello
+
+
+class FrontendJoined(Value, frozen=True, tag=True):
+    """A frontend said hello, for the first time or again."""
+
+    frontend_id: int
+
+
+class RequestSubmitted(Value, frozen=True, tag=True):
+    """A frontend wants a request run."""
+
+    frontend_id: int
+    request: Request
+
+
+class LeaseRenewed(Value, frozen=True, tag=True):
+    """A frontend named all its live requests."""
+
+    frontend_id: int
+    live: list[LiveRequest]
+
+
+class RequestsAborted(Value, frozen=True, tag=True):
+    """A frontend no longer wants these."""
+
+    frontend_id: int
+    request_ids: list[str]
+
+
+class ReplicaJoined(Value, frozen=True, tag=True):
+    """A worker said hello; `hello.incarnation` becomes the replica's id."""
+
+    hello: WorkerHello
+
+
+class ReplicaLeft(Value, frozen=True, tag=True):
+    """A worker said goodbye, or cannot be reached."""
+
+    replica_id: int
+    reason: str
+
+
+class ReplicaHeard(Value, frozen=True, tag=True):
+    """A worker's heartbeat."""
+
+    replica_id: int
+
+
+class StepAnswered(Value, frozen=True, tag=True):
+    """A worker's result."""
+
+    replica_id: int
+    result: StepResult
+
+
+class Tick(Value, frozen=True, tag=True):
+    """Time has passed; leases and deadlines are looked at."""
+
+
+Event = (
+    FrontendJoined
+    | RequestSubmitted
+    | LeaseRenewed
+    | RequestsAborted
+    | ReplicaJoined
+    | ReplicaLeft
+    | ReplicaHeard
+    | StepAnswered
+    | Tick
+)
+
+
+class SendToFrontend(Value, frozen=True, tag=True):
+    """A message for a frontend."""
+
+    frontend_id: int
+    message: ToFrontend
+
+
+class SendToReplica(Value, frozen=True, tag=True):
+    """A message for a replica."""
+
+    replica_id: int
+    message: ToWorker
+
+
+class FrontendLost(Value, frozen=True, tag=True):
+    """The frontend's lease ran out; nothing of it is held any more."""
+
+    frontend_id: int
+
+
+class ReplicaLost(Value, frozen=True, tag=True):
+    """The replica is gone from the books; whatever it still says is stale."""
+
+    replica_id: int
+    reason: str
+
+
+Effect = SendToFrontend | SendToReplica | FrontendLost | ReplicaLost

@@ -1,0 +1,253 @@
+"""The core's only way to the outside: two ROUTER sockets, the clock, and who is behind which connection."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import zmq
+import zmq.asyncio
+
+from octavo.scheduler.events import (
+    Effect,
+    Event,
+    FrontendJoined,
+    FrontendLost,
+    LeaseRenewed,
+    ReplicaHeard,
+    ReplicaJoined,
+    ReplicaLeft,
+    ReplicaLost,
+    RequestsAborted,
+    RequestSubmitted,
+    SendToFrontend,
+    SendToReplica,
+    StepAnswered,
+    Tick,
+)
+from octavo.scheduler.scheduler import Scheduler
+from octavo.wire.base import SCHEMA_VERSION, Message
+from octavo.wire.codec import WireError, decode_from_frontend, decode_from_worker, encode
+from octavo.wire.requests import Abort, FrontendHello, Refused, Renew, Submit, Unregistered
+from octavo.wire.steps import (
+    Heartbeat,
+    StepResult,
+    WorkerGoodbye,
+    WorkerHello,
+    WorkerRefused,
+    WorkerUnregistered,
+)
+
+_log = logging.getLogger(__name__)
+
+_TICK_S = 0.1
+# Messages taken from one socket before the other is looked at again.
+_BATCH = 1024
+
+
+class Wire:
+    """A ROUTER socket and the peers known on it: `id` (frontend id or incarnation) to connection and back."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        self.socket = socket
+        self._connection_of: dict[int, bytes] = {}
+        self._id_of: dict[bytes, int] = {}
+
+    def bind(self, peer_id: int, connection: bytes) -> None:
+        """The peer says hello on this connection; an older connection of it is no longer listened to."""
+        self.unbind(peer_id)
+        if (other := self._id_of.get(connection)) is not None:
+            self.unbind(other)
+        self._connection_of[peer_id] = connection
+        self._id_of[connection] = peer_id
+
+    def unbind(self, peer_id: int) -> None:
+        if (connection := self._connection_of.pop(peer_id, None)) is not None:
+            del self._id_of[connection]
+
+    def peer(self, connection: bytes) -> int | None:
+        return self._id_of.get(connection)
+
+    def receive(self) -> Iterator[list[bytes]]:
+        """What has arrived, without waiting."""
+        for _ in range(_BATCH):
+            try:
+                yield self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+
+    def send(self, peer_id: int, message: Message) -> bool:
+        """Whether the message left; not if the peer has gone or does not read."""
+        connection = self._connection_of.get(peer_id)
+        return connection is not None and self.reply(connection, message)
+
+    def reply(self, connection: bytes, message: Message) -> bool:
+        """Answers a connection, known peer or not."""
+        try:
+            self.socket.send_multipart([connection, encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+
+class SchedulerShell:
+    """Feeds the core what arrives and carries out its effects."""
+
+    def __init__(
+        self,
+        core: Scheduler,
+        frontend_socket: "zmq.Socket[bytes]",
+        worker_socket: "zmq.Socket[bytes]",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.core = core
+        self.dropped_messages = 0
+        self._frontends = Wire(frontend_socket)
+        self._workers = Wire(worker_socket)
+        self._clock = clock
+        self._ticked_at = clock()
+        self._complained_at = float("-inf")
+
+    async def run(self) -> None:
+        """Serves until cancelled."""
+        poller = zmq.asyncio.Poller()
+        poller.register(self._frontends.socket, zmq.POLLIN)
+        poller.register(self._workers.socket, zmq.POLLIN)
+        while True:
+            await poller.poll(int(_TICK_S * 1000))
+            self.turn()
+            # A busy wire must not keep the admin service waiting.
+            await asyncio.sleep(0)
+
+    def turn(self) -> None:
+        """Takes in all that has arrived, looks at the clock, then plans."""
+        now = self._clock()
+        for frames in self._workers.receive():
+            self._receive(frames, self._from_worker, now)
+        for frames in self._frontends.receive():
+            self._receive(frames, self._from_frontend, now)
+        if now - self._ticked_at >= _TICK_S:
+            self._ticked_at = now
+            self._handle(Tick(), now)
+        self._perform(self.core.schedule(now), now)
+
+    def _receive(self, frames: list[bytes], take: Callable[[bytes, bytes, float], None], now: float) -> None:
+        try:
+            if len(frames) != 2:
+                raise WireError(f"{len(frames)} frames instead of 2")
+            take(frames[0], frames[1], now)
+        except WireError as error:
+            self._drop(f"malformed: {error}")
+
+    def _drop(self, why: str) -> None:
+        self.dropped_messages += 1
+        if (now := self._clock()) - self._complained_at >= 1.0:
+            self._complained_at = now
+            _log.warning("dropped a message (%d so far): %s", self.dropped_messages, why)
+
+    # -- frontends --------------------------------------------------------------------------------------------------
+
+    def _from_frontend(self, connection: bytes, frame: bytes, now: float) -> None:
+        message = decode_from_frontend(frame)
+        if isinstance(message, FrontendHello):
+            self._frontend_hello(connection, message, now)
+            return
+        frontend_id = self._frontends.peer(connection)
+        if frontend_id is None or message.epoch != self.core.epoch:
+            self._drop(f"{type(message).__name__} from an unregistered frontend")
+            self._frontends.reply(connection, Unregistered(self.core.epoch))
+            return
+        self._handle(_frontend_event(frontend_id, message), now)
+
+    def _frontend_hello(self, connection: bytes, hello: FrontendHello, now: float) -> None:
+        if refusal := _schema_refusal("frontend", hello.schema_version):
+            self._frontends.reply(connection, Refused(refusal))
+            return
+        _log.info("frontend %016x joined", hello.frontend_id)
+        self._frontends.bind(hello.frontend_id, connection)
+        self._handle(FrontendJoined(hello.frontend_id), now)
+
+    # -- workers ----------------------------------------------------------------------------------------------------
+
+    def _from_worker(self, connection: bytes, frame: bytes, now: float) -> None:
+        message = decode_from_worker(frame)
+        if isinstance(message, WorkerHello):
+            self._worker_hello(connection, message, now)
+            return
+        current = message.epoch == self.core.epoch and message.incarnation == self._workers.peer(connection)
+        if not current or message.incarnation not in self.core.replicas:
+            self._drop(f"{type(message).__name__} of another epoch or incarnation")
+            self._workers.reply(connection, WorkerUnregistered(self.core.epoch))
+            return
+        self._handle(_worker_event(message), now)
+
+    def _worker_hello(self, connection: bytes, hello: WorkerHello, now: float) -> None:
+        if refusal := _schema_refusal("worker", hello.schema_version):
+            self._workers.reply(connection, WorkerRefused(refusal))
+            return
+        self._workers.bind(hello.incarnation, connection)
+        known = hello.incarnation in self.core.replicas
+        self._handle(ReplicaJoined(hello), now)
+        if not known and hello.incarnation in self.core.replicas:
+            gib = hello.num_blocks * hello.block_size * hello.kv_bytes_per_token / 2**30
+            _log.info(
+                "worker %s joined: %s on %s, %d blocks of %d tokens (%.2f GiB of KV, %d bytes per token)",
+                *(hello.worker_id, hello.model.dtype, hello.device, hello.num_blocks, hello.block_size),
+                *(gib, hello.kv_bytes_per_token),
+            )
+
+    # -- effects ----------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: Event, now: float) -> None:
+        self._perform(self.core.handle(event, now), now)
+
+    def _perform(self, effects: list[Effect], now: float) -> None:
+        for effect in effects:
+            match effect:
+                case SendToFrontend(frontend_id, message):
+                    # One that cannot be reached asks again, or its lease runs out.
+                    self._frontends.send(frontend_id, message)
+                case SendToReplica(replica_id, message):
+                    self._send_to_replica(replica_id, message, now)
+                case FrontendLost(frontend_id):
+                    _log.warning("frontend %016x lost: its lease ran out", frontend_id)
+                    self._frontends.unbind(frontend_id)
+                case ReplicaLost(replica_id, reason):
+                    _log.warning("replica %016x lost: %s", replica_id, reason)
+                    self._workers.unbind(replica_id)
+
+    def _send_to_replica(self, replica_id: int, message: Message, now: float) -> None:
+        sent = self._workers.send(replica_id, message)
+        if isinstance(message, WorkerRefused):
+            _log.warning("refused a worker: %s", message.detail)
+            self._workers.unbind(replica_id)
+        elif not sent and replica_id in self.core.replicas:
+            self._handle(ReplicaLeft(replica_id, f"{type(message).__name__} could not be sent"), now)
+
+
+def _schema_refusal(kind: str, version: int) -> str | None:
+    if version == SCHEMA_VERSION:
+        return None
+    return (
+        f"the {kind} speaks message schema {version}, this scheduler {SCHEMA_VERSION}; run the same version of Octavo"
+    )
+
+
+def _frontend_event(frontend_id: int, message: Submit | Renew | Abort) -> Event:
+    match message:
+        case Submit(_, request):
+            return RequestSubmitted(frontend_id, request)
+        case Renew(_, live):
+            return LeaseRenewed(frontend_id, live)
+        case Abort(_, request_ids):
+            return RequestsAborted(frontend_id, request_ids)
+
+
+def _worker_event(message: StepResult | Heartbeat | WorkerGoodbye) -> Event:
+    match message:
+        case StepResult():
+            return StepAnswered(message.incarnation, message)
+        case Heartbeat():
+            return ReplicaHeard(message.incarnation)
+        case WorkerGoodbye():
+            return ReplicaLeft(message.incarnation, "said goodbye")
