@@ -1,0 +1,230 @@
+"""The worker's answers to its scheduler, with a real fake model and no socket."""
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from octavo.testing.tiny_model import write_byte_model
+from octavo.testing.worker_plans import EPOCH, INCARNATION, plan, sampling, start, work
+from octavo.wire.base import SCHEMA_VERSION
+from octavo.wire.codec import WireError
+from octavo.wire.steps import (
+    Heartbeat,
+    SampledToken,
+    StepOutcome,
+    StepPlan,
+    StepResult,
+    WorkerGoodbye,
+    WorkerHello,
+    WorkerRefused,
+    WorkerUnregistered,
+    WorkerWelcome,
+)
+from octavo.worker.fake_runner import FakeRunner, FakeVocabulary, expected_tokens
+from octavo.worker.protocol import RefusedError, WorkerProtocol
+from octavo.worker.runner import StepOutput
+from octavo.worker.sequences import WorkItem
+
+
+class BreakableRunner(FakeRunner):
+    """A fake model whose next steps raise what is put into `errors`."""
+
+    errors: list[Exception]
+
+    def execute(self, items: list[WorkItem]) -> StepOutput:
+        if self.errors:
+            raise self.errors.pop(0)
+        return super().execute(items)
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> BreakableRunner:
+    write_byte_model(tmp_path)
+    runner = BreakableRunner(tmp_path, block_size=4, num_blocks=16)
+    runner.errors = []
+    return runner
+
+
+@pytest.fixture
+def protocol(runner: BreakableRunner) -> WorkerProtocol:
+    return WorkerProtocol("w0", runner, count(INCARNATION).__next__)
+
+
+@pytest.fixture
+def serving(protocol: WorkerProtocol) -> WorkerProtocol:
+    protocol.receive(WorkerWelcome(EPOCH))
+    return protocol
+
+
+def ask(protocol: WorkerProtocol, step: StepPlan) -> StepResult:
+    result = protocol.receive(step)
+    assert result is not None
+    assert (result.epoch, result.incarnation, result.step_id) == (step.epoch, step.incarnation, step.step_id)
+    return result
+
+
+def test_hello_is_repeated_with_one_incarnation_until_welcomed(
+    protocol: WorkerProtocol, runner: BreakableRunner
+) -> None:
+    hello = protocol.beat()
+    assert hello == protocol.beat()
+    assert hello == WorkerHello(
+        SCHEMA_VERSION, "w0", INCARNATION, runner.model, "fake", rank=0, world_size=1, num_blocks=16, block_size=4,
+        kv_bytes_per_token=4,
+    )  # fmt: skip
+    assert protocol.receive(WorkerWelcome(EPOCH)) is None
+    assert protocol.beat() == Heartbeat(EPOCH, INCARNATION, 0)
+
+
+def test_a_second_welcome_into_the_same_epoch_changes_nothing(serving: WorkerProtocol) -> None:
+    ask(serving, plan(1, starts=[start(1, [5])], work=[work(1, 1, [0])]))
+    serving.receive(WorkerWelcome(EPOCH))
+    assert serving.beat() == Heartbeat(EPOCH, INCARNATION, 1)
+
+
+def test_a_welcome_into_another_epoch_means_registering_anew(serving: WorkerProtocol) -> None:
+    serving.receive(WorkerWelcome(EPOCH + 1))
+    hello = serving.beat()
+    assert isinstance(hello, WorkerHello)
+    assert hello.incarnation == INCARNATION + 1
+
+
+def test_a_refusal_ends_the_worker_with_its_reason(protocol: WorkerProtocol) -> None:
+    with pytest.raises(RefusedError, match="another model"):
+        protocol.receive(WorkerRefused("another model"))
+
+
+def test_plans_are_computed_in_order_without_knowing_the_results(serving: WorkerProtocol, tmp_path: Path) -> None:
+    results = [
+        ask(serving, plan(1, starts=[start(9, [5, 6, 7])], work=[work(9, 2, [3])])),
+        ask(serving, plan(2, work=[work(9, 1)], answered=0)),
+        ask(serving, plan(3, work=[work(9, 1)], answered=1)),
+        ask(serving, plan(4, work=[work(9, 1, [8])], answered=2)),
+    ]
+    assert {result.outcome for result in results} == {StepOutcome.DONE}
+    expected = expected_tokens([5, 6, 7], sampling(), 0, 3, FakeVocabulary.read(tmp_path))
+    assert [result.sampled for result in results] == [[], *([SampledToken(9, token)] for token in expected)]
+    assert serving.beat() == Heartbeat(EPOCH, INCARNATION, 4)
+
+
+def test_a_plan_that_only_forgets_is_answered_without_the_model(
+    serving: WorkerProtocol, runner: BreakableRunner
+) -> None:
+    runner.errors = [RuntimeError("no work, no call")]
+    result = ask(serving, plan(1, forget=[4]))
+    assert (result.outcome, result.sampled) == (StepOutcome.DONE, [])
+
+
+def test_an_error_in_the_model_fails_the_step_with_its_text(serving: WorkerProtocol, runner: BreakableRunner) -> None:
+    runner.errors = [MemoryError("no room for logits")]
+    result = ask(serving, plan(1, starts=[start(1, [5])], work=[work(1, 1, [0])]))
+    assert result.outcome is StepOutcome.FAILED
+    assert result.detail == "MemoryError: no room for logits"
+
+
+def test_a_contradictory_plan_fails_instead_of_ending_the_worker(serving: WorkerProtocol) -> None:
+    result = ask(serving, plan(1, work=[work(77, 1)]))
+    assert result.outcome is StepOutcome.FAILED
+    assert "PlanError" in result.detail
+    assert ask(serving, plan(2)).outcome is StepOutcome.DONE
+
+
+def test_a_long_error_is_cut_to_what_a_message_may_hold(serving: WorkerProtocol, runner: BreakableRunner) -> None:
+    runner.errors = [RuntimeError("x" * 10_000)]
+    result = ask(serving, plan(1, starts=[start(1, [5])], work=[work(1, 1, [0])]))
+    assert len(result.detail) == 4096
+
+
+def test_plans_made_before_the_failure_was_known_are_skipped(serving: WorkerProtocol, runner: BreakableRunner) -> None:
+    ask(serving, plan(1, starts=[start(1, [5]), start(2, [6])], work=[work(1, 1, [0]), work(2, 1, [1])]))
+    runner.errors = [RuntimeError("once")]
+    assert ask(serving, plan(2, work=[work(1, 1)], answered=1)).outcome is StepOutcome.FAILED
+    skipped = ask(serving, plan(3, work=[work(2, 1)], answered=1))
+    assert (skipped.outcome, skipped.sampled) == (StepOutcome.SKIPPED, [])
+    assert ask(serving, plan(4, starts=[start(3, [6])], work=[work(3, 1, [2])], answered=1)).outcome == "skipped"
+    assert ask(serving, plan(5, answered=2)).outcome is StepOutcome.DONE
+
+
+def test_sequences_of_failed_and_skipped_plans_can_be_started_again(
+    serving: WorkerProtocol, runner: BreakableRunner
+) -> None:
+    ask(serving, plan(1, starts=[start(1, [5]), start(2, [6])], work=[work(1, 1, [0]), work(2, 1, [1])]))
+    runner.errors = [RuntimeError("once")]
+    ask(serving, plan(2, work=[work(1, 1)], answered=1))
+    ask(serving, plan(3, work=[work(2, 1)], starts=[start(3, [7])], answered=1))
+    again = plan(
+        4,
+        starts=[start(i, [4 + i]) for i in (1, 2, 3)],
+        work=[work(i, 1, [i]) for i in (1, 2, 3)],
+        answered=3,
+    )
+    assert ask(serving, again).outcome is StepOutcome.DONE
+
+
+def test_sequences_outside_a_failed_step_live_on(serving: WorkerProtocol, runner: BreakableRunner) -> None:
+    ask(serving, plan(1, starts=[start(1, [5]), start(2, [6])], work=[work(1, 1, [0]), work(2, 1, [1])]))
+    runner.errors = [RuntimeError("once")]
+    ask(serving, plan(2, work=[work(1, 1)]))
+    assert ask(serving, plan(3, work=[work(2, 1)])).outcome is StepOutcome.DONE
+
+
+@pytest.mark.parametrize(
+    "stale",
+    [
+        plan(6, epoch=EPOCH + 1),
+        plan(6, incarnation=INCARNATION + 1),
+        plan(5),
+        plan(4),
+    ],
+    ids=["another epoch", "another incarnation", "the same step", "an earlier step"],
+)
+def test_a_stale_plan_is_dropped_and_counted(serving: WorkerProtocol, stale: StepPlan) -> None:
+    ask(serving, plan(5))
+    assert serving.receive(stale) is None
+    assert serving.dropped == 1
+    assert ask(serving, plan(6)).outcome is StepOutcome.DONE
+
+
+def test_a_plan_before_the_welcome_is_dropped(protocol: WorkerProtocol) -> None:
+    assert protocol.receive(plan(1)) is None
+    assert protocol.dropped == 1
+
+
+def test_an_unregistered_worker_comes_back_empty_under_a_new_incarnation(
+    serving: WorkerProtocol, runner: BreakableRunner
+) -> None:
+    runner.errors = [RuntimeError("once")]
+    ask(serving, plan(8, starts=[start(1, [5])], work=[work(1, 1, [0])]))
+    ask(serving, plan(9, starts=[start(2, [5])], work=[work(2, 1, [0])], answered=8))
+    serving.receive(WorkerUnregistered(EPOCH + 1))
+    hello = serving.beat()
+    assert isinstance(hello, WorkerHello)
+    assert hello.incarnation == INCARNATION + 1
+    serving.receive(WorkerWelcome(EPOCH + 1))
+    fresh = plan(
+        1,
+        starts=[start(2, [5])],
+        work=[work(2, 1, [0])],
+        epoch=EPOCH + 1,
+        incarnation=INCARNATION + 1,
+    )
+    assert ask(serving, fresh).outcome is StepOutcome.DONE
+
+
+def test_a_late_unregistered_does_not_cost_another_incarnation(protocol: WorkerProtocol) -> None:
+    before = protocol.beat()
+    protocol.receive(WorkerUnregistered(EPOCH))
+    assert protocol.beat() == before
+
+
+def test_goodbye_is_said_only_where_it_is_understood(protocol: WorkerProtocol) -> None:
+    assert protocol.goodbye() is None
+    protocol.receive(WorkerWelcome(EPOCH))
+    assert protocol.goodbye() == WorkerGoodbye(EPOCH, INCARNATION)
+
+
+def test_a_worker_that_no_hello_can_describe_is_found_out_at_once(runner: BreakableRunner) -> None:
+    runner.num_blocks = 2**31
+    with pytest.raises(WireError, match="2147483647"):
+        WorkerProtocol("w0", runner, lambda: 1)
