@@ -1,5 +1,6 @@
 """All settings of a worker, checked once at start."""
 
+import math
 import os
 import re
 import socket
@@ -74,7 +75,7 @@ class WorkerConfig:
                 raise ConfigError("the fake device has no KV memory to size; give the number of blocks instead")
         elif self.fake_step_ms or self.fake_eos_probability:
             raise ConfigError(f"settings of the fake device mean nothing on {self.device}; drop them or use fake")
-        if self.fake_step_ms < 0 or not 0 <= self.fake_eos_probability <= 1:
+        if not 0 <= self.fake_step_ms < math.inf or not 0 <= self.fake_eos_probability <= 1:
             raise ConfigError("a fake step takes 0 ms or more, and a probability lies in 0 to 1")
 
 

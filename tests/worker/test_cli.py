@@ -1,0 +1,83 @@
+"""What is wrong with a worker's start is said in one line, with the exit status that belongs to it."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from octavo.testing.tiny_model import write_byte_model
+from octavo.worker import cli
+
+
+@pytest.fixture
+def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="octavo-") as name:
+        for variable in [key for key in os.environ if key.startswith("OCTAVO_")]:
+            monkeypatch.delenv(variable)
+        monkeypatch.setenv("OCTAVO_RUNTIME_DIR", name)
+        write_byte_model(Path(name) / "model")
+        yield Path(name)
+
+
+def start_worker(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.worker, ["--device", "fake", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--model", "/nowhere/at/all"], "no model directory at /nowhere/at/all"),
+        (["--worker-endpoint", "tcp://192.0.2.1:7000"], "leaves this machine in the clear"),
+        (["--health-address", "unix:/proc/nowhere/health.sock"], "cannot make a socket"),
+    ],
+    ids=["model", "endpoint", "health"],
+)
+def test_a_worker_that_cannot_start_says_why_in_one_line(directory: Path, arguments: list[str], why: str) -> None:
+    result = start_worker("--model", str(directory / "model"), *arguments)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("Error: ")
+    assert why in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_machine_too_small_for_the_model_is_one_line_too(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("octavo.worker.fake_runner.FakeRunner", too_large)
+    result = start_worker("--model", str(directory / "model"))
+    assert (result.exit_code, result.stderr) == (1, "Error: MemoryError\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--block-size", "257"], "'--block-size'"),
+        (["--kv-cache-memory", "2 pounds"], "no amount of memory"),
+        (["--device", "abacus"], "'--device'"),
+        (["--worker-id", "a/b"], "worker id 'a/b'"),
+        (["--kv-cache-memory", "1GiB"], "give the number of blocks"),
+        (["--device", "cpu", "--fake-step-ms", "3"], "mean nothing on cpu"),
+    ],
+)
+def test_bad_usage_ends_with_status_2(directory: Path, arguments: list[str], why: str) -> None:
+    result = start_worker("--model", str(directory / "model"), *arguments)
+    assert result.exit_code == 2
+    assert why in result.stderr
+
+
+def test_flags_can_be_given_by_the_environment(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_MODEL", "/named/by/the/environment")
+    result = start_worker()
+    assert "no model directory at /named/by/the/environment" in result.stderr
+
+
+def test_every_flag_has_an_environment_variable_and_a_help_text() -> None:
+    for option in cli.worker.params:
+        assert isinstance(option.envvar, str), option.name
+        assert option.envvar.startswith("OCTAVO_"), option.name
+        assert getattr(option, "help", None), option.name

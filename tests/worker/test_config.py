@@ -1,0 +1,81 @@
+"""Settings that cannot be meant are refused with what to do instead."""
+
+from typing import Any
+
+import pytest
+
+from octavo.wire.endpoints import EndpointError
+from octavo.worker.config import ConfigError, WorkerConfig, default_worker_id, parse_memory
+
+
+def configure(**changes: Any) -> WorkerConfig:
+    settings: dict[str, Any] = {
+        "model": "m",
+        "endpoint": "ipc:///run/octavo/workers.sock",
+        "worker_id": "w0",
+        "health_address": "127.0.0.1:0",
+        "device": "cpu",
+        "dtype": "float32",
+        "block_size": 16,
+        "kv_cache_memory": None,
+        "num_blocks": None,
+        "max_model_len": None,
+        "threads": None,
+        "insecure_tcp": False,
+        "fake_step_ms": 0.0,
+        "fake_eos_probability": 0.0,
+    }
+    return WorkerConfig(**settings | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"worker_id": ""}, "must be 1 to 128"),
+        ({"worker_id": "../w"}, "must be 1 to 128"),
+        ({"block_size": 0}, "not in 1 to 256"),
+        ({"block_size": 257}, "not in 1 to 256"),
+        ({"num_blocks": 0}, "at least 1"),
+        ({"kv_cache_memory": 0}, "at least 1"),
+        ({"threads": -1}, "at least 1"),
+        ({"max_model_len": 0}, "at least 1"),
+        ({"device": "fake", "kv_cache_memory": 1 << 20}, "give the number of blocks"),
+        ({"fake_step_ms": 1.0}, "mean nothing on cpu"),
+        ({"device": "fake", "fake_eos_probability": 1.5}, "lies in 0 to 1"),
+        ({"device": "fake", "fake_step_ms": float("nan")}, "0 ms or more"),
+    ],
+)
+def test_a_setting_that_cannot_be_meant_is_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        configure(**changes)
+
+
+def test_an_address_beyond_this_machine_needs_the_flag() -> None:
+    with pytest.raises(EndpointError, match="--insecure-tcp"):
+        configure(endpoint="tcp://10.0.0.1:7000")
+    assert configure(endpoint="tcp://10.0.0.1:7000", insecure_tcp=True).leaves_machine
+    assert not configure(insecure_tcp=True).leaves_machine
+
+
+def test_an_exact_number_of_blocks_wins_over_memory() -> None:
+    assert configure(device="fake", kv_cache_memory=1, num_blocks=8).num_blocks == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("4096", 4096), ("512MiB", 512 << 20), ("2GiB", 2 << 30), ("1.5 gib", 3 << 29), ("7KiB", 7168), ("10B", 10)],
+)
+def test_memory_is_read_with_its_unit(text: str, amount: int) -> None:
+    assert parse_memory(text) == amount
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "2GB", "1e9", "nan"])
+def test_other_amounts_of_memory_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no amount of memory"):
+        parse_memory(text)
+
+
+@pytest.mark.parametrize("host", ["box", "-odd_häst-", "", "x" * 300])
+def test_any_host_name_gives_a_worker_id(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    assert configure(worker_id=default_worker_id())

@@ -1,0 +1,219 @@
+"""A real `octavo worker --device fake` process against a scheduler that the test plays itself."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from octavo.testing.scripted_scheduler import ScriptedScheduler, scripted_scheduler
+from octavo.testing.tiny_model import write_byte_model
+from octavo.testing.worker_plans import EPOCH, plan, sampling, start, work
+from octavo.wire.model_directory import fingerprint
+from octavo.wire.steps import (
+    FromWorker,
+    Heartbeat,
+    SampledToken,
+    StepOutcome,
+    StepResult,
+    WorkerGoodbye,
+    WorkerHello,
+    WorkerRefused,
+    WorkerUnregistered,
+    WorkerWelcome,
+)
+from octavo.worker.fake_runner import FakeRunner, FakeVocabulary, expected_tokens
+from octavo.worker.liveness import Liveness
+from octavo.worker.loop import serve
+from octavo.worker.runner import StepOutput
+from octavo.worker.sequences import WorkItem
+
+pytestmark = pytest.mark.system
+
+COMMAND = "from octavo.worker.cli import worker; worker()"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Place:
+    """A directory of its own with a model, a scheduler's address, and the workers started there."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.model = directory / "model"
+        self.endpoint = f"ipc://{directory}/workers.sock"
+        self.health_address = f"unix:{directory}/w0-health.sock"
+        write_byte_model(self.model)
+
+    @contextmanager
+    def worker(self, *flags: str) -> Iterator["subprocess.Popen[str]"]:
+        arguments = ["--device", "fake", "--worker-id", "w0", "--model", str(self.model), "--num-blocks", "32"]
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, *arguments, "--worker-endpoint", self.endpoint, *flags],
+            cwd=self.directory,
+            env=os.environ | {"OCTAVO_RUNTIME_DIR": str(self.directory)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    # Not tmp_path: its name may be longer than a unix socket's may.
+    with tempfile.TemporaryDirectory(prefix="octavo-") as name:
+        yield Place(Path(name))
+
+
+def welcome(scheduler: ScriptedScheduler, epoch: int = EPOCH) -> int:
+    """Welcomes the worker that says hello; its incarnation."""
+    hello = scheduler.wait_for(WorkerHello)
+    scheduler.send(WorkerWelcome(epoch))
+    return hello.incarnation
+
+
+def health(place: Place, service: str) -> int:
+    with grpc.insecure_channel(place.health_address) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=10, wait_for_ready=True).status)
+
+
+def comes_to(place: Place, service: str, status: int) -> bool:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if health(place, service) == status:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_worker_registers_computes_survives_garbage_and_says_goodbye(place: Place) -> None:
+    with scripted_scheduler(place.endpoint) as scheduler, place.worker() as process:
+        hello = scheduler.wait_for(WorkerHello)
+        assert scheduler.wait_for(WorkerHello) == hello, "one incarnation until it is welcomed"
+        assert (hello.worker_id, hello.device, hello.num_blocks, hello.block_size) == ("w0", "fake", 32, 16)
+        assert hello.model.fingerprint == fingerprint(place.model)
+        assert health(place, "") == SERVING
+        assert health(place, "octavo.Worker") == NOT_SERVING
+
+        scheduler.send(WorkerWelcome(EPOCH))
+        assert scheduler.wait_for(Heartbeat) == Heartbeat(EPOCH, hello.incarnation, 0)
+        assert comes_to(place, "octavo.Worker", SERVING)
+
+        scheduler.send_frames(b"\xffgarbage")
+        scheduler.send_frames(b"")
+        scheduler.send_frames(b"two", b"frames")
+        first = plan(1, starts=[start(5, [7, 8, 9])], work=[work(5, 3, [4])], incarnation=hello.incarnation)
+        scheduler.send(first)
+        scheduler.send(plan(2, work=[work(5, 1)], incarnation=hello.incarnation, answered=0))
+        results = [scheduler.wait_for(StepResult), scheduler.wait_for(StepResult)]
+        tokens = expected_tokens([7, 8, 9], sampling(), 0, 2, FakeVocabulary.read(place.model))
+        assert [result.sampled for result in results] == [[SampledToken(5, token)] for token in tokens]
+
+        process.send_signal(signal.SIGTERM)
+        assert scheduler.wait_for(WorkerGoodbye) == WorkerGoodbye(EPOCH, hello.incarnation)
+        stdout, stderr = process.communicate(timeout=10)
+        assert process.returncode == 0, stderr
+        assert "32 blocks of 16 tokens, 4 KV bytes per token" in stdout
+        assert "dropped a malformed message (1 so far)" in stderr
+        assert not Path(place.health_address.removeprefix("unix:")).exists()
+
+
+def test_a_worker_waits_for_its_scheduler_and_outlives_it(place: Place) -> None:
+    with place.worker() as process:
+        assert comes_to(place, "", SERVING)
+        with scripted_scheduler(place.endpoint) as scheduler:
+            first = welcome(scheduler)
+            scheduler.wait_for(Heartbeat)
+        with scripted_scheduler(place.endpoint) as scheduler:
+            while not isinstance(hello := scheduler.receive(), WorkerHello):
+                scheduler.send(WorkerUnregistered(EPOCH + 1))
+            assert hello.incarnation != first
+            scheduler.send(WorkerWelcome(EPOCH + 1))
+            assert scheduler.wait_for(Heartbeat) == Heartbeat(EPOCH + 1, hello.incarnation, 0)
+        assert comes_to(place, "octavo.Worker", NOT_SERVING), "a send that cannot leave means registering anew"
+        assert process.poll() is None
+
+
+def test_an_unregistered_worker_comes_back_empty(place: Place) -> None:
+    with scripted_scheduler(place.endpoint) as scheduler, place.worker():
+        first = welcome(scheduler)
+        scheduler.send(plan(1, starts=[start(5, [7])], work=[work(5, 1, [4])], incarnation=first))
+        scheduler.wait_for(StepResult)
+        scheduler.send(WorkerUnregistered(EPOCH))
+        second = welcome(scheduler)
+        assert second != first
+        scheduler.send(plan(2, work=[work(5, 1)], incarnation=first))
+        scheduler.send(plan(1, starts=[start(5, [7])], work=[work(5, 1, [0])], incarnation=second))
+        result = scheduler.wait_for(StepResult)
+        assert (result.incarnation, result.step_id, result.outcome) == (second, 1, StepOutcome.DONE)
+
+
+class SignallingRunner(FakeRunner):
+    """A fake model in the middle of whose step the process is asked to stop."""
+
+    def execute(self, items: list[WorkItem]) -> StepOutput:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().execute(items)
+
+
+def test_a_step_under_way_is_answered_before_the_goodbye(place: Place) -> None:
+    def script() -> list[FromWorker]:
+        with scripted_scheduler(place.endpoint) as scheduler:
+            incarnation = welcome(scheduler)
+            scheduler.send(plan(1, starts=[start(5, [7])], work=[work(5, 1, [4])], incarnation=incarnation))
+            scheduler.send(plan(2, work=[work(5, 1)], incarnation=incarnation))
+            heard = [scheduler.receive()]
+            while not isinstance(heard[-1], WorkerGoodbye):
+                heard.append(scheduler.receive())
+            return [message for message in heard if not isinstance(message, WorkerHello | Heartbeat)]
+
+    runner = SignallingRunner(place.model, block_size=16, num_blocks=8)
+    with ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(script)
+        serve(runner, worker_id="w0", endpoint=place.endpoint, liveness=Liveness())
+        result, goodbye = heard.result(timeout=20)
+    assert isinstance(result, StepResult)
+    assert (result.step_id, result.outcome) == (1, StepOutcome.DONE)
+    assert isinstance(goodbye, WorkerGoodbye)
+
+
+def test_an_impossible_address_ends_the_worker_with_one_line(place: Place) -> None:
+    with place.worker("--worker-endpoint", "tcp://127.0.0.1:port") as process:
+        _, stderr = process.communicate(timeout=10)
+        assert process.returncode == 1
+        assert "cannot use tcp://127.0.0.1:port" in stderr
+        assert "Traceback" not in stderr
+
+
+def test_a_refused_worker_exits_with_the_reason(place: Place) -> None:
+    with scripted_scheduler(place.endpoint) as scheduler, place.worker() as process:
+        scheduler.wait_for(WorkerHello)
+        scheduler.send(WorkerRefused("this scheduler serves another model"))
+        _, stderr = process.communicate(timeout=10)
+        assert process.returncode == 1
+        assert "refused this worker: this scheduler serves another model" in stderr
+        assert "Traceback" not in stderr
+
+
+def test_an_idle_worker_without_a_scheduler_stops_at_once(place: Place) -> None:
+    with place.worker() as process:
+        assert comes_to(place, "", SERVING)
+        assert process.stdout is not None
+        assert "on fake" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=5) == 0

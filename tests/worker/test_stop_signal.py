@@ -1,0 +1,22 @@
+"""A signal ends a poll at once, and the handlers of before come back."""
+
+import os
+import select
+import signal
+
+import pytest
+
+from octavo.worker.stop_signal import StopSignal
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_noted_and_wakes_a_poll(number: int) -> None:
+    stop = StopSignal()
+    before = signal.getsignal(number)
+    with stop.installed():
+        assert not stop.requested
+        os.kill(os.getpid(), number)
+        readable, _, _ = select.select([stop.fileno()], [], [], 5)
+        assert readable
+        assert stop.requested
+    assert signal.getsignal(number) is before
