@@ -1,0 +1,69 @@
+"""What every kernel asks of its arguments: a wrong shape or dtype would read or write a neighbour's memory."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def check_caches(key_cache: Tensor, value_cache: Tensor) -> None:
+    """Raises `ValueError` unless both are [num_blocks, block_size, kv_heads, head_dim], contiguous and alike."""
+    _require(
+        key_cache.dim() == 4, f"a cache is [num_blocks, block_size, kv_heads, head_dim], not {list(key_cache.shape)}"
+    )
+    _require(
+        key_cache.shape == value_cache.shape and key_cache.dtype == value_cache.dtype,
+        f"key cache {_describe(key_cache)} and value cache {_describe(value_cache)} differ",
+    )
+    _require(key_cache.is_contiguous() and value_cache.is_contiguous(), "caches must be contiguous")
+
+
+def check_new_keys(key: Tensor, value: Tensor, key_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Raises `ValueError` unless `key` and `value` are [tokens, kv_heads, head_dim] for that cache, one slot each."""
+    expected = (len(slot_mapping), *key_cache.shape[2:])
+    for name, tensor in (("key", key), ("value", value)):
+        _require(
+            tensor.shape == expected and tensor.dtype == key_cache.dtype,
+            f"{name} is {_describe(tensor)}, expected {list(expected)} {key_cache.dtype}",
+        )
+    _require(
+        slot_mapping.dim() == 1 and slot_mapping.dtype == torch.int64,
+        f"slot_mapping is {_describe(slot_mapping)}, expected [tokens] torch.int64",
+    )
+
+
+def check_query(query: Tensor, key_cache: Tensor, num_tokens: int) -> None:
+    """Raises `ValueError` unless `query` is [num_tokens, query_heads, head_dim] with whole groups per KV head."""
+    _require(query.dim() == 3, f"query is [tokens, query_heads, head_dim], not {list(query.shape)}")
+    tokens, heads, head_dim = query.shape
+    kv_heads = key_cache.shape[2]
+    _require(tokens == num_tokens, f"query has {tokens} rows for sequences of {num_tokens} query tokens in all")
+    _require(
+        head_dim == key_cache.shape[3] and query.dtype == key_cache.dtype,
+        f"query {_describe(query)} does not fit a cache {_describe(key_cache)}",
+    )
+    _require(heads % kv_heads == 0, f"{heads} query heads do not share {kv_heads} KV heads evenly")
+
+
+def check_lengths(
+    block_tables: Tensor, context_lens: Sequence[int], query_lens: Sequence[int], block_size: int
+) -> None:
+    """Raises `ValueError` unless each sequence has 1 <= query <= context <= slots of its row of `block_tables`."""
+    _require(
+        block_tables.dim() == 2 and len(block_tables) == len(context_lens) == len(query_lens),
+        f"block tables {list(block_tables.shape)} for {len(context_lens)} contexts and {len(query_lens)} queries",
+    )
+    slots = block_tables.shape[1] * block_size
+    for context, query in zip(context_lens, query_lens, strict=True):
+        _require(
+            1 <= query <= context <= slots, f"{query} query tokens, {context} context tokens, {slots} slots in the row"
+        )
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {tensor.dtype}"

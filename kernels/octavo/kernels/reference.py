@@ -1,0 +1,83 @@
+"""The oracle: paged attention written from its mathematics, one token at a time, in fp32.
+
+Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (2023), §4.1 and §5.1.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.checks import check_caches, check_lengths, check_new_keys, check_query
+
+
+def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Writes each token's key and value into its slot, in place.
+
+    `key`, `value`: [tokens, kv_heads, head_dim]; caches: [num_blocks, block_size, kv_heads, head_dim];
+    `slot_mapping`: [tokens] int64, slot = block id * block size + offset in the block. Raises `ValueError` on other
+    shapes or dtypes.
+    """
+    check_caches(key_cache, value_cache)
+    check_new_keys(key, value, key_cache, slot_mapping)
+    block_size = key_cache.shape[1]
+    for token, slot in enumerate(slot_mapping.tolist()):
+        block, offset = divmod(slot, block_size)
+        key_cache[block, offset] = key[token]
+        value_cache[block, offset] = value[token]
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Sequence[int],
+    query_lens: Sequence[int],
+    scale: float,
+) -> Tensor:
+    """Causal attention of each sequence's last `query_lens` tokens over its first `context_lens` cached ones.
+
+    `query`: [sum(query_lens), query_heads, head_dim], sequence after sequence; `block_tables`: [sequences, blocks],
+    logical to physical, rows padded with anything. Query head h reads KV head h // (query_heads / kv_heads).
+    Returns the shape and dtype of `query`. Raises `ValueError` on arguments that do not fit each other.
+    """
+    check_caches(key_cache, value_cache)
+    check_query(query, key_cache, sum(query_lens))
+    check_lengths(block_tables, context_lens, query_lens, key_cache.shape[1])
+    output = torch.empty_like(query)
+    row = 0
+    for table, context, length in zip(block_tables.tolist(), context_lens, query_lens, strict=True):
+        for position in range(context - length, context):
+            output[row] = _attend(query[row].float(), key_cache, value_cache, table, position, scale)
+            row += 1
+    return output
+
+
+def _attend(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, table: list[int], position: int, scale: float
+) -> Tensor:
+    """One token, [query_heads, head_dim], block by block: o = sum_j exp(q K_j) V_j / sum_j exp(q K_j).
+
+    The sum runs over the blocks up to the token's own; keys after the token take no part. (Eq. 4 as it is often
+    printed has the ones vector inside exp; the sum over a block's keys belongs outside.)
+    """
+    block_size = key_cache.shape[1]
+    group = query.shape[0] // key_cache.shape[2]
+    largest = torch.full((query.shape[0], 1), float("-inf"), device=query.device)
+    total = torch.zeros_like(largest)
+    output = torch.zeros_like(query)
+    for logical in range(position // block_size + 1):
+        seen = min(block_size, position + 1 - logical * block_size)
+        keys, values = (
+            cache[table[logical], :seen].float().repeat_interleave(group, dim=1) for cache in (key_cache, value_cache)
+        )
+        scores = torch.einsum("hd,shd->hs", query, keys) * scale
+        # Softmax is invariant to a shift: the running maximum keeps exp in range.
+        shift = torch.maximum(largest, scores.amax(dim=1, keepdim=True))
+        weights = torch.exp(scores - shift)
+        rescale = torch.exp(largest - shift)
+        total = total * rescale + weights.sum(dim=1, keepdim=True)
+        output = output * rescale + torch.einsum("hs,shd->hd", weights, values)
+        largest = shift
+    return output / total

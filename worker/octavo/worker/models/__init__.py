@@ -1,0 +1,1 @@
+"""The model families that run natively, and how a model directory chooses one."""
