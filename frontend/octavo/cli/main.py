@@ -7,7 +7,10 @@ from typing import Final
 
 import click
 
-# Name of the subcommand -> where its click command lives, and its line in `octavo --help` (so that printing it imports nothing).
+from octavo.cli.supervision import follow_supervisor
+
+# Name of the subcommand -> where its click command lives, and its line in `octavo --help`, so that printing that
+# imports nothing.
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "serve": ("octavo.cli.serve:serve", "Start frontend, scheduler and workers on this machine and keep them running."),
     "frontend": ("octavo.frontend.cli:frontend", "Run one frontend: tokenizer and gRPC."),
@@ -60,6 +63,7 @@ def _missing(command: str, error: ModuleNotFoundError) -> str:
 )
 def main(log_level: str) -> None:
     """PagedAttention serving: a frontend, a scheduler and workers."""
+    follow_supervisor()
     logging.basicConfig(
         level=log_level.upper(),
         stream=sys.stderr,

@@ -80,7 +80,7 @@ def admit(draft: Draft, group: SequenceGroup, first_sequence_id: int) -> None:
     First admission, resumption after preemption and replay after a loss are this one function: what a sequence has
     generated is computed again like a prompt (paper §4.5).
     """
-    bisect.insort(draft.replica.running, group, key=lambda running: running.arrival)
+    bisect.insort(draft.replica.running, group, key=lambda running: running.order)
     draft.num_running_seqs += len(group.sequences)
     draft.load += sum(sequence.num_uncomputed for sequence in group.live)
     for sequence_id, sequence in enumerate(group.live, first_sequence_id):

@@ -66,6 +66,7 @@ class Scheduler:
         # When each frontend's lease was last renewed.
         self._leases: dict[int, float] = {}
         self._replica_of: dict[str, Replica] = {}
+        self._next_serial = 1
         self._next_sequence_id = 1
         self._effects: list[Effect] = []
         self.preemptions = 0
@@ -131,7 +132,8 @@ class Scheduler:
         if refusal := self._refusal(request):
             self._reject(frontend_id, request, *refusal)
             return
-        group = SequenceGroup.of(request, frontend_id, now)
+        group = SequenceGroup.of(request, frontend_id, now, self._next_serial)
+        self._next_serial += 1
         self.groups[request.request_id] = group
         self.waiting.add(group)
 

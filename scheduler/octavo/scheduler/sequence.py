@@ -76,6 +76,8 @@ class SequenceGroup:
     frontend_id: int
     # Scheduler's clock; earlier for a request that was submitted before.
     arrival: float
+    # Counts submissions: the order of those that arrived at one time.
+    serial: int
     sequences: list[Sequence]
     preemptions: int = 0
     failed_steps: int = 0
@@ -85,7 +87,7 @@ class SequenceGroup:
         self.stop_token_ids = frozenset(self.request.sampling.stop_token_ids)
 
     @classmethod
-    def of(cls, request: Request, frontend_id: int, now: float) -> "SequenceGroup":
+    def of(cls, request: Request, frontend_id: int, now: float, serial: int) -> "SequenceGroup":
         """The group of a request that arrived `request.age_ms` ago, resuming after its generated tokens."""
         generated = list(request.generated_token_ids)
         sequence = Sequence(
@@ -94,7 +96,12 @@ class SequenceGroup:
             generated_token_ids=generated,
             history_hash=history.extend(history.EMPTY, generated),
         )
-        return cls(request, frontend_id, now - request.age_ms / 1000.0, [sequence])
+        return cls(request, frontend_id, now - request.age_ms / 1000.0, serial, [sequence])
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """First come, first served."""
+        return self.arrival, self.serial
 
     @property
     def live(self) -> Iterator[Sequence]:

@@ -22,17 +22,11 @@ class WaitingQueue:
         return iter(self._groups)
 
     def add(self, group: SequenceGroup) -> None:
-        bisect.insort(self._groups, group, key=_order)
+        bisect.insort(self._groups, group, key=lambda waiting: waiting.order)
 
     def remove(self, group: SequenceGroup) -> None:
         """Raises `ValueError` if the group does not wait."""
-        position = bisect.bisect_left(self._groups, _order(group), key=_order)
-        while position < len(self._groups) and self._groups[position] is not group:
-            position += 1
-        if position == len(self._groups):
+        position = bisect.bisect_left(self._groups, group.order, key=lambda waiting: waiting.order)
+        if position == len(self._groups) or self._groups[position] is not group:
             raise ValueError(f"request {group.request.request_id} is not waiting")
         del self._groups[position]
-
-
-def _order(group: SequenceGroup) -> tuple[float, str]:
-    return group.arrival, group.request.request_id

@@ -1,0 +1,141 @@
+"""`octavo serve`: all three kinds of process on this machine, kept running, stopped together."""
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import click
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from octavo.cli.supervision import Child, SupervisionError
+from octavo.wire.endpoints import EndpointError, runtime_directory
+from octavo.wire.model_directory import BUNDLED_MODEL, ModelDirectoryError, default_served_name, resolve_model
+
+_log = logging.getLogger(__name__)
+
+_SERVICE = "octavo.v1.GenerationService"
+_PROBE_INTERVAL_S = 0.1
+# Longer than a frontend waits for its streams to end.
+_FRONTEND_PATIENCE_S = 35.0
+_PATIENCE_S = 5.0
+
+
+@click.command()
+@click.option(
+    "--model", envvar="OCTAVO_MODEL", default=BUNDLED_MODEL, help="Model directory, or the bundled model's name."
+)
+@click.option(
+    "--listen",
+    envvar="OCTAVO_LISTEN",
+    default="127.0.0.1:50051",
+    help="Public gRPC address of the frontend.",
+)
+@click.option("--workers", type=click.IntRange(1, 64), default=1, help="How many workers to start.")
+@click.option("--ready-timeout", type=click.FloatRange(min=1), default=300.0, help="Seconds to become ready in.")
+def serve(model: str, listen: str, workers: int, ready_timeout: float) -> None:
+    """Start frontend, scheduler and workers on this machine and keep them running.
+
+    A process that dies is started again; one that keeps dying ends them all with exit status 1. Every setting of the
+    single commands can be given by its environment variable, for example OCTAVO_DTYPE=float32 or OCTAVO_THREADS=2.
+    """
+    try:
+        runtime_directory()
+        asyncio.run(_serve(model, listen, workers, ready_timeout))
+    except (EndpointError, ModelDirectoryError, SupervisionError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _serve(model: str, listen: str, workers: int, ready_timeout: float) -> None:
+    began = time.monotonic()
+    await _prepare(model)
+    environment = {"OCTAVO_MODEL": model, "OCTAVO_LISTEN": listen}
+    scheduler = Child("scheduler", ["scheduler"], environment)
+    frontend = Child("frontend", ["frontend"], environment)
+    crew = [
+        Child(f"worker {n}", ["worker"], {**environment, "OCTAVO_WORKER_ID": f"{os.uname().nodename}-{n}"})
+        for n in range(workers)
+    ]
+    children = [scheduler, frontend, *crew]
+    supervised = [asyncio.create_task(child.supervise(), name=child.name) for child in children]
+    stop = _stop_event()
+    announced = asyncio.create_task(_announce(listen, model, began, ready_timeout))
+    try:
+        await _until_stopped([*supervised, announced], stop)
+    finally:
+        announced.cancel()
+        # Streams end first, while those who feed them still live.
+        await frontend.stop(_FRONTEND_PATIENCE_S)
+        await asyncio.gather(*(worker.stop(_PATIENCE_S) for worker in crew))
+        await scheduler.stop(_PATIENCE_S)
+        for task in supervised:
+            task.cancel()
+        await asyncio.gather(announced, *supervised, return_exceptions=True)
+
+
+async def _prepare(model: str) -> None:
+    """Makes the bundled model's directory at the first start. Raises if `model` is no model directory."""
+    try:
+        resolve_model(model)
+    except ModelDirectoryError:
+        if model != BUNDLED_MODEL:
+            raise
+        await Child("prepare-model", ["prepare-model"]).run_once()
+
+
+def _stop_event() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; the second ends the supervisor, and with it its children, at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        _log.info("stopping on %s; once more to stop at once", number.name)
+        stop.set()
+        loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    return stop
+
+
+async def _until_stopped(tasks: list["asyncio.Task[None]"], stop: asyncio.Event) -> None:
+    """Waits for the stop event. Raises what a task raises."""
+    stopped = asyncio.create_task(stop.wait())
+    pending: set[asyncio.Task[object]] = {stopped, *tasks}
+    while not stop.is_set():
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            await task
+
+
+async def _announce(listen: str, model: str, began: float, timeout: float) -> None:
+    """Says when the service answers, and how to call it. Raises `SupervisionError` if it takes too long."""
+    address = listen.replace("0.0.0.0:", "127.0.0.1:")
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        while not await _serves(stub):
+            if time.monotonic() - began > timeout:
+                raise SupervisionError(f"not ready within {timeout:.0f} s; the log above says what is missing")
+            await asyncio.sleep(_PROBE_INTERVAL_S)
+    program = "octavo" if shutil.which("octavo") else os.path.relpath(Path(sys.executable).with_name("octavo"))
+    click.echo(
+        f"\nOctavo is ready after {time.monotonic() - began:.1f} s:"
+        f" {default_served_name(model)} on {address} (gRPC). Try:\n\n"
+        f'  {program} generate "The capital of France is" --server {address}\n'
+        f"  {program} chat --server {address}\n"
+        f"  {program} health {address} --service {_SERVICE}\n\n"
+        "Ctrl-C stops it.\n"
+    )
+
+
+async def _serves(stub: health_pb2_grpc.HealthStub) -> bool:
+    try:
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=_SERVICE), timeout=2)
+    except grpc.aio.AioRpcError:
+        return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

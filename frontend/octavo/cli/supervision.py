@@ -1,0 +1,103 @@
+"""Child processes that live and die with their supervisor: started, restarted when they die, stopped in order."""
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+_log = logging.getLogger(__name__)
+
+_PARENT: Final = "OCTAVO_SUPERVISOR_PID"
+_PR_SET_PDEATHSIG: Final = 1
+# A process that dies this often within this time will not get better by itself.
+_MAX_DEATHS: Final = 4
+_WINDOW_S: Final = 60.0
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 5.0
+# A usage or configuration error: restarting with the same flags cannot help.
+_USAGE_ERROR: Final = 2
+
+
+class SupervisionError(Exception):
+    """A child keeps dying or was started wrongly; names it and its exit status."""
+
+
+def follow_supervisor() -> None:
+    """Called by every command first: a child of `octavo serve` gets SIGTERM when that process dies, however it dies."""
+    supervisor = os.environ.get(_PARENT)
+    if supervisor is None or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(supervisor):
+        raise SystemExit(f"the supervisor (pid {supervisor}) is gone")
+
+
+@dataclass
+class Child:
+    """One supervised command: `arguments` of `octavo`, restarted until `stop`."""
+
+    name: str
+    arguments: Sequence[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    process: asyncio.subprocess.Process | None = None
+    _stopping: bool = False
+    _deaths: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_DEATHS))
+
+    async def supervise(self) -> None:
+        """Runs the command again and again. Returns after `stop`; raises `SupervisionError` if it keeps dying."""
+        while not self._stopping:
+            self.process = await self._spawn()
+            status = await self.process.wait()
+            if not self._stopping:
+                await self._pause_after(status)
+
+    async def run_once(self) -> None:
+        """Runs the command to its end. Raises `SupervisionError` unless it ends well."""
+        self.process = await self._spawn()
+        if status := await self.process.wait():
+            raise SupervisionError(f"{self.name} failed with {_describe(status)}")
+
+    async def stop(self, patience_s: float) -> None:
+        """SIGTERM, then SIGKILL after `patience_s` seconds."""
+        self._stopping = True
+        if self.process is None or self.process.returncode is not None:
+            return
+        self.process.terminate()
+        try:
+            await asyncio.wait_for(self.process.wait(), patience_s)
+        except TimeoutError:
+            _log.error("%s did not stop within %.0f s; killing it", self.name, patience_s)
+            self.process.kill()
+            await self.process.wait()
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        environment = {**os.environ, **self.environment, _PARENT: str(os.getpid())}
+        # A session of its own: Ctrl-C reaches the supervisor alone, which stops the children in order.
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "octavo.cli.main", *self.arguments), env=environment, start_new_session=True
+        )
+
+    async def _pause_after(self, status: int) -> None:
+        now = time.monotonic()
+        self._deaths.append(now)
+        if status == _USAGE_ERROR:
+            raise SupervisionError(f"{self.name} refuses its settings ({_describe(status)})")
+        if len(self._deaths) == _MAX_DEATHS and now - self._deaths[0] < _WINDOW_S:
+            raise SupervisionError(
+                f"{self.name} died {_MAX_DEATHS} times within {_WINDOW_S:.0f} s, last with {_describe(status)}"
+            )
+        recent = sum(now - death < _WINDOW_S for death in self._deaths)
+        pause = min(_FIRST_PAUSE_S * 4 ** (recent - 1), _LONGEST_PAUSE_S)
+        _log.error("%s ended with %s; starting it again in %.1f s", self.name, _describe(status), pause)
+        await asyncio.sleep(pause)
+
+
+def _describe(status: int) -> str:
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

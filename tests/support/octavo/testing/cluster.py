@@ -1,0 +1,200 @@
+"""The scheduler's core with fake replicas and a frontend's journal around it: no process, no socket, no real clock."""
+
+import json
+from collections import deque
+from pathlib import Path
+
+from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.events import (
+    Effect,
+    Event,
+    FrontendJoined,
+    ReplicaJoined,
+    ReplicaLeft,
+    ReplicaLost,
+    RequestsAborted,
+    RequestSubmitted,
+    SendToFrontend,
+    SendToReplica,
+    StepAnswered,
+    Tick,
+)
+from octavo.scheduler.scheduler import Scheduler
+from octavo.wire import history
+from octavo.wire.base import SCHEMA_VERSION
+from octavo.wire.requests import Deltas, FinishReason, Rejected, Request, ToFrontend
+from octavo.wire.sampling import SamplingParams
+from octavo.wire.steps import SampledToken, StepOutcome, StepPlan, StepResult, StepTimes, ToWorker, WorkerHello
+from octavo.worker.fake_runner import FakeRunner, FakeVocabulary, expected_tokens
+from octavo.worker.sequences import SequenceTable
+
+FRONTEND = 7
+VOCABULARY = FakeVocabulary(size=1000)
+_NO_TIMES = StepTimes(0, 0, 0)
+
+
+def make_request(
+    request_id: str, prompt_length: int, max_tokens: int, *, seed: int = 0, stop_token_ids: tuple[int, ...] = ()
+) -> Request:
+    """A greedy request whose prompt differs from that of every other id."""
+    offset = sum(request_id.encode())
+    return Request(
+        request_id=request_id,
+        attempt=1,
+        prompt_token_ids=[(offset * 31 + 7 * i) % VOCABULARY.size for i in range(prompt_length)],
+        generated_token_ids=[],
+        sampling=SamplingParams(0.0, 0, 1.0, seed, max_tokens, list(stop_token_ids)),
+        age_ms=0,
+    )
+
+
+def reference_tokens(request: Request) -> list[int]:
+    """What the fake model generates for `request` when nothing goes wrong, stop tokens applied."""
+    tokens = expected_tokens(request.prompt_token_ids, request.sampling, 0, request.sampling.max_tokens, VOCABULARY)
+    ends = [i for i, token in enumerate(tokens) if token in request.sampling.stop_token_ids]
+    return tokens[: ends[0] + 1] if ends else tokens
+
+
+class FakeReplica:
+    """A worker without its shell: runs plans in order when told to."""
+
+    def __init__(self, directory: Path, incarnation: int, num_blocks: int, block_size: int) -> None:
+        self.runner = FakeRunner(directory, block_size=block_size, num_blocks=num_blocks)
+        self.hello = WorkerHello(
+            schema_version=SCHEMA_VERSION,
+            worker_id=f"worker-{incarnation}",
+            incarnation=incarnation,
+            model=self.runner.model,
+            device="fake",
+            rank=0,
+            world_size=1,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            kv_bytes_per_token=4,
+        )
+        self.table = SequenceTable(
+            vocab_size=self.runner.model.vocab_size,
+            max_model_len=self.runner.model.max_model_len,
+            num_blocks=num_blocks,
+            block_size=block_size,
+        )
+        self.received: list[ToWorker] = []
+        self.plans: deque[StepPlan] = deque()
+        self._failed_step_id = 0
+
+    def take(self, message: ToWorker) -> None:
+        self.received.append(message)
+        if isinstance(message, StepPlan):
+            self.plans.append(message)
+
+    def execute(self, *, fail: bool = False) -> StepResult:
+        """Runs the oldest plan, or fails it; plans made without knowing of a failure are skipped."""
+        plan = self.plans.popleft()
+        if plan.answered_step_id < self._failed_step_id:
+            self.table.discard(plan)
+            return self._result(plan, StepOutcome.SKIPPED, [])
+        if fail:
+            self.table.discard(plan)
+            self._failed_step_id = plan.step_id
+            return self._result(plan, StepOutcome.FAILED, [])
+        items = self.table.apply(plan)
+        sampled = self.runner.execute(items).sampled
+        self.table.complete(items, sampled)
+        ids = [item.sequence.sequence_id for item in items if item.samples]
+        return self._result(plan, StepOutcome.DONE, list(map(SampledToken, ids, sampled)))
+
+    def _result(self, plan: StepPlan, outcome: StepOutcome, sampled: list[SampledToken]) -> StepResult:
+        return StepResult(plan.epoch, plan.incarnation, plan.step_id, outcome, sampled, _NO_TIMES, "")
+
+
+class Cluster:
+    """One core, any replicas, one frontend. Checks every invariant after every event."""
+
+    def __init__(self, directory: Path, **config: int | float) -> None:
+        self.core = Scheduler(SchedulerConfig(**config), epoch=99)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.replicas: dict[int, FakeReplica] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.finished: dict[str, FinishReason] = {}
+        self.rejected: dict[str, Rejected] = {}
+        self.to_frontend: list[ToFrontend] = []
+        self._directory = directory
+        self.handle(FrontendJoined(FRONTEND))
+
+    def handle(self, event: Event) -> None:
+        self._perform(self.core.handle(event, self.now))
+
+    def schedule(self) -> None:
+        self._perform(self.core.schedule(self.now))
+
+    def join(self, incarnation: int = 1, *, num_blocks: int = 64, block_size: int = 4) -> FakeReplica:
+        replica = FakeReplica(self._directory, incarnation, num_blocks, block_size)
+        self.replicas[incarnation] = replica
+        self.handle(ReplicaJoined(replica.hello))
+        return replica
+
+    def leave(self, incarnation: int) -> None:
+        self.handle(ReplicaLeft(incarnation, "test"))
+
+    def submit(self, *requests: Request) -> None:
+        for request in requests:
+            self.tokens.setdefault(request.request_id, list(request.generated_token_ids))
+            self.handle(RequestSubmitted(FRONTEND, request))
+
+    def abort(self, request_id: str) -> None:
+        self.handle(RequestsAborted(FRONTEND, [request_id]))
+
+    def step(self, *, fail: bool = False) -> None:
+        """Plans as far ahead as allowed, then every replica answers its oldest plan."""
+        for _ in range(self.core.config.max_steps_in_flight):
+            self.schedule()
+        self.now += 0.01
+        for incarnation, replica in list(self.replicas.items()):
+            if replica.plans:
+                self.handle(StepAnswered(incarnation, replica.execute(fail=fail)))
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.handle(Tick())
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Steps until nothing is held; fails if that takes more than `max_steps`."""
+        for _ in range(max_steps):
+            if not self.core.groups and not any(replica.plans for replica in self.replicas.values()):
+                return
+            self.step()
+        raise AssertionError(f"{len(self.core.groups)} requests still held after {max_steps} steps")
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendToReplica(replica_id, message):
+                    self.replicas[replica_id].take(message)
+                case SendToFrontend(_, message):
+                    self._take(message)
+                case ReplicaLost(replica_id):
+                    del self.replicas[replica_id]
+        self.core.check()
+
+    def _take(self, message: ToFrontend) -> None:
+        self.to_frontend.append(message)
+        if isinstance(message, Rejected):
+            self.rejected[message.request_id] = message
+        if not isinstance(message, Deltas):
+            return
+        for delta in message.deltas:
+            tokens = self.tokens[delta.request_id]
+            assert delta.request_id not in self.finished, "a delta after the end"
+            assert delta.start_index == len(tokens), "a token lost or sent twice"
+            assert delta.previous_hash == history.extend(history.EMPTY, tokens)
+            tokens += delta.token_ids
+            if delta.finish_reason:
+                self.finished[delta.request_id] = delta.finish_reason
+
+
+def write_fake_model(directory: Path, max_model_len: int = 4096) -> Path:
+    """The least a fake replica needs of a model directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {"vocab_size": VOCABULARY.size, "max_position_embeddings": max_model_len}
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return directory
