@@ -70,8 +70,8 @@ def _memory(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.option(
     "--dtype",
     envvar="OCTAVO_DTYPE",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    default="float32",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
     show_default=True,
     help="Type of the computation and of the KV cache. float32 gives tokens that do not depend on the batch.",
 )
@@ -205,15 +205,21 @@ def _make_fake_runner(config: WorkerConfig, directory: Path) -> Runner:
 
 def _make_model_runner(config: WorkerConfig, directory: Path) -> Runner:
     # Importing torch takes seconds and a gigabyte: the fake device, and --help, must not need it.
-    from octavo.worker.model_runner import ModelRunner
+    from octavo.worker.kv_cache import KVCacheError
+    from octavo.worker.model_runner import ModelRunner, ModelRunnerError
+    from octavo.worker.models.config import ConfigError as ModelConfigError
+    from octavo.worker.weights import WeightsError
 
-    return ModelRunner(
-        directory,
-        dtype=config.dtype,
-        device=config.device,
-        block_size=config.block_size,
-        kv_cache_memory=config.kv_cache_memory,
-        num_blocks=config.num_blocks,
-        max_model_len=config.max_model_len,
-        threads=config.threads,
-    )
+    try:
+        return ModelRunner(
+            directory,
+            dtype=config.dtype,
+            device=config.device,
+            block_size=config.block_size,
+            kv_cache_memory=config.kv_cache_memory,
+            num_blocks=config.num_blocks,
+            max_model_len=config.max_model_len,
+            threads=config.threads,
+        )
+    except (KVCacheError, ModelConfigError, ModelRunnerError, WeightsError) as error:
+        raise click.ClickException(str(error)) from error
