@@ -1,0 +1,119 @@
+"""`octavo frontend`: reads the flags and runs the server until a signal."""
+
+import asyncio
+import logging
+import signal
+import sys
+
+import click
+
+from octavo.frontend.config import FrontendConfig
+from octavo.wire.endpoints import EndpointError, check_endpoint, default_endpoint
+from octavo.wire.model_directory import BUNDLED_MODEL, ModelDirectoryError, default_served_name, resolve_model
+
+_log = logging.getLogger(__name__)
+_SECONDS = click.FloatRange(min=0)
+
+
+@click.command()
+@click.option(
+    "--model",
+    envvar="OCTAVO_MODEL",
+    default=BUNDLED_MODEL,
+    help="Model directory, or the bundled model's name. The workers must be given the same one.",
+)
+@click.option(
+    "--served-model-name",
+    envvar="OCTAVO_SERVED_MODEL_NAME",
+    show_default="the model's name, or its directory's",
+    help="What clients call the model.",
+)
+@click.option("--listen", envvar="OCTAVO_LISTEN", default="127.0.0.1:50051", help="Public gRPC address.")
+@click.option(
+    "--frontend-endpoint",
+    envvar="OCTAVO_FRONTEND_ENDPOINT",
+    default=lambda: default_endpoint("frontends"),
+    show_default="ipc in the runtime directory",
+    help="Where the scheduler takes frontends.",
+)
+@click.option(
+    "--insecure-tcp",
+    envvar="OCTAVO_INSECURE_TCP",
+    is_flag=True,
+    help="Allow tcp:// endpoints beyond loopback: unencrypted, for networks that only Octavo's processes can reach.",
+)
+@click.option(
+    "--scheduler-grace",
+    envvar="OCTAVO_SCHEDULER_GRACE",
+    type=_SECONDS,
+    default=30.0,
+    help="Seconds that requests survive without a scheduler.",
+)
+@click.option(
+    "--worker-grace",
+    envvar="OCTAVO_WORKER_GRACE",
+    type=_SECONDS,
+    default=30.0,
+    help="Seconds that a new request waits for a first worker.",
+)
+@click.option(
+    "--drain-timeout",
+    envvar="OCTAVO_DRAIN_TIMEOUT",
+    type=_SECONDS,
+    default=30.0,
+    help="Seconds that running streams may go on after SIGTERM.",
+)
+def frontend(
+    model: str,
+    served_model_name: str | None,
+    listen: str,
+    frontend_endpoint: str,
+    insecure_tcp: bool,
+    scheduler_grace: float,
+    worker_grace: float,
+    drain_timeout: float,
+) -> None:
+    """Run one frontend: it serves gRPC, tokenizes, and keeps the journal of running requests. Needs no torch."""
+    try:
+        _check_endpoint(frontend_endpoint, insecure_tcp)
+        config = FrontendConfig(
+            model_directory=resolve_model(model),
+            served_model_name=served_model_name or default_served_name(model),
+            listen=listen,
+            scheduler_endpoint=frontend_endpoint,
+            scheduler_grace_s=scheduler_grace,
+            worker_grace_s=worker_grace,
+            drain_timeout_s=drain_timeout,
+        )
+        _run(config)
+    except (EndpointError, ModelDirectoryError) as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _check_endpoint(endpoint: str, insecure_tcp: bool) -> None:
+    check_endpoint(endpoint, insecure_tcp=insecure_tcp)
+    try:
+        check_endpoint(endpoint, insecure_tcp=False)
+    except EndpointError:
+        _log.warning("--insecure-tcp: messages to %s travel unencrypted and unauthenticated", endpoint)
+
+
+def _run(config: FrontendConfig) -> None:
+    # The tokenizer's library imports torch wherever it is installed: seconds and memory for nothing.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    from octavo.frontend.scheduler_client import SchedulerRefused
+
+    try:
+        asyncio.run(_serve(config))
+    except (SchedulerRefused, RuntimeError) as error:
+        raise click.ClickException(f"the frontend cannot go on: {error}") from error
+
+
+async def _serve(config: FrontendConfig) -> None:
+    from octavo.frontend.server import FrontendServer
+
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    await FrontendServer(config).serve(stopping)

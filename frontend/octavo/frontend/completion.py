@@ -1,0 +1,70 @@
+"""From accepted tokens to what the client sees: text, the end, and the token that brought it."""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from octavo.frontend.detokenizer import Detokenizer
+from octavo.frontend.events import Finished, FinishReason, Match, MatchKind, Piece
+from octavo.frontend.stop_strings import StopStrings
+
+
+@dataclass(frozen=True)
+class EndRules:
+    """When a completion ends besides its stop strings. `eos_token_ids` is part of `stop_token_ids`."""
+
+    max_tokens: int
+    stop_token_ids: Set[int]
+    eos_token_ids: Set[int]
+    include_stop: bool
+
+
+class Completion:
+    """One sequence on its way to the client. `finished` is set with the token that ends it; later ones are ignored."""
+
+    def __init__(self, rules: EndRules, detokenizer: Detokenizer, stop_strings: StopStrings) -> None:
+        self._rules = rules
+        self._detokenizer = detokenizer
+        self._stop_strings = stop_strings
+        self.num_tokens = 0
+        self.finished: Finished | None = None
+
+    def feed(self, token_ids: Sequence[int]) -> Piece:
+        """Takes tokens up to the one that ends the completion, and gives the text that is certain."""
+        text: list[str] = []
+        taken: list[int] = []
+        for token_id in token_ids:
+            if self.finished:
+                break
+            taken.append(token_id)
+            self.num_tokens += 1
+            text.append(self._feed_one(token_id))
+        return Piece("".join(text), taken)
+
+    def _feed_one(self, token_id: int) -> str:
+        if token_id in self._rules.stop_token_ids:
+            return self._end_with_token(token_id)
+        text = self._scan(self._detokenizer.feed((token_id,)))
+        if self.num_tokens < self._rules.max_tokens or self.finished:
+            return text
+        text += self._flush()
+        self.finished = self.finished or Finished(FinishReason.LENGTH, None)
+        return text
+
+    def _end_with_token(self, token_id: int) -> str:
+        text = self._detokenizer.feed((token_id,)) if self._rules.include_stop else ""
+        kind = MatchKind.EOS_TOKEN if token_id in self._rules.eos_token_ids else MatchKind.STOP_TOKEN
+        text = self._scan(text) + self._flush()
+        self.finished = self.finished or Finished(FinishReason.STOP, Match(kind, token_id))
+        return text
+
+    def _flush(self) -> str:
+        if self.finished:
+            return ""
+        text = self._scan(self._detokenizer.finish())
+        return text if self.finished else text + self._stop_strings.flush()
+
+    def _scan(self, text: str) -> str:
+        scanned = self._stop_strings.feed(text)
+        if scanned.matched is not None:
+            self.finished = Finished(FinishReason.STOP, Match(MatchKind.STOP_STRING, scanned.matched))
+        return scanned.text

@@ -1,0 +1,99 @@
+"""What a client can be told, whatever door it came through.
+
+ServiceError
+├── InvalidRequest       the request is wrong and stays wrong
+├── NotFound             it names something that is not served here
+├── AlreadyExists        its id is taken
+├── Unsupported          it uses a field this server does not know
+├── Overloaded           there is no room now
+├── Unavailable          what is behind the door is away; trying again may help
+├── DeadlineExceeded     the client's time is up
+├── Aborted              somebody aborted it by id
+└── Broken               Octavo failed
+"""
+
+import enum
+from typing import ClassVar
+
+DOMAIN = "octavo"
+
+
+class Reason(enum.StrEnum):
+    """The stable, machine-readable half of an error: `google.rpc.ErrorInfo.reason`."""
+
+    BAD_PARAMETER = "BAD_PARAMETER"
+    PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
+    NEVER_FITS_KV = "NEVER_FITS_KV"
+    MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
+    DUPLICATE_ID = "DUPLICATE_ID"
+    UNSUPPORTED_FIELD = "UNSUPPORTED_FIELD"
+    TOO_MANY_REQUESTS = "TOO_MANY_REQUESTS"
+    NO_WORKER = "NO_WORKER"
+    MODEL_MISMATCH = "MODEL_MISMATCH"
+    SCHEDULER_UNREACHABLE = "SCHEDULER_UNREACHABLE"
+    DRAINING = "DRAINING"
+    DEADLINE = "DEADLINE"
+    ABORTED = "ABORTED"
+    STEP_FAILED = "STEP_FAILED"
+    STREAM_BROKEN = "STREAM_BROKEN"
+    INTERNAL = "INTERNAL"
+
+
+class ServiceError(Exception):
+    """An answer, not an accident: `str()` of it says what is wrong, why, and what to do.
+
+    `metadata` holds the figures of the message for programs. `retry_after_s` is set where the same request may
+    succeed later.
+    """
+
+    retry_after_s: ClassVar[float | None] = None
+
+    def __init__(self, reason: Reason, message: str, **metadata: object) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.metadata = {key: str(value) for key, value in metadata.items()}
+
+
+class InvalidRequest(ServiceError):
+    """The request is wrong and stays wrong."""
+
+
+class NotFound(ServiceError):
+    """The request names something that is not served here."""
+
+
+class AlreadyExists(ServiceError):
+    """The request's id belongs to one that is running."""
+
+
+class Unsupported(ServiceError):
+    """The request uses a field that this server does not know; ignoring it would answer another question."""
+
+
+class Overloaded(ServiceError):
+    """There is no room for the request now."""
+
+    retry_after_s = 1.0
+
+
+class Unavailable(ServiceError):
+    """What is behind the door is away."""
+
+    retry_after_s = 1.0
+
+
+class DeadlineExceeded(ServiceError):
+    """The client's time is up."""
+
+
+class Aborted(ServiceError):
+    """The request was aborted by its id."""
+
+
+class Broken(ServiceError):
+    """Octavo failed; the request may have been fine."""
+
+
+def bad_parameter(field: str, value: object, rule: str) -> InvalidRequest:
+    """The error for `field` having `value` where `rule` says what is allowed."""
+    return InvalidRequest(Reason.BAD_PARAMETER, f"{field} is {value}, but {rule}", field=field, value=value)

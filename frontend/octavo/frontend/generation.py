@@ -1,0 +1,260 @@
+"""The single path behind every door: from a request to its events, whatever happens to the processes behind."""
+
+import asyncio
+import functools
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from octavo.frontend.completion import Completion, EndRules
+from octavo.frontend.errors import (
+    Aborted,
+    AlreadyExists,
+    Broken,
+    DeadlineExceeded,
+    NotFound,
+    Reason,
+    Unavailable,
+    bad_parameter,
+)
+from octavo.frontend.events import Event, Started, Usage
+from octavo.frontend.journal import Journal
+from octavo.frontend.model_defaults import ModelDefaults
+from octavo.frontend.scheduler_client import Availability, SchedulerClient, Submitted, unreachable
+from octavo.frontend.stop_strings import StopStrings
+from octavo.frontend.tokenizer import ChatTemplateError, ModelTokenizer
+from octavo.frontend.validation import (
+    GenerationRequest,
+    Limits,
+    Prompt,
+    check_form,
+    check_prompt_size,
+    check_token_ids,
+    resolve_sampling,
+)
+from octavo.wire.requests import ServiceStatus
+from octavo.wire.steps import ModelInfo
+
+
+@dataclass
+class _Running:
+    """A request from its check to the end of its stream. `submitted` is set once the scheduler has it."""
+
+    request_id: str
+    submitted: Submitted | None = None
+    failure: Aborted | None = None
+
+
+class Generation:
+    """All running requests of one frontend. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        model_name: str,
+        tokenizer: ModelTokenizer,
+        defaults: ModelDefaults,
+        scheduler: SchedulerClient,
+        threads: ThreadPoolExecutor,
+        worker_grace_s: float,
+    ) -> None:
+        self.model_name = model_name
+        self.tokenizer = tokenizer
+        self.draining = False
+        self._defaults = defaults
+        self._scheduler = scheduler
+        self._threads = threads
+        self._worker_grace_s = worker_grace_s
+        self._running: dict[str, _Running] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Requests between their check and the end of their stream."""
+        return len(self._running)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a new request would be taken and could run now."""
+        return not self.draining and self._scheduler.availability is Availability.READY
+
+    @property
+    def max_model_len(self) -> int:
+        """The context in tokens: the model's, or less where its workers were started with less."""
+        info = _model_of(self._scheduler.status)
+        return min(self._defaults.max_model_len, info.max_model_len) if info else self._defaults.max_model_len
+
+    @property
+    def served_model_len(self) -> int:
+        """`max_model_len`, or 0 while no worker has said what it serves."""
+        return self.max_model_len if _model_of(self._scheduler.status) else 0
+
+    async def generate(self, request: GenerationRequest, deadline: float | None) -> AsyncGenerator[Event]:
+        """The events of one request. `deadline` is a time of the event loop's clock.
+
+        Raises `ServiceError`. Closing the iterator aborts the request.
+        """
+        running = self._admit(request)
+        try:
+            async for event in self._run(request, running, deadline):
+                yield event
+        except TimeoutError:
+            raise DeadlineExceeded(
+                Reason.DEADLINE, "the deadline passed before the answer was complete; allow more time or ask for less"
+            ) from None
+        finally:
+            del self._running[running.request_id]
+            if running.submitted is not None:
+                self._scheduler.release(running.submitted)
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request by its id; whether it was running."""
+        running = self._running.get(request_id)
+        if running is None:
+            return False
+        running.failure = Aborted(Reason.ABORTED, f"request {request_id} was aborted by its id")
+        if running.submitted is not None:
+            running.submitted.request.fail(running.failure)
+        return True
+
+    async def encode(self, prompt: Prompt) -> list[int]:
+        """The prompt's token ids, made off the event loop. Raises `InvalidRequest`."""
+        check_prompt_size(prompt, self.max_model_len)
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads, _encode, self.tokenizer, prompt)
+        except ChatTemplateError as error:
+            raise bad_parameter("chat.messages", "not what the model's chat template takes", str(error)) from error
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of the ids, made off the event loop. Raises `InvalidRequest` for ids outside the vocabulary."""
+        check_token_ids("ids", token_ids, self._defaults.vocab_size)
+        decode = functools.partial(self.tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+
+    def check_model(self, model: str) -> None:
+        """Raises `NotFound` unless `model` is empty or the name of the one served."""
+        if model not in ("", self.model_name):
+            raise NotFound(
+                Reason.MODEL_NOT_FOUND,
+                f"model {model[:256]!r} is not served here; use {self.model_name!r} or leave it out",
+                model=model[:256],
+                served=self.model_name,
+            )
+
+    def _admit(self, request: GenerationRequest) -> _Running:
+        if self.draining:
+            raise Unavailable(Reason.DRAINING, "this frontend is shutting down; send the request to another one")
+        self.check_model(request.model)
+        check_form(request)
+        request_id = request.request_id or secrets.token_hex(16)
+        if request_id in self._running:
+            raise AlreadyExists(
+                Reason.DUPLICATE_ID,
+                f"a request with id {request_id!r} is running; wait for it, or leave the id out to get a fresh one",
+                request_id=request_id,
+            )
+        running = self._running[request_id] = _Running(request_id)
+        return running
+
+    async def _run(self, request: GenerationRequest, running: _Running, deadline: float | None) -> AsyncIterator[Event]:
+        async with asyncio.timeout_at(deadline):
+            journal = await self._prepare(request, running)
+            submitted = running.submitted = self._scheduler.submit(journal)
+            await submitted.wait()
+        yield Started(journal.request_id, self.model_name, len(journal.prompt_token_ids), journal.sampling.seed)
+        completion = self._completion(request, journal)
+        while True:
+            # Everything that came since the last turn, so a slow reader gets fewer, larger pieces.
+            if new := journal.generated_token_ids[completion.num_tokens :]:
+                yield completion.feed(new)
+            if completion.finished:
+                break
+            _check_not_ended(journal, completion.num_tokens)
+            async with asyncio.timeout_at(deadline):
+                await submitted.wait()
+        yield completion.finished
+        yield _usage(journal, completion.num_tokens)
+
+    async def _prepare(self, request: GenerationRequest, running: _Running) -> Journal:
+        arrived_at = time.monotonic()
+        check_prompt_size(request.prompt, self.max_model_len)
+        limits = await self._wait_until_ready(running)
+        prompt_token_ids = await self.encode(request.prompt)
+        if running.failure:
+            raise running.failure
+        sampling = resolve_sampling(request, prompt_token_ids, self._defaults, limits)
+        return Journal(running.request_id, prompt_token_ids, sampling, arrived_at)
+
+    def _completion(self, request: GenerationRequest, journal: Journal) -> Completion:
+        sampling = journal.sampling
+        rules = EndRules(
+            max_tokens=sampling.max_tokens,
+            stop_token_ids=frozenset(sampling.stop_token_ids),
+            eos_token_ids=self._defaults.eos_token_ids - set(request.stop_token_ids),
+            include_stop=request.include_stop,
+        )
+        detokenizer = self.tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
+        return Completion(rules, detokenizer, StopStrings(request.stop_strings, include_stop=request.include_stop))
+
+    async def _wait_until_ready(self, running: _Running) -> Limits:
+        waiting_since = time.monotonic()
+        while (availability := self._scheduler.availability) is not Availability.READY:
+            if running.failure:
+                raise running.failure
+            self._check_worth_waiting(availability, time.monotonic() - waiting_since)
+            await self._scheduler.changed()
+        status = self._scheduler.status
+        assert status is not None
+        assert status.model is not None
+        return Limits(status.model.vocab_size, self.max_model_len, status.capacity_tokens)
+
+    def _check_worth_waiting(self, availability: Availability, waited_s: float) -> None:
+        away_s = self._scheduler.away_s()
+        if availability is Availability.NO_SCHEDULER and away_s > self._scheduler.grace_s:
+            raise unreachable(away_s)
+        if availability is Availability.NO_WORKER and waited_s >= self._worker_grace_s:
+            raise Unavailable(
+                Reason.NO_WORKER, f"no worker has registered in {waited_s:.0f} s; start one, or try again later"
+            )
+        if availability is Availability.MODEL_MISMATCH:
+            info = _model_of(self._scheduler.status)
+            theirs = f"{info.name} ({info.fingerprint[:12]})" if info else "another model"
+            raise Unavailable(
+                Reason.MODEL_MISMATCH,
+                f"the workers serve {theirs} and this frontend {self.model_name}"
+                f" ({self._scheduler.model_fingerprint[:12]}); start both with the same model directory",
+            )
+
+
+def _model_of(status: ServiceStatus | None) -> ModelInfo | None:
+    return status.model if status else None
+
+
+def _encode(tokenizer: ModelTokenizer, prompt: Prompt) -> list[int]:
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    token_ids = [part for part in prompt if isinstance(part, int)]
+    messages = [part for part in prompt if not isinstance(part, int)]
+    return tokenizer.encode_chat(messages) if messages else token_ids
+
+
+def _check_not_ended(journal: Journal, num_seen: int) -> None:
+    if journal.ended_by_scheduler and num_seen == len(journal.generated_token_ids):
+        raise Broken(
+            Reason.STREAM_BROKEN,
+            f"the scheduler ended the request after {len(journal.generated_token_ids)} tokens without a reason that"
+            " its tokens show; this is a fault of the server",
+        )
+
+
+def _usage(journal: Journal, completion_tokens: int) -> Usage:
+    first = journal.first_token_at or journal.arrived_at
+    last = journal.last_token_at or first
+    return Usage(
+        prompt_tokens=len(journal.prompt_token_ids),
+        completion_tokens=completion_tokens,
+        preemptions=journal.preemptions,
+        time_to_first_token_s=first - journal.arrived_at,
+        decode_time_s=last - first,
+    )

@@ -1,0 +1,61 @@
+"""Errors as gRPC clients get them: a status code, a sentence, and google.rpc details for programs."""
+
+from typing import Final, NoReturn
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+
+from octavo.frontend.errors import (
+    DOMAIN,
+    Aborted,
+    AlreadyExists,
+    Broken,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    ServiceError,
+    Unavailable,
+    Unsupported,
+)
+
+_DETAILS_KEY: Final = "grpc-status-details-bin"
+_CODES: Final[dict[type[ServiceError], grpc.StatusCode]] = {
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    NotFound: grpc.StatusCode.NOT_FOUND,
+    AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    Unsupported: grpc.StatusCode.UNIMPLEMENTED,
+    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
+    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Aborted: grpc.StatusCode.CANCELLED,
+    Broken: grpc.StatusCode.INTERNAL,
+}
+
+
+async def abort_with(context: "grpc.aio.ServicerContext[object, object]", error: ServiceError) -> NoReturn:
+    """Ends the call with the error; without headers if nothing was sent yet, so that clients may retry."""
+    status = to_status(error)
+    code = _CODES[type(error)]
+    await context.abort(code, status.message, ((_DETAILS_KEY, status.SerializeToString()),))
+    raise AssertionError("abort returned")
+
+
+def to_status(error: ServiceError) -> Status:
+    """The error as google.rpc.Status, with ErrorInfo and, where trying again may help, RetryInfo."""
+    details = [_pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata))]
+    if error.retry_after_s is not None:
+        delay = Duration()
+        delay.FromNanoseconds(round(error.retry_after_s * 1e9))
+        details.append(_pack(RetryInfo(retry_delay=delay)))
+    number: int = _CODES[type(error)].value[0]
+    return Status(code=number, message=str(error), details=details)
+
+
+def _pack(detail: ErrorInfo | RetryInfo) -> AnyMessage:
+    packed = AnyMessage()
+    packed.Pack(detail)
+    return packed

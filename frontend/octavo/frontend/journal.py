@@ -1,0 +1,113 @@
+"""The truth about one running request: what was asked, what was generated so far, and what may continue it.
+
+Everything the scheduler says about a request is checked here before a client sees it; everything needed to run the
+request again from any point is here, so losing the scheduler or a worker loses nothing.
+"""
+
+import enum
+from array import array
+from collections.abc import Sequence
+
+from octavo.wire import history
+from octavo.wire.requests import Delta, LiveRequest, Request
+from octavo.wire.sampling import SamplingParams
+
+
+class Verdict(enum.Enum):
+    """What a delta was: the next tokens; nothing new; or a sign that the two sides no longer agree."""
+
+    ACCEPTED = enum.auto()
+    STALE = enum.auto()
+    BROKEN = enum.auto()
+
+
+class Journal:
+    """Times are seconds of one monotonic clock, given by the caller."""
+
+    def __init__(
+        self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams, arrived_at: float
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_token_ids = list(prompt_token_ids)
+        self.sampling = sampling
+        self.arrived_at = arrived_at
+        self.attempt = 1
+        self.generated_token_ids: list[int] = []
+        self.ended_by_scheduler = False
+        self.preemptions = 0
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        # Overlapping tokens that a replay drew differently; 0 as long as sampling is a function of the history.
+        self.mismatches = 0
+        # The rolling hash before each generated token, and after the last.
+        self._hashes = array("Q", [history.EMPTY])
+        self._preemptions_before_attempt = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more is to come: the scheduler said so, or the tokens do.
+
+        The tokens decide too, so that a lost last word costs nothing.
+        """
+        generated = self.generated_token_ids
+        return self.ended_by_scheduler or (
+            bool(generated)
+            and (len(generated) >= self.sampling.max_tokens or generated[-1] in self.sampling.stop_token_ids)
+        )
+
+    def accept(self, delta: Delta, now: float) -> Verdict:
+        """Takes over what continues the journal, and only that.
+
+        Tokens that are here already are compared and dropped. `BROKEN` means that tokens are missing or belong to
+        another history: the request must be submitted again.
+        """
+        if delta.attempt != self.attempt or delta.sequence_index != 0 or self.complete:
+            return Verdict.STALE
+        known = len(self.generated_token_ids)
+        if delta.start_index > known or delta.previous_hash != self._hashes[delta.start_index]:
+            return Verdict.BROKEN
+        overlap = known - delta.start_index
+        if not self._agrees(delta.start_index, delta.token_ids[:overlap]):
+            return Verdict.BROKEN
+        if overlap > len(delta.token_ids):
+            return Verdict.STALE
+        self._append(delta.token_ids[overlap:], now)
+        self.preemptions = self._preemptions_before_attempt + delta.preemptions
+        self.ended_by_scheduler = delta.finish_reason is not None
+        return Verdict.ACCEPTED
+
+    def start_next_attempt(self) -> None:
+        """From here on only answers to a new submission count."""
+        self.attempt += 1
+        self._preemptions_before_attempt = self.preemptions
+
+    def submission(self, now: float) -> Request:
+        """The request as it must be run now, from where it stands."""
+        return Request(
+            request_id=self.request_id,
+            attempt=self.attempt,
+            prompt_token_ids=self.prompt_token_ids,
+            generated_token_ids=list(self.generated_token_ids),
+            sampling=self.sampling,
+            age_ms=max(0, round((now - self.arrived_at) * 1000)),
+        )
+
+    def lease(self) -> LiveRequest:
+        """Its line in a renewal."""
+        return LiveRequest(request_id=self.request_id, attempt=self.attempt)
+
+    def _agrees(self, start_index: int, token_ids: Sequence[int]) -> bool:
+        known = self.generated_token_ids[start_index : start_index + len(token_ids)]
+        different = sum(ours != theirs for ours, theirs in zip(known, token_ids, strict=True))
+        self.mismatches += different
+        return different == 0
+
+    def _append(self, token_ids: Sequence[int], now: float) -> None:
+        if not token_ids:
+            return
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self.last_token_at = now
+        self.generated_token_ids.extend(token_ids)
+        for token_id in token_ids:
+            self._hashes.append(history.extend(self._hashes[-1], (token_id,)))

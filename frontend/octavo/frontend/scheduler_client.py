@@ -1,0 +1,189 @@
+"""The socket and the clock of the conversation with the scheduler, and what the rest of the frontend may know of it."""
+
+import asyncio
+import enum
+import logging
+import secrets
+import time
+
+import zmq
+import zmq.asyncio
+
+from octavo.frontend.errors import Overloaded, Reason, Unavailable
+from octavo.frontend.journal import Journal
+from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
+from octavo.wire.codec import WireError, decode_to_frontend, encode
+from octavo.wire.requests import MAX_LIVE_REQUESTS, RENEW_INTERVAL_S, FromFrontend, ServiceStatus
+from octavo.wire.sockets import connect_dealer
+
+_log = logging.getLogger(__name__)
+
+# Every renewal is answered at once, so silence of three means that the scheduler is away.
+_SILENCE_S = 3 * RENEW_INTERVAL_S
+_HELLO_INTERVAL_S = 0.2
+
+
+class Availability(enum.Enum):
+    """Whether a request could run now, or what is missing."""
+
+    READY = enum.auto()
+    NO_SCHEDULER = enum.auto()
+    NO_WORKER = enum.auto()
+    MODEL_MISMATCH = enum.auto()
+
+
+class SchedulerRefused(Exception):
+    """The scheduler speaks another version; this process must not go on."""
+
+
+class SchedulerClient:
+    """One frontend's link to the scheduler. `run()` must be running; all methods belong to its event loop."""
+
+    def __init__(self, endpoint: str, model_fingerprint: str, grace_s: float) -> None:
+        self.model_fingerprint = model_fingerprint
+        self.grace_s = grace_s
+        self.malformed_messages = 0
+        self._endpoint = endpoint
+        # Half of the range, because msgpack has room for 64 bits and some readers only for 63.
+        self._session = SchedulerSession(secrets.randbits(63), time.monotonic())
+        self._socket: zmq.asyncio.Socket | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def status(self) -> ServiceStatus | None:
+        """The last the scheduler said of itself; None before its first word."""
+        return self._session.status
+
+    @property
+    def session(self) -> SchedulerSession:
+        """For counters: resubmissions, dropped messages."""
+        return self._session
+
+    @property
+    def availability(self) -> Availability:
+        """What stands between a request and a worker, now."""
+        status = self._session.status
+        silent = self.away_s() > _SILENCE_S
+        if status is None or self._session.epoch is None or silent:
+            return Availability.NO_SCHEDULER
+        if status.replicas == 0 or status.model is None:
+            return Availability.NO_WORKER
+        if status.model.fingerprint != self.model_fingerprint:
+            return Availability.MODEL_MISMATCH
+        return Availability.READY
+
+    def away_s(self) -> float:
+        """Seconds since the scheduler's last word, or since the start."""
+        return time.monotonic() - self._session.last_heard
+
+    async def changed(self) -> None:
+        """Returns after the next message or tick, when `availability` may be another."""
+        await self._changed.wait()
+
+    def is_live(self, request_id: str) -> bool:
+        """Whether a request of this id is running here."""
+        return request_id in self._session.live
+
+    def submit(self, journal: Journal) -> "Submitted":
+        """Hands a request over. Raises `Overloaded` beyond what one renewal can name."""
+        if len(self._session.live) >= MAX_LIVE_REQUESTS:
+            raise Overloaded(
+                Reason.TOO_MANY_REQUESTS, f"{MAX_LIVE_REQUESTS} requests are running here; try again later"
+            )
+        submitted = Submitted(journal)
+        self._send(self._session.submit(submitted.request, time.monotonic()))
+        return submitted
+
+    def release(self, submitted: "Submitted") -> None:
+        """Ends a request, whatever its state; must be called for every submitted one."""
+        self._send(self._session.release(submitted.request))
+
+    async def run(self) -> None:
+        """Keeps the conversation going until cancelled. Raises `SchedulerRefused`."""
+        # Loading a tokenizer takes seconds that are no silence of the scheduler.
+        self._session.last_heard = time.monotonic()
+        context = zmq.asyncio.Context()
+        self._socket = connect_dealer(context, self._endpoint)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._receive(self._socket))
+                tasks.create_task(self._tick())
+        except* SchedulerRefused as refusals:
+            raise refusals.exceptions[0] from None
+        finally:
+            self._socket.close()
+            self._socket = None
+            context.term()
+
+    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await socket.recv_multipart()
+            try:
+                if len(frames) != 1:
+                    raise WireError(f"a message of {len(frames)} frames")
+                message = decode_to_frontend(frames[0])
+            except WireError as error:
+                self.malformed_messages += 1
+                _log.warning("dropped a malformed message from the scheduler: %s", error)
+                continue
+            self._send(self._session.receive(message, time.monotonic()))
+            if self._session.refused is not None:
+                raise SchedulerRefused(self._session.refused)
+            self._announce()
+
+    async def _tick(self) -> None:
+        while True:
+            self._send(self._session.tick())
+            if self.away_s() > self.grace_s:
+                self._fail_all()
+            self._announce()
+            await asyncio.sleep(RENEW_INTERVAL_S if self._session.epoch is not None else _HELLO_INTERVAL_S)
+
+    def _send(self, messages: list[FromFrontend]) -> None:
+        for message in messages:
+            if self._socket is None or not _send_now(self._socket, encode(message)):
+                self._session.disconnected()
+                return
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _fail_all(self) -> None:
+        for request in self._session.live.values():
+            if not request.journal.complete:
+                request.fail(unreachable(self.away_s()))
+
+
+class Submitted:
+    """A request in the scheduler's hands, as its reader sees it."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self._event = asyncio.Event()
+        self.request = LiveRequest(journal, self._event.set)
+
+    async def wait(self) -> None:
+        """Returns when the journal has grown or ended since the last call. Raises the request's failure."""
+        await self._event.wait()
+        self._event.clear()
+        if self.request.failure:
+            self._event.set()
+            raise self.request.failure
+
+
+def unreachable(away_s: float) -> Unavailable:
+    """The error of a request that outlived its scheduler."""
+    return Unavailable(
+        Reason.SCHEDULER_UNREACHABLE, f"the scheduler has not answered for {away_s:.0f} s; try again later"
+    )
+
+
+def _send_now(socket: zmq.asyncio.Socket, frame: bytes) -> bool:
+    """Whether the frame left: without waiting, for what cannot leave now is repaired by a renewal."""
+    future = asyncio.ensure_future(socket.send(frame, flags=zmq.NOBLOCK))
+    try:
+        future.result()
+    except zmq.Again:
+        return False
+    return True

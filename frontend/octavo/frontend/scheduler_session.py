@@ -1,0 +1,191 @@
+"""The conversation with the scheduler without its socket: messages in, messages out, and who must be told.
+
+A frontend says hello until it is welcomed, submits requests, and renews all of them every second; from the answer to a
+renewal it learns what it must submit again. That one path carries running streams over a lost message, a
+reconnection and a new scheduler.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.frontend.errors import AlreadyExists, Broken, InvalidRequest, Reason, ServiceError
+from octavo.frontend.journal import Journal, Verdict
+from octavo.wire.base import SCHEMA_VERSION
+from octavo.wire.requests import (
+    Abort,
+    Deltas,
+    FromFrontend,
+    FrontendHello,
+    FrontendWelcome,
+    Refused,
+    Rejected,
+    RejectReason,
+    Renew,
+    Renewed,
+    ServiceStatus,
+    StatusChanged,
+    Submit,
+    ToFrontend,
+    Unregistered,
+)
+
+# With this many renewals unanswered the registration is taken for lost, and the frontend says hello again.
+_MAX_UNANSWERED_RENEWALS = 3
+
+
+@dataclass
+class LiveRequest:
+    """A request with a reader. `notify` is called when the journal grew or `failure` was set."""
+
+    journal: Journal
+    notify: Callable[[], None]
+    failure: ServiceError | None = None
+
+    def fail(self, failure: ServiceError) -> None:
+        """Ends the request for its reader; the first failure stays."""
+        self.failure = self.failure or failure
+        self.notify()
+
+
+class SchedulerSession:
+    """State of one frontend's registration. `now` is seconds of one monotonic clock."""
+
+    def __init__(self, frontend_id: int, now: float) -> None:
+        self.frontend_id = frontend_id
+        self.epoch: int | None = None
+        self.status: ServiceStatus | None = None
+        self.refused: str | None = None
+        self.last_heard = now
+        self.live: dict[str, LiveRequest] = {}
+        self.dropped_messages = 0
+        self.resubmissions = 0
+        # What each renewal named that is not answered yet: an answer speaks of nothing else.
+        self._unanswered: deque[dict[str, int]] = deque()
+
+    def hello(self) -> FrontendHello:
+        """The first word on a connection, repeated until there is an answer."""
+        return FrontendHello(schema_version=SCHEMA_VERSION, frontend_id=self.frontend_id)
+
+    def submit(self, request: LiveRequest, now: float) -> list[FromFrontend]:
+        """Takes the request under its lease and sends it; what cannot leave now is found out by a renewal."""
+        self.live[request.journal.request_id] = request
+        return self._submission(request.journal, now)
+
+    def release(self, request: LiveRequest) -> list[FromFrontend]:
+        """Ends the lease, and says so if the scheduler may still be at work for it."""
+        journal = request.journal
+        self.live.pop(journal.request_id, None)
+        if self.epoch is None or journal.complete:
+            return []
+        return [Abort(epoch=self.epoch, request_ids=[journal.request_id])]
+
+    def tick(self) -> list[FromFrontend]:
+        """What is to be said once a second: hello, or the renewal of every lease."""
+        if len(self._unanswered) >= _MAX_UNANSWERED_RENEWALS:
+            self.disconnected()
+        return self._renewal() or [self.hello()]
+
+    def disconnected(self) -> None:
+        """The registration cannot be relied on: hello, welcome and a renewal must come before all else."""
+        self.epoch = None
+        self._unanswered.clear()
+
+    def receive(self, message: ToFrontend, now: float) -> list[FromFrontend]:
+        """Takes one message; gives what must be answered."""
+        match message:
+            case FrontendWelcome():
+                return self._welcomed(message, now)
+            case Refused():
+                self.refused = message.detail
+                return []
+            case Unregistered():
+                self.disconnected()
+                return [self.hello()]
+        if message.epoch != self.epoch:
+            self.dropped_messages += 1
+            return []
+        self.last_heard = now
+        return self._receive_current(message, now)
+
+    def _receive_current(self, message: StatusChanged | Renewed | Deltas | Rejected, now: float) -> list[FromFrontend]:
+        match message:
+            case Deltas():
+                return self._accept(message, now)
+            case Renewed():
+                self.status = message.status
+                return self._resubmit_unknown(message, now)
+            case StatusChanged():
+                self.status = message.status
+            case Rejected():
+                self._reject(message)
+        return []
+
+    def _welcomed(self, message: FrontendWelcome, now: float) -> list[FromFrontend]:
+        self.status, self.last_heard = message.status, now
+        if message.epoch == self.epoch:
+            # The answer to a hello that was repeated before its first answer.
+            return []
+        self.disconnected()
+        self.epoch = message.epoch
+        return self._renewal()
+
+    def _renewal(self) -> list[FromFrontend]:
+        if self.epoch is None:
+            return []
+        leases = [request.journal.lease() for request in self.live.values() if not request.journal.complete]
+        self._unanswered.append({lease.request_id: lease.attempt for lease in leases})
+        return [Renew(epoch=self.epoch, live=leases)]
+
+    def _resubmit_unknown(self, message: Renewed, now: float) -> list[FromFrontend]:
+        named = self._unanswered.popleft() if self._unanswered else {}
+        unknown = [self.live[i] for i in message.unknown if i in named and i in self.live]
+        lost = [r.journal for r in unknown if r.journal.attempt == named[r.journal.request_id]]
+        return [submission for journal in lost for submission in self._resubmission(journal, now)]
+
+    def _accept(self, message: Deltas, now: float) -> list[FromFrontend]:
+        answers: list[FromFrontend] = []
+        for delta in message.deltas:
+            request = self.live.get(delta.request_id)
+            if request is None:
+                continue
+            match request.journal.accept(delta, now):
+                case Verdict.ACCEPTED:
+                    request.notify()
+                case Verdict.BROKEN:
+                    answers += self._resubmission(request.journal, now)
+                case Verdict.STALE:
+                    self.dropped_messages += 1
+        return answers
+
+    def _resubmission(self, journal: Journal, now: float) -> list[FromFrontend]:
+        if journal.complete:
+            return []
+        self.resubmissions += 1
+        journal.start_next_attempt()
+        return self._submission(journal, now)
+
+    def _submission(self, journal: Journal, now: float) -> list[FromFrontend]:
+        return [] if self.epoch is None else [Submit(epoch=self.epoch, request=journal.submission(now))]
+
+    def _reject(self, message: Rejected) -> None:
+        request = self.live.get(message.request_id)
+        if request is not None and request.journal.attempt == message.attempt:
+            request.fail(_rejection(message))
+
+
+def _rejection(message: Rejected) -> ServiceError:
+    detail = message.detail or f"the scheduler rejected the request: {message.reason.value}"
+    match message.reason:
+        case RejectReason.DUPLICATE_ID:
+            return AlreadyExists(Reason.DUPLICATE_ID, detail)
+        case RejectReason.NEVER_FITS_KV:
+            return InvalidRequest(Reason.NEVER_FITS_KV, detail)
+        case RejectReason.PROMPT_TOO_LONG:
+            return InvalidRequest(Reason.PROMPT_TOO_LONG, detail)
+        case RejectReason.BAD_TOKEN_ID | RejectReason.EMPTY_PROMPT:
+            return InvalidRequest(Reason.BAD_PARAMETER, detail)
+        case RejectReason.STEP_FAILED:
+            return Broken(Reason.STEP_FAILED, detail)
+        case RejectReason.ALREADY_COMPLETE:
+            return Broken(Reason.STREAM_BROKEN, detail)

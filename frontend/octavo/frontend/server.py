@@ -1,0 +1,119 @@
+"""One frontend process: wires its parts, serves gRPC, and drains when told to stop."""
+
+import asyncio
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from octavo.frontend.config import FrontendConfig
+from octavo.frontend.generation import Generation
+from octavo.frontend.grpc_service import SERVICE_NAME, GenerationService
+from octavo.frontend.model_defaults import read_model_defaults
+from octavo.frontend.reflection import add_reflection
+from octavo.frontend.scheduler_client import SchedulerClient
+from octavo.frontend.tokenizer import ModelTokenizer
+from octavo.v1 import generation_pb2_grpc as services
+from octavo.wire.model_directory import fingerprint
+
+_log = logging.getLogger(__name__)
+
+_OPTIONS: Final[list[tuple[str, int]]] = [
+    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.max_send_message_length", 32 << 20),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.max_concurrent_streams", 1024),
+    # Two frontends on one port would share it silently.
+    ("grpc.so_reuseport", 0),
+    # A frozen or vanished client is found within 15 s, and its requests end.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Clients may ping through long silences, as queued requests have them.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+# What connections get to say good-bye once no stream is left.
+_STOP_GRACE_S = 1.0
+
+
+class FrontendServer:
+    """Parts of a running frontend. `port` is the one bound, for `listen` may leave the choice to the system."""
+
+    def __init__(self, config: FrontendConfig) -> None:
+        """Reads the model directory. Raises `ModelDirectoryError`; `RuntimeError` if the address is taken."""
+        self._config = config
+        self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
+        self.scheduler = SchedulerClient(
+            config.scheduler_endpoint, fingerprint(config.model_directory), config.scheduler_grace_s
+        )
+        self.generation = Generation(
+            model_name=config.served_model_name,
+            tokenizer=ModelTokenizer(config.model_directory),
+            defaults=read_model_defaults(config.model_directory),
+            scheduler=self.scheduler,
+            threads=self._threads,
+            worker_grace_s=config.worker_grace_s,
+        )
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._server = grpc.aio.server(options=_OPTIONS)
+        services.add_GenerationServiceServicer_to_server(GenerationService(self.generation), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        add_reflection(self._server, (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name))
+        self.port = self._server.add_insecure_port(config.listen)
+
+    async def serve(self, stopping: asyncio.Event) -> None:
+        """Runs until `stopping` is set, then drains. Raises `SchedulerRefused`."""
+        await self._set_ready(False)
+        await self._server.start()
+        _log.info("serving %s on %s", self._config.served_model_name, self._config.listen)
+        link = asyncio.create_task(self.scheduler.run())
+        readiness = asyncio.create_task(self._follow_readiness())
+        stop = asyncio.create_task(stopping.wait())
+        try:
+            await asyncio.wait((link, readiness, stop), return_when=asyncio.FIRST_COMPLETED)
+            readiness.cancel()
+            if stop.done():
+                await self._drain()
+        finally:
+            await self._server.stop(_STOP_GRACE_S)
+            await _end(readiness, stop, link)
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _follow_readiness(self) -> None:
+        ready = False
+        while True:
+            await self.scheduler.changed()
+            if self.generation.ready != ready:
+                ready = not ready
+                await self._set_ready(ready)
+                _log.info(
+                    "ready" if ready else "not ready: %s", *(() if ready else (self.scheduler.availability.name,))
+                )
+
+    async def _set_ready(self, ready: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set(SERVICE_NAME, status)
+
+    async def _drain(self) -> None:
+        """Refuses new requests, and waits for the running streams as long as it may."""
+        _log.info("draining %d running requests", self.generation.num_running)
+        self.generation.draining = True
+        await self._set_ready(False)
+        until = time.monotonic() + self._config.drain_timeout_s
+        while self.generation.num_running and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        if self.generation.num_running:
+            _log.warning("cutting off %d requests that outlasted the drain time", self.generation.num_running)
+
+
+async def _end(*tasks: "asyncio.Task[Any]") -> None:
+    """Cancels what still runs; raises the first failure among the tasks."""
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            raise outcome

@@ -1,0 +1,101 @@
+"""Text to token ids: a model directory's own tokenizer and chat template, read without torch and without running code.
+
+The tokenizer objects are never changed after loading, so any number of threads may use them at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from octavo.frontend.control_tokens import ControlTokens, ReservedText
+from octavo.frontend.detokenizer import Detokenizer, Vocabulary
+from octavo.wire.model_directory import ModelDirectoryError
+
+
+class ChatTemplateError(Exception):
+    """The messages cannot be put into the model's chat format; `str()` says why."""
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """`role` must come from a fixed list, for templates build control tokens from it; `content` is plain text."""
+
+    role: str
+    content: str
+
+
+class ModelTokenizer:
+    """Everything the frontend does between text and token ids."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises `ModelDirectoryError` if `directory` holds no tokenizer that can be used."""
+        self._library = _load(directory)
+        self._tokenizer = _plain_copy(self._library.backend_tokenizer)
+        # Reads control tokens as ordinary text.
+        self._literal_tokenizer = _plain_copy(self._library.backend_tokenizer)
+        self._literal_tokenizer.encode_special_tokens = True
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self._control_tokens = ControlTokens(token.content for token in added if token.special)
+        self._vocabulary = Vocabulary(self._tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """A raw prompt: control tokens in it are meant, and the tokenizer adds what it adds by itself (a BOS)."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
+        return ids
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """The conversation in the model's chat format, up to where the assistant is to speak.
+
+        Control tokens come from the template alone; those that a client writes are text. Where a client did write
+        some, the pieces between the template's control tokens are tokenized apart. Raises `ChatTemplateError`.
+        """
+        rendered = self._render(messages)
+        if not self._control_tokens.holds_break(rendered):
+            ids: list[int] = self._tokenizer.encode(rendered, add_special_tokens=False).ids
+            return ids
+        return [i for text, is_control in self._control_tokens.split(rendered) for i in self._piece(text, is_control)]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of all the ids; ids outside the vocabulary have none."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """A new stream whose pieces, joined, are what `decode` gives for all its ids."""
+        return self._vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
+
+    def _render(self, messages: Sequence[ChatMessage]) -> str:
+        try:
+            guarded = [{"role": m.role, "content": self._control_tokens.guard(m.content)} for m in messages]
+            rendered = self._library.apply_chat_template(guarded, tokenize=False, add_generation_prompt=True)
+        except (ReservedText, ValueError, TypeError, jinja2.TemplateError) as error:
+            raise ChatTemplateError(str(error)) from error
+        assert isinstance(rendered, str)
+        return rendered
+
+    def _piece(self, text: str, is_control: bool) -> list[int]:
+        tokenizer = self._tokenizer if is_control else self._literal_tokenizer
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def _load(directory: Path) -> PreTrainedTokenizerFast:
+    try:
+        library = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    except Exception as error:  # The library raises whatever a broken file makes it stumble over.
+        raise ModelDirectoryError(f"cannot load the tokenizer in {directory}: {error}") from error
+    if not isinstance(library, PreTrainedTokenizerFast):
+        raise ModelDirectoryError(f"the tokenizer in {directory} has no tokenizer.json; convert it to a fast one")
+    return library
+
+
+def _plain_copy(tokenizer: Tokenizer) -> Tokenizer:
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    # Either may be left in tokenizer.json by training; a server never cuts or pads what it was given.
+    copy.no_truncation()
+    copy.no_padding()
+    return copy

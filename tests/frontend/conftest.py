@@ -1,0 +1,100 @@
+"""A real frontend in this process, with a model of 258 tokens and a scheduler that makes up tokens."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from octavo.frontend.config import FrontendConfig
+from octavo.frontend.server import FrontendServer
+from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.testing.tiny_model import VOCAB_SIZE, write_byte_model
+from octavo.v1 import generation_pb2_grpc as services
+from octavo.wire.model_directory import fingerprint
+from octavo.wire.steps import ModelInfo
+
+MAX_MODEL_LEN = 512
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model") / "byte-model"
+    write_byte_model(directory, max_model_len=MAX_MODEL_LEN)
+    return directory
+
+
+@pytest.fixture
+def config(model_directory: Path, tmp_path: Path) -> FrontendConfig:
+    return FrontendConfig(
+        model_directory=model_directory,
+        served_model_name="byte-model",
+        listen="127.0.0.1:0",
+        scheduler_endpoint=f"ipc://{tmp_path}/frontends.sock",
+        scheduler_grace_s=1.5,
+        worker_grace_s=0.3,
+        drain_timeout_s=5.0,
+        tokenizer_threads=1,
+    )
+
+
+@pytest.fixture
+def fake_scheduler(config: FrontendConfig) -> FakeScheduler:
+    model = ModelInfo(
+        name="byte-model",
+        fingerprint=fingerprint(config.model_directory),
+        dtype="float32",
+        vocab_size=VOCAB_SIZE,
+        max_model_len=MAX_MODEL_LEN,
+    )
+    return FakeScheduler(config.scheduler_endpoint, model)
+
+
+@pytest.fixture
+async def scheduler(fake_scheduler: FakeScheduler) -> AsyncIterator[FakeScheduler]:
+    async with fake_scheduler.serving():
+        yield fake_scheduler
+
+
+@contextlib.asynccontextmanager
+async def running_frontend(config: FrontendConfig) -> AsyncIterator[tuple[FrontendServer, asyncio.Event]]:
+    """A frontend that serves inside the block, and the event that stops it."""
+    server, stopping = FrontendServer(config), asyncio.Event()
+    task = asyncio.create_task(server.serve(stopping))
+    try:
+        yield server, stopping
+    finally:
+        stopping.set()
+        await task
+
+
+@pytest.fixture
+async def frontend(config: FrontendConfig) -> AsyncIterator[FrontendServer]:
+    async with running_frontend(config) as (server, _):
+        yield server
+
+
+@pytest.fixture
+async def channel(frontend: FrontendServer) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{frontend.port}") as channel:
+        yield channel
+
+
+@pytest.fixture
+def stub(channel: grpc.aio.Channel) -> Any:
+    return services.GenerationServiceStub(channel)
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], Awaitable[None]]:
+    """Waits until a condition holds; fails after five seconds."""
+
+    async def wait(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    return wait

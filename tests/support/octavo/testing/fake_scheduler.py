@@ -1,0 +1,205 @@
+"""A scheduler in name only: speaks the frontends' wire, makes up tokens, and misbehaves on demand."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from octavo.wire import history
+from octavo.wire.codec import WireError, decode_from_frontend, encode
+from octavo.wire.requests import (
+    Abort,
+    Delta,
+    Deltas,
+    FinishReason,
+    FrontendHello,
+    FrontendWelcome,
+    Rejected,
+    RejectReason,
+    Renew,
+    Renewed,
+    Request,
+    ServiceStatus,
+    StatusChanged,
+    Submit,
+    ToFrontend,
+    Unregistered,
+)
+from octavo.wire.sockets import bind_router
+from octavo.wire.steps import ModelInfo
+
+
+def letters(request: Request) -> list[int]:
+    """The default answer of the byte model: ids of printable characters, a function of the prompt and the seed."""
+    state = history.extend(request.sampling.seed & 0xFFFF, request.prompt_token_ids)
+    tokens = []
+    for _ in range(request.sampling.max_tokens):
+        state = history.extend(state, (7,))
+        tokens.append(32 + (state >> 20) % 50)
+    return tokens
+
+
+class FakeScheduler:
+    """Attributes are knobs to be turned between events and records to be read."""
+
+    def __init__(self, endpoint: str, model: ModelInfo) -> None:
+        self.endpoint = endpoint
+        self.model = model
+        self.epoch = secrets.randbits(63)
+        self.replicas = 1
+        self.capacity_tokens = 100_000
+        # The whole answer to a request; what it has already is left out when it is submitted again.
+        self.answer: Callable[[Request], list[int]] = letters
+        self.tokens_per_delta = 1
+        self.pace_s = 0.0
+        # Tokens of an answer beyond this many are held back until it is raised.
+        self.hold_after = 1 << 30
+        # What becomes of a delta on its way: nothing, itself, more.
+        self.tamper: Callable[[Delta], list[Delta]] = lambda delta: [delta]
+        self.rejection: RejectReason | None = None
+        self.silent = False
+        self.submitted: list[Request] = []
+        self.aborted: list[str] = []
+        self.renewals = 0
+        self.malformed = 0
+        self._socket: Any = None
+        self._known: set[bytes] = set()
+        self._running: dict[str, tuple[int, asyncio.Task[None]]] = {}
+
+    @property
+    def running(self) -> set[str]:
+        """Ids of the requests it holds."""
+        return set(self._running)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator["FakeScheduler"]:
+        """Bound and answering inside the block."""
+        context = zmq.asyncio.Context()
+        self._socket = bind_router(context, self.endpoint)
+        loop = asyncio.create_task(self._loop())
+        try:
+            yield self
+        finally:
+            self.forget_everything()
+            loop.cancel()
+            await asyncio.gather(loop, return_exceptions=True)
+            self._socket.close()
+            context.term()
+
+    def restart(self) -> None:
+        """What a frontend sees of a restarted scheduler: another epoch, and nothing known."""
+        self.forget_everything()
+        self._known.clear()
+        self.epoch = secrets.randbits(63)
+
+    def forget_everything(self) -> None:
+        """Loses all requests, but not its frontends."""
+        for _, task in self._running.values():
+            task.cancel()
+        self._running.clear()
+
+    async def set_replicas(self, replicas: int) -> None:
+        """Workers come or go, and the frontends hear of it."""
+        self.replicas = replicas
+        for frontend in self._known:
+            await self._send(frontend, StatusChanged(epoch=self.epoch, status=self._status()))
+
+    async def send_raw(self, *frames: bytes) -> None:
+        """The same frames to every frontend, whatever they are."""
+        for frontend in self._known:
+            await self._socket.send_multipart([frontend, *frames])
+
+    async def _loop(self) -> None:
+        while True:
+            frontend, *frames = await self._socket.recv_multipart()
+            try:
+                message = decode_from_frontend(b"".join(frames))
+            except WireError:
+                self.malformed += 1
+                continue
+            if not self.silent:
+                await self._receive(frontend, message)
+
+    async def _receive(self, frontend: bytes, message: Any) -> None:
+        if isinstance(message, FrontendHello):
+            self._known.add(frontend)
+            await self._send(frontend, FrontendWelcome(epoch=self.epoch, status=self._status()))
+        elif frontend not in self._known or message.epoch != self.epoch:
+            await self._send(frontend, Unregistered(epoch=self.epoch))
+        elif isinstance(message, Submit):
+            await self._submit(frontend, message.request)
+        elif isinstance(message, Renew):
+            self.renewals += 1
+            unknown = [lease.request_id for lease in message.live if lease.request_id not in self._running]
+            await self._send(frontend, Renewed(epoch=self.epoch, unknown=unknown, status=self._status()))
+        elif isinstance(message, Abort):
+            self.aborted += message.request_ids
+            for request_id in message.request_ids:
+                self._drop(request_id)
+
+    async def _submit(self, frontend: bytes, request: Request) -> None:
+        self.submitted.append(request)
+        if self.rejection is not None:
+            await self._send(
+                frontend,
+                Rejected(
+                    epoch=self.epoch,
+                    request_id=request.request_id,
+                    attempt=request.attempt,
+                    reason=self.rejection,
+                    detail="because the test says so",
+                ),
+            )
+            return
+        self._drop(request.request_id)
+        task = asyncio.create_task(self._stream(frontend, request))
+        self._running[request.request_id] = (request.attempt, task)
+
+    def _drop(self, request_id: str) -> None:
+        if request_id in self._running:
+            self._running.pop(request_id)[1].cancel()
+
+    async def _stream(self, frontend: bytes, request: Request) -> None:
+        tokens = self.answer(request)
+        position = len(request.generated_token_ids)
+        while position < len(tokens):
+            while position >= self.hold_after:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(self.pace_s)
+            new = tokens[position : min(position + self.tokens_per_delta, max(self.hold_after, position + 1))]
+            delta = self._delta(request, tokens, position, new)
+            position += len(new)
+            await self._send(frontend, Deltas(epoch=self.epoch, deltas=self.tamper(delta)))
+        self._running.pop(request.request_id, None)
+
+    def _delta(self, request: Request, tokens: list[int], position: int, new: list[int]) -> Delta:
+        reason = None
+        if new[-1] in request.sampling.stop_token_ids:
+            reason = FinishReason.STOP
+        elif position + len(new) == request.sampling.max_tokens:
+            reason = FinishReason.LENGTH
+        return Delta(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            sequence_index=0,
+            start_index=position,
+            previous_hash=history.extend(history.EMPTY, tokens[:position]),
+            token_ids=new,
+            finish_reason=reason,
+            preemptions=0,
+        )
+
+    def _status(self) -> ServiceStatus:
+        model = self.model if self.replicas else None
+        return ServiceStatus(
+            replicas=self.replicas, model=model, capacity_tokens=self.capacity_tokens if self.replicas else 0
+        )
+
+    async def _send(self, frontend: bytes, message: ToFrontend) -> None:
+        # A frontend that has gone is no concern of the others.
+        with contextlib.suppress(zmq.ZMQError):
+            await self._socket.send_multipart([frontend, encode(message)])
