@@ -1,0 +1,66 @@
+from pathlib import Path
+
+import pytest
+
+from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint, runtime_directory
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "run"
+    monkeypatch.setenv("OCTAVO_RUNTIME_DIR", str(path))
+    return path
+
+
+def test_the_runtime_directory_is_made_private_whatever_the_umask(directory: Path) -> None:
+    assert runtime_directory() == directory
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert default_endpoint("workers") == f"ipc://{directory}/workers.sock"
+
+
+def test_a_directory_open_to_others_is_refused(directory: Path) -> None:
+    directory.mkdir()
+    directory.chmod(0o755)
+    with pytest.raises(EndpointError, match="chmod 700"):
+        runtime_directory()
+
+
+def test_a_directory_behind_a_link_is_refused(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    directory.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(EndpointError, match="must be a directory"):
+        runtime_directory()
+
+
+def test_a_path_too_long_for_a_unix_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_RUNTIME_DIR", str(tmp_path / ("x" * 100)))
+    with pytest.raises(EndpointError, match="too long for a unix socket"):
+        runtime_directory()
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["ipc:///tmp/x.sock", "tcp://127.0.0.1:5000", "tcp://localhost:1", "tcp://[::1]:1"]
+)
+def test_addresses_that_stay_on_this_machine_are_fine(endpoint: str) -> None:
+    check_endpoint(endpoint, insecure_tcp=False)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5000", "tcp://10.0.0.1:5000", "tcp://scheduler:5000"])
+def test_addresses_beyond_it_need_the_flag(endpoint: str) -> None:
+    with pytest.raises(EndpointError, match="--insecure-tcp"):
+        check_endpoint(endpoint, insecure_tcp=False)
+    check_endpoint(endpoint, insecure_tcp=True)
+
+
+@pytest.mark.parametrize("endpoint", ["", "workers", "ipc://", "tcp://", "http://127.0.0.1:1", "udp://127.0.0.1:1"])
+def test_what_is_no_address_is_refused_even_with_the_flag(endpoint: str) -> None:
+    with pytest.raises(EndpointError, match="is no address"):
+        check_endpoint(endpoint, insecure_tcp=True)
+
+
+def test_an_ipc_address_can_be_claimed_once_at_a_time(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/s.sock"
+    with claimed(endpoint), pytest.raises(EndpointError, match="another process is bound"), claimed(endpoint):
+        pass
+    with claimed(endpoint):
+        pass

@@ -1,0 +1,19 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.wire import history
+
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=30)
+
+
+@given(TOKENS, TOKENS)
+def test_hashing_in_parts_equals_hashing_at_once(head: list[int], tail: list[int]) -> None:
+    assert history.extend(history.extend(history.EMPTY, head), tail) == history.extend(history.EMPTY, head + tail)
+
+
+@given(TOKENS, st.data())
+def test_a_changed_token_changes_the_hash(tokens: list[int], data: st.DataObject) -> None:
+    tokens = [*tokens, 5]
+    position = data.draw(st.integers(0, len(tokens) - 1))
+    changed = [*tokens[:position], tokens[position] + 1, *tokens[position + 1 :]]
+    assert history.extend(history.EMPTY, changed) != history.extend(history.EMPTY, tokens)

@@ -1,0 +1,234 @@
+"""The shell over real sockets: who is known, what is stale, and what garbage costs."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import grpc
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from octavo.scheduler.admin import SERVICE, start_admin_server
+from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.shell import SchedulerShell
+from octavo.testing.cluster import FakeReplica, make_request, reference_tokens, write_fake_model
+from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.wire.base import SCHEMA_VERSION, Message
+from octavo.wire.codec import decode_to_frontend, decode_to_worker, encode
+from octavo.wire.requests import (
+    Abort,
+    Deltas,
+    FrontendHello,
+    FrontendWelcome,
+    LiveRequest,
+    Refused,
+    Renew,
+    Renewed,
+    StatusChanged,
+    Submit,
+    ToFrontend,
+    Unregistered,
+)
+from octavo.wire.sockets import bind_router, connect_dealer
+from octavo.wire.steps import Heartbeat, StepPlan, ToWorker, WorkerRefused, WorkerUnregistered, WorkerWelcome
+
+EPOCH = 4711
+_PATIENCE_S = 10.0
+
+
+class Service:
+    """A shell that runs in this test's event loop, with sockets to reach it."""
+
+    def __init__(self, directory: Path, context: zmq.asyncio.Context) -> None:
+        self.frontend_endpoint = f"ipc://{directory}/frontends.sock"
+        self.worker_endpoint = f"ipc://{directory}/workers.sock"
+        self.admin_address = f"unix:{directory}/admin.sock"
+        self._sync: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
+        self.shell = SchedulerShell(
+            Scheduler(SchedulerConfig(), EPOCH),
+            bind_router(self._sync, self.frontend_endpoint),
+            bind_router(self._sync, self.worker_endpoint),
+        )
+        self._context = context
+        self._sockets: list[zmq.asyncio.Socket] = []
+
+    def frontend(self) -> zmq.asyncio.Socket:
+        return self._connect(self.frontend_endpoint)
+
+    def worker(self) -> zmq.asyncio.Socket:
+        return self._connect(self.worker_endpoint)
+
+    async def load(self) -> admin_pb2.GetLoadResponse:
+        async with grpc.aio.insecure_channel(self.admin_address) as channel:
+            load: admin_pb2.GetLoadResponse = await admin_pb2_grpc.AdminServiceStub(channel).GetLoad(
+                admin_pb2.GetLoadRequest()
+            )
+            return load
+
+    def _connect(self, endpoint: str) -> zmq.asyncio.Socket:
+        socket = connect_dealer(self._context, endpoint)
+        self._sockets.append(socket)
+        return socket
+
+    def close(self) -> None:
+        for socket in (*self._sockets, self.shell._frontends.socket, self.shell._workers.socket):
+            socket.close()
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.asyncio.Context]:
+    with zmq.asyncio.Context() as context:
+        yield context
+
+
+@pytest.fixture
+async def service(tmp_path: Path, context: zmq.asyncio.Context) -> AsyncIterator[Service]:
+    service = Service(tmp_path, context)
+    server = await start_admin_server(service.shell, service.admin_address)
+    running = asyncio.create_task(service.shell.run())
+    yield service
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await server.stop(None)
+    service.close()
+
+
+async def send(socket: zmq.asyncio.Socket, message: Message) -> None:
+    await asyncio.wait_for(socket.send(encode(message)), _PATIENCE_S)
+
+
+async def to_frontend(socket: zmq.asyncio.Socket) -> ToFrontend:
+    return decode_to_frontend(await asyncio.wait_for(socket.recv(), _PATIENCE_S))
+
+
+async def to_worker(socket: zmq.asyncio.Socket) -> ToWorker:
+    return decode_to_worker(await asyncio.wait_for(socket.recv(), _PATIENCE_S))
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> FakeReplica:
+    return FakeReplica(write_fake_model(tmp_path / "model"), 5, num_blocks=64, block_size=4)
+
+
+async def join(socket: zmq.asyncio.Socket, replica: FakeReplica) -> None:
+    await send(socket, replica.hello)
+    assert await to_worker(socket) == WorkerWelcome(EPOCH)
+
+
+async def serve_plans(socket: zmq.asyncio.Socket, replica: FakeReplica) -> None:
+    while True:
+        message = decode_to_worker(await socket.recv())
+        if isinstance(message, StepPlan):
+            replica.take(message)
+            await send(socket, msgspec.structs.replace(replica.execute(), epoch=EPOCH))
+
+
+async def test_a_request_streams_through_the_shell(service: Service, replica: FakeReplica) -> None:
+    frontend, worker = service.frontend(), service.worker()
+    await send(frontend, FrontendHello(SCHEMA_VERSION, 1))
+    assert isinstance(await to_frontend(frontend), FrontendWelcome)
+    await join(worker, replica)
+    assert isinstance(await to_frontend(frontend), StatusChanged)
+    serving = asyncio.create_task(serve_plans(worker, replica))
+    request = make_request("r", 6, max_tokens=9)
+    await send(frontend, Submit(EPOCH, request))
+    tokens: list[int] = []
+    while len(tokens) < 9:
+        message = await to_frontend(frontend)
+        assert isinstance(message, Deltas)
+        tokens += [token for delta in message.deltas for token in delta.token_ids]
+    serving.cancel()
+    assert tokens == reference_tokens(request)
+    load = await service.load()
+    assert (load.workers[0].blocks_free, load.workers[0].tokens_sampled, load.running) == (64, 9, 0)
+
+
+@pytest.mark.parametrize(
+    "message", [Submit(EPOCH, make_request("r", 3, 3)), Renew(EPOCH, []), Abort(EPOCH, ["r"])], ids=str
+)
+async def test_a_frontend_that_said_no_hello_is_told_so(service: Service, message: Message) -> None:
+    frontend = service.frontend()
+    await send(frontend, message)
+    assert await to_frontend(frontend) == Unregistered(EPOCH)
+    assert not service.shell.core.groups
+
+
+async def test_a_message_of_another_epoch_is_told_the_current_one(service: Service) -> None:
+    frontend = service.frontend()
+    await send(frontend, FrontendHello(SCHEMA_VERSION, 1))
+    await to_frontend(frontend)
+    await send(frontend, Submit(EPOCH + 1, make_request("r", 3, 3)))
+    assert await to_frontend(frontend) == Unregistered(EPOCH)
+    assert not service.shell.core.groups
+
+
+async def test_a_frontend_that_reconnects_keeps_its_requests(service: Service) -> None:
+    first, second = service.frontend(), service.frontend()
+    await send(first, FrontendHello(SCHEMA_VERSION, 1))
+    await to_frontend(first)
+    await send(first, Submit(EPOCH, make_request("r", 3, 3)))
+    await send(first, Renew(EPOCH, [LiveRequest("r", 1)]))
+    assert isinstance(await to_frontend(first), Renewed)
+    first.close()
+    await send(second, FrontendHello(SCHEMA_VERSION, 1))
+    assert isinstance(await to_frontend(second), FrontendWelcome)
+    await send(second, Renew(EPOCH, [LiveRequest("r", 1)]))
+    renewed = await to_frontend(second)
+    assert isinstance(renewed, Renewed)
+    assert renewed.unknown == []
+    assert list(service.shell.core.groups) == ["r"]
+
+
+@pytest.mark.parametrize(("epoch", "incarnation"), [(EPOCH + 1, 5), (EPOCH, 6)])
+async def test_a_stale_worker_is_told_to_register_anew(
+    service: Service, replica: FakeReplica, epoch: int, incarnation: int
+) -> None:
+    worker = service.worker()
+    await join(worker, replica)
+    await send(worker, Heartbeat(epoch, incarnation, 0))
+    assert await to_worker(worker) == WorkerUnregistered(EPOCH)
+
+
+async def test_another_connection_cannot_speak_for_a_worker(service: Service, replica: FakeReplica) -> None:
+    worker, impostor = service.worker(), service.worker()
+    await join(worker, replica)
+    await send(impostor, Heartbeat(EPOCH, 5, 0))
+    assert await to_worker(impostor) == WorkerUnregistered(EPOCH)
+    assert list(service.shell.core.replicas) == [5]
+
+
+async def test_another_schema_version_is_refused_by_name(service: Service, replica: FakeReplica) -> None:
+    frontend, worker = service.frontend(), service.worker()
+    await send(frontend, FrontendHello(SCHEMA_VERSION + 1, 1))
+    refused = await to_frontend(frontend)
+    assert isinstance(refused, Refused)
+    assert f"schema {SCHEMA_VERSION + 1}" in refused.detail
+    await send(worker, msgspec.structs.replace(replica.hello, schema_version=SCHEMA_VERSION + 1))
+    assert isinstance(await to_worker(worker), WorkerRefused)
+    assert not service.shell.core.replicas
+
+
+async def test_garbage_on_either_socket_is_counted_and_harms_nobody(service: Service, replica: FakeReplica) -> None:
+    frontend, worker = service.frontend(), service.worker()
+    for socket in (frontend, worker):
+        await socket.send(b"\xc1 garbage")
+        await socket.send_multipart([b"too", b"many", b"frames"])
+        await socket.send(b"")
+    await join(worker, replica)
+    await send(frontend, FrontendHello(SCHEMA_VERSION, 1))
+    assert isinstance(await to_frontend(frontend), FrontendWelcome)
+    assert (await service.load()).dropped_messages == 6
+
+
+async def test_health_and_admin_answer_on_the_same_address(service: Service) -> None:
+    async with grpc.aio.insecure_channel(service.admin_address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for name in ("", SERVICE):
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert (await service.load()).frontends == 0
