@@ -1,0 +1,207 @@
+"""Octavo as its users run it: real processes, on unix sockets in a directory of their own."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self, cast
+
+import grpc
+from google.rpc.error_details_pb2 import ErrorInfo  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+
+from octavo.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
+
+GENERATION_SERVICE = "octavo.v1.GenerationService"
+_START_S = 120.0
+_STOP_S = 30.0
+
+
+class GenerateStream(Protocol):
+    """A running Generate call, as grpc gives it."""
+
+    def __iter__(self) -> Iterator[generation_pb2.GenerateResponse]: ...
+    def __next__(self) -> generation_pb2.GenerateResponse: ...
+    def cancel(self) -> bool: ...
+
+
+def error_reason(error: grpc.RpcError) -> str:
+    """`google.rpc.ErrorInfo.reason` of a failed call."""
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    assert status is not None, error
+    info = ErrorInfo()
+    assert any(detail.Unpack(info) for detail in status.details if detail.Is(ErrorInfo.DESCRIPTOR)), status
+    return str(info.reason)
+
+
+@dataclass
+class Generation:
+    """One finished Generate stream."""
+
+    started: generation_pb2.Started
+    text: str
+    token_ids: list[int]
+    num_deltas: int
+    finished: generation_pb2.Finished
+    usage: generation_pb2.Usage
+
+
+def collect(stream: Iterable[generation_pb2.GenerateResponse]) -> Generation:
+    """Reads a stream to its end, checking the order of its events."""
+    events = list(stream)
+    kinds = [event.WhichOneof("event") for event in events]
+    deltas = [event.delta for event in events if event.HasField("delta")]
+    assert kinds == ["started", *["delta"] * len(deltas), "finished", "usage"], kinds
+    return Generation(
+        started=events[0].started,
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
+        num_deltas=len(deltas),
+        finished=events[-2].finished,
+        usage=events[-1].usage,
+    )
+
+
+@dataclass
+class Stack:
+    """Scheduler, frontend and workers started one by one; everything is stopped at the end of the `with` block.
+
+    `directory` holds the sockets and one log per process, and must be short. `environment` goes to every process.
+    """
+
+    model: Path
+    directory: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.directory}/frontend.sock"
+
+    @property
+    def admin_address(self) -> str:
+        return f"unix:{self.directory}/admin.sock"
+
+    def __enter__(self) -> Self:
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        self.channel = grpc.insecure_channel(self.address)
+        self.admin_channel = grpc.insecure_channel(self.admin_address)
+        self.generation = generation_pb2_grpc.GenerationServiceStub(self.channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(self.admin_channel)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.channel.close()
+        self.admin_channel.close()
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        if error is not None:
+            for log in sorted(self.directory.glob("*.log")):
+                print(f"--- {log.name}\n{log.read_text(errors='replace')[-4000:]}")
+
+    def start(self, command: str, name: str | None = None, **environment: str) -> "subprocess.Popen[bytes]":
+        """Starts `octavo <command>`; its output goes to `<name>.log`."""
+        name = name or command
+        settings = {
+            **os.environ,
+            "OCTAVO_RUNTIME_DIR": str(self.directory),
+            "OCTAVO_MODEL": str(self.model),
+            "OCTAVO_LISTEN": self.address,
+            **self.environment,
+            **environment,
+        }
+        with (self.directory / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "octavo.cli.main", command], env=settings, stdout=log, stderr=log
+            )
+        self.processes[name] = process
+        return process
+
+    def start_all(self, workers: int = 1) -> Self:
+        """Starts one of each kind (and more workers), and waits until the frontend says it is ready."""
+        self.start("scheduler")
+        self.start("frontend")
+        for number in range(workers):
+            self.start("worker", f"worker-{number}")
+        self.wait_ready()
+        self.wait_for(lambda: len(self.load().workers) == workers)
+        return self
+
+    def log(self, name: str) -> str:
+        return (self.directory / f"{name}.log").read_text(errors="replace")
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """Sends a signal and returns the exit status."""
+        self.processes[name].send_signal(number)
+        return self.processes[name].wait(_STOP_S)
+
+    def health(self, service: str = GENERATION_SERVICE) -> int:
+        """The status the frontend gives for `service`; UNKNOWN when it does not answer."""
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        try:
+            return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5).status)
+        except grpc.RpcError:
+            return int(health_pb2.HealthCheckResponse.UNKNOWN)
+
+    def wait_ready(self) -> None:
+        self.wait_for(lambda: self.health() == health_pb2.HealthCheckResponse.SERVING, _START_S)
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = _STOP_S) -> None:
+        """Polls until `condition` holds; fails after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(grpc.RpcError):
+                if condition():
+                    return
+            assert time.monotonic() < deadline, "the awaited state did not come"
+            time.sleep(0.02)
+
+    def load(self) -> admin_pb2.GetLoadResponse:
+        load: admin_pb2.GetLoadResponse = self.admin.GetLoad(admin_pb2.GetLoadRequest(), timeout=10)
+        return load
+
+    def wait_idle(self) -> None:
+        """Waits until no request and no block is held anywhere."""
+
+        def idle() -> bool:
+            load = self.load()
+            return not (load.waiting or load.running) and all(w.blocks_free == w.blocks_total for w in load.workers)
+
+        self.wait_for(idle)
+
+    def assert_alive(self) -> None:
+        assert {name: process.poll() for name, process in self.processes.items()} == dict.fromkeys(self.processes)
+
+    def stream(self, request: generation_pb2.GenerateRequest, timeout: float = 120.0) -> GenerateStream:
+        return cast(GenerateStream, self.generation.Generate(request, timeout=timeout))
+
+    def generate(self, request: generation_pb2.GenerateRequest, timeout: float = 120.0) -> Generation:
+        return collect(self.stream(request, timeout))
+
+    def generate_all(
+        self, requests: Sequence[generation_pb2.GenerateRequest], timeout: float = 240.0
+    ) -> list[Generation]:
+        """All at once, each on a thread of its own."""
+        with ThreadPoolExecutor(len(requests)) as pool:
+            return list(pool.map(lambda request: self.generate(request, timeout), requests))
+
+
+def token_request(token_ids: Sequence[int], max_new_tokens: int, **fields: object) -> generation_pb2.GenerateRequest:
+    """A greedy request for exactly `max_new_tokens` tokens after `token_ids`."""
+    return generation_pb2.GenerateRequest(
+        token_ids=generation_pb2.TokenIds(ids=token_ids),
+        sampling=generation_pb2.SamplingParams(temperature=0),
+        stopping=generation_pb2.StoppingCriteria(max_new_tokens=max_new_tokens, ignore_eos=True),
+        **fields,  # type: ignore[arg-type]
+    )

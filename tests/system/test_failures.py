@@ -1,0 +1,187 @@
+"""Any process may be killed: streams go on with the tokens they would have had, and nothing stays behind."""
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from octavo.testing.stack import Generation, Stack, collect, error_reason, token_request
+from octavo.testing.tiny_model import write_byte_model
+from octavo.v1 import generation_pb2
+from octavo.wire.sampling import SamplingParams
+from octavo.worker.fake_runner import FakeVocabulary, expected_tokens
+
+from .conftest import StartStack
+
+pytestmark = pytest.mark.system
+
+NUM_TOKENS = 60
+PROMPTS = [[(7 * i + j) % 250 for j in range(3 + 5 * i)] for i in range(6)]
+REQUESTS = [token_request(prompt, NUM_TOKENS) for prompt in PROMPTS]
+
+
+def assert_undisturbed(stack: Stack, generations: Sequence[Generation]) -> None:
+    vocabulary = FakeVocabulary.read(stack.model)
+    sampling = SamplingParams(0.0, 0, 1.0, 0, NUM_TOKENS, [])
+    for prompt, generation in zip(PROMPTS, generations, strict=True):
+        assert generation.token_ids == expected_tokens(prompt, sampling, 0, NUM_TOKENS, vocabulary)
+
+
+class Streams:
+    """All of `REQUESTS` under way: the first events of each are read, the rest is not."""
+
+    def __init__(self, stack: Stack, num_read: int = 3) -> None:
+        self._streams = [stack.stream(request) for request in REQUESTS]
+        self._read = [[next(stream) for _ in range(num_read)] for stream in self._streams]
+
+    def finish(self) -> list[Generation]:
+        return [collect([*read, *stream]) for read, stream in zip(self._read, self._streams, strict=True)]
+
+    def cancel(self) -> None:
+        for stream in self._streams:
+            stream.cancel()
+
+
+def test_streams_survive_the_death_of_their_worker(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="10").start_all(workers=2)
+    streams = Streams(stack)
+    stack.kill("worker-0")
+    generations = streams.finish()
+    assert_undisturbed(stack, generations)
+    assert any(generation.usage.preemptions for generation in generations)
+    stack.wait_for(lambda: len(stack.load().workers) == 1)
+    stack.wait_idle()
+
+
+def test_streams_wait_for_the_only_worker_to_come_back(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="10").start_all()
+    streams = Streams(stack)
+    stack.kill("worker-0")
+    stack.start("worker", "worker-1")
+    assert_undisturbed(stack, streams.finish())
+    stack.wait_idle()
+
+
+def test_streams_survive_the_death_of_the_scheduler(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="10").start_all(workers=2)
+    streams = Streams(stack)
+    stack.kill("scheduler")
+    stack.start("scheduler")
+    assert_undisturbed(stack, streams.finish())
+    stack.wait_for(lambda: len(stack.load().workers) == 2)
+    stack.wait_idle()
+    stack.assert_alive()
+
+
+def test_a_frozen_worker_is_replaced_and_rejoins_when_it_thaws(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="10").start_all(workers=2)
+    streams = Streams(stack)
+    stack.processes["worker-0"].send_signal(signal.SIGSTOP)
+    assert_undisturbed(stack, streams.finish())
+    stack.wait_for(lambda: len(stack.load().workers) == 1)
+    stack.processes["worker-0"].send_signal(signal.SIGCONT)
+    stack.wait_for(lambda: len(stack.load().workers) == 2)
+    stack.wait_idle()
+    assert_undisturbed(stack, stack.generate_all(REQUESTS))
+
+
+def test_a_dead_frontends_requests_are_dropped_with_its_lease(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="200").start_all()
+    streams = Streams(stack, num_read=1)
+    assert stack.load().running == len(REQUESTS)
+    stack.kill("frontend")
+    stack.wait_idle()
+    streams.cancel()
+    assert stack.load().frontends == 0
+    stack.start("frontend")
+    stack.wait_ready()
+    assert len(stack.generate(token_request(PROMPTS[0], 2)).token_ids) == 2
+
+
+def test_a_stopped_worker_says_goodbye_and_its_streams_move_at_once(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="10").start_all(workers=2)
+    streams = Streams(stack)
+    assert stack.kill("worker-0", signal.SIGTERM) == 0
+    assert_undisturbed(stack, streams.finish())
+    assert "said goodbye" in stack.log("scheduler")
+
+
+def test_a_stopped_frontend_lets_its_streams_end(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="5").start_all()
+    streams = Streams(stack)
+    stack.processes["frontend"].send_signal(signal.SIGTERM)
+    stack.wait_for(lambda: stack.health() != health_pb2.HealthCheckResponse.SERVING)
+    assert_undisturbed(stack, streams.finish())
+    assert stack.processes["frontend"].wait(30) == 0
+
+
+def test_a_tiny_pool_preempts_and_changes_no_token(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_NUM_BLOCKS="12", OCTAVO_BLOCK_SIZE="8").start_all()
+    generations = stack.generate_all(REQUESTS)
+    assert_undisturbed(stack, generations)
+    assert sum(generation.usage.preemptions for generation in generations) > 0
+    assert stack.load().preemptions > 0
+    stack.wait_idle()
+
+
+def test_requests_wait_for_a_scheduler_and_a_worker_that_are_still_starting(new_stack: StartStack) -> None:
+    stack = new_stack()
+    stack.start("frontend")
+    stack.wait_for(lambda: stack.health("") == health_pb2.HealthCheckResponse.SERVING)
+    assert stack.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+    streams = [stack.stream(request) for request in REQUESTS]
+    stack.start("scheduler")
+    stack.start("worker")
+    assert_undisturbed(stack, [collect(stream) for stream in streams])
+
+
+@pytest.mark.parametrize(("running", "reason"), [((), "SCHEDULER_UNREACHABLE"), (("scheduler",), "NO_WORKER")])
+def test_but_not_for_ever(new_stack: StartStack, running: Sequence[str], reason: str) -> None:
+    stack = new_stack(OCTAVO_SCHEDULER_GRACE="0.5", OCTAVO_WORKER_GRACE="0.5")
+    for command in ("frontend", *running):
+        stack.start(command)
+    stack.wait_for(lambda: stack.health("") == health_pb2.HealthCheckResponse.SERVING)
+    with pytest.raises(grpc.RpcError) as error:
+        stack.generate(REQUESTS[0])
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert error_reason(error.value) == reason
+
+
+def test_a_worker_with_another_model_is_turned_away_with_the_reason(new_stack: StartStack, tmp_path: Path) -> None:
+    stack = new_stack().start_all()
+    write_byte_model(tmp_path / "other", max_model_len=512)
+    stranger = stack.start("worker", "stranger", OCTAVO_MODEL=str(tmp_path / "other"))
+    assert stranger.wait(30) == 1
+    assert "start it with the same model directory" in stack.log("stranger")
+    del stack.processes["stranger"]
+    assert_undisturbed(stack, stack.generate_all(REQUESTS))
+    stack.assert_alive()
+
+
+def test_a_frontend_with_another_model_is_never_ready(new_stack: StartStack, tmp_path: Path) -> None:
+    stack = new_stack(OCTAVO_WORKER_GRACE="0.5")
+    write_byte_model(tmp_path / "other", max_model_len=512)
+    stack.start("scheduler")
+    stack.start("worker")
+    stack.start("frontend", OCTAVO_MODEL=str(tmp_path / "other"))
+    stack.wait_for(lambda: len(stack.load().workers) == 1)
+    stack.wait_for(lambda: stack.health("") == health_pb2.HealthCheckResponse.SERVING)
+    with pytest.raises(grpc.RpcError) as error:
+        stack.generate(REQUESTS[0])
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert stack.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_aborting_by_id_ends_the_stream_and_frees_its_blocks(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="20").start_all()
+    stream = stack.stream(token_request(PROMPTS[0], 500, request_id="mine"))
+    next(stream)
+    request = generation_pb2.AbortRequest(request_ids=["mine", "nobody's"])
+    assert list(stack.generation.Abort(request, timeout=10).aborted) == ["mine"]
+    with pytest.raises(grpc.RpcError) as error:
+        list(stream)
+    assert error.value.code() is grpc.StatusCode.CANCELLED
+    stack.wait_idle()
