@@ -1,7 +1,6 @@
 """A real frontend in this process, with a model of 258 tokens and a scheduler that makes up tokens."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.server import FrontendServer
 from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.testing.frontends import running_frontend
 from octavo.testing.tiny_model import VOCAB_SIZE, write_byte_model
 from octavo.v1 import generation_pb2_grpc as services
 from octavo.wire.model_directory import fingerprint
@@ -57,18 +57,6 @@ def fake_scheduler(config: FrontendConfig) -> FakeScheduler:
 async def scheduler(fake_scheduler: FakeScheduler) -> AsyncIterator[FakeScheduler]:
     async with fake_scheduler.serving():
         yield fake_scheduler
-
-
-@contextlib.asynccontextmanager
-async def running_frontend(config: FrontendConfig) -> AsyncIterator[tuple[FrontendServer, asyncio.Event]]:
-    """A frontend that serves inside the block, and the event that stops it."""
-    server, stopping = FrontendServer(config), asyncio.Event()
-    task = asyncio.create_task(server.serve(stopping))
-    try:
-        yield server, stopping
-    finally:
-        stopping.set()
-        await task
 
 
 @pytest.fixture

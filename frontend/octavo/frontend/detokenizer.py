@@ -13,12 +13,14 @@ from typing import Final, Protocol
 
 from tokenizers import Tokenizer
 
+from octavo.wire.model_directory import ModelDirectoryError
+
 _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Tokens kept as the left context of the next window. One would do for the decoders known; it may have no text.
 _CONTEXT_TOKENS = 4
 
 
-class UnsupportedDecoder(Exception):
+class UnsupportedDecoder(ModelDirectoryError):
     """The tokenizer joins its tokens in a way that cannot be followed token by token."""
 
 

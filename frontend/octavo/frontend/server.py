@@ -46,6 +46,7 @@ class FrontendServer:
     def __init__(self, config: FrontendConfig) -> None:
         """Reads the model directory. Raises `ModelDirectoryError`; `RuntimeError` if the address is taken."""
         self._config = config
+        defaults = read_model_defaults(config.model_directory)
         self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
         self.scheduler = SchedulerClient(
             config.scheduler_endpoint, fingerprint(config.model_directory), config.scheduler_grace_s
@@ -53,7 +54,7 @@ class FrontendServer:
         self.generation = Generation(
             model_name=config.served_model_name,
             tokenizer=ModelTokenizer(config.model_directory),
-            defaults=read_model_defaults(config.model_directory),
+            defaults=defaults,
             scheduler=self.scheduler,
             threads=self._threads,
             worker_grace_s=config.worker_grace_s,

@@ -1,0 +1,70 @@
+"""The token that ends a completion, what it is called, and the text before it."""
+
+from octavo.frontend.completion import Completion, EndRules
+from octavo.frontend.detokenizer import Vocabulary
+from octavo.frontend.events import Finished, FinishReason, Match, MatchKind
+from octavo.frontend.stop_strings import StopStrings
+from octavo.testing.tokenizers import byte_level_tokenizer, id_of
+
+TOKENIZER = byte_level_tokenizer()
+END = id_of(TOKENIZER, "<|end|>")
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+def completion(
+    *,
+    max_tokens: int = 100,
+    stop_ids: set[int] | None = None,
+    stops: tuple[str, ...] = (),
+    include: bool = False,
+    skip: bool = True,
+) -> Completion:
+    rules = EndRules(max_tokens, frozenset(stop_ids or {END}), frozenset({END}), include)
+    detokenizer = Vocabulary(TOKENIZER).detokenizer(skip_special_tokens=skip)
+    return Completion(rules, detokenizer, StopStrings(stops, include_stop=include))
+
+
+def test_the_limit_ends_it_and_flushes_what_was_held() -> None:
+    sequence = completion(max_tokens=4, stops=("xyz",))
+    piece = sequence.feed([*ids("."), *ids("x"), *ids("y")])
+    assert (piece.text, sequence.finished) == (".", None)
+    piece = sequence.feed([*ids("."), *ids("after")])
+    assert piece.text == "xy."
+    assert piece.token_ids == ids(".")
+    assert sequence.finished == Finished(FinishReason.LENGTH, None)
+
+
+def test_eos_counts_and_has_no_text() -> None:
+    sequence = completion()
+    piece = sequence.feed([*ids("x"), END, *ids("y")])
+    assert (piece.text, piece.token_ids, sequence.num_tokens) == ("x", [*ids("x"), END], 2)
+    assert sequence.finished == Finished(FinishReason.STOP, Match(MatchKind.EOS_TOKEN, END))
+
+
+def test_a_stop_token_is_called_so_and_kept_when_asked() -> None:
+    [stop] = ids(".")
+    sequence = completion(stop_ids={stop}, include=True)
+    assert sequence.feed([*ids("x"), stop]).text == "x."
+    assert sequence.finished == Finished(FinishReason.STOP, Match(MatchKind.STOP_TOKEN, stop))
+    assert completion(stop_ids={stop}).feed([*ids("x"), stop]).text == "x"
+
+
+def test_a_special_stop_token_appears_only_if_specials_do() -> None:
+    assert completion(include=True, skip=True).feed([*ids("x"), END]).text == "x"
+    assert completion(include=True, skip=False).feed([*ids("x"), END]).text == "x<|end|>"
+    assert completion(include=False, skip=False).feed([*ids("x"), END]).text == "x"
+
+
+def test_tokens_count_up_to_the_one_that_completes_the_stop_string() -> None:
+    sequence = completion(stops=("y.",))
+    piece = sequence.feed([*ids("x"), *ids("y"), *ids("."), *ids("x")])
+    assert (piece.text, sequence.num_tokens) == ("x", 3)
+    assert sequence.finished == Finished(FinishReason.STOP, Match(MatchKind.STOP_STRING, "y."))
+
+
+def test_half_a_character_at_the_limit_becomes_a_replacement() -> None:
+    first_byte = next(i for i in range(256) if Vocabulary(TOKENIZER).bytes_of(i) == b"\xe6")
+    assert completion(max_tokens=1).feed([first_byte]).text == "�"

@@ -1,0 +1,197 @@
+"""What happens to streams when the scheduler, the workers or the client go away."""
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+
+from octavo.frontend.config import FrontendConfig
+from octavo.frontend.server import FrontendServer
+from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.testing.frontends import running_frontend
+from octavo.testing.grpc_calls import collect, ids_of, reason_of, retry_delay_of
+from octavo.v1 import generation_pb2 as pb
+from octavo.v1 import generation_pb2_grpc as services
+
+Code = grpc.StatusCode
+
+
+def ask(max_new_tokens: int = 20, **fields: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        text="hello",
+        sampling=pb.SamplingParams(seed=7),
+        stopping=pb.StoppingCriteria(max_new_tokens=max_new_tokens),
+        **fields,
+    )
+
+
+async def failure(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(call)
+    return caught.value
+
+
+async def test_a_restarted_scheduler_goes_on_with_the_same_tokens(
+    scheduler: FakeScheduler, stub: Any, eventually: Any
+) -> None:
+    expected = ids_of(await collect(stub.Generate(ask())))
+    scheduler.hold_after = 8
+    call = asyncio.create_task(collect(stub.Generate(ask(request_id="mine"))))
+    await eventually(lambda: scheduler.running == {"mine"})
+    scheduler.restart()
+    scheduler.hold_after = 1 << 30
+    assert ids_of(await call) == expected
+    attempts = [(r.attempt, len(r.generated_token_ids)) for r in scheduler.submitted if r.request_id == "mine"]
+    assert attempts[0] == (1, 0)
+    assert attempts[-1][0] == 2
+
+
+async def test_a_scheduler_process_that_dies_and_comes_back(
+    fake_scheduler: FakeScheduler, stub: Any, eventually: Any
+) -> None:
+    fake_scheduler.hold_after = 8
+    async with fake_scheduler.serving():
+        call = asyncio.create_task(collect(stub.Generate(ask(request_id="mine"))))
+        await eventually(lambda: fake_scheduler.running == {"mine"})
+    fake_scheduler.restart()
+    fake_scheduler.hold_after = 1 << 30
+    async with fake_scheduler.serving():
+        assert len(ids_of(await call)) == 20
+
+
+async def test_a_scheduler_that_forgot_one_request_is_told_again(
+    scheduler: FakeScheduler, stub: Any, eventually: Any
+) -> None:
+    scheduler.hold_after = 8
+    call = asyncio.create_task(collect(stub.Generate(ask())))
+    await eventually(lambda: len(scheduler.running) == 1)
+    scheduler.forget_everything()
+    scheduler.hold_after = 1 << 30
+    assert len(ids_of(await call)) == 20
+    assert [request.attempt for request in scheduler.submitted] == [1, 2]
+
+
+async def test_a_scheduler_that_stays_away_ends_running_requests(
+    fake_scheduler: FakeScheduler, frontend: FrontendServer, stub: Any, eventually: Any
+) -> None:
+    fake_scheduler.hold_after = 8
+    async with fake_scheduler.serving():
+        call = stub.Generate(ask())
+        await anext(aiter(call))
+    error = await failure(call)
+    assert (error.code(), reason_of(error)) == (Code.UNAVAILABLE, "SCHEDULER_UNREACHABLE")
+    assert frontend.generation.num_running == 0
+    error = await failure(stub.Generate(ask()))
+    assert (error.code(), reason_of(error)) == (Code.UNAVAILABLE, "SCHEDULER_UNREACHABLE")
+    assert retry_delay_of(error) == 1.0
+
+
+async def test_a_request_waits_for_a_scheduler_that_is_not_up_yet(fake_scheduler: FakeScheduler, stub: Any) -> None:
+    call = asyncio.create_task(collect(stub.Generate(ask())))
+    await asyncio.sleep(0)
+    async with fake_scheduler.serving():
+        assert len(ids_of(await call)) == 20
+
+
+async def test_a_request_waits_for_a_first_worker(
+    scheduler: FakeScheduler, frontend: Any, stub: Any, eventually: Any
+) -> None:
+    scheduler.replicas = 0
+    call = asyncio.create_task(collect(stub.Generate(ask())))
+    await eventually(lambda: frontend.scheduler.status is not None and frontend.generation.num_running == 1)
+    assert scheduler.submitted == []
+    await scheduler.set_replicas(1)
+    assert len(ids_of(await call)) == 20
+
+
+async def test_no_worker_for_too_long(scheduler: FakeScheduler, stub: Any) -> None:
+    scheduler.replicas = 0
+    error = await failure(stub.Generate(ask()))
+    assert (error.code(), reason_of(error)) == (Code.UNAVAILABLE, "NO_WORKER")
+    assert retry_delay_of(error) == 1.0
+
+
+async def test_workers_of_another_model(scheduler: FakeScheduler, frontend: FrontendServer, stub: Any) -> None:
+    scheduler.model = msgspec.structs.replace(scheduler.model, fingerprint="f" * 64)
+    error = await failure(stub.Generate(ask()))
+    assert (error.code(), reason_of(error)) == (Code.UNAVAILABLE, "MODEL_MISMATCH")
+    assert "f" * 12 in (error.details() or "")
+    assert frontend.scheduler.model_fingerprint[:12] in (error.details() or "")
+    assert not frontend.generation.ready
+
+
+async def test_a_deadline_ends_the_wait_for_a_worker(
+    scheduler: FakeScheduler, config: FrontendConfig, eventually: Any
+) -> None:
+    scheduler.replicas = 0
+    async with (
+        running_frontend(dataclasses.replace(config, worker_grace_s=30.0)) as (server, _),
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        error = await failure(services.GenerationServiceStub(channel).Generate(ask(), timeout=0.3))
+        assert error.code() is Code.DEADLINE_EXCEEDED
+        await eventually(lambda: server.generation.num_running == 0)
+
+
+async def test_a_deadline_in_mid_stream_frees_the_work(
+    scheduler: FakeScheduler, frontend: FrontendServer, stub: Any, eventually: Any
+) -> None:
+    scheduler.hold_after = 3
+    error = await failure(stub.Generate(ask(request_id="mine"), timeout=0.3))
+    assert error.code() is Code.DEADLINE_EXCEEDED
+    await eventually(lambda: scheduler.aborted == ["mine"] and frontend.generation.num_running == 0)
+
+
+async def test_a_client_that_cancels_frees_the_work(
+    scheduler: FakeScheduler, frontend: FrontendServer, stub: Any, eventually: Any
+) -> None:
+    scheduler.hold_after = 3
+    call = stub.Generate(ask(request_id="mine"))
+    await anext(aiter(call))
+    call.cancel()
+    await eventually(lambda: scheduler.aborted == ["mine"] and frontend.generation.num_running == 0)
+    assert scheduler.running == set()
+
+
+async def test_a_client_that_vanishes_while_tokens_flow_frees_the_work(
+    scheduler: FakeScheduler, frontend: FrontendServer, eventually: Any
+) -> None:
+    scheduler.pace_s = 0.001
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{frontend.port}") as channel:
+        call = services.GenerationServiceStub(channel).Generate(ask(500, request_id="mine"))
+        await anext(aiter(call))
+    await eventually(lambda: scheduler.aborted == ["mine"] and frontend.generation.num_running == 0)
+
+
+async def test_a_drain_finishes_what_runs_and_refuses_the_rest(
+    scheduler: FakeScheduler, config: FrontendConfig, eventually: Any
+) -> None:
+    scheduler.hold_after = 3
+    async with (
+        running_frontend(config) as (server, stopping),
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        stub = services.GenerationServiceStub(channel)
+        call = stub.Generate(ask())
+        await anext(aiter(call))
+        stopping.set()
+        await eventually(lambda: server.generation.draining)
+        error = await failure(stub.Generate(ask()))
+        assert (error.code(), reason_of(error)) == (Code.UNAVAILABLE, "DRAINING")
+        scheduler.hold_after = 1 << 30
+        assert len(ids_of(await collect(call))) == 20
+
+
+async def test_a_drain_does_not_wait_for_ever(
+    scheduler: FakeScheduler, config: FrontendConfig, eventually: Any
+) -> None:
+    scheduler.hold_after = 3
+    async with running_frontend(dataclasses.replace(config, drain_timeout_s=0.1)) as (server, _):
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}")
+        call = services.GenerationServiceStub(channel).Generate(ask(request_id="mine"))
+        await anext(aiter(call))
+    assert (await failure(call)).code() in (Code.UNAVAILABLE, Code.CANCELLED)
+    await channel.close(None)

@@ -1,0 +1,53 @@
+"""Reading what a Generate call answers."""
+
+from collections.abc import AsyncIterable
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2  # type: ignore[import-untyped]
+from grpc_status import rpc_status
+
+from octavo.v1 import generation_pb2 as pb
+
+
+async def collect(call: AsyncIterable[pb.GenerateResponse]) -> list[pb.GenerateResponse]:
+    """All events of a call."""
+    return [response async for response in call]
+
+
+def text_of(responses: list[pb.GenerateResponse]) -> str:
+    """The deltas' text, joined."""
+    return "".join(response.delta.text for response in responses)
+
+
+def ids_of(responses: list[pb.GenerateResponse]) -> list[int]:
+    """The deltas' token ids, joined."""
+    return [token_id for response in responses for token_id in response.delta.token_ids]
+
+
+def finished_of(responses: list[pb.GenerateResponse]) -> pb.Finished:
+    """The one `finished` event."""
+    [finished] = [response.finished for response in responses if response.WhichOneof("event") == "finished"]
+    return finished
+
+
+def reason_of(error: grpc.RpcError) -> str:
+    """The stable reason in an error's details, checked to be in our domain."""
+    info = _detail(error, error_details_pb2.ErrorInfo())
+    assert info is not None
+    assert info.domain == "octavo"
+    return str(info.reason)
+
+
+def retry_delay_of(error: grpc.RpcError) -> float | None:
+    """Seconds after which the error invites another try, if it does."""
+    info = _detail(error, error_details_pb2.RetryInfo())
+    return None if info is None else info.retry_delay.ToNanoseconds() / 1e9
+
+
+def _detail(error: grpc.RpcError, empty: Any) -> Any:
+    assert isinstance(error, grpc.Call)
+    for detail in rpc_status.from_call(error).details:
+        if detail.Unpack(empty):
+            return empty
+    return None
