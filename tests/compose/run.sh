@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Runs compose.yaml on the Docker Engine at hand and holds it to docs/deployment.md: up, scale, stream, lose a worker in
+# the middle of a stream, restart what crashes, stop cleanly. Needs docker with Compose v2; leaves nothing behind but
+# images. The project has a name and a port of its own, so it may run beside an Octavo that is in use.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+export COMPOSE_PROJECT_NAME=octavo-test OCTAVO_PORT=0
+# In float32 a token does not depend on the batch or on the worker: every answer below must be the same.
+export OCTAVO_DTYPE=float32 OCTAVO_NUM_BLOCKS=512 OCTAVO_THREADS=1
+readonly PROMPT="Once upon a time, in a small village by the sea," NUM_TOKENS=160
+scratch=$(mktemp -d)
+
+clean_up() {
+  local status=$?
+  if [ $status -ne 0 ]; then
+    echo "FAIL: status $status; the last lines of each process:"
+    docker compose ps --all
+    docker compose logs --no-color --tail 25
+  fi
+  docker compose down --volumes --timeout 20 >"$scratch/down.log" 2>&1 || cat "$scratch/down.log"
+  rm -rf "$scratch"
+  exit $status
+}
+trap clean_up EXIT
+
+stage() { printf '\n== %s\n' "$*"; }
+
+# check WHAT COMMAND...: the command must succeed.
+check() {
+  local what=$1
+  shift
+  if "$@"; then echo "PASS: $what"; else echo "FAIL: $what"; exit 1; fi
+}
+
+# eventually WHAT COMMAND...: the command must succeed within a minute.
+eventually() {
+  local what=$1 deadline=$((SECONDS + 60))
+  shift
+  until "$@"; do
+    if [ $SECONDS -ge $deadline ]; then echo "FAIL: $what (not within 60 s)"; exit 1; fi
+    sleep 0.3
+  done
+  echo "PASS: $what"
+}
+
+up() { docker compose up --detach --wait --wait-timeout 300 --no-recreate "$@" >"$scratch/up.log" 2>&1 || { cat "$scratch/up.log"; return 1; }; }
+books() { docker compose exec -T scheduler python - <tests/compose/workers.py; }
+registered() { [ "$(books | wc -l)" -eq "$1" ]; }
+idle() { books | awk '$2 != 0 || $3 != $4 { exit 1 }'; }
+generate() { timeout 180 docker compose exec -T frontend octavo generate "$PROMPT" --temperature 0 --max-new-tokens $NUM_TOKENS; }
+first_answer() { generate >"$scratch/answer" && grep -q '[[:alpha:]]' "$scratch/answer"; }
+same_answer() { generate >"$scratch/again" && diff "$scratch/answer" "$scratch/again"; }
+restarted() { [ "$(docker inspect --format '{{.RestartCount}} {{.State.Health.Status}}' "$1")" = "1 healthy" ]; }
+
+answers_from_host() {
+  docker run --rm --network host "$COMPOSE_PROJECT_NAME-frontend" \
+    health "$(docker compose port frontend 50051)" --service octavo.v1.GenerationService
+}
+
+# Not root, no capability left, nothing to write to but /tmp.
+confined() {
+  docker compose exec -T "$1" sh -c '
+    test "$(id -u):$(id -g)" = 10001:0 && grep -q "^CapBnd:[[:space:]]*0*$" /proc/self/status &&
+    grep -q "^NoNewPrivs:[[:space:]]*1$" /proc/self/status &&
+    ! touch /file /var/cache/octavo/file 2>/dev/null && touch /tmp/file'
+}
+
+without_torch() { docker compose exec -T "$1" python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is not None)'; }
+
+kill_worker_in_mid_stream() {
+  generate >"$scratch/again" &
+  local stream=$!
+  until [ "$(wc -c <"$scratch/again")" -ge 40 ]; do kill -0 $stream && sleep 0.1; done
+  # A worker's id is its host name, which is its container's id, and its process id.
+  killed=$(books | awk '$2 > 0 { sub(/-[0-9]+$/, "", $1); print $1; exit }')
+  docker kill "$killed" >/dev/null && kill -0 $stream && wait $stream
+}
+
+# Everything dies in the container but PID 1, which then ends with the process's status.
+crash() { docker exec "$1" sh -c 'kill -9 -1' || true; }
+
+all_ended_well() {
+  docker compose stop 2>"$scratch/stop.log"
+  docker compose ps --all --quiet | xargs docker inspect --format '{{.Name}} {{.State.ExitCode}}' >"$scratch/ended"
+  ! grep -v " 0$" "$scratch/ended"
+}
+
+stage "Build the images"
+docker compose build --quiet
+
+stage "Start frontend, scheduler and one worker"
+check "all become healthy" up
+check "the published port answers" answers_from_host
+for service in frontend scheduler worker; do check "$service is confined" confined $service; done
+for service in frontend scheduler; do check "$service has no torch" without_torch $service; done
+check "the network of ZMQ and Admin is internal" \
+  test "$(docker network inspect --format '{{.Internal}}' ${COMPOSE_PROJECT_NAME}_internal)" = true
+check "a request streams text" first_answer
+
+stage "Scale to three workers"
+check "all become healthy" up --scale worker=3
+eventually "three workers are in the scheduler's books" registered 3
+check "the answer is the same" same_answer
+
+stage "Kill the worker that computes a stream, in the middle of it"
+check "the stream goes on to its end" kill_worker_in_mid_stream
+check "the answer is the same" diff "$scratch/answer" "$scratch/again"
+eventually "two workers are left in the books" registered 2
+check "a new request streams" same_answer
+eventually "every block is free again" idle
+
+stage "Crash another worker's process"
+crashed=$(docker compose ps --quiet worker | head -n 1)
+crash "$crashed"
+eventually "Docker starts it again, and it registers" restarted "$crashed"
+eventually "two workers are in the books" registered 2
+check "the answer is the same" same_answer
+
+stage "Restart the scheduler"
+docker compose restart scheduler 2>"$scratch/restart.log"
+eventually "two workers register with the new one" registered 2
+check "the answer is the same" same_answer
+
+stage "Stop"
+docker rm "$killed" >/dev/null
+check "every process ends with status 0" all_ended_well
