@@ -75,7 +75,7 @@ def health(address: str, service: str, timeout: float) -> None:
                 health_pb2.HealthCheckRequest(service=service), timeout=timeout, wait_for_ready=True
             )
         except grpc.RpcError as error:
-            raise click.ClickException(f"{address}: {_describe(error)}") from error
+            raise click.ClickException(f"{address}: {_describe_health(error, service, timeout)}") from error
     status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     click.echo(f"{address}: {status}")
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
@@ -114,6 +114,16 @@ def _print_answer(call: Any) -> str:
         raise click.ClickException(_describe(error)) from error
     click.echo()
     return "".join(parts)
+
+
+def _describe_health(error: grpc.RpcError, service: str, timeout: float) -> str:
+    assert isinstance(error, grpc.Call)
+    match error.code():
+        case grpc.StatusCode.NOT_FOUND:
+            return f"it has no service {service!r} [NOT_FOUND]"
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"no answer within {timeout:g} s [DEADLINE_EXCEEDED]"
+    return _describe(error)
 
 
 def _describe(error: grpc.RpcError) -> str:

@@ -46,8 +46,8 @@ def retry_delay_of(error: grpc.RpcError) -> float | None:
 
 
 def _detail(error: grpc.RpcError, empty: Any) -> Any:
-    assert isinstance(error, grpc.Call)
-    for detail in rpc_status.from_call(error).details:
+    call: Any = error
+    for detail in rpc_status.from_call(call).details:
         if detail.Unpack(empty):
             return empty
     return None
