@@ -51,3 +51,7 @@ lock: ## Resolve the newest allowed versions into constraints.txt
 
 clean:  ## Remove the environment and everything built
 	rm -rf $(VENV) build dist
+
+.PHONY: compose-test
+compose-test:  ## Build the images and try compose.yaml on this machine's Docker Engine
+	@tests/compose/run.sh
