@@ -8,7 +8,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from octavo.testing.stack import Generation, Stack, collect, error_reason, token_request
+from octavo.testing.grpc_calls import reason_of
+from octavo.testing.stack import Generation, Stack, collect, token_request
 from octavo.testing.tiny_model import write_byte_model
 from octavo.v1 import generation_pb2
 from octavo.wire.sampling import SamplingParams
@@ -147,7 +148,7 @@ def test_but_not_for_ever(new_stack: StartStack, running: Sequence[str], reason:
     with pytest.raises(grpc.RpcError) as error:
         stack.generate(REQUESTS[0])
     assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert error_reason(error.value) == reason
+    assert reason_of(error.value) == reason
 
 
 def test_a_worker_with_another_model_is_turned_away_with_the_reason(new_stack: StartStack, tmp_path: Path) -> None:
