@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import sys
 from typing import Any
 
 import grpc
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from octavo.frontend.config import FrontendConfig
+from octavo.frontend.scheduler_client import SchedulerRefused
 from octavo.frontend.server import FrontendServer
 from octavo.testing.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
@@ -166,6 +168,43 @@ async def test_a_client_that_vanishes_while_tokens_flow_frees_the_work(
     await eventually(lambda: scheduler.aborted == ["mine"] and frontend.generation.num_running == 0)
 
 
+async def test_a_client_killed_while_tokens_flow_frees_the_work(
+    scheduler: FakeScheduler, frontend: FrontendServer, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler.pace_s = 0.001
+    client = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "octavo.cli.main", "generate", "hello", "--server", f"127.0.0.1:{frontend.port}"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert client.stdout is not None
+    await client.stdout.read(1)
+    client.kill()
+    await client.wait()
+    await eventually(lambda: len(scheduler.aborted) == 1 and frontend.generation.num_running == 0)
+    assert "a request failed" not in caplog.text
+
+
+async def test_more_requests_than_a_renewal_can_name(
+    scheduler: FakeScheduler, stub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.frontend.scheduler_client.MAX_LIVE_REQUESTS", 1)
+    scheduler.hold_after = 3
+    first = stub.Generate(ask())
+    await anext(aiter(first))
+    error = await failure(stub.Generate(ask()))
+    assert (error.code(), reason_of(error)) == (Code.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS")
+    assert retry_delay_of(error) == 1.0
+    first.cancel()
+
+
+async def test_a_scheduler_of_another_version_ends_the_process(
+    scheduler: FakeScheduler, config: FrontendConfig
+) -> None:
+    scheduler.refusal = "schema 2, not 1"
+    with pytest.raises(SchedulerRefused, match="schema 2, not 1"):
+        await FrontendServer(config).serve(asyncio.Event())
+
+
 async def test_a_drain_finishes_what_runs_and_refuses_the_rest(
     scheduler: FakeScheduler, config: FrontendConfig, eventually: Any
 ) -> None:
@@ -193,5 +232,6 @@ async def test_a_drain_does_not_wait_for_ever(
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}")
         call = services.GenerationServiceStub(channel).Generate(ask(request_id="mine"))
         await anext(aiter(call))
-    assert (await failure(call)).code() in (Code.UNAVAILABLE, Code.CANCELLED)
+    error = await failure(call)
+    assert (error.code(), reason_of(error)) == (Code.UNAVAILABLE, "DRAINING")
     await channel.close(None)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 
@@ -99,9 +100,10 @@ def _check_endpoint(endpoint: str, insecure_tcp: bool) -> None:
 
 
 def _run(config: FrontendConfig) -> None:
-    # The tokenizer's library imports torch wherever it is installed: seconds and memory for nothing.
+    # The tokenizer's library imports torch wherever it is installed, which costs seconds and memory for nothing;
+    # and where it is not, says so at every start.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from octavo.frontend.scheduler_client import SchedulerRefused
 
     try:

@@ -55,7 +55,9 @@ def chat(message: str | None, server: str, max_new_tokens: int | None, system: s
         for content in [message] if message is not None else _typed_lines():
             conversation.append(pb.ChatMessage(role="user", content=content))
             request = pb.GenerateRequest(
-                chat=pb.ChatPrompt(messages=conversation), stopping=pb.StoppingCriteria(max_new_tokens=max_new_tokens)
+                chat=pb.ChatPrompt(messages=conversation),
+                stopping=pb.StoppingCriteria(max_new_tokens=max_new_tokens),
+                response=pb.ResponseOptions(token_ids=False),
             )
             answer = _print_answer(stub.Generate(request))
             conversation.append(pb.ChatMessage(role="assistant", content=answer))

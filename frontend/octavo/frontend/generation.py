@@ -16,6 +16,7 @@ from octavo.frontend.errors import (
     DeadlineExceeded,
     NotFound,
     Reason,
+    ServiceError,
     Unavailable,
     bad_parameter,
 )
@@ -44,7 +45,13 @@ class _Running:
 
     request_id: str
     submitted: Submitted | None = None
-    failure: Aborted | None = None
+    failure: ServiceError | None = None
+
+    def fail(self, failure: ServiceError) -> None:
+        """Ends the request for its reader, wherever it stands."""
+        self.failure = failure
+        if self.submitted is not None:
+            self.submitted.request.fail(failure)
 
 
 class Generation:
@@ -112,10 +119,17 @@ class Generation:
         running = self._running.get(request_id)
         if running is None:
             return False
-        running.failure = Aborted(Reason.ABORTED, f"request {request_id} was aborted by its id")
-        if running.submitted is not None:
-            running.submitted.request.fail(running.failure)
+        running.fail(Aborted(Reason.ABORTED, f"request {request_id} was aborted by its id"))
         return True
+
+    def cut_off(self) -> None:
+        """Ends what still runs, at the end of a drain."""
+        for running in self._running.values():
+            running.fail(
+                Unavailable(
+                    Reason.DRAINING, "this frontend shut down before the answer was complete; send it to another"
+                )
+            )
 
     async def encode(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids, made off the event loop. Raises `InvalidRequest`."""

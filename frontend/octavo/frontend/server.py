@@ -91,9 +91,7 @@ class FrontendServer:
             if self.generation.ready != ready:
                 ready = not ready
                 await self._set_ready(ready)
-                _log.info(
-                    "ready" if ready else "not ready: %s", *(() if ready else (self.scheduler.availability.name,))
-                )
+                _log.info("ready" if ready else f"not ready: {self.scheduler.availability.name}")
 
     async def _set_ready(self, ready: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
@@ -109,6 +107,7 @@ class FrontendServer:
             await asyncio.sleep(0.05)
         if self.generation.num_running:
             _log.warning("cutting off %d requests that outlasted the drain time", self.generation.num_running)
+            self.generation.cut_off()
 
 
 async def _end(*tasks: "asyncio.Task[Any]") -> None:

@@ -18,6 +18,7 @@ from octavo.wire.requests import (
     FinishReason,
     FrontendHello,
     FrontendWelcome,
+    Refused,
     Rejected,
     RejectReason,
     Renew,
@@ -61,7 +62,7 @@ class FakeScheduler:
         # What becomes of a delta on its way: nothing, itself, more.
         self.tamper: Callable[[Delta], list[Delta]] = lambda delta: [delta]
         self.rejection: RejectReason | None = None
-        self.silent = False
+        self.refusal: str | None = None
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
         self.renewals = 0
@@ -121,11 +122,12 @@ class FakeScheduler:
             except WireError:
                 self.malformed += 1
                 continue
-            if not self.silent:
-                await self._receive(frontend, message)
+            await self._receive(frontend, message)
 
     async def _receive(self, frontend: bytes, message: Any) -> None:
-        if isinstance(message, FrontendHello):
+        if self.refusal is not None:
+            await self._send(frontend, Refused(detail=self.refusal))
+        elif isinstance(message, FrontendHello):
             self._known.add(frontend)
             await self._send(frontend, FrontendWelcome(epoch=self.epoch, status=self._status()))
         elif frontend not in self._known or message.epoch != self.epoch:

@@ -1,0 +1,82 @@
+"""`octavo frontend` as a process: what it refuses, and how it ends."""
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from octavo.frontend.cli import frontend
+from octavo.frontend.client_cli import health
+
+
+@dataclasses.dataclass
+class Running:
+    process: "subprocess.Popen[str]"
+    address: str
+
+
+@pytest.fixture
+def running(model_directory: Path, tmp_path: Path) -> Iterator[Running]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "octavo.cli.main", "frontend", "--model", str(model_directory), "--listen", address],
+        env={**os.environ, "OCTAVO_FRONTEND_ENDPOINT": f"ipc://{tmp_path}/frontends.sock"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Running(process, address)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_until_alive(address: str) -> None:
+    until = time.monotonic() + 30
+    while CliRunner().invoke(health, [address, "--timeout", "1"]).exit_code != 0:
+        assert time.monotonic() < until
+
+
+def test_it_lives_without_a_scheduler_and_without_torch_and_ends_well(running: Running) -> None:
+    wait_until_alive(running.address)
+    assert "torch" not in Path(f"/proc/{running.process.pid}/maps").read_text()
+    ready = CliRunner().invoke(health, [running.address, "--service", "octavo.v1.GenerationService"])
+    assert (ready.exit_code, ready.stdout) == (1, f"{running.address}: NOT_SERVING\n")
+    running.process.send_signal(signal.SIGTERM)
+    _, errors = running.process.communicate(timeout=10)
+    assert running.process.returncode == 0, errors
+
+
+def test_no_model_there(tmp_path: Path) -> None:
+    result = CliRunner().invoke(frontend, ["--model", str(tmp_path), "--frontend-endpoint", "ipc:///tmp/x"])
+    assert result.exit_code == 2
+    assert "name a directory that holds config.json" in result.stderr
+
+
+def test_an_endpoint_in_the_clear(model_directory: Path) -> None:
+    arguments = ["--model", str(model_directory), "--frontend-endpoint", "tcp://scheduler:5555"]
+    result = CliRunner().invoke(frontend, arguments)
+    assert result.exit_code == 2
+    assert "leaves this machine in the clear" in result.stderr
+
+
+def test_a_port_that_is_taken(model_directory: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        arguments = ["--model", str(model_directory), "--frontend-endpoint", f"ipc://{tmp_path}/x", "--listen", listen]
+        # In a process of its own, because the command keeps torch out of the one it runs in.
+        command = [sys.executable, "-m", "octavo.cli.main", "frontend", *arguments]
+        result = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=30)
+    assert result.returncode == 1
+    assert "Error: the frontend cannot go on: " in result.stderr
+    assert "Traceback" not in result.stderr
