@@ -1,10 +1,10 @@
 # Three images from one file: --target scheduler, frontend or worker. Only the worker's holds torch.
 # PIP_EXTRA_INDEX_URL: a further package index to build from, such as PyTorch's own one of CPU builds. It stays
 # readable in the image's history: put no password in it.
-ARG PYTHON_IMAGE=python:3.11-slim
+FROM python:3.11-slim AS python
 
 # Requirements apart from the rest of pyproject.toml, so that only a change of theirs installs anything anew.
-FROM ${PYTHON_IMAGE} AS requirements
+FROM python AS requirements
 WORKDIR /requirements
 COPY pyproject.toml constraints.txt ./
 RUN python -c "import pathlib, tomllib; \
@@ -15,7 +15,7 @@ RUN python -c "import pathlib, tomllib; \
     [pathlib.Path(name + '.txt').write_text('\n'.join(lines) + '\n') for name, lines in lists.items()]"
 
 # The one lock applies to every installation below.
-FROM ${PYTHON_IMAGE} AS pip
+FROM python AS pip
 ENV PIP_CONSTRAINT=/requirements/constraints.txt PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 COPY --from=requirements /requirements/constraints.txt /requirements/
 
