@@ -81,7 +81,7 @@ def _weight_files(directory: Path) -> list[Path]:
 def _indexed_files(directory: Path) -> list[Path]:
     try:
         names = set(json.loads((directory / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"{directory / _INDEX} is no index of safetensors files: {error!r}") from error
     for name in names:
         if Path(name).name != name or not (directory / name).is_file():

@@ -1,0 +1,153 @@
+"""What production calls, against the oracle."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from octavo.kernels import attention, attention_plan, reference
+from octavo.testing.paged_batches import PagedBatch, random_paged_batch
+
+SHAPES = {
+    "one token": [(1, 1)],
+    "one full block": [(1, 16)],
+    "across a block border": [(1, 17), (1, 16), (1, 15)],
+    "ragged decode": [(1, 3), (1, 90), (1, 31), (1, 32), (1, 1)],
+    "prompts": [(7, 7), (16, 16), (33, 33)],
+    "chunks over history": [(5, 40), (16, 17), (2, 33)],
+    "mixed": [(1, 50), (20, 20), (1, 1), (9, 64), (1, 16)],
+}
+
+
+def planned(batch: PagedBatch) -> attention_plan.AttentionPlan:
+    kv_heads, head_dim = batch.key_cache.shape[2:]
+    return attention_plan.plan_attention(
+        batch.block_tables,
+        batch.context_lens,
+        batch.query_lens,
+        block_size=batch.key_cache.shape[1],
+        bytes_per_token=2 * kv_heads * head_dim * batch.query.itemsize,
+        dtype=batch.query.dtype,
+        device=batch.query.device,
+    )
+
+
+def attend(batch: PagedBatch) -> Tensor:
+    return attention.paged_attention(batch.query, batch.key_cache, batch.value_cache, planned(batch), batch.scale)
+
+
+def oracle(batch: PagedBatch) -> Tensor:
+    return reference.paged_attention(
+        batch.query,
+        batch.key_cache,
+        batch.value_cache,
+        batch.block_tables,
+        batch.context_lens,
+        batch.query_lens,
+        batch.scale,
+    )
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 256])
+@pytest.mark.parametrize("group", [1, 3, 4, 7])
+@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES.keys())
+def test_equals_the_reference(lengths: list[tuple[int, int]], group: int, block_size: int) -> None:
+    batch = random_paged_batch(lengths, block_size=block_size, group=group)
+    torch.testing.assert_close(attend(batch), oracle(batch))
+
+
+def test_equals_the_reference_in_bfloat16() -> None:
+    batch = random_paged_batch(SHAPES["mixed"], block_size=16, dtype=torch.bfloat16)
+    torch.testing.assert_close(attend(batch), oracle(batch), atol=2e-2, rtol=2e-2)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(0, 40)), min_size=1, max_size=6),
+    block_size=st.sampled_from([1, 3, 16]),
+    group=st.sampled_from([1, 3, 7]),
+    seed=st.integers(0, 2**31),
+)
+def test_equals_the_reference_on_any_batch(
+    lengths: list[tuple[int, int]], block_size: int, group: int, seed: int
+) -> None:
+    chunks = [(query, history + query) for query, history in lengths]
+    batch = random_paged_batch(chunks, block_size=block_size, group=group, kv_heads=1, head_dim=8, seed=seed)
+    torch.testing.assert_close(attend(batch), oracle(batch))
+
+
+def test_a_batch_cut_into_many_calls_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = random_paged_batch([(1, 90), (1, 5), (40, 70), (1, 33), (1, 34)], block_size=4)
+    whole = attend(batch)
+    monkeypatch.setattr(attention_plan, "_GATHER_BYTES", 1)
+    monkeypatch.setattr(attention_plan, "_TILE_QUERIES", 16)
+    plan = planned(batch)
+    assert (len(plan.decode_groups), len(plan.prefill_tiles)) == (4, 3)
+    torch.testing.assert_close(attend(batch), whole)
+
+
+def test_decode_temporaries_are_bounded() -> None:
+    contexts = [(1, context) for context in range(20, 2000, 20)]
+    batch = random_paged_batch(contexts, block_size=16, kv_heads=4, head_dim=64, group=1)
+    plan = planned(batch)
+    sizes = [len(group.block_ids) * 16 * 2 * 4 * 64 * 4 for group in plan.decode_groups]
+    assert max(sizes) <= 8 << 20
+    assert sum(len(group.rows) for group in plan.decode_groups) == len(contexts)
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_writes_keys_and_values_as_the_reference_does(block_size: int) -> None:
+    tokens, heads = 9, 3
+    # Strided, as the slice of a fused QKV projection is.
+    key, value = torch.randn(tokens, 4 * heads, 8)[:, heads:-heads].chunk(2, dim=1)
+    slots = torch.randperm(20 * block_size)[:tokens]
+    ours, theirs = torch.zeros(2, 2, 20, block_size, heads, 8)
+    attention.reshape_and_cache(key, value, ours[0], ours[1], slots)
+    reference.reshape_and_cache(key, value, theirs[0], theirs[1], slots)
+    assert torch.equal(ours, theirs)
+    assert ours.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query": torch.zeros(3, 6, 16)}, "3 rows for sequences of 2"),
+        ({"query": torch.zeros(2, 5, 16)}, "5 query heads do not share 2 KV heads"),
+        ({"query": torch.zeros(2, 6, 8)}, "does not fit a cache"),
+        ({"query": torch.zeros(2, 6, 16, dtype=torch.bfloat16)}, "does not fit a cache"),
+        ({"value_cache": torch.zeros(1, 4, 2, 16)}, "differ"),
+        ({"context_lens": [1]}, "2 query tokens, 1 context tokens"),
+        ({"context_lens": [99]}, "99 context tokens, 8 slots"),
+        ({"query_lens": [0]}, "0 query tokens"),
+        ({"query_lens": [1, 1]}, "2 queries"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(change: dict[str, object], message: str) -> None:
+    batch = replace(random_paged_batch([(2, 3)], block_size=4), **change)  # type: ignore[arg-type]
+    for call in (attend, oracle):
+        with pytest.raises(ValueError, match=message):
+            call(batch)
+
+
+def test_new_keys_that_do_not_fit_the_cache_are_refused() -> None:
+    cache = torch.zeros(2, 4, 2, 8)
+    new, slots = torch.zeros(3, 2, 8), torch.tensor([0, 1, 2])
+    for write in (attention.reshape_and_cache, reference.reshape_and_cache):
+        with pytest.raises(ValueError, match="value is"):
+            write(new, new.bfloat16(), cache, cache, slots)
+        with pytest.raises(ValueError, match="key is"):
+            write(new[:2], new, cache, cache, slots)
+        with pytest.raises(ValueError, match="slot_mapping"):
+            write(new, new, cache, cache, slots.int())
+        with pytest.raises(ValueError, match="contiguous"):
+            write(new, new, cache.transpose(0, 1), cache.transpose(0, 1), slots)
+
+
+def test_a_plan_for_another_block_size_is_refused() -> None:
+    batch = random_paged_batch([(1, 4)], block_size=4)
+    cache = batch.key_cache.reshape(-1, 2, 2, 16)
+    with pytest.raises(ValueError, match="blocks of 4 slots and a cache of 2"):
+        attention.paged_attention(batch.query, cache, cache, planned(batch), batch.scale)

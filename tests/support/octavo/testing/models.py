@@ -1,0 +1,109 @@
+"""Models for tests of the worker: the bundled one, tiny random ones, and a loop that drives a runner."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octavo.wire.sampling import SamplingParams
+from octavo.worker.model_runner import ModelRunner
+from octavo.worker.prepare import prepare_bundled_model
+from octavo.worker.runner import Runner
+from octavo.worker.sequences import WorkerSequence, WorkItem
+
+GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0, max_tokens=1 << 20, stop_token_ids=[])
+
+
+@pytest.fixture(scope="session")
+def bundled_model() -> Path:
+    """The directory of the bundled model, prepared if it is not yet.
+
+    From then on torch has one thread: two wait for each other whenever a neighbour takes one's core.
+    """
+    torch.set_num_threads(1)
+    return prepare_bundled_model()
+
+
+def write_tiny_model(directory: Path, config: Any) -> Any:
+    """A random model of `config` (a transformers configuration), saved to `directory`; the transformers model, fp32."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    from_config: Any = AutoModelForCausalLM.from_config
+    model = from_config(config).eval()
+    for parameter in model.parameters():
+        # The default initialisation gives logits so alike that nothing could be told apart.
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(directory)
+    return model
+
+
+def transformers_greedy(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
+    """What `generate` of transformers continues `prompt` with, greedily and past any EOS."""
+    output = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    token_ids: list[int] = output[0, len(prompt) :].tolist()
+    return token_ids
+
+
+def fp32_runner(directory: Path, **options: Any) -> ModelRunner:
+    """A runner in fp32 with room for 4,096 tokens unless `options` say otherwise."""
+    block_size = options.setdefault("block_size", 16)
+    options.setdefault("num_blocks", 4096 // block_size)
+    return ModelRunner(directory, dtype="float32", device="cpu", **options)
+
+
+def new_sequences(
+    runner: Runner, prompts: list[list[int]], room: int, sampling: SamplingParams = GREEDY
+) -> list[WorkerSequence]:
+    """Sequences for `prompts` with blocks, in shuffled order, for `room` more tokens each."""
+    free = list(range(runner.num_blocks))
+    random.Random(0).shuffle(free)
+    sequences = []
+    for index, prompt in enumerate(prompts):
+        width = -(-(len(prompt) + room) // runner.block_size)
+        block_ids, free = free[:width], free[width:]
+        assert len(block_ids) == width, "the test asks for more blocks than its runner has"
+        sequences.append(WorkerSequence(index, 0, sampling, len(prompt), list(prompt), 0, block_ids))
+    return sequences
+
+
+def run_step(runner: Runner, sequences: list[WorkerSequence], budget: int) -> None:
+    """One step over `sequences` in order, each given what is left of `budget` tokens; results are recorded in them."""
+    items = []
+    for sequence in sequences:
+        num_tokens = min(len(sequence.token_ids) - sequence.num_computed, budget)
+        if num_tokens:
+            budget -= num_tokens
+            reached = sequence.num_computed + num_tokens
+            items.append(
+                WorkItem(sequence, sequence.num_computed, num_tokens, samples=reached == len(sequence.token_ids))
+            )
+    sampled = iter(runner.execute(items).sampled)
+    for item in items:
+        item.sequence.num_computed += item.num_tokens
+        if item.samples:
+            item.sequence.token_ids.append(next(sampled))
+
+
+def generate(
+    runner: Runner,
+    prompts: list[list[int]],
+    num_tokens: int,
+    *,
+    budget: int = 2048,
+    sampling: SamplingParams = GREEDY,
+) -> list[list[int]]:
+    """`num_tokens` generated ids per prompt, all prompts together in steps of at most `budget` tokens."""
+    sequences = new_sequences(runner, prompts, num_tokens, sampling)
+    while live := [sequence for sequence in sequences if sequence.num_generated < num_tokens]:
+        run_step(runner, live, budget)
+    return [sequence.token_ids[sequence.prompt_length :] for sequence in sequences]

