@@ -55,3 +55,8 @@ clean:  ## Remove the environment and everything built
 .PHONY: compose-test
 compose-test:  ## Build the images and try compose.yaml on this machine's Docker Engine
 	@tests/compose/run.sh
+
+.PHONY: bench
+bench: $(READY)  ## Measure speed, the worker alone and through all processes; ARGS are those of octavo.bench
+	@$(BIN)/octavo prepare-model
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench $(ARGS)

@@ -1,5 +1,7 @@
 """Every ZMQ socket of Octavo is made here, with the same guards."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import zmq
@@ -21,7 +23,8 @@ def bind_router(context: "zmq.Context[S]", endpoint: str) -> S:
     """The scheduler's end of a wire. Sending to a peer that has gone raises `zmq.ZMQError` (EHOSTUNREACH)."""
     socket = _guarded(context, zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.bind(endpoint)
+    with _closed_on_error(socket):
+        socket.bind(endpoint)
     return socket
 
 
@@ -32,8 +35,18 @@ def connect_dealer(context: "zmq.Context[S]", endpoint: str) -> S:
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
-    socket.connect(endpoint)
+    with _closed_on_error(socket):
+        socket.connect(endpoint)
     return socket
+
+
+@contextmanager
+def _closed_on_error(socket: "zmq.Socket[Any]") -> Iterator[None]:
+    try:
+        yield
+    except zmq.ZMQError:
+        socket.close()
+        raise
 
 
 def _guarded(context: "zmq.Context[S]", kind: int) -> S:
