@@ -45,18 +45,19 @@ eventually() {
 }
 
 up() { docker compose up --detach --wait --wait-timeout 300 --no-recreate "$@" >"$scratch/up.log" 2>&1 || { cat "$scratch/up.log"; return 1; }; }
+
+# A client on this machine, outside the project's networks.
+from_host() { timeout 180 docker run --rm --network host "$COMPOSE_PROJECT_NAME-frontend" "$@"; }
+address() { docker compose port frontend 50051; }
+answers_health() { from_host health "$(address)" --service octavo.v1.GenerationService; }
+generate() { from_host generate "$PROMPT" --temperature 0 --max-new-tokens $NUM_TOKENS --server "$(address)"; }
+first_answer() { generate >"$scratch/answer" && grep -q '[[:alpha:]]' "$scratch/answer"; }
+same_answer() { generate >"$scratch/again" && diff "$scratch/answer" "$scratch/again"; }
+
 books() { docker compose exec -T scheduler python - <tests/compose/workers.py; }
 registered() { [ "$(books | wc -l)" -eq "$1" ]; }
 idle() { books | awk '$2 != 0 || $3 != $4 { exit 1 }'; }
-generate() { timeout 180 docker compose exec -T frontend octavo generate "$PROMPT" --temperature 0 --max-new-tokens $NUM_TOKENS; }
-first_answer() { generate >"$scratch/answer" && grep -q '[[:alpha:]]' "$scratch/answer"; }
-same_answer() { generate >"$scratch/again" && diff "$scratch/answer" "$scratch/again"; }
 restarted() { [ "$(docker inspect --format '{{.RestartCount}} {{.State.Health.Status}}' "$1")" = "1 healthy" ]; }
-
-answers_from_host() {
-  docker run --rm --network host "$COMPOSE_PROJECT_NAME-frontend" \
-    health "$(docker compose port frontend 50051)" --service octavo.v1.GenerationService
-}
 
 # Not root, no capability left, nothing to write to but /tmp.
 confined() {
@@ -68,16 +69,22 @@ confined() {
 
 without_torch() { docker compose exec -T "$1" python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is not None)'; }
 
-kill_worker_in_mid_stream() {
+# in_mid_stream COMMAND...: runs it while a stream is under way, and waits for the stream, which must end well.
+in_mid_stream() {
+  : >"$scratch/again"
   generate >"$scratch/again" &
   local stream=$!
   until [ "$(wc -c <"$scratch/again")" -ge 40 ]; do
     kill -0 $stream || return 1
     sleep 0.1
   done
-  # A worker's id is its host name, which is its container's id, and its process id.
+  "$@" && wait $stream
+}
+
+# A worker's id is its host name, which is its container's id, and its process id.
+kill_busy_worker() {
   killed=$(books | awk '$2 > 0 { sub(/-[0-9]+$/, "", $1); print $1; exit }')
-  docker kill "$killed" >/dev/null && kill -0 $stream && wait $stream
+  docker kill "$killed" >/dev/null
 }
 
 # Everything dies in the container but PID 1, which then ends with the process's status.
@@ -94,7 +101,7 @@ docker compose build --quiet
 
 stage "Start frontend, scheduler and one worker"
 check "all become healthy" up
-check "the published port answers" answers_from_host
+check "the published port answers" answers_health
 for service in frontend scheduler worker; do check "$service is confined" confined $service; done
 for service in frontend scheduler; do check "$service has no torch" without_torch $service; done
 check "the network of ZMQ and Admin is internal" \
@@ -107,7 +114,7 @@ eventually "three workers are in the scheduler's books" registered 3
 check "the answer is the same" same_answer
 
 stage "Kill the worker that computes a stream, in the middle of it"
-check "the stream goes on to its end" kill_worker_in_mid_stream
+check "the stream goes on to its end" in_mid_stream kill_busy_worker
 check "the answer is the same" diff "$scratch/answer" "$scratch/again"
 eventually "two workers are left in the books" registered 2
 check "a new request streams" same_answer
@@ -125,6 +132,8 @@ docker compose restart scheduler 2>"$scratch/restart.log"
 eventually "two workers register with the new one" registered 2
 check "the answer is the same" same_answer
 
-stage "Stop"
+stage "Stop: the frontend in the middle of a stream, then the rest"
+check "the stream goes on to its end" in_mid_stream docker compose stop frontend
+check "the answer is the same" diff "$scratch/answer" "$scratch/again"
 docker rm "$killed" >/dev/null
 check "every process ends with status 0" all_ended_well
