@@ -68,6 +68,11 @@ def test_without_a_budget_a_share_of_what_is_free_is_taken() -> None:
     assert 0 < taken <= min(4 << 30, available_memory() // 4)
 
 
+def test_a_cache_without_blocks_is_refused() -> None:
+    with pytest.raises(KVCacheError, match="0 KV blocks"):
+        KVCache(TINY, num_blocks=0, block_size=16, dtype=torch.float32, device=CPU)
+
+
 def test_a_cache_that_no_machine_has_is_refused() -> None:
     with pytest.raises(KVCacheError, match="--kv-cache-memory"):
         KVCache(TINY, num_blocks=1 << 50, block_size=16, dtype=torch.float32, device=CPU)

@@ -25,8 +25,8 @@ class KVCache:
     def __init__(
         self, config: DecoderConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
+        if num_blocks < 1:
+            raise KVCacheError(f"{num_blocks} KV blocks are asked for; a sequence needs at least one")
         shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         try:
             # Zeros cost nothing on the CPU until a page is touched, and unwritten slots are read under a mask.

@@ -55,8 +55,10 @@ class ModelRunner:
             self._model = load_model(directory, dtype=self._dtype, device=self._device, max_model_len=max_model_len)
             config = self._model.config
             self.kv_bytes_per_token = kv_bytes_per_token(config, self._dtype)
-            self.num_blocks = num_blocks or num_blocks_in(
-                kv_cache_memory, block_size, self.kv_bytes_per_token, self._device
+            self.num_blocks = (
+                num_blocks_in(kv_cache_memory, block_size, self.kv_bytes_per_token, self._device)
+                if num_blocks is None
+                else num_blocks
             )
             self._kv_cache = KVCache(
                 config, num_blocks=self.num_blocks, block_size=block_size, dtype=self._dtype, device=self._device
