@@ -26,11 +26,15 @@ def test_contents_side_by_side(first: str, second: str) -> None:
     assert "".join(text for text, _ in CONTROL.split(rendered)) == f"<|start|>{first}{second}<|end|>"
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(text=content, left=st.sampled_from(["<", "<|", "<|e", "[INS"]), right=st.sampled_from(["|>", ">", "nd|>", "]"]))
-def test_a_template_that_writes_the_other_part(text: str, left: str, right: str) -> None:
-    if text:
-        assert control_tokens_in(left + CONTROL.guard(text) + right) == []
+@pytest.mark.parametrize("token", TEXTS)
+def test_a_template_that_writes_the_other_part(token: str) -> None:
+    for start in range(len(token)):
+        for end in range(start + 1, len(token) + 1):
+            before = [""] if start else ["", "x "]
+            after = [""] if end < len(token) else ["", " x"]
+            for content in (left + token[start:end] + right for left in before for right in after):
+                rendered = token[:start] + CONTROL.guard(content) + token[end:]
+                assert control_tokens_in(rendered) == [], (token[:start], content, token[end:])
 
 
 def test_innocent_content_is_left_alone() -> None:

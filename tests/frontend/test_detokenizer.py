@@ -76,6 +76,12 @@ def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
     assert stream(tokenizer, [[ids[0]], [ids[1]], [make.id_of(tokenizer, "x")]], False) == ["", "", "üx", ""]
 
 
+def test_tokens_without_text_do_not_hide_what_came_before() -> None:
+    tokenizer = TOKENIZERS["byte_fallback_tokenizer"]
+    ids = [make.id_of(tokenizer, token) for token in ("a", *[""] * 6, "▁a")]
+    assert "".join(stream(tokenizer, [[i] for i in ids], False)) == tokenizer.decode(ids) == "a a"
+
+
 def test_special_tokens_are_skipped_only_when_asked() -> None:
     tokenizer = TOKENIZERS["byte_level_tokenizer"]
     ids = [make.id_of(tokenizer, token) for token in ("<|start|>", "a", "<think>", "<|end|>")]

@@ -16,6 +16,8 @@ from octavo.frontend.server import FrontendServer
 from octavo.testing.fake_scheduler import FakeScheduler
 from octavo.testing.grpc_calls import collect
 from octavo.v1 import generation_pb2 as pb
+from octavo.wire.codec import encode
+from octavo.wire.requests import Unregistered
 
 BUF = Path(sys.executable).with_name("buf")
 SERVICE = "octavo.v1.GenerationService"
@@ -85,7 +87,14 @@ async def test_garbage_on_the_public_port(
 
 @pytest.mark.parametrize(
     "frames",
-    [(b"",), (b"\xff" * 100,), (b"\x93\xa6Deltas\x01\x02",), (b"\xd9\xff",), (b"a", b"b"), (b"\x91" * 100_000,)],
+    [
+        (b"",),
+        (b"\xff" * 100,),
+        (b"\x93\xa6Deltas\x01\x02",),
+        (b"\xd9\xff",),
+        (encode(Unregistered(epoch=1)), b"more"),
+        (b"\x91" * 100_000,),
+    ],
 )
 async def test_garbage_from_the_scheduler(
     scheduler: FakeScheduler, frontend: FrontendServer, stub: Any, eventually: Any, frames: tuple[bytes, ...]

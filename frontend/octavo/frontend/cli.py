@@ -10,7 +10,7 @@ import click
 
 from octavo.frontend.config import FrontendConfig
 from octavo.wire.endpoints import EndpointError, check_endpoint, default_endpoint
-from octavo.wire.model_directory import BUNDLED_MODEL, ModelDirectoryError, default_served_name, resolve_model
+from octavo.wire.model_directory import BUNDLED_MODEL, ModelDirectoryError, model_name, resolve_model
 
 _log = logging.getLogger(__name__)
 _SECONDS = click.FloatRange(min=0)
@@ -76,10 +76,11 @@ def frontend(
 ) -> None:
     """Run one frontend: it serves gRPC, tokenizes, and keeps the journal of running requests. Needs no torch."""
     try:
-        _check_endpoint(frontend_endpoint, insecure_tcp)
+        check_endpoint(frontend_endpoint, insecure_tcp=insecure_tcp)
+        directory = resolve_model(model)
         config = FrontendConfig(
-            model_directory=resolve_model(model),
-            served_model_name=served_model_name or default_served_name(model),
+            model_directory=directory,
+            served_model_name=served_model_name or model_name(directory),
             listen=listen,
             scheduler_endpoint=frontend_endpoint,
             scheduler_grace_s=scheduler_grace,
@@ -89,14 +90,6 @@ def frontend(
         _run(config)
     except (EndpointError, ModelDirectoryError) as error:
         raise click.UsageError(str(error)) from error
-
-
-def _check_endpoint(endpoint: str, insecure_tcp: bool) -> None:
-    check_endpoint(endpoint, insecure_tcp=insecure_tcp)
-    try:
-        check_endpoint(endpoint, insecure_tcp=False)
-    except EndpointError:
-        _log.warning("--insecure-tcp: messages to %s travel unencrypted and unauthenticated", endpoint)
 
 
 def _run(config: FrontendConfig) -> None:

@@ -19,7 +19,7 @@ def byte_level_tokenizer() -> Tokenizer:
 
 def byte_fallback_tokenizer() -> Tokenizer:
     """As Llama 2's: pieces with a visible space, and single bytes for what the vocabulary lacks."""
-    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *WORDS, *("▁" + word for word in WORDS)]
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "", "▁", *WORDS, *("▁" + word for word in WORDS)]
     tokenizer = Tokenizer(
         models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], unk_token="<unk>", byte_fallback=True)
     )
