@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := constraints.txt
 READY := $(VENV)/.ready
 
-.PHONY: help env serve test lint proto lock clean
+.PHONY: help env serve test bench compose-test proto lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,6 +39,13 @@ test: $(READY)  ## Lint, type-check and run every test this machine can run
 	@$(BIN)/buf lint proto
 	@$(BIN)/python -m pytest
 
+bench: $(READY)  ## Measure speed, the worker alone and through all processes; ARGS are those of octavo.bench
+	@$(BIN)/octavo prepare-model
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench $(ARGS)
+
+compose-test:  ## Build the images and try compose.yaml on this machine's Docker Engine
+	@tests/compose/run.sh
+
 proto: $(READY)  ## Write the generated code of proto/octavo/v1 anew
 	@$(BIN)/python -m octavo.v1.generate
 
@@ -51,12 +58,3 @@ lock: ## Resolve the newest allowed versions into constraints.txt
 
 clean:  ## Remove the environment and everything built
 	rm -rf $(VENV) build dist
-
-.PHONY: compose-test
-compose-test:  ## Build the images and try compose.yaml on this machine's Docker Engine
-	@tests/compose/run.sh
-
-.PHONY: bench
-bench: $(READY)  ## Measure speed, the worker alone and through all processes; ARGS are those of octavo.bench
-	@$(BIN)/octavo prepare-model
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench $(ARGS)

@@ -46,13 +46,28 @@ def test_addresses_that_stay_on_this_machine_are_fine(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5000", "tcp://10.0.0.1:5000", "tcp://scheduler:5000"])
-def test_addresses_beyond_it_need_the_flag(endpoint: str) -> None:
+def test_addresses_beyond_it_need_the_flag_and_are_warned_of(endpoint: str, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(EndpointError, match="--insecure-tcp"):
         check_endpoint(endpoint, insecure_tcp=False)
+    assert not caplog.records
     check_endpoint(endpoint, insecure_tcp=True)
+    assert f"messages at {endpoint} travel unencrypted" in caplog.text
 
 
-@pytest.mark.parametrize("endpoint", ["", "workers", "ipc://", "tcp://", "http://127.0.0.1:1", "udp://127.0.0.1:1"])
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        "workers",
+        "ipc://",
+        "tcp://",
+        "http://127.0.0.1:1",
+        "udp://127.0.0.1:1",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:70000",
+        "tcp://127.0.0.1:x",
+    ],
+)
 def test_what_is_no_address_is_refused_even_with_the_flag(endpoint: str) -> None:
     with pytest.raises(EndpointError, match="is no address"):
         check_endpoint(endpoint, insecure_tcp=True)

@@ -6,8 +6,8 @@ import pytest
 from octavo.wire.model_directory import (
     BUNDLED_MODEL,
     ModelDirectoryError,
-    default_served_name,
     fingerprint,
+    model_name,
     prepared_directory,
     resolve_model,
 )
@@ -26,7 +26,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_a_path_is_its_own_directory(model: Path) -> None:
     assert resolve_model(str(model)) == model
-    assert default_served_name(str(model)) == "some-model"
+    assert model_name(model) == "some-model"
 
 
 def test_the_bundled_model_lives_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,6 +38,7 @@ def test_the_bundled_model_lives_in_the_cache(tmp_path: Path, monkeypatch: pytes
     (directory / "config.json").write_text("{}")
     assert resolve_model(BUNDLED_MODEL) == directory
     assert tmp_path in directory.parents
+    assert model_name(directory) == BUNDLED_MODEL
 
 
 def test_a_directory_without_configuration_is_refused(tmp_path: Path) -> None:

@@ -53,8 +53,7 @@ def test_a_setting_that_cannot_be_meant_is_refused(changes: dict[str, Any], why:
 def test_an_address_beyond_this_machine_needs_the_flag() -> None:
     with pytest.raises(EndpointError, match="--insecure-tcp"):
         configure(endpoint="tcp://10.0.0.1:7000")
-    assert configure(endpoint="tcp://10.0.0.1:7000", insecure_tcp=True).leaves_machine
-    assert not configure(insecure_tcp=True).leaves_machine
+    assert configure(endpoint="tcp://10.0.0.1:7000", insecure_tcp=True).endpoint == "tcp://10.0.0.1:7000"
 
 
 def test_an_exact_number_of_blocks_wins_over_memory() -> None:

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.cli.supervision import Child, SupervisionError
 from octavo.wire.endpoints import EndpointError, runtime_directory
-from octavo.wire.model_directory import BUNDLED_MODEL, ModelDirectoryError, default_served_name, resolve_model
+from octavo.wire.model_directory import BUNDLED_MODEL, ModelDirectoryError, model_name, resolve_model
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ async def _announce(listen: str, model: str, began: float, timeout: float) -> No
     program = "octavo" if shutil.which("octavo") else os.path.relpath(Path(sys.executable).with_name("octavo"))
     click.echo(
         f"\nOctavo is ready after {time.monotonic() - began:.1f} s:"
-        f" {default_served_name(model)} on {address} (gRPC). Try:\n\n"
+        f" {model_name(resolve_model(model))} on {address} (gRPC). Try:\n\n"
         f'  {program} generate "The capital of France is" --server {address}\n'
         f"  {program} chat --server {address}\n"
         f"  {program} health {address} --service {_SERVICE}\n\n"

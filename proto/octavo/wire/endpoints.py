@@ -2,13 +2,16 @@
 
 import fcntl
 import ipaddress
+import logging
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
+
+_log = logging.getLogger(__name__)
 
 # sun_path holds 108 bytes; the longest socket name of ours takes about 30.
 _MAX_DIRECTORY_LENGTH = 70
@@ -70,18 +73,29 @@ def claimed(endpoint: str) -> Iterator[None]:
 def check_endpoint(endpoint: str, *, insecure_tcp: bool) -> None:
     """Refuses an address that would carry unencrypted, unauthenticated messages beyond this machine.
 
-    Raises `EndpointError` unless `endpoint` is ipc://, tcp:// on loopback, or `insecure_tcp` is set.
+    Raises `EndpointError` unless `endpoint` is ipc://, tcp:// on loopback, or `insecure_tcp` is set, which is logged.
     """
     parts = urlsplit(endpoint)
     if parts.scheme == "ipc" and (parts.netloc or parts.path):
         return
-    if parts.scheme != "tcp" or not parts.hostname:
+    if parts.scheme != "tcp" or not parts.hostname or not _has_port(parts):
         raise EndpointError(f"{endpoint!r} is no address; use ipc:///path or tcp://host:port")
-    if not insecure_tcp and not _is_loopback(parts.hostname):
+    if _is_loopback(parts.hostname):
+        return
+    if not insecure_tcp:
         raise EndpointError(
             f"{endpoint} leaves this machine in the clear; use ipc://, a loopback address, or --insecure-tcp"
             " on a network that only Octavo's processes can reach"
         )
+    _log.warning("--insecure-tcp: messages at %s travel unencrypted and unauthenticated", endpoint)
+
+
+def _has_port(parts: SplitResult) -> bool:
+    # ZMQ takes a port above 65535 for the one that is left of it modulo 65536.
+    try:
+        return bool(parts.port)
+    except ValueError:
+        return False
 
 
 def _is_loopback(host: str) -> bool:

@@ -45,9 +45,9 @@ def resolve_model(model: str) -> Path:
     return directory
 
 
-def default_served_name(model: str) -> str:
-    """The name clients use for `model` unless told otherwise: the bundled name or the directory's last component."""
-    return model if model == BUNDLED_MODEL else Path(model).absolute().name
+def model_name(directory: Path) -> str:
+    """What a model directory is called unless told otherwise: the bundled name or the path's last component."""
+    return BUNDLED_MODEL if directory == prepared_directory(BUNDLED_MODEL) else directory.name
 
 
 def fingerprint(directory: Path) -> str:

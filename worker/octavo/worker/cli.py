@@ -144,8 +144,6 @@ def worker(**options: Any) -> None:
 
 def run(config: WorkerConfig) -> None:
     """Runs a worker to its end. Raises `click.ClickException` with one line if it cannot start or is refused."""
-    if config.leaves_machine:
-        logger.warning("--insecure-tcp: messages to %s travel unencrypted and unauthenticated", config.endpoint)
     liveness = Liveness()
     try:
         with health_server(config.health_address, liveness):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from octavo.wire.endpoints import EndpointError, check_endpoint
+from octavo.wire.endpoints import check_endpoint
 from octavo.wire.steps import MAX_BLOCK_SIZE
 
 Device = Literal["cpu", "cuda", "fake"]
@@ -59,15 +59,6 @@ class WorkerConfig:
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
         self._check_fake()
-
-    @property
-    def leaves_machine(self) -> bool:
-        """Whether only `insecure_tcp` lets the endpoint through."""
-        try:
-            check_endpoint(self.endpoint, insecure_tcp=False)
-        except EndpointError:
-            return True
-        return False
 
     def _check_fake(self) -> None:
         if self.device == "fake":

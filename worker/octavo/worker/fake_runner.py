@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from octavo.wire.model_directory import ModelDirectoryError, fingerprint
+from octavo.wire.model_directory import ModelDirectoryError, fingerprint, model_name
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import ModelInfo, StepTimes
 from octavo.worker.runner import StepOutput
@@ -90,7 +90,7 @@ class FakeRunner:
         self._slots = array("i", [_EMPTY_SLOT]) * (num_blocks * block_size)
         longest = _positive(_read_json(directory / "config.json"), "max_position_embeddings", directory)
         self.model = ModelInfo(
-            name=directory.name,
+            name=model_name(directory),
             fingerprint=fingerprint(directory),
             dtype="fake",
             vocab_size=self._vocabulary.size,

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from octavo.kernels.attention_plan import AttentionPlan, plan_attention
-from octavo.wire.model_directory import fingerprint
+from octavo.wire.model_directory import fingerprint, model_name
 from octavo.wire.steps import MAX_BLOCK_SIZE, ModelInfo, StepTimes
 from octavo.worker.batch import Batch, build_batch
 from octavo.worker.kv_cache import KVCache, kv_bytes_per_token, num_blocks_in
@@ -65,7 +65,7 @@ class ModelRunner:
             )
         self._bytes_per_layer_token = self.kv_bytes_per_token // config.num_layers
         self.model = ModelInfo(
-            name=directory.name,
+            name=model_name(directory),
             fingerprint=fingerprint(directory),
             dtype=str(self._dtype).removeprefix("torch."),
             vocab_size=config.vocab_size,

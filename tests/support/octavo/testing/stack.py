@@ -14,9 +14,7 @@ from types import TracebackType
 from typing import Protocol, Self, cast
 
 import grpc
-from google.rpc.error_details_pb2 import ErrorInfo  # type: ignore[import-untyped]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_status import rpc_status
 
 from octavo.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
 
@@ -31,15 +29,6 @@ class GenerateStream(Protocol):
     def __iter__(self) -> Iterator[generation_pb2.GenerateResponse]: ...
     def __next__(self) -> generation_pb2.GenerateResponse: ...
     def cancel(self) -> bool: ...
-
-
-def error_reason(error: grpc.RpcError) -> str:
-    """`google.rpc.ErrorInfo.reason` of a failed call."""
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]
-    assert status is not None, error
-    info = ErrorInfo()
-    assert any(detail.Unpack(info) for detail in status.details if detail.Is(ErrorInfo.DESCRIPTOR)), status
-    return str(info.reason)
 
 
 @dataclass
@@ -110,7 +99,9 @@ class Stack:
             for log in sorted(self.directory.glob("*.log")):
                 print(f"--- {log.name}\n{log.read_text(errors='replace')[-4000:]}")
 
-    def start(self, command: str, name: str | None = None, **environment: str) -> "subprocess.Popen[bytes]":
+    def start(
+        self, command: str, name: str | None = None, *, arguments: Sequence[str] = (), **environment: str
+    ) -> "subprocess.Popen[bytes]":
         """Starts `octavo <command>`; its output goes to `<name>.log`."""
         name = name or command
         settings = {
@@ -123,7 +114,7 @@ class Stack:
         }
         with (self.directory / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "octavo.cli.main", command], env=settings, stdout=log, stderr=log
+                [sys.executable, "-m", "octavo.cli.main", command, *arguments], env=settings, stdout=log, stderr=log
             )
         self.processes[name] = process
         return process

@@ -1,0 +1,123 @@
+"""`octavo serve`: everything starts together, what dies comes back, and everything ends together."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from octavo.testing.stack import Stack, token_request
+
+pytestmark = pytest.mark.system
+
+
+@contextmanager
+def serving(model: Path, *arguments: str, **environment: str) -> Iterator[Stack]:
+    """A stack whose only process is the supervisor."""
+    with (
+        tempfile.TemporaryDirectory(prefix="octavo-") as directory,
+        Stack(model, Path(directory), {"OCTAVO_DEVICE": "fake", **environment}) as stack,
+    ):
+        supervisor = stack.start("serve", arguments=arguments)
+        try:
+            yield stack
+        finally:
+            # What it started must end with it, whatever the test did.
+            supervisor.terminate()
+            supervisor.wait(30)
+
+
+def children_of(pid: int) -> dict[str, int]:
+    """The supervised processes, pid by command."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            command = (status.parent / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if int(fields["PPid"]) == pid and b"octavo.cli.main" in command:
+            found[command[command.index(b"octavo.cli.main") + 1].decode()] = int(fields["Pid"])
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the awaited state did not come"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def test_serve_announces_itself_and_ends_all_processes_on_sigterm(byte_model: Path) -> None:
+    with serving(byte_model, "--workers", "2") as stack:
+        stack.wait_ready()
+        wait_until(lambda: "Octavo is ready after" in stack.log("serve"))
+        stack.wait_for(lambda: len(stack.load().workers) == 2)
+        assert len(stack.generate(token_request([1, 2, 3], 5)).token_ids) == 5
+        pids = children_of(stack.processes["serve"].pid).values()
+        assert len(pids) >= 3
+        assert stack.kill("serve", signal.SIGTERM) == 0
+        assert not [pid for pid in pids if alive(pid)]
+
+
+@pytest.mark.parametrize("victim", ["worker", "scheduler", "frontend"])
+def test_a_process_that_is_killed_comes_back(byte_model: Path, victim: str) -> None:
+    with serving(byte_model) as stack:
+        stack.wait_ready()
+        before = children_of(stack.processes["serve"].pid)
+        os.kill(before[victim], signal.SIGKILL)
+        wait_until(
+            lambda: children_of(stack.processes["serve"].pid).get(victim, before[victim]) != before[victim], 30.0
+        )
+        stack.wait_ready()
+        stack.wait_for(lambda: len(stack.generate(token_request([1, 2, 3], 5)).token_ids) == 5)
+        assert "ended with signal SIGKILL; starting it again" in stack.log("serve")
+
+
+def test_the_processes_end_with_a_supervisor_that_is_killed(byte_model: Path) -> None:
+    with serving(byte_model) as stack:
+        stack.wait_ready()
+        pids = children_of(stack.processes["serve"].pid)
+        stack.kill("serve")
+        wait_until(lambda: not [pid for pid in pids.values() if alive(pid)], 40.0)
+
+
+def test_settings_that_cannot_work_end_serve_with_the_reason(byte_model: Path) -> None:
+    with serving(byte_model, OCTAVO_NUM_BLOCKS="none") as stack:
+        assert stack.processes["serve"].wait(60) == 1
+        assert "Invalid value for '--num-blocks'" in stack.log("serve")
+        assert "worker 0 refuses its settings" in stack.log("serve")
+
+
+def test_a_process_that_keeps_dying_ends_serve(byte_model: Path) -> None:
+    with serving(byte_model, OCTAVO_WORKER_ENDPOINT="tcp://127.0.0.1:70000") as stack:
+        assert stack.processes["serve"].wait(90) == 1
+        assert "died 4 times within" in stack.log("serve")
+
+
+def test_a_second_serve_on_the_same_sockets_is_refused(byte_model: Path) -> None:
+    with serving(byte_model) as stack:
+        stack.wait_ready()
+        second = subprocess.run(
+            [sys.executable, "-m", "octavo.cli.main", "scheduler"],
+            env={**os.environ, "OCTAVO_RUNTIME_DIR": str(stack.directory)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert second.returncode == 1
+        assert "another process is bound" in second.stderr
+        assert len(stack.generate(token_request([1, 2, 3], 5)).token_ids) == 5
