@@ -25,9 +25,8 @@ class Running:
 
 @pytest.fixture
 def running(model_directory: Path, tmp_path: Path) -> Iterator[Running]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    # Not a port: one that is free now may be taken when the process gets to it.
+    address = f"unix:{tmp_path}/public.sock"
     process = subprocess.Popen(
         [sys.executable, "-m", "octavo.cli.main", "frontend", "--model", str(model_directory), "--listen", address],
         env={**os.environ, "OCTAVO_FRONTEND_ENDPOINT": f"ipc://{tmp_path}/frontends.sock"},
@@ -41,14 +40,15 @@ def running(model_directory: Path, tmp_path: Path) -> Iterator[Running]:
         process.communicate()
 
 
-def wait_until_alive(address: str) -> None:
+def wait_until_alive(running: Running) -> None:
     until = time.monotonic() + 30
-    while CliRunner().invoke(health, [address, "--timeout", "1"]).exit_code != 0:
+    while CliRunner().invoke(health, [running.address, "--timeout", "1"]).exit_code != 0:
+        assert running.process.poll() is None, running.process.communicate()[1]
         assert time.monotonic() < until
 
 
 def test_it_lives_without_a_scheduler_and_without_torch_and_ends_well(running: Running) -> None:
-    wait_until_alive(running.address)
+    wait_until_alive(running)
     assert "torch" not in Path(f"/proc/{running.process.pid}/maps").read_text()
     ready = CliRunner().invoke(health, [running.address, "--service", "octavo.v1.GenerationService"])
     assert (ready.exit_code, ready.stdout) == (1, f"{running.address}: NOT_SERVING\n")
