@@ -13,6 +13,7 @@ from octavo.wire.requests import (
     FromFrontend,
     FrontendHello,
     FrontendWelcome,
+    Lease,
     Refused,
     Rejected,
     RejectReason,
@@ -44,8 +45,8 @@ def live(session: SchedulerSession, request_id: str = "r") -> LiveRequest:
     return request
 
 
-def renewed(*unknown: str, epoch: int = EPOCH) -> Renewed:
-    return Renewed(epoch=epoch, unknown=list(unknown), status=STATUS)
+def renewed(*unknown: str, attempt: int = 1, epoch: int = EPOCH) -> Renewed:
+    return Renewed(epoch=epoch, unknown=[Lease(request_id, attempt) for request_id in unknown], status=STATUS)
 
 
 def deltas(start: int, tokens: list[int], *, attempt: int = 1, epoch: int = EPOCH) -> Deltas:
@@ -92,10 +93,10 @@ def test_what_a_renewal_finds_missing_goes_on_from_the_journal(session: Schedule
     assert submissions(session.receive(renewed("r"), 2.0)) == [("r", 2, [10, 11])]
 
 
-def test_an_answer_that_left_before_the_submission_says_nothing_of_it(session: SchedulerSession) -> None:
-    session.tick()
+def test_an_answer_about_what_has_ended_or_was_never_asked_is_ignored(session: SchedulerSession) -> None:
     live(session)
-    assert session.receive(renewed("r"), 1.0) == []
+    assert session.receive(renewed("ended"), 1.0) == []
+    assert session.receive(renewed("r", attempt=2), 1.0) == []
 
 
 def test_two_answers_to_the_same_loss_submit_once(session: SchedulerSession) -> None:

@@ -20,7 +20,7 @@ from octavo.wire.requests import (
     FinishReason,
     FrontendHello,
     FrontendWelcome,
-    LiveRequest,
+    Lease,
     Refused,
     Rejected,
     RejectReason,
@@ -60,14 +60,14 @@ DELTA = Delta("r", 1, 0, 4, EPOCH, [7], FinishReason.STOP, 2)
 DIRECTIONS: dict[str, tuple[Any, list[Any]]] = {
     "from frontend": (
         decode_from_frontend,
-        [FrontendHello(1, 5), Submit(EPOCH, REQUEST), Renew(EPOCH, [LiveRequest("r", 1)]), Abort(EPOCH, ["r"])],
+        [FrontendHello(1, 5), Submit(EPOCH, REQUEST), Renew(EPOCH, [Lease("r", 1)]), Abort(EPOCH, ["r"])],
     ),
     "to frontend": (
         decode_to_frontend,
         [
             FrontendWelcome(EPOCH, STATUS),
             StatusChanged(EPOCH, ServiceStatus(0, None, 0)),
-            Renewed(EPOCH, ["r"], STATUS),
+            Renewed(EPOCH, [Lease("r", 1)], STATUS),
             Deltas(EPOCH, [DELTA]),
             Rejected(EPOCH, "r", 1, RejectReason.NEVER_FITS_KV, "too long"),
             Refused("old"),

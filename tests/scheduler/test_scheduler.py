@@ -14,7 +14,7 @@ from octavo.testing.cluster import FRONTEND, FakeReplica, make_request, referenc
 from octavo.wire.requests import (
     FinishReason,
     FrontendWelcome,
-    LiveRequest,
+    Lease,
     RejectReason,
     Renewed,
     Request,
@@ -398,19 +398,19 @@ class TestLeases:
         cluster.join()
         cluster.submit(make_request("kept", 5, max_tokens=50), make_request("dropped", 5, max_tokens=50))
         cluster.step()
-        cluster.handle(LeaseRenewed(FRONTEND, [LiveRequest("kept", 1), LiveRequest("lost", 1)]))
+        cluster.handle(LeaseRenewed(FRONTEND, [Lease("kept", 1), Lease("lost", 1)]))
         assert list(cluster.core.groups) == ["kept"]
         answer = cluster.to_frontend[-1]
         assert isinstance(answer, Renewed)
-        assert answer.unknown == ["lost"]
+        assert answer.unknown == [Lease("lost", 1)]
 
     def test_a_copy_with_an_older_attempt_is_asked_for_again(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster()
         cluster.submit(make_request("r", 5, max_tokens=50))
-        cluster.handle(LeaseRenewed(FRONTEND, [LiveRequest("r", 2)]))
+        cluster.handle(LeaseRenewed(FRONTEND, [Lease("r", 2)]))
         answer = cluster.to_frontend[-1]
         assert isinstance(answer, Renewed)
-        assert answer.unknown == ["r"]
+        assert answer.unknown == [Lease("r", 2)]
         assert not cluster.core.groups
 
     @pytest.mark.parametrize("delivered", [0, 1, 4])

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from octavo.scheduler.events import LeaseRenewed, StepAnswered
 from octavo.testing.cluster import FRONTEND, Cluster, make_request, reference_tokens, write_fake_model
-from octavo.wire.requests import LiveRequest, Renewed, Request
+from octavo.wire.requests import Lease, Renewed, Request
 
 _MODEL = write_fake_model(Path(tempfile.mkdtemp(prefix="octavo-model-")))
 
@@ -83,14 +83,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         live = [request for request in self.requests.values() if request.request_id not in self.cluster.finished]
         if forget and live and live[0].request_id in self.cluster.core.groups:
             self.cluster.abort(live[0].request_id)
-        self.cluster.handle(LeaseRenewed(FRONTEND, [LiveRequest(r.request_id, r.attempt) for r in live]))
+        self.cluster.handle(LeaseRenewed(FRONTEND, [Lease(r.request_id, r.attempt) for r in live]))
         answer = self.cluster.to_frontend[-1]
         assert isinstance(answer, Renewed)
-        for request_id in answer.unknown:
-            request = self.requests[request_id]
-            tokens = list(self.cluster.tokens[request_id])
+        for entry in answer.unknown:
+            request = self.requests[entry.request_id]
+            tokens = list(self.cluster.tokens[entry.request_id])
             again = msgspec.structs.replace(request, attempt=request.attempt + 1, generated_token_ids=tokens)
-            self.requests[request_id] = again
+            self.requests[entry.request_id] = again
             self.cluster.submit(again)
 
     def _busy(self) -> list[int]:

@@ -24,7 +24,7 @@ from octavo.wire.requests import (
     Deltas,
     FrontendHello,
     FrontendWelcome,
-    LiveRequest,
+    Lease,
     Refused,
     Renew,
     Renewed,
@@ -172,12 +172,12 @@ async def test_a_frontend_that_reconnects_keeps_its_requests(service: Service) -
     await send(first, FrontendHello(SCHEMA_VERSION, 1))
     await to_frontend(first)
     await send(first, Submit(EPOCH, make_request("r", 3, 3)))
-    await send(first, Renew(EPOCH, [LiveRequest("r", 1)]))
+    await send(first, Renew(EPOCH, [Lease("r", 1)]))
     assert isinstance(await to_frontend(first), Renewed)
     first.close()
     await send(second, FrontendHello(SCHEMA_VERSION, 1))
     assert isinstance(await to_frontend(second), FrontendWelcome)
-    await send(second, Renew(EPOCH, [LiveRequest("r", 1)]))
+    await send(second, Renew(EPOCH, [Lease("r", 1)]))
     renewed = await to_frontend(second)
     assert isinstance(renewed, Renewed)
     assert renewed.unknown == []

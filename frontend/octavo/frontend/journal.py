@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 
 from octavo.wire import history
-from octavo.wire.requests import Delta, LiveRequest, Request
+from octavo.wire.requests import Delta, Lease, Request
 from octavo.wire.sampling import SamplingParams
 
 
@@ -92,9 +92,9 @@ class Journal:
             age_ms=max(0, round((now - self.arrived_at) * 1000)),
         )
 
-    def lease(self) -> LiveRequest:
+    def lease(self) -> Lease:
         """Its line in a renewal."""
-        return LiveRequest(request_id=self.request_id, attempt=self.attempt)
+        return Lease(request_id=self.request_id, attempt=self.attempt)
 
     def _agrees(self, start_index: int, token_ids: Sequence[int]) -> bool:
         known = self.generated_token_ids[start_index : start_index + len(token_ids)]

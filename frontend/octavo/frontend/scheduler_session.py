@@ -5,7 +5,6 @@ renewal it learns what it must submit again. That one path carries running strea
 reconnection and a new scheduler.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from octavo.wire.requests import (
     FromFrontend,
     FrontendHello,
     FrontendWelcome,
+    Lease,
     Refused,
     Rejected,
     RejectReason,
@@ -60,8 +60,7 @@ class SchedulerSession:
         self.live: dict[str, LiveRequest] = {}
         self.dropped_messages = 0
         self.resubmissions = 0
-        # What each renewal named that is not answered yet: an answer speaks of nothing else.
-        self._unanswered: deque[dict[str, int]] = deque()
+        self._unanswered_renewals = 0
 
     def hello(self) -> FrontendHello:
         """The first word on a connection, repeated until there is an answer."""
@@ -82,14 +81,14 @@ class SchedulerSession:
 
     def tick(self) -> list[FromFrontend]:
         """What is to be said once a second: hello, or the renewal of every lease."""
-        if len(self._unanswered) >= _MAX_UNANSWERED_RENEWALS:
+        if self._unanswered_renewals >= _MAX_UNANSWERED_RENEWALS:
             self.disconnected()
         return self._renewal() or [self.hello()]
 
     def disconnected(self) -> None:
         """The registration cannot be relied on: hello, welcome and a renewal must come before all else."""
         self.epoch = None
-        self._unanswered.clear()
+        self._unanswered_renewals = 0
 
     def receive(self, message: ToFrontend, now: float) -> list[FromFrontend]:
         """Takes one message; gives what must be answered."""
@@ -134,14 +133,19 @@ class SchedulerSession:
         if self.epoch is None:
             return []
         leases = [request.journal.lease() for request in self.live.values() if not request.journal.complete]
-        self._unanswered.append({lease.request_id: lease.attempt for lease in leases})
+        self._unanswered_renewals += 1
         return [Renew(epoch=self.epoch, live=leases)]
 
     def _resubmit_unknown(self, message: Renewed, now: float) -> list[FromFrontend]:
-        named = self._unanswered.popleft() if self._unanswered else {}
-        unknown = [self.live[i] for i in message.unknown if i in named and i in self.live]
-        lost = [r.journal for r in unknown if r.journal.attempt == named[r.journal.request_id]]
-        return [submission for journal in lost for submission in self._resubmission(journal, now)]
+        self._unanswered_renewals = 0
+        return [answer for lease in message.unknown for answer in self._resubmit_if_current(lease, now)]
+
+    def _resubmit_if_current(self, lease: Lease, now: float) -> list[FromFrontend]:
+        request = self.live.get(lease.request_id)
+        # One that has been submitted again since is on its way.
+        if request is None or request.journal.attempt != lease.attempt:
+            return []
+        return self._resubmission(request.journal, now)
 
     def _accept(self, message: Deltas, now: float) -> list[FromFrontend]:
         answers: list[FromFrontend] = []

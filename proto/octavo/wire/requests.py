@@ -71,8 +71,8 @@ class Submit(Message, frozen=True):
     request: Request
 
 
-class LiveRequest(Value, frozen=True):
-    """A request the frontend still has a reader for."""
+class Lease(Value, frozen=True):
+    """The claim of a frontend on one request that still has a reader, by its latest attempt."""
 
     request_id: Name
     attempt: Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -82,7 +82,7 @@ class Renew(Message, frozen=True):
     """The full set of the frontend's live requests. The scheduler drops those it holds that are not named."""
 
     epoch: Identity
-    live: Annotated[list[LiveRequest], Meta(max_length=MAX_LIVE_REQUESTS)]
+    live: Annotated[list[Lease], Meta(max_length=MAX_LIVE_REQUESTS)]
 
 
 class Abort(Message, frozen=True):
@@ -118,10 +118,10 @@ class StatusChanged(Message, frozen=True):
 
 
 class Renewed(Message, frozen=True):
-    """Answer to `Renew`: the named requests that the scheduler does not hold, which must be submitted again."""
+    """Answer to `Renew`: of what it named, what the scheduler does not hold and wants submitted again."""
 
     epoch: Identity
-    unknown: RequestIds
+    unknown: Annotated[list[Lease], Meta(max_length=MAX_LIVE_REQUESTS)]
     status: ServiceStatus
 
 

@@ -1,7 +1,7 @@
 """What the core is told and what it answers: values only, so that a run can be written down and fed again."""
 
 from octavo.wire.base import Value
-from octavo.wire.requests import LiveRequest, Request, ToFrontend
+from octavo.wire.requests import Lease, Request, ToFrontend
 from octavo.wire.steps import StepResult, ToWorker, WorkerHello
 
 
@@ -22,7 +22,7 @@ class LeaseRenewed(Value, frozen=True, tag=True):
     """A frontend named all its live requests."""
 
     frontend_id: int
-    live: list[LiveRequest]
+    live: list[Lease]
 
 
 class RequestsAborted(Value, frozen=True, tag=True):

@@ -31,7 +31,7 @@ from octavo.wire.requests import (
     Delta,
     Deltas,
     FrontendWelcome,
-    LiveRequest,
+    Lease,
     Rejected,
     RejectReason,
     Renewed,
@@ -155,24 +155,24 @@ class Scheduler:
             return RejectReason.NEVER_FITS_KV, f"{longest} tokens exceed the KV cache of {capacity}"
         return None
 
-    def _renew(self, frontend_id: int, live: list[LiveRequest], now: float) -> None:
+    def _renew(self, frontend_id: int, live: list[Lease], now: float) -> None:
         self._leases[frontend_id] = now
-        named = {entry.request_id: entry.attempt for entry in live}
+        named = {entry.request_id: entry for entry in live}
         for group in self._groups_of(frontend_id):
-            if named.get(group.request.request_id) != group.request.attempt:
+            entry = named.get(group.request.request_id)
+            if entry is None or entry.attempt != group.request.attempt:
                 self._drop(group)
-        unknown = [
-            request_id
-            for request_id in named
-            if (held := self.groups.get(request_id)) is None or held.frontend_id != frontend_id
-        ]
+        unknown = [entry for entry in live if not self._holds(frontend_id, entry.request_id)]
         self._to_frontend(frontend_id, Renewed(self.epoch, unknown, self.status()))
+
+    def _holds(self, frontend_id: int, request_id: str) -> bool:
+        group = self.groups.get(request_id)
+        return group is not None and group.frontend_id == frontend_id
 
     def _abort(self, frontend_id: int, request_ids: list[str]) -> None:
         for request_id in request_ids:
-            group = self.groups.get(request_id)
-            if group and group.frontend_id == frontend_id:
-                self._drop(group)
+            if self._holds(frontend_id, request_id):
+                self._drop(self.groups[request_id])
 
     def _lose_frontend(self, frontend_id: int) -> None:
         del self._leases[frontend_id]

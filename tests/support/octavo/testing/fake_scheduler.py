@@ -136,7 +136,7 @@ class FakeScheduler:
             await self._submit(frontend, message.request)
         elif isinstance(message, Renew):
             self.renewals += 1
-            unknown = [lease.request_id for lease in message.live if lease.request_id not in self._running]
+            unknown = [lease for lease in message.live if lease.request_id not in self._running]
             await self._send(frontend, Renewed(epoch=self.epoch, unknown=unknown, status=self._status()))
         elif isinstance(message, Abort):
             self.aborted += message.request_ids
