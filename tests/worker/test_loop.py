@@ -196,7 +196,7 @@ def test_an_impossible_address_ends_the_worker_with_one_line(place: Place) -> No
     with place.worker("--worker-endpoint", "tcp://127.0.0.1:port") as process:
         _, stderr = process.communicate(timeout=10)
         assert process.returncode == 1
-        assert "cannot use tcp://127.0.0.1:port" in stderr
+        assert "'tcp://127.0.0.1:port' is no address" in stderr
         assert "Traceback" not in stderr
 
 
