@@ -19,6 +19,7 @@ RENEW_INTERVAL_S = 1.0
 LEASE_S = 5.0
 
 MAX_LIVE_REQUESTS = 1 << 16
+Attempt = Annotated[int, Meta(ge=1, le=2**53)]
 RequestIds = Annotated[list[Name], Meta(max_length=MAX_LIVE_REQUESTS)]
 
 
@@ -38,6 +39,8 @@ class RejectReason(enum.StrEnum):
     NEVER_FITS_KV = "never_fits_kv"
     PROMPT_TOO_LONG = "prompt_too_long"
     BAD_TOKEN_ID = "bad_token_id"
+    MODEL_MISMATCH = "model_mismatch"
+    QUEUE_FULL = "queue_full"
     STEP_FAILED = "step_failed"
 
 
@@ -45,12 +48,17 @@ class Request(Value, frozen=True):
     """All that is needed to run a request from any point of its life, so that a replay is a submission.
 
     `prompt_token_ids` and `generated_token_ids` (delivered before; empty at first) are never joined: sampling
-    positions, limits and usage need the border. `age_ms` is the time since the request first arrived, so that one
-    submitted again keeps its place. `attempt` counts submissions from 1.
+    positions, limits and usage need the border. They mean nothing to another model than that of `model_fingerprint`.
+    `age_ms` is the time since the request first arrived, so that one submitted again keeps its place.
+    `attempt` grows with every submission of a frontend, whatever the request, so that no answer to an earlier one can be
+    taken for an answer to this. `resubmitted` says that there was an earlier one of this request: it had been accepted,
+    and waits for what it needs rather than being refused.
     """
 
     request_id: Name
-    attempt: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    attempt: Attempt
+    resubmitted: bool
+    model_fingerprint: Name
     prompt_token_ids: TokenIds
     generated_token_ids: TokenIds
     sampling: SamplingParams
@@ -75,7 +83,7 @@ class Lease(Value, frozen=True):
     """The claim of a frontend on one request that still has a reader, by its latest attempt."""
 
     request_id: Name
-    attempt: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    attempt: Attempt
 
 
 class Renew(Message, frozen=True):
@@ -134,7 +142,7 @@ class Delta(Value, frozen=True):
     """
 
     request_id: Name
-    attempt: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    attempt: Attempt
     sequence_index: Annotated[int, Meta(ge=0, le=MAX_SEQUENCES)]
     start_index: Count
     previous_hash: Identity
@@ -155,7 +163,7 @@ class Rejected(Message, frozen=True):
 
     epoch: Identity
     request_id: Name
-    attempt: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    attempt: Attempt
     reason: RejectReason
     detail: Text
 
