@@ -54,7 +54,7 @@ EPOCH = 2**64 - 1
 SAMPLING = SamplingParams(0.7, 40, 0.9, EPOCH, 16, [2])
 MODEL = ModelInfo("model", "fingerprint", "float32", 1000, 2048)
 STATUS = ServiceStatus(1, MODEL, 4096)
-REQUEST = Request("r", 1, [1, 2, 3], [4], SAMPLING, 250)
+REQUEST = Request("r", 1, False, "fingerprint", [1, 2, 3], [4], SAMPLING, 250)
 DELTA = Delta("r", 1, 0, 4, EPOCH, [7], FinishReason.STOP, 2)
 
 DIRECTIONS: dict[str, tuple[Any, list[Any]]] = {

@@ -4,9 +4,11 @@ import msgspec
 import pytest
 
 from octavo.scheduler.events import (
+    FrontendJoined,
     LeaseRenewed,
     ReplicaHeard,
     ReplicaJoined,
+    RequestsAborted,
     RequestSubmitted,
     StepAnswered,
 )
@@ -147,8 +149,8 @@ def test_preempts_the_latest_arrival_and_takes_it_back_first(make_cluster: MakeC
             break
         cluster.step()
     assert [group.request.request_id for group in cluster.core.waiting] == ["late"]
-    assert cluster.core.groups["late"].preemptions == 1
-    assert cluster.core.groups["early"].preemptions == 0
+    assert cluster.groups["late"].preemptions == 1
+    assert cluster.groups["early"].preemptions == 0
     cluster.submit(make_request("new", 1, max_tokens=1))
     cluster.run()
     last = [start.prompt_token_ids for plan in plans(replica) for start in plan.starts][2:]
@@ -234,18 +236,82 @@ class TestRefusals:
         if not worker_first:
             cluster.join(num_blocks=64, block_size=4)
         assert cluster.rejected["r"].reason is reason
-        assert not cluster.core.groups
+        assert not cluster.groups
 
-    def test_a_second_request_of_the_same_id_is_refused_and_the_first_goes_on(self, make_cluster: MakeCluster) -> None:
+    def test_a_repeated_submission_is_refused_and_the_first_goes_on(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster()
         cluster.join()
         request = make_request("r", 3, max_tokens=5)
         cluster.submit(request)
         cluster.step()
-        cluster.handle(RequestSubmitted(FRONTEND + 1, request))
         cluster.submit(request)
         cluster.run()
         assert cluster.rejected["r"].reason is RejectReason.DUPLICATE_ID
+        assert cluster.tokens["r"] == reference_tokens(request)
+
+    def test_two_frontends_may_use_one_id_for_different_requests(self, make_cluster: MakeCluster) -> None:
+        cluster = make_cluster()
+        cluster.handle(FrontendJoined(FRONTEND + 1))
+        request = make_request("r", 3, max_tokens=5)
+        cluster.submit(request)
+        cluster.handle(RequestSubmitted(FRONTEND + 1, request))
+        assert len(cluster.core.groups) == 2
+        cluster.handle(RequestsAborted(FRONTEND + 1, ["r"]))
+        cluster.join()
+        cluster.run()
+        assert cluster.tokens["r"] == reference_tokens(request)
+
+    def test_more_than_may_wait_is_refused_unless_it_was_accepted_before(self, make_cluster: MakeCluster) -> None:
+        cluster = make_cluster(max_waiting=2)
+        cluster.submit(*(make_request(f"r{i}", 3, max_tokens=5) for i in range(3)))
+        assert cluster.rejected["r2"].reason is RejectReason.QUEUE_FULL
+        cluster.submit(msgspec.structs.replace(make_request("again", 3, 5), resubmitted=True))
+        assert set(cluster.groups) == {"r0", "r1", "again"}
+
+    @pytest.mark.parametrize("worker_first", [True, False])
+    def test_a_request_meant_for_another_model_is_refused_even_when_it_has_run(
+        self, make_cluster: MakeCluster, worker_first: bool
+    ) -> None:
+        cluster = make_cluster()
+        request = make_request("r", 3, max_tokens=5)
+        foreign = msgspec.structs.replace(
+            request, model_fingerprint="other", resubmitted=True, generated_token_ids=reference_tokens(request)[:2]
+        )
+        if worker_first:
+            cluster.join()
+        cluster.submit(foreign)
+        if not worker_first:
+            cluster.join()
+        assert cluster.rejected["r"].reason is RejectReason.MODEL_MISMATCH
+        assert not cluster.groups
+
+
+class TestUnequalReplicas:
+    """What only the larger of two replicas can hold is never refused once it was accepted."""
+
+    BIG, SMALL = 100, 8
+
+    def test_a_resubmitted_request_waits_for_the_larger_one(self, make_cluster: MakeCluster) -> None:
+        cluster = make_cluster()
+        request = make_request("r", 100, max_tokens=20)
+        tokens = reference_tokens(request)
+        cluster.join(1, num_blocks=self.SMALL)
+        cluster.submit(msgspec.structs.replace(request, attempt=2, resubmitted=True, generated_token_ids=tokens[:5]))
+        cluster.step()
+        cluster.join(2, num_blocks=self.BIG)
+        cluster.run()
+        assert cluster.tokens["r"] == tokens
+
+    def test_a_queued_request_waits_for_the_larger_one(self, make_cluster: MakeCluster) -> None:
+        cluster = make_cluster()
+        request = make_request("r", 100, max_tokens=20)
+        cluster.join(1, num_blocks=self.BIG)
+        cluster.submit(request)
+        cluster.leave(1)
+        cluster.join(2, num_blocks=self.SMALL)
+        cluster.step()
+        cluster.join(3, num_blocks=self.BIG)
+        cluster.run()
         assert cluster.tokens["r"] == reference_tokens(request)
 
 
@@ -375,7 +441,7 @@ class TestFailedSteps:
         for _ in range(8):
             cluster.step(fail=True)
         assert cluster.rejected["r"].reason is RejectReason.STEP_FAILED
-        assert not cluster.core.groups
+        assert not cluster.groups
         assert cluster.core.replicas[1].kv.num_free == 64
 
 
@@ -386,9 +452,9 @@ class TestLeases:
         cluster.submit(make_request("running", 5, max_tokens=50))
         cluster.step()
         cluster.tick(4.9)
-        assert cluster.core.groups
+        assert cluster.groups
         cluster.tick(0.2)
-        assert not cluster.core.groups
+        assert not cluster.groups
         assert cluster.core.num_frontends == 0
 
     def test_what_a_renewal_does_not_name_is_dropped_and_what_is_unknown_is_asked_for(
@@ -399,7 +465,7 @@ class TestLeases:
         cluster.submit(make_request("kept", 5, max_tokens=50), make_request("dropped", 5, max_tokens=50))
         cluster.step()
         cluster.handle(LeaseRenewed(FRONTEND, [Lease("kept", 1), Lease("lost", 1)]))
-        assert list(cluster.core.groups) == ["kept"]
+        assert list(cluster.groups) == ["kept"]
         answer = cluster.to_frontend[-1]
         assert isinstance(answer, Renewed)
         assert answer.unknown == [Lease("lost", 1)]
@@ -411,7 +477,7 @@ class TestLeases:
         answer = cluster.to_frontend[-1]
         assert isinstance(answer, Renewed)
         assert answer.unknown == [Lease("r", 2)]
-        assert not cluster.core.groups
+        assert not cluster.groups
 
     @pytest.mark.parametrize("delivered", [0, 1, 4])
     def test_a_request_submitted_again_goes_on_after_its_delivered_tokens(
@@ -421,7 +487,11 @@ class TestLeases:
         cluster.join()
         request = make_request("r", 5, max_tokens=8)
         tokens = reference_tokens(request)
-        cluster.submit(msgspec.structs.replace(request, attempt=2, generated_token_ids=tokens[:delivered], age_ms=1500))
+        cluster.submit(
+            msgspec.structs.replace(
+                request, attempt=2, resubmitted=True, generated_token_ids=tokens[:delivered], age_ms=1500
+            )
+        )
         cluster.run()
         assert cluster.tokens["r"] == tokens
 
@@ -433,7 +503,7 @@ class TestLeases:
         for _ in range(3):
             cluster.step()
         so_far = list(cluster.tokens["r"])
-        cluster.submit(msgspec.structs.replace(request, attempt=2, generated_token_ids=so_far))
+        cluster.submit(msgspec.structs.replace(request, attempt=2, resubmitted=True, generated_token_ids=so_far))
         cluster.run()
         assert cluster.tokens["r"] == reference_tokens(request)
 

@@ -44,7 +44,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.incarnations += 1
         self.cluster.join(self.incarnations, num_blocks=num_blocks, block_size=2)
 
-    @rule(prompt=st.integers(1, 12), output=st.integers(1, 12), stop=st.booleans())
+    @rule(prompt=st.integers(1, 20), output=st.integers(1, 30), stop=st.booleans())
     def submit(self, prompt: int, output: int, stop: bool) -> None:
         self.submissions += 1
         request = make_request(f"r{self.submissions}", prompt, output)
@@ -54,11 +54,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.requests[request.request_id] = request
         self.cluster.now += 0.001
         self.cluster.submit(request)
+        if self.cluster.rejected.pop(request.request_id, None):
+            assert prompt + output > self.cluster.core.status().capacity_tokens
+            del self.requests[request.request_id]
 
-    @precondition(lambda self: self.cluster.core.groups)
+    @precondition(lambda self: self.cluster.groups)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.cluster.core.groups)))
+        request_id = data.draw(st.sampled_from(sorted(self.cluster.groups)))
         del self.requests[request_id]
         self.cluster.abort(request_id)
 
@@ -81,7 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def renew(self, forget: bool) -> None:
         """The frontend renews; with `forget`, after the scheduler lost all it knew of one request."""
         live = [request for request in self.requests.values() if request.request_id not in self.cluster.finished]
-        if forget and live and live[0].request_id in self.cluster.core.groups:
+        if forget and live and live[0].request_id in self.cluster.groups:
             self.cluster.abort(live[0].request_id)
         self.cluster.handle(LeaseRenewed(FRONTEND, [Lease(r.request_id, r.attempt) for r in live]))
         answer = self.cluster.to_frontend[-1]
@@ -89,7 +92,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for entry in answer.unknown:
             request = self.requests[entry.request_id]
             tokens = list(self.cluster.tokens[entry.request_id])
-            again = msgspec.structs.replace(request, attempt=request.attempt + 1, generated_token_ids=tokens)
+            again = msgspec.structs.replace(
+                request, attempt=request.attempt + 1, resubmitted=True, generated_token_ids=tokens
+            )
             self.requests[entry.request_id] = again
             self.cluster.submit(again)
 
@@ -99,6 +104,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "cluster"):
             return
+        # Whatever waits for a replica that was lost finds one.
+        self.join(num_blocks=30)
         self.cluster.run()
         assert not self.cluster.rejected
         for request_id, request in self.requests.items():

@@ -181,7 +181,7 @@ async def test_a_frontend_that_reconnects_keeps_its_requests(service: Service) -
     renewed = await to_frontend(second)
     assert isinstance(renewed, Renewed)
     assert renewed.unknown == []
-    assert list(service.shell.core.groups) == ["r"]
+    assert [group.request.request_id for group in service.shell.core.groups] == ["r"]
 
 
 @pytest.mark.parametrize(("epoch", "incarnation"), [(EPOCH + 1, 5), (EPOCH, 6)])
@@ -200,6 +200,34 @@ async def test_another_connection_cannot_speak_for_a_worker(service: Service, re
     await send(impostor, Heartbeat(EPOCH, 5, 0))
     assert await to_worker(impostor) == WorkerUnregistered(EPOCH)
     assert list(service.shell.core.replicas) == [5]
+
+
+async def test_a_second_worker_of_the_same_name_waits_until_the_first_is_gone(
+    service: Service, replica: FakeReplica
+) -> None:
+    first, second = service.worker(), service.worker()
+    await join(first, replica)
+    rival = msgspec.structs.replace(replica.hello, incarnation=6)
+    await send(second, rival)
+    # The scheduler looked whether the first one lives, and answered the second nothing.
+    assert await to_worker(first) == WorkerWelcome(EPOCH)
+    assert list(service.shell.core.replicas) == [5]
+    first.close()
+    while 6 not in service.shell.core.replicas:
+        await send(second, rival)
+        await asyncio.sleep(0.01)
+    assert list(service.shell.core.replicas) == [6]
+    assert await to_worker(second) == WorkerWelcome(EPOCH)
+
+
+async def test_a_worker_that_registers_anew_on_its_connection_replaces_itself(
+    service: Service, replica: FakeReplica
+) -> None:
+    worker = service.worker()
+    await join(worker, replica)
+    await send(worker, msgspec.structs.replace(replica.hello, incarnation=6))
+    assert await to_worker(worker) == WorkerWelcome(EPOCH)
+    assert list(service.shell.core.replicas) == [6]
 
 
 async def test_another_schema_version_is_refused_by_name(service: Service, replica: FakeReplica) -> None:

@@ -50,8 +50,9 @@ class Request(Value, frozen=True):
     `prompt_token_ids` and `generated_token_ids` (delivered before; empty at first) are never joined: sampling
     positions, limits and usage need the border. They mean nothing to another model than that of `model_fingerprint`.
     `age_ms` is the time since the request first arrived, so that one submitted again keeps its place.
-    `attempt` grows with every submission of a frontend, whatever the request, so that no answer to an earlier one can be
-    taken for an answer to this. `resubmitted` says that there was an earlier one of this request: it had been accepted,
+
+    `attempt` grows with every submission of a frontend, whatever the request, so that no answer to an earlier one can
+    be taken for an answer to this. `resubmitted` says that the request was submitted before: it may have been accepted,
     and waits for what it needs rather than being refused.
     """
 

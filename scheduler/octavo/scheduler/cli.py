@@ -4,6 +4,8 @@ import asyncio
 import logging
 import secrets
 import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import click
 import zmq
@@ -63,6 +65,13 @@ _DEFAULTS = SchedulerConfig()
     help="Sequences that run at once on one replica.",
 )
 @click.option(
+    "--max-waiting",
+    envvar="OCTAVO_MAX_WAITING",
+    type=click.IntRange(min=1),
+    default=_DEFAULTS.max_waiting,
+    help="Requests that wait at once; more are refused.",
+)
+@click.option(
     "--max-steps-in-flight",
     envvar="OCTAVO_MAX_STEPS_IN_FLIGHT",
     type=click.IntRange(1, MAX_STEPS_IN_FLIGHT),
@@ -76,33 +85,45 @@ def scheduler(
     insecure_tcp: bool,
     max_num_batched_tokens: int,
     max_num_seqs: int,
+    max_waiting: int,
     max_steps_in_flight: int,
 ) -> None:
     """Run the scheduler: it owns the queues and the block manager, and needs no GPU and no torch."""
     config = SchedulerConfig(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
+        max_waiting=max_waiting,
         max_steps_in_flight=max_steps_in_flight,
     )
-    try:
-        for endpoint in (frontend_endpoint, worker_endpoint):
-            check_endpoint(endpoint, insecure_tcp=insecure_tcp)
-        asyncio.run(_serve(config, frontend_endpoint, worker_endpoint, admin_address))
-    except (EndpointError, zmq.ZMQError, RuntimeError) as error:
-        raise click.ClickException(f"the scheduler cannot start: {error}") from error
+    asyncio.run(_serve(config, frontend_endpoint, worker_endpoint, admin_address, insecure_tcp))
 
 
-async def _serve(config: SchedulerConfig, frontend_endpoint: str, worker_endpoint: str, admin_address: str) -> None:
-    with claimed(frontend_endpoint), claimed(worker_endpoint), zmq.Context() as context:
-        frontends, workers = bind_router(context, frontend_endpoint), bind_router(context, worker_endpoint)
-        with frontends, workers:
+async def _serve(
+    config: SchedulerConfig, frontend_endpoint: str, worker_endpoint: str, admin_address: str, insecure_tcp: bool
+) -> None:
+    with ExitStack() as held:
+        with _start_errors():
+            for endpoint in (frontend_endpoint, worker_endpoint):
+                check_endpoint(endpoint, insecure_tcp=insecure_tcp)
+            for address in (frontend_endpoint, worker_endpoint, admin_address):
+                held.enter_context(claimed(address))
+            context = held.enter_context(zmq.Context())
+            frontends = held.enter_context(bind_router(context, frontend_endpoint))
+            workers = held.enter_context(bind_router(context, worker_endpoint))
             shell = SchedulerShell(Scheduler(config, epoch=secrets.randbits(64)), frontends, workers)
             server = await start_admin_server(shell, admin_address)
-            _log.info(
-                "epoch %016x: frontends at %s, workers at %s", shell.core.epoch, frontend_endpoint, worker_endpoint
-            )
-            await _until_signal(shell)
-            await server.stop(grace=1.0)
+        _log.info("epoch %016x: frontends at %s, workers at %s", shell.core.epoch, frontend_endpoint, worker_endpoint)
+        await _until_signal(shell)
+        await server.stop(grace=1.0)
+
+
+@contextmanager
+def _start_errors() -> Iterator[None]:
+    """One line for what keeps the scheduler from starting. Later errors are faults and keep their traceback."""
+    try:
+        yield
+    except (EndpointError, zmq.ZMQError, RuntimeError) as error:
+        raise click.ClickException(f"the scheduler cannot start: {error}") from error
 
 
 async def _until_signal(shell: SchedulerShell) -> None:

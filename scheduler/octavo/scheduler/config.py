@@ -14,6 +14,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 512
     # Sequences running at once on one replica.
     max_num_seqs: int = 256
+    # Requests that wait at once; one more is refused, for it would wait longer than its client.
+    max_waiting: int = 4096
     # One more plan than results: the worker never waits for the scheduler. 1 plans only on full knowledge.
     max_steps_in_flight: int = MAX_STEPS_IN_FLIGHT
     # Share of blocks that admission leaves free, so that those running can grow a little before one is preempted.

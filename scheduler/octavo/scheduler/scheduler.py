@@ -1,10 +1,12 @@
 """The sans-IO core: events in, effects out. No socket, no clock, no thread; time comes with each event."""
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 import msgspec
 
 from octavo.scheduler import chunked_policy
+from octavo.scheduler.admission import Refusal, refuse_malformed, refuse_misfit
 from octavo.scheduler.chunked_policy import Draft
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.events import (
@@ -24,6 +26,7 @@ from octavo.scheduler.events import (
     StepAnswered,
     Tick,
 )
+from octavo.scheduler.kv_cache_manager import AllocStatus
 from octavo.scheduler.replica import OutstandingStep, Replica
 from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.waiting_queue import WaitingQueue
@@ -51,6 +54,14 @@ from octavo.wire.steps import (
 )
 
 
+@dataclass(slots=True)
+class Frontend:
+    """A registered frontend: when its lease was last renewed, and what is held for it, by request id."""
+
+    renewed_at: float
+    groups: dict[str, SequenceGroup] = field(default_factory=dict)
+
+
 class Scheduler:
     """Queues, replicas and leases. `handle` every event, then `schedule` once for all that arrived together."""
 
@@ -60,12 +71,10 @@ class Scheduler:
         self.waiting = WaitingQueue()
         # By incarnation, in order of registration.
         self.replicas: dict[int, Replica] = {}
-        self.groups: dict[str, SequenceGroup] = {}
         # The first worker's; replicas that serve another model are refused for the life of this scheduler.
         self.model: ModelInfo | None = None
-        # When each frontend's lease was last renewed.
-        self._leases: dict[int, float] = {}
-        self._replica_of: dict[str, Replica] = {}
+        self._frontends: dict[int, Frontend] = {}
+        self._replica_of: dict[SequenceGroup, Replica] = {}
         self._next_serial = 1
         self._next_sequence_id = 1
         self._effects: list[Effect] = []
@@ -73,7 +82,12 @@ class Scheduler:
 
     @property
     def num_frontends(self) -> int:
-        return len(self._leases)
+        return len(self._frontends)
+
+    @property
+    def groups(self) -> list[SequenceGroup]:
+        """All that is held, waiting or running."""
+        return [group for frontend in self._frontends.values() for group in frontend.groups.values()]
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Takes one event in; `now` is the shell's monotonic clock in seconds and never goes back."""
@@ -107,8 +121,12 @@ class Scheduler:
             self._send(draft, now)
         return self._take_effects()
 
+    def replica_of_worker(self, worker_id: str) -> Replica | None:
+        """The replica that the worker of this name registered last."""
+        return next((r for r in self.replicas.values() if r.hello.worker_id == worker_id), None)
+
     def check(self) -> None:
-        """Asserts every invariant; for tests and idle moments."""
+        """Asserts every invariant."""
         placed = [group for replica in self.replicas.values() for group in replica.running]
         assert len(placed) + len(self.waiting) == len(self.groups)
         for replica in self.replicas.values():
@@ -119,12 +137,13 @@ class Scheduler:
     # -- frontends --------------------------------------------------------------------------------------------------
 
     def _join_frontend(self, frontend_id: int, now: float) -> None:
-        self._leases[frontend_id] = now
+        self._frontends.setdefault(frontend_id, Frontend(now)).renewed_at = now
         self._to_frontend(frontend_id, FrontendWelcome(self.epoch, self.status()))
 
     def _submit(self, frontend_id: int, request: Request, now: float) -> None:
-        held = self.groups.get(request.request_id)
-        if held and held.frontend_id == frontend_id and held.request.attempt < request.attempt:
+        groups = self._frontends[frontend_id].groups
+        held = groups.get(request.request_id)
+        if held and held.request.attempt < request.attempt:
             self._drop(held)
         elif held:
             self._reject(frontend_id, request, RejectReason.DUPLICATE_ID, "a request with this id is running")
@@ -134,59 +153,42 @@ class Scheduler:
             return
         group = SequenceGroup.of(request, frontend_id, now, self._next_serial)
         self._next_serial += 1
-        self.groups[request.request_id] = group
+        groups[request.request_id] = group
         self.waiting.add(group)
 
-    def _refusal(self, request: Request) -> tuple[RejectReason, str] | None:
-        """Why the request can never run, as far as that is known; frontends check first, with better words."""
-        longest = len(request.prompt_token_ids) + request.sampling.max_tokens
-        if not request.prompt_token_ids:
-            return RejectReason.EMPTY_PROMPT, "the prompt has no tokens"
-        if len(request.generated_token_ids) >= request.sampling.max_tokens:
-            return RejectReason.ALREADY_COMPLETE, "nothing is left to generate"
-        if not self.model:
-            return None
-        if longest > self.model.max_model_len:
-            return RejectReason.PROMPT_TOO_LONG, f"{longest} tokens exceed the context of {self.model.max_model_len}"
-        if max(request.prompt_token_ids) >= self.model.vocab_size:
-            return RejectReason.BAD_TOKEN_ID, f"a token id is outside the vocabulary of {self.model.vocab_size}"
-        capacity = self.status().capacity_tokens
-        if self.replicas and longest > capacity:
-            return RejectReason.NEVER_FITS_KV, f"{longest} tokens exceed the KV cache of {capacity}"
-        return None
+    def _refusal(self, request: Request) -> Refusal | None:
+        if refusal := refuse_malformed(request):
+            return refusal
+        if len(self.waiting) >= self.config.max_waiting and not request.resubmitted:
+            return RejectReason.QUEUE_FULL, f"{len(self.waiting)} requests are waiting"
+        return refuse_misfit(request, self.model, self.status().capacity_tokens) if self.model else None
 
     def _renew(self, frontend_id: int, live: list[Lease], now: float) -> None:
-        self._leases[frontend_id] = now
-        named = {entry.request_id: entry for entry in live}
-        for group in self._groups_of(frontend_id):
-            entry = named.get(group.request.request_id)
-            if entry is None or entry.attempt != group.request.attempt:
+        frontend = self._frontends[frontend_id]
+        frontend.renewed_at = now
+        named = {lease.request_id: lease.attempt for lease in live}
+        for group in list(frontend.groups.values()):
+            if named.get(group.request.request_id) != group.request.attempt:
                 self._drop(group)
-        unknown = [entry for entry in live if not self._holds(frontend_id, entry.request_id)]
+        unknown = [lease for lease in live if lease.request_id not in frontend.groups]
         self._to_frontend(frontend_id, Renewed(self.epoch, unknown, self.status()))
 
-    def _holds(self, frontend_id: int, request_id: str) -> bool:
-        group = self.groups.get(request_id)
-        return group is not None and group.frontend_id == frontend_id
-
     def _abort(self, frontend_id: int, request_ids: list[str]) -> None:
+        groups = self._frontends[frontend_id].groups
         for request_id in request_ids:
-            if self._holds(frontend_id, request_id):
-                self._drop(self.groups[request_id])
+            if group := groups.get(request_id):
+                self._drop(group)
 
     def _lose_frontend(self, frontend_id: int) -> None:
-        del self._leases[frontend_id]
-        for group in self._groups_of(frontend_id):
+        for group in list(self._frontends[frontend_id].groups.values()):
             self._drop(group)
+        del self._frontends[frontend_id]
         self._effects.append(FrontendLost(frontend_id))
-
-    def _groups_of(self, frontend_id: int) -> list[SequenceGroup]:
-        return [group for group in self.groups.values() if group.frontend_id == frontend_id]
 
     def _drop(self, group: SequenceGroup) -> None:
         """Ends a group wherever it is; its blocks come back once outstanding steps are answered."""
-        del self.groups[group.request.request_id]
-        replica = self._replica_of.pop(group.request.request_id, None)
+        self._forget(group)
+        replica = self._replica_of.pop(group, None)
         if replica is None:
             self.waiting.remove(group)
             return
@@ -195,28 +197,31 @@ class Scheduler:
             replica.release(sequence)
             sequence.status = SequenceStatus.FINISHED
 
+    def _forget(self, group: SequenceGroup) -> None:
+        del self._frontends[group.frontend_id].groups[group.request.request_id]
+
     # -- replicas ---------------------------------------------------------------------------------------------------
 
     def _join_replica(self, hello: WorkerHello, now: float) -> None:
         if hello.incarnation in self.replicas:
             self._effects.append(SendToReplica(hello.incarnation, WorkerWelcome(self.epoch)))
             return
-        for replica in list(self.replicas.values()):
-            if replica.hello.worker_id == hello.worker_id:
-                self._lose_replica(replica.replica_id, "registered anew")
+        if former := self.replica_of_worker(hello.worker_id):
+            self._lose_replica(former.replica_id, "registered anew")
         if refusal := self._worker_refusal(hello):
             self._effects.append(SendToReplica(hello.incarnation, WorkerRefused(refusal)))
             return
-        self.model = self.model or hello.model
         self.replicas[hello.incarnation] = Replica(hello, self.config, now)
         self._effects.append(SendToReplica(hello.incarnation, WorkerWelcome(self.epoch)))
-        self._refuse_unfit()
+        if self.model is None:
+            self._learn_model(hello.model)
         self._tell_status()
 
-    def _refuse_unfit(self) -> None:
+    def _learn_model(self, model: ModelInfo) -> None:
         """Requests that came before any worker are checked now that the limits are known."""
+        self.model = model
         for group in list(self.waiting):
-            if group.preemptions == 0 and (refusal := self._refusal(group.request)):
+            if refusal := refuse_misfit(group.request, model, self.status().capacity_tokens):
                 self._reject(group.frontend_id, group.request, *refusal)
                 self._drop(group)
 
@@ -243,7 +248,7 @@ class Scheduler:
         self._tell_status()
 
     def _requeue(self, group: SequenceGroup) -> None:
-        del self._replica_of[group.request.request_id]
+        del self._replica_of[group]
         self.waiting.add(group)
 
     def status(self) -> ServiceStatus:
@@ -252,7 +257,7 @@ class Scheduler:
         return ServiceStatus(len(self.replicas), self.model, capacity)
 
     def _tell_status(self) -> None:
-        for frontend_id in self._leases:
+        for frontend_id in self._frontends:
             self._to_frontend(frontend_id, StatusChanged(self.epoch, self.status()))
 
     # -- steps ------------------------------------------------------------------------------------------------------
@@ -269,8 +274,10 @@ class Scheduler:
 
     def _next_waiting(self) -> SequenceGroup | None:
         """First come, first served; only what no live replica could ever hold (its own was lost) is passed over."""
-        capacity = self.status().capacity_tokens
-        return next((group for group in self.waiting if group.worst_case_tokens <= capacity), None)
+        return next((group for group in self.waiting if self._can_ever_run(group)), None)
+
+    def _can_ever_run(self, group: SequenceGroup) -> bool:
+        return any(replica.kv.can_allocate(group) is not AllocStatus.NEVER for replica in self.replicas.values())
 
     def _place(self, group: SequenceGroup, drafts: list[Draft]) -> Draft | None:
         """The draft with room whose replica has the least to compute."""
@@ -279,7 +286,7 @@ class Scheduler:
 
     def _admit(self, group: SequenceGroup, draft: Draft) -> None:
         self.waiting.remove(group)
-        self._replica_of[group.request.request_id] = draft.replica
+        self._replica_of[group] = draft.replica
         chunked_policy.admit(draft, group, self._next_sequence_id)
         self._next_sequence_id += len(group.sequences)
 
@@ -348,8 +355,8 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
         if group.is_finished:
             replica.running.remove(group)
-            del self._replica_of[group.request.request_id]
-            del self.groups[group.request.request_id]
+            del self._replica_of[group]
+            self._forget(group)
 
     def _restart_failed(self, replica: Replica, detail: str) -> None:
         """Every sequence in a failed or skipped step starts over from its known tokens."""
@@ -357,7 +364,8 @@ class Scheduler:
         first = {group for group, _ in replica.failed[0].scheduled}
         replica.failed = []
         for group in groups:
-            if self._replica_of.get(group.request.request_id) is not replica or group.is_finished:
+            # Not one that has finished or been aborted since.
+            if self._replica_of.get(group) is not replica:
                 continue
             group.failed_steps += group in first
             if group.failed_steps >= self.config.max_failed_steps:
@@ -370,8 +378,8 @@ class Scheduler:
     # -- time and effects -------------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> None:
-        for frontend_id, renewed_at in list(self._leases.items()):
-            if now - renewed_at > self.config.lease_s:
+        for frontend_id, frontend in list(self._frontends.items()):
+            if now - frontend.renewed_at > self.config.lease_s:
                 self._lose_frontend(frontend_id)
         for replica in list(self.replicas.values()):
             if reason := replica.overdue(now):

@@ -36,6 +36,7 @@ from octavo.wire.steps import (
     WorkerHello,
     WorkerRefused,
     WorkerUnregistered,
+    WorkerWelcome,
 )
 
 _log = logging.getLogger(__name__)
@@ -185,6 +186,9 @@ class SchedulerShell:
         if refusal := _schema_refusal("worker", hello.schema_version):
             self._workers.reply(connection, WorkerRefused(refusal))
             return
+        if self._is_rivalled(hello, connection):
+            self._drop(f"a second worker calls itself {hello.worker_id}; it must wait, or get a --worker-id of its own")
+            return
         self._workers.bind(hello.incarnation, connection)
         known = hello.incarnation in self.core.replicas
         self._handle(ReplicaJoined(hello), now)
@@ -195,6 +199,13 @@ class SchedulerShell:
                 *(hello.worker_id, hello.model.dtype, hello.device, hello.num_blocks, hello.block_size),
                 *(gib, hello.kv_bytes_per_token),
             )
+
+    def _is_rivalled(self, hello: WorkerHello, connection: bytes) -> bool:
+        """Whether another living worker has this one's name: its connection takes a message and is not this one."""
+        former = self.core.replica_of_worker(hello.worker_id)
+        if former is None or self._workers.peer(connection) == former.replica_id:
+            return False
+        return self._workers.send(former.replica_id, WorkerWelcome(self.core.epoch))
 
     # -- effects ----------------------------------------------------------------------------------------------------
 

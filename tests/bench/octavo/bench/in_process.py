@@ -32,6 +32,7 @@ class InProcess:
     def __init__(self, runner: Runner) -> None:
         self._core = Scheduler(SchedulerConfig(max_steps_in_flight=1), epoch=1)
         self._protocol = WorkerProtocol("bench", runner, lambda: _INCARNATION)
+        self._fingerprint = runner.model.fingerprint
         self._plans: deque[StepPlan] = deque()
         self._streams: dict[str, Stream] = {}
         self._began = 0.0
@@ -47,7 +48,7 @@ class InProcess:
         self._streams = {f"{case.name}-{i}": Stream() for i in range(len(case.jobs))}
         for request_id, job in zip(self._streams, case.jobs, strict=True):
             sampling = SamplingParams(0.0, 0, 1.0, 0, job.num_tokens, [])
-            request = Request(request_id, 1, job.prompt_token_ids, [], sampling, 0)
+            request = Request(request_id, 1, False, self._fingerprint, job.prompt_token_ids, [], sampling, 0)
             self._perform(self._core.handle(RequestSubmitted(_FRONTEND, request), self._now()))
         scheduling = 0.0
         while self._core.groups:

@@ -4,6 +4,8 @@ import json
 from collections import deque
 from pathlib import Path
 
+import msgspec
+
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.events import (
     Effect,
@@ -20,6 +22,7 @@ from octavo.scheduler.events import (
     Tick,
 )
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import SequenceGroup
 from octavo.wire import history
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.requests import Deltas, FinishReason, Rejected, Request, ToFrontend
@@ -30,6 +33,7 @@ from octavo.worker.sequences import SequenceTable
 
 FRONTEND = 7
 VOCABULARY = FakeVocabulary(size=1000)
+FINGERPRINT = "fingerprint"
 _NO_TIMES = StepTimes(0, 0, 0)
 
 
@@ -41,6 +45,8 @@ def make_request(
     return Request(
         request_id=request_id,
         attempt=1,
+        resubmitted=False,
+        model_fingerprint=FINGERPRINT,
         prompt_token_ids=[(offset * 31 + 7 * i) % VOCABULARY.size for i in range(prompt_length)],
         generated_token_ids=[],
         sampling=SamplingParams(0.0, 0, 1.0, seed, max_tokens, list(stop_token_ids)),
@@ -64,7 +70,7 @@ class FakeReplica:
             schema_version=SCHEMA_VERSION,
             worker_id=f"worker-{incarnation}",
             incarnation=incarnation,
-            model=self.runner.model,
+            model=msgspec.structs.replace(self.runner.model, fingerprint=FINGERPRINT),
             device="fake",
             rank=0,
             world_size=1,
@@ -120,6 +126,11 @@ class Cluster:
         self.to_frontend: list[ToFrontend] = []
         self._directory = directory
         self.handle(FrontendJoined(FRONTEND))
+
+    @property
+    def groups(self) -> dict[str, SequenceGroup]:
+        """All that the core holds, by request id."""
+        return {group.request.request_id: group for group in self.core.groups}
 
     def handle(self, event: Event) -> None:
         self._perform(self.core.handle(event, self.now))
