@@ -73,9 +73,20 @@ def test_what_is_no_address_is_refused_even_with_the_flag(endpoint: str) -> None
         check_endpoint(endpoint, insecure_tcp=True)
 
 
-def test_an_ipc_address_can_be_claimed_once_at_a_time(tmp_path: Path) -> None:
-    endpoint = f"ipc://{tmp_path}/s.sock"
+@pytest.mark.parametrize("scheme", ["ipc://", "unix:"])
+def test_a_unix_socket_can_be_claimed_once_at_a_time(tmp_path: Path, scheme: str) -> None:
+    endpoint = f"{scheme}{tmp_path}/s.sock"
     with claimed(endpoint), pytest.raises(EndpointError, match="another process is bound"), claimed(endpoint):
         pass
     with claimed(endpoint):
+        pass
+
+
+def test_a_directory_that_is_not_there_cannot_be_claimed(tmp_path: Path) -> None:
+    with pytest.raises(EndpointError, match="cannot make a socket"), claimed(f"ipc://{tmp_path}/missing/s.sock"):
+        pass
+
+
+def test_tcp_addresses_need_no_claim() -> None:
+    with claimed("tcp://127.0.0.1:5555"), claimed("tcp://127.0.0.1:5555"):
         pass

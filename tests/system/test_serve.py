@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -108,16 +106,34 @@ def test_a_process_that_keeps_dying_ends_serve(byte_model: Path) -> None:
         assert "died 4 times within" in stack.log("serve")
 
 
-def test_a_second_serve_on_the_same_sockets_is_refused(byte_model: Path) -> None:
+@pytest.mark.parametrize("command", ["serve", "scheduler"])
+def test_a_second_service_in_the_same_place_is_refused_and_harms_nothing(byte_model: Path, command: str) -> None:
     with serving(byte_model) as stack:
         stack.wait_ready()
-        second = subprocess.run(
-            [sys.executable, "-m", "octavo.cli.main", "scheduler"],
-            env={**os.environ, "OCTAVO_RUNTIME_DIR": str(stack.directory)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert second.returncode == 1
-        assert "another process is bound" in second.stderr
+        second = stack.start(command, "second")
+        assert second.wait(60) == 1
+        assert "another process is bound" in stack.log("second")
         assert len(stack.generate(token_request([1, 2, 3], 5)).token_ids) == 5
+
+
+def test_a_second_serve_on_the_same_address_is_refused_and_harms_nothing(byte_model: Path) -> None:
+    with serving(byte_model) as stack, tempfile.TemporaryDirectory(prefix="octavo-") as elsewhere:
+        stack.wait_ready()
+        second = stack.start("serve", "second", OCTAVO_RUNTIME_DIR=elsewhere)
+        assert second.wait(60) == 1
+        assert "another server answers on" in stack.log("second")
+        assert len(stack.generate(token_request([1, 2, 3], 5)).token_ids) == 5
+
+
+def test_a_second_signal_ends_everything_at_once(byte_model: Path) -> None:
+    with serving(byte_model, OCTAVO_FAKE_STEP_MS="100") as stack:
+        stack.wait_ready()
+        stream = stack.stream(token_request([1, 2, 3], 500))
+        next(stream)
+        pids = children_of(stack.processes["serve"].pid).values()
+        stack.processes["serve"].send_signal(signal.SIGINT)
+        wait_until(lambda: "once more to stop at once" in stack.log("serve"))
+        assert all(alive(pid) for pid in pids)
+        assert stack.kill("serve", signal.SIGINT) == 0
+        assert not [pid for pid in pids if alive(pid)]
+        stream.cancel()

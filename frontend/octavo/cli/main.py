@@ -3,7 +3,7 @@
 import importlib
 import logging
 import sys
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -21,8 +21,11 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "health": ("octavo.frontend.client_cli:health", "Probe a process's gRPC health; exit status 0 if it serves."),
     "prepare-model": ("octavo.worker.prepare_cli:prepare_model", "Write the bundled model's directory to the cache."),
 }
-# Distribution names of the extras, by the packages that only they install.
-_EXTRA_OF: Final = {"torch": "worker", "gguf": "worker", "safetensors": "worker", "transformers": "frontend"}
+# The extras by the packages that they install.
+_EXTRA_OF: Final = {
+    **dict.fromkeys(("torch", "gguf", "safetensors", "numpy"), "worker"),
+    **dict.fromkeys(("transformers", "tokenizers", "jinja2", "grpc_reflection", "grpc_status", "google"), "frontend"),
+}
 
 
 class _Dispatcher(click.Group):
@@ -36,20 +39,32 @@ class _Dispatcher(click.Group):
         try:
             command = getattr(importlib.import_module(module_name), attribute)
         except ModuleNotFoundError as error:
-            raise click.ClickException(_missing(cmd_name, error)) from error
+            _explain(cmd_name, error)
+            raise
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        # Commands import what is heavy when they run, so this is not only about loading them.
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            _explain(ctx.invoked_subcommand or "", error)
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
 
 
-def _missing(command: str, error: ModuleNotFoundError) -> str:
+def _explain(command: str, error: ModuleNotFoundError) -> None:
+    """Raises `click.ClickException` if the module is one that an installation may do without."""
     package = (error.name or "").partition(".")[0]
     if extra := _EXTRA_OF.get(package):
-        return f"`octavo {command}` needs {package}, which is not installed; run: pip install 'octavo[{extra}]'"
-    return f"`octavo {command}` is not part of this installation ({error})"
+        what = f"needs {package}, which is not installed; run: pip install 'octavo[{extra}]'"
+        raise click.ClickException(f"`octavo {command}` {what}") from error
+    if package == "octavo":
+        raise click.ClickException(f"`octavo {command}` is not part of this installation: {error}") from error
 
 
 @click.group(cls=_Dispatcher, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -14,15 +15,14 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.cli.supervision import Child, SupervisionError
-from octavo.wire.endpoints import EndpointError, runtime_directory
+from octavo.wire.endpoints import EndpointError, claimed, runtime_directory
 from octavo.wire.model_directory import BUNDLED_MODEL, ModelDirectoryError, model_name, resolve_model
 
 _log = logging.getLogger(__name__)
 
 _SERVICE = "octavo.v1.GenerationService"
 _PROBE_INTERVAL_S = 0.1
-# Longer than a frontend waits for its streams to end.
-_FRONTEND_PATIENCE_S = 35.0
+# For a process to end once asked to; a frontend has its drain time before.
 _PATIENCE_S = 5.0
 
 
@@ -38,23 +38,32 @@ _PATIENCE_S = 5.0
 )
 @click.option("--workers", type=click.IntRange(1, 64), default=1, help="How many workers to start.")
 @click.option("--ready-timeout", type=click.FloatRange(min=1), default=300.0, help="Seconds to become ready in.")
-def serve(model: str, listen: str, workers: int, ready_timeout: float) -> None:
+@click.option(
+    "--drain-timeout",
+    envvar="OCTAVO_DRAIN_TIMEOUT",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    help="Seconds that running streams may go on after Ctrl-C or SIGTERM.",
+)
+def serve(model: str, listen: str, workers: int, ready_timeout: float, drain_timeout: float) -> None:
     """Start frontend, scheduler and workers on this machine and keep them running.
 
     A process that dies is started again; one that keeps dying ends them all with exit status 1. Every setting of the
     single commands can be given by its environment variable, for example OCTAVO_DTYPE=float32 or OCTAVO_THREADS=2.
     """
     try:
-        runtime_directory()
-        asyncio.run(_serve(model, listen, workers, ready_timeout))
+        # Its sockets are in the runtime directory: a second service needs another one.
+        with claimed(f"unix:{runtime_directory()}/serve"):
+            asyncio.run(_serve(model, listen, workers, ready_timeout, drain_timeout))
     except (EndpointError, ModelDirectoryError, SupervisionError) as error:
         raise click.ClickException(str(error)) from error
 
 
-async def _serve(model: str, listen: str, workers: int, ready_timeout: float) -> None:
+async def _serve(model: str, listen: str, workers: int, ready_timeout: float, drain_timeout: float) -> None:
     began = time.monotonic()
     await _prepare(model)
-    environment = {"OCTAVO_MODEL": model, "OCTAVO_LISTEN": listen}
+    await _check_free(listen)
+    environment = {"OCTAVO_MODEL": model, "OCTAVO_LISTEN": listen, "OCTAVO_DRAIN_TIMEOUT": str(drain_timeout)}
     scheduler = Child("scheduler", ["scheduler"], environment)
     frontend = Child("frontend", ["frontend"], environment)
     crew = [
@@ -62,15 +71,15 @@ async def _serve(model: str, listen: str, workers: int, ready_timeout: float) ->
         for n in range(workers)
     ]
     children = [scheduler, frontend, *crew]
+    stop = _stop_event(children)
     supervised = [asyncio.create_task(child.supervise(), name=child.name) for child in children]
-    stop = _stop_event()
     announced = asyncio.create_task(_announce(listen, model, began, ready_timeout))
     try:
         await _until_stopped([*supervised, announced], stop)
     finally:
         announced.cancel()
         # Streams end first, while those who feed them still live.
-        await frontend.stop(_FRONTEND_PATIENCE_S)
+        await frontend.stop(drain_timeout + _PATIENCE_S)
         await asyncio.gather(*(worker.stop(_PATIENCE_S) for worker in crew))
         await scheduler.stop(_PATIENCE_S)
         for task in supervised:
@@ -88,18 +97,27 @@ async def _prepare(model: str) -> None:
         await Child("prepare-model", ["prepare-model"]).run_once()
 
 
-def _stop_event() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; the second ends the supervisor, and with it its children, at once."""
+async def _check_free(listen: str) -> None:
+    """Raises `SupervisionError` if a server answers already where ours is to listen."""
+    async with grpc.aio.insecure_channel(_reachable(listen)) as channel:
+        if await _status(health_pb2_grpc.HealthStub(channel), "") is not None:
+            raise SupervisionError(f"another server answers on {listen}; stop it or choose another --listen address")
+
+
+def _stop_event(children: Sequence[Child]) -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT. The second kills the children."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
 
     def on_signal(number: signal.Signals) -> None:
-        _log.info("stopping on %s; once more to stop at once", number.name)
-        stop.set()
-        loop.remove_signal_handler(number)
+        if stop.is_set():
+            for child in children:
+                child.kill()
+        else:
+            _log.info("stopping on %s; once more to stop at once", number.name)
+            stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     return stop
 
 
@@ -115,10 +133,10 @@ async def _until_stopped(tasks: list["asyncio.Task[None]"], stop: asyncio.Event)
 
 async def _announce(listen: str, model: str, began: float, timeout: float) -> None:
     """Says when the service answers, and how to call it. Raises `SupervisionError` if it takes too long."""
-    address = listen.replace("0.0.0.0:", "127.0.0.1:")
+    address = _reachable(listen)
     async with grpc.aio.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        while not await _serves(stub):
+        while await _status(stub, _SERVICE) != health_pb2.HealthCheckResponse.SERVING:
             if time.monotonic() - began > timeout:
                 raise SupervisionError(f"not ready within {timeout:.0f} s; the log above says what is missing")
             await asyncio.sleep(_PROBE_INTERVAL_S)
@@ -133,9 +151,13 @@ async def _announce(listen: str, model: str, began: float, timeout: float) -> No
     )
 
 
-async def _serves(stub: health_pb2_grpc.HealthStub) -> bool:
+async def _status(stub: health_pb2_grpc.HealthStub, service: str) -> int | None:
+    """What the server says of `service`; None if it does not answer."""
     try:
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service=_SERVICE), timeout=2)
+        return int((await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=2)).status)
     except grpc.aio.AioRpcError:
-        return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        return None
+
+
+def _reachable(listen: str) -> str:
+    return listen.replace("0.0.0.0:", "127.0.0.1:")

@@ -77,6 +77,12 @@ class Child:
             self.process.kill()
             await self.process.wait()
 
+    def kill(self) -> None:
+        """SIGKILL, without waiting."""
+        self._stopping = True
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+
     async def _spawn(self) -> asyncio.subprocess.Process:
         environment = {**os.environ, **self.environment, _PARENT: str(os.getpid())}
         # A session of its own: Ctrl-C reaches the supervisor alone, which stops the children in order.

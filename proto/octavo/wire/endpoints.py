@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 from urllib.parse import SplitResult, urlsplit
 
 _log = logging.getLogger(__name__)
@@ -54,20 +55,31 @@ def default_endpoint(name: str) -> str:
 
 
 @contextmanager
-def claimed(endpoint: str) -> Iterator[None]:
-    """Holds an address against other processes that would bind it: of an ipc:// one ZMQ would deprive us silently.
+def claimed(address: str) -> Iterator[None]:
+    """Holds a unix socket's address (`ipc://path` or `unix:path`) against other processes that would bind it.
 
-    Raises `EndpointError` if another process holds it. tcp:// addresses need no such claim.
+    ZMQ and gRPC both take a path over from whoever is bound to it, silently. Other addresses need no such claim.
+    Raises `EndpointError` if another process holds it, or its directory cannot be written to.
     """
-    if not endpoint.startswith("ipc://"):
+    path = next((address.removeprefix(prefix) for prefix in ("ipc://", "unix:") if address.startswith(prefix)), None)
+    if path is None:
         yield
         return
-    with Path(f"{endpoint.removeprefix('ipc://')}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise EndpointError(f"another process is bound to {endpoint}; stop it or choose another address") from error
+    with _lock(address, path):
         yield
+
+
+def _lock(address: str, path: str) -> TextIO:
+    try:
+        lock = Path(f"{path}.lock").open("w")  # noqa: SIM115 (the caller's `with` closes it)
+    except OSError as error:
+        raise EndpointError(f"cannot make a socket at {address}: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise EndpointError(f"another process is bound to {address}; stop it or choose another address") from error
+    return lock
 
 
 def check_endpoint(endpoint: str, *, insecure_tcp: bool) -> None:

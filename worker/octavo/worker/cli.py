@@ -28,7 +28,7 @@ from octavo.worker.runner import Runner
 logger = logging.getLogger(__name__)
 
 # What a wrong setting, a full machine or a broken model raises while the model is made.
-_START_ERRORS = (ModelDirectoryError, ImportError, MemoryError, OSError, RuntimeError, ValueError)
+_START_ERRORS = (ModelDirectoryError, MemoryError, OSError, RuntimeError, ValueError)
 
 
 def _memory(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:

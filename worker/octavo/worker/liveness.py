@@ -1,4 +1,4 @@
-"""What the main loop lets other threads know of it, so that a hung loop cannot look alive."""
+"""What the main loop lets other threads know of it, so that one that hangs between its steps cannot look alive."""
 
 import time
 from collections.abc import Callable
