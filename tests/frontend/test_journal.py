@@ -13,7 +13,9 @@ TOKENS = [10, 11, 12, 13, 14, 15]
 @pytest.fixture
 def journal() -> Journal:
     sampling = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=7, max_tokens=6, stop_token_ids=[99])
-    return Journal("r", [1, 2], sampling, arrived_at=100.0)
+    journal = Journal("r", [1, 2], sampling, arrived_at=100.0)
+    journal.start_attempt(1)
+    return journal
 
 
 def delta(start: int, end: int, *, tokens: list[int] = TOKENS, attempt: int = 1, **changes: object) -> Delta:
@@ -71,7 +73,7 @@ def test_another_history_at_the_right_place_is_broken(journal: Journal) -> None:
 
 def test_an_earlier_attempt_is_stale(journal: Journal) -> None:
     journal.accept(delta(0, 1), 101.0)
-    journal.start_next_attempt()
+    journal.start_attempt(2)
     assert journal.accept(delta(1, 2), 102.0) is Verdict.STALE
     assert journal.accept(delta(1, 2, attempt=2), 102.0) is Verdict.ACCEPTED
 
@@ -99,14 +101,18 @@ def test_nothing_follows_the_end(journal: Journal) -> None:
 
 def test_a_submission_carries_all_that_is_needed_to_go_on(journal: Journal) -> None:
     journal.accept(delta(0, 2, preemptions=1), 101.0)
-    journal.start_next_attempt()
-    request = journal.submission(now=103.5)
+    journal.start_attempt(2)
+    request = journal.submit("model", now=103.5)
     assert (request.attempt, request.prompt_token_ids, request.generated_token_ids) == (2, [1, 2], TOKENS[:2])
-    assert (request.age_ms, request.sampling.seed) == (3500, 7)
+    assert (request.age_ms, request.sampling.seed, request.model_fingerprint) == (3500, 7, "model")
+
+
+def test_only_the_first_submission_is_none_again(journal: Journal) -> None:
+    assert [journal.submit("model", now=103.5).resubmitted for _ in range(3)] == [False, True, True]
 
 
 def test_preemptions_add_up_over_attempts(journal: Journal) -> None:
     journal.accept(delta(0, 1, preemptions=2), 101.0)
-    journal.start_next_attempt()
+    journal.start_attempt(2)
     journal.accept(delta(1, 2, attempt=2, preemptions=1), 102.0)
     assert journal.preemptions == 3

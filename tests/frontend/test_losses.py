@@ -17,6 +17,9 @@ from octavo.testing.frontends import running_frontend
 from octavo.testing.grpc_calls import collect, ids_of, reason_of, retry_delay_of
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
+from octavo.wire import history
+from octavo.wire.codec import encode
+from octavo.wire.requests import Delta, Deltas
 
 Code = grpc.StatusCode
 
@@ -46,9 +49,8 @@ async def test_a_restarted_scheduler_goes_on_with_the_same_tokens(
     scheduler.restart()
     scheduler.hold_after = 1 << 30
     assert ids_of(await call) == expected
-    attempts = [(r.attempt, len(r.generated_token_ids)) for r in scheduler.submitted if r.request_id == "mine"]
-    assert attempts[0] == (1, 0)
-    assert attempts[-1][0] == 2
+    mine = [request for request in scheduler.submitted if request.request_id == "mine"]
+    assert [(request.attempt, request.resubmitted) for request in mine] == [(2, False), (3, True)]
 
 
 async def test_a_scheduler_process_that_dies_and_comes_back(
@@ -156,6 +158,24 @@ async def test_a_client_that_cancels_frees_the_work(
     call.cancel()
     await eventually(lambda: scheduler.aborted == ["mine"] and frontend.generation.num_running == 0)
     assert scheduler.running == set()
+
+
+async def test_an_id_used_again_right_after_a_cancel_gets_only_its_own_tokens(
+    scheduler: FakeScheduler, stub: Any, eventually: Any
+) -> None:
+    expected = ids_of(await collect(stub.Generate(ask())))
+    scheduler.hold_after = 0
+    first = stub.Generate(ask(request_id="mine"))
+    await eventually(lambda: len(scheduler.submitted) == 2)
+    first.cancel()
+    await eventually(lambda: scheduler.aborted == ["mine"])
+    second = asyncio.create_task(collect(stub.Generate(ask(request_id="mine"))))
+    await eventually(lambda: len(scheduler.submitted) == 3)
+    # What the first was about to be told when it was cancelled.
+    late = Delta("mine", scheduler.submitted[1].attempt, 0, 0, history.EMPTY, [33, 34], None, 0)
+    await scheduler.send_raw(encode(Deltas(epoch=scheduler.epoch, deltas=[late])))
+    scheduler.hold_after = 1 << 30
+    assert ids_of(await second) == expected
 
 
 async def test_a_client_that_vanishes_while_tokens_flow_frees_the_work(

@@ -33,7 +33,7 @@ SAMPLING = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=7, max_token
 
 @pytest.fixture
 def session() -> SchedulerSession:
-    session = SchedulerSession(frontend_id=1, now=0.0)
+    session = SchedulerSession(frontend_id=1, model_fingerprint="model", now=0.0)
     session.receive(FrontendWelcome(epoch=EPOCH, status=STATUS), 0.0)
     session.receive(renewed(), 0.0)
     return session
@@ -69,7 +69,7 @@ def submissions(messages: list[FromFrontend]) -> list[tuple[str, int, list[int]]
 
 
 def test_hello_until_welcomed_then_renewals() -> None:
-    session = SchedulerSession(frontend_id=1, now=0.0)
+    session = SchedulerSession(frontend_id=1, model_fingerprint="model", now=0.0)
     assert [type(m) for m in session.tick()] == [FrontendHello]
     assert [type(m) for m in session.tick()] == [FrontendHello]
     assert [type(m) for m in session.receive(FrontendWelcome(epoch=EPOCH, status=STATUS), 0.0)] == [Renew]
@@ -77,7 +77,7 @@ def test_hello_until_welcomed_then_renewals() -> None:
 
 
 def test_a_request_made_before_the_welcome_is_found_missing_and_submitted() -> None:
-    session = SchedulerSession(frontend_id=1, now=0.0)
+    session = SchedulerSession(frontend_id=1, model_fingerprint="model", now=0.0)
     request = LiveRequest(Journal("r", [1], SAMPLING, 0.0), lambda: None)
     assert session.submit(request, 0.0) == []
     [renewal] = session.receive(FrontendWelcome(epoch=EPOCH, status=STATUS), 0.0)
@@ -91,6 +91,39 @@ def test_what_a_renewal_finds_missing_goes_on_from_the_journal(session: Schedule
     session.receive(deltas(0, [10, 11]), 1.0)
     session.tick()
     assert submissions(session.receive(renewed("r"), 2.0)) == [("r", 2, [10, 11])]
+
+
+def test_an_id_used_again_gets_no_answer_of_its_former_request(session: SchedulerSession) -> None:
+    session.release(live(session))
+    request = live(session)
+    assert session.receive(deltas(0, [10], attempt=1), 1.0) == []
+    session.receive(Rejected(EPOCH, "r", 1, RejectReason.STEP_FAILED, "why"), 1.0)
+    assert session.receive(renewed("r", attempt=1), 1.0) == []
+    assert (request.journal.generated_token_ids, request.failure) == ([], None)
+    session.receive(deltas(0, [11], attempt=2), 1.0)
+    assert request.journal.generated_token_ids == [11]
+
+
+def test_attempts_rise_over_all_requests(session: SchedulerSession) -> None:
+    requests = [live(session, "a"), live(session, "b")]
+    session.receive(renewed("a", attempt=1), 1.0)
+    assert [request.journal.attempt for request in requests] == [3, 2]
+
+
+def test_submissions_say_whether_they_are_the_first_and_for_which_model(session: SchedulerSession) -> None:
+    request = LiveRequest(Journal("r", [1], SAMPLING, 0.0), lambda: None)
+    messages = [*session.submit(request, 0.0), *session.receive(renewed("r"), 1.0)]
+    submitted = [message.request for message in messages if isinstance(message, Submit)]
+    assert [(r.resubmitted, r.model_fingerprint) for r in submitted] == [(False, "model"), (True, "model")]
+
+
+def test_a_submission_that_could_not_leave_does_not_count_as_one(session: SchedulerSession) -> None:
+    session.disconnected()
+    live(session)
+    session.receive(FrontendWelcome(epoch=EPOCH, status=STATUS), 0.0)
+    [message] = session.receive(renewed("r"), 1.0)
+    assert isinstance(message, Submit)
+    assert not message.request.resubmitted
 
 
 def test_an_answer_about_what_has_ended_or_was_never_asked_is_ignored(session: SchedulerSession) -> None:
@@ -192,7 +225,7 @@ def test_every_rejection_has_its_error(
 
 def test_the_rejection_of_an_earlier_attempt_is_ignored(session: SchedulerSession) -> None:
     request = live(session)
-    request.journal.start_next_attempt()
+    request.journal.start_attempt(2)
     reason = RejectReason.STEP_FAILED
     session.receive(Rejected(epoch=EPOCH, request_id="r", attempt=1, reason=reason, detail="why"), 1.0)
     assert request.failure is None

@@ -31,7 +31,8 @@ class Journal:
         self.prompt_token_ids = list(prompt_token_ids)
         self.sampling = sampling
         self.arrived_at = arrived_at
-        self.attempt = 1
+        # That of the latest submission; 0 before the first.
+        self.attempt = 0
         self.generated_token_ids: list[int] = []
         self.ended_by_scheduler = False
         self.preemptions = 0
@@ -42,6 +43,7 @@ class Journal:
         # The rolling hash before each generated token, and after the last.
         self._hashes = array("Q", [history.EMPTY])
         self._preemptions_before_attempt = 0
+        self._submitted = False
 
     @property
     def complete(self) -> bool:
@@ -76,16 +78,19 @@ class Journal:
         self.ended_by_scheduler = delta.finish_reason is not None
         return Verdict.ACCEPTED
 
-    def start_next_attempt(self) -> None:
-        """From here on only answers to a new submission count."""
-        self.attempt += 1
+    def start_attempt(self, attempt: int) -> None:
+        """From here on only answers to `attempt` count, which must be above every earlier one of this process."""
+        self.attempt = attempt
         self._preemptions_before_attempt = self.preemptions
 
-    def submission(self, now: float) -> Request:
-        """The request as it must be run now, from where it stands."""
+    def submit(self, model_fingerprint: str, now: float) -> Request:
+        """The request as it must be run now, from where it stands; it is about to be sent."""
+        resubmitted, self._submitted = self._submitted, True
         return Request(
             request_id=self.request_id,
             attempt=self.attempt,
+            resubmitted=resubmitted,
+            model_fingerprint=model_fingerprint,
             prompt_token_ids=self.prompt_token_ids,
             generated_token_ids=list(self.generated_token_ids),
             sampling=self.sampling,

@@ -40,12 +40,11 @@ class SchedulerClient:
     """One frontend's link to the scheduler. `run()` must be running; all methods belong to its event loop."""
 
     def __init__(self, endpoint: str, model_fingerprint: str, grace_s: float) -> None:
-        self.model_fingerprint = model_fingerprint
         self.grace_s = grace_s
         self.malformed_messages = 0
         self._endpoint = endpoint
         # Half of the range, because msgpack has room for 64 bits and some readers only for 63.
-        self._session = SchedulerSession(secrets.randbits(63), time.monotonic())
+        self._session = SchedulerSession(secrets.randbits(63), model_fingerprint, time.monotonic())
         self._socket: zmq.asyncio.Socket | None = None
         self._changed = asyncio.Event()
 
@@ -53,6 +52,11 @@ class SchedulerClient:
     def status(self) -> ServiceStatus | None:
         """The last the scheduler said of itself; None before its first word."""
         return self._session.status
+
+    @property
+    def model_fingerprint(self) -> str:
+        """That of this frontend's model directory, which the workers' must equal."""
+        return self._session.model_fingerprint
 
     @property
     def session(self) -> SchedulerSession:

@@ -51,8 +51,9 @@ class LiveRequest:
 class SchedulerSession:
     """State of one frontend's registration. `now` is seconds of one monotonic clock."""
 
-    def __init__(self, frontend_id: int, now: float) -> None:
+    def __init__(self, frontend_id: int, model_fingerprint: str, now: float) -> None:
         self.frontend_id = frontend_id
+        self.model_fingerprint = model_fingerprint
         self.epoch: int | None = None
         self.status: ServiceStatus | None = None
         self.refused: str | None = None
@@ -61,6 +62,8 @@ class SchedulerSession:
         self.dropped_messages = 0
         self.resubmissions = 0
         self._unanswered_renewals = 0
+        # One count for all requests: an id may be used again, and answers to its former request may still be under way.
+        self._last_attempt = 0
 
     def hello(self) -> FrontendHello:
         """The first word on a connection, repeated until there is an answer."""
@@ -166,11 +169,14 @@ class SchedulerSession:
         if journal.complete:
             return []
         self.resubmissions += 1
-        journal.start_next_attempt()
         return self._submission(journal, now)
 
     def _submission(self, journal: Journal, now: float) -> list[FromFrontend]:
-        return [] if self.epoch is None else [Submit(epoch=self.epoch, request=journal.submission(now))]
+        self._last_attempt += 1
+        journal.start_attempt(journal.attempt + 1)
+        if self.epoch is None:
+            return []
+        return [Submit(epoch=self.epoch, request=journal.submit(self.model_fingerprint, now))]
 
     def _reject(self, message: Rejected) -> None:
         request = self.live.get(message.request_id)
