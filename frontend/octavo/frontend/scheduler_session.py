@@ -173,7 +173,7 @@ class SchedulerSession:
 
     def _submission(self, journal: Journal, now: float) -> list[FromFrontend]:
         self._last_attempt += 1
-        journal.start_attempt(journal.attempt + 1)
+        journal.start_attempt(self._last_attempt)
         if self.epoch is None:
             return []
         return [Submit(epoch=self.epoch, request=journal.submit(self.model_fingerprint, now))]
