@@ -19,7 +19,7 @@ from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
 from octavo.wire import history
 from octavo.wire.codec import encode
-from octavo.wire.requests import Delta, Deltas
+from octavo.wire.requests import Delta, Deltas, RejectReason
 
 Code = grpc.StatusCode
 
@@ -125,6 +125,28 @@ async def test_workers_of_another_model(scheduler: FakeScheduler, frontend: Fron
     assert "f" * 12 in (error.details() or "")
     assert frontend.scheduler.model_fingerprint[:12] in (error.details() or "")
     assert not frontend.generation.ready
+
+
+async def test_a_stream_does_not_go_on_with_another_model(
+    scheduler: FakeScheduler, frontend: FrontendServer, stub: Any
+) -> None:
+    scheduler.hold_after = 3
+    call = stub.Generate(ask())
+    await anext(aiter(call))
+    scheduler.restart()
+    scheduler.model = msgspec.structs.replace(scheduler.model, fingerprint="f" * 64)
+    error = await failure(call)
+    assert (error.code(), reason_of(error)) == (Code.UNAVAILABLE, "MODEL_MISMATCH")
+    assert "start them and this frontend with the same model directory" in (error.details() or "")
+    assert scheduler.running == set()
+    assert frontend.generation.num_running == 0
+
+
+async def test_a_full_queue_invites_another_try(scheduler: FakeScheduler, stub: Any) -> None:
+    scheduler.rejection = RejectReason.QUEUE_FULL
+    error = await failure(stub.Generate(ask()))
+    assert (error.code(), reason_of(error)) == (Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    assert retry_delay_of(error) == 1.0
 
 
 async def test_a_deadline_ends_the_wait_for_a_worker(

@@ -8,7 +8,15 @@ reconnection and a new scheduler.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo.frontend.errors import AlreadyExists, Broken, InvalidRequest, Reason, ServiceError
+from octavo.frontend.errors import (
+    AlreadyExists,
+    Broken,
+    InvalidRequest,
+    Overloaded,
+    Reason,
+    ServiceError,
+    Unavailable,
+)
 from octavo.frontend.journal import Journal, Verdict
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.requests import (
@@ -195,6 +203,11 @@ def _rejection(message: Rejected) -> ServiceError:
             return InvalidRequest(Reason.PROMPT_TOO_LONG, detail)
         case RejectReason.BAD_TOKEN_ID | RejectReason.EMPTY_PROMPT:
             return InvalidRequest(Reason.BAD_PARAMETER, detail)
+        case RejectReason.MODEL_MISMATCH:
+            advice = "start them and this frontend with the same model directory"
+            return Unavailable(Reason.MODEL_MISMATCH, f"{detail}, not this frontend's model; {advice}")
+        case RejectReason.QUEUE_FULL:
+            return Overloaded(Reason.QUEUE_FULL, f"{detail}, as many as the queue takes; try again later")
         case RejectReason.STEP_FAILED:
             return Broken(Reason.STEP_FAILED, detail)
         case RejectReason.ALREADY_COMPLETE:

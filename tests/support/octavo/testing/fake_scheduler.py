@@ -145,14 +145,14 @@ class FakeScheduler:
 
     async def _submit(self, frontend: bytes, request: Request) -> None:
         self.submitted.append(request)
-        if self.rejection is not None:
+        if reason := self._rejection(request):
             await self._send(
                 frontend,
                 Rejected(
                     epoch=self.epoch,
                     request_id=request.request_id,
                     attempt=request.attempt,
-                    reason=self.rejection,
+                    reason=reason,
                     detail="because the test says so",
                 ),
             )
@@ -160,6 +160,11 @@ class FakeScheduler:
         self._drop(request.request_id)
         task = asyncio.create_task(self._stream(frontend, request))
         self._running[request.request_id] = (request.attempt, task)
+
+    def _rejection(self, request: Request) -> RejectReason | None:
+        if request.model_fingerprint != self.model.fingerprint:
+            return RejectReason.MODEL_MISMATCH
+        return self.rejection
 
     def _drop(self, request_id: str) -> None:
         if request_id in self._running:
