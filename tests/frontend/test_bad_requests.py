@@ -55,7 +55,7 @@ BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "endless new tokens": (stopped(max_new_tokens=2**32 - 1), "BAD_PARAMETER", "4294967295"),
     "empty stop string": (stopped(stop_strings=[""]), "BAD_PARAMETER", "1 to 256 bytes"),
     "long stop string": (stopped(stop_strings=["é" * 129]), "BAD_PARAMETER", "258 bytes"),
-    "nine stop strings": (stopped(stop_strings=["x"] * 9), "BAD_PARAMETER", "9 strings"),
+    "nine stop strings": (stopped(stop_strings=["x"] * 9), "BAD_PARAMETER", "repeated 9 times"),
     "stop id outside": (stopped(stop_token_ids=[258]), "BAD_PARAMETER", "the vocabulary ends at 257"),
     "too many stop ids": (stopped(stop_token_ids=range(129)), "BAD_PARAMETER", "at most 128"),
     "prompt id outside": (
@@ -71,7 +71,16 @@ BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
         "512 tokens and the context 512",
     ),
     "prompt not worth tokenizing": (pb.GenerateRequest(text="x" * 5121), "PROMPT_TOO_LONG", "5121 bytes"),
-    "chat not worth tokenizing": (chatted(("user", "x" * 5121)), "PROMPT_TOO_LONG", "5121 bytes"),
+    "chat not worth tokenizing": (chatted(("user", "x" * 5113)), "PROMPT_TOO_LONG", "5121 bytes"),
+    "many empty messages": (chatted(*[("user", "")] * 641), "PROMPT_TOO_LONG", "5128 bytes"),
+    "half a million messages": (chatted(*[("user", "")] * 500_000), "BAD_PARAMETER", "at most 4096"),
+    "four million token ids": (
+        pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * 4_000_000)),
+        "PROMPT_TOO_LONG",
+        "4000000 tokens and the context 512",
+    ),
+    "two million stop strings": (stopped(stop_strings=[""] * 2_000_000), "BAD_PARAMETER", "repeated 2000000 times"),
+    "four million stop ids": (stopped(stop_token_ids=[1] * 4_000_000), "BAD_PARAMETER", "repeated 4000000 times"),
 }
 
 
@@ -142,6 +151,12 @@ async def test_an_unknown_field_deep_inside(scheduler: FakeScheduler, stub: Any)
     request.chat.messages[1].MergeFromString(b"\xa0\x06\x01")
     error = await failure(stub.Generate(request))
     assert "field 100 of octavo.v1.ChatMessage" in (error.details() or "")
+
+
+async def test_megabytes_of_unknown_fields_are_not_listed(scheduler: FakeScheduler, stub: Any) -> None:
+    error = await failure(stub.Generate(pb.GenerateRequest.FromString(b"\xa0\x06\x01" * 1_000_000)))
+    assert (error.code(), reason_of(error)) == (Code.UNIMPLEMENTED, "UNSUPPORTED_FIELD")
+    assert "3000000 bytes of fields" in (error.details() or "")
 
 
 async def test_what_the_scheduler_rejects(scheduler: FakeScheduler, frontend: FrontendServer, stub: Any) -> None:

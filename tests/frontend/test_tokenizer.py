@@ -1,6 +1,9 @@
 """Text to ids with a model directory's own tokenizer, and what a directory is refused for."""
 
 import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,6 +37,23 @@ def test_control_tokens_in_content_are_text(tokenizer: ModelTokenizer) -> None:
     ids = tokenizer.encode_chat([ChatMessage("user", content)])
     assert [i for i in ids if i in (START_TOKEN_ID, END_TOKEN_ID)] == [START_TOKEN_ID, END_TOKEN_ID, START_TOKEN_ID]
     assert content in tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("what", ["encode", "encode_chat", "decode"])
+def test_long_work_leaves_the_interpreter_to_other_threads(tokenizer: ModelTokenizer, what: str) -> None:
+    text = "x" * 2_000_000
+    calls: dict[str, Callable[[], object]] = {
+        "encode": lambda: tokenizer.encode(text),
+        "encode_chat": lambda: tokenizer.encode_chat([ChatMessage("user", text)]),
+        "decode": lambda: tokenizer.decode([1] * 2_000_000, skip_special_tokens=True),
+    }
+    with ThreadPoolExecutor(1) as pool:
+        work, turns = pool.submit(calls[what]), 0
+        while not work.done():
+            time.sleep(0.001)
+            turns += 1
+    assert work.result()
+    assert turns > 20
 
 
 def test_control_tokens_in_a_raw_prompt_are_meant(tokenizer: ModelTokenizer) -> None:

@@ -97,6 +97,8 @@ def _run(config: FrontendConfig) -> None:
     # and where it is not, says so at every start.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # Texts are tokenized one by one, so the library's own pool of a thread per core would only lie about.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from octavo.frontend.scheduler_client import SchedulerRefused
 
     try:

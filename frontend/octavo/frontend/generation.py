@@ -246,11 +246,12 @@ def _model_of(status: ServiceStatus | None) -> ModelInfo | None:
 
 
 def _encode(tokenizer: ModelTokenizer, prompt: Prompt) -> list[int]:
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
-    token_ids = [part for part in prompt if isinstance(part, int)]
-    messages = [part for part in prompt if not isinstance(part, int)]
-    return tokenizer.encode_chat(messages) if messages else token_ids
+    match prompt:
+        case str():
+            return tokenizer.encode(prompt)
+        case tuple():
+            return tokenizer.encode_chat(prompt)
+    return prompt
 
 
 def _check_not_ended(journal: Journal, num_seen: int) -> None:

@@ -52,9 +52,9 @@ def _prompt(message: pb.GenerateRequest) -> Prompt:
     raise bad_parameter("prompt", "missing", "one of text, token_ids and chat must be set")
 
 
-def read_chat(message: pb.ChatPrompt) -> list[ChatMessage]:
+def read_chat(message: pb.ChatPrompt) -> tuple[ChatMessage, ...]:
     """The conversation, in order."""
-    return [ChatMessage(role=m.role, content=m.content) for m in message.messages]
+    return tuple(ChatMessage(role=m.role, content=m.content) for m in message.messages)
 
 
 def default_true(options: pb.ResponseOptions, name: str) -> bool:

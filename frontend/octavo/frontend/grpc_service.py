@@ -12,6 +12,7 @@ from octavo.frontend.errors import Broken, Reason, ServiceError
 from octavo.frontend.events import Event, Piece
 from octavo.frontend.generation import Generation
 from octavo.frontend.grpc_errors import abort_with
+from octavo.frontend.grpc_limits import check_abort, check_chat, check_detokenize, check_generate
 from octavo.frontend.grpc_messages import default_true, read_chat, read_request, write_event
 from octavo.frontend.unknown_fields import refuse_unknown_fields
 from octavo.frontend.validation import GenerationRequest, check_form
@@ -34,6 +35,7 @@ class GenerationService(services.GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """Writes the events itself instead of yielding them: a generator would not be closed when a write fails."""
         async with _answering(context):
+            check_generate(request, self._generation.max_model_len)
             refuse_unknown_fields(request)
             options = request.response
             events = self._generation.generate(read_request(request), _deadline(context))
@@ -46,11 +48,13 @@ class GenerationService(services.GenerationServiceServicer):
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         async with _answering(context):
+            check_abort(request)
             refuse_unknown_fields(request)
             return pb.AbortResponse(aborted=[i for i in request.request_ids if self._generation.abort(i)])
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         async with _answering(context):
+            check_chat(request.chat)
             refuse_unknown_fields(request)
             self._generation.check_model(request.model)
             prompt = read_chat(request.chat) if request.WhichOneof("input") == "chat" else request.text
@@ -60,6 +64,7 @@ class GenerationService(services.GenerationServiceServicer):
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         async with _answering(context):
+            check_detokenize(request, self._generation.max_model_len)
             refuse_unknown_fields(request)
             self._generation.check_model(request.model)
             text = await self._generation.decode(request.ids, skip_special_tokens=request.skip_special_tokens)

@@ -44,8 +44,7 @@ class ModelTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """A raw prompt: control tokens in it are meant, and the tokenizer adds what it adds by itself (a BOS)."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
-        return ids
+        return _encode(self._tokenizer, text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """The conversation in the model's chat format, up to where the assistant is to speak.
@@ -55,14 +54,14 @@ class ModelTokenizer:
         """
         rendered = self._render(messages)
         if not self._control_tokens.holds_break(rendered):
-            ids: list[int] = self._tokenizer.encode(rendered, add_special_tokens=False).ids
-            return ids
+            return _encode(self._tokenizer, rendered, add_special_tokens=False)
         return [i for text, is_control in self._control_tokens.split(rendered) for i in self._piece(text, is_control)]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of all the ids; ids outside the vocabulary have none."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
+        # A batch, because of `_encode`'s reason.
+        [text] = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
         """A new stream whose pieces, joined, are what `decode` gives for all its ids."""
@@ -79,8 +78,14 @@ class ModelTokenizer:
 
     def _piece(self, text: str, is_control: bool) -> list[int]:
         tokenizer = self._tokenizer if is_control else self._literal_tokenizer
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(tokenizer, text, add_special_tokens=False)
+
+
+def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    # The library's calls for one text keep the GIL, and with it the event loop, for as long as they take.
+    [encoding] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
+    return ids
 
 
 def _load(directory: Path) -> PreTrainedTokenizerFast:

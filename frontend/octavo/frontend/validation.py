@@ -4,7 +4,7 @@ In two steps, because the first needs nothing but the request and the second its
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from octavo.frontend.errors import InvalidRequest, Reason, bad_parameter
@@ -21,8 +21,11 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 # No tokenizer in use needs more bytes for a token on average; what is longer cannot fit and is not worth tokenizing.
 _BYTES_PER_TOKEN = 8
 _SLACK_BYTES = 1024
+# Every message of a chat costs at least a token of the template's own.
+_BYTES_PER_MESSAGE = _BYTES_PER_TOKEN
 
-Prompt = str | list[int] | list[ChatMessage]
+# Text, token ids, or a chat.
+Prompt = str | list[int] | tuple[ChatMessage, ...]
 
 
 @dataclass(frozen=True)
@@ -84,30 +87,31 @@ def _check_stopping(request: GenerationRequest) -> None:
         raise bad_parameter(
             "max_new_tokens", request.max_new_tokens, "it must be at least 1; leave it out for no limit"
         )
-    if len(request.stop_strings) > MAX_STOP_STRINGS:
-        raise bad_parameter(
-            "stop_strings", f"{len(request.stop_strings)} strings", f"at most {MAX_STOP_STRINGS} may be"
-        )
+    check_count("stop_strings", request.stop_strings, MAX_STOP_STRINGS)
+    check_count("stop_token_ids", request.stop_token_ids, MAX_STOP_TOKEN_IDS)
     for stop in request.stop_strings:
         if not 1 <= len(stop.encode()) <= MAX_STOP_STRING_BYTES:
             rule = f"each must have 1 to {MAX_STOP_STRING_BYTES} bytes"
             raise bad_parameter("stop_strings", f"one of {len(stop.encode())} bytes", rule)
 
 
+def check_count(field: str, values: Sized, most: int) -> None:
+    """Raises `InvalidRequest` for a field that is repeated more often than `most` times."""
+    if len(values) > most:
+        raise bad_parameter(field, f"repeated {len(values)} times", f"at most {most} may be")
+
+
 def _check_prompt_form(prompt: Prompt) -> None:
     if not prompt:
         raise bad_parameter("prompt", "empty", "there must be at least one token to continue; send some text")
-    for message in prompt:
-        if isinstance(message, ChatMessage) and message.role not in ROLES:
+    for message in prompt if isinstance(prompt, tuple) else ():
+        if message.role not in ROLES:
             raise bad_parameter("chat.messages.role", repr(message.role[:64]), f"it must be one of {', '.join(ROLES)}")
 
 
 def check_prompt_size(prompt: Prompt, max_model_len: int) -> None:
     """Raises `InvalidRequest` for a prompt that cannot fit, before any work is spent on tokenizing it."""
-    if isinstance(prompt, str):
-        size = len(prompt.encode())
-    else:
-        size = sum(len(part.content.encode()) for part in prompt if isinstance(part, ChatMessage))
+    size = _num_bytes(prompt)
     bound = _BYTES_PER_TOKEN * max_model_len + _SLACK_BYTES
     if size > bound:
         raise InvalidRequest(
@@ -117,6 +121,15 @@ def check_prompt_size(prompt: Prompt, max_model_len: int) -> None:
             prompt_bytes=size,
             max_prompt_bytes=bound,
         )
+
+
+def _num_bytes(prompt: Prompt) -> int:
+    match prompt:
+        case str():
+            return len(prompt.encode())
+        case tuple():
+            return sum(len(message.content.encode()) + _BYTES_PER_MESSAGE for message in prompt)
+    return 0
 
 
 def resolve_sampling(
@@ -136,10 +149,23 @@ def resolve_sampling(
 
 
 def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    """Raises `InvalidRequest` for the first id that the vocabulary does not have."""
-    for token_id in token_ids:
+    """Raises `InvalidRequest` for an id that the vocabulary does not have."""
+    # Without a loop in Python, for this runs on the event loop.
+    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < vocab_size:
             raise bad_parameter(name, token_id, f"the vocabulary ends at {vocab_size - 1}")
+
+
+def check_room(prompt_tokens: int, max_model_len: int) -> None:
+    """Raises `InvalidRequest` for a prompt that leaves no room for an answer."""
+    if prompt_tokens >= max_model_len:
+        raise InvalidRequest(
+            Reason.PROMPT_TOO_LONG,
+            f"the prompt has {prompt_tokens} tokens and the context {max_model_len}, which leaves no room for an"
+            " answer; shorten the prompt",
+            prompt_tokens=prompt_tokens,
+            max_model_len=max_model_len,
+        )
 
 
 def _stop_token_ids(request: GenerationRequest, defaults: ModelDefaults) -> list[int]:
@@ -151,15 +177,8 @@ def _stop_token_ids(request: GenerationRequest, defaults: ModelDefaults) -> list
 
 
 def _max_tokens(asked: int | None, prompt_tokens: int, limits: Limits) -> int:
+    check_room(prompt_tokens, limits.max_model_len)
     room = limits.max_model_len - prompt_tokens
-    if room < 1:
-        raise InvalidRequest(
-            Reason.PROMPT_TOO_LONG,
-            f"the prompt has {prompt_tokens} tokens and the context {limits.max_model_len}, which leaves no room for an"
-            " answer; shorten the prompt",
-            prompt_tokens=prompt_tokens,
-            max_model_len=limits.max_model_len,
-        )
     if asked is not None and asked > room:
         raise bad_parameter(
             "max_new_tokens",

@@ -1,0 +1,36 @@
+"""How often a field may be repeated: asked of the message itself, before anything walks over it.
+
+A message of 4 MB can repeat one millions of times, and a walk over them would stop the event loop for everybody.
+"""
+
+from typing import Final
+
+from octavo.frontend.validation import MAX_STOP_STRINGS, check_count, check_room
+from octavo.v1 import generation_pb2 as pb
+from octavo.wire.sampling import MAX_STOP_TOKEN_IDS
+
+MAX_CHAT_MESSAGES: Final = 4096
+MAX_ABORTED_IDS: Final = 4096
+
+
+def check_generate(message: pb.GenerateRequest, max_model_len: int) -> None:
+    """Raises `InvalidRequest` for more token ids than leave room for an answer, or too much of anything else."""
+    check_room(len(message.token_ids.ids), max_model_len)
+    check_chat(message.chat)
+    check_count("stop_strings", message.stopping.stop_strings, MAX_STOP_STRINGS)
+    check_count("stop_token_ids", message.stopping.stop_token_ids, MAX_STOP_TOKEN_IDS)
+
+
+def check_chat(chat: pb.ChatPrompt) -> None:
+    """Raises `InvalidRequest` for too many messages."""
+    check_count("chat.messages", chat.messages, MAX_CHAT_MESSAGES)
+
+
+def check_detokenize(message: pb.DetokenizeRequest, max_model_len: int) -> None:
+    """Raises `InvalidRequest` for more ids than a context holds."""
+    check_count("ids", message.ids, max_model_len)
+
+
+def check_abort(message: pb.AbortRequest) -> None:
+    """Raises `InvalidRequest` for too many ids."""
+    check_count("request_ids", message.request_ids, MAX_ABORTED_IDS)
