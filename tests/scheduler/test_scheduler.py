@@ -157,6 +157,25 @@ def test_preempts_the_latest_arrival_and_takes_it_back_first(make_cluster: MakeC
     assert last == [make_request("late", 4, 7).prompt_token_ids, make_request("new", 1, 1).prompt_token_ids]
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_preempts_no_more_than_it_must(make_cluster: MakeCluster, in_flight: int) -> None:
+    cluster = make_cluster(max_steps_in_flight=in_flight, watermark=0.0)
+    cluster.join(num_blocks=13, block_size=2)
+    cluster.submit(*(make_request(f"r{i}", 4, max_tokens=7) for i in range(3)))
+    while not cluster.core.preemptions:
+        cluster.step()
+    assert cluster.core.preemptions == 1
+
+
+def test_no_step_exceeds_a_budget_smaller_than_the_number_of_requests(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(max_num_batched_tokens=2)
+    cluster.join()
+    requests = [make_request(f"r{i}", 1, max_tokens=6) for i in range(5)]
+    cluster.submit(*requests)
+    cluster.run()
+    assert cluster.tokens == {request.request_id: reference_tokens(request) for request in requests}
+
+
 def test_admission_keeps_a_watermark_of_blocks_free_unless_nothing_runs(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(max_steps_in_flight=1, watermark=0.25)
     cluster.join(num_blocks=8, block_size=4)
@@ -444,6 +463,19 @@ class TestFailedSteps:
         assert not cluster.groups
         assert cluster.core.replicas[1].kv.num_free == 64
 
+    def test_only_the_failed_step_is_held_against_a_request_not_the_skipped_ones(
+        self, make_cluster: MakeCluster
+    ) -> None:
+        cluster = make_cluster(max_steps_in_flight=2)
+        replica = cluster.join()
+        cluster.submit(make_request("failed", 5, max_tokens=6))
+        cluster.schedule()
+        cluster.submit(make_request("skipped", 5, max_tokens=6))
+        cluster.schedule()
+        cluster.handle(StepAnswered(1, replica.execute(fail=True)))
+        cluster.handle(StepAnswered(1, replica.execute()))
+        assert {name: group.failed_steps for name, group in cluster.groups.items()} == {"failed": 1, "skipped": 0}
+
 
 class TestLeases:
     def test_requests_of_a_silent_frontend_are_dropped(self, make_cluster: MakeCluster) -> None:
@@ -529,6 +561,30 @@ class TestLiveness:
         cluster.tick(2.0)
         assert not cluster.core.replicas
         assert [group.request.request_id for group in cluster.core.waiting] == ["r"]
+
+    def test_quick_steps_get_the_floor(self, make_cluster: MakeCluster) -> None:
+        cluster = make_cluster(max_steps_in_flight=1, step_timeout_s=2.0, lease_s=1e9)
+        cluster.join()
+        cluster.submit(make_request("r", 1, max_tokens=50))
+        cluster.step()
+        cluster.schedule()
+        cluster.tick(1.9)
+        assert cluster.core.replicas
+        cluster.tick(0.2)
+        assert not cluster.core.replicas
+
+    def test_a_steps_clock_starts_when_the_one_before_it_is_answered(self, make_cluster: MakeCluster) -> None:
+        cluster = make_cluster(max_steps_in_flight=2, first_step_timeout_s=60.0, step_timeout_s=2.0, lease_s=1e9)
+        replica = cluster.join()
+        cluster.submit(make_request("r", 1, max_tokens=50))
+        cluster.schedule()
+        cluster.schedule()
+        cluster.now += 1.5
+        cluster.handle(StepAnswered(1, replica.execute()))
+        cluster.tick(7.0)
+        assert cluster.core.replicas
+        cluster.tick(1.0)
+        assert not cluster.core.replicas
 
     def test_known_shapes_get_five_times_their_slowest_but_no_less_than_the_floor(
         self, make_cluster: MakeCluster

@@ -100,13 +100,13 @@ def admit(draft: Draft, group: SequenceGroup, first_sequence_id: int) -> None:
 
 
 def _decodes(draft: Draft) -> list[tuple[SequenceGroup, Sequence]]:
-    decodes = [
+    # Never more than the budget: each of them was within it in the step that finished its prefill, beside all others.
+    return [
         (group, sequence)
         for group in draft.replica.running
         for sequence in group.live
         if sequence.is_decoding and group.may_compute(sequence)
     ]
-    return decodes[: draft.budget]
 
 
 def _missing_blocks(replica: Replica, decodes: list[tuple[SequenceGroup, Sequence]]) -> int:

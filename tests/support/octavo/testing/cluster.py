@@ -180,6 +180,9 @@ class Cluster:
         for effect in effects:
             match effect:
                 case SendToReplica(replica_id, message):
+                    if isinstance(message, StepPlan):
+                        tokens = sum(work.num_tokens for work in message.work)
+                        assert tokens <= self.core.config.max_num_batched_tokens, "a step beyond its budget"
                     self.replicas[replica_id].take(message)
                 case SendToFrontend(_, message):
                     self._take(message)
