@@ -4,6 +4,7 @@ import pytest
 
 from octavo.frontend.errors import AlreadyExists, Broken, InvalidRequest, Overloaded, ServiceError, Unavailable
 from octavo.frontend.journal import Journal
+from octavo.frontend.reader import Reader
 from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
 from octavo.wire import history
 from octavo.wire.requests import (
@@ -40,7 +41,7 @@ def session() -> SchedulerSession:
 
 
 def live(session: SchedulerSession, request_id: str = "r") -> LiveRequest:
-    request = LiveRequest(Journal(request_id, [1], SAMPLING, 0.0), lambda: None)
+    request = LiveRequest(Journal(request_id, [1], SAMPLING, 0.0), Reader())
     session.submit(request, 0.0)
     return request
 
@@ -78,7 +79,7 @@ def test_hello_until_welcomed_then_renewals() -> None:
 
 def test_a_request_made_before_the_welcome_is_found_missing_and_submitted() -> None:
     session = SchedulerSession(frontend_id=1, model_fingerprint="model", now=0.0)
-    request = LiveRequest(Journal("r", [1], SAMPLING, 0.0), lambda: None)
+    request = LiveRequest(Journal("r", [1], SAMPLING, 0.0), Reader())
     assert session.submit(request, 0.0) == []
     [renewal] = session.receive(FrontendWelcome(epoch=EPOCH, status=STATUS), 0.0)
     assert isinstance(renewal, Renew)
@@ -99,7 +100,7 @@ def test_an_id_used_again_gets_no_answer_of_its_former_request(session: Schedule
     assert session.receive(deltas(0, [10], attempt=1), 1.0) == []
     session.receive(Rejected(EPOCH, "r", 1, RejectReason.STEP_FAILED, "why"), 1.0)
     assert session.receive(renewed("r", attempt=1), 1.0) == []
-    assert (request.journal.generated_token_ids, request.failure) == ([], None)
+    assert (request.journal.generated_token_ids, request.reader.failure) == ([], None)
     session.receive(deltas(0, [11], attempt=2), 1.0)
     assert request.journal.generated_token_ids == [11]
 
@@ -111,7 +112,7 @@ def test_attempts_rise_over_all_requests(session: SchedulerSession) -> None:
 
 
 def test_submissions_say_whether_they_are_the_first_and_for_which_model(session: SchedulerSession) -> None:
-    request = LiveRequest(Journal("r", [1], SAMPLING, 0.0), lambda: None)
+    request = LiveRequest(Journal("r", [1], SAMPLING, 0.0), Reader())
     messages = [*session.submit(request, 0.0), *session.receive(renewed("r"), 1.0)]
     submitted = [message.request for message in messages if isinstance(message, Submit)]
     assert [(r.resubmitted, r.model_fingerprint) for r in submitted] == [(False, "model"), (True, "model")]
@@ -221,8 +222,8 @@ def test_every_rejection_has_its_error(
 ) -> None:
     request = live(session)
     session.receive(Rejected(epoch=EPOCH, request_id="r", attempt=1, reason=reason, detail="why"), 1.0)
-    assert type(request.failure) is kind
-    assert str(request.failure).startswith("why")
+    assert type(request.reader.failure) is kind
+    assert str(request.reader.failure).startswith("why")
 
 
 def test_the_rejection_of_an_earlier_attempt_is_ignored(session: SchedulerSession) -> None:
@@ -230,4 +231,4 @@ def test_the_rejection_of_an_earlier_attempt_is_ignored(session: SchedulerSessio
     request.journal.start_attempt(2)
     reason = RejectReason.STEP_FAILED
     session.receive(Rejected(epoch=EPOCH, request_id="r", attempt=1, reason=reason, detail="why"), 1.0)
-    assert request.failure is None
+    assert request.reader.failure is None

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.frontend.completion import Completion, EndRules
 from octavo.frontend.errors import (
@@ -16,14 +16,15 @@ from octavo.frontend.errors import (
     DeadlineExceeded,
     NotFound,
     Reason,
-    ServiceError,
     Unavailable,
     bad_parameter,
 )
 from octavo.frontend.events import Event, Started, Usage
 from octavo.frontend.journal import Journal
 from octavo.frontend.model_defaults import ModelDefaults
-from octavo.frontend.scheduler_client import Availability, SchedulerClient, Submitted, unreachable
+from octavo.frontend.reader import Reader
+from octavo.frontend.scheduler_client import Availability, SchedulerClient, unreachable
+from octavo.frontend.scheduler_session import LiveRequest
 from octavo.frontend.stop_strings import StopStrings
 from octavo.frontend.tokenizer import ChatTemplateError, ModelTokenizer
 from octavo.frontend.validation import (
@@ -44,14 +45,8 @@ class _Running:
     """A request from its check to the end of its stream. `submitted` is set once the scheduler has it."""
 
     request_id: str
-    submitted: Submitted | None = None
-    failure: ServiceError | None = None
-
-    def fail(self, failure: ServiceError) -> None:
-        """Ends the request for its reader, wherever it stands."""
-        self.failure = failure
-        if self.submitted is not None:
-            self.submitted.request.fail(failure)
+    reader: Reader = field(default_factory=Reader)
+    submitted: LiveRequest | None = None
 
 
 class Generation:
@@ -119,13 +114,13 @@ class Generation:
         running = self._running.get(request_id)
         if running is None:
             return False
-        running.fail(Aborted(Reason.ABORTED, f"request {request_id} was aborted by its id"))
+        running.reader.fail(Aborted(Reason.ABORTED, f"request {request_id} was aborted by its id"))
         return True
 
     def cut_off(self) -> None:
         """Ends what still runs, at the end of a drain."""
         for running in self._running.values():
-            running.fail(
+            running.reader.fail(
                 Unavailable(
                     Reason.DRAINING, "this frontend shut down before the answer was complete; send it to another"
                 )
@@ -174,8 +169,8 @@ class Generation:
     async def _run(self, request: GenerationRequest, running: _Running, deadline: float | None) -> AsyncIterator[Event]:
         async with asyncio.timeout_at(deadline):
             journal = await self._prepare(request, running)
-            submitted = running.submitted = self._scheduler.submit(journal)
-            await submitted.wait()
+            running.submitted = self._scheduler.submit(journal, running.reader)
+            await running.reader.wait()
         yield Started(journal.request_id, self.model_name, len(journal.prompt_token_ids), journal.sampling.seed)
         completion = self._completion(request, journal)
         while True:
@@ -186,7 +181,7 @@ class Generation:
                 break
             _check_not_ended(journal, completion.num_tokens)
             async with asyncio.timeout_at(deadline):
-                await submitted.wait()
+                await running.reader.wait()
         yield completion.finished
         yield _usage(journal, completion.num_tokens)
 
@@ -195,8 +190,7 @@ class Generation:
         check_prompt_size(request.prompt, self.max_model_len)
         limits = await self._wait_until_ready(running)
         prompt_token_ids = await self.encode(request.prompt)
-        if running.failure:
-            raise running.failure
+        running.reader.check()
         sampling = resolve_sampling(request, prompt_token_ids, self._defaults, limits)
         return Journal(running.request_id, prompt_token_ids, sampling, arrived_at)
 
@@ -214,8 +208,7 @@ class Generation:
     async def _wait_until_ready(self, running: _Running) -> Limits:
         waiting_since = time.monotonic()
         while (availability := self._scheduler.availability) is not Availability.READY:
-            if running.failure:
-                raise running.failure
+            running.reader.check()
             self._check_worth_waiting(availability, time.monotonic() - waiting_since)
             await self._scheduler.changed()
         status = self._scheduler.status

@@ -11,6 +11,7 @@ import zmq.asyncio
 
 from octavo.frontend.errors import Overloaded, Reason, Unavailable
 from octavo.frontend.journal import Journal
+from octavo.frontend.reader import Reader
 from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
 from octavo.wire.codec import WireError, decode_to_frontend, encode
 from octavo.wire.requests import MAX_LIVE_REQUESTS, RENEW_INTERVAL_S, FromFrontend, ServiceStatus
@@ -84,23 +85,19 @@ class SchedulerClient:
         """Returns after the next message or tick, when `availability` may be another."""
         await self._changed.wait()
 
-    def is_live(self, request_id: str) -> bool:
-        """Whether a request of this id is running here."""
-        return request_id in self._session.live
-
-    def submit(self, journal: Journal) -> "Submitted":
+    def submit(self, journal: Journal, reader: Reader) -> LiveRequest:
         """Hands a request over. Raises `Overloaded` beyond what one renewal can name."""
         if len(self._session.live) >= MAX_LIVE_REQUESTS:
             raise Overloaded(
                 Reason.TOO_MANY_REQUESTS, f"{MAX_LIVE_REQUESTS} requests are running here; try again later"
             )
-        submitted = Submitted(journal)
-        self._send(self._session.submit(submitted.request, time.monotonic()))
-        return submitted
+        request = LiveRequest(journal, reader)
+        self._send(self._session.submit(request, time.monotonic()))
+        return request
 
-    def release(self, submitted: "Submitted") -> None:
+    def release(self, request: LiveRequest) -> None:
         """Ends a request, whatever its state; must be called for every submitted one."""
-        self._send(self._session.release(submitted.request))
+        self._send(self._session.release(request))
 
     async def run(self) -> None:
         """Keeps the conversation going until cancelled. Raises `SchedulerRefused`."""
@@ -156,24 +153,7 @@ class SchedulerClient:
     def _fail_all(self) -> None:
         for request in self._session.live.values():
             if not request.journal.complete:
-                request.fail(unreachable(self.away_s()))
-
-
-class Submitted:
-    """A request in the scheduler's hands, as its reader sees it."""
-
-    def __init__(self, journal: Journal) -> None:
-        self.journal = journal
-        self._event = asyncio.Event()
-        self.request = LiveRequest(journal, self._event.set)
-
-    async def wait(self) -> None:
-        """Returns when the journal has grown or ended since the last call. Raises the request's failure."""
-        await self._event.wait()
-        self._event.clear()
-        if self.request.failure:
-            self._event.set()
-            raise self.request.failure
+                request.reader.fail(unreachable(self.away_s()))
 
 
 def unreachable(away_s: float) -> Unavailable:

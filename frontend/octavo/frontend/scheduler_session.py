@@ -5,7 +5,6 @@ renewal it learns what it must submit again. That one path carries running strea
 reconnection and a new scheduler.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.frontend.errors import (
@@ -18,6 +17,7 @@ from octavo.frontend.errors import (
     Unavailable,
 )
 from octavo.frontend.journal import Journal, Verdict
+from octavo.frontend.reader import Reader
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.requests import (
     Abort,
@@ -42,18 +42,12 @@ from octavo.wire.requests import (
 _MAX_UNANSWERED_RENEWALS = 3
 
 
-@dataclass
+@dataclass(frozen=True)
 class LiveRequest:
-    """A request with a reader. `notify` is called when the journal grew or `failure` was set."""
+    """A request in the scheduler's hands. The reader is told when the journal has grown, and why it will not."""
 
     journal: Journal
-    notify: Callable[[], None]
-    failure: ServiceError | None = None
-
-    def fail(self, failure: ServiceError) -> None:
-        """Ends the request for its reader; the first failure stays."""
-        self.failure = self.failure or failure
-        self.notify()
+    reader: Reader
 
 
 class SchedulerSession:
@@ -166,7 +160,7 @@ class SchedulerSession:
                 continue
             match request.journal.accept(delta, now):
                 case Verdict.ACCEPTED:
-                    request.notify()
+                    request.reader.notify()
                 case Verdict.BROKEN:
                     answers += self._resubmission(request.journal, now)
                 case Verdict.STALE:
@@ -189,7 +183,7 @@ class SchedulerSession:
     def _reject(self, message: Rejected) -> None:
         request = self.live.get(message.request_id)
         if request is not None and request.journal.attempt == message.attempt:
-            request.fail(_rejection(message))
+            request.reader.fail(_rejection(message))
 
 
 def _rejection(message: Rejected) -> ServiceError:
