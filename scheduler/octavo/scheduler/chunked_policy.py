@@ -1,12 +1,14 @@
 """The chunked policy: decode and prefill share a step; prefill chunks fill what decodes leave of the token budget."""
 
-import bisect
 from dataclasses import dataclass, field
 
 from octavo.scheduler.kv_cache_manager import AllocStatus
 from octavo.scheduler.replica import Replica
 from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.wire.steps import SequenceStart, SequenceWork
+
+# A sequence that computes its last token, and the blocks it lacks for that.
+Decode = tuple[SequenceGroup, Sequence, int]
 
 
 @dataclass(slots=True)
@@ -20,13 +22,6 @@ class Draft:
     scheduled: list[tuple[SequenceGroup, Sequence]] = field(default_factory=list)
     sampling: list[tuple[SequenceGroup, Sequence]] = field(default_factory=list)
     preempted: list[SequenceGroup] = field(default_factory=list)
-    num_running_seqs: int = field(init=False)
-    # Tokens the replica has still to compute.
-    load: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.num_running_seqs = self.replica.num_running_seqs
-        self.load = self.replica.load
 
     @property
     def num_tokens(self) -> int:
@@ -49,13 +44,13 @@ def fill_with_running(draft: Draft) -> bool:
     Returns whether the draft stands. It does not if decodes lack blocks while a step is outstanding: preemption waits
     for its answer, so that what is preempted is exactly known. Nothing has been booked then.
     """
-    decodes = _decodes(draft)
-    if _missing_blocks(draft.replica, decodes) > draft.replica.kv.num_free:
+    decodes = _decodes(draft.replica)
+    if _missing_blocks(decodes) > draft.replica.kv.num_free:
         if draft.replica.outstanding:
             return False
         decodes = _preempt_for(draft, decodes)
-    for group, sequence in decodes:
-        draft.compute(group, sequence, 1, draft.replica.kv.append(sequence, sequence.num_tokens))
+    for group, sequence, missing in decodes:
+        draft.compute(group, sequence, 1, draft.replica.kv.append(sequence, missing) if missing else [])
     for group in draft.replica.running:
         for sequence in group.live:
             if draft.budget and not sequence.is_decoding and (num_tokens := group.may_compute(sequence)):
@@ -69,7 +64,7 @@ def has_room(draft: Draft, group: SequenceGroup) -> bool:
     return (
         draft.budget > 0
         and not draft.preempted
-        and draft.num_running_seqs + len(group.sequences) <= replica.config.max_num_seqs
+        and replica.num_running_seqs + len(group.sequences) <= replica.config.max_num_seqs
         and replica.kv.can_allocate(group) is AllocStatus.OK
     )
 
@@ -80,9 +75,7 @@ def admit(draft: Draft, group: SequenceGroup, first_sequence_id: int) -> None:
     First admission, resumption after preemption and replay after a loss are this one function: what a sequence has
     generated is computed again like a prompt (paper §4.5).
     """
-    bisect.insort(draft.replica.running, group, key=lambda running: running.order)
-    draft.num_running_seqs += len(group.sequences)
-    draft.load += sum(sequence.num_uncomputed for sequence in group.live)
+    draft.replica.add(group)
     for sequence_id, sequence in enumerate(group.live, first_sequence_id):
         sequence.sequence_id = sequence_id
         sequence.status = SequenceStatus.RUNNING
@@ -99,25 +92,25 @@ def admit(draft: Draft, group: SequenceGroup, first_sequence_id: int) -> None:
         draft.compute(group, sequence, min(sequence.num_uncomputed, draft.budget), block_ids)
 
 
-def _decodes(draft: Draft) -> list[tuple[SequenceGroup, Sequence]]:
+def _decodes(replica: Replica) -> list[Decode]:
     # Never more than the budget: each of them was within it in the step that finished its prefill, beside all others.
     return [
-        (group, sequence)
-        for group in draft.replica.running
+        (group, sequence, replica.kv.num_missing(sequence))
+        for group in replica.running
         for sequence in group.live
         if sequence.is_decoding and group.may_compute(sequence)
     ]
 
 
-def _missing_blocks(replica: Replica, decodes: list[tuple[SequenceGroup, Sequence]]) -> int:
-    return sum(replica.kv.num_missing(sequence, sequence.num_tokens) for _, sequence in decodes)
+def _missing_blocks(decodes: list[Decode]) -> int:
+    return sum(missing for _, _, missing in decodes)
 
 
-def _preempt_for(draft: Draft, decodes: list[tuple[SequenceGroup, Sequence]]) -> list[tuple[SequenceGroup, Sequence]]:
+def _preempt_for(draft: Draft, decodes: list[Decode]) -> list[Decode]:
     # The latest arrival goes first, whole (paper §4.5); the earliest always fits alone, or it had been refused.
-    while _missing_blocks(draft.replica, decodes) > draft.replica.kv.num_free:
+    while _missing_blocks(decodes) > draft.replica.kv.num_free:
         victim = draft.replica.running[-1]
         draft.replica.evict(victim)
         draft.preempted.append(victim)
-        decodes = [(group, sequence) for group, sequence in decodes if group is not victim]
+        decodes = [decode for decode in decodes if decode[0] is not victim]
     return decodes

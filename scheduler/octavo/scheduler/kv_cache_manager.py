@@ -64,13 +64,13 @@ class KVCacheManager:
         self._tables[sequence.sequence_id] = block_ids
         return list(block_ids)
 
-    def num_missing(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks the table lacks to hold `num_tokens` tokens."""
-        return max(0, self._blocks_for(num_tokens) - len(self._tables[sequence.sequence_id]))
+    def num_missing(self, sequence: Sequence) -> int:
+        """Blocks the table lacks to hold all tokens of the sequence, those in flight too."""
+        return max(0, self._blocks_for(sequence.num_tokens) - len(self._tables[sequence.sequence_id]))
 
-    def append(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """Grows the table to hold `num_tokens` tokens; returns the new block ids, mostly none."""
-        block_ids = self._pool.allocate(self.num_missing(sequence, num_tokens))
+    def append(self, sequence: Sequence, num_blocks: int) -> list[int]:
+        """Grows the table by `num_blocks` blocks; their ids."""
+        block_ids = self._pool.allocate(num_blocks)
         self._tables[sequence.sequence_id] += block_ids
         return block_ids
 

@@ -1,5 +1,6 @@
 """One replica as the scheduler knows it: its blocks, its running groups, its outstanding steps."""
 
+import bisect
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -50,8 +51,9 @@ class Replica:
     config: SchedulerConfig
     registered_at: float
     kv: KVCacheManager = field(init=False)
-    # In order of arrival.
+    # In order of arrival; changed by `add` and `remove` alone.
     running: list[SequenceGroup] = field(default_factory=list)
+    num_running_seqs: int = 0
     outstanding: deque[OutstandingStep] = field(default_factory=deque)
     # A step has failed; what is outstanding will come back skipped, and all of it restarts then.
     failed: list[OutstandingStep] = field(default_factory=list)
@@ -75,10 +77,6 @@ class Replica:
     def may_plan(self) -> bool:
         """Whether another plan may leave now."""
         return not self.failed and len(self.outstanding) < self.config.max_steps_in_flight
-
-    @property
-    def num_running_seqs(self) -> int:
-        return sum(len(group.sequences) for group in self.running)
 
     @property
     def load(self) -> int:
@@ -113,6 +111,16 @@ class Replica:
         allowance = self._deadlines.allowance(step.num_tokens)
         return f"step {step.step_id} has taken {elapsed:.1f} s of {allowance:.1f} s" if elapsed > allowance else None
 
+    def add(self, group: SequenceGroup) -> None:
+        """The group runs here from now on."""
+        bisect.insort(self.running, group, key=lambda running: running.order)
+        self.num_running_seqs += len(group.sequences)
+
+    def remove(self, group: SequenceGroup) -> None:
+        """The group no longer runs here."""
+        self.running.remove(group)
+        self.num_running_seqs -= len(group.sequences)
+
     def release(self, sequence: Sequence) -> None:
         """The sequence leaves this replica: its blocks come back, once no outstanding step can touch them."""
         in_flight = self.outstanding and sequence.last_step_id >= self.outstanding[0].step_id
@@ -121,7 +129,7 @@ class Replica:
 
     def evict(self, group: SequenceGroup) -> None:
         """Takes a whole group off this replica, back to its known tokens."""
-        self.running.remove(group)
+        self.remove(group)
         group.preemptions += 1
         for sequence in group.live:
             self.release(sequence)
@@ -130,6 +138,7 @@ class Replica:
     def check(self) -> None:
         """Asserts the invariants of DESIGN §4 for this replica."""
         self.kv.check()
+        assert self.num_running_seqs == sum(len(group.sequences) for group in self.running)
         for group in self.running:
             for sequence in group.live:
                 assert sequence.status is SequenceStatus.RUNNING

@@ -192,7 +192,7 @@ class Scheduler:
         if replica is None:
             self.waiting.remove(group)
             return
-        replica.running.remove(group)
+        replica.remove(group)
         for sequence in group.live:
             replica.release(sequence)
             sequence.status = SequenceStatus.FINISHED
@@ -282,7 +282,10 @@ class Scheduler:
     def _place(self, group: SequenceGroup, drafts: list[Draft]) -> Draft | None:
         """The draft with room whose replica has the least to compute."""
         with_room = [draft for draft in drafts if chunked_policy.has_room(draft, group)]
-        return min(with_room, key=lambda draft: draft.load, default=None)
+        # Adding up a load costs a walk over all that runs, so only where there is a choice.
+        if len(with_room) > 1:
+            return min(with_room, key=lambda draft: draft.replica.load)
+        return with_room[0] if with_room else None
 
     def _admit(self, group: SequenceGroup, draft: Draft) -> None:
         self.waiting.remove(group)
@@ -354,7 +357,7 @@ class Scheduler:
         replica.release(sequence)
         sequence.status = SequenceStatus.FINISHED
         if group.is_finished:
-            replica.running.remove(group)
+            replica.remove(group)
             del self._replica_of[group]
             self._forget(group)
 

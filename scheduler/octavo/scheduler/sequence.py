@@ -44,7 +44,7 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         """Known tokens and those in flight."""
-        return self.num_known + self.num_in_flight
+        return self.num_prompt + len(self.generated_token_ids) + self.num_in_flight
 
     @property
     def num_uncomputed(self) -> int:
