@@ -159,11 +159,15 @@ async def test_megabytes_of_unknown_fields_are_not_listed(scheduler: FakeSchedul
     assert "3000000 bytes of fields" in (error.details() or "")
 
 
-async def test_what_the_scheduler_rejects(scheduler: FakeScheduler, frontend: FrontendServer, stub: Any) -> None:
+async def test_what_the_scheduler_rejects(
+    scheduler: FakeScheduler, frontend: FrontendServer, stub: Any, eventually: Any
+) -> None:
     scheduler.rejection = RejectReason.NEVER_FITS_KV
     call = stub.Generate(stopped(max_new_tokens=1))
     error = await failure(call)
     assert (error.code(), reason_of(error)) == (Code.INVALID_ARGUMENT, "NEVER_FITS_KV")
     assert error.details() == "because the test says so"
     assert frontend.generation.num_running == 0
-    assert frontend.scheduler.session.live == {}
+    scheduler.renewals.clear()
+    await eventually(lambda: len(scheduler.renewals) == 1)
+    assert scheduler.renewals == [[]]

@@ -129,7 +129,7 @@ async def test_deltas_carry_what_is_asked_for(scheduler: FakeScheduler, stub: An
     assert bool(ids_of(responses)) is token_ids
 
 
-async def test_the_wire_may_repeat_overlap_and_lose(scheduler: FakeScheduler, stub: Any) -> None:
+async def test_the_wire_may_repeat_and_lose(scheduler: FakeScheduler, stub: Any) -> None:
     expected = ids_of(await collect(stub.Generate(ask())))
     scheduler.tamper = lambda delta: [delta, delta] if delta.start_index % 3 else [delta]
     assert ids_of(await collect(stub.Generate(ask()))) == expected

@@ -39,25 +39,11 @@ def test_it_grows_by_what_continues_it(journal: Journal) -> None:
     assert (journal.first_token_at, journal.last_token_at) == (101.0, 102.0)
 
 
-def test_a_duplicate_changes_nothing(journal: Journal) -> None:
+def test_a_repetition_is_broken(journal: Journal) -> None:
     journal.accept(delta(0, 3), 101.0)
-    assert journal.accept(delta(0, 2), 102.0) is Verdict.STALE
+    assert journal.accept(delta(0, 2), 102.0) is Verdict.BROKEN
+    assert journal.accept(delta(2, 4), 102.0) is Verdict.BROKEN
     assert journal.generated_token_ids == TOKENS[:3]
-
-
-def test_an_overlap_gives_only_its_new_part(journal: Journal) -> None:
-    journal.accept(delta(0, 2), 101.0)
-    assert journal.accept(delta(1, 4), 102.0) is Verdict.ACCEPTED
-    assert journal.generated_token_ids == TOKENS[:4]
-    assert journal.mismatches == 0
-
-
-def test_an_overlap_that_differs_is_counted_and_refused(journal: Journal) -> None:
-    journal.accept(delta(0, 3), 101.0)
-    other = [*TOKENS[:2], 77, 78]
-    assert journal.accept(delta(1, 4, tokens=other), 102.0) is Verdict.BROKEN
-    assert journal.generated_token_ids == TOKENS[:3]
-    assert journal.mismatches == 1
 
 
 def test_a_gap_is_broken(journal: Journal) -> None:

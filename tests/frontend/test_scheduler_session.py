@@ -149,11 +149,10 @@ def test_a_new_epoch_renews_everything(session: SchedulerSession) -> None:
     assert (renewal.epoch, [lease.request_id for lease in renewal.live]) == (6, ["r"])
 
 
-def test_messages_of_another_epoch_are_dropped_and_counted(session: SchedulerSession) -> None:
+def test_messages_of_another_epoch_are_dropped(session: SchedulerSession) -> None:
     request = live(session)
     assert session.receive(deltas(0, [10], epoch=4), 1.0) == []
     assert request.journal.generated_token_ids == []
-    assert session.dropped_messages == 1
     assert session.last_heard == 0.0
 
 
@@ -161,7 +160,6 @@ def test_a_gap_is_repaired_by_submitting_again(session: SchedulerSession) -> Non
     live(session)
     assert submissions(session.receive(deltas(3, [10]), 1.0)) == [("r", 2, [])]
     assert session.receive(deltas(0, [10], attempt=1), 1.0) == []
-    assert session.resubmissions == 1
 
 
 def test_unanswered_renewals_end_in_a_hello(session: SchedulerSession) -> None:

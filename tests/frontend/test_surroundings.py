@@ -97,11 +97,16 @@ async def test_garbage_on_the_public_port(
     ],
 )
 async def test_garbage_from_the_scheduler(
-    scheduler: FakeScheduler, frontend: FrontendServer, stub: Any, eventually: Any, frames: tuple[bytes, ...]
+    scheduler: FakeScheduler,
+    frontend: FrontendServer,
+    stub: Any,
+    eventually: Any,
+    frames: tuple[bytes, ...],
+    caplog: Any,
 ) -> None:
     await eventually(lambda: frontend.generation.ready)
     await scheduler.send_raw(*frames)
-    await eventually(lambda: frontend.scheduler.malformed_messages == 1)
+    await eventually(lambda: "dropped a malformed message" in caplog.text)
     assert await collect(stub.Generate(pb.GenerateRequest(text="x", stopping={"max_new_tokens": 1})))
 
 

@@ -5,7 +5,6 @@ request again from any point is here, so losing the scheduler or a worker loses 
 """
 
 import enum
-from array import array
 from collections.abc import Sequence
 
 from octavo.wire import history
@@ -14,7 +13,7 @@ from octavo.wire.sampling import SamplingParams
 
 
 class Verdict(enum.Enum):
-    """What a delta was: the next tokens; nothing new; or a sign that the two sides no longer agree."""
+    """What a delta was: the next tokens; of no concern any more; or a sign that the two sides no longer agree."""
 
     ACCEPTED = enum.auto()
     STALE = enum.auto()
@@ -38,10 +37,8 @@ class Journal:
         self.preemptions = 0
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
-        # Overlapping tokens that a replay drew differently; 0 as long as sampling is a function of the history.
-        self.mismatches = 0
-        # The rolling hash before each generated token, and after the last.
-        self._hashes = array("Q", [history.EMPTY])
+        # The rolling hash of the generated tokens.
+        self._history_hash = history.EMPTY
         self._preemptions_before_attempt = 0
         self._submitted = False
 
@@ -60,20 +57,14 @@ class Journal:
     def accept(self, delta: Delta, now: float) -> Verdict:
         """Takes over what continues the journal, and only that.
 
-        Tokens that are here already are compared and dropped. `BROKEN` means that tokens are missing or belong to
-        another history: the request must be submitted again.
+        Within an attempt every token comes once and in order. `BROKEN` means that these do not, or belong to another
+        history: the request must be submitted again.
         """
         if delta.attempt != self.attempt or delta.sequence_index != 0 or self.complete:
             return Verdict.STALE
-        known = len(self.generated_token_ids)
-        if delta.start_index > known or delta.previous_hash != self._hashes[delta.start_index]:
+        if (delta.start_index, delta.previous_hash) != (len(self.generated_token_ids), self._history_hash):
             return Verdict.BROKEN
-        overlap = known - delta.start_index
-        if not self._agrees(delta.start_index, delta.token_ids[:overlap]):
-            return Verdict.BROKEN
-        if overlap > len(delta.token_ids):
-            return Verdict.STALE
-        self._append(delta.token_ids[overlap:], now)
+        self._append(delta.token_ids, now)
         self.preemptions = self._preemptions_before_attempt + delta.preemptions
         self.ended_by_scheduler = delta.finish_reason is not None
         return Verdict.ACCEPTED
@@ -101,12 +92,6 @@ class Journal:
         """Its line in a renewal."""
         return Lease(request_id=self.request_id, attempt=self.attempt)
 
-    def _agrees(self, start_index: int, token_ids: Sequence[int]) -> bool:
-        known = self.generated_token_ids[start_index : start_index + len(token_ids)]
-        different = sum(ours != theirs for ours, theirs in zip(known, token_ids, strict=True))
-        self.mismatches += different
-        return different == 0
-
     def _append(self, token_ids: Sequence[int], now: float) -> None:
         if not token_ids:
             return
@@ -114,5 +99,4 @@ class Journal:
             self.first_token_at = now
         self.last_token_at = now
         self.generated_token_ids.extend(token_ids)
-        for token_id in token_ids:
-            self._hashes.append(history.extend(self._hashes[-1], (token_id,)))
+        self._history_hash = history.extend(self._history_hash, token_ids)

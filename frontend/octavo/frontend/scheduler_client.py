@@ -42,7 +42,6 @@ class SchedulerClient:
 
     def __init__(self, endpoint: str, model_fingerprint: str, grace_s: float) -> None:
         self.grace_s = grace_s
-        self.malformed_messages = 0
         self._endpoint = endpoint
         # Half of the range, because msgpack has room for 64 bits and some readers only for 63.
         self._session = SchedulerSession(secrets.randbits(63), model_fingerprint, time.monotonic())
@@ -58,11 +57,6 @@ class SchedulerClient:
     def model_fingerprint(self) -> str:
         """That of this frontend's model directory, which the workers' must equal."""
         return self._session.model_fingerprint
-
-    @property
-    def session(self) -> SchedulerSession:
-        """For counters: resubmissions, dropped messages."""
-        return self._session
 
     @property
     def availability(self) -> Availability:
@@ -124,7 +118,6 @@ class SchedulerClient:
                     raise WireError(f"a message of {len(frames)} frames")
                 message = decode_to_frontend(frames[0])
             except WireError as error:
-                self.malformed_messages += 1
                 _log.warning("dropped a malformed message from the scheduler: %s", error)
                 continue
             self._send(self._session.receive(message, time.monotonic()))

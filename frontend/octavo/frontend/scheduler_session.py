@@ -61,8 +61,6 @@ class SchedulerSession:
         self.refused: str | None = None
         self.last_heard = now
         self.live: dict[str, LiveRequest] = {}
-        self.dropped_messages = 0
-        self.resubmissions = 0
         self._unanswered_renewals = 0
         # One count for all requests: an id may be used again, and answers to its former request may still be under way.
         self._last_attempt = 0
@@ -107,7 +105,6 @@ class SchedulerSession:
                 self.disconnected()
                 return [self.hello()]
         if message.epoch != self.epoch:
-            self.dropped_messages += 1
             return []
         self.last_heard = now
         return self._receive_current(message, now)
@@ -163,14 +160,11 @@ class SchedulerSession:
                     request.reader.notify()
                 case Verdict.BROKEN:
                     answers += self._resubmission(request.journal, now)
-                case Verdict.STALE:
-                    self.dropped_messages += 1
         return answers
 
     def _resubmission(self, journal: Journal, now: float) -> list[FromFrontend]:
         if journal.complete:
             return []
-        self.resubmissions += 1
         return self._submission(journal, now)
 
     def _submission(self, journal: Journal, now: float) -> list[FromFrontend]:

@@ -65,7 +65,8 @@ class FakeScheduler:
         self.refusal: str | None = None
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
-        self.renewals = 0
+        # The ids of every renewal.
+        self.renewals: list[list[str]] = []
         self.malformed = 0
         self._socket: Any = None
         self._known: set[bytes] = set()
@@ -135,7 +136,7 @@ class FakeScheduler:
         elif isinstance(message, Submit):
             await self._submit(frontend, message.request)
         elif isinstance(message, Renew):
-            self.renewals += 1
+            self.renewals.append([lease.request_id for lease in message.live])
             unknown = [lease for lease in message.live if lease.request_id not in self._running]
             await self._send(frontend, Renewed(epoch=self.epoch, unknown=unknown, status=self._status()))
         elif isinstance(message, Abort):
