@@ -98,7 +98,15 @@ def test_only_the_first_submission_is_none_again(journal: Journal) -> None:
 
 
 def test_preemptions_add_up_over_attempts(journal: Journal) -> None:
+    journal.submit("model", now=100.0)
     journal.accept(delta(0, 1, preemptions=2), 101.0)
     journal.start_attempt(2)
+    journal.submit("model", now=101.0)
     journal.accept(delta(1, 2, attempt=2, preemptions=1), 102.0)
-    assert journal.preemptions == 3
+    # Two within the first attempt, one for its loss, one within the second.
+    assert journal.preemptions == 4
+
+
+def test_what_never_left_was_not_preempted(journal: Journal) -> None:
+    journal.start_attempt(2)
+    assert journal.preemptions == 0

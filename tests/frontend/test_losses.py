@@ -48,7 +48,9 @@ async def test_a_restarted_scheduler_goes_on_with_the_same_tokens(
     await eventually(lambda: scheduler.running == {"mine"})
     scheduler.restart()
     scheduler.hold_after = 1 << 30
-    assert ids_of(await call) == expected
+    responses = await call
+    assert ids_of(responses) == expected
+    assert responses[-1].usage.preemptions == 1
     mine = [request for request in scheduler.submitted if request.request_id == "mine"]
     assert [(request.attempt, request.resubmitted) for request in mine] == [(2, False), (3, True)]
 

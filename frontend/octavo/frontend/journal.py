@@ -72,6 +72,9 @@ class Journal:
     def start_attempt(self, attempt: int) -> None:
         """From here on only answers to `attempt` count, which must be above every earlier one of this process."""
         self.attempt = attempt
+        if self._submitted:
+            # The copy before this one has lost its blocks, if it had any yet.
+            self.preemptions += 1
         self._preemptions_before_attempt = self.preemptions
 
     def submit(self, model_fingerprint: str, now: float) -> Request:
