@@ -118,6 +118,7 @@ async def test_what_never_fits_the_cache(scheduler: FakeScheduler, stub: Any) ->
 async def test_a_message_of_ten_megabytes(scheduler: FakeScheduler, frontend: FrontendServer, stub: Any) -> None:
     error = await failure(stub.Generate(pb.GenerateRequest(text="x" * (10 << 20))))
     assert error.code() is Code.RESOURCE_EXHAUSTED
+    assert "vs. 4194304" in (error.details() or "")
     assert await collect(stub.Generate(stopped(max_new_tokens=1)))
 
 

@@ -29,7 +29,8 @@ class GenerationServiceStub:
     """Generation for clients, served by the frontend: text or token ids in, text and token ids out.
 
     A field the server does not know is refused with UNIMPLEMENTED, never ignored. Errors carry google.rpc.ErrorInfo
-    with domain "octavo" and a stable reason.
+    with domain "octavo" and a stable reason, but for those that gRPC itself gives: above all RESOURCE_EXHAUSTED for a
+    request of more than 4 MiB, which is refused before it is read.
     """
 
     def __init__(self, channel):
@@ -69,7 +70,8 @@ class GenerationServiceServicer:
     """Generation for clients, served by the frontend: text or token ids in, text and token ids out.
 
     A field the server does not know is refused with UNIMPLEMENTED, never ignored. Errors carry google.rpc.ErrorInfo
-    with domain "octavo" and a stable reason.
+    with domain "octavo" and a stable reason, but for those that gRPC itself gives: above all RESOURCE_EXHAUSTED for a
+    request of more than 4 MiB, which is refused before it is read.
     """
 
     def Generate(self, request, context):
@@ -147,7 +149,8 @@ class GenerationService:
     """Generation for clients, served by the frontend: text or token ids in, text and token ids out.
 
     A field the server does not know is refused with UNIMPLEMENTED, never ignored. Errors carry google.rpc.ErrorInfo
-    with domain "octavo" and a stable reason.
+    with domain "octavo" and a stable reason, but for those that gRPC itself gives: above all RESOURCE_EXHAUSTED for a
+    request of more than 4 MiB, which is refused before it is read.
     """
 
     @staticmethod
