@@ -47,6 +47,12 @@ def wait_until_alive(running: Running) -> None:
         assert time.monotonic() < until
 
 
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    # In a process of its own, because the command keeps torch out of the one it runs in.
+    command = [sys.executable, "-m", "octavo.cli.main", "frontend", *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=30)
+
+
 def test_it_lives_without_a_scheduler_and_without_torch_and_ends_well(running: Running) -> None:
     wait_until_alive(running)
     assert "torch" not in Path(f"/proc/{running.process.pid}/maps").read_text()
@@ -74,9 +80,40 @@ def test_a_port_that_is_taken(model_directory: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         arguments = ["--model", str(model_directory), "--frontend-endpoint", f"ipc://{tmp_path}/x", "--listen", listen]
-        # In a process of its own, because the command keeps torch out of the one it runs in.
-        command = [sys.executable, "-m", "octavo.cli.main", "frontend", *arguments]
-        result = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=30)
+        result = run(*arguments)
     assert result.returncode == 1
-    assert "Error: the frontend cannot go on: " in result.stderr
+    assert f"Error: the frontend cannot start: cannot listen on {listen}, choose another address" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_socket_that_is_taken(running: Running, model_directory: Path, tmp_path: Path) -> None:
+    wait_until_alive(running)
+    arguments = ["--model", str(model_directory), "--frontend-endpoint", f"ipc://{tmp_path}/x"]
+    result = run(*arguments, "--listen", running.address)
+    assert result.returncode == 1
+    assert result.stderr == (
+        "Error: the frontend cannot start: another process is bound to"
+        f" {running.address}; stop it or choose another address\n"
+    )
+    wait_until_alive(running)
+
+
+def test_a_fault_keeps_its_traceback(model_directory: Path, tmp_path: Path) -> None:
+    script = """
+import sys
+sys.modules["torch"] = None
+from octavo.frontend.cli import frontend
+from octavo.frontend.server import FrontendServer
+
+async def serve(self, stopping):
+    raise RuntimeError("a fault at run time")
+
+FrontendServer.serve = serve
+frontend()
+"""
+    arguments = ["--model", str(model_directory), "--frontend-endpoint", f"ipc://{tmp_path}/x"]
+    command = [sys.executable, "-c", script, *arguments, "--listen", f"unix:{tmp_path}/public.sock"]
+    result = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=30)
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+    assert result.stderr.endswith("RuntimeError: a fault at run time\n")

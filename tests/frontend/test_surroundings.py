@@ -17,6 +17,7 @@ from octavo.testing.fake_scheduler import FakeScheduler
 from octavo.testing.grpc_calls import collect
 from octavo.v1 import generation_pb2 as pb
 from octavo.wire.codec import encode
+from octavo.wire.endpoints import EndpointError
 from octavo.wire.requests import Unregistered
 
 BUF = Path(sys.executable).with_name("buf")
@@ -111,5 +112,5 @@ async def test_garbage_from_the_scheduler(
 
 
 async def test_two_frontends_cannot_share_a_port(frontend: FrontendServer, config: Any) -> None:
-    with pytest.raises(RuntimeError, match="bind"):
+    with pytest.raises(EndpointError, match="cannot listen on 127"):
         FrontendServer(dataclasses.replace(config, listen=f"127.0.0.1:{frontend.port}"))

@@ -5,11 +5,13 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import click
 
 from octavo.frontend.config import FrontendConfig
-from octavo.wire.endpoints import EndpointError, check_endpoint, default_endpoint
+from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint
 from octavo.wire.model_directory import BUNDLED_MODEL, ModelDirectoryError, model_name, resolve_model
 
 _log = logging.getLogger(__name__)
@@ -87,9 +89,9 @@ def frontend(
             worker_grace_s=worker_grace,
             drain_timeout_s=drain_timeout,
         )
-        _run(config)
     except (EndpointError, ModelDirectoryError) as error:
         raise click.UsageError(str(error)) from error
+    _run(config)
 
 
 def _run(config: FrontendConfig) -> None:
@@ -99,18 +101,32 @@ def _run(config: FrontendConfig) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # Texts are tokenized one by one, so the library's own pool of a thread per core would only lie about.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from octavo.frontend.scheduler_client import SchedulerRefused
-
-    try:
-        asyncio.run(_serve(config))
-    except (SchedulerRefused, RuntimeError) as error:
-        raise click.ClickException(f"the frontend cannot go on: {error}") from error
+    asyncio.run(_serve(config))
 
 
 async def _serve(config: FrontendConfig) -> None:
+    from octavo.frontend.scheduler_client import SchedulerRefused
     from octavo.frontend.server import FrontendServer
 
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    await FrontendServer(config).serve(stopping)
+    with ExitStack() as held:
+        with _start_errors():
+            held.enter_context(claimed(config.listen))
+            server = FrontendServer(config)
+        try:
+            await server.serve(stopping)
+        except SchedulerRefused as error:
+            raise click.ClickException(f"the frontend cannot go on: {error}") from error
+
+
+@contextmanager
+def _start_errors() -> Iterator[None]:
+    """One line for what keeps the frontend from starting. Later errors are faults and keep their traceback."""
+    try:
+        yield
+    except EndpointError as error:
+        raise click.ClickException(f"the frontend cannot start: {error}") from error
+    except ModelDirectoryError as error:
+        raise click.UsageError(str(error)) from error

@@ -17,6 +17,7 @@ from octavo.frontend.reflection import add_reflection
 from octavo.frontend.scheduler_client import SchedulerClient
 from octavo.frontend.tokenizer import ModelTokenizer
 from octavo.v1 import generation_pb2_grpc as services
+from octavo.wire.endpoints import EndpointError
 from octavo.wire.model_directory import fingerprint
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class FrontendServer:
     """Parts of a running frontend. `port` is the one bound, for `listen` may leave the choice to the system."""
 
     def __init__(self, config: FrontendConfig) -> None:
-        """Reads the model directory. Raises `ModelDirectoryError`; `RuntimeError` if the address is taken."""
+        """Reads the model directory. Raises `ModelDirectoryError`; `EndpointError` if the address cannot be had."""
         self._config = config
         defaults = read_model_defaults(config.model_directory)
         self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
@@ -64,7 +65,7 @@ class FrontendServer:
         services.add_GenerationServiceServicer_to_server(GenerationService(self.generation), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         add_reflection(self._server, (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name))
-        self.port = self._server.add_insecure_port(config.listen)
+        self.port = self._bind(config.listen)
 
     async def serve(self, stopping: asyncio.Event) -> None:
         """Runs until `stopping` is set, then drains. Raises `SchedulerRefused`."""
@@ -83,6 +84,12 @@ class FrontendServer:
             await self._server.stop(_STOP_GRACE_S)
             await _end(readiness, stop, link)
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _bind(self, listen: str) -> int:
+        try:
+            return self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise EndpointError(f"cannot listen on {listen}, choose another address: {error}") from error
 
     async def _follow_readiness(self) -> None:
         ready = False
