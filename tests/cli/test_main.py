@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from octavo.cli.main import main
 from octavo.testing.tiny_model import write_byte_model
 
-COMMANDS = ["serve", "frontend", "scheduler", "worker", "generate", "chat", "health", "prepare-model"]
+COMMANDS = ["serve", "frontend", "scheduler", "replay", "worker", "generate", "chat", "health", "prepare-model"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -66,6 +66,23 @@ def test_streams_wait_for_the_only_worker_to_come_back(new_stack: StartStack) ->
     stack.wait_idle()
 
 
+def test_a_run_with_losses_can_be_replayed(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="5", OCTAVO_NUM_BLOCKS="24", OCTAVO_BLOCK_SIZE="8")
+    log = stack.directory / "events"
+    stack.start("scheduler", OCTAVO_EVENT_LOG=str(log))
+    stack.start("frontend")
+    for name in ("worker-0", "worker-1"):
+        stack.start("worker", name)
+    stack.wait_ready()
+    streams = Streams(stack)
+    stack.kill("worker-0")
+    assert_undisturbed(stack, streams.finish())
+    stack.kill("scheduler", signal.SIGTERM)
+    assert log.stat().st_mode & 0o077 == 0
+    assert stack.start("replay", arguments=[str(log)]).wait(60) == 0
+    assert "plans: all equal" in stack.log("replay")
+
+
 def test_streams_survive_the_death_of_the_scheduler(new_stack: StartStack) -> None:
     stack = new_stack(OCTAVO_FAKE_STEP_MS="10").start_all(workers=2)
     streams = Streams(stack)

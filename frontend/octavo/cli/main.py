@@ -15,6 +15,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "serve": ("octavo.cli.serve:serve", "Start frontend, scheduler and workers on this machine and keep them running."),
     "frontend": ("octavo.frontend.cli:frontend", "Run one frontend: tokenizer and gRPC."),
     "scheduler": ("octavo.scheduler.cli:scheduler", "Run the scheduler: queues and block manager."),
+    "replay": ("octavo.scheduler.cli:replay", "Feed a scheduler's event log to a fresh core and compare its plans."),
     "worker": ("octavo.worker.cli:worker", "Run one worker: weights, KV blocks, the model."),
     "generate": ("octavo.frontend.client_cli:generate", "Stream the continuation of a prompt to the terminal."),
     "chat": ("octavo.frontend.client_cli:chat", "Talk with the model in the terminal."),

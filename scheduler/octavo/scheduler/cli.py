@@ -2,16 +2,21 @@
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO
 
 import click
 import zmq
 
 from octavo.scheduler.admin import start_admin_server
 from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.event_log import EventLogError, read_records, recorder, write_nothing
+from octavo.scheduler.event_log import replay as replay_log
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.shell import SchedulerShell
 from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint, runtime_directory
@@ -78,6 +83,12 @@ _DEFAULTS = SchedulerConfig()
     default=_DEFAULTS.max_steps_in_flight,
     help="Plans sent ahead of their results.",
 )
+@click.option(
+    "--event-log",
+    envvar="OCTAVO_EVENT_LOG",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write every event and plan to this new file, for `octavo replay`. It will hold prompts as token ids.",
+)
 def scheduler(
     frontend_endpoint: str,
     worker_endpoint: str,
@@ -87,6 +98,7 @@ def scheduler(
     max_num_seqs: int,
     max_waiting: int,
     max_steps_in_flight: int,
+    event_log: Path | None,
 ) -> None:
     """Run the scheduler: it owns the queues and the block manager, and needs no GPU and no torch."""
     config = SchedulerConfig(
@@ -95,11 +107,16 @@ def scheduler(
         max_waiting=max_waiting,
         max_steps_in_flight=max_steps_in_flight,
     )
-    asyncio.run(_serve(config, frontend_endpoint, worker_endpoint, admin_address, insecure_tcp))
+    asyncio.run(_serve(config, frontend_endpoint, worker_endpoint, admin_address, insecure_tcp, event_log))
 
 
 async def _serve(
-    config: SchedulerConfig, frontend_endpoint: str, worker_endpoint: str, admin_address: str, insecure_tcp: bool
+    config: SchedulerConfig,
+    frontend_endpoint: str,
+    worker_endpoint: str,
+    admin_address: str,
+    insecure_tcp: bool,
+    event_log: Path | None,
 ) -> None:
     with ExitStack() as held:
         with _start_errors():
@@ -110,7 +127,8 @@ async def _serve(
             context = held.enter_context(zmq.Context())
             frontends = held.enter_context(bind_router(context, frontend_endpoint))
             workers = held.enter_context(bind_router(context, worker_endpoint))
-            shell = SchedulerShell(Scheduler(config, epoch=secrets.randbits(64)), frontends, workers)
+            record = recorder(held.enter_context(_new_file(event_log))) if event_log else write_nothing
+            shell = SchedulerShell(Scheduler(config, epoch=secrets.randbits(64)), frontends, workers, record)
             server = await start_admin_server(shell, admin_address)
         _log.info("epoch %016x: frontends at %s, workers at %s", shell.core.epoch, frontend_endpoint, worker_endpoint)
         await _until_signal(shell)
@@ -122,8 +140,13 @@ def _start_errors() -> Iterator[None]:
     """One line for what keeps the scheduler from starting. Later errors are faults and keep their traceback."""
     try:
         yield
-    except (EndpointError, zmq.ZMQError, RuntimeError) as error:
+    except (EndpointError, zmq.ZMQError, OSError, RuntimeError) as error:
         raise click.ClickException(f"the scheduler cannot start: {error}") from error
+
+
+def _new_file(path: Path) -> BinaryIO:
+    """A file that nobody else may read, and that was not there before."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 async def _until_signal(shell: SchedulerShell) -> None:
@@ -134,3 +157,21 @@ async def _until_signal(shell: SchedulerShell) -> None:
         await running
     except asyncio.CancelledError:
         _log.info("stopping")
+
+
+@click.command()
+@click.argument("file", type=click.File("rb"))
+def replay(file: BinaryIO) -> None:
+    """Feed a scheduler's event log to a fresh core and see that it plans the same.
+
+    Exit status 0 if every plan is equal, 1 with the first that differs otherwise.
+    """
+    try:
+        result = replay_log(read_records(file))
+    except EventLogError as error:
+        raise click.ClickException(f"{file.name}: {error}") from error
+    if result.difference:
+        recorded, made = result.difference
+        what = f"plan {result.plans + 1}, after {result.events} events, differs"
+        raise click.ClickException(f"{what}\n  recorded: {recorded}\n  now:      {made}")
+    click.echo(f"{result.events} events, {result.plans} plans: all equal")

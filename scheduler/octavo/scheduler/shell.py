@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import zmq
 import zmq.asyncio
 
+from octavo.scheduler.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
 from octavo.scheduler.events import (
     Effect,
     Event,
@@ -31,7 +32,9 @@ from octavo.wire.codec import WireError, decode_from_frontend, decode_from_worke
 from octavo.wire.requests import Abort, FrontendHello, Refused, Renew, Submit, Unregistered
 from octavo.wire.steps import (
     Heartbeat,
+    StepPlan,
     StepResult,
+    ToWorker,
     WorkerGoodbye,
     WorkerHello,
     WorkerRefused,
@@ -99,9 +102,12 @@ class SchedulerShell:
         core: Scheduler,
         frontend_socket: "zmq.Socket[bytes]",
         worker_socket: "zmq.Socket[bytes]",
+        record: Recorder = write_nothing,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.core = core
+        self._record = record
+        record(Began(SCHEMA_VERSION, core.epoch, core.config))
         self.dropped_messages = 0
         self._frontends = Wire(frontend_socket)
         self._workers = Wire(worker_socket)
@@ -130,6 +136,7 @@ class SchedulerShell:
         if now - self._ticked_at >= _TICK_S:
             self._ticked_at = now
             self._handle(Tick(), now)
+        self._record(Scheduled(now))
         self._perform(self.core.schedule(now), now)
 
     def _receive(self, frames: list[bytes], take: Callable[[bytes, bytes, float], None], now: float) -> None:
@@ -210,6 +217,7 @@ class SchedulerShell:
     # -- effects ----------------------------------------------------------------------------------------------------
 
     def _handle(self, event: Event, now: float) -> None:
+        self._record(Handled(now, event))
         self._perform(self.core.handle(event, now), now)
 
     def _perform(self, effects: list[Effect], now: float) -> None:
@@ -227,7 +235,9 @@ class SchedulerShell:
                     _log.warning("replica %016x lost: %s", replica_id, reason)
                     self._workers.unbind(replica_id)
 
-    def _send_to_replica(self, replica_id: int, message: Message, now: float) -> None:
+    def _send_to_replica(self, replica_id: int, message: ToWorker, now: float) -> None:
+        if isinstance(message, StepPlan):
+            self._record(Planned(message))
         sent = self._workers.send(replica_id, message)
         if isinstance(message, WorkerRefused):
             _log.warning("refused a worker: %s", message.detail)

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
 from octavo.scheduler.events import (
     Effect,
     Event,
@@ -116,7 +117,8 @@ class FakeReplica:
 class Cluster:
     """One core, any replicas, one frontend. Checks every invariant after every event."""
 
-    def __init__(self, directory: Path, **config: int | float) -> None:
+    def __init__(self, directory: Path, record: Recorder = write_nothing, **config: int | float) -> None:
+        self.record = record
         self.core = Scheduler(SchedulerConfig(**config), epoch=99)  # type: ignore[arg-type]
         self.now = 0.0
         self.replicas: dict[int, FakeReplica] = {}
@@ -125,6 +127,7 @@ class Cluster:
         self.rejected: dict[str, Rejected] = {}
         self.to_frontend: list[ToFrontend] = []
         self._directory = directory
+        record(Began(SCHEMA_VERSION, self.core.epoch, self.core.config))
         self.handle(FrontendJoined(FRONTEND))
 
     @property
@@ -133,9 +136,11 @@ class Cluster:
         return {group.request.request_id: group for group in self.core.groups}
 
     def handle(self, event: Event) -> None:
+        self.record(Handled(self.now, event))
         self._perform(self.core.handle(event, self.now))
 
     def schedule(self) -> None:
+        self.record(Scheduled(self.now))
         self._perform(self.core.schedule(self.now))
 
     def join(self, incarnation: int = 1, *, num_blocks: int = 64, block_size: int = 4) -> FakeReplica:
@@ -181,6 +186,7 @@ class Cluster:
             match effect:
                 case SendToReplica(replica_id, message):
                     if isinstance(message, StepPlan):
+                        self.record(Planned(message))
                         tokens = sum(work.num_tokens for work in message.work)
                         assert tokens <= self.core.config.max_num_batched_tokens, "a step beyond its budget"
                     self.replicas[replica_id].take(message)

@@ -1,0 +1,125 @@
+"""A run written down and fed again gives the same plans; one that does not is found at its first difference."""
+
+import io
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from octavo.cli.main import main
+from octavo.scheduler.event_log import (
+    Began,
+    EventLogError,
+    Handled,
+    Planned,
+    Record,
+    read_records,
+    recorder,
+    replay,
+)
+from octavo.scheduler.events import Tick
+from octavo.testing.cluster import make_request
+from octavo.wire.base import SCHEMA_VERSION
+
+from .conftest import MakeCluster
+
+
+@pytest.fixture
+def log(make_cluster: MakeCluster) -> bytes:
+    """A run with all that may happen: preemption, aborts, a failed step, replicas that come and go."""
+    file = io.BytesIO()
+    cluster = make_cluster(record=recorder(file), max_num_batched_tokens=16, max_steps_in_flight=2)
+    rng = random.Random(3)
+    cluster.join(1, num_blocks=14, block_size=2)
+    cluster.join(2, num_blocks=20, block_size=2)
+    for i in range(20):
+        cluster.submit(make_request(f"r{i}", rng.randint(1, 8), rng.randint(1, 12)))
+        cluster.step(fail=i == 7)
+        if i == 11:
+            cluster.leave(1)
+        if i % 5 == 4:
+            cluster.abort(f"r{i}")
+    cluster.run()
+    assert cluster.core.preemptions > 0
+    return file.getvalue()
+
+
+def records(log: bytes) -> list[Record]:
+    return list(read_records(io.BytesIO(log)))
+
+
+def test_a_replay_plans_the_same(log: bytes) -> None:
+    result = replay(iter(records(log)))
+    assert result.difference is None
+    assert result.plans == sum(isinstance(record, Planned) for record in records(log)) > 20
+    assert result.events == sum(isinstance(record, Handled) for record in records(log))
+
+
+def test_the_first_plan_that_differs_is_told(log: bytes) -> None:
+    entries = records(log)
+    positions = [i for i, record in enumerate(entries) if isinstance(record, Planned)]
+    changed = entries[positions[9]]
+    assert isinstance(changed, Planned)
+    wrong = msgspec.structs.replace(changed.plan, forget=[12345])
+    entries[positions[9]] = Planned(wrong)
+    result = replay(iter(entries))
+    assert result.plans == 9
+    assert result.difference == (wrong, changed.plan)
+
+
+def test_a_plan_that_is_no_longer_made_is_a_difference(log: bytes) -> None:
+    entries = records(log)
+    last = max(i for i, record in enumerate(entries) if isinstance(record, Planned))
+    result = replay(iter([*entries, entries[last]]))
+    assert result.difference is not None
+    assert result.difference[1] is None
+
+
+def test_an_event_that_is_left_out_changes_what_follows(log: bytes) -> None:
+    entries = records(log)
+    submitted = [i for i, record in enumerate(entries) if isinstance(record, Handled)]
+    del entries[submitted[4]]
+    assert replay(iter(entries)).difference is not None
+
+
+def test_a_log_that_ends_in_the_middle_of_a_record_is_read_up_to_there(log: bytes) -> None:
+    assert records(log[:-3]) == records(log)[:-1]
+
+
+@pytest.mark.parametrize("garbage", [b"\xff" * 64, b"\0\0\0\x04abcd", b"\0\0\0\x01\xc1"])
+def test_garbage_is_no_log(garbage: bytes) -> None:
+    with pytest.raises(EventLogError, match="no event log"):
+        records(garbage)
+
+
+def test_a_log_of_another_schema_or_without_a_beginning_is_refused(log: bytes) -> None:
+    began, *rest = records(log)
+    assert isinstance(began, Began)
+    older = msgspec.structs.replace(began, schema_version=SCHEMA_VERSION - 1)
+    with pytest.raises(EventLogError, match=f"schema {SCHEMA_VERSION - 1}, this version {SCHEMA_VERSION}"):
+        replay(iter([older, *rest]))
+    with pytest.raises(EventLogError, match="does not begin"):
+        replay(iter([Handled(0.0, Tick())]))
+
+
+def test_the_command_says_how_it_went(log: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "events.log"
+    path.write_bytes(log)
+    good = CliRunner().invoke(main, ["replay", str(path)])
+    assert (good.exit_code, good.output.endswith("plans: all equal\n")) == (0, True)
+    path.write_bytes(b"no log at all, but long enough")
+    bad = CliRunner().invoke(main, ["replay", str(path)])
+    assert bad.exit_code == 1
+    assert "no event log" in bad.output
+
+
+def test_a_log_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_RUNTIME_DIR", str(tmp_path / "run"))
+    path = tmp_path / "events.log"
+    path.write_bytes(b"precious")
+    result = CliRunner().invoke(main, ["scheduler", "--event-log", str(path)])
+    assert result.exit_code == 1
+    assert "File exists" in result.output
+    assert path.read_bytes() == b"precious"
