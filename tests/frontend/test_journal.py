@@ -28,6 +28,7 @@ def delta(start: int, end: int, *, tokens: list[int] = TOKENS, attempt: int = 1,
         "token_ids": tokens[start:end],
         "finish_reason": None,
         "preemptions": 0,
+        "cached_prompt_tokens": 0,
     }
     return Delta(**(fields | changes))  # type: ignore[arg-type]
 
@@ -110,3 +111,9 @@ def test_preemptions_add_up_over_attempts(journal: Journal) -> None:
 def test_what_never_left_was_not_preempted(journal: Journal) -> None:
     journal.start_attempt(2)
     assert journal.preemptions == 0
+
+
+def test_cached_prompt_tokens_are_those_of_the_attempt_that_began_the_answer(journal: Journal) -> None:
+    journal.accept(delta(0, 1, cached_prompt_tokens=7), 101.0)
+    journal.accept(delta(1, 2, cached_prompt_tokens=9), 102.0)
+    assert journal.cached_prompt_tokens == 7

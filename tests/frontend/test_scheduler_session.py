@@ -60,6 +60,7 @@ def deltas(start: int, tokens: list[int], *, attempt: int = 1, epoch: int = EPOC
         token_ids=tokens,
         finish_reason=None,
         preemptions=0,
+        cached_prompt_tokens=0,
     )
     return Deltas(epoch=epoch, deltas=[delta])
 

@@ -55,7 +55,7 @@ SAMPLING = SamplingParams(0.7, 40, 0.9, EPOCH, 16, [2])
 MODEL = ModelInfo("model", "fingerprint", "float32", 1000, 2048)
 STATUS = ServiceStatus(1, MODEL, 4096)
 REQUEST = Request("r", 1, False, "fingerprint", [1, 2, 3], [4], SAMPLING, 250)
-DELTA = Delta("r", 1, 0, 4, EPOCH, [7], FinishReason.STOP, 2)
+DELTA = Delta("r", 1, 0, 4, EPOCH, [7], FinishReason.STOP, 2, 16)
 
 DIRECTIONS: dict[str, tuple[Any, list[Any]]] = {
     "from frontend": (
@@ -89,7 +89,7 @@ DIRECTIONS: dict[str, tuple[Any, list[Any]]] = {
             WorkerWelcome(EPOCH),
             WorkerRefused("no"),
             WorkerUnregistered(EPOCH),
-            StepPlan(EPOCH, 3, 1, 0, [9], [SequenceStart(1, 0, [1, 2], [], SAMPLING)], [SequenceWork(1, 2, [0])]),
+            StepPlan(EPOCH, 3, 1, 0, [9], [SequenceStart(1, 0, [1, 2], [], 1, SAMPLING)], [SequenceWork(1, 2, [0])]),
         ],
     ),
 }

@@ -25,18 +25,44 @@ def test_a_refused_allocation_takes_nothing() -> None:
 def test_reuses_the_block_freed_longest_ago_first() -> None:
     pool = BlockPool(3)
     first, second, third = pool.allocate(3)
-    pool.free([second])
-    pool.free([first])
-    pool.free([third])
+    for block_id in (second, first, third):
+        pool.free(block_id)
     assert pool.allocate(3) == [second, first, third]
+
+
+def test_a_block_freed_to_the_front_is_taken_first() -> None:
+    pool = BlockPool(3)
+    first, second = pool.allocate(2)
+    pool.free(first)
+    pool.free(second, first=True)
+    assert pool.allocate(3) == [second, 2, first]
+
+
+def test_a_shared_block_is_free_only_when_the_last_holder_lets_go() -> None:
+    pool = BlockPool(2)
+    (block_id,) = pool.allocate(1)
+    pool.share([block_id])
+    pool.free(block_id)
+    assert pool.is_held(block_id)
+    assert pool.num_free == 1
+    pool.free(block_id)
+    assert not pool.is_held(block_id)
+    assert pool.num_free == 2
+
+
+def test_a_free_block_can_be_shared_and_is_then_no_longer_free() -> None:
+    pool = BlockPool(2)
+    pool.share([1])
+    assert pool.allocate(1) == [0]
+    with pytest.raises(ValueError, match="0 free"):
+        pool.allocate(1)
 
 
 def test_refuses_to_free_a_block_that_nobody_holds() -> None:
     pool = BlockPool(2)
-    block_ids = pool.allocate(1)
-    pool.free(block_ids)
+    pool.free(*pool.allocate(1))
     with pytest.raises(ValueError, match="double free of block 0"):
-        pool.free(block_ids)
+        pool.free(0)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +70,7 @@ def test_refuses_to_free_a_block_that_nobody_holds() -> None:
     [
         lambda pool, held: held.pop(),
         lambda pool, held: held.append(held[0]),
-        lambda pool, held: pool.free(held[:1]),
+        lambda pool, held: pool.free(held[0]),
     ],
     ids=["leaked", "held twice", "freed but held"],
 )
@@ -79,12 +105,18 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        self.pool.free(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
+        for block_id in self.held.pop(data.draw(st.integers(0, len(self.held) - 1))):
+            self.pool.free(block_id, first=data.draw(st.booleans()))
+
+    @rule(block_ids=st.sets(st.integers(0, 7)))
+    def share(self, block_ids: set[int]) -> None:
+        self.pool.share(block_ids)
+        self.held.append(list(block_ids))
 
     @invariant()
     def every_block_is_free_or_held(self) -> None:
         self.pool.check(self.held)
-        assert self.pool.num_free == 8 - sum(map(len, self.held))
+        assert self.pool.num_free == 8 - len({block_id for table in self.held for block_id in table})
 
 
 TestPoolMachine = PoolMachine.TestCase

@@ -26,8 +26,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.incarnations = 0
         self.submissions = 0
 
-    @initialize(in_flight=st.integers(1, 2), budget=st.integers(1, 12), seqs=st.integers(1, 5))
-    def start(self, in_flight: int, budget: int, seqs: int) -> None:
+    @initialize(in_flight=st.integers(1, 2), budget=st.integers(1, 12), seqs=st.integers(1, 5), caching=st.booleans())
+    def start(self, in_flight: int, budget: int, seqs: int, caching: bool) -> None:
         # No step may fail often enough to be given up: this machine expects every request to finish.
         self.cluster = Cluster(
             _MODEL,
@@ -35,6 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=budget,
             max_num_seqs=seqs,
             max_failed_steps=10**6,
+            prefix_caching=caching,
         )
         self.join(num_blocks=12)
 
@@ -44,13 +45,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.incarnations += 1
         self.cluster.join(self.incarnations, num_blocks=num_blocks, block_size=2)
 
-    @rule(prompt=st.integers(1, 20), output=st.integers(1, 30), stop=st.booleans())
-    def submit(self, prompt: int, output: int, stop: bool) -> None:
+    @rule(prompt=st.integers(1, 20), shared=st.integers(0, 20), output=st.integers(1, 30), stop=st.booleans())
+    def submit(self, prompt: int, shared: int, output: int, stop: bool) -> None:
         self.submissions += 1
-        request = make_request(f"r{self.submissions}", prompt, output)
+        name, shared = f"r{self.submissions}", min(shared, prompt)
+        request = make_request(name, prompt, output, shared=shared)
         if stop:
             tokens = reference_tokens(request)
-            request = make_request(request.request_id, prompt, output, stop_token_ids=(tokens[len(tokens) // 2],))
+            request = make_request(name, prompt, output, shared=shared, stop_token_ids=(tokens[len(tokens) // 2],))
         self.requests[request.request_id] = request
         self.cluster.now += 0.001
         self.cluster.submit(request)

@@ -102,6 +102,27 @@ def test_all_in_one_batch_equals_transformers(stack: Stack, references: list[Ref
     stack.wait_idle()
 
 
+def test_a_prompt_found_in_the_prefix_cache_gives_the_same_tokens(stack: Stack, references: list[Reference]) -> None:
+    longest = references[-1:]
+    again = [stack.generate(request) for _ in range(2) for request in requests(longest)]
+    assert_equal(again, longest * 2)
+    # All but the block that holds the last token.
+    assert again[1].usage.cached_prompt_tokens == (len(longest[0].prompt) - 1) // 16 * 16
+
+
+def test_without_the_prefix_cache_the_batch_equals_transformers_too(
+    bundled_model: Path, references: list[Reference]
+) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="octavo-") as directory,
+        start(bundled_model, directory, OCTAVO_PREFIX_CACHE="false") as stack,
+    ):
+        stack.start_all()
+        generations = stack.generate_all(requests(references[:13]))
+        assert_equal(generations, references[:13])
+        assert not any(generation.usage.cached_prompt_tokens for generation in generations)
+
+
 def test_text_prompts_are_tokenized_as_transformers_does(stack: Stack, references: list[Reference]) -> None:
     for text, reference in list(zip(TEXTS, references, strict=True))[:12]:
         tokens = stack.generation.Tokenize(generation_pb2.TokenizeRequest(text=text), timeout=10)

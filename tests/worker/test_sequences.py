@@ -54,6 +54,15 @@ def test_generated_tokens_of_an_earlier_life_stay_apart_from_the_prompt() -> Non
     assert item.sequence.sequence_index == 2
 
 
+def test_a_sequence_may_start_with_its_first_tokens_computed_by_another() -> None:
+    table = make_table()
+    begun = start(1, [5, 6, 7, 8, 9, 10], num_computed=4)
+    (item,) = table.apply(plan(1, starts=[begun], work=[work(1, 2, [7, 3])]))
+    assert (item.start, item.num_tokens, item.samples) == (4, 2, True)
+    table.complete([item], [42])
+    assert item.sequence.num_computed == 6
+
+
 def test_forgetting_comes_first_and_unknown_ids_do_not_matter() -> None:
     table = make_table()
     table.apply(plan(1, starts=[start(1, [5])], work=[work(1, 1, [3])]))
@@ -66,6 +75,7 @@ def test_forgetting_comes_first_and_unknown_ids_do_not_matter() -> None:
     ("bad", "why"),
     [
         (plan(2, work=[work(2, 1, [1])]), "unknown"),
+        (plan(2, starts=[start(2, [5, 6], num_computed=2)], work=[work(2, 1, [1])]), "none is left"),
         (plan(2, starts=[start(1, [5])]), "started twice"),
         (plan(2, starts=[start(2, [5]), start(2, [5])]), "started twice"),
         (plan(2, starts=[start(2, [])]), "without a prompt"),

@@ -60,6 +60,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     preemptions: int
+    cached_prompt_tokens: int
     time_to_first_token_s: float
     decode_time_s: float
 

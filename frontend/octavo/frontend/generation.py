@@ -263,6 +263,7 @@ def _usage(journal: Journal, completion_tokens: int) -> Usage:
         prompt_tokens=len(journal.prompt_token_ids),
         completion_tokens=completion_tokens,
         preemptions=journal.preemptions,
+        cached_prompt_tokens=journal.cached_prompt_tokens,
         time_to_first_token_s=first - journal.arrived_at,
         decode_time_s=last - first,
     )

@@ -91,6 +91,7 @@ def _usage(event: events.Usage) -> pb.Usage:
         prompt_tokens=event.prompt_tokens,
         completion_tokens=event.completion_tokens,
         preemptions=event.preemptions,
+        cached_prompt_tokens=event.cached_prompt_tokens,
         time_to_first_token=_duration(event.time_to_first_token_s),
         decode_time=_duration(event.decode_time_s),
     )

@@ -35,6 +35,7 @@ class Journal:
         self.generated_token_ids: list[int] = []
         self.ended_by_scheduler = False
         self.preemptions = 0
+        self.cached_prompt_tokens = 0
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
         # The rolling hash of the generated tokens.
@@ -64,6 +65,8 @@ class Journal:
             return Verdict.STALE
         if (delta.start_index, delta.previous_hash) != (len(self.generated_token_ids), self._history_hash):
             return Verdict.BROKEN
+        if not self.generated_token_ids:
+            self.cached_prompt_tokens = delta.cached_prompt_tokens
         self._append(delta.token_ids, now)
         self.preemptions = self._preemptions_before_attempt + delta.preemptions
         self.ended_by_scheduler = delta.finish_reason is not None

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/admin.proto\x12\toctavo.v1\"\x10\n\x0eGetLoadRequest\"\x99\x01\n\x0fGetLoadResponse\x12\x0f\n\x07waiting\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x11\n\tfrontends\x18\x03 \x01(\r\x12\"\n\x07workers\x18\x04 \x03(\x0b\x32\x11.octavo.v1.Worker\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\x12\x18\n\x10\x64ropped_messages\x18\x06 \x01(\x04\"\xe9\x01\n\x06Worker\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x05 \x01(\x04\x12\x13\n\x0b\x62locks_free\x18\x06 \x01(\x04\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x17\n\x0ftokens_computed\x18\t \x01(\x04\x12\x16\n\x0etokens_sampled\x18\n \x01(\x04\x12$\n\x05times\x18\x0b \x01(\x0b\x32\x15.octavo.v1.StageTimes\"E\n\nStageTimes\x12\x12\n\nprepare_us\x18\x01 \x01(\x04\x12\x10\n\x08model_us\x18\x02 \x01(\x04\x12\x11\n\tsample_us\x18\x03 \x01(\x04\x32P\n\x0c\x41\x64minService\x12@\n\x07GetLoad\x12\x19.octavo.v1.GetLoadRequest\x1a\x1a.octavo.v1.GetLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/admin.proto\x12\toctavo.v1\"\x10\n\x0eGetLoadRequest\"\x99\x01\n\x0fGetLoadResponse\x12\x0f\n\x07waiting\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x11\n\tfrontends\x18\x03 \x01(\r\x12\"\n\x07workers\x18\x04 \x03(\x0b\x32\x11.octavo.v1.Worker\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\x12\x18\n\x10\x64ropped_messages\x18\x06 \x01(\x04\"\x80\x02\n\x06Worker\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x05 \x01(\x04\x12\x13\n\x0b\x62locks_free\x18\x06 \x01(\x04\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x17\n\x0ftokens_computed\x18\t \x01(\x04\x12\x16\n\x0etokens_sampled\x18\n \x01(\x04\x12$\n\x05times\x18\x0b \x01(\x0b\x32\x15.octavo.v1.StageTimes\x12\x15\n\rblocks_cached\x18\x0c \x01(\x04\"E\n\nStageTimes\x12\x12\n\nprepare_us\x18\x01 \x01(\x04\x12\x10\n\x08model_us\x18\x02 \x01(\x04\x12\x11\n\tsample_us\x18\x03 \x01(\x04\x32P\n\x0c\x41\x64minService\x12@\n\x07GetLoad\x12\x19.octavo.v1.GetLoadRequest\x1a\x1a.octavo.v1.GetLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,9 +36,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETLOADRESPONSE']._serialized_start=55
   _globals['_GETLOADRESPONSE']._serialized_end=208
   _globals['_WORKER']._serialized_start=211
-  _globals['_WORKER']._serialized_end=444
-  _globals['_STAGETIMES']._serialized_start=446
-  _globals['_STAGETIMES']._serialized_end=515
-  _globals['_ADMINSERVICE']._serialized_start=517
-  _globals['_ADMINSERVICE']._serialized_end=597
+  _globals['_WORKER']._serialized_end=467
+  _globals['_STAGETIMES']._serialized_start=469
+  _globals['_STAGETIMES']._serialized_end=538
+  _globals['_ADMINSERVICE']._serialized_start=540
+  _globals['_ADMINSERVICE']._serialized_end=620
 # @@protoc_insertion_point(module_scope)

@@ -27,7 +27,7 @@ class GetLoadResponse(_message.Message):
     def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., frontends: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., preemptions: _Optional[int] = ..., dropped_messages: _Optional[int] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("id", "device", "model", "running", "blocks_total", "blocks_free", "block_size", "steps", "tokens_computed", "tokens_sampled", "times")
+    __slots__ = ("id", "device", "model", "running", "blocks_total", "blocks_free", "block_size", "steps", "tokens_computed", "tokens_sampled", "times", "blocks_cached")
     ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class Worker(_message.Message):
     TOKENS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_SAMPLED_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
     id: str
     device: str
     model: str
@@ -50,7 +51,8 @@ class Worker(_message.Message):
     tokens_computed: int
     tokens_sampled: int
     times: StageTimes
-    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., block_size: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., tokens_sampled: _Optional[int] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ...) -> None: ...
+    blocks_cached: int
+    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., block_size: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., tokens_sampled: _Optional[int] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., blocks_cached: _Optional[int] = ...) -> None: ...
 
 class StageTimes(_message.Message):
     __slots__ = ("prepare_us", "model_us", "sample_us")

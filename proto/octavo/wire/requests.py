@@ -138,7 +138,8 @@ class Delta(Value, frozen=True):
     """New tokens of one sequence of a request.
 
     `start_index` counts the sequence's generated tokens before these; `previous_hash` is their rolling hash
-    (`octavo.wire.history`), so a frontend accepts only what continues its own journal. `preemptions` counts how
+    (`octavo.wire.history`), so a frontend accepts only what continues its own journal. `cached_prompt_tokens` were
+    found computed when this attempt was first admitted. `preemptions` counts how
     often the request has lost its KV blocks so far.
     """
 
@@ -150,6 +151,7 @@ class Delta(Value, frozen=True):
     token_ids: TokenIds
     finish_reason: FinishReason | None
     preemptions: Count
+    cached_prompt_tokens: Count
 
 
 class Deltas(Message, frozen=True):

@@ -96,7 +96,8 @@ class WorkerGoodbye(Message, frozen=True):
 class SequenceStart(Value, frozen=True):
     """A sequence the worker has not seen, or has been told to forget: its tokens and how to sample, once.
 
-    Nothing of it is computed yet. `sequence_index` is its place in its request (for the sampling key);
+    The KV of its first `num_computed` tokens is in the first of the blocks that its first work item brings; never of
+    all, so there is something to compute. `sequence_index` is its place in its request (for the sampling key);
     the position of a sampled token in the sequence of generated ones is part of that key too, which is why prompt
     and generated ids stay apart.
     """
@@ -105,6 +106,7 @@ class SequenceStart(Value, frozen=True):
     sequence_index: Annotated[int, Meta(ge=0, le=MAX_SEQUENCES)]
     prompt_token_ids: TokenIds
     generated_token_ids: TokenIds
+    num_computed: Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
     sampling: SamplingParams
 
 

@@ -41,6 +41,7 @@ def _worker(replica: Replica) -> admin_pb2.Worker:
         running=len(replica.running),
         blocks_total=replica.kv.num_blocks,
         blocks_free=replica.kv.num_free,
+        blocks_cached=replica.kv.num_cached,
         block_size=hello.block_size,
         steps=stats.steps,
         tokens_computed=stats.tokens_computed,

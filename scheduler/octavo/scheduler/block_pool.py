@@ -1,18 +1,19 @@
 """One device's KV blocks: which are free, and how many hold each of the others."""
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 
 
 class BlockPool:
-    """Reference-counted blocks 0..num_blocks-1 with an O(1) free list.
+    """Reference-counted blocks 0..num_blocks-1 with an ordered free list; every operation is O(1) per block.
 
-    Freed blocks go to the end of the list, so the longest unused is taken first.
+    Blocks are taken from the front of the list. A free block may be shared again while it is in the list, which is why
+    it must leave from anywhere.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self._ref_counts = [0] * num_blocks
-        self._free = deque(range(num_blocks))
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     @property
     def num_blocks(self) -> int:
@@ -22,23 +23,36 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self._free)
 
+    def is_held(self, block_id: int) -> bool:
+        """Whether anybody holds the block."""
+        return self._ref_counts[block_id] > 0
+
     def allocate(self, count: int) -> list[int]:
         """`count` blocks, referenced once each. Raises `ValueError` if fewer are free; nothing is taken then."""
         if count > len(self._free):
             raise ValueError(f"{count} blocks wanted, {len(self._free)} free")
-        block_ids = [self._free.popleft() for _ in range(count)]
+        block_ids = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block_id in block_ids:
             self._ref_counts[block_id] = 1
         return block_ids
 
-    def free(self, block_ids: Iterable[int]) -> None:
-        """Drops one reference to each block. Raises `ValueError` on one that nobody holds."""
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Adds one reference to each block, free or held."""
         for block_id in block_ids:
-            if self._ref_counts[block_id] == 0:
-                raise ValueError(f"double free of block {block_id}")
-            self._ref_counts[block_id] -= 1
-            if self._ref_counts[block_id] == 0:
-                self._free.append(block_id)
+            self._free.pop(block_id, None)
+            self._ref_counts[block_id] += 1
+
+    def free(self, block_id: int, *, first: bool = False) -> None:
+        """Drops one reference; the last one puts the block at the end of the free list, or at its front.
+
+        Raises `ValueError` if nobody holds it.
+        """
+        if self._ref_counts[block_id] == 0:
+            raise ValueError(f"double free of block {block_id}")
+        self._ref_counts[block_id] -= 1
+        if self._ref_counts[block_id] == 0:
+            self._free[block_id] = None
+            self._free.move_to_end(block_id, last=not first)
 
     def check(self, holders: Iterable[Iterable[int]]) -> None:
         """Asserts that `holders` (tables, parking lots) account for each reference and the free list for the rest."""

@@ -33,6 +33,9 @@ class Draft:
         self.scheduled.append((group, sequence))
         self.budget -= num_tokens
         sequence.num_computed += num_tokens
+        # One token fills a block only where it is the block's last.
+        if num_tokens > 1 or sequence.num_computed % self.replica.kv.block_size == 0:
+            self.replica.kv.index(sequence)
         if sequence.num_uncomputed == 0:
             sequence.num_in_flight += 1
             self.sampling.append((group, sequence))
@@ -73,22 +76,25 @@ def admit(draft: Draft, group: SequenceGroup, first_sequence_id: int) -> None:
     """Starts a waiting group on the draft's replica with as much of its prefill as the budget allows.
 
     First admission, resumption after preemption and replay after a loss are this one function: what a sequence has
-    generated is computed again like a prompt (paper §4.5).
+    generated is computed again like a prompt (paper §4.5), but for what the prefix cache holds of it.
     """
     draft.replica.add(group)
     for sequence_id, sequence in enumerate(group.live, first_sequence_id):
         sequence.sequence_id = sequence_id
         sequence.status = SequenceStatus.RUNNING
+        block_ids, sequence.num_computed = draft.replica.kv.allocate(sequence)
         draft.starts.append(
             SequenceStart(
                 sequence_id,
                 sequence.index,
                 group.request.prompt_token_ids,
                 list(sequence.generated_token_ids),
+                sequence.num_computed,
                 group.request.sampling,
             )
         )
-        block_ids = draft.replica.kv.allocate(sequence)
+        if group.cached_prompt_tokens is None:
+            group.cached_prompt_tokens = min(sequence.num_computed, sequence.num_prompt)
         draft.compute(group, sequence, min(sequence.num_uncomputed, draft.budget), block_ids)
 
 

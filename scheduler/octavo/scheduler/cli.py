@@ -84,6 +84,12 @@ _DEFAULTS = SchedulerConfig()
     help="Plans sent ahead of their results.",
 )
 @click.option(
+    "--prefix-cache/--no-prefix-cache",
+    envvar="OCTAVO_PREFIX_CACHE",
+    default=True,
+    help="Whether requests with the same beginning share its KV blocks.",
+)
+@click.option(
     "--event-log",
     envvar="OCTAVO_EVENT_LOG",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -98,6 +104,7 @@ def scheduler(
     max_num_seqs: int,
     max_waiting: int,
     max_steps_in_flight: int,
+    prefix_cache: bool,
     event_log: Path | None,
 ) -> None:
     """Run the scheduler: it owns the queues and the block manager, and needs no GPU and no torch."""
@@ -106,6 +113,7 @@ def scheduler(
         max_num_seqs=max_num_seqs,
         max_waiting=max_waiting,
         max_steps_in_flight=max_steps_in_flight,
+        prefix_caching=prefix_cache,
     )
     asyncio.run(_serve(config, frontend_endpoint, worker_endpoint, admin_address, insecure_tcp, event_log))
 

@@ -20,6 +20,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_steps_in_flight: int = MAX_STEPS_IN_FLIGHT
     # Share of blocks that admission leaves free, so that those running can grow a little before one is preempted.
     watermark: float = 0.01
+    # Whether blocks of one sequence serve others with the same beginning.
+    prefix_caching: bool = True
     # A frontend that has not renewed for this long has lost its requests.
     lease_s: float = LEASE_S
     # An idle worker beats every 0.25 s; six missed beats are no accident.

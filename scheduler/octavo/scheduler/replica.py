@@ -63,7 +63,12 @@ class Replica:
     stats: ReplicaStats = field(default_factory=ReplicaStats)
 
     def __post_init__(self) -> None:
-        self.kv = KVCacheManager(self.hello.num_blocks, self.hello.block_size, self.config.watermark)
+        self.kv = KVCacheManager(
+            self.hello.num_blocks,
+            self.hello.block_size,
+            self.config.watermark,
+            prefix_caching=self.config.prefix_caching,
+        )
         self._deadlines = StepDeadlines(self.config)
         self._next_step_id = 1
         self._heard_at = self.registered_at
@@ -91,14 +96,14 @@ class Replica:
     def heard(self, now: float) -> None:
         self._heard_at = now
 
-    def answered(self, step: OutstandingStep, now: float) -> None:
+    def answered(self, step: OutstandingStep, now: float, *, done: bool) -> None:
         """Books the answer to the oldest outstanding step."""
         assert self.outstanding[0] is step
         self._deadlines.observe(step.num_tokens, now - max(step.sent_at, self._answered_at))
         self._heard_at = self._answered_at = now
         self.answered_step_id = step.step_id
         self.outstanding.popleft()
-        self.kv.step_answered(step.step_id)
+        self.kv.step_answered(step.step_id, valid=done)
 
     def overdue(self, now: float) -> str | None:
         """Why the worker counts as lost, if it does: its step is late, or with nothing to compute it is silent."""

@@ -318,8 +318,9 @@ class Scheduler:
         if step is None or step.step_id != result.step_id or not _answers(step, result):
             self._lose_replica(replica.replica_id, f"answered step {result.step_id}, which it was not asked")
             return
-        replica.answered(step, now)
-        if result.outcome is StepOutcome.DONE:
+        done = result.outcome is StepOutcome.DONE
+        replica.answered(step, now, done=done)
+        if done:
             replica.stats.add(step, result.times)
             self._accept(replica, step, result)
         else:
@@ -339,6 +340,8 @@ class Scheduler:
     def _append(self, replica: Replica, group: SequenceGroup, sequence: Sequence, token_id: int) -> Delta:
         start_index, previous_hash = len(sequence.generated_token_ids), sequence.history_hash
         sequence.append(token_id)
+        if sequence.num_known % replica.kv.block_size == 0:
+            replica.kv.index(sequence)
         sequence.finish_reason = group.finish_reason(sequence)
         if sequence.finish_reason:
             self._finish(replica, group, sequence)
@@ -351,6 +354,7 @@ class Scheduler:
             token_ids=[token_id],
             finish_reason=sequence.finish_reason,
             preemptions=group.preemptions,
+            cached_prompt_tokens=group.cached_prompt_tokens or 0,
         )
 
     def _finish(self, replica: Replica, group: SequenceGroup, sequence: Sequence) -> None:
@@ -366,10 +370,10 @@ class Scheduler:
         groups = dict.fromkeys(group for step in replica.failed for group, _ in step.scheduled)
         first = {group for group, _ in replica.failed[0].scheduled}
         replica.failed = []
-        for group in groups:
-            # Not one that has finished or been aborted since.
-            if self._replica_of.get(group) is not replica:
-                continue
+        # Not those that have finished or been aborted since.
+        for group in [group for group in groups if self._replica_of.get(group) is replica]:
+            for sequence in group.live:
+                replica.kv.withdraw(sequence)
             group.failed_steps += group in first
             if group.failed_steps >= self.config.max_failed_steps:
                 self._reject(group.frontend_id, group.request, RejectReason.STEP_FAILED, detail)

@@ -26,9 +26,11 @@ class Sequence:
     """
 
     index: int
-    num_prompt: int
+    prompt_token_ids: list[int]
     generated_token_ids: list[int]
     history_hash: int
+    # Of its full blocks, by block size (`octavo.scheduler.prefix_cache`).
+    block_hashes: dict[int, list[bytes]] = field(default_factory=dict)
     sequence_id: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed: int = 0
@@ -38,13 +40,22 @@ class Sequence:
     finish_reason: FinishReason | None = None
 
     @property
+    def num_prompt(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
     def num_known(self) -> int:
-        return self.num_prompt + len(self.generated_token_ids)
+        return len(self.prompt_token_ids) + len(self.generated_token_ids)
+
+    def token_id(self, position: int) -> int:
+        """A known token."""
+        generated = position - len(self.prompt_token_ids)
+        return self.prompt_token_ids[position] if generated < 0 else self.generated_token_ids[generated]
 
     @property
     def num_tokens(self) -> int:
         """Known tokens and those in flight."""
-        return self.num_prompt + len(self.generated_token_ids) + self.num_in_flight
+        return len(self.prompt_token_ids) + len(self.generated_token_ids) + self.num_in_flight
 
     @property
     def num_uncomputed(self) -> int:
@@ -80,6 +91,8 @@ class SequenceGroup:
     serial: int
     sequences: list[Sequence]
     preemptions: int = 0
+    # Prompt tokens that its first admission found computed; None before that.
+    cached_prompt_tokens: int | None = None
     failed_steps: int = 0
     stop_token_ids: frozenset[int] = field(init=False)
 
@@ -92,7 +105,7 @@ class SequenceGroup:
         generated = list(request.generated_token_ids)
         sequence = Sequence(
             index=0,
-            num_prompt=len(request.prompt_token_ids),
+            prompt_token_ids=request.prompt_token_ids,
             generated_token_ids=generated,
             history_hash=history.extend(history.EMPTY, generated),
         )

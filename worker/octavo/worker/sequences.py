@@ -113,10 +113,20 @@ class SequenceTable:
         token_ids = start.prompt_token_ids + start.generated_token_ids
         if not start.prompt_token_ids:
             raise PlanError(f"{name} starts without a prompt")
+        if start.num_computed >= len(token_ids):
+            raise PlanError(
+                f"{name} starts with {start.num_computed} of {len(token_ids)} tokens computed: none is left"
+            )
         if not self._in_vocabulary(token_ids):
             raise PlanError(f"{name} has a token id outside the vocabulary of {self._vocab_size}")
         self._sequences[start.sequence_id] = WorkerSequence(
-            start.sequence_id, start.sequence_index, start.sampling, len(start.prompt_token_ids), token_ids, 0, []
+            start.sequence_id,
+            start.sequence_index,
+            start.sampling,
+            len(start.prompt_token_ids),
+            token_ids,
+            start.num_computed,
+            [],
         )
 
     def _grow(self, work: SequenceWork) -> WorkItem:

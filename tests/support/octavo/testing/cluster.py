@@ -1,6 +1,7 @@
 """The scheduler's core with fake replicas and a frontend's journal around it: no process, no socket, no real clock."""
 
 import json
+import zlib
 from collections import deque
 from pathlib import Path
 
@@ -39,16 +40,23 @@ _NO_TIMES = StepTimes(0, 0, 0)
 
 
 def make_request(
-    request_id: str, prompt_length: int, max_tokens: int, *, seed: int = 0, stop_token_ids: tuple[int, ...] = ()
+    request_id: str,
+    prompt_length: int,
+    max_tokens: int,
+    *,
+    shared: int = 0,
+    seed: int = 0,
+    stop_token_ids: tuple[int, ...] = (),
 ) -> Request:
-    """A greedy request whose prompt differs from that of every other id."""
-    offset = sum(request_id.encode())
+    """A greedy request. Its prompt begins with `shared` tokens that are everybody's; the others differ from those of
+    every other id."""
+    own = (zlib.crc32(f"{request_id}:{i}".encode()) for i in range(prompt_length - shared))
     return Request(
         request_id=request_id,
         attempt=1,
         resubmitted=False,
         model_fingerprint=FINGERPRINT,
-        prompt_token_ids=[(offset * 31 + 7 * i) % VOCABULARY.size for i in range(prompt_length)],
+        prompt_token_ids=[*range(shared), *(token % VOCABULARY.size for token in own)],
         generated_token_ids=[],
         sampling=SamplingParams(0.0, 0, 1.0, seed, max_tokens, list(stop_token_ids)),
         age_ms=0,

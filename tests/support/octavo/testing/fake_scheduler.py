@@ -199,6 +199,7 @@ class FakeScheduler:
             token_ids=new,
             finish_reason=reason,
             preemptions=0,
+            cached_prompt_tokens=0,
         )
 
     def _status(self) -> ServiceStatus:

@@ -19,9 +19,10 @@ def start(
     generated: list[int] | None = None,
     *,
     index: int = 0,
+    num_computed: int = 0,
     params: SamplingParams | None = None,
 ) -> SequenceStart:
-    return SequenceStart(sequence_id, index, prompt, generated or [], params or sampling())
+    return SequenceStart(sequence_id, index, prompt, generated or [], num_computed, params or sampling())
 
 
 def work(sequence_id: int, num_tokens: int, new_block_ids: list[int] | None = None) -> SequenceWork:
