@@ -120,6 +120,8 @@ def test_a_preempted_group_finds_what_nobody_has_taken_since(make_cluster: MakeC
     assert cluster.core.preemptions > 0
     resumed = [start for plan in replica.received if isinstance(plan, StepPlan) for start in plan.starts][2]
     assert resumed.num_computed > 0
+    # What is reported is what the request found when it came.
+    assert cached(cluster)["late"] == 0
 
 
 def test_cached_blocks_give_way_to_new_ones_oldest_and_tails_first(make_cluster: MakeCluster) -> None:

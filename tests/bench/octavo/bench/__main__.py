@@ -56,7 +56,12 @@ def _alone(options: argparse.Namespace, model: Path) -> list[Measurement]:
 
 
 def _whole(options: argparse.Namespace, model: Path) -> tuple[float, list[Measurement]]:
-    environment = {"OCTAVO_DTYPE": options.dtype, "OCTAVO_THREADS": str(options.threads)}
+    environment = {
+        "OCTAVO_DTYPE": options.dtype,
+        "OCTAVO_THREADS": str(options.threads),
+        # A repeated case must not find its own prompts.
+        "OCTAVO_PREFIX_CACHE": "false",
+    }
     began = time.perf_counter()
     with (
         tempfile.TemporaryDirectory(prefix="octavo-") as directory,

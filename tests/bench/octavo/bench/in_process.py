@@ -30,7 +30,8 @@ class InProcess:
     """One replica, driven step by step."""
 
     def __init__(self, runner: Runner) -> None:
-        self._core = Scheduler(SchedulerConfig(max_steps_in_flight=1), epoch=1)
+        # A repeated case must not find its own prompts.
+        self._core = Scheduler(SchedulerConfig(max_steps_in_flight=1, prefix_caching=False), epoch=1)
         self._protocol = WorkerProtocol("bench", runner, lambda: _INCARNATION)
         self._fingerprint = runner.model.fingerprint
         self._plans: deque[StepPlan] = deque()
