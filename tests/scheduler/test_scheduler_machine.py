@@ -1,5 +1,7 @@
 """Any order of submissions, aborts, steps, failures and losses: no block leaks, no token changes, all requests end."""
 
+import atexit
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from octavo.scheduler.events import LeaseRenewed, StepAnswered
 from octavo.testing.cluster import FRONTEND, Cluster, make_request, reference_tokens, write_fake_model
 from octavo.wire.requests import Lease, Renewed, Request
 
+# Hypothesis makes the machine itself, so no fixture can hand it a directory.
 _MODEL = write_fake_model(Path(tempfile.mkdtemp(prefix="octavo-model-")))
+atexit.register(shutil.rmtree, _MODEL)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
