@@ -47,7 +47,7 @@ def test_generates_what_the_model_generates_alone(make_cluster: MakeCluster, in_
 
 
 def test_prefill_chunks_fill_the_budget_first_come_first_served(make_cluster: MakeCluster) -> None:
-    """The worked example of the seeds: budget 10, prompts of 3, 5 and 12 tokens; the third gets 2, then 8, then 2."""
+    """Budget 10, prompts of 3, 5 and 12 tokens: the third gets 2, then 8, then 2."""
     cluster = make_cluster(max_num_batched_tokens=10, max_steps_in_flight=1)
     replica = cluster.join()
     cluster.submit(*(make_request(f"r{n}", n, max_tokens=8) for n in (3, 5, 12)))

@@ -141,7 +141,7 @@ class Replica:
             sequence.restart()
 
     def check(self) -> None:
-        """Asserts the invariants of DESIGN §4 for this replica."""
+        """Asserts that blocks, sequences and counts agree."""
         self.kv.check()
         assert self.num_running_seqs == sum(len(group.sequences) for group in self.running)
         for group in self.running:

@@ -237,7 +237,7 @@ class Scheduler:
         return None
 
     def _lose_replica(self, replica_id: int, reason: str) -> None:
-        """Forgets a replica; its sequences wait to be recomputed elsewhere (DESIGN §2)."""
+        """Forgets a replica; its sequences wait to be recomputed elsewhere."""
         replica = self.replicas.pop(replica_id)
         for group in replica.running:
             group.preemptions += 1
