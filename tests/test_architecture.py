@@ -27,7 +27,7 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
     ),
 }
 # The core decides; only these carry its decisions to sockets, clocks and flags.
-SCHEDULER_SHELL = {"shell.py", "admin.py", "cli.py"}
+SCHEDULER_SHELL = {"shell.py", "step_feed.py", "admin.py", "cli.py", "admin_client.py", "admin_cli.py", "top.py"}
 IMPURE = {"zmq", "grpc", "asyncio", "time", "threading", "logging", "os", "random", "secrets", "socket"}
 
 

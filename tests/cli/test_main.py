@@ -9,7 +9,10 @@ from click.testing import CliRunner
 from octavo.cli.main import main
 from octavo.testing.tiny_model import write_byte_model
 
-COMMANDS = ["serve", "frontend", "scheduler", "replay", "worker", "generate", "chat", "health", "prepare-model"]
+COMMANDS = [
+    *("serve", "frontend", "scheduler", "replay", "explain", "requests", "top", "prefix"),
+    *("worker", "generate", "chat", "health", "prepare-model"),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -82,9 +85,12 @@ def test_a_command_whose_extra_is_missing_says_how_to_install_it(
     [
         (["scheduler", "--max-num-seqs", "0"], "--max-num-seqs"),
         (["scheduler", "--max-steps-in-flight", "3"], "--max-steps-in-flight"),
+        (["scheduler", "--tenant-weight", "a=0"], "'a=0' is not NAME=WEIGHT"),
         (["scheduler", "--worker-endpoint", "tcp://0.0.0.0:5555"], "--insecure-tcp"),
         (["scheduler", "--frontend-endpoint", "nonsense"], "is no address"),
         (["serve", "--workers", "0"], "--workers"),
+        (["serve", "--policy", "fifo"], "--policy"),
+        (["serve", "--preemption", "abort"], "--preemption"),
         (["serve", "--model", "/nonexistent"], "no model directory at /nonexistent"),
     ],
 )

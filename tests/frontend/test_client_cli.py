@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from octavo.frontend.client_cli import chat, generate, health
 from octavo.frontend.server import FrontendServer
 from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.wire.sampling import BeamSearch, EarlyStopping
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def invoke(frontend: FrontendServer) -> Callable[..., Any]:
 
 async def test_generate_prints_the_text(scheduler: FakeScheduler, frontend: FrontendServer, invoke: Any) -> None:
     ids = frontend.generation.tokenizer.encode("an answer STOP")
-    scheduler.answer = lambda request: ids
+    scheduler.answer = lambda request, index: ids
     result = await invoke(generate, "hi", "--max-new-tokens", "14", "--seed", "5", "--stop", "STOP", "--top-p", "0.5")
     assert (result.exit_code, result.stdout) == (0, "an answer \n")
     sampling = scheduler.submitted[0].sampling
@@ -35,9 +36,61 @@ async def test_generate_prints_the_text(scheduler: FakeScheduler, frontend: Fron
 
 
 async def test_generate_prints_ids(scheduler: FakeScheduler, invoke: Any) -> None:
-    scheduler.answer = lambda request: [40, 41, 42]
+    scheduler.answer = lambda request, index: [40, 41, 42]
     result = await invoke(generate, "hi", "--max-new-tokens", "3", "--ids")
     assert result.stdout.split() == ["40", "41", "42"]
+
+
+async def test_generate_prints_sequences_one_after_another(
+    scheduler: FakeScheduler, frontend: FrontendServer, invoke: Any
+) -> None:
+    answers = [frontend.generation.tokenizer.encode(text) for text in ("first", "other")]
+    scheduler.answer = lambda request, index: answers[index]
+    scheduler.tokens_per_delta = 2
+    result = await invoke(generate, "hi", "--max-new-tokens", "5", "--n", "2")
+    assert (result.exit_code, result.stdout) == (0, "--- sequence 1 ---\nfirst\n--- sequence 2 ---\nother\n")
+
+
+async def test_generate_prints_the_best_with_their_logprobs(scheduler: FakeScheduler, invoke: Any) -> None:
+    answers = [[40, 41], [9, 18], [40, 9]]
+    scheduler.answer = lambda request, index: answers[index]
+    arguments = ("--max-new-tokens", "2", "--n", "2", "--best-of", "3", "--ids", "--logprobs", "1")
+    result = await invoke(generate, "hi", *arguments)
+    assert result.stdout == (
+        "--- sequence 1, logprob -0.2500 ---\n9 18 \n"
+        "       9   -0.1250  rank 1      0 -0.1250\n      18   -0.1250  rank 1      0 -0.1250\n"
+        "--- sequence 2, logprob -0.7500 ---\n40 9 \n"
+        "      40   -0.6250  rank 2      0 -0.1250\n       9   -0.1250  rank 1      0 -0.1250\n"
+    )
+
+
+async def test_generate_prints_logprobs_after_what_it_streams(scheduler: FakeScheduler, invoke: Any) -> None:
+    scheduler.answer = lambda request, index: [40]
+    result = await invoke(generate, "hi", "--max-new-tokens", "1", "--ids", "--logprobs", "0")
+    assert result.stdout == "40 \n      40   -0.6250  rank 2\n"
+
+
+async def test_generate_passes_on_what_it_is_told(scheduler: FakeScheduler, invoke: Any) -> None:
+    scheduler.pinned = {"story": [5]}
+    arguments = ("--max-new-tokens", "2", "--priority", "-3", "--pinned-prefix", "story")
+    result = await invoke(generate, "hi", *arguments, "--n", "2", "--beam-width", "3", "--length-penalty", "0.5")
+    assert result.exit_code == 0, result.stderr
+    request = scheduler.submitted[0]
+    assert (request.priority, request.prompt_token_ids[0]) == (-3, 5)
+    assert request.sampling.beam == BeamSearch(3, 0.5, EarlyStopping.OFF)
+    assert result.stdout.count("--- sequence ") == 2
+
+
+async def test_several_sequences_that_fail_are_one_line_too(scheduler: FakeScheduler, invoke: Any) -> None:
+    result = await invoke(generate, "hi", "--n", "17")
+    assert result.exit_code == 1
+    assert result.stderr == ("Error: num_sequences is 17, but it must be between 1 and 16 [INVALID_ARGUMENT]\n")
+
+
+def test_a_length_penalty_needs_a_beam_search() -> None:
+    result = CliRunner().invoke(generate, ["hi", "--length-penalty", "2"])
+    assert result.exit_code == 2
+    assert "give --beam-width too" in result.stderr
 
 
 async def test_an_error_is_one_line(scheduler: FakeScheduler, invoke: Any) -> None:
@@ -50,7 +103,7 @@ async def test_an_error_is_one_line(scheduler: FakeScheduler, invoke: Any) -> No
 
 async def test_chat_keeps_the_conversation(scheduler: FakeScheduler, frontend: FrontendServer, invoke: Any) -> None:
     ids = frontend.generation.tokenizer.encode("fine<|im_end|>")
-    scheduler.answer = lambda request: ids
+    scheduler.answer = lambda request, index: ids
     result = await invoke(chat, typed="how are you?\n\nreally?\n")
     assert result.exit_code == 0
     assert result.stdout.count("fine") == 2
@@ -62,7 +115,7 @@ async def test_chat_keeps_the_conversation(scheduler: FakeScheduler, frontend: F
 
 async def test_chat_with_one_message(scheduler: FakeScheduler, frontend: FrontendServer, invoke: Any) -> None:
     ids = frontend.generation.tokenizer.encode("fine<|im_end|>")
-    scheduler.answer = lambda request: ids
+    scheduler.answer = lambda request, index: ids
     assert (await invoke(chat, "hello", "--system", "be brief")).stdout == "fine\n"
 
 

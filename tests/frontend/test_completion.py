@@ -5,6 +5,7 @@ from octavo.frontend.detokenizer import Vocabulary
 from octavo.frontend.events import Finished, FinishReason, Match, MatchKind
 from octavo.frontend.stop_strings import StopStrings
 from octavo.testing.tokenizers import byte_level_tokenizer, id_of
+from octavo.wire.sampling import Logprobs
 
 TOKENIZER = byte_level_tokenizer()
 END = id_of(TOKENIZER, "<|end|>")
@@ -17,12 +18,13 @@ def ids(text: str) -> list[int]:
 def completion(
     *,
     max_tokens: int = 100,
+    min_tokens: int = 0,
     stop_ids: set[int] | None = None,
     stops: tuple[str, ...] = (),
     include: bool = False,
     skip: bool = True,
 ) -> Completion:
-    rules = EndRules(max_tokens, frozenset(stop_ids or {END}), frozenset({END}), include)
+    rules = EndRules(max_tokens, min_tokens, frozenset(stop_ids or {END}), frozenset({END}), include)
     detokenizer = Vocabulary(TOKENIZER).detokenizer(skip_special_tokens=skip)
     return Completion(rules, detokenizer, StopStrings(stops, include_stop=include))
 
@@ -68,3 +70,32 @@ def test_tokens_count_up_to_the_one_that_completes_the_stop_string() -> None:
 def test_half_a_character_at_the_limit_becomes_a_replacement() -> None:
     first_byte = next(i for i in range(256) if Vocabulary(TOKENIZER).bytes_of(i) == b"\xe6")
     assert completion(max_tokens=1).feed([first_byte]).text == "�"
+
+
+def test_a_stop_string_counts_from_the_least_number_of_tokens_on() -> None:
+    x, stop = ids("x"), ids(".")
+    assert completion(stops=(".",), min_tokens=3).feed([*x, *stop, *x, *stop, *x]).text == "x.x"
+    assert completion(stops=(".",), min_tokens=2).feed([*x, *stop, *x]).text == "x"
+
+
+def test_a_stop_string_may_begin_before_the_least_number_of_tokens() -> None:
+    sequence = completion(stops=("xy",), min_tokens=2)
+    assert sequence.feed([*ids("."), *ids("x"), *ids("y")]).text == "."
+    assert sequence.finished == Finished(FinishReason.STOP, Match(MatchKind.STOP_STRING, "xy"))
+
+
+def test_logprobs_are_those_of_the_tokens_taken() -> None:
+    sequence = completion(stops=("y",))
+    logprobs = [Logprobs(-(2.0**-n), 1, [], []) for n in range(4)]
+    piece = sequence.feed([*ids("x"), *ids("."), *ids("y"), *ids("x")], logprobs)
+    assert piece.logprobs == logprobs[:3]
+    assert sequence.cumulative_logprob == -1.75
+
+
+def test_the_sum_of_logprobs_does_not_depend_on_the_pieces() -> None:
+    logprobs = [Logprobs(-0.1 * n, 1, [], []) for n in range(1, 8)]
+    whole, cut = completion(), completion()
+    whole.feed(ids("x") * 7, logprobs)
+    for start, end in ((0, 3), (3, 4), (4, 7)):
+        cut.feed(ids("x") * (end - start), logprobs[start:end])
+    assert cut.cumulative_logprob == whole.cumulative_logprob

@@ -76,6 +76,17 @@ def test_an_endpoint_in_the_clear(model_directory: Path) -> None:
     assert "leaves this machine in the clear" in result.stderr
 
 
+def test_pinned_prefixes_that_are_none(model_directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "prefixes.json").write_text('{"story": 5}')
+    arguments = ["--model", str(model_directory), "--frontend-endpoint", f"ipc://{tmp_path}/x"]
+    result = run(
+        *arguments, "--listen", f"unix:{tmp_path}/public.sock", "--pinned-prefixes", f"{tmp_path}/prefixes.json"
+    )
+    assert result.returncode == 2
+    assert "has no text for the prefix 'story'; write some in quotes" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_a_port_that_is_taken(model_directory: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from octavo.frontend.request import GenerationRequest
 from octavo.frontend.server import FrontendServer
-from octavo.frontend.validation import GenerationRequest
 from octavo.testing.fake_scheduler import FakeScheduler
 from octavo.testing.grpc_calls import collect, finished_of, ids_of, text_of
 from octavo.testing.tiny_model import END_TOKEN_ID
@@ -24,7 +24,7 @@ def ask(text: str = "hello", max_new_tokens: int | None = 20, **stopping: Any) -
 
 def answer_with(scheduler: FakeScheduler, frontend: FrontendServer, text: str) -> list[int]:
     ids = frontend.generation.tokenizer.encode(text)
-    scheduler.answer = lambda request: ids[: request.sampling.max_tokens]
+    scheduler.answer = lambda request, index: ids[: request.sampling.max_tokens]
     return ids
 
 
@@ -85,7 +85,7 @@ async def test_what_is_given_is_in_force(scheduler: FakeScheduler, stub: Any) ->
 
 
 async def test_eos_ends_it(scheduler: FakeScheduler, stub: Any) -> None:
-    scheduler.answer = lambda request: [40, 41, END_TOKEN_ID]
+    scheduler.answer = lambda request, index: [40, 41, END_TOKEN_ID]
     responses = await collect(stub.Generate(ask()))
     assert finished_of(responses) == pb.Finished(reason=pb.FINISH_REASON_STOP, eos_token_id=END_TOKEN_ID)
     assert ids_of(responses) == [40, 41, END_TOKEN_ID]

@@ -196,7 +196,7 @@ async def test_an_id_used_again_right_after_a_cancel_gets_only_its_own_tokens(
     second = asyncio.create_task(collect(stub.Generate(ask(request_id="mine"))))
     await eventually(lambda: len(scheduler.submitted) == 3)
     # What the first was about to be told when it was cancelled.
-    late = Delta("mine", scheduler.submitted[1].attempt, 0, 0, history.EMPTY, [33, 34], None, 0, 0)
+    late = Delta("mine", scheduler.submitted[1].attempt, 0, 0, history.EMPTY, [33, 34], None, 0, 0, 0)
     await scheduler.send_raw(encode(Deltas(epoch=scheduler.epoch, deltas=[late])))
     scheduler.hold_after = 1 << 30
     assert ids_of(await asyncio.wait_for(second, 10)) == expected

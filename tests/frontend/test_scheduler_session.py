@@ -1,5 +1,8 @@
 """The link's rules, one message at a time: when to say hello, renew, submit again, and when not to."""
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from octavo.frontend.errors import AlreadyExists, Broken, InvalidRequest, Overloaded, ServiceError, Unavailable
@@ -8,13 +11,21 @@ from octavo.frontend.reader import Reader
 from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
 from octavo.wire import history
 from octavo.wire.requests import (
+    MAX_PREFIXES,
     Abort,
     Delta,
     Deltas,
+    EndSequence,
+    FinishReason,
     FromFrontend,
     FrontendHello,
     FrontendWelcome,
+    GeneratedSequence,
     Lease,
+    PinPrefixes,
+    PinRefused,
+    Prefix,
+    PrefixesChanged,
     Refused,
     Rejected,
     RejectReason,
@@ -28,7 +39,7 @@ from octavo.wire.requests import (
 from octavo.wire.sampling import SamplingParams
 
 EPOCH = 5
-STATUS = ServiceStatus(replicas=1, model=None, capacity_tokens=10)
+STATUS = ServiceStatus(replicas=1, model=None, capacity_tokens=10, max_parallel=8)
 SAMPLING = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=7, max_tokens=6, stop_token_ids=[])
 
 
@@ -40,8 +51,9 @@ def session() -> SchedulerSession:
     return session
 
 
-def live(session: SchedulerSession, request_id: str = "r") -> LiveRequest:
-    request = LiveRequest(Journal(request_id, [1], SAMPLING, 0.0), Reader())
+def live(session: SchedulerSession, request_id: str = "r", **sampling: Any) -> LiveRequest:
+    journal = Journal(request_id, [1], msgspec.structs.replace(SAMPLING, **sampling), 0.0)
+    request = LiveRequest(journal, Reader())
     session.submit(request, 0.0)
     return request
 
@@ -50,16 +62,19 @@ def renewed(*unknown: str, attempt: int = 1, epoch: int = EPOCH) -> Renewed:
     return Renewed(epoch=epoch, unknown=[Lease(request_id, attempt) for request_id in unknown], status=STATUS)
 
 
-def deltas(start: int, tokens: list[int], *, attempt: int = 1, epoch: int = EPOCH) -> Deltas:
+def deltas(
+    start: int, tokens: list[int], *, attempt: int = 1, epoch: int = EPOCH, index: int = 0, ends: bool = False
+) -> Deltas:
     delta = Delta(
         request_id="r",
         attempt=attempt,
-        sequence_index=0,
+        sequence_index=index,
         start_index=start,
         previous_hash=history.EMPTY,
         token_ids=tokens,
-        finish_reason=None,
+        finish_reason=FinishReason.STOP if ends else None,
         preemptions=0,
+        swaps=0,
         cached_prompt_tokens=0,
     )
     return Deltas(epoch=epoch, deltas=[delta])
@@ -67,7 +82,7 @@ def deltas(start: int, tokens: list[int], *, attempt: int = 1, epoch: int = EPOC
 
 def submissions(messages: list[FromFrontend]) -> list[tuple[str, int, list[int]]]:
     requests = [message.request for message in messages if isinstance(message, Submit)]
-    return [(request.request_id, request.attempt, request.generated_token_ids) for request in requests]
+    return [(r.request_id, r.attempt, r.generated[0].token_ids if r.generated else []) for r in requests]
 
 
 def test_hello_until_welcomed_then_renewals() -> None:
@@ -101,9 +116,9 @@ def test_an_id_used_again_gets_no_answer_of_its_former_request(session: Schedule
     assert session.receive(deltas(0, [10], attempt=1), 1.0) == []
     session.receive(Rejected(EPOCH, "r", 1, RejectReason.STEP_FAILED, "why"), 1.0)
     assert session.receive(renewed("r", attempt=1), 1.0) == []
-    assert (request.journal.generated_token_ids, request.reader.failure) == ([], None)
+    assert (request.journal.sequences[0].token_ids, request.reader.failure) == ([], None)
     session.receive(deltas(0, [11], attempt=2), 1.0)
-    assert request.journal.generated_token_ids == [11]
+    assert request.journal.sequences[0].token_ids == [11]
 
 
 def test_attempts_rise_over_all_requests(session: SchedulerSession) -> None:
@@ -153,7 +168,7 @@ def test_a_new_epoch_renews_everything(session: SchedulerSession) -> None:
 def test_messages_of_another_epoch_are_dropped(session: SchedulerSession) -> None:
     request = live(session)
     assert session.receive(deltas(0, [10], epoch=4), 1.0) == []
-    assert request.journal.generated_token_ids == []
+    assert request.journal.sequences[0].token_ids == []
     assert session.last_heard == 0.0
 
 
@@ -192,7 +207,7 @@ def test_a_release_in_the_middle_aborts(session: SchedulerSession) -> None:
 
 
 def test_status_is_kept(session: SchedulerSession) -> None:
-    status = ServiceStatus(replicas=3, model=None, capacity_tokens=30)
+    status = ServiceStatus(replicas=3, model=None, capacity_tokens=30, max_parallel=8)
     session.receive(StatusChanged(epoch=EPOCH, status=status), 1.0)
     assert session.status == status
 
@@ -210,6 +225,7 @@ def test_a_refusal_is_kept_for_the_process_to_end(session: SchedulerSession) -> 
         (RejectReason.PROMPT_TOO_LONG, InvalidRequest),
         (RejectReason.BAD_TOKEN_ID, InvalidRequest),
         (RejectReason.EMPTY_PROMPT, InvalidRequest),
+        (RejectReason.TOO_MANY_SEQUENCES, InvalidRequest),
         (RejectReason.MODEL_MISMATCH, Unavailable),
         (RejectReason.QUEUE_FULL, Overloaded),
         (RejectReason.STEP_FAILED, Broken),
@@ -231,3 +247,139 @@ def test_the_rejection_of_an_earlier_attempt_is_ignored(session: SchedulerSessio
     reason = RejectReason.STEP_FAILED
     session.receive(Rejected(epoch=EPOCH, request_id="r", attempt=1, reason=reason, detail="why"), 1.0)
     assert request.reader.failure is None
+
+
+def test_no_rejection_is_without_an_error(session: SchedulerSession) -> None:
+    for number, reason in enumerate(RejectReason):
+        request = live(session, f"r{number}")
+        session.receive(Rejected(EPOCH, f"r{number}", request.journal.attempt, reason, "why"), 1.0)
+        assert request.reader.failure is not None, reason
+
+
+def test_tokens_without_the_logprobs_asked_for_end_the_request(session: SchedulerSession) -> None:
+    request = live(session, logprobs=0)
+    assert session.receive(deltas(0, [10]), 1.0) == []
+    assert isinstance(request.reader.failure, Broken)
+
+
+def test_a_sequence_that_ends_here_is_told_while_others_run(session: SchedulerSession) -> None:
+    request = live(session, num_sequences=2)
+    session.receive(deltas(0, [10]), 1.0)
+    assert session.end_sequence(request, 0) == [EndSequence(EPOCH, "r", 1, 0)]
+    assert session.end_sequence(request, 0) == []
+    assert session.end_sequence(request, 1) == []
+    assert session.release(request) == [Abort(EPOCH, ["r"])]
+
+
+def test_a_sequence_that_has_ended_there_is_not_ended_again(session: SchedulerSession) -> None:
+    request = live(session, num_sequences=2)
+    session.receive(deltas(0, [10], ends=True), 1.0)
+    assert session.end_sequence(request, 0) == []
+
+
+def test_a_request_goes_on_when_some_of_its_sequences_have_ended(session: SchedulerSession) -> None:
+    request = live(session, num_sequences=3)
+    session.receive(deltas(0, [10], ends=True), 1.0)
+    session.receive(deltas(0, [11], index=1), 1.0)
+    session.receive(deltas(0, [12, 13], index=2), 1.0)
+    session.end_sequence(request, 1)
+    [message] = session.receive(renewed("r"), 2.0)
+    assert isinstance(message, Submit)
+    assert message.request.generated == [
+        GeneratedSequence([10], finished=True),
+        GeneratedSequence([11], finished=True),
+        GeneratedSequence([12, 13], finished=False),
+    ]
+
+
+def test_an_end_that_could_not_be_told_comes_with_the_next_submission(session: SchedulerSession) -> None:
+    request = live(session, num_sequences=2)
+    session.receive(deltas(0, [10]), 1.0)
+    session.disconnected()
+    assert session.end_sequence(request, 0) == []
+    session.receive(FrontendWelcome(epoch=6, status=STATUS), 2.0)
+    [message] = session.receive(renewed("r", epoch=6), 2.0)
+    assert isinstance(message, Submit)
+    assert [sequence.finished for sequence in message.request.generated] == [True, False]
+
+
+def test_a_request_whose_sequences_have_all_ended_is_let_go(session: SchedulerSession) -> None:
+    request = live(session, num_sequences=2)
+    session.receive(deltas(0, [10]), 1.0)
+    session.end_sequence(request, 0)
+    session.receive(deltas(0, [11], index=1, ends=True), 1.0)
+    [renewal] = session.tick()
+    assert isinstance(renewal, Renew)
+    assert renewal.live == []
+    assert session.release(request) == []
+
+
+def pins(messages: list[FromFrontend]) -> dict[str, list[int]]:
+    return {p.name: p.token_ids for m in messages if isinstance(m, PinPrefixes) for p in m.prefixes}
+
+
+def welcome(session: SchedulerSession, epoch: int) -> dict[str, list[int]]:
+    session.disconnected()
+    return pins(session.receive(FrontendWelcome(epoch, STATUS), 0.0))
+
+
+@pytest.fixture
+def pinning() -> SchedulerSession:
+    return SchedulerSession(frontend_id=1, model_fingerprint="model", now=0.0, own_prefixes={"own": [1, 2]})
+
+
+def test_a_new_scheduler_gets_all_prefixes_before_the_requests(pinning: SchedulerSession) -> None:
+    first = pinning.receive(FrontendWelcome(EPOCH, STATUS), 0.0)
+    assert [type(message) for message in first] == [PinPrefixes, Renew]
+    pinning.receive(PrefixesChanged(EPOCH, [Prefix("own", [1, 2]), Prefix("learned", [3])]), 0.0)
+    assert welcome(pinning, 6) == {"own": [1, 2], "learned": [3]}
+
+
+def test_prefixes_are_not_lost_with_a_scheduler_that_did_not_get_to_pin_them(pinning: SchedulerSession) -> None:
+    welcome(pinning, EPOCH)
+    pinning.receive(PrefixesChanged(EPOCH, [Prefix("learned", [3])]), 0.0)
+    welcome(pinning, 6)
+    pinning.receive(PrefixesChanged(6, []), 0.0)
+    assert pinning.prefixes.known == {"own": [1, 2], "learned": [3]}
+    assert welcome(pinning, 7) == {"own": [1, 2], "learned": [3]}
+
+
+def test_the_same_scheduler_is_not_told_again_what_it_pinned(pinning: SchedulerSession) -> None:
+    assert welcome(pinning, EPOCH) == {"own": [1, 2]}
+    assert welcome(pinning, EPOCH) == {"own": [1, 2]}
+    pinning.receive(PrefixesChanged(EPOCH, [Prefix("own", [1, 2])]), 0.0)
+    assert welcome(pinning, EPOCH) == {}
+
+
+def test_what_is_unpinned_is_forgotten_but_for_what_the_file_says(pinning: SchedulerSession) -> None:
+    welcome(pinning, EPOCH)
+    pinning.receive(PrefixesChanged(EPOCH, [Prefix("own", [1, 2]), Prefix("learned", [3])]), 0.0)
+    pinning.receive(PrefixesChanged(EPOCH, []), 0.0)
+    assert pinning.prefixes.known == {}
+    assert welcome(pinning, 6) == {"own": [1, 2]}
+
+
+def test_a_prefix_that_is_refused_is_not_known(pinning: SchedulerSession, caplog: pytest.LogCaptureFixture) -> None:
+    welcome(pinning, EPOCH)
+    pinning.receive(PinRefused(EPOCH, "own", "no room"), 0.0)
+    assert pinning.prefixes.known == {}
+    assert "'own' is not pinned: no room" in caplog.text
+
+
+def test_the_schedulers_word_on_a_prefix_counts(pinning: SchedulerSession) -> None:
+    welcome(pinning, EPOCH)
+    assert not pinning.prefixes.told
+    pinning.receive(PrefixesChanged(EPOCH, [Prefix("own", [9])]), 0.0)
+    assert pinning.prefixes.known == {"own": [9]}
+    assert pinning.prefixes.told
+
+
+def test_more_prefixes_than_a_message_holds() -> None:
+    own = {f"own-{i}": [1] for i in range(MAX_PREFIXES)}
+    session = SchedulerSession(frontend_id=1, model_fingerprint="model", now=0.0, own_prefixes=own)
+    session.receive(FrontendWelcome(EPOCH, STATUS), 0.0)
+    session.receive(PrefixesChanged(EPOCH, [Prefix("learned", [3])]), 0.0)
+    session.disconnected()
+    messages = session.receive(FrontendWelcome(6, STATUS), 0.0)
+    assert [len(message.prefixes) for message in messages if isinstance(message, PinPrefixes)] == [MAX_PREFIXES, 1]
+    assert pins(messages) == own | {"learned": [3]}

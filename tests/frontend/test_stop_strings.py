@@ -67,3 +67,24 @@ def test_held_text_comes_with_the_end() -> None:
 
 def test_the_stop_string_is_kept_when_asked() -> None:
     assert scan(["END"], ["one E", "ND two"], include_stop=True) == ("one END", "END")
+
+
+@quickly
+@given(
+    pieces=st.lists(st.text("ab", max_size=4), max_size=8),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    unsearched=st.integers(0, 8),
+)
+def test_a_match_ends_in_what_is_searched_wherever_it_begins(
+    pieces: list[str], stops: list[str], unsearched: int
+) -> None:
+    scanner, sent, matched = StopStrings(stops, include_stop=True), "", None
+    for number, piece in enumerate(pieces):
+        scanned = scanner.feed(piece, searching=number >= unsearched)
+        sent += scanned.text
+        if (matched := scanned.matched) is not None:
+            break
+    whole, border = "".join(pieces), len("".join(pieces[:unsearched]))
+    ends = [end for end in range(border + 1, len(whole) + 1) if any(whole[:end].endswith(stop) for stop in stops)]
+    assert sent + scanner.flush() == (whole[: ends[0]] if ends else whole)
+    assert (matched is not None) == bool(ends)

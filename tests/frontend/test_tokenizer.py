@@ -100,6 +100,22 @@ def test_a_directory_that_names_code_is_refused(tmp_path: Path, name: str) -> No
         read_model_defaults(tmp_path)
 
 
+def test_a_text_that_continues_another_gets_no_token_at_its_start(tmp_path: Path) -> None:
+    write_byte_model(tmp_path)
+    bos = {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [bos, text],
+        "pair": [bos, text],
+        "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [START_TOKEN_ID], "tokens": ["<|im_start|>"]}},
+    }
+    edit(tmp_path / "tokenizer.json", post_processor=template)
+    tokenizer = ModelTokenizer(tmp_path)
+    assert tokenizer.encode("hi")[0] == START_TOKEN_ID
+    assert tokenizer.encode("hi", continues=True) == tokenizer.encode("hi")[1:]
+
+
 def test_a_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
     write_byte_model(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -116,11 +132,20 @@ def test_defaults_are_greedy_without_do_sample(tmp_path: Path) -> None:
 
 def test_defaults_come_from_the_generation_config(tmp_path: Path) -> None:
     write_byte_model(tmp_path)
-    changes = {"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": [3, 4]}
+    changes = {"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": [3, 4], "repetition_penalty": 1.1}
     edit(tmp_path / "generation_config.json", **changes)
     defaults = read_model_defaults(tmp_path)
     assert (defaults.temperature, defaults.top_p, defaults.top_k) == (0.6, 1.0, 20)
+    assert (defaults.min_p, defaults.repetition_penalty) == (0.0, 1.1)
     assert defaults.eos_token_ids == {3, 4}
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.0), ("top_k", -1), ("repetition_penalty", 2.5)])
+def test_a_default_that_no_request_may_have_is_refused(tmp_path: Path, name: str, value: float) -> None:
+    write_byte_model(tmp_path)
+    edit(tmp_path / "generation_config.json", **{name: value})
+    with pytest.raises(ModelDirectoryError, match=f"has a {name} of {value}, but it must be"):
+        read_model_defaults(tmp_path)
 
 
 def test_eos_comes_from_the_config_where_there_is_no_generation_config(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ SHAPES = {
     "chunks over history": [(5, 40), (16, 17), (2, 33)],
     "mixed": [(1, 50), (20, 20), (1, 1), (9, 64), (1, 16)],
 }
+# Around a block of 16: smaller, equal, larger; and larger than any context above.
+WINDOWS = [1, 7, 16, 17, 40, 100]
 
 
 def planned(batch: PagedBatch) -> attention_plan.AttentionPlan:
@@ -32,6 +34,7 @@ def planned(batch: PagedBatch) -> attention_plan.AttentionPlan:
         bytes_per_token=2 * kv_heads * head_dim * batch.query.itemsize,
         dtype=batch.query.dtype,
         device=batch.query.device,
+        window=batch.window,
     )
 
 
@@ -48,6 +51,7 @@ def oracle(batch: PagedBatch) -> Tensor:
         batch.context_lens,
         batch.query_lens,
         batch.scale,
+        batch.window,
     )
 
 
@@ -79,8 +83,52 @@ def test_equals_the_reference_on_any_batch(
     torch.testing.assert_close(attend(batch), oracle(batch))
 
 
-def test_a_batch_cut_into_many_calls_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = random_paged_batch([(1, 90), (1, 5), (40, 70), (1, 33), (1, 34)], block_size=4)
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES.keys())
+def test_equals_the_reference_under_a_window(lengths: list[tuple[int, int]], window: int) -> None:
+    batch = random_paged_batch(lengths, block_size=16, window=window)
+    torch.testing.assert_close(attend(batch), oracle(batch))
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(0, 60)), min_size=1, max_size=6),
+    block_size=st.sampled_from([1, 3, 16]),
+    window=st.integers(1, 90),
+    seed=st.integers(0, 2**31),
+)
+def test_equals_the_reference_on_any_batch_under_any_window(
+    lengths: list[tuple[int, int]], block_size: int, window: int, seed: int
+) -> None:
+    chunks = [(query, history + query) for query, history in lengths]
+    batch = random_paged_batch(chunks, block_size=block_size, group=3, kv_heads=1, head_dim=8, window=window, seed=seed)
+    torch.testing.assert_close(attend(batch), oracle(batch))
+
+
+def test_a_window_gathers_only_the_blocks_it_reaches_into() -> None:
+    batch = random_paged_batch([(1, 1000), (1, 989), (1, 5), (20, 500)], block_size=16, window=33)
+    plan = planned(batch)
+    assert [len(group.block_ids) for group in plan.decode_groups] == [3 * 3]
+    assert [len(tile.block_ids) for tile in plan.prefill_tiles] == [4]
+
+
+def test_a_window_larger_than_every_context_changes_nothing() -> None:
+    batch = random_paged_batch(SHAPES["mixed"], block_size=16)
+    assert torch.equal(attend(replace(batch, window=64)), attend(batch))
+
+
+def test_a_missing_block_inside_the_window_is_refused() -> None:
+    for lengths in ([(1, 40)], [(5, 40)]):
+        batch = random_paged_batch(lengths, block_size=4, window=9)
+        batch.block_tables[0, 8] = -1
+        for call in (attend, oracle):
+            with pytest.raises(ValueError, match="no block where a query looks"):
+                call(batch)
+
+
+@pytest.mark.parametrize("window", [0, 10])
+def test_a_batch_cut_into_many_calls_gives_the_same(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    batch = random_paged_batch([(1, 90), (1, 5), (40, 70), (1, 33), (1, 34)], block_size=4, window=window)
     whole = attend(batch)
     monkeypatch.setattr(attention_plan, "_GATHER_BYTES", 1)
     monkeypatch.setattr(attention_plan, "_TILE_QUERIES", 16)
@@ -123,6 +171,7 @@ def test_writes_keys_and_values_as_the_reference_does(block_size: int) -> None:
         ({"context_lens": [99]}, "99 context tokens, 8 slots"),
         ({"query_lens": [0]}, "0 query tokens"),
         ({"query_lens": [1, 1]}, "2 queries"),
+        ({"window": -1}, "a window of -1"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(change: dict[str, object], message: str) -> None:

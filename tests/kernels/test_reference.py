@@ -15,12 +15,14 @@ def contiguous_attention(batch: PagedBatch) -> Tensor:
     for query, table, context in zip(rows, batch.block_tables, batch.context_lens, strict=True):
         width = -(-context // batch.key_cache.shape[1])
         keys, values = (
-            cache[table[:width]].flatten(0, 1)[:context].transpose(0, 1)
+            cache[table[:width]].flatten(0, 1)[:context].transpose(0, 1).nan_to_num()
             for cache in (batch.key_cache, batch.value_cache)
         )
-        visible = torch.ones(context, context, dtype=torch.bool).tril()[context - len(query) :]
+        visible = torch.ones(context, context, dtype=torch.bool).tril()
+        if batch.window:
+            visible = visible.triu(1 - batch.window)
         attended = F.scaled_dot_product_attention(
-            query.transpose(0, 1), keys, values, attn_mask=visible, scale=batch.scale, enable_gqa=True
+            query.transpose(0, 1), keys, values, attn_mask=visible[-len(query) :], scale=batch.scale, enable_gqa=True
         )
         outputs.append(attended.transpose(0, 1))
     return torch.cat(outputs)
@@ -28,8 +30,10 @@ def contiguous_attention(batch: PagedBatch) -> Tensor:
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("group", [1, 4])
-def test_equals_torch_attention_on_contiguous_keys(block_size: int, group: int) -> None:
-    batch = random_paged_batch([(1, 1), (5, 5), (3, 20), (1, 17), (16, 16)], block_size=block_size, group=group)
+@pytest.mark.parametrize("window", [0, 1, 6])
+def test_equals_torch_attention_on_contiguous_keys(block_size: int, group: int, window: int) -> None:
+    lengths = [(1, 1), (5, 5), (3, 20), (1, 17), (16, 16)]
+    batch = random_paged_batch(lengths, block_size=block_size, group=group, window=window)
     attended = paged_attention(
         batch.query,
         batch.key_cache,
@@ -38,6 +42,7 @@ def test_equals_torch_attention_on_contiguous_keys(block_size: int, group: int) 
         batch.context_lens,
         batch.query_lens,
         batch.scale,
+        batch.window,
     )
     torch.testing.assert_close(attended, contiguous_attention(batch))
 

@@ -1,10 +1,10 @@
 import random
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
-from octavo.wire.base import MAX_TOKENS
+from octavo.wire.base import MAX_TOKENS, NULL_BLOCK
 from octavo.wire.codec import (
     WireError,
     decode_from_frontend,
@@ -14,13 +14,23 @@ from octavo.wire.codec import (
     encode,
 )
 from octavo.wire.requests import (
+    MAX_PREFIXES,
+    MAX_PRIORITY,
     Abort,
+    CacheKey,
     Delta,
     Deltas,
+    EndSequence,
     FinishReason,
+    FromFrontend,
     FrontendHello,
     FrontendWelcome,
+    GeneratedSequence,
     Lease,
+    PinPrefixes,
+    PinRefused,
+    Prefix,
+    PrefixesChanged,
     Refused,
     Rejected,
     RejectReason,
@@ -30,19 +40,41 @@ from octavo.wire.requests import (
     ServiceStatus,
     StatusChanged,
     Submit,
+    ToFrontend,
     Unregistered,
 )
-from octavo.wire.sampling import SamplingParams
+from octavo.wire.sampling import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_LOGIT_BIAS,
+    MAX_PARALLEL,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+    BeamSearch,
+    EarlyStopping,
+    Logprobs,
+    SamplingParams,
+)
 from octavo.wire.steps import (
+    MAX_BLOCK_SIZE,
+    MAX_CANDIDATES,
+    BlockMove,
+    BlockMoves,
+    Candidates,
+    FromWorker,
     Heartbeat,
+    KVGroup,
     ModelInfo,
+    PromptLogprobs,
+    Remap,
     SampledToken,
+    SequenceFork,
     SequenceStart,
     SequenceWork,
     StepOutcome,
     StepPlan,
     StepResult,
     StepTimes,
+    ToWorker,
     WorkerGoodbye,
     WorkerHello,
     WorkerRefused,
@@ -51,22 +83,103 @@ from octavo.wire.steps import (
 )
 
 EPOCH = 2**64 - 1
-SAMPLING = SamplingParams(0.7, 40, 0.9, EPOCH, 16, [2])
+SAMPLING = SamplingParams(
+    temperature=0.7,
+    top_k=40,
+    top_p=0.9,
+    min_p=0.05,
+    seed=EPOCH,
+    num_sequences=4,
+    max_tokens=16,
+    min_tokens=3,
+    stop_token_ids=[2],
+    repetition_penalty=1.1,
+    presence_penalty=-0.5,
+    frequency_penalty=0.5,
+    logit_bias=[(7, -100.0), (8, 1.5)],
+    allowed_token_ids=[2, 7, 8],
+    banned_token_ids=[9],
+    logprobs=5,
+    prompt_logprobs=0,
+)
+BEAM_SEARCH = SamplingParams(beam=BeamSearch(4, 1.2, EarlyStopping.NEVER), num_sequences=2, max_tokens=8)
 MODEL = ModelInfo("model", "fingerprint", "float32", 1000, 2048)
-STATUS = ServiceStatus(1, MODEL, 4096)
-REQUEST = Request("r", 1, False, "fingerprint", [1, 2, 3], [4], SAMPLING, 250)
-DELTA = Delta("r", 1, 0, 4, EPOCH, [7], FinishReason.STOP, 2, 16)
+STATUS = ServiceStatus(1, MODEL, 4096, 16)
+GENERATED = [GeneratedSequence([4], finished=False), GeneratedSequence([4, 5], finished=True)]
+REQUEST = Request(
+    request_id="r",
+    attempt=1,
+    resubmitted=False,
+    model_fingerprint="fingerprint",
+    prompt_token_ids=[1, 2, 3],
+    generated=GENERATED,
+    sampling=SAMPLING,
+    priority=-MAX_PRIORITY,
+    tenant="tenant",
+    cache_key=CacheKey("adapter", "salt"),
+    age_ms=250,
+)
+LOGPROBS = Logprobs(-0.5, 2, [3, 7], [-0.25, -0.5])
+DELTA = Delta("r", 1, 0, 4, EPOCH, [7], FinishReason.STOP, 2, 1, 16, [LOGPROBS], [LOGPROBS, LOGPROBS], -3.5)
+PREFIXES = [Prefix("system", [1, 2, 3])]
+HELLO = WorkerHello(
+    schema_version=1,
+    worker_id="w",
+    incarnation=3,
+    model=MODEL,
+    device="cpu",
+    rank=0,
+    world_size=1,
+    num_blocks=100,
+    num_cpu_blocks=50,
+    block_size=16,
+    kv_bytes_per_token=4096,
+    kv_groups=[KVGroup(0), KVGroup(4096)],
+)
+PLAN = StepPlan(
+    epoch=EPOCH,
+    incarnation=3,
+    step_id=1,
+    answered_step_id=0,
+    forget=[9],
+    moves=BlockMoves(swap_in=[BlockMove(4, 5)], copy=[BlockMove(5, 6)]),
+    starts=[SequenceStart(1, 0, [1, 2], [3], 1, SAMPLING)],
+    forks=[SequenceFork(1, 2, 1)],
+    remaps=[Remap(1, 1, 0, 7)],
+    work=[SequenceWork(1, 2, [[0, 1], [NULL_BLOCK, 2]], None, [2, 3]), SequenceWork(4, 1, [], 11)],
+)
+RESULT = StepResult(
+    epoch=EPOCH,
+    incarnation=3,
+    step_id=1,
+    outcome=StepOutcome.DONE,
+    sampled=[SampledToken(1, 5), SampledToken(2, 6, LOGPROBS)],
+    candidates=[Candidates(4, [8, 9], [-0.1, -0.2])],
+    prompt_logprobs=[PromptLogprobs(1, 1, [LOGPROBS])],
+    times=StepTimes(1, 2, 3),
+    detail="",
+)
 
 DIRECTIONS: dict[str, tuple[Any, list[Any]]] = {
     "from frontend": (
         decode_from_frontend,
-        [FrontendHello(1, 5), Submit(EPOCH, REQUEST), Renew(EPOCH, [Lease("r", 1)]), Abort(EPOCH, ["r"])],
+        [
+            FrontendHello(1, 5),
+            Submit(EPOCH, REQUEST),
+            Submit(EPOCH, msgspec.structs.replace(REQUEST, sampling=BEAM_SEARCH, generated=[])),
+            Renew(EPOCH, [Lease("r", 1)]),
+            Abort(EPOCH, ["r"]),
+            EndSequence(EPOCH, "r", 2, MAX_PARALLEL - 1),
+            PinPrefixes(EPOCH, PREFIXES),
+        ],
     ),
     "to frontend": (
         decode_to_frontend,
         [
             FrontendWelcome(EPOCH, STATUS),
-            StatusChanged(EPOCH, ServiceStatus(0, None, 0)),
+            StatusChanged(EPOCH, ServiceStatus(0, None, 0, 1)),
+            PrefixesChanged(EPOCH, PREFIXES),
+            PinRefused(EPOCH, "system", "no room"),
             Renewed(EPOCH, [Lease("r", 1)], STATUS),
             Deltas(EPOCH, [DELTA]),
             Rejected(EPOCH, "r", 1, RejectReason.NEVER_FITS_KV, "too long"),
@@ -76,21 +189,11 @@ DIRECTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "from worker": (
         decode_from_worker,
-        [
-            WorkerHello(1, "w", 3, MODEL, "cpu", 0, 1, 100, 16, 4096),
-            StepResult(EPOCH, 3, 1, StepOutcome.DONE, [SampledToken(1, 5)], StepTimes(1, 2, 3), ""),
-            Heartbeat(EPOCH, 3, 1),
-            WorkerGoodbye(EPOCH, 3),
-        ],
+        [HELLO, RESULT, Heartbeat(EPOCH, 3, 1), WorkerGoodbye(EPOCH, 3)],
     ),
     "to worker": (
         decode_to_worker,
-        [
-            WorkerWelcome(EPOCH),
-            WorkerRefused("no"),
-            WorkerUnregistered(EPOCH),
-            StepPlan(EPOCH, 3, 1, 0, [9], [SequenceStart(1, 0, [1, 2], [], 1, SAMPLING)], [SequenceWork(1, 2, [0])]),
-        ],
+        [WorkerWelcome(EPOCH), WorkerRefused("no"), WorkerUnregistered(EPOCH), PLAN],
     ),
 }
 MESSAGES = [(decode, message) for decode, messages in DIRECTIONS.values() for message in messages]
@@ -101,9 +204,27 @@ def test_every_message_comes_back_as_it_was_sent(decode: Any, message: Any) -> N
     assert decode(encode(message)) == message
 
 
+def test_every_message_of_every_direction_is_among_those_tested() -> None:
+    kinds = {type(message) for _, messages in DIRECTIONS.values() for message in messages}
+    unions = (FromFrontend, ToFrontend, FromWorker, ToWorker)
+    assert kinds == {kind for union in unions for kind in get_args(union)}
+
+
 def test_a_steady_decode_plan_of_64_sequences_is_a_few_hundred_bytes() -> None:
-    plan = StepPlan(EPOCH, EPOCH, 1000, 999, [], [], [SequenceWork(5000 + i, 1, []) for i in range(64)])
+    work = [SequenceWork(5000 + i, 1) for i in range(64)]
+    plan = StepPlan(EPOCH, EPOCH, 1000, 999, [], BlockMoves(), [], [], [], work)
     assert len(encode(plan)) < 600
+
+
+def test_a_steady_result_of_64_sequences_is_a_few_hundred_bytes() -> None:
+    sampled = [SampledToken(5000 + i, 30_000 + i) for i in range(64)]
+    result = StepResult(EPOCH, EPOCH, 1000, StepOutcome.DONE, sampled, [], [], StepTimes(100, 20_000, 300), "")
+    assert len(encode(result)) < 600
+
+
+def test_what_a_step_does_not_move_is_no_work() -> None:
+    assert not BlockMoves()
+    assert all(BlockMoves(**{kind: [BlockMove(0, 1)]}) for kind in ("swap_out", "swap_in", "copy"))
 
 
 @pytest.mark.parametrize(
@@ -117,16 +238,101 @@ def test_a_steady_decode_plan_of_64_sequences_is_a_few_hundred_bytes() -> None:
         (decode_from_frontend, ["Abort", 1, [""]]),
         (decode_from_frontend, ["Abort", 1, ["x" * 257]]),
         (decode_from_frontend, ["Abort", "1", []]),
-        (decode_to_worker, ["StepPlan", 1, 1, 0, 0, [], [], []]),
-        (decode_to_worker, ["StepPlan", 1, 1, 1, 0, [], [], [[1, 0, []]]]),
-        (decode_to_worker, ["StepPlan", 1, 1, 1, 0, [], [], [[1, 1, [-1]]]]),
-        (decode_from_worker, ["StepResult", 1, 1, 1, "unheard of", [], [0, 0, 0], ""]),
-        (decode_from_worker, ["StepResult", 1, 1, 1, "done", [[1, 2**31]], [0, 0, 0], ""]),
+        (decode_from_frontend, ["EndSequence", 1, "r", 0, 0]),
+        (decode_from_frontend, ["EndSequence", 1, "r", 1, MAX_PARALLEL]),
+        (decode_from_frontend, ["PinPrefixes", 1, [["name", []]]]),
+        (decode_from_frontend, ["PinPrefixes", 1, [["", [1]]]]),
+        (decode_from_frontend, ["PinPrefixes", 1, [["name", [1]]] * (MAX_PREFIXES + 1)]),
+        (decode_from_worker, ["Heartbeat", 1, 1, -1]),
+        (decode_to_frontend, ["PinRefused", 1, "name", "x" * 4097]),
     ],
 )
 def test_what_is_out_of_shape_or_range_is_refused(decode: Any, wrong: list[Any]) -> None:
     with pytest.raises(WireError):
         decode(msgspec.msgpack.encode(wrong))
+
+
+def assert_refused(decode: Any, message: Any, **changes: Any) -> None:
+    """`message` is taken, and refused with `changes`."""
+    decode(encode(message))
+    with pytest.raises(WireError):
+        decode(encode(msgspec.structs.replace(message, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("step_id", 0),
+        ("forget", [-1]),
+        ("moves", BlockMoves(copy=[BlockMove(0, -2)])),
+        ("starts", [SequenceStart(1, -1, [1], [], 0, SAMPLING)]),
+        ("starts", [SequenceStart(1, 0, [2**31], [], 0, SAMPLING)]),
+        ("forks", [SequenceFork(1, -1, 0)]),
+        ("remaps", [Remap(1, 256, 0, 0)]),
+        ("remaps", [Remap(1, 0, 0, -2)]),
+        ("work", [SequenceWork(1, 0)]),
+        ("work", [SequenceWork(1, 1, [[-2]])]),
+        ("work", [SequenceWork(1, 1, [[]] * 257)]),
+        ("work", [SequenceWork(1, 1, [], -1)]),
+        ("work", [SequenceWork(1, 1, [], None, [0] * (MAX_PARALLEL + 1))]),
+    ],
+)
+def test_plans_out_of_range_are_refused(field: str, value: Any) -> None:
+    assert_refused(decode_to_worker, PLAN, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("outcome", "unheard of"),
+        ("sampled", [SampledToken(1, 2**31)]),
+        ("sampled", [SampledToken(1, 1, Logprobs(-1.0, 0, [], []))]),
+        ("sampled", [SampledToken(1, 1, Logprobs(-1.0, 1, [0] * (MAX_TOP_LOGPROBS + 1), []))]),
+        ("candidates", [Candidates(1, [0] * (MAX_CANDIDATES + 1), [])]),
+        ("prompt_logprobs", [PromptLogprobs(1, 0, [])]),
+        ("times", StepTimes(-1, 0, 0)),
+    ],
+)
+def test_results_out_of_range_are_refused(field: str, value: Any) -> None:
+    assert_refused(decode_from_worker, RESULT, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("worker_id", ""),
+        ("world_size", 0),
+        ("num_blocks", 0),
+        ("num_cpu_blocks", -1),
+        ("block_size", 0),
+        ("block_size", MAX_BLOCK_SIZE + 1),
+        ("kv_groups", []),
+        ("kv_groups", [KVGroup(0)] * 257),
+        ("kv_groups", [KVGroup(-1)]),
+    ],
+)
+def test_workers_out_of_range_are_refused(field: str, value: Any) -> None:
+    assert_refused(decode_from_worker, HELLO, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("request_id", ""),
+        ("attempt", 0),
+        ("prompt_token_ids", [-1]),
+        ("generated", [GeneratedSequence([], finished=False)] * (MAX_PARALLEL + 1)),
+        ("priority", MAX_PRIORITY + 1),
+        ("priority", -MAX_PRIORITY - 1),
+        ("tenant", "x" * 257),
+        ("cache_key", CacheKey("x" * 257, "")),
+        ("cache_key", CacheKey("", "x" * 257)),
+        ("age_ms", -1),
+    ],
+)
+def test_requests_out_of_range_are_refused(field: str, value: Any) -> None:
+    request = msgspec.structs.replace(REQUEST, **{field: value})
+    assert_refused(decode_from_frontend, Submit(1, REQUEST), request=request)
 
 
 @pytest.mark.parametrize(
@@ -139,16 +345,39 @@ def test_what_is_out_of_shape_or_range_is_refused(decode: Any, wrong: list[Any])
         ("top_p", 1.1),
         ("top_p", float("nan")),
         ("top_k", -1),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("seed", -1),
+        ("num_sequences", 0),
+        ("num_sequences", MAX_PARALLEL + 1),
+        ("beam", BeamSearch(0, 1.0, EarlyStopping.ON)),
+        ("beam", BeamSearch(MAX_PARALLEL + 1, 1.0, EarlyStopping.ON)),
+        ("beam", BeamSearch(2, float("nan"), EarlyStopping.ON)),
         ("max_tokens", 0),
         ("max_tokens", MAX_TOKENS + 1),
-        ("seed", -1),
-        ("stop_token_ids", [0] * 129),
+        ("min_tokens", -1),
+        ("stop_token_ids", [0] * (MAX_STOP_TOKEN_IDS + 1)),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", 2.1),
+        ("presence_penalty", -2.1),
+        ("frequency_penalty", 2.1),
+        ("logit_bias", [(0, 100.1)]),
+        ("logit_bias", [(-1, 0.0)]),
+        ("logit_bias", [(0, 0.0)] * (MAX_LOGIT_BIAS + 1)),
+        ("allowed_token_ids", [0] * (MAX_ALLOWED_TOKEN_IDS + 1)),
+        ("banned_token_ids", [0] * (MAX_ALLOWED_TOKEN_IDS + 1)),
+        ("logprobs", MAX_TOP_LOGPROBS + 1),
+        ("prompt_logprobs", -1),
     ],
 )
 def test_sampling_parameters_out_of_range_are_refused(field: str, value: Any) -> None:
-    request = msgspec.structs.replace(REQUEST, sampling=msgspec.structs.replace(SAMPLING, **{field: value}))
-    with pytest.raises(WireError):
-        decode_from_frontend(encode(Submit(1, request)))
+    sampling = msgspec.structs.replace(SAMPLING, **{field: value})
+    request = msgspec.structs.replace(REQUEST, sampling=sampling)
+    assert_refused(decode_from_frontend, Submit(1, REQUEST), request=request)
+
+
+def test_the_most_sequences_side_by_side_are_the_beams_of_a_search_or_those_asked_for() -> None:
+    assert (SAMPLING.parallel, BEAM_SEARCH.parallel) == (4, 4)
 
 
 @pytest.mark.parametrize(

@@ -3,47 +3,66 @@
 import io
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
 from octavo.cli.main import main
+from octavo.scheduler.cli import _new_file
 from octavo.scheduler.event_log import (
     Began,
     EventLogError,
     Handled,
     Planned,
     Record,
+    log_file,
     read_records,
     recorder,
     replay,
 )
-from octavo.scheduler.events import Tick
-from octavo.testing.cluster import make_request
+from octavo.scheduler.events import PrefixPinned, PrefixUnpinned, SequenceEnded, Tick
+from octavo.testing.cluster import FRONTEND, make_request
 from octavo.wire.base import SCHEMA_VERSION
+from octavo.wire.requests import Prefix
+from octavo.wire.sampling import BeamSearch, EarlyStopping
 
 from .conftest import MakeCluster
 
 
 @pytest.fixture
 def log(make_cluster: MakeCluster) -> bytes:
-    """A run with all that may happen: preemption, aborts, a failed step, replicas that come and go."""
+    """A run with all that may happen: preemption both ways, aborts, ends, pins, a failed step, replicas that come and
+    go."""
     file = io.BytesIO()
-    cluster = make_cluster(record=recorder(file), max_num_batched_tokens=16, max_steps_in_flight=2)
+    cluster = make_cluster(record=recorder(log_file(file)), max_num_batched_tokens=16, max_steps_in_flight=2)
     rng = random.Random(3)
-    cluster.join(1, num_blocks=14, block_size=2)
-    cluster.join(2, num_blocks=20, block_size=2)
+    cluster.join(1, num_blocks=24, block_size=2, num_cpu_blocks=24)
+    cluster.join(2, num_blocks=28, block_size=2, num_cpu_blocks=28)
     for i in range(20):
-        cluster.submit(make_request(f"r{i}", rng.randint(1, 8), rng.randint(1, 12)))
+        cluster.submit(make_request(f"r{i}", rng.randint(1, 8), rng.randint(1, 12), priority=i % 2, **WAYS[i % 4]))
         cluster.step(fail=i == 7)
+        if i == 3:
+            cluster.handle(PrefixPinned(Prefix("prefix", [1, 2, 3])))
         if i == 11:
             cluster.leave(1)
+            cluster.handle(PrefixUnpinned("prefix"))
         if i % 5 == 4:
             cluster.abort(f"r{i}")
+            cluster.handle(SequenceEnded(FRONTEND, f"r{i - 3}", 1, 1))
     cluster.run()
-    assert cluster.core.preemptions > 0
+    assert cluster.core.preemptions > cluster.core.swaps > 0
     return file.getvalue()
+
+
+# Ways to decode.
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"num_sequences": 2, "temperature": 1.0},
+    {"beam": BeamSearch(2, 1.0, EarlyStopping.OFF)},
+    {"logprobs": 2, "prompt_logprobs": 1},
+]
 
 
 def records(log: bytes) -> list[Record]:
@@ -115,11 +134,11 @@ def test_the_command_says_how_it_went(log: bytes, tmp_path: Path) -> None:
     assert "no event log" in bad.output
 
 
-def test_a_log_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OCTAVO_RUNTIME_DIR", str(tmp_path / "run"))
+def test_a_restarted_scheduler_writes_a_log_of_its_own_beside_the_earlier_one(tmp_path: Path) -> None:
     path = tmp_path / "events.log"
-    path.write_bytes(b"precious")
-    result = CliRunner().invoke(main, ["scheduler", "--event-log", str(path)])
-    assert result.exit_code == 1
-    assert "File exists" in result.output
-    assert path.read_bytes() == b"precious"
+    for epoch in (7, 8):
+        with _new_file(path, epoch) as file:
+            file.write(b"%d" % epoch)
+    assert path.read_bytes() == b"7"
+    assert (tmp_path / "events.log.0000000000000008").read_bytes() == b"8"
+    assert path.stat().st_mode & 0o777 == 0o600

@@ -12,7 +12,7 @@ from octavo.scheduler.events import (
     RequestSubmitted,
     StepAnswered,
 )
-from octavo.testing.cluster import FRONTEND, FakeReplica, make_request, reference_tokens
+from octavo.testing.cluster import FRONTEND, Cluster, FakeReplica, make_request, reference_tokens, resubmitted
 from octavo.wire.requests import (
     FinishReason,
     FrontendWelcome,
@@ -22,13 +22,18 @@ from octavo.wire.requests import (
     Request,
     StatusChanged,
 )
+from octavo.wire.sampling import BeamSearch, EarlyStopping
 from octavo.wire.steps import SequenceWork, StepPlan, WorkerRefused, WorkerWelcome
+from octavo.worker.fake_runner import FakeRunner
 
 from .conftest import MakeCluster
+from .views import plans, step_until
 
 
-def plans(replica: FakeReplica) -> list[StepPlan]:
-    return [message for message in replica.received if isinstance(message, StepPlan)]
+def newcomer(cluster: Cluster, incarnation: int) -> FakeReplica:
+    """A replica that has not said hello yet."""
+    runner = FakeRunner(cluster._directory, block_size=4, num_blocks=64, num_cpu_blocks=0)
+    return FakeReplica(runner, incarnation)
 
 
 def shares(plan: StepPlan) -> list[int]:
@@ -46,22 +51,13 @@ def test_generates_what_the_model_generates_alone(make_cluster: MakeCluster, in_
     assert set(cluster.finished.values()) == {FinishReason.LENGTH}
 
 
-def test_prefill_chunks_fill_the_budget_first_come_first_served(make_cluster: MakeCluster) -> None:
-    """Budget 10, prompts of 3, 5 and 12 tokens: the third gets 2, then 8, then 2."""
-    cluster = make_cluster(max_num_batched_tokens=10, max_steps_in_flight=1)
-    replica = cluster.join()
-    cluster.submit(*(make_request(f"r{n}", n, max_tokens=8) for n in (3, 5, 12)))
-    for _ in range(4):
-        cluster.step()
-    assert [shares(plan) for plan in plans(replica)] == [[3, 5, 2], [1, 1, 8], [1, 1, 2], [1, 1, 1]]
-
-
 def test_blocks_are_allocated_as_a_sequence_grows(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(max_steps_in_flight=1)
     replica = cluster.join(block_size=4)
     cluster.submit(make_request("r", prompt_length=7, max_tokens=4))
     cluster.run()
-    assert [len(work.new_block_ids) for plan in plans(replica) for work in plan.work] == [2, 0, 1, 0]
+    new_blocks = [work.new_block_ids for plan in plans(replica) for work in plan.work]
+    assert [sum(map(len, groups)) for groups in new_blocks] == [2, 0, 1, 0]
 
 
 def test_a_steady_decode_step_sends_no_block_table_and_no_tokens(make_cluster: MakeCluster) -> None:
@@ -144,10 +140,7 @@ def test_preempts_the_latest_arrival_and_takes_it_back_first(make_cluster: MakeC
     cluster.now += 1
     cluster.submit(make_request("late", 4, max_tokens=7))
     cluster.now += 1
-    for _ in range(20):
-        if cluster.core.preemptions:
-            break
-        cluster.step()
+    step_until(cluster, lambda: cluster.core.preemptions)
     assert [group.request.request_id for group in cluster.core.waiting] == ["late"]
     assert cluster.groups["late"].preemptions == 1
     assert cluster.groups["early"].preemptions == 0
@@ -162,8 +155,7 @@ def test_preempts_no_more_than_it_must(make_cluster: MakeCluster, in_flight: int
     cluster = make_cluster(max_steps_in_flight=in_flight, watermark=0.0)
     cluster.join(num_blocks=13, block_size=2)
     cluster.submit(*(make_request(f"r{i}", 4, max_tokens=7) for i in range(3)))
-    while not cluster.core.preemptions:
-        cluster.step()
+    step_until(cluster, lambda: cluster.core.preemptions)
     assert cluster.core.preemptions == 1
 
 
@@ -237,10 +229,14 @@ class TestRefusals:
                 msgspec.structs.replace(make_request("r", 5, 5), prompt_token_ids=[1000]),
                 RejectReason.BAD_TOKEN_ID,
             ),
+            (resubmitted(make_request("r", 5, 2), [1, 2]), RejectReason.ALREADY_COMPLETE),
+            (make_request("r", 5, 5, num_sequences=9), RejectReason.TOO_MANY_SEQUENCES),
             (
-                msgspec.structs.replace(make_request("r", 5, 2), generated_token_ids=[1, 2]),
-                RejectReason.ALREADY_COMPLETE,
+                make_request("r", 5, 5, beam=BeamSearch(9, 1.0, EarlyStopping.OFF)),
+                RejectReason.TOO_MANY_SEQUENCES,
             ),
+            # The whole prompt and the longest answer of each, as if nothing were shared.
+            (make_request("r", 31, 2, num_sequences=8), RejectReason.NEVER_FITS_KV),
         ],
         ids=lambda value: value.value if isinstance(value, RejectReason) else "",
     )
@@ -248,7 +244,7 @@ class TestRefusals:
     def test_what_can_never_run_is_refused_and_holds_nothing(
         self, make_cluster: MakeCluster, request_: Request, reason: RejectReason, worker_first: bool
     ) -> None:
-        cluster = make_cluster()
+        cluster = make_cluster(max_num_seqs=8)
         if worker_first:
             cluster.join(num_blocks=64, block_size=4)
         cluster.submit(request_)
@@ -257,7 +253,7 @@ class TestRefusals:
         assert cluster.rejected["r"].reason is reason
         assert not cluster.groups
 
-    def test_a_repeated_submission_is_refused_and_the_first_goes_on(self, make_cluster: MakeCluster) -> None:
+    def test_a_repeated_submission_is_ignored_and_the_first_goes_on(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster()
         cluster.join()
         request = make_request("r", 3, max_tokens=5)
@@ -265,7 +261,7 @@ class TestRefusals:
         cluster.step()
         cluster.submit(request)
         cluster.run()
-        assert cluster.rejected["r"].reason is RejectReason.DUPLICATE_ID
+        assert not cluster.rejected
         assert cluster.tokens["r"] == reference_tokens(request)
 
     def test_two_frontends_may_use_one_id_for_different_requests(self, make_cluster: MakeCluster) -> None:
@@ -293,9 +289,7 @@ class TestRefusals:
     ) -> None:
         cluster = make_cluster()
         request = make_request("r", 3, max_tokens=5)
-        foreign = msgspec.structs.replace(
-            request, model_fingerprint="other", resubmitted=True, generated_token_ids=reference_tokens(request)[:2]
-        )
+        foreign = resubmitted(request, reference_tokens(request)[:2], model_fingerprint="other")
         if worker_first:
             cluster.join()
         cluster.submit(foreign)
@@ -315,7 +309,7 @@ class TestUnequalReplicas:
         request = make_request("r", 100, max_tokens=20)
         tokens = reference_tokens(request)
         cluster.join(1, num_blocks=self.SMALL)
-        cluster.submit(msgspec.structs.replace(request, attempt=2, resubmitted=True, generated_token_ids=tokens[:5]))
+        cluster.submit(resubmitted(request, tokens[:5]))
         cluster.step()
         cluster.join(2, num_blocks=self.BIG)
         cluster.run()
@@ -351,7 +345,11 @@ class TestReplicas:
         seen = [
             message.status for message in cluster.to_frontend if isinstance(message, FrontendWelcome | StatusChanged)
         ]
-        assert [(status.replicas, status.capacity_tokens) for status in seen] == [(0, 0), (1, 40), (0, 0)]
+        assert [(status.replicas, status.capacity_tokens, status.max_parallel) for status in seen] == [
+            (0, 0, 256),
+            (1, 40, 256),
+            (0, 0, 256),
+        ]
 
     def test_work_is_spread_over_replicas(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster()
@@ -380,7 +378,7 @@ class TestReplicas:
         request = make_request("r", 6, max_tokens=9)
         cluster.submit(request)
         cluster.step()
-        second = cluster.replicas[2] = FakeReplica(cluster._directory, 2, 64, 4)
+        second = cluster.replicas[2] = newcomer(cluster, 2)
         cluster.handle(ReplicaJoined(msgspec.structs.replace(second.hello, worker_id=first.hello.worker_id)))
         assert list(cluster.core.replicas) == [2]
         cluster.run()
@@ -403,7 +401,7 @@ class TestReplicas:
     ) -> None:
         cluster = make_cluster()
         first = cluster.join(1)
-        stranger = cluster.replicas[2] = FakeReplica(cluster._directory, 2, 64, 4)
+        stranger = cluster.replicas[2] = newcomer(cluster, 2)
         model = msgspec.structs.replace(first.hello.model, **{field: value})
         cluster.handle(ReplicaJoined(msgspec.structs.replace(stranger.hello, model=model)))
         assert isinstance(stranger.received[-1], WorkerRefused)
@@ -519,11 +517,7 @@ class TestLeases:
         cluster.join()
         request = make_request("r", 5, max_tokens=8)
         tokens = reference_tokens(request)
-        cluster.submit(
-            msgspec.structs.replace(
-                request, attempt=2, resubmitted=True, generated_token_ids=tokens[:delivered], age_ms=1500
-            )
-        )
+        cluster.submit(resubmitted(request, tokens[:delivered], age_ms=1500))
         cluster.run()
         assert cluster.tokens["r"] == tokens
 
@@ -535,7 +529,7 @@ class TestLeases:
         for _ in range(3):
             cluster.step()
         so_far = list(cluster.tokens["r"])
-        cluster.submit(msgspec.structs.replace(request, attempt=2, resubmitted=True, generated_token_ids=so_far))
+        cluster.submit(resubmitted(request, so_far))
         cluster.run()
         assert cluster.tokens["r"] == reference_tokens(request)
 

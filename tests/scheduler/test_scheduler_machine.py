@@ -1,68 +1,165 @@
-"""Any order of submissions, aborts, steps, failures and losses: no block leaks, no token changes, all requests end."""
+"""Any order of submissions, ends, steps, failures, losses and pins, under any configuration: no block leaks, no token
+changes, and all that is wanted ends."""
 
 import atexit
+import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from octavo.scheduler.events import LeaseRenewed, StepAnswered
-from octavo.testing.cluster import FRONTEND, Cluster, make_request, reference_tokens, write_fake_model
-from octavo.wire.requests import Lease, Renewed, Request
+from octavo.scheduler.admission import has_capacity
+from octavo.scheduler.config import Policy, Preemption
+from octavo.scheduler.events import (
+    FrontendJoined,
+    LeaseRenewed,
+    PrefixesNamed,
+    PrefixPinned,
+    PrefixUnpinned,
+    SequenceEnded,
+    StepAnswered,
+)
+from octavo.scheduler.scheduler import Scheduler
+from octavo.testing.cluster import FRONTEND, Cluster, Stream, make_request, write_fake_model
+from octavo.wire.requests import GeneratedSequence, Lease, PinRefused, Prefix, RejectReason, Renewed, Request
+from octavo.wire.sampling import BeamSearch, EarlyStopping
+
+from .expectations import Expectations, assert_worker_agrees
 
 # Hypothesis makes the machine itself, so no fixture can hand it a directory.
 _MODEL = write_fake_model(Path(tempfile.mkdtemp(prefix="octavo-model-")))
 atexit.register(shutil.rmtree, _MODEL)
+_EXAMPLES = 150 * int(os.environ.get("OCTAVO_TEST_LONG", "1"))
+_WINDOWS = [(0,), (0,), (0, 5), (4,), (3, 6)]
+_NAMES = ["north", "south"]
+
+configs = st.fixed_dictionaries(
+    {
+        "policy": st.sampled_from(Policy),
+        "preemption": st.sampled_from(Preemption),
+        "max_steps_in_flight": st.integers(1, 2),
+        "max_num_batched_tokens": st.sampled_from([1, 3, 6, 9, 16]),
+        "max_num_seqs": st.sampled_from([1, 4, 8, 8]),
+        "watermark": st.sampled_from([0.0, 0.0, 0.1, 0.3]),
+        "prefix_caching": st.booleans(),
+        "delay_factor": st.sampled_from([0.0, 1.0]),
+        "priority_ageing_s": st.sampled_from([0.0, 0.002]),
+        "overtaking_s": st.sampled_from([0.0, 1.0]),
+        "max_pinned_share": st.sampled_from([0.25, 0.5]),
+        "tenant_weights": st.just({"heavy": 3.0}),
+        # No step may fail often enough to be given up: every request is expected to finish.
+        "max_failed_steps": st.just(10**6),
+    }
+)
+beams = st.builds(
+    BeamSearch,
+    width=st.integers(2, 3),
+    length_penalty=st.sampled_from([0.5, 1.0, -1.0]),
+    early_stopping=st.sampled_from(EarlyStopping),
+)
+ways_to_decode = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"num_sequences": st.integers(2, 3), "temperature": st.sampled_from([0.0, 1.0])}),
+    st.fixed_dictionaries({"beam": beams}),
+)
+
+
+@st.composite
+def wishes(draw: st.DrawFn) -> dict[str, Any]:
+    """What `make_request` is told, and whether a stop token is to end the request half-way."""
+    decoding = draw(ways_to_decode)
+    prompt = draw(st.sampled_from([1, 4, 5, 9]))
+    return {
+        "prompt_length": prompt,
+        "max_tokens": draw(st.sampled_from([1, 4, 6] if decoding else [1, 5, 10, 15])),
+        "shared": min(prompt, draw(st.sampled_from([0, 3, 6, 9]))),
+        "stops": draw(st.booleans()),
+        "priority": draw(st.integers(-1, 1)),
+        "tenant": draw(st.sampled_from(["", "heavy"])),
+        "salt": draw(st.sampled_from(["", "", "s"])),
+        "logprobs": None if "beam" in decoding else draw(st.sampled_from([None, 1])),
+        "prompt_logprobs": draw(st.sampled_from([None, None, 1])),
+        **decoding,
+    }
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """One frontend and up to three small replicas; `Cluster` checks the invariants after every event."""
+    """One frontend and one or two small replicas; `Cluster` checks the invariants after every event."""
 
     cluster: Cluster
 
     def __init__(self) -> None:
         super().__init__()
+        # What is still wanted, and of that the sequences that the frontend has found the end of.
         self.requests: dict[str, Request] = {}
+        self.ended: set[Stream] = set()
         self.incarnations = 0
         self.submissions = 0
+        self.attempts = 1
 
-    @initialize(in_flight=st.integers(1, 2), budget=st.integers(1, 12), seqs=st.integers(1, 5), caching=st.booleans())
-    def start(self, in_flight: int, budget: int, seqs: int, caching: bool) -> None:
-        # No step may fail often enough to be given up: this machine expects every request to finish.
-        self.cluster = Cluster(
-            _MODEL,
-            max_steps_in_flight=in_flight,
-            max_num_batched_tokens=budget,
-            max_num_seqs=seqs,
-            max_failed_steps=10**6,
-            prefix_caching=caching,
-        )
-        self.join(num_blocks=12)
+    @initialize(config=configs, windows=st.sampled_from(_WINDOWS))
+    def start(self, config: dict[str, Any], windows: tuple[int, ...]) -> None:
+        self.windows = windows
+        self.expectations = Expectations(_MODEL, windows)
+        self.cluster = Cluster(_MODEL, **config)
+        self.join(num_blocks=12, block_size=2, num_cpu_blocks=10)
 
-    @precondition(lambda self: len(self.cluster.replicas) < 3)
-    @rule(num_blocks=st.integers(12, 30))
-    def join(self, num_blocks: int) -> None:
+    # -- replicas ---------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.cluster.replicas) < 2)
+    @rule(num_blocks=st.integers(10, 20), block_size=st.sampled_from([1, 2, 2, 3]), num_cpu_blocks=st.integers(0, 10))
+    def join(self, num_blocks: int, block_size: int, num_cpu_blocks: int) -> None:
         self.incarnations += 1
-        self.cluster.join(self.incarnations, num_blocks=num_blocks, block_size=2)
+        self.cluster.join(
+            self.incarnations,
+            num_blocks=num_blocks * len(self.windows),
+            block_size=block_size,
+            num_cpu_blocks=num_cpu_blocks * len(self.windows),
+            windows=self.windows,
+        )
 
-    @rule(prompt=st.integers(1, 20), shared=st.integers(0, 20), output=st.integers(1, 30), stop=st.booleans())
-    def submit(self, prompt: int, shared: int, output: int, stop: bool) -> None:
-        self.submissions += 1
-        name, shared = f"r{self.submissions}", min(shared, prompt)
-        request = make_request(name, prompt, output, shared=shared)
-        if stop:
-            tokens = reference_tokens(request)
-            request = make_request(name, prompt, output, shared=shared, stop_token_ids=(tokens[len(tokens) // 2],))
-        self.requests[request.request_id] = request
+    @rule()
+    def schedule(self) -> None:
         self.cluster.now += 0.001
-        self.cluster.submit(request)
-        if self.cluster.rejected.pop(request.request_id, None):
-            assert prompt + output > self.cluster.core.status().capacity_tokens
-            del self.requests[request.request_id]
+        self.cluster.schedule()
+
+    @precondition(lambda self: self._busy())
+    @rule(data=st.data(), fail=st.sampled_from([False, False, False, False, True]))
+    def answer(self, data: st.DataObject, fail: bool) -> None:
+        incarnation = data.draw(st.sampled_from(self._busy()))
+        self.cluster.handle(StepAnswered(incarnation, self.cluster.replicas[incarnation].execute(fail=fail)))
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.cluster.step()
+            self.worker_agrees()
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    @rule(wanted=st.lists(wishes(), min_size=2, max_size=6))
+    def submit(self, wanted: list[dict[str, Any]]) -> None:
+        for wish in wanted:
+            self.cluster.now += 0.001
+            request = self._request(**wish)
+            self.cluster.submit(request)
+            if rejection := self.cluster.rejected.pop(request.request_id, None):
+                self._assert_misfit(request, rejection.reason)
+            else:
+                self.requests[request.request_id] = request
+
+    def _request(self, *, stops: bool, **wish: Any) -> Request:
+        self.submissions += 1
+        request = make_request(f"r{self.submissions}", **wish)
+        if not stops:
+            return request
+        tokens = self.expectations.outputs(request)[0]
+        return make_request(request.request_id, **wish, stop_token_ids=(tokens[len(tokens) // 2],))
 
     @precondition(lambda self: self.cluster.groups)
     @rule(data=st.data())
@@ -71,54 +168,187 @@ class SchedulerMachine(RuleBasedStateMachine):
         del self.requests[request_id]
         self.cluster.abort(request_id)
 
+    @precondition(lambda self: self.cluster.groups)
+    @rule(data=st.data(), stale=st.sampled_from([False, False, True]))
+    def end_sequence(self, data: st.DataObject, stale: bool) -> None:
+        """The frontend finds a stop string; beams, of which it has seen nothing, are not its to end."""
+        request = self.requests[data.draw(st.sampled_from(sorted(self.cluster.groups)))]
+        index = data.draw(st.integers(0, request.sampling.num_sequences))
+        self.cluster.handle(SequenceEnded(FRONTEND, request.request_id, request.attempt - stale, index))
+        if not stale and request.sampling.beam is None:
+            self.ended.add((request.request_id, index))
+
     @rule()
-    def schedule(self) -> None:
-        self.cluster.schedule()
+    def renew(self) -> None:
+        self._renew()
 
-    @precondition(lambda self: self._busy())
-    @rule(data=st.data(), fail=st.sampled_from([False, False, False, True]))
-    def answer(self, data: st.DataObject, fail: bool) -> None:
-        incarnation = data.draw(st.sampled_from(self._busy()))
-        self.cluster.handle(StepAnswered(incarnation, self.cluster.replicas[incarnation].execute(fail=fail)))
+    @precondition(lambda self: self.cluster.groups)
+    @rule(data=st.data(), lost=st.booleans())
+    def submit_again(self, data: st.DataObject, lost: bool) -> None:
+        """The frontend submits from its journal what it fears, or learns, was lost."""
+        request_id = data.draw(st.sampled_from(sorted(self.cluster.groups)))
+        if lost:
+            self.cluster.abort(request_id)
+            self._renew()
+        else:
+            self._resubmit(request_id)
 
-    @precondition(lambda self: len(self.cluster.replicas) > 1)
+    # -- prefixes ---------------------------------------------------------------------------------------------------
+
+    @rule(name=st.sampled_from(_NAMES), length=st.integers(1, 9), named=st.booleans())
+    def pin(self, name: str, length: int, named: bool) -> None:
+        prefix = Prefix(name, list(range(length)))
+        is_known = self.cluster.core.prefixes.get(name) == prefix
+        refusal = self.cluster.core.pin_refusal(prefix)
+        if named or refusal:
+            self.cluster.handle(PrefixesNamed(FRONTEND, [prefix]))
+            assert is_known or isinstance(self.cluster.to_frontend[-1], PinRefused) == bool(refusal)
+        else:
+            self.cluster.handle(PrefixPinned(prefix))
+
+    @precondition(lambda self: self.cluster.core.prefixes.all)
     @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
-        self.cluster.leave(data.draw(st.sampled_from(sorted(self.cluster.replicas))))
+    def unpin(self, data: st.DataObject) -> None:
+        names = [prefix.name for prefix in self.cluster.core.prefixes.all]
+        self.cluster.handle(PrefixUnpinned(data.draw(st.sampled_from(names))))
 
-    @rule(forget=st.booleans())
-    def renew(self, forget: bool) -> None:
-        """The frontend renews; with `forget`, after the scheduler lost all it knew of one request."""
-        live = [request for request in self.requests.values() if request.request_id not in self.cluster.finished]
-        if forget and live and live[0].request_id in self.cluster.groups:
-            self.cluster.abort(live[0].request_id)
+    # -- time and loss ----------------------------------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([0.5, 1.0]))
+    def wait(self, seconds: float) -> None:
+        """Replicas that go without work or sign for 1.5 s, or too long with a step, count as lost."""
+        self._renew()
+        self.cluster.tick(seconds)
+
+    @rule(data=st.data(), loss=st.sampled_from(["replica", "astray", "lease", "scheduler"]))
+    def lose(self, data: st.DataObject, loss: str) -> None:
+        """One process at a time; what is wanted goes on all the same."""
+        match loss:
+            case "replica" if self.cluster.replicas:
+                self.cluster.leave(data.draw(st.sampled_from(sorted(self.cluster.replicas))))
+            case "astray" if self._busy():
+                self._go_astray(data.draw(st.sampled_from(self._busy())))
+            case "lease":
+                self.cluster.tick(6.0)
+                assert not self.cluster.groups
+                self.cluster.handle(FrontendJoined(FRONTEND))
+            case "scheduler":
+                self._restart_scheduler()
+        if not self.cluster.replicas:
+            self.join(num_blocks=14, block_size=2, num_cpu_blocks=5)
+        self._renew()
+
+    def _go_astray(self, incarnation: int) -> None:
+        """A replica answers what it was not asked."""
+        result = self.cluster.replicas[incarnation].execute()
+        wrong = msgspec.structs.replace(result, step_id=result.step_id + 1)
+        self.cluster.handle(StepAnswered(incarnation, wrong))
+        assert incarnation not in self.cluster.replicas
+
+    def _restart_scheduler(self) -> None:
+        core = self.cluster.core
+        self.cluster.core = Scheduler(core.config, core.epoch + 1)
+        self.cluster.replicas.clear()
+        self.cluster.handle(FrontendJoined(FRONTEND))
+        self.cluster.handle(PrefixesNamed(FRONTEND, core.prefixes.all))
+
+    # -- the frontend's part ----------------------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        live = [request for request in self.requests.values() if not self._is_finished(request)]
         self.cluster.handle(LeaseRenewed(FRONTEND, [Lease(r.request_id, r.attempt) for r in live]))
         answer = self.cluster.to_frontend[-1]
         assert isinstance(answer, Renewed)
-        for entry in answer.unknown:
-            request = self.requests[entry.request_id]
-            tokens = list(self.cluster.tokens[entry.request_id])
-            again = msgspec.structs.replace(
-                request, attempt=request.attempt + 1, resubmitted=True, generated_token_ids=tokens
-            )
-            self.requests[entry.request_id] = again
-            self.cluster.submit(again)
+        for lease in answer.unknown:
+            self._resubmit(lease.request_id)
+
+    def _resubmit(self, request_id: str) -> None:
+        request = self.requests[request_id]
+        self.attempts += 1
+        known = [
+            GeneratedSequence(list(self.cluster.streams.get(stream, [])), self._is_ended(stream))
+            for stream in self._streams(request)
+            if request.sampling.beam is None
+        ]
+        again = msgspec.structs.replace(
+            request,
+            attempt=self.attempts,
+            resubmitted=True,
+            generated=known if any(each.token_ids or each.finished for each in known) else [],
+        )
+        self.requests[request_id] = again
+        self.cluster.submit(again)
+
+    def _streams(self, request: Request) -> list[Stream]:
+        return [(request.request_id, index) for index in range(request.sampling.num_sequences)]
+
+    def _is_ended(self, stream: Stream) -> bool:
+        return stream in self.cluster.ended or stream in self.ended
+
+    def _is_finished(self, request: Request) -> bool:
+        return all(map(self._is_ended, self._streams(request)))
 
     def _busy(self) -> list[int]:
         return sorted(incarnation for incarnation, replica in self.cluster.replicas.items() if replica.plans)
 
+    # -- what must be true ------------------------------------------------------------------------------------------
+
+    @invariant()
+    def worker_agrees(self) -> None:
+        if hasattr(self, "cluster"):
+            for incarnation, worker in self.cluster.replicas.items():
+                assert_worker_agrees(self.cluster.core.replicas[incarnation], worker)
+
+    def _assert_misfit(self, request: Request, reason: RejectReason) -> None:
+        core, parallel = self.cluster.core, request.sampling.parallel
+        if reason is RejectReason.TOO_MANY_SEQUENCES:
+            assert parallel > core.config.max_parallel
+            return
+        assert reason is RejectReason.NEVER_FITS_KV
+        longest = len(request.prompt_token_ids) + request.sampling.max_tokens
+        for replica in core.replicas.values():
+            pinned = sum(replica.kv.blocks_for(len(prefix.token_ids)) for prefix in core.prefixes.all)
+            assert parallel * replica.kv.blocks_for(longest) > replica.kv.num_blocks - pinned
+
     def teardown(self) -> None:
         if not hasattr(self, "cluster"):
             return
-        # Whatever waits for a replica that was lost finds one.
-        self.join(num_blocks=30)
-        self.cluster.run()
+        core = self.cluster.core
+        if not all(any(has_capacity(g.request, r) for r in core.replicas.values()) for g in core.groups):
+            # What waits for a large replica that was lost finds one.
+            self.join(num_blocks=100, block_size=4, num_cpu_blocks=0)
+        self._run()
         assert not self.cluster.rejected
-        for request_id, request in self.requests.items():
-            assert self.cluster.tokens[request_id] == reference_tokens(request)
-        for replica in self.cluster.core.replicas.values():
-            assert replica.kv.num_free == replica.kv.num_blocks
+        for request in self.requests.values():
+            self._assert_outputs(request)
+        for replica in core.replicas.values():
+            assert all(map(replica.kv.is_pinned, replica.prefix_names))
+            assert replica.kv.num_free + replica.kv.num_pinned == replica.kv.num_blocks
+            assert replica.kv.num_cpu_free == replica.kv.num_cpu_blocks
+
+    def _run(self) -> None:
+        self.cluster.run(max_steps=1000)
+        for _ in range(100):
+            self.cluster.step()
+            self.worker_agrees()
+            replicas = self.cluster.core.replicas.values()
+            if not self._busy() and not any(replica.prefixes or replica.running for replica in replicas):
+                return
+        raise AssertionError("a prefix is never computed")
+
+    def _assert_outputs(self, request: Request) -> None:
+        assert self._is_finished(request)
+        for stream, tokens in zip(self._streams(request), self.expectations.outputs(request), strict=True):
+            got = self.cluster.streams.get(stream, [])
+            assert got == (tokens[: len(got)] if stream in self.ended else tokens)
+            deltas = self.cluster.deltas[stream]
+            assert [entry for d in deltas for entry in d.logprobs] == self.expectations.logprobs(request, got)
+            if stream[1] == 0 and got:
+                prompt = [entry for delta in deltas for entry in delta.prompt_logprobs]
+                assert prompt == self.expectations.prompt_logprobs(request)
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=200, stateful_step_count=40, derandomize=True, deadline=None)
+TestSchedulerMachine.settings = settings(
+    max_examples=_EXAMPLES, stateful_step_count=30, derandomize=True, deadline=None
+)

@@ -1,8 +1,11 @@
 """The shell over real sockets: who is known, what is stale, and what garbage costs."""
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import msgspec
@@ -13,8 +16,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.scheduler.admin import SERVICE, start_admin_server
 from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.event_log import Handled, Record, log_file, read_records, recorder, replay
+from octavo.scheduler.events import PrefixPinned, PrefixUnpinned
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.shell import SchedulerShell
+from octavo.scheduler.step_feed import StepFeed
 from octavo.testing.cluster import FakeReplica, make_request, reference_tokens, write_fake_model
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from octavo.wire.base import SCHEMA_VERSION, Message
@@ -22,9 +28,13 @@ from octavo.wire.codec import decode_to_frontend, decode_to_worker, encode
 from octavo.wire.requests import (
     Abort,
     Deltas,
+    EndSequence,
     FrontendHello,
     FrontendWelcome,
     Lease,
+    PinPrefixes,
+    Prefix,
+    PrefixesChanged,
     Refused,
     Renew,
     Renewed,
@@ -35,6 +45,7 @@ from octavo.wire.requests import (
 )
 from octavo.wire.sockets import bind_router, connect_dealer
 from octavo.wire.steps import Heartbeat, StepPlan, ToWorker, WorkerRefused, WorkerUnregistered, WorkerWelcome
+from octavo.worker.fake_runner import FakeRunner
 
 EPOCH = 4711
 _PATIENCE_S = 10.0
@@ -48,10 +59,12 @@ class Service:
         self.worker_endpoint = f"ipc://{directory}/workers.sock"
         self.admin_address = f"unix:{directory}/admin.sock"
         self._sync: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
+        self.feed = StepFeed()
         self.shell = SchedulerShell(
             Scheduler(SchedulerConfig(), EPOCH),
             bind_router(self._sync, self.frontend_endpoint),
             bind_router(self._sync, self.worker_endpoint),
+            recorder(self.feed.append),
         )
         self._context = context
         self._sockets: list[zmq.asyncio.Socket] = []
@@ -62,11 +75,14 @@ class Service:
     def worker(self) -> zmq.asyncio.Socket:
         return self._connect(self.worker_endpoint)
 
-    async def load(self) -> admin_pb2.GetLoadResponse:
+    @asynccontextmanager
+    async def admin(self) -> AsyncIterator[Any]:
         async with grpc.aio.insecure_channel(self.admin_address) as channel:
-            load: admin_pb2.GetLoadResponse = await admin_pb2_grpc.AdminServiceStub(channel).GetLoad(
-                admin_pb2.GetLoadRequest()
-            )
+            yield admin_pb2_grpc.AdminServiceStub(channel)
+
+    async def load(self) -> admin_pb2.GetLoadResponse:
+        async with self.admin() as stub:
+            load: admin_pb2.GetLoadResponse = await stub.GetLoad(admin_pb2.GetLoadRequest())
             return load
 
     def _connect(self, endpoint: str) -> zmq.asyncio.Socket:
@@ -88,7 +104,7 @@ def context() -> Iterator[zmq.asyncio.Context]:
 @pytest.fixture
 async def service(tmp_path: Path, context: zmq.asyncio.Context) -> AsyncIterator[Service]:
     service = Service(tmp_path, context)
-    server = await start_admin_server(service.shell, service.admin_address)
+    server = await start_admin_server(service.shell, service.feed, service.admin_address)
     running = asyncio.create_task(service.shell.run())
     yield service
     running.cancel()
@@ -112,7 +128,17 @@ async def to_worker(socket: zmq.asyncio.Socket) -> ToWorker:
 
 @pytest.fixture
 def replica(tmp_path: Path) -> FakeReplica:
-    return FakeReplica(write_fake_model(tmp_path / "model"), 5, num_blocks=64, block_size=4)
+    model = write_fake_model(tmp_path / "model")
+    return FakeReplica(FakeRunner(model, block_size=4, num_blocks=64, num_cpu_blocks=0), 5)
+
+
+async def greet(socket: zmq.asyncio.Socket) -> FrontendWelcome:
+    """A frontend says hello, and hears what it must know."""
+    await send(socket, FrontendHello(SCHEMA_VERSION, 1))
+    welcome = await to_frontend(socket)
+    assert isinstance(welcome, FrontendWelcome)
+    assert isinstance(await to_frontend(socket), PrefixesChanged)
+    return welcome
 
 
 async def join(socket: zmq.asyncio.Socket, replica: FakeReplica) -> None:
@@ -130,8 +156,7 @@ async def serve_plans(socket: zmq.asyncio.Socket, replica: FakeReplica) -> None:
 
 async def test_a_request_streams_through_the_shell(service: Service, replica: FakeReplica) -> None:
     frontend, worker = service.frontend(), service.worker()
-    await send(frontend, FrontendHello(SCHEMA_VERSION, 1))
-    assert isinstance(await to_frontend(frontend), FrontendWelcome)
+    await greet(frontend)
     await join(worker, replica)
     assert isinstance(await to_frontend(frontend), StatusChanged)
     serving = asyncio.create_task(serve_plans(worker, replica))
@@ -149,7 +174,15 @@ async def test_a_request_streams_through_the_shell(service: Service, replica: Fa
 
 
 @pytest.mark.parametrize(
-    "message", [Submit(EPOCH, make_request("r", 3, 3)), Renew(EPOCH, []), Abort(EPOCH, ["r"])], ids=str
+    "message",
+    [
+        Submit(EPOCH, make_request("r", 3, 3)),
+        Renew(EPOCH, []),
+        Abort(EPOCH, ["r"]),
+        EndSequence(EPOCH, "r", 1, 0),
+        PinPrefixes(EPOCH, [Prefix("name", [1])]),
+    ],
+    ids=lambda message: type(message).__name__,
 )
 async def test_a_frontend_that_said_no_hello_is_told_so(service: Service, message: Message) -> None:
     frontend = service.frontend()
@@ -158,10 +191,23 @@ async def test_a_frontend_that_said_no_hello_is_told_so(service: Service, messag
     assert not service.shell.core.groups
 
 
+async def test_what_a_frontend_ends_and_pins_reaches_the_core(service: Service) -> None:
+    frontend, prefix = service.frontend(), Prefix("name", [1, 2, 3])
+    await greet(frontend)
+    await send(frontend, PinPrefixes(EPOCH, [prefix]))
+    assert await to_frontend(frontend) == PrefixesChanged(EPOCH, [prefix])
+    assert isinstance(await to_frontend(frontend), StatusChanged)
+    await send(frontend, Submit(EPOCH, make_request("r", 3, 3, num_sequences=2)))
+    await send(frontend, EndSequence(EPOCH, "r", 1, 1))
+    await send(frontend, Renew(EPOCH, [Lease("r", 1)]))
+    assert isinstance(await to_frontend(frontend), Renewed)
+    (group,) = service.shell.core.groups
+    assert [sequence.index for sequence in group.live] == [0]
+
+
 async def test_a_message_of_another_epoch_is_told_the_current_one(service: Service) -> None:
     frontend = service.frontend()
-    await send(frontend, FrontendHello(SCHEMA_VERSION, 1))
-    await to_frontend(frontend)
+    await greet(frontend)
     await send(frontend, Submit(EPOCH + 1, make_request("r", 3, 3)))
     assert await to_frontend(frontend) == Unregistered(EPOCH)
     assert not service.shell.core.groups
@@ -169,14 +215,12 @@ async def test_a_message_of_another_epoch_is_told_the_current_one(service: Servi
 
 async def test_a_frontend_that_reconnects_keeps_its_requests(service: Service) -> None:
     first, second = service.frontend(), service.frontend()
-    await send(first, FrontendHello(SCHEMA_VERSION, 1))
-    await to_frontend(first)
+    await greet(first)
     await send(first, Submit(EPOCH, make_request("r", 3, 3)))
     await send(first, Renew(EPOCH, [Lease("r", 1)]))
     assert isinstance(await to_frontend(first), Renewed)
     first.close()
-    await send(second, FrontendHello(SCHEMA_VERSION, 1))
-    assert isinstance(await to_frontend(second), FrontendWelcome)
+    await greet(second)
     await send(second, Renew(EPOCH, [Lease("r", 1)]))
     renewed = await to_frontend(second)
     assert isinstance(renewed, Renewed)
@@ -248,9 +292,42 @@ async def test_garbage_on_either_socket_is_counted_and_harms_nobody(service: Ser
         await socket.send_multipart([b"too", b"many", b"frames"])
         await socket.send(b"")
     await join(worker, replica)
-    await send(frontend, FrontendHello(SCHEMA_VERSION, 1))
-    assert isinstance(await to_frontend(frontend), FrontendWelcome)
+    assert (await greet(frontend)).status.replicas == 1
     assert (await service.load()).dropped_messages == 6
+
+
+async def written_down(feed: StepFeed) -> list[Record]:
+    """All that the shell has recorded so far."""
+    file = io.BytesIO()
+    append = log_file(file)
+    async with aclosing(feed.follow(1)) as entries:
+        for _ in range(feed.last):
+            append((await anext(entries)).record)
+    file.seek(0)
+    return list(read_records(file))
+
+
+async def test_what_an_operator_pins_is_told_and_computed_and_written_down(
+    service: Service, replica: FakeReplica
+) -> None:
+    frontend, worker = service.frontend(), service.worker()
+    await greet(frontend)
+    await join(worker, replica)
+    serving = asyncio.create_task(serve_plans(worker, replica))
+    async with service.admin() as stub, asyncio.timeout(_PATIENCE_S):
+        await stub.PinPrefix(admin_pb2.PinPrefixRequest(name="a", token_ids=range(8)))
+        while not isinstance(told := await to_frontend(frontend), PrefixesChanged):
+            pass
+        while not (await stub.ListPrefixes(admin_pb2.ListPrefixesRequest())).prefixes[0].ready_worker_ids:
+            await asyncio.sleep(0.005)
+        await stub.UnpinPrefix(admin_pb2.UnpinPrefixRequest(name="a"))
+    serving.cancel()
+    assert told.prefixes == [Prefix("a", list(range(8)))]
+    records = await written_down(service.feed)
+    events = [entry.event for entry in records if isinstance(entry, Handled)]
+    assert {PrefixPinned, PrefixUnpinned} <= set(map(type, events))
+    result = replay(iter(records))
+    assert (result.plans, result.difference) == (1, None)
 
 
 async def test_health_and_admin_answer_on_the_same_address(service: Service) -> None:

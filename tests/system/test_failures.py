@@ -26,7 +26,7 @@ REQUESTS = [token_request(prompt, NUM_TOKENS) for prompt in PROMPTS]
 
 def assert_undisturbed(stack: Stack, generations: Sequence[Generation]) -> None:
     vocabulary = FakeVocabulary.read(stack.model)
-    sampling = SamplingParams(0.0, 0, 1.0, 0, NUM_TOKENS, [])
+    sampling = SamplingParams(max_tokens=NUM_TOKENS)
     for prompt, generation in zip(PROMPTS, generations, strict=True):
         assert generation.token_ids == expected_tokens(prompt, sampling, 0, NUM_TOKENS, vocabulary)
 

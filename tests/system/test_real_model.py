@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,3 +153,44 @@ def test_a_seeded_sample_is_the_same_alone_and_in_a_crowd(stack: Stack, referenc
     crowd = stack.generate_all([*(sampled(seed) for seed in range(3)), *requests(references)[:8]])
     assert [generation.token_ids for generation in crowd[:3]] == alone
     assert len({tuple(tokens) for tokens in alone}) == 3
+
+
+def test_beam_search_equals_transformers(stack: Stack, bundled_model: Path, references: list[Reference]) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(bundled_model, dtype=torch.float32)
+    requests = []
+    for reference in references[1:5]:
+        request = token_request(reference.prompt, 8)
+        search = generation_pb2.BeamSearch(beam_width=4)
+        request.sampling.CopyFrom(generation_pb2.SamplingParams(num_sequences=2, beam_search=search))
+        requests.append(request)
+    with ThreadPoolExecutor(len(requests)) as pool:
+        answers = list(pool.map(stack.choices, requests))
+    for reference, answer in zip(references[1:5], answers, strict=True):
+        output = model.generate(
+            torch.tensor([reference.prompt]),
+            attention_mask=torch.ones(1, len(reference.prompt), dtype=torch.int64),
+            max_new_tokens=8,
+            num_beams=4,
+            num_return_sequences=2,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert answer.token_ids == output[:, len(reference.prompt) :].tolist()
+    stack.wait_idle()
+
+
+def test_sequences_of_one_request_are_the_same_alone_and_in_a_crowd(stack: Stack, references: list[Reference]) -> None:
+    request = token_request(references[1].prompt, NUM_TOKENS)
+    request.sampling.CopyFrom(generation_pb2.SamplingParams(temperature=1.0, seed=5, num_sequences=4))
+    alone = stack.choices(request)
+    with ThreadPoolExecutor(9) as pool:
+        others = [pool.submit(stack.generate, other) for other in requests(references)[:8]]
+        crowd = stack.choices(request)
+        assert_equal([other.result() for other in others], references[:8])
+    assert crowd.token_ids == alone.token_ids
+    assert len({tuple(tokens) for tokens in alone.token_ids}) == 4
+    stack.wait_idle()

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from click.testing import CliRunner, Result
 
 from octavo.testing.tiny_model import write_byte_model
 from octavo.worker import cli
+from octavo.worker.fake_runner import FakeRunner
+from octavo.worker.runner import Runner
 
 
 @pytest.fixture
@@ -32,8 +35,9 @@ def start_worker(*arguments: str) -> Result:
         (["--model", "/nowhere/at/all"], "no model directory at /nowhere/at/all"),
         (["--worker-endpoint", "tcp://192.0.2.1:7000"], "leaves this machine in the clear"),
         (["--health-address", "unix:/proc/nowhere/health.sock"], "cannot make a socket"),
+        (["--num-cpu-blocks", "2000"], "2000 CPU blocks are more than the 1024 on the device"),
     ],
-    ids=["model", "endpoint", "health"],
+    ids=["model", "endpoint", "health", "CPU blocks"],
 )
 def test_a_worker_that_cannot_start_says_why_in_one_line(directory: Path, arguments: list[str], why: str) -> None:
     result = start_worker("--model", str(directory / "model"), *arguments)
@@ -58,6 +62,11 @@ def test_a_machine_too_small_for_the_model_is_one_line_too(directory: Path, monk
     [
         (["--block-size", "257"], "'--block-size'"),
         (["--kv-cache-memory", "2 pounds"], "no amount of memory"),
+        (["--swap-memory", "2 pounds"], "no amount of memory"),
+        (["--swap-memory", "1GiB"], "give the number of blocks"),
+        (["--num-cpu-blocks", "-1"], "'--num-cpu-blocks'"),
+        (["--num-blocks", "8", "--num-cpu-blocks", "9"], "at most num_blocks, 8"),
+        (["--fake-windows", "0,many"], "no list of windows"),
         (["--device", "abacus"], "'--device'"),
         (["--worker-id", "a/b"], "worker id 'a/b'"),
         (["--kv-cache-memory", "1GiB"], "give the number of blocks"),
@@ -68,6 +77,50 @@ def test_bad_usage_ends_with_status_2(directory: Path, arguments: list[str], why
     result = start_worker("--model", str(directory / "model"), *arguments)
     assert result.exit_code == 2
     assert why in result.stderr
+
+
+def test_what_was_loaded_is_described_on_one_line(directory: Path) -> None:
+    runner = FakeRunner(directory / "model", block_size=16, num_blocks=1 << 18, num_cpu_blocks=1 << 17, windows=(0, 64))
+    assert cli.describe(runner) == (
+        "model model (fake, 2048 positions) on fake: 262144 blocks (0.02 GiB) and 131072 CPU blocks (0.01 GiB)"
+        " of 16 tokens, 8 KV bytes per token"
+    )
+
+
+@dataclass
+class Served:
+    """What a command line makes of a runner, without serving it."""
+
+    runners: list[Runner] = field(default_factory=list)
+
+    def __call__(self, runner: Runner, **_: object) -> None:
+        self.runners.append(runner)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    served = Served()
+    monkeypatch.setattr(cli, "serve", served)
+    return served
+
+
+@pytest.mark.parametrize(
+    ("arguments", "num_cpu_blocks", "windows"),
+    [
+        ([], 256, [0]),
+        (["--num-blocks", "40"], 10, [0]),
+        (["--num-blocks", "40", "--num-cpu-blocks", "0"], 0, [0]),
+        (["--num-cpu-blocks", "7", "--swap-memory", "1GiB", "--fake-windows", "0,32"], 7, [0, 32]),
+    ],
+)
+def test_memory_to_swap_to_and_windows_reach_the_runner(
+    directory: Path, served: Served, arguments: list[str], num_cpu_blocks: int, windows: list[int]
+) -> None:
+    result = start_worker("--model", str(directory / "model"), *arguments)
+    assert result.exit_code == 0, result.output
+    (runner,) = served.runners
+    assert runner.num_cpu_blocks == num_cpu_blocks
+    assert [group.window for group in runner.kv_groups] == windows
 
 
 def test_flags_can_be_given_by_the_environment(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

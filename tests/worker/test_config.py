@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from octavo.wire.endpoints import EndpointError
-from octavo.worker.config import ConfigError, WorkerConfig, default_worker_id, parse_memory
+from octavo.worker.config import ConfigError, WorkerConfig, default_worker_id, parse_memory, parse_windows
 
 
 def configure(**changes: Any) -> WorkerConfig:
@@ -19,11 +19,14 @@ def configure(**changes: Any) -> WorkerConfig:
         "block_size": 16,
         "kv_cache_memory": None,
         "num_blocks": None,
+        "swap_memory": None,
+        "num_cpu_blocks": None,
         "max_model_len": None,
         "threads": None,
         "insecure_tcp": False,
         "fake_step_ms": 0.0,
         "fake_eos_probability": 0.0,
+        "fake_windows": (0,),
     }
     return WorkerConfig(**settings | changes)
 
@@ -37,10 +40,17 @@ def configure(**changes: Any) -> WorkerConfig:
         ({"block_size": 257}, "not in 1 to 256"),
         ({"num_blocks": 0}, "at least 1"),
         ({"kv_cache_memory": 0}, "at least 1"),
+        ({"swap_memory": -1}, "swap_memory is -1; it must be at least 0"),
+        ({"num_cpu_blocks": -1}, "at least 0"),
+        ({"num_blocks": 8, "num_cpu_blocks": 9}, "num_cpu_blocks is 9; it must be at most num_blocks, 8"),
         ({"threads": -1}, "at least 1"),
         ({"max_model_len": 0}, "at least 1"),
         ({"device": "fake", "kv_cache_memory": 1 << 20}, "give the number of blocks"),
+        ({"device": "fake", "swap_memory": 1 << 20}, "give the number of blocks"),
         ({"fake_step_ms": 1.0}, "mean nothing on cpu"),
+        ({"fake_windows": (0, 64)}, "mean nothing on cpu"),
+        ({"device": "fake", "fake_windows": ()}, "one KV group or more"),
+        ({"device": "fake", "fake_windows": (0, -1)}, "one KV group or more"),
         ({"device": "fake", "fake_eos_probability": 1.5}, "lies in 0 to 1"),
         ({"device": "fake", "fake_step_ms": float("nan")}, "0 ms or more"),
     ],
@@ -57,7 +67,13 @@ def test_an_address_beyond_this_machine_needs_the_flag() -> None:
 
 
 def test_an_exact_number_of_blocks_wins_over_memory() -> None:
-    assert configure(device="fake", kv_cache_memory=1, num_blocks=8).num_blocks == 8
+    config = configure(device="fake", kv_cache_memory=1, num_blocks=8, swap_memory=1, num_cpu_blocks=8)
+    assert (config.num_blocks, config.num_cpu_blocks) == (8, 8)
+
+
+def test_there_may_be_nothing_to_swap_to() -> None:
+    assert configure(swap_memory=0).swap_memory == 0
+    assert configure(num_cpu_blocks=0).num_cpu_blocks == 0
 
 
 @pytest.mark.parametrize(
@@ -72,6 +88,17 @@ def test_memory_is_read_with_its_unit(text: str, amount: int) -> None:
 def test_other_amounts_of_memory_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="no amount of memory"):
         parse_memory(text)
+
+
+@pytest.mark.parametrize(("text", "windows"), [("0", (0,)), ("0,128", (0, 128)), (" 4 , 0,4", (4, 0, 4))])
+def test_windows_are_read_in_the_order_of_their_groups(text: str, windows: tuple[int, ...]) -> None:
+    assert parse_windows(text) == windows
+
+
+@pytest.mark.parametrize("text", ["", "0,", "-1", "a", "1;2"])
+def test_other_lists_of_windows_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no list of windows"):
+        parse_windows(text)
 
 
 @pytest.mark.parametrize("host", ["box", "-odd_häst-", "", "x" * 300])

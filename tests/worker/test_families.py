@@ -1,5 +1,6 @@
 """Tiny random models of every family, against the logits and tokens of transformers' own implementation."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from octavo.testing.models import fp32_runner, generate, transformers_greedy, write_tiny_model
+from octavo.testing.models import (
+    fp32_runner,
+    generate,
+    new_sequences,
+    next_item,
+    transformers_greedy,
+    write_tiny_model,
+)
 from octavo.worker.batch import build_batch
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.sequences import WorkerSequence, WorkItem
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -40,24 +47,29 @@ FAMILIES = {
     "qwen2": Qwen2Config(**SIZES),
     "qwen3": Qwen3Config(**SIZES, head_dim=32),
 }
+FULL = ["full_attention"]
+
+
+def sliding(family: Any, **changes: Any) -> Any:
+    options = {**SIZES, "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 20, **changes}
+    return family(**options)
+
+
 PROMPTS = [[7], [3, 1, 4, 1, 5, 9, 2, 6], list(range(100, 180))]
 
 
 def last_logits(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
-    sampling: Any = None
-    width = -(-len(prompt) // runner.block_size)
-    sequence = WorkerSequence(0, 0, sampling, len(prompt), prompt, 0, list(range(width)))
-    batch = build_batch([WorkItem(sequence, 0, len(prompt), True)], runner.block_size, torch.device("cpu"))
+    [sequence] = new_sequences(runner, [prompt], 0)
+    batch = build_batch([next_item(sequence, len(prompt))], len(runner.kv_groups), runner.block_size, runner._device)
     with torch.inference_mode():
-        logits = runner._model.forward(
+        hidden = runner._model.forward(
             batch.input_ids,
             batch.positions,
-            batch.slot_mapping,
-            runner._plan_attention(batch),
+            runner._group_steps(batch),
             runner._kv_cache.layers,
-            batch.sample_rows,
+            batch.logit_rows.rows,
         )
-    return logits[0]
+        return runner._model.logits(hidden)[0]
 
 
 @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES.keys())
@@ -70,6 +82,51 @@ def test_logits_and_tokens_are_those_of_transformers(config: Any, tmp_path: Path
         torch.testing.assert_close(last_logits(runner, prompt), expected, atol=2e-3, rtol=1e-3)
     tokens = [transformers_greedy(model, prompt, 8) for prompt in PROMPTS]
     assert generate(runner, PROMPTS, 8, budget=13) == tokens
+
+
+# Of 4 layers, some attend to the last 20 tokens only. The longest prompt has 80.
+WINDOWS: dict[str, tuple[Any, list[int]]] = {
+    "mistral, all layers": (MistralConfig(**{**SIZES, "num_hidden_layers": 4}, sliding_window=20), [20]),
+    "qwen2, full layers first": (sliding(Qwen2Config, max_window_layers=2), [0, 20]),
+    "qwen2, sliding layers first": (
+        sliding(Qwen2Config, layer_types=["sliding_attention"] * 3 + FULL),
+        [20, 20, 20, 0],
+    ),
+    "qwen3, alternating": (sliding(Qwen3Config, layer_types=["sliding_attention", *FULL] * 2), [20, 0]),
+    "qwen3, two groups of one window, one not full": (
+        sliding(Qwen3Config, num_hidden_layers=5, max_window_layers=3),
+        [0, 0, 20],
+    ),
+}
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 32])
+@pytest.mark.parametrize(("config", "groups"), WINDOWS.values(), ids=WINDOWS.keys())
+def test_sliding_windows_give_the_logits_and_tokens_of_transformers(
+    config: Any, groups: list[int], block_size: int, tmp_path: Path
+) -> None:
+    model = write_tiny_model(tmp_path, config)
+    runner = fp32_runner(tmp_path, block_size=block_size, threads=1)
+    assert [group.window for group in runner.kv_groups] == groups
+    for prompt in PROMPTS:
+        with torch.inference_mode():
+            expected = model(torch.tensor([prompt])).logits[0, -1]
+        torch.testing.assert_close(last_logits(runner, prompt), expected, atol=2e-3, rtol=1e-3)
+    tokens = [transformers_greedy(model, prompt, 30) for prompt in PROMPTS]
+    assert generate(runner, PROMPTS, 30, budget=13) == tokens
+    assert generate(runner, PROMPTS, 30) == tokens
+
+
+def test_a_window_makes_a_difference(tmp_path: Path) -> None:
+    config, _ = WINDOWS["qwen3, alternating"]
+    write_tiny_model(tmp_path / "with", config)
+    config = copy.deepcopy(config)
+    config.sliding_window, config.use_sliding_window, config.layer_types = None, False, FULL * 4
+    write_tiny_model(tmp_path / "without", config)
+    runners = [fp32_runner(tmp_path / name, threads=1) for name in ("with", "without")]
+    short, long = ([last_logits(runner, prompt) for runner in runners] for prompt in PROMPTS[1:])
+    torch.testing.assert_close(*short)
+    assert (long[0] - long[1]).abs().max() > 0.1
 
 
 def test_sharded_weights_load_like_whole_ones(tmp_path: Path) -> None:

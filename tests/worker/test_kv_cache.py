@@ -1,78 +1,106 @@
-"""How large the cache is, and what a cleared block holds."""
-
-from dataclasses import replace
+"""How large the cache is, what a cleared block holds, and where moved ones go."""
 
 import pytest
 import torch
 
-from octavo.worker.kv_cache import KVCache, KVCacheError, available_memory, kv_bytes_per_token, num_blocks_in
-from octavo.worker.models.config import DecoderConfig, RotaryConfig
+from octavo.wire.steps import BlockMove, BlockMoves
+from octavo.worker.kv_cache import KVCache, KVCacheError, available_memory, num_blocks_in
+from octavo.worker.kv_layout import KVLayout, group_layers
 
 CPU = torch.device("cpu")
-TINY = DecoderConfig(
-    vocab_size=10,
-    hidden_size=16,
-    intermediate_size=16,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=4,
-    rms_norm_eps=1e-6,
-    max_model_len=64,
-    tie_word_embeddings=True,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    rotary=RotaryConfig(10000.0),
-)
 
 
-def test_a_token_of_opt_13b_takes_800_kib() -> None:
-    # The paper's example (§3): 2 (key and value) * 5120 (hidden) * 40 (layers) * 2 bytes.
-    opt_13b = replace(TINY, num_layers=40, num_heads=40, num_kv_heads=40, head_dim=128)
-    assert kv_bytes_per_token(opt_13b, torch.float16) == 819_200
+def layout(windows: list[int], block_size: int = 2, dtype: torch.dtype = torch.float32) -> KVLayout:
+    return KVLayout(group_layers(windows), block_size, num_kv_heads=2, head_dim=4, dtype=dtype)
 
 
-def test_the_tensors_take_what_is_counted() -> None:
-    cache = KVCache(TINY, num_blocks=3, block_size=8, dtype=torch.bfloat16, device=CPU)
-    assert [key.shape for key, _ in cache.layers] == [(3, 8, 2, 4)] * 2
-    held = sum(tensor.nbytes for layer in cache.layers for tensor in layer)
-    assert held == 3 * 8 * kv_bytes_per_token(TINY, torch.bfloat16)
+def numbered_cache(num_blocks: int, num_cpu_blocks: int) -> KVCache:
+    """A cache of two layers in which every block on the device holds its own number."""
+    cache = KVCache(layout([0, 0]), num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, device=CPU)
+    for layer in cache.layers:
+        for tensor in (layer.keys, layer.values):
+            tensor.copy_(torch.arange(num_blocks)[:, None, None, None])
+    return cache
+
+
+def numbers(cache: KVCache) -> list[int]:
+    """What `numbered_cache` wrote, as it lies now; equal in both layers, keys and values and all slots."""
+    content = torch.stack([tensor for layer in cache.layers for tensor in (layer.keys, layer.values)])
+    by_block = content.transpose(0, 1).flatten(1)
+    assert (by_block == by_block[:, :1]).all()
+    return [int(number) for number in by_block[:, 0]]
+
+
+def moves(*pairs: tuple[int, int]) -> list[BlockMove]:
+    return [BlockMove(*pair) for pair in pairs]
+
+
+def test_the_tensors_of_one_kv_group_take_what_is_counted() -> None:
+    shape = layout([0, 0], block_size=8, dtype=torch.bfloat16)
+    cache = KVCache(shape, num_blocks=3, num_cpu_blocks=0, device=CPU)
+    tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    assert [tensor.shape for tensor in tensors] == [(3, 8, 2, 4)] * 4
+    assert sum(tensor.nbytes for tensor in tensors) == 3 * 8 * shape.bytes_per_token == 3 * shape.bytes_per_block
+
+
+def test_layers_of_different_groups_use_the_same_pool_and_those_of_one_group_lie_apart() -> None:
+    cache = KVCache(layout([8, 0, 8, 0]), num_blocks=2, num_cpu_blocks=0, device=CPU)
+    assert [layer.group for layer in cache.layers] == [0, 1, 0, 1]
+    places = [layer.keys.data_ptr() for layer in cache.layers]
+    assert places[0] == places[1] != places[2] == places[3]
 
 
 def test_clearing_touches_the_named_blocks_in_every_layer_and_no_other() -> None:
-    cache = KVCache(TINY, num_blocks=4, block_size=2, dtype=torch.float32, device=CPU)
-    for layer in cache.layers:
-        for tensor in layer:
-            tensor.fill_(torch.nan)
-    cache.clear(torch.tensor([2, 0]))
-    for layer in cache.layers:
-        for tensor in layer:
-            assert not tensor[[0, 2]].any()
-            assert tensor[[1, 3]].isnan().all()
+    cache = numbered_cache(4, 0)
+    cache.clear(torch.tensor([2, 1]))
+    assert numbers(cache) == [0, 0, 0, 3]
 
 
-def test_a_budget_is_rounded_down_to_whole_blocks() -> None:
-    assert num_blocks_in(1000, 4, 25, CPU) == 10
-    assert num_blocks_in(1099, 4, 25, CPU) == 10
+def test_a_swap_brings_back_what_it_took_whatever_has_happened_to_the_block() -> None:
+    cache = numbered_cache(4, 2)
+    cache.move(BlockMoves(swap_out=moves((1, 1), (3, 0))))
+    cache.clear(torch.tensor([1, 3]))
+    assert numbers(cache) == [0, 0, 2, 0]
+    cache.move(BlockMoves(swap_in=moves((0, 1), (1, 0))))
+    assert numbers(cache) == [1, 3, 2, 0]
+
+
+def test_moves_go_out_then_in_then_across() -> None:
+    cache = numbered_cache(5, 2)
+    # Block 1 leaves for the CPU and is filled again by a copy; what came in is copied on.
+    cache.move(BlockMoves(swap_out=moves((1, 0)), swap_in=moves((0, 2)), copy=moves((2, 4), (3, 1))))
+    assert numbers(cache) == [0, 3, 1, 3, 1]
+
+
+def test_a_block_out_of_range_cannot_move() -> None:
+    with pytest.raises(ValueError, match="block 1 of 2 cannot move to block 1 of 1"):
+        numbered_cache(2, 1).move(BlockMoves(swap_out=moves((1, 1))))
+
+
+@pytest.mark.parametrize("memory", [8 * 128, 9 * 128 - 1])
+def test_a_budget_is_rounded_down_to_whole_blocks(memory: int) -> None:
+    assert layout([0]).bytes_per_block == 128
+    assert num_blocks_in(memory, layout([0]), CPU) == 8
+
+
+def test_a_block_is_as_large_as_one_group_needs() -> None:
+    assert num_blocks_in(10_000, layout([0, 0, 8, 0]), CPU) == num_blocks_in(10_000, layout([0]), CPU)
 
 
 def test_a_budget_below_one_block_is_refused_with_the_least_that_works() -> None:
-    with pytest.raises(KVCacheError, match="give at least 100 with --kv-cache-memory"):
-        num_blocks_in(99, 4, 25, CPU)
+    with pytest.raises(KVCacheError, match="give at least 128 with --kv-cache-memory"):
+        num_blocks_in(127, layout([0]), CPU)
 
 
 def test_without_a_budget_a_share_of_what_is_free_is_taken() -> None:
-    taken = num_blocks_in(None, 16, 1024, CPU) * 16 * 1024
+    taken = num_blocks_in(None, layout([0]), CPU) * layout([0]).bytes_per_block
     assert 0 < taken <= min(4 << 30, available_memory() // 4)
 
 
-def test_a_cache_without_blocks_is_refused() -> None:
-    with pytest.raises(KVCacheError, match="0 KV blocks"):
-        KVCache(TINY, num_blocks=0, block_size=16, dtype=torch.float32, device=CPU)
-
-
-def test_a_cache_that_no_machine_has_is_refused() -> None:
-    with pytest.raises(KVCacheError, match="--kv-cache-memory"):
-        KVCache(TINY, num_blocks=1 << 50, block_size=16, dtype=torch.float32, device=CPU)
+@pytest.mark.parametrize(
+    ("num_blocks", "num_cpu_blocks", "message"),
+    [(0, 0, "0 KV blocks"), (1 << 50, 0, "--kv-cache-memory"), (1, 1 << 50, "--swap-memory")],
+)
+def test_a_cache_that_cannot_be_is_refused(num_blocks: int, num_cpu_blocks: int, message: str) -> None:
+    with pytest.raises(KVCacheError, match=message):
+        KVCache(layout([0]), num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, device=CPU)

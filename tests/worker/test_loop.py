@@ -20,6 +20,7 @@ from octavo.testing.tiny_model import write_byte_model
 from octavo.testing.worker_plans import EPOCH, plan, sampling, start, work
 from octavo.wire.model_directory import fingerprint
 from octavo.wire.steps import (
+    BlockMoves,
     FromWorker,
     Heartbeat,
     SampledToken,
@@ -105,7 +106,8 @@ def test_a_worker_registers_computes_survives_garbage_and_says_goodbye(place: Pl
     with scripted_scheduler(place.endpoint) as scheduler, place.worker() as process:
         hello = scheduler.wait_for(WorkerHello)
         assert scheduler.wait_for(WorkerHello) == hello, "one incarnation until it is welcomed"
-        assert (hello.worker_id, hello.device, hello.num_blocks, hello.block_size) == ("w0", "fake", 32, 16)
+        assert (hello.worker_id, hello.device, hello.block_size) == ("w0", "fake", 16)
+        assert (hello.num_blocks, hello.num_cpu_blocks) == (32, 8)
         assert hello.model.fingerprint == fingerprint(place.model)
         assert health(place, "") == SERVING
         assert health(place, "octavo.Worker") == NOT_SERVING
@@ -128,7 +130,7 @@ def test_a_worker_registers_computes_survives_garbage_and_says_goodbye(place: Pl
         assert scheduler.wait_for(WorkerGoodbye) == WorkerGoodbye(EPOCH, hello.incarnation)
         stdout, stderr = process.communicate(timeout=10)
         assert process.returncode == 0, stderr
-        assert "32 blocks of 16 tokens, 4 KV bytes per token" in stdout
+        assert "32 blocks (0.00 GiB) and 8 CPU blocks (0.00 GiB) of 16 tokens, 4 KV bytes per token" in stdout
         assert "dropped a malformed message (1 so far)" in stderr
         assert not Path(place.health_address.removeprefix("unix:")).exists()
 
@@ -166,9 +168,9 @@ def test_an_unregistered_worker_comes_back_empty(place: Place) -> None:
 class SignallingRunner(FakeRunner):
     """A fake model in the middle of whose step the process is asked to stop."""
 
-    def execute(self, items: list[WorkItem]) -> StepOutput:
+    def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         os.kill(os.getpid(), signal.SIGTERM)
-        return super().execute(items)
+        return super().execute(moves, items)
 
 
 def test_a_step_under_way_is_answered_before_the_goodbye(place: Place) -> None:

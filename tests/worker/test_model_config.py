@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import DynamicCache, MistralConfig, Qwen2Config, Qwen3Config
 
 from octavo.worker.models.config import ConfigError, DecoderConfig, RotaryConfig, read_config
 
@@ -16,6 +17,12 @@ BASE: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 8,
     "max_position_embeddings": 4096,
+}
+MISTRAL: dict[str, Any] = {"architectures": ["MistralForCausalLM"]}
+SLIDING_QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "use_sliding_window": True,
+    "sliding_window": 64,
 }
 LLAMA3 = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 512}
 
@@ -69,7 +76,7 @@ def test_qwen_has_biases_or_norms_whatever_its_config_says(tmp_path: Path) -> No
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"pretraining_tp": 2}, "pretraining_tp = 2"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
-        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types.*no sliding window"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_type = 'yarn'"),
@@ -77,9 +84,16 @@ def test_qwen_has_biases_or_norms_whatever_its_config_says(tmp_path: Path) -> No
         ({"num_key_value_heads": 3}, "8 attention heads do not share 3"),
         ({"num_attention_heads": 0}, "0 attention heads"),
         ({"vocab_size": "many"}, r"Expected `int`, got `str` - at `\$.vocab_size`"),
-        ({"architectures": ["MistralForCausalLM"]}, "sliding_window = 4096.*--max-model-len 4096"),
-        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 64}, "= 64"),
-        ({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["sliding_attention"], "sliding_window": 64}, "= 64"),
+        ({"sliding_window": 64}, r"sliding_window = 64 .*LlamaForCausalLM.*--max-model-len 64"),
+        ({**MISTRAL, "sliding_window": 0}, "nothing to attend to"),
+        ({**MISTRAL, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types.*a sliding window"),
+        ({**SLIDING_QWEN3, "layer_types": ["sliding_attention"]}, "2 layers with a sliding window"),
+        ({**SLIDING_QWEN3, "layer_types": ["sliding_attention", "chunked_attention"]}, "chunked_attention"),
+        # transformers itself fails on this one, at its first forward pass.
+        (
+            {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["sliding_attention"] * 2},
+            "2 layers with no sliding window",
+        ),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -87,10 +101,47 @@ def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dic
         read(tmp_path, **{"max_position_embeddings": 8192, **changes})
 
 
-def test_a_window_as_long_as_the_context_is_no_window(tmp_path: Path) -> None:
-    mistral: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 8192}
-    assert read(tmp_path, 4096, **mistral).max_model_len == 4096
-    assert read(tmp_path, **mistral, sliding_window=None).max_model_len == 8192
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({}, (0, 0)),
+        ({"layer_types": ["full_attention"] * 2}, (0, 0)),
+        (MISTRAL, (4096, 4096)),
+        ({**MISTRAL, "sliding_window": 64}, (64, 64)),
+        ({**MISTRAL, "sliding_window": None}, (0, 0)),
+        ({**MISTRAL, "sliding_window": 8192}, (0, 0)),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "max_window_layers": 0}, (0, 0)),
+        (SLIDING_QWEN3, (0, 0)),
+        ({**SLIDING_QWEN3, "max_window_layers": 1}, (0, 64)),
+        ({**SLIDING_QWEN3, "architectures": ["Qwen2ForCausalLM"], "max_window_layers": 0}, (64, 64)),
+        ({**SLIDING_QWEN3, "layer_types": ["sliding_attention", "full_attention"]}, (64, 0)),
+    ],
+)
+def test_each_layer_has_its_window(tmp_path: Path, changes: dict[str, Any], windows: tuple[int, ...]) -> None:
+    assert read(tmp_path, **{"max_position_embeddings": 8192, **changes}).windows == windows
+
+
+@pytest.mark.parametrize("architecture", [MistralConfig, Qwen2Config, Qwen3Config])
+@pytest.mark.parametrize("use_sliding_window", [False, True])
+@pytest.mark.parametrize("max_window_layers", [0, 1, 3, 28])
+def test_windows_are_those_of_transformers(
+    tmp_path: Path, architecture: Any, use_sliding_window: bool, max_window_layers: int
+) -> None:
+    config = architecture(
+        num_hidden_layers=4,
+        sliding_window=64,
+        use_sliding_window=use_sliding_window,
+        max_window_layers=max_window_layers,
+        architectures=[architecture.__name__.replace("Config", "ForCausalLM")],
+    )
+    config.save_pretrained(tmp_path)
+    assert read_config(tmp_path).windows == tuple(64 * slides for slides in DynamicCache(config=config).is_sliding)
+
+
+def test_a_window_as_long_as_the_shortened_context_is_no_window(tmp_path: Path) -> None:
+    mistral = {**MISTRAL, "max_position_embeddings": 8192}
+    assert read(tmp_path, 4096, **mistral).windows == (0, 0)
+    assert read(tmp_path, 4097, **mistral).windows == (4096, 4096)
 
 
 def test_a_config_that_is_missing_or_incomplete_is_refused(tmp_path: Path) -> None:

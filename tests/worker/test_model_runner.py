@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo.testing.models import (
     bundled_model,
+    finish,
     fp32_runner,
     generate,
     new_sequences,
@@ -17,6 +18,7 @@ from octavo.testing.models import (
 )
 from octavo.wire.model_directory import fingerprint
 from octavo.wire.sampling import SamplingParams
+from octavo.wire.steps import KVGroup
 from octavo.worker.model_runner import ModelRunner, ModelRunnerError
 from octavo.worker.models.config import ConfigError
 from octavo.worker.sampler import SamplingError
@@ -89,9 +91,7 @@ def test_recomputing_a_sequence_from_its_tokens_continues_it_alike(
     sequences = new_sequences(runner, prompts, NEW_TOKENS)
     for sequence, tokens in zip(sequences, expected, strict=True):
         sequence.token_ids += tokens[:7]
-    while live := [sequence for sequence in sequences if sequence.num_generated < NEW_TOKENS]:
-        run_step(runner, live, 2048)
-    assert [sequence.token_ids[sequence.prompt_length :] for sequence in sequences] == expected
+    assert finish(runner, sequences, NEW_TOKENS) == expected
 
 
 def test_bfloat16_gives_a_sequence_the_same_tokens_alone_as_in_a_batch(
@@ -104,7 +104,7 @@ def test_bfloat16_gives_a_sequence_the_same_tokens_alone_as_in_a_batch(
 
 
 def test_sampling_with_a_seed_does_not_depend_on_the_batch(runner: ModelRunner, prompts: list[list[int]]) -> None:
-    sampling = SamplingParams(temperature=1.0, top_k=0, top_p=0.95, seed=11, max_tokens=64, stop_token_ids=[])
+    sampling = SamplingParams(temperature=1.0, top_p=0.95, seed=11, max_tokens=64)
     together = generate(runner, prompts[:4], 8, sampling=sampling)
     assert together == [generate(runner, [prompt], 8, sampling=sampling)[0] for prompt in prompts[:4]]
     assert together != generate(runner, prompts[:4], 8)
@@ -115,9 +115,9 @@ def test_a_sequence_left_broken_in_its_blocks_does_not_reach_the_next_owner(
 ) -> None:
     runner = fp32_runner(bundled_model, num_blocks=256)
     with torch.inference_mode():
-        for key_cache, value_cache in runner._kv_cache.layers:
-            key_cache.fill_(torch.nan)
-            value_cache.fill_(torch.nan)
+        for layer in runner._kv_cache.layers:
+            layer.keys.fill_(torch.nan)
+            layer.values.fill_(torch.nan)
     assert generate(runner, prompts[:3], NEW_TOKENS) == expected[:3]
 
 
@@ -126,7 +126,7 @@ def test_broken_logits_fail_the_step_by_name(bundled_model: Path, prompts: list[
     sequences = new_sequences(runner, prompts[1:2], 4)
     run_step(runner, sequences, 2048)
     with torch.inference_mode():
-        runner._kv_cache.layers[0][1].fill_(torch.nan)
+        runner._kv_cache.layers[0].values.fill_(torch.nan)
     with pytest.raises(SamplingError, match="0x0"):
         run_step(runner, sequences, 2048)
 
@@ -137,6 +137,7 @@ def test_says_what_it_serves_and_how_long_each_stage_took(bundled_model: Path) -
     assert (runner.model.dtype, runner.model.vocab_size, runner.model.max_model_len) == ("float32", 49152, 512)
     assert (runner.num_blocks, runner.block_size, runner.device) == (256, 16, "cpu")
     assert runner.kv_bytes_per_token == 2 * 30 * 192 * 4
+    assert runner.kv_groups == [KVGroup(window=0)]
 
 
 def test_a_memory_budget_sets_the_number_of_blocks(bundled_model: Path) -> None:

@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 
 from octavo.testing.tiny_model import write_byte_model
-from octavo.testing.worker_plans import EPOCH, INCARNATION, plan, sampling, start, work
+from octavo.testing.worker_plans import EPOCH, INCARNATION, beam_sampling, moves, plan, sampling, start, work
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.codec import WireError
 from octavo.wire.steps import (
+    BlockMoves,
     Heartbeat,
+    KVGroup,
+    Remap,
     SampledToken,
+    SequenceFork,
     StepOutcome,
     StepPlan,
     StepResult,
@@ -21,7 +25,13 @@ from octavo.wire.steps import (
     WorkerUnregistered,
     WorkerWelcome,
 )
-from octavo.worker.fake_runner import FakeRunner, FakeVocabulary, expected_tokens
+from octavo.worker.fake_runner import (
+    FakeRunner,
+    FakeVocabulary,
+    expected_candidates,
+    expected_logprobs,
+    expected_tokens,
+)
 from octavo.worker.protocol import RefusedError, WorkerProtocol
 from octavo.worker.runner import StepOutput
 from octavo.worker.sequences import WorkItem
@@ -32,10 +42,10 @@ class BreakableRunner(FakeRunner):
 
     errors: list[Exception]
 
-    def execute(self, items: list[WorkItem]) -> StepOutput:
+    def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         if self.errors:
             raise self.errors.pop(0)
-        return super().execute(items)
+        return super().execute(moves, items)
 
 
 @pytest.fixture
@@ -70,8 +80,8 @@ def test_hello_is_repeated_with_one_incarnation_until_welcomed(
     hello = protocol.beat()
     assert hello == protocol.beat()
     assert hello == WorkerHello(
-        SCHEMA_VERSION, "w0", INCARNATION, runner.model, "fake", rank=0, world_size=1, num_blocks=16, block_size=4,
-        kv_bytes_per_token=4,
+        SCHEMA_VERSION, "w0", INCARNATION, runner.model, "fake", rank=0, world_size=1, num_blocks=16, num_cpu_blocks=4,
+        block_size=4, kv_bytes_per_token=4, kv_groups=[KVGroup(0)],
     )  # fmt: skip
     assert protocol.receive(WorkerWelcome(EPOCH)) is None
     assert protocol.beat() == Heartbeat(EPOCH, INCARNATION, 0)
@@ -114,6 +124,70 @@ def test_a_plan_that_only_forgets_is_answered_without_the_model(
     runner.errors = [RuntimeError("no work, no call")]
     result = ask(serving, plan(1, forget=[4]))
     assert (result.outcome, result.sampled) == (StepOutcome.DONE, [])
+
+
+def test_a_plan_that_only_moves_blocks_is_executed(serving: WorkerProtocol, tmp_path: Path) -> None:
+    ask(serving, plan(1, starts=[start(9, [5, 6, 7])], work=[work(9, 3, [3])]))
+    ask(serving, plan(2, moves=moves(swap_out=[(3, 1)])))
+    ask(serving, plan(3, starts=[start(8, [1, 1])], work=[work(8, 2, [3])]))
+    ask(serving, plan(4, moves=moves(swap_in=[(1, 6)]), remaps=[Remap(9, 0, 0, 6)]))
+    result = ask(serving, plan(5, work=[work(9, 1)]))
+    expected = expected_tokens([5, 6, 7], sampling(), 0, 2, FakeVocabulary.read(tmp_path))
+    assert result.sampled == [SampledToken(9, expected[1])]
+
+
+def test_a_plan_with_impossible_moves_fails_before_the_model(serving: WorkerProtocol, runner: BreakableRunner) -> None:
+    runner.errors = [RuntimeError("never raised")]
+    result = ask(serving, plan(1, moves=moves(swap_out=[(3, 4)])))
+    assert result.outcome is StepOutcome.FAILED
+    assert result.detail == "PlanError: swap_out moves block 3 to 4; there are 16 to move from and 4 to move to"
+
+
+def test_beams_are_answered_with_candidates_and_go_on_with_the_token_chosen(
+    serving: WorkerProtocol, tmp_path: Path
+) -> None:
+    vocabulary, params = FakeVocabulary.read(tmp_path), beam_sampling(width=2)
+    first = ask(serving, plan(1, starts=[start(9, [5, 6, 7], params=params)], work=[work(9, 3, [3])]))
+    (offered,) = first.candidates
+    assert first.sampled == []
+    assert list(zip(offered.token_ids, offered.logprobs, strict=True)) == expected_candidates(
+        [5, 6, 7], [], params, vocabulary
+    )
+    chosen = offered.token_ids[:2]
+    branched = plan(
+        2,
+        moves=moves(copy=[(3, 4)]),
+        forks=[SequenceFork(9, 10, 1)],
+        remaps=[Remap(10, 0, 0, 4)],
+        work=[work(9, 1, input_token_id=chosen[0]), work(10, 1, input_token_id=chosen[1])],
+    )
+    second = ask(serving, branched)
+    assert [beam.sequence_id for beam in second.candidates] == [9, 10]
+    for beam, token in zip(second.candidates, chosen, strict=True):
+        expected = expected_candidates([5, 6, 7], [token], params, vocabulary)
+        assert list(zip(beam.token_ids, beam.logprobs, strict=True)) == expected
+
+
+def test_parallel_samples_of_one_prompt_are_answered_a_leader_before_its_followers(
+    serving: WorkerProtocol, tmp_path: Path
+) -> None:
+    params = sampling(temperature=1.0, seed=5)
+    forks = [SequenceFork(9, 10, 1), SequenceFork(9, 11, 2)]
+    prompt = start(9, [5, 6, 7], params=params)
+    result = ask(serving, plan(1, starts=[prompt], forks=forks, work=[work(9, 3, [3], followers=[10, 11])]))
+    vocabulary = FakeVocabulary.read(tmp_path)
+    references = [expected_tokens([5, 6, 7], params, index, 1, vocabulary) for index in range(3)]
+    assert result.sampled == [SampledToken(9 + index, tokens[0]) for index, tokens in enumerate(references)]
+
+
+def test_logprobs_of_prompt_and_tokens_are_part_of_the_answer(serving: WorkerProtocol, tmp_path: Path) -> None:
+    params = sampling(logprobs=1, prompt_logprobs=2)
+    result = ask(serving, plan(1, starts=[start(9, [5, 6, 7], params=params)], work=[work(9, 3, [3])]))
+    vocabulary = FakeVocabulary.read(tmp_path)
+    (sampled,), (prompt,) = result.sampled, result.prompt_logprobs
+    assert (prompt.sequence_id, prompt.start) == (9, 1)
+    assert prompt.logprobs == expected_logprobs([5, 6, 7], 2, vocabulary)
+    assert sampled.logprobs == expected_logprobs([5, 6, 7, sampled.token_id], 1, vocabulary)[-1]
 
 
 def test_an_error_in_the_model_fails_the_step_with_its_text(serving: WorkerProtocol, runner: BreakableRunner) -> None:
@@ -167,6 +241,15 @@ def test_sequences_outside_a_failed_step_live_on(serving: WorkerProtocol, runner
     runner.errors = [RuntimeError("once")]
     ask(serving, plan(2, work=[work(1, 1)]))
     assert ask(serving, plan(3, work=[work(2, 1)])).outcome is StepOutcome.DONE
+
+
+def test_forks_and_followers_of_a_failed_step_can_be_started_again(
+    serving: WorkerProtocol, runner: BreakableRunner
+) -> None:
+    runner.errors = [RuntimeError("once")]
+    starts, forks, shares = [start(1, [5])], [SequenceFork(1, 2, 1)], [work(1, 1, [0], followers=[2])]
+    assert ask(serving, plan(1, starts=starts, forks=forks, work=shares)).outcome is StepOutcome.FAILED
+    assert ask(serving, plan(2, starts=starts, forks=forks, work=shares)).outcome is StepOutcome.DONE
 
 
 @pytest.mark.parametrize(

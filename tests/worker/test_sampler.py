@@ -1,152 +1,137 @@
-"""Sampling: exact cuts, true probabilities, and rows that know nothing of each other."""
+"""Choosing for a whole batch: rows that know nothing of each other, the right answer to each, and what is refused."""
 
-from collections import Counter
-from itertools import pairwise
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from octavo.wire.sampling import SamplingParams
-from octavo.worker import sampler
-from octavo.worker.sampler import SamplingError, sample
+from octavo.testing.choosers import beam, chooser, chosen
+from octavo.worker.beam_candidates import beam_candidates
+from octavo.worker.logprobs import token_logprobs
+from octavo.worker.sampler import SamplingError, choose
 from octavo.worker.sequences import WorkerSequence
 
-
-def sequence(
-    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 1, index: int = 0, generated: int = 0
-) -> WorkerSequence:
-    sampling = SamplingParams(temperature, top_k, top_p, seed, 64, [])
-    return WorkerSequence(seed, index, sampling, 1, [0] * (1 + generated), 0, [])
-
-
-def drawn(logits: Tensor, count: int, **params: float) -> Counter[int]:
-    """Tokens that `count` different positions of one sequence draw from `logits` ([vocab_size])."""
-    rows = [sequence(**params, generated=position) for position in range(count)]  # type: ignore[arg-type]
-    return Counter(sample(logits.expand(count, -1), rows))
-
-
-def allowed(logits: Tensor, top_k: int, top_p: float) -> set[int]:
-    """By sorting everything: the first `top_k`, and of those the fewest whose share of their mass reaches `top_p`."""
-    ranked = sorted(range(len(logits)), key=lambda token: (-float(logits[token]), token))[: top_k or None]
-    masses = np.exp(np.array([float(logits[token]) for token in ranked], dtype=np.float64))
-    before = np.concatenate(([0.0], np.cumsum(masses)[:-1])) / masses.sum()
-    return {token for token, mass in zip(ranked, before, strict=True) if mass < top_p}
+INF = float("inf")
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {},
+    {"temperature": 0.7, "top_k": 40},
+    {"temperature": 1.3, "top_p": 0.95},
+    {"top_k": 500, "top_p": 0.9},
+    {"temperature": 5.0, "top_p": 0.999},
+    {"min_p": 0.05},
+    {"min_p": 0.01, "top_k": 30, "top_p": 0.9},
+    {"temperature": 0.0, "repetition_penalty": 1.5, "logprobs": 3},
+    {"temperature": 3.0, "presence_penalty": 2.0, "frequency_penalty": 1.0, "logprobs": 0},
+    {"allowed_token_ids": list(range(100, 900)), "top_k": 20},
+    {"banned_token_ids": list(range(1000)), "min_p": 0.1, "logprobs": 20},
+    {"logit_bias": [(5, 9.0), (6, 9.0)], "min_tokens": 30, "stop_token_ids": [5, 77], "top_p": 0.6},
+    {"logprobs": 7},
+]
 
 
-def assert_follows(counts: Counter[int], probabilities: dict[int, float]) -> None:
-    """Chi-square within four standard deviations; nothing outside `probabilities` was drawn."""
-    total = counts.total()
-    assert set(counts) <= set(probabilities)
-    statistic = sum((counts[t] - p * total) ** 2 / (p * total) for t, p in probabilities.items())
-    freedom = len(probabilities) - 1
-    assert abs(statistic - freedom) < 4 * (2 * freedom) ** 0.5
+def random_logits(rows: int, vocab_size: int) -> Tensor:
+    return 2 * torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(3))
 
 
-def softmax(logits: Tensor, tokens: set[int], temperature: float = 1.0) -> dict[int, float]:
-    masses = {token: float(np.exp(float(logits[token]) / temperature)) for token in tokens}
-    return {token: mass / sum(masses.values()) for token, mass in masses.items()}
+def mixed_row(row: int, num_kinds: int) -> WorkerSequence:
+    tokens: dict[str, Any] = {"prompt": [row, 3, 4], "generated": [row % 7, 3, 3] * (row % 5), "seed": row}
+    kind = row % (num_kinds + 1)
+    if kind == num_kinds:
+        return beam(1 + row % 4, **tokens, stop_token_ids=[1, 2], frequency_penalty=0.5 * (row % 2))
+    return chooser(**tokens, **KINDS[kind], index=row % 3)
 
 
-def test_temperature_zero_takes_the_likeliest_and_the_lowest_id_of_equals() -> None:
-    logits = torch.tensor([[0.0, 3.0, 3.0, -1.0], [5.0, 0.0, 0.0, 5.0]])
-    assert sample(logits, [sequence(temperature=0.0)] * 2) == [1, 0]
+def test_a_row_chooses_the_same_alone_as_in_a_batch() -> None:
+    logits = random_logits(60, 3000)
+    rows = [mixed_row(row, len(KINDS)) for row in range(60)]
+    together = choose(logits, rows)
+    alone = [choose(logits[i : i + 1], [row]) for i, row in enumerate(rows)]
+    assert together.sampled == [token for choices in alone for token in choices.sampled]
+    assert together.candidates == [found for choices in alone for found in choices.candidates]
+    backwards = choose(logits.flip(0), rows[::-1])
+    assert (backwards.sampled[::-1], backwards.candidates[::-1]) == (together.sampled, together.candidates)
+    assert (len(together.sampled), len(together.candidates)) == (56, 4)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_follow_the_softmax(temperature: float) -> None:
-    logits = 0.5 * torch.randn(300, generator=torch.Generator().manual_seed(1))
-    expected = softmax(logits, set(range(300)), temperature)
-    assert_follows(drawn(logits, 6000, temperature=temperature), expected)
+def test_what_a_row_asks_for_leaves_the_draw_of_the_others() -> None:
+    logits = random_logits(len(KINDS), 3000)
+    plain = [chooser(seed=row) for row in range(len(KINDS))]
+    tokens = chosen(logits, plain)
+    for row in range(len(KINDS)):
+        others = [other for other in range(len(KINDS)) if other != row]
+        changed = chosen(logits, [mixed_row(i, len(KINDS)) if i == row else plain[i] for i in range(len(KINDS))])
+        assert [changed[other] for other in others] == [tokens[other] for other in others]
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(5, 1.0), (0, 0.6), (30, 0.5), (300, 0.9), (1, 1.0)])
-def test_tokens_follow_the_softmax_of_what_the_cuts_leave(top_k: int, top_p: float) -> None:
-    logits = torch.randn(400, generator=torch.Generator().manual_seed(2))
-    expected = softmax(logits, allowed(logits, top_k, top_p))
-    counts = drawn(logits, 5000, top_k=top_k, top_p=top_p)
-    if len(expected) == 1:
-        assert set(counts) == set(expected)
-    else:
-        assert_follows(counts, expected)
+def test_samplers_and_beams_are_answered_in_the_order_of_their_rows() -> None:
+    rows = [beam(2, seed=10), chooser(seed=11), beam(1, seed=12), chooser(seed=13, temperature=0.0)]
+    logits = random_logits(4, 100)
+    choices = choose(logits, rows)
+    assert [token.sequence_id for token in choices.sampled] == [11, 13]
+    assert choices.sampled[1].token_id == logits[3].argmax()
+    assert choices.candidates == beam_candidates(logits[[0, 2]], [rows[0], rows[2]])
 
 
-@pytest.mark.parametrize("candidates", [(256, 4096), (1,), (2, 3), ()])
-@pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.8), (0, 0.999), (6, 0.7), (2, 0.1)])
-def test_the_cut_is_exact_however_few_candidates_are_tried_first(
-    top_k: int, top_p: float, candidates: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampler, "_CANDIDATES", candidates)
-    # Equal logits straddle every cut: the lower ids must win.
-    logits = torch.tensor([1.0, 2.0, 2.0, 1.0, 1.0, 2.0, 0.0, 1.0, 0.0, 2.0])
-    assert set(drawn(logits, 1500, top_k=top_k, top_p=top_p)) == allowed(logits, top_k, top_p)
+def test_logprobs_are_those_of_the_untouched_logits_of_rows_that_want_them() -> None:
+    logits = random_logits(4, 200)
+    rows = [
+        chooser(seed=1, logprobs=4, temperature=0.2, top_k=5),
+        chooser(seed=2),
+        chooser(seed=3, logprobs=0, banned_token_ids=[int(logits[2].argmax())], repetition_penalty=2.0),
+        chooser(seed=4, logprobs=2, logit_bias=[(17, 100.0)]),
+    ]
+    first, second, third, fourth = choose(logits, rows).sampled
+    assert second.logprobs is None
+    for row, token, top in ((0, first, 4), (2, third, 0), (3, fourth, 2)):
+        assert [token.logprobs] == token_logprobs(logits[row : row + 1], [token.token_id], top)
+    assert fourth.token_id == 17
+    assert third.logprobs
+    assert third.logprobs.rank > 1
 
 
-def test_a_flat_distribution_needs_and_gets_the_whole_vocabulary() -> None:
-    logits = torch.zeros(4500)
-    counts = drawn(logits, 1000, top_p=0.98)
-    assert len(counts) > 800
-    assert 4096 < max(counts) < 4410
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_logits_stay_as_they_are(dtype: torch.dtype) -> None:
+    logits = random_logits(30, 1100).to(dtype)
+    before = logits.clone()
+    choose(logits, [mixed_row(row, len(KINDS)) for row in range(30)])
+    assert torch.equal(logits, before)
 
 
-def test_top_k_beyond_the_vocabulary_is_off() -> None:
-    logits = torch.randn(50)
-    assert drawn(logits, 200, top_k=2**31 - 1) == drawn(logits, 200, top_k=50)
-
-
-def test_a_row_draws_the_same_alone_as_in_a_batch() -> None:
-    logits = 2 * torch.randn(40, 3000, generator=torch.Generator().manual_seed(3))
-    kinds = [(0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 40, 1.0), (1.3, 0, 0.95), (1.0, 500, 0.9), (5.0, 0, 0.999)]
-    rows = [sequence(*kinds[i % len(kinds)], seed=i, index=i % 3, generated=i) for i in range(40)]
-    together = sample(logits, rows)
-    assert together == [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
-    assert together == sample(logits.flip(0), rows[::-1])[::-1]
-
-
-def test_seed_index_and_position_each_change_the_draw() -> None:
-    logits = torch.zeros(3, 10_000)
-    for rows in (
-        [sequence(seed=1), sequence(seed=2), sequence(seed=1 << 40)],
-        [sequence(index=0), sequence(index=1), sequence(index=2)],
-        [sequence(generated=0), sequence(generated=1), sequence(generated=2)],
-    ):
-        tokens = sample(logits, rows)
-        assert len(set(tokens)) == 3
-        assert tokens == sample(logits, rows)
-
-
-def test_a_tiny_temperature_is_nearly_greedy_and_never_fails() -> None:
-    logits = torch.randn(4, 100)
-    rows = [sequence(temperature=t) for t in (1e-300, 1e-40, 1e-20, 1e-3)]
-    assert sample(logits, rows) == logits.argmax(dim=-1).tolist()
-
-
-def test_tokens_ruled_out_are_never_drawn() -> None:
-    logits = torch.full((1000,), float("-inf"))
-    logits[[3, 999]] = 0.0
-    for params in ({}, {"top_p": 0.999}, {"top_k": 10}):
-        assert set(drawn(logits, 200, **params)) == {3, 999}
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), INF])
 def test_logits_that_are_not_finite_are_refused_by_sequence(bad: float) -> None:
     logits = torch.zeros(3, 64)
     logits[1, 17] = bad
-    with pytest.raises(SamplingError, match=r"not finite for sequences 0xbeef;"):
-        sample(logits, [sequence(), sequence(seed=0xBEEF), sequence(temperature=0.0)])
+    for middle in (chooser(seed=0xBEEF), beam(2, seed=0xBEEF), chooser(seed=0xBEEF, banned_token_ids=[17])):
+        with pytest.raises(SamplingError, match=r"not finite for sequences 0xbeef;"):
+            choose(logits, [chooser(), middle, chooser(temperature=0.0)])
 
 
 def test_a_row_without_any_token_is_refused() -> None:
-    with pytest.raises(SamplingError):
-        sample(torch.full((1, 8), float("-inf")), [sequence()])
+    with pytest.raises(SamplingError, match="not finite"):
+        choose(torch.full((1, 8), -INF), [chooser()])
 
 
-def test_no_rows_no_tokens() -> None:
-    assert sample(torch.empty(0, 100), []) == []
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"banned_token_ids": list(range(8))},
+        {"allowed_token_ids": [2, 3], "banned_token_ids": [3, 2]},
+        {"allowed_token_ids": [2], "stop_token_ids": [2], "min_tokens": 1},
+        {"allowed_token_ids": [8]},
+        {"allowed_token_ids": [7]},
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_sequence_that_excludes_every_token_is_refused_by_name(params: dict[str, Any], temperature: float) -> None:
+    logits = torch.zeros(3, 8)
+    logits[:, 7] = -INF
+    for middle in (chooser(seed=0xBEEF, temperature=temperature, **params), beam(2, seed=0xBEEF, **params)):
+        with pytest.raises(SamplingError, match=r"left to choose for sequences 0xbeef: allowed_token_ids"):
+            choose(logits, [chooser(), middle, beam(1)])
 
 
-def test_likelier_tokens_are_ranked_first_and_equals_by_id() -> None:
-    values, tokens = sampler._ranked(torch.tensor([[0.0, 1.0, 0.0, 1.0, 2.0]]), 5)
-    assert tokens.tolist() == [[4, 1, 3, 0, 2]]
-    assert all(a >= b for a, b in pairwise(values[0].tolist()))
+def test_no_rows_no_choices() -> None:
+    choices = choose(torch.empty(0, 100), [])
+    assert (choices.sampled, choices.candidates) == ([], [])

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -45,7 +45,27 @@ _PATIENCE_S = 5.0
     default=30.0,
     help="Seconds that running streams may go on after Ctrl-C or SIGTERM.",
 )
-def serve(model: str, listen: str, workers: int, ready_timeout: float, drain_timeout: float) -> None:
+@click.option(
+    "--pinned-prefixes",
+    envvar="OCTAVO_PINNED_PREFIXES",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help='JSON file {"name": "text", ...}: beginnings of prompts that stay computed, for requests to name.',
+)
+@click.option(
+    "--policy",
+    envvar="OCTAVO_POLICY",
+    type=click.Choice(["chunked", "paper"]),
+    help="How the scheduler fills a step. Default: the scheduler's own.",
+)
+@click.option(
+    "--preemption",
+    envvar="OCTAVO_PREEMPTION",
+    type=click.Choice(["auto", "recompute", "swap"]),
+    help="What becomes of the KV of a request that must give its blocks up. Default: the scheduler's own.",
+)
+def serve(
+    model: str, listen: str, workers: int, ready_timeout: float, drain_timeout: float, **settings: str | None
+) -> None:
     """Start frontend, scheduler and workers on this machine and keep them running.
 
     A process that dies is started again; one that keeps dying ends them all with exit status 1. Every setting of the
@@ -54,16 +74,24 @@ def serve(model: str, listen: str, workers: int, ready_timeout: float, drain_tim
     try:
         # Its sockets are in the runtime directory: a second service needs another one.
         with claimed(f"unix:{runtime_directory()}/serve"):
-            asyncio.run(_serve(model, listen, workers, ready_timeout, drain_timeout))
+            environment = _environment(model, listen, drain_timeout, settings)
+            asyncio.run(_serve(model, listen, workers, ready_timeout, drain_timeout, environment))
     except (EndpointError, ModelDirectoryError, SupervisionError) as error:
         raise click.ClickException(str(error)) from error
 
 
-async def _serve(model: str, listen: str, workers: int, ready_timeout: float, drain_timeout: float) -> None:
+def _environment(model: str, listen: str, drain_timeout: float, settings: Mapping[str, str | None]) -> dict[str, str]:
+    """What the processes are told; `settings` are passed on by their names, where they are given."""
+    given = {f"OCTAVO_{name.upper()}": value for name, value in settings.items() if value is not None}
+    return {"OCTAVO_MODEL": model, "OCTAVO_LISTEN": listen, "OCTAVO_DRAIN_TIMEOUT": str(drain_timeout), **given}
+
+
+async def _serve(
+    model: str, listen: str, workers: int, ready_timeout: float, drain_timeout: float, environment: dict[str, str]
+) -> None:
     began = time.monotonic()
     await _prepare(model)
     await _check_free(listen)
-    environment = {"OCTAVO_MODEL": model, "OCTAVO_LISTEN": listen, "OCTAVO_DRAIN_TIMEOUT": str(drain_timeout)}
     scheduler = Child("scheduler", ["scheduler"], environment)
     frontend = Child("frontend", ["frontend"], environment)
     crew = [

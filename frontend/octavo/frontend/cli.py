@@ -7,10 +7,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import click
 
 from octavo.frontend.config import FrontendConfig
+from octavo.frontend.pinned_prefixes import PinnedPrefixesError
 from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint
 from octavo.wire.model_directory import BUNDLED_MODEL, ModelDirectoryError, model_name, resolve_model
 
@@ -66,6 +68,12 @@ _SECONDS = click.FloatRange(min=0)
     default=30.0,
     help="Seconds that running streams may go on after SIGTERM.",
 )
+@click.option(
+    "--pinned-prefixes",
+    envvar="OCTAVO_PINNED_PREFIXES",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help='JSON file {"name": "text", ...}: beginnings of prompts that stay computed, for requests to name.',
+)
 def frontend(
     model: str,
     served_model_name: str | None,
@@ -75,6 +83,7 @@ def frontend(
     scheduler_grace: float,
     worker_grace: float,
     drain_timeout: float,
+    pinned_prefixes: Path | None,
 ) -> None:
     """Run one frontend: it serves gRPC, tokenizes, and keeps the journal of running requests. Needs no torch."""
     try:
@@ -88,6 +97,7 @@ def frontend(
             scheduler_grace_s=scheduler_grace,
             worker_grace_s=worker_grace,
             drain_timeout_s=drain_timeout,
+            pinned_prefixes=pinned_prefixes,
         )
     except (EndpointError, ModelDirectoryError) as error:
         raise click.UsageError(str(error)) from error
@@ -128,5 +138,5 @@ def _start_errors() -> Iterator[None]:
         yield
     except EndpointError as error:
         raise click.ClickException(f"the frontend cannot start: {error}") from error
-    except ModelDirectoryError as error:
+    except (ModelDirectoryError, PinnedPrefixesError) as error:
         raise click.UsageError(str(error)) from error

@@ -8,6 +8,7 @@ import click
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from octavo.frontend.client_output import describe, print_sequences, stream_answer
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
 
@@ -27,19 +28,42 @@ _server_option = click.option(
 @click.option("--top-k", type=click.IntRange(min=0), help="Default: the model's.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Default: drawn by the server.")
 @click.option("--stop", multiple=True, help="Text to stop at; may be given more than once.")
+@click.option("--n", "num_sequences", type=click.IntRange(min=1), default=1, help="How many sequences to print.")
+@click.option("--best-of", type=click.IntRange(min=1), help="Generate this many, and print the likeliest --n of them.")
+@click.option(
+    "--beam-width", type=click.IntRange(min=1), help="Search for the likeliest sequences with this many beams."
+)
+@click.option("--length-penalty", type=float, help="Of the beam search: above 0 favours long sequences. Default: 1.")
+@click.option("--logprobs", type=click.IntRange(min=0), help="Print every token's logprob and this many alternatives.")
+@click.option("--priority", type=int, help="Higher runs first. Default: 0.")
+@click.option("--pinned-prefix", help="Name of the pinned prefix that TEXT continues.")
 @click.option("--ids", is_flag=True, help="Print token ids instead of text.")
 def generate(
-    text: str, server: str, max_new_tokens: int | None, stop: tuple[str, ...], ids: bool, **sampling: Any
+    text: str,
+    server: str,
+    max_new_tokens: int | None,
+    stop: tuple[str, ...],
+    ids: bool,
+    beam_width: int | None,
+    length_penalty: float | None,
+    logprobs: int | None,
+    priority: int | None,
+    pinned_prefix: str | None,
+    **sampling: Any,
 ) -> None:
-    """Stream the continuation of TEXT to the terminal."""
+    """Stream the continuation of TEXT to the terminal, or print several, one after another."""
+    streams = sampling["num_sequences"] == 1
     request = pb.GenerateRequest(
         text=text,
-        sampling=pb.SamplingParams(**sampling),
+        sampling=pb.SamplingParams(beam_search=_beam_search(beam_width, length_penalty), **sampling),
         stopping=pb.StoppingCriteria(max_new_tokens=max_new_tokens, stop_strings=stop),
-        response=pb.ResponseOptions(text=not ids, token_ids=ids),
+        response=pb.ResponseOptions(text=not ids, token_ids=ids, top_logprobs=logprobs, incremental=streams),
+        scheduling=pb.SchedulingHints(priority=priority),
+        cache=pb.CacheOptions(pinned_prefix=pinned_prefix),
     )
     with _connected(server) as channel:
-        _print_answer(services.GenerationServiceStub(channel).Generate(request))
+        call = services.GenerationServiceStub(channel).Generate(request)
+        stream_answer(call) if streams else print_sequences(call)
 
 
 @click.command()
@@ -59,7 +83,7 @@ def chat(message: str | None, server: str, max_new_tokens: int | None, system: s
                 stopping=pb.StoppingCriteria(max_new_tokens=max_new_tokens),
                 response=pb.ResponseOptions(token_ids=False),
             )
-            answer = _print_answer(stub.Generate(request))
+            answer = stream_answer(stub.Generate(request))
             conversation.append(pb.ChatMessage(role="assistant", content=answer))
 
 
@@ -84,6 +108,12 @@ def health(address: str, service: str, timeout: float) -> None:
         raise SystemExit(1)
 
 
+def _beam_search(width: int | None, length_penalty: float | None) -> pb.BeamSearch | None:
+    if width is None and length_penalty is not None:
+        raise click.UsageError("--length-penalty belongs to a beam search; give --beam-width too")
+    return pb.BeamSearch(beam_width=width, length_penalty=length_penalty) if width is not None else None
+
+
 def _connected(address: str) -> grpc.Channel:
     # Silences the library's own lines about a refused connection; the error says it already.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -101,23 +131,6 @@ def _typed_lines() -> Iterable[str]:
             yield line
 
 
-def _print_answer(call: Any) -> str:
-    """Prints deltas as they come; gives the text. Ctrl-C ends the answer, not the program."""
-    parts: list[str] = []
-    try:
-        for response in call:
-            delta = response.delta
-            parts.append(delta.text)
-            click.echo(delta.text or "".join(f"{token_id} " for token_id in delta.token_ids), nl=False)
-    except KeyboardInterrupt:
-        call.cancel()
-    except grpc.RpcError as error:
-        click.echo()
-        raise click.ClickException(_describe(error)) from error
-    click.echo()
-    return "".join(parts)
-
-
 def _describe_health(error: grpc.RpcError, service: str, timeout: float) -> str:
     assert isinstance(error, grpc.Call)
     match error.code():
@@ -125,9 +138,4 @@ def _describe_health(error: grpc.RpcError, service: str, timeout: float) -> str:
             return f"it has no service {service!r} [NOT_FOUND]"
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return f"no answer within {timeout:g} s [DEADLINE_EXCEEDED]"
-    return _describe(error)
-
-
-def _describe(error: grpc.RpcError) -> str:
-    assert isinstance(error, grpc.Call)
-    return f"{error.details()} [{error.code().name}]"
+    return describe(error)

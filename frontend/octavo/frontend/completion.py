@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from octavo.frontend.detokenizer import Detokenizer
 from octavo.frontend.events import Finished, FinishReason, Match, MatchKind, Piece
 from octavo.frontend.stop_strings import StopStrings
+from octavo.wire.sampling import Logprobs
 
 
 @dataclass(frozen=True)
 class EndRules:
-    """When a completion ends besides its stop strings. `eos_token_ids` is part of `stop_token_ids`."""
+    """When a completion ends besides its stop strings. `eos_token_ids` is part of `stop_token_ids`.
+
+    Nothing ends it before `min_tokens`: the workers choose no stop token until then, and stop strings are not found.
+    """
 
     max_tokens: int
+    min_tokens: int
     stop_token_ids: Set[int]
     eos_token_ids: Set[int]
     include_stop: bool
@@ -26,19 +31,26 @@ class Completion:
         self._detokenizer = detokenizer
         self._stop_strings = stop_strings
         self.num_tokens = 0
+        # Of the tokens counted, where they came with logprobs.
+        self.cumulative_logprob = 0.0
         self.finished: Finished | None = None
 
-    def feed(self, token_ids: Sequence[int]) -> Piece:
-        """Takes tokens up to the one that ends the completion, and gives the text that is certain."""
-        text: list[str] = []
-        taken: list[int] = []
+    def feed(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> Piece:
+        """Takes tokens up to the one that ends the completion, and gives the text that is certain.
+
+        `logprobs` has one entry per token, or none at all.
+        """
+        before, text = self.num_tokens, []
         for token_id in token_ids:
             if self.finished:
                 break
-            taken.append(token_id)
             self.num_tokens += 1
             text.append(self._feed_one(token_id))
-        return Piece("".join(text), taken)
+        taken = self.num_tokens - before
+        for token in logprobs[:taken]:
+            # One by one, so that the sum does not depend on how the tokens were cut into pieces.
+            self.cumulative_logprob += token.logprob
+        return Piece("".join(text), list(token_ids[:taken]), list(logprobs[:taken]))
 
     def _feed_one(self, token_id: int) -> str:
         if token_id in self._rules.stop_token_ids:
@@ -64,7 +76,7 @@ class Completion:
         return text if self.finished else text + self._stop_strings.flush()
 
     def _scan(self, text: str) -> str:
-        scanned = self._stop_strings.feed(text)
+        scanned = self._stop_strings.feed(text, searching=self.num_tokens >= self._rules.min_tokens)
         if scanned.matched is not None:
             self.finished = Finished(FinishReason.STOP, Match(MatchKind.STOP_STRING, scanned.matched))
         return scanned.text

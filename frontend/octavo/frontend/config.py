@@ -19,3 +19,5 @@ class FrontendConfig:
     drain_timeout_s: float = 30.0
     # Tokenizing releases the GIL, so two threads serve two cores; more would take cores from the workers.
     tokenizer_threads: int = 2
+    # JSON object of names and texts: prefixes that this frontend has the scheduler pin.
+    pinned_prefixes: Path | None = None

@@ -4,7 +4,7 @@ ServiceError
 ├── InvalidRequest       the request is wrong and stays wrong
 ├── NotFound             it names something that is not served here
 ├── AlreadyExists        its id is taken
-├── Unsupported          it uses a field this server does not know
+├── Unsupported          it uses a field this server does not know, or not together with another
 ├── Overloaded           there is no room now
 ├── Unavailable          what is behind the door is away; trying again may help
 ├── DeadlineExceeded     the client's time is up
@@ -25,6 +25,7 @@ class Reason(enum.StrEnum):
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
     NEVER_FITS_KV = "NEVER_FITS_KV"
     MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
+    PREFIX_NOT_FOUND = "PREFIX_NOT_FOUND"
     DUPLICATE_ID = "DUPLICATE_ID"
     UNSUPPORTED_FIELD = "UNSUPPORTED_FIELD"
     TOO_MANY_REQUESTS = "TOO_MANY_REQUESTS"
@@ -68,7 +69,8 @@ class AlreadyExists(ServiceError):
 
 
 class Unsupported(ServiceError):
-    """The request uses a field that this server does not know; ignoring it would answer another question."""
+    """The request uses a field that this server does not know, or does not have together with another that is used;
+    ignoring it would answer another question."""
 
 
 class Overloaded(ServiceError):

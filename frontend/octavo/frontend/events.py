@@ -1,7 +1,11 @@
-"""What a generation tells the door it came through, in order: one `Started`, `Piece`s, one `Finished`, one `Usage`."""
+"""What a generation tells the door it came through, in order: one `Started`; `Piece`s, with one `Finished` after the
+last of each sequence; one `Usage`."""
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from octavo.wire.sampling import Logprobs
 
 
 class FinishReason(enum.Enum):
@@ -29,28 +33,35 @@ class Match:
 
 @dataclass(frozen=True)
 class Started:
-    """The request is checked and its first token is there; `seed` is the one in force."""
+    """The request is checked and its first token is there; `seed` is the one in force. `prompt_logprobs`, if asked for,
+    has one entry for each prompt token but the first."""
 
     request_id: str
     model: str
-    prompt_tokens: int
+    prompt_token_ids: list[int]
     seed: int
+    prompt_logprobs: list[Logprobs]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """New tokens, and the new text that is certain. Either may be empty, for text may wait for its next token."""
+    """New tokens of a sequence, and the new text that is certain. Either may be empty, for text may wait for its next
+    token. `logprobs` has one entry per token where the scheduler was asked for them."""
 
     text: str
     token_ids: list[int]
+    logprobs: list[Logprobs] = field(default_factory=list)
+    index: int = 0
 
 
 @dataclass(frozen=True)
 class Finished:
-    """`match` is None where the limit ended it."""
+    """`match` is None where the limit ended the sequence; `cumulative_logprob` where nobody asked for logprobs."""
 
     reason: FinishReason
     match: Match | None
+    cumulative_logprob: float | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,9 +71,20 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     preemptions: int
+    swaps: int
     cached_prompt_tokens: int
     time_to_first_token_s: float
     decode_time_s: float
 
 
 Event = Started | Piece | Finished | Usage
+
+
+def joined(pieces: Sequence[Piece], index: int) -> Piece:
+    """Consecutive pieces of one sequence as one, of the sequence `index` of the answer."""
+    return Piece(
+        "".join(piece.text for piece in pieces),
+        [token_id for piece in pieces for token_id in piece.token_ids],
+        [logprobs for piece in pieces for logprobs in piece.logprobs],
+        index,
+    )

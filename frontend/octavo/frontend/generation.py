@@ -8,35 +8,31 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from octavo.frontend.answer import Answer
 from octavo.frontend.completion import Completion, EndRules
 from octavo.frontend.errors import (
     Aborted,
     AlreadyExists,
-    Broken,
     DeadlineExceeded,
     NotFound,
     Reason,
     Unavailable,
     bad_parameter,
 )
-from octavo.frontend.events import Event, Started, Usage
+from octavo.frontend.events import Event, Started
 from octavo.frontend.journal import Journal
 from octavo.frontend.model_defaults import ModelDefaults
 from octavo.frontend.reader import Reader
-from octavo.frontend.scheduler_client import Availability, SchedulerClient, unreachable
+from octavo.frontend.readiness import Readiness
+from octavo.frontend.request import GenerationRequest, Prompt
+from octavo.frontend.resolution import Limits, check_token_ids, resolve_sampling
+from octavo.frontend.scheduler_client import Availability, SchedulerClient
 from octavo.frontend.scheduler_session import LiveRequest
 from octavo.frontend.stop_strings import StopStrings
 from octavo.frontend.tokenizer import ChatTemplateError, ModelTokenizer
-from octavo.frontend.validation import (
-    GenerationRequest,
-    Limits,
-    Prompt,
-    check_form,
-    check_prompt_size,
-    check_token_ids,
-    resolve_sampling,
-)
+from octavo.frontend.validation import check_form, check_prompt_size
 from octavo.wire.requests import ServiceStatus
+from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import ModelInfo
 
 
@@ -67,7 +63,7 @@ class Generation:
         self._defaults = defaults
         self._scheduler = scheduler
         self._threads = threads
-        self._worker_grace_s = worker_grace_s
+        self._readiness = Readiness(scheduler, model_name, worker_grace_s)
         self._running: dict[str, _Running] = {}
 
     @property
@@ -126,12 +122,15 @@ class Generation:
                 )
             )
 
-    async def encode(self, prompt: Prompt) -> list[int]:
-        """The prompt's token ids, made off the event loop. Raises `InvalidRequest`."""
+    async def encode(self, prompt: Prompt, *, continues: bool = False) -> list[int]:
+        """The prompt's token ids, made off the event loop; `continues` says whether others come before them.
+
+        Raises `InvalidRequest`.
+        """
         check_prompt_size(prompt, self.max_model_len)
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._threads, _encode, self.tokenizer, prompt)
+            return await loop.run_in_executor(self._threads, _encode, self.tokenizer, prompt, continues)
         except ChatTemplateError as error:
             raise bad_parameter("chat.messages", "not what the model's chat template takes", str(error)) from error
 
@@ -169,35 +168,63 @@ class Generation:
     async def _run(self, request: GenerationRequest, running: _Running, deadline: float | None) -> AsyncIterator[Event]:
         async with asyncio.timeout_at(deadline):
             journal = await self._prepare(request, running)
-            running.submitted = self._scheduler.submit(journal, running.reader)
-            await running.reader.wait()
-        yield Started(journal.request_id, self.model_name, len(journal.prompt_token_ids), journal.sampling.seed)
-        completion = self._completion(request, journal)
+            submitted = running.submitted = self._scheduler.submit(journal, running.reader)
+            while not journal.begun:
+                await running.reader.wait()
+        yield self._started(journal)
+        answer = self._answer(request, journal)
         while True:
-            # Everything that came since the last turn, so a slow reader gets fewer, larger pieces.
-            if new := journal.generated_token_ids[completion.num_tokens :]:
-                yield completion.feed(new)
-            if completion.finished:
+            events = answer.advance()
+            for index in answer.ended_here():
+                self._scheduler.end_sequence(submitted, index)
+            for event in events:
+                yield event
+            if answer.finished:
                 break
-            _check_not_ended(journal, completion.num_tokens)
+            answer.check_ends()
             async with asyncio.timeout_at(deadline):
                 await running.reader.wait()
-        yield completion.finished
-        yield _usage(journal, completion.num_tokens)
+        yield answer.usage()
 
     async def _prepare(self, request: GenerationRequest, running: _Running) -> Journal:
         arrived_at = time.monotonic()
         check_prompt_size(request.prompt, self.max_model_len)
-        limits = await self._wait_until_ready(running)
-        prompt_token_ids = await self.encode(request.prompt)
+        limits = self._limits(await self._readiness.wait(running.reader))
+        name = request.pinned_prefix
+        prefix = await self._readiness.prefix(name, running.reader) if name else []
+        prompt_token_ids = prefix + await self.encode(request.prompt, continues=bool(prefix))
         running.reader.check()
-        sampling = resolve_sampling(request, prompt_token_ids, self._defaults, limits)
-        return Journal(running.request_id, prompt_token_ids, sampling, arrived_at)
+        return Journal(
+            running.request_id,
+            prompt_token_ids,
+            resolve_sampling(request, prompt_token_ids, self._defaults, limits),
+            arrived_at,
+            priority=request.priority,
+            tenant=request.tenant,
+            salt=request.salt,
+        )
 
-    def _completion(self, request: GenerationRequest, journal: Journal) -> Completion:
-        sampling = journal.sampling
+    def _limits(self, status: ServiceStatus) -> Limits:
+        assert status.model is not None
+        return Limits(status.model.vocab_size, self.max_model_len, status.capacity_tokens, status.max_parallel, status.block_size)
+
+    def _started(self, journal: Journal) -> Started:
+        return Started(
+            request_id=journal.request_id,
+            model=self.model_name,
+            prompt_token_ids=journal.prompt_token_ids,
+            seed=journal.sampling.seed,
+            prompt_logprobs=journal.prompt_logprobs or [],
+        )
+
+    def _answer(self, request: GenerationRequest, journal: Journal) -> Answer:
+        completions = [self._completion(request, journal.sampling) for _ in journal.sequences]
+        return Answer(journal, completions, num_results=request.num_sequences, incremental=request.incremental)
+
+    def _completion(self, request: GenerationRequest, sampling: SamplingParams) -> Completion:
         rules = EndRules(
             max_tokens=sampling.max_tokens,
+            min_tokens=sampling.min_tokens,
             stop_token_ids=frozenset(sampling.stop_token_ids),
             eos_token_ids=self._defaults.eos_token_ids - set(request.stop_token_ids),
             include_stop=request.include_stop,
@@ -205,65 +232,15 @@ class Generation:
         detokenizer = self.tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
         return Completion(rules, detokenizer, StopStrings(request.stop_strings, include_stop=request.include_stop))
 
-    async def _wait_until_ready(self, running: _Running) -> Limits:
-        waiting_since = time.monotonic()
-        while (availability := self._scheduler.availability) is not Availability.READY:
-            running.reader.check()
-            self._check_worth_waiting(availability, time.monotonic() - waiting_since)
-            await self._scheduler.changed()
-        status = self._scheduler.status
-        assert status is not None
-        assert status.model is not None
-        return Limits(status.model.vocab_size, self.max_model_len, status.capacity_tokens)
-
-    def _check_worth_waiting(self, availability: Availability, waited_s: float) -> None:
-        away_s = self._scheduler.away_s()
-        if availability is Availability.NO_SCHEDULER and away_s > self._scheduler.grace_s:
-            raise unreachable(away_s)
-        if availability is Availability.NO_WORKER and waited_s >= self._worker_grace_s:
-            raise Unavailable(
-                Reason.NO_WORKER, f"no worker has registered in {waited_s:.0f} s; start one, or try again later"
-            )
-        if availability is Availability.MODEL_MISMATCH:
-            info = _model_of(self._scheduler.status)
-            theirs = f"{info.name} ({info.fingerprint[:12]})" if info else "another model"
-            raise Unavailable(
-                Reason.MODEL_MISMATCH,
-                f"the workers serve {theirs} and this frontend {self.model_name}"
-                f" ({self._scheduler.model_fingerprint[:12]}); start both with the same model directory",
-            )
-
 
 def _model_of(status: ServiceStatus | None) -> ModelInfo | None:
     return status.model if status else None
 
 
-def _encode(tokenizer: ModelTokenizer, prompt: Prompt) -> list[int]:
+def _encode(tokenizer: ModelTokenizer, prompt: Prompt, continues: bool) -> list[int]:
     match prompt:
         case str():
-            return tokenizer.encode(prompt)
+            return tokenizer.encode(prompt, continues=continues)
         case tuple():
             return tokenizer.encode_chat(prompt)
     return prompt
-
-
-def _check_not_ended(journal: Journal, num_seen: int) -> None:
-    if journal.ended_by_scheduler and num_seen == len(journal.generated_token_ids):
-        raise Broken(
-            Reason.STREAM_BROKEN,
-            f"the scheduler ended the request after {len(journal.generated_token_ids)} tokens without a reason that"
-            " its tokens show; this is a fault of the server",
-        )
-
-
-def _usage(journal: Journal, completion_tokens: int) -> Usage:
-    first = journal.first_token_at or journal.arrived_at
-    last = journal.last_token_at or first
-    return Usage(
-        prompt_tokens=len(journal.prompt_token_ids),
-        completion_tokens=completion_tokens,
-        preemptions=journal.preemptions,
-        cached_prompt_tokens=journal.cached_prompt_tokens,
-        time_to_first_token_s=first - journal.arrived_at,
-        decode_time_s=last - first,
-    )

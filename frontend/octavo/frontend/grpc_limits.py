@@ -5,9 +5,10 @@ A message of 4 MB can repeat one millions of times, and a walk over them would s
 
 from typing import Final
 
-from octavo.frontend.validation import MAX_STOP_STRINGS, check_count, check_room
+from octavo.frontend.resolution import check_room
+from octavo.frontend.validation import MAX_STOP_STRINGS, check_count
 from octavo.v1 import generation_pb2 as pb
-from octavo.wire.sampling import MAX_STOP_TOKEN_IDS
+from octavo.wire.sampling import MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 
 MAX_CHAT_MESSAGES: Final = 4096
 MAX_ABORTED_IDS: Final = 4096
@@ -17,6 +18,9 @@ def check_generate(message: pb.GenerateRequest, max_model_len: int) -> None:
     """Raises `InvalidRequest` for more token ids than leave room for an answer, or too much of anything else."""
     check_room(len(message.token_ids.ids), max_model_len)
     check_chat(message.chat)
+    check_count("logit_bias", message.sampling.logit_bias, MAX_LOGIT_BIAS)
+    check_count("allowed_token_ids", message.sampling.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
+    check_count("banned_token_ids", message.sampling.banned_token_ids, MAX_ALLOWED_TOKEN_IDS)
     check_count("stop_strings", message.stopping.stop_strings, MAX_STOP_STRINGS)
     check_count("stop_token_ids", message.stopping.stop_token_ids, MAX_STOP_TOKEN_IDS)
 

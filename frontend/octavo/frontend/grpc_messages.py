@@ -1,14 +1,17 @@
 """octavo.v1 messages to and from the types behind every door."""
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
 from octavo.frontend import events
 from octavo.frontend.errors import bad_parameter
+from octavo.frontend.request import GenerationRequest, Prompt
 from octavo.frontend.tokenizer import ChatMessage
-from octavo.frontend.validation import GenerationRequest, Prompt
 from octavo.v1 import generation_pb2 as pb
+from octavo.wire.sampling import BeamSearch, EarlyStopping, Logprobs
 
 _REASONS: Final = {
     events.FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -19,25 +22,67 @@ _MATCH_FIELDS: Final = {
     events.MatchKind.STOP_TOKEN: "stop_token_id",
     events.MatchKind.EOS_TOKEN: "eos_token_id",
 }
+_EARLY_STOPPING: Final[dict[int, EarlyStopping]] = {
+    pb.EARLY_STOPPING_UNSPECIFIED: EarlyStopping.OFF,
+    pb.EARLY_STOPPING_ON: EarlyStopping.ON,
+    pb.EARLY_STOPPING_OFF: EarlyStopping.OFF,
+    pb.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
+}
+_SAMPLING: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "seed",
+    "best_of",
+)
 
 
 def read_request(message: pb.GenerateRequest) -> GenerationRequest:
-    """Raises `InvalidRequest` where the message has no prompt."""
-    sampling, stopping = message.sampling, message.stopping
+    """Raises `InvalidRequest` where the message has no prompt or an unknown value of an enum."""
+    sampling, stopping, response = message.sampling, message.stopping, message.response
     return GenerationRequest(
         prompt=_prompt(message),
         request_id=message.request_id,
         model=message.model,
-        temperature=sampling.temperature if sampling.HasField("temperature") else None,
-        top_p=sampling.top_p if sampling.HasField("top_p") else None,
-        top_k=sampling.top_k if sampling.HasField("top_k") else None,
-        seed=sampling.seed if sampling.HasField("seed") else None,
-        max_new_tokens=stopping.max_new_tokens if stopping.HasField("max_new_tokens") else None,
+        **{field: _optional(sampling, field) for field in _SAMPLING},
+        num_sequences=sampling.num_sequences if sampling.HasField("num_sequences") else 1,
+        beam=_beam(sampling.beam_search) if sampling.HasField("beam_search") else None,
+        logit_bias=dict(sampling.logit_bias),
+        allowed_token_ids=tuple(sampling.allowed_token_ids),
+        banned_token_ids=tuple(sampling.banned_token_ids),
+        max_new_tokens=_optional(stopping, "max_new_tokens"),
+        min_new_tokens=stopping.min_new_tokens,
         stop_strings=tuple(stopping.stop_strings),
         stop_token_ids=tuple(stopping.stop_token_ids),
         include_stop=stopping.include_stop,
         ignore_eos=stopping.ignore_eos,
-        skip_special_tokens=default_true(message.response, "skip_special_tokens"),
+        skip_special_tokens=default_true(response, "skip_special_tokens"),
+        top_logprobs=_optional(response, "top_logprobs"),
+        prompt_logprobs=_optional(response, "prompt_logprobs"),
+        incremental=default_true(response, "incremental"),
+        tenant=message.scheduling.tenant,
+        priority=message.scheduling.priority,
+        salt=message.cache.salt,
+        pinned_prefix=message.cache.pinned_prefix,
+    )
+
+
+def _optional(message: Message, field: str) -> Any:
+    return getattr(message, field) if message.HasField(field) else None
+
+
+def _beam(message: pb.BeamSearch) -> BeamSearch:
+    length_penalty = _optional(message, "length_penalty")
+    if message.early_stopping not in _EARLY_STOPPING:
+        raise bad_parameter("early_stopping", message.early_stopping, "it must be a value of the enum EarlyStopping")
+    return BeamSearch(
+        width=message.beam_width,
+        length_penalty=1.0 if length_penalty is None else length_penalty,
+        early_stopping=_EARLY_STOPPING[message.early_stopping],
     )
 
 
@@ -62,25 +107,59 @@ def default_true(options: pb.ResponseOptions, name: str) -> bool:
     return bool(getattr(options, name)) if options.HasField(name) else True
 
 
-def write_event(event: events.Event, *, text: bool, token_ids: bool) -> pb.GenerateResponse:
+def write_event(event: events.Event, options: pb.ResponseOptions) -> pb.GenerateResponse:
     """The event as a message; deltas carry what was asked for."""
     match event:
         case events.Piece():
-            delta = pb.TokenDelta(text=event.text if text else "", token_ids=event.token_ids if token_ids else ())
-            return pb.GenerateResponse(delta=delta)
+            return pb.GenerateResponse(delta=_delta(event, options))
         case events.Started():
-            started = pb.Started(
-                request_id=event.request_id, model=event.model, prompt_tokens=event.prompt_tokens, seed=event.seed
-            )
-            return pb.GenerateResponse(started=started)
+            return pb.GenerateResponse(started=_started(event))
         case events.Finished():
             return pb.GenerateResponse(finished=_finished(event))
         case events.Usage():
             return pb.GenerateResponse(usage=_usage(event))
 
 
+def _delta(event: events.Piece, options: pb.ResponseOptions) -> pb.TokenDelta:
+    return pb.TokenDelta(
+        index=event.index,
+        text=event.text if default_true(options, "text") else "",
+        token_ids=event.token_ids if default_true(options, "token_ids") else (),
+        # They may be there for the server's own use.
+        logprobs=_logprobs(event.token_ids, event.logprobs) if options.HasField("top_logprobs") else (),
+    )
+
+
+def _started(event: events.Started) -> pb.Started:
+    return pb.Started(
+        request_id=event.request_id,
+        model=event.model,
+        prompt_tokens=len(event.prompt_token_ids),
+        prompt_logprobs=_logprobs(event.prompt_token_ids[1:], event.prompt_logprobs) if event.prompt_logprobs else (),
+        seed=event.seed,
+    )
+
+
+def _logprobs(token_ids: Sequence[int], logprobs: Sequence[Logprobs]) -> list[pb.TokenLogprobs]:
+    return [
+        pb.TokenLogprobs(
+            id=token_id,
+            logprob=token.logprob,
+            rank=token.rank,
+            top=map(_candidate, token.top_token_ids, token.top_logprobs),
+        )
+        for token_id, token in zip(token_ids, logprobs, strict=True)
+    ]
+
+
+def _candidate(token_id: int, logprob: float) -> pb.Candidate:
+    return pb.Candidate(id=token_id, logprob=logprob)
+
+
 def _finished(event: events.Finished) -> pb.Finished:
-    finished = pb.Finished(reason=_REASONS[event.reason])
+    finished = pb.Finished(
+        index=event.index, reason=_REASONS[event.reason], cumulative_logprob=event.cumulative_logprob
+    )
     if event.match is not None:
         setattr(finished, _MATCH_FIELDS[event.match.kind], event.match.value)
     return finished
@@ -91,6 +170,7 @@ def _usage(event: events.Usage) -> pb.Usage:
         prompt_tokens=event.prompt_tokens,
         completion_tokens=event.completion_tokens,
         preemptions=event.preemptions,
+        swaps=event.swaps,
         cached_prompt_tokens=event.cached_prompt_tokens,
         time_to_first_token=_duration(event.time_to_first_token_s),
         decode_time=_duration(event.decode_time_s),

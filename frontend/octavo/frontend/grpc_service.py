@@ -3,19 +3,19 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
 from octavo.frontend.errors import Broken, Reason, ServiceError
-from octavo.frontend.events import Event, Piece
 from octavo.frontend.generation import Generation
 from octavo.frontend.grpc_errors import abort_with
 from octavo.frontend.grpc_limits import check_abort, check_chat, check_detokenize, check_generate
-from octavo.frontend.grpc_messages import default_true, read_chat, read_request, write_event
+from octavo.frontend.grpc_messages import read_chat, read_request, write_event
+from octavo.frontend.request import GenerationRequest
 from octavo.frontend.unknown_fields import refuse_unknown_fields
-from octavo.frontend.validation import GenerationRequest, check_form
+from octavo.frontend.validation import check_form
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
 
@@ -37,14 +37,10 @@ class GenerationService(services.GenerationServiceServicer):
         async with _answering(context):
             check_generate(request, self._generation.max_model_len)
             refuse_unknown_fields(request)
-            options = request.response
             events = self._generation.generate(read_request(request), _deadline(context))
-            if not default_true(options, "incremental"):
-                events = _joined(events)
-            text, token_ids = default_true(options, "text"), default_true(options, "token_ids")
             async with contextlib.aclosing(events):
                 async for event in events:
-                    await context.write(write_event(event, text=text, token_ids=token_ids))
+                    await context.write(write_event(event, request.response))
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         async with _answering(context):
@@ -95,20 +91,6 @@ async def _answering(context: Context) -> AsyncIterator[None]:
             raise asyncio.CancelledError from error
         _log.exception("a request failed")
         await abort_with(context, Broken(Reason.INTERNAL, "the server failed on this request; its log says why"))
-
-
-async def _joined(events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
-    """The same events with all pieces in one."""
-    pieces: list[Piece] = []
-    async with contextlib.aclosing(events):
-        async for event in events:
-            if isinstance(event, Piece):
-                pieces.append(event)
-                continue
-            if pieces:
-                yield Piece("".join(p.text for p in pieces), [i for p in pieces for i in p.token_ids])
-                pieces = []
-            yield event
 
 
 def _deadline(context: Context) -> float | None:

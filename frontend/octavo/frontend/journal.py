@@ -8,69 +8,139 @@ import enum
 from collections.abc import Sequence
 
 from octavo.wire import history
-from octavo.wire.requests import Delta, Lease, Request
-from octavo.wire.sampling import SamplingParams
+from octavo.wire.requests import CacheKey, Delta, GeneratedSequence, Lease, Request
+from octavo.wire.sampling import Logprobs, SamplingParams
 
 
 class Verdict(enum.Enum):
-    """What a delta was: the next tokens; of no concern any more; or a sign that the two sides no longer agree."""
+    """What a delta was: the next tokens; of no concern any more; a sign that the two sides no longer agree; or short
+    of what was asked for, which no other attempt would bring."""
 
     ACCEPTED = enum.auto()
     STALE = enum.auto()
     BROKEN = enum.auto()
+    FAULTY = enum.auto()
+
+
+class SequenceJournal:
+    """What one sequence has generated. `ended` says that nothing follows, whatever its tokens say."""
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        self.token_ids: list[int] = []
+        # One per token, if asked for.
+        self.logprobs: list[Logprobs] = []
+        # Said by the scheduler, of a beam search's result.
+        self.cumulative_logprob: float | None = None
+        self.ended = False
+        self._sampling = sampling
+        # The rolling hash of the tokens.
+        self._hash = history.EMPTY
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more is to come: it was said so, or the tokens do.
+
+        The tokens decide too, so that a lost last word costs nothing.
+        """
+        return self.ended or (
+            bool(self.token_ids)
+            and (
+                len(self.token_ids) >= self._sampling.max_tokens or self.token_ids[-1] in self._sampling.stop_token_ids
+            )
+        )
+
+    def continues(self, delta: Delta) -> bool:
+        """Whether the delta begins where the sequence stands, with the same history."""
+        return (delta.start_index, delta.previous_hash) == (len(self.token_ids), self._hash)
+
+    def extend(self, delta: Delta) -> None:
+        """Takes over a delta that continues the sequence."""
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+        self.cumulative_logprob = delta.cumulative_logprob
+        self.ended = delta.finish_reason is not None
+        self._hash = history.extend(self._hash, delta.token_ids)
+
+    def snapshot(self) -> GeneratedSequence:
+        """Its part of a submission."""
+        return GeneratedSequence(list(self.token_ids), finished=self.complete)
 
 
 class Journal:
     """Times are seconds of one monotonic clock, given by the caller."""
 
     def __init__(
-        self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams, arrived_at: float
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        arrived_at: float,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        salt: str = "",
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = list(prompt_token_ids)
         self.sampling = sampling
         self.arrived_at = arrived_at
+        self.priority = priority
+        self.tenant = tenant
+        self.cache_key = CacheKey(salt=salt)
         # That of the latest submission; 0 before the first.
         self.attempt = 0
-        self.generated_token_ids: list[int] = []
-        self.ended_by_scheduler = False
+        self.sequences = [SequenceJournal(sampling) for _ in range(sampling.num_sequences)]
+        # One per prompt token but the first, if asked for; None before they came.
+        self.prompt_logprobs: list[Logprobs] | None = None
         self.preemptions = 0
+        self.swaps = 0
         self.cached_prompt_tokens = 0
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
-        # The rolling hash of the generated tokens.
-        self._history_hash = history.EMPTY
         self._preemptions_before_attempt = 0
+        self._swaps_before_attempt = 0
         self._submitted = False
 
     @property
     def complete(self) -> bool:
-        """Whether nothing more is to come: the scheduler said so, or the tokens do.
+        """Whether nothing more is to come of any sequence."""
+        return all(sequence.complete for sequence in self.sequences)
 
-        The tokens decide too, so that a lost last word costs nothing.
-        """
-        generated = self.generated_token_ids
-        return self.ended_by_scheduler or (
-            bool(generated)
-            and (len(generated) >= self.sampling.max_tokens or generated[-1] in self.sampling.stop_token_ids)
-        )
+    @property
+    def begun(self) -> bool:
+        """Whether there is something to tell, and all that is told before it."""
+        prompt_is_told = self.sampling.prompt_logprobs is None or self.prompt_logprobs is not None
+        return prompt_is_told and any(sequence.token_ids or sequence.ended for sequence in self.sequences)
 
     def accept(self, delta: Delta, now: float) -> Verdict:
         """Takes over what continues the journal, and only that.
 
-        Within an attempt every token comes once and in order. `BROKEN` means that these do not, or belong to another
-        history: the request must be submitted again.
+        Within an attempt every token of a sequence comes once and in order. `BROKEN` means that these do not, or belong
+        to another history: the request must be submitted again.
         """
-        if delta.attempt != self.attempt or delta.sequence_index != 0 or self.complete:
+        index = delta.sequence_index
+        if delta.attempt != self.attempt or index >= len(self.sequences) or self.sequences[index].complete:
             return Verdict.STALE
-        if (delta.start_index, delta.previous_hash) != (len(self.generated_token_ids), self._history_hash):
+        sequence = self.sequences[index]
+        if not sequence.continues(delta):
             return Verdict.BROKEN
-        if not self.generated_token_ids:
-            self.cached_prompt_tokens = delta.cached_prompt_tokens
-        self._append(delta.token_ids, now)
-        self.preemptions = self._preemptions_before_attempt + delta.preemptions
-        self.ended_by_scheduler = delta.finish_reason is not None
+        if not self._is_whole(delta):
+            return Verdict.FAULTY
+        self._note(delta, now)
+        sequence.extend(delta)
         return Verdict.ACCEPTED
+
+    def end_sequence(self, index: int) -> bool:
+        """Notes the end of a sequence that only the client's side can see; whether the others still need the scheduler.
+
+        If not, nothing is noted: what ends with the last sequence is the request.
+        """
+        sequence = self.sequences[index]
+        others_run = any(not other.complete for other in self.sequences if other is not sequence)
+        if sequence.complete or not others_run:
+            return False
+        sequence.ended = True
+        return True
 
     def start_attempt(self, attempt: int) -> None:
         """From here on only answers to `attempt` count, which must be above every earlier one of this process."""
@@ -78,7 +148,7 @@ class Journal:
         if self._submitted:
             # The copy before this one has lost its blocks, if it had any yet.
             self.preemptions += 1
-        self._preemptions_before_attempt = self.preemptions
+        self._preemptions_before_attempt, self._swaps_before_attempt = self.preemptions, self.swaps
 
     def submit(self, model_fingerprint: str, now: float) -> Request:
         """The request as it must be run now, from where it stands; it is about to be sent."""
@@ -89,8 +159,11 @@ class Journal:
             resubmitted=resubmitted,
             model_fingerprint=model_fingerprint,
             prompt_token_ids=self.prompt_token_ids,
-            generated_token_ids=list(self.generated_token_ids),
+            generated=self._generated(),
             sampling=self.sampling,
+            priority=self.priority,
+            tenant=self.tenant,
+            cache_key=self.cache_key,
             age_ms=max(0, round((now - self.arrived_at) * 1000)),
         )
 
@@ -98,11 +171,33 @@ class Journal:
         """Its line in a renewal."""
         return Lease(request_id=self.request_id, attempt=self.attempt)
 
-    def _append(self, token_ids: Sequence[int], now: float) -> None:
-        if not token_ids:
-            return
+    def _is_whole(self, delta: Delta) -> bool:
+        """Whether the delta brings all that was asked for with its tokens."""
+        sampling = self.sampling
+        if sampling.beam is not None and delta.cumulative_logprob is None:
+            return False
+        if sampling.logprobs is not None and len(delta.logprobs) != len(delta.token_ids):
+            return False
+        return not self._brings_prompt(delta) or len(delta.prompt_logprobs) == len(self.prompt_token_ids) - 1
+
+    def _brings_prompt(self, delta: Delta) -> bool:
+        wanted = self.sampling.prompt_logprobs is not None and self.prompt_logprobs is None
+        return wanted and delta.sequence_index == 0
+
+    def _note(self, delta: Delta, now: float) -> None:
+        """Takes over what a delta says of the whole request."""
         if self.first_token_at is None:
-            self.first_token_at = now
-        self.last_token_at = now
-        self.generated_token_ids.extend(token_ids)
-        self._history_hash = history.extend(self._history_hash, token_ids)
+            self.cached_prompt_tokens = delta.cached_prompt_tokens
+        if delta.token_ids:
+            self.first_token_at = now if self.first_token_at is None else self.first_token_at
+            self.last_token_at = now
+        if self._brings_prompt(delta):
+            self.prompt_logprobs = list(delta.prompt_logprobs)
+        self.preemptions = self._preemptions_before_attempt + delta.preemptions
+        self.swaps = self._swaps_before_attempt + delta.swaps
+
+    def _generated(self) -> list[GeneratedSequence]:
+        # A beam search starts over, for its beams are known to the scheduler only.
+        if self.first_token_at is None or self.sampling.beam is not None:
+            return []
+        return [sequence.snapshot() for sequence in self.sequences]

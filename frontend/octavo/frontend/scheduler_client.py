@@ -5,12 +5,14 @@ import enum
 import logging
 import secrets
 import time
+from collections.abc import Mapping
 
 import zmq
 import zmq.asyncio
 
 from octavo.frontend.errors import Overloaded, Reason, Unavailable
 from octavo.frontend.journal import Journal
+from octavo.frontend.pinned_prefixes import PinnedPrefixes
 from octavo.frontend.reader import Reader
 from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
 from octavo.wire.codec import WireError, decode_to_frontend, encode
@@ -40,11 +42,17 @@ class SchedulerRefused(Exception):
 class SchedulerClient:
     """One frontend's link to the scheduler. `run()` must be running; all methods belong to its event loop."""
 
-    def __init__(self, endpoint: str, model_fingerprint: str, grace_s: float) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        model_fingerprint: str,
+        grace_s: float,
+        own_prefixes: Mapping[str, list[int]] | None = None,
+    ) -> None:
         self.grace_s = grace_s
         self._endpoint = endpoint
         # Half of the range, because msgpack has room for 64 bits and some readers only for 63.
-        self._session = SchedulerSession(secrets.randbits(63), model_fingerprint, time.monotonic())
+        self._session = SchedulerSession(secrets.randbits(63), model_fingerprint, time.monotonic(), own_prefixes)
         self._socket: zmq.asyncio.Socket | None = None
         self._changed = asyncio.Event()
 
@@ -52,6 +60,11 @@ class SchedulerClient:
     def status(self) -> ServiceStatus | None:
         """The last the scheduler said of itself; None before its first word."""
         return self._session.status
+
+    @property
+    def prefixes(self) -> PinnedPrefixes:
+        """The pinned prefixes that requests may name."""
+        return self._session.prefixes
 
     @property
     def model_fingerprint(self) -> str:
@@ -88,6 +101,10 @@ class SchedulerClient:
         request = LiveRequest(journal, reader)
         self._send(self._session.submit(request, time.monotonic()))
         return request
+
+    def end_sequence(self, request: LiveRequest, sequence_index: int) -> None:
+        """Ends one sequence of a request whose others may run on."""
+        self._send(self._session.end_sequence(request, sequence_index))
 
     def release(self, request: LiveRequest) -> None:
         """Ends a request, whatever its state; must be called for every submitted one."""

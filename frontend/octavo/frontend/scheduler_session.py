@@ -5,6 +5,8 @@ renewal it learns what it must submit again. That one path carries running strea
 reconnection and a new scheduler.
 """
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.frontend.errors import (
@@ -17,15 +19,21 @@ from octavo.frontend.errors import (
     Unavailable,
 )
 from octavo.frontend.journal import Journal, Verdict
+from octavo.frontend.pinned_prefixes import PinnedPrefixes
 from octavo.frontend.reader import Reader
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.requests import (
+    MAX_PREFIXES,
     Abort,
     Deltas,
+    EndSequence,
     FromFrontend,
     FrontendHello,
     FrontendWelcome,
     Lease,
+    PinPrefixes,
+    PinRefused,
+    PrefixesChanged,
     Refused,
     Rejected,
     RejectReason,
@@ -37,6 +45,8 @@ from octavo.wire.requests import (
     ToFrontend,
     Unregistered,
 )
+
+_log = logging.getLogger(__name__)
 
 # With this many renewals unanswered the registration is taken for lost, and the frontend says hello again.
 _MAX_UNANSWERED_RENEWALS = 3
@@ -50,10 +60,18 @@ class LiveRequest:
     reader: Reader
 
 
-class SchedulerSession:
-    """State of one frontend's registration. `now` is seconds of one monotonic clock."""
+_Current = StatusChanged | Renewed | Deltas | Rejected | PrefixesChanged | PinRefused
 
-    def __init__(self, frontend_id: int, model_fingerprint: str, now: float) -> None:
+
+class SchedulerSession:
+    """State of one frontend's registration. `now` is seconds of one monotonic clock.
+
+    `own_prefixes` are the token ids, by name, of what this frontend wants pinned.
+    """
+
+    def __init__(
+        self, frontend_id: int, model_fingerprint: str, now: float, own_prefixes: Mapping[str, list[int]] | None = None
+    ) -> None:
         self.frontend_id = frontend_id
         self.model_fingerprint = model_fingerprint
         self.epoch: int | None = None
@@ -61,6 +79,7 @@ class SchedulerSession:
         self.refused: str | None = None
         self.last_heard = now
         self.live: dict[str, LiveRequest] = {}
+        self.prefixes = PinnedPrefixes(own_prefixes or {})
         self._unanswered_renewals = 0
         # One count for all requests: an id may be used again, and answers to its former request may still be under way.
         self._last_attempt = 0
@@ -81,6 +100,13 @@ class SchedulerSession:
         if self.epoch is None or journal.complete:
             return []
         return [Abort(epoch=self.epoch, request_ids=[journal.request_id])]
+
+    def end_sequence(self, request: LiveRequest, sequence_index: int) -> list[FromFrontend]:
+        """Ends one sequence, and says so if others run on. With the last one the request ends: see `release`."""
+        journal = request.journal
+        if not journal.end_sequence(sequence_index) or self.epoch is None:
+            return []
+        return [EndSequence(self.epoch, journal.request_id, journal.attempt, sequence_index)]
 
     def tick(self) -> list[FromFrontend]:
         """What is to be said once a second: hello, or the renewal of every lease."""
@@ -109,7 +135,7 @@ class SchedulerSession:
         self.last_heard = now
         return self._receive_current(message, now)
 
-    def _receive_current(self, message: StatusChanged | Renewed | Deltas | Rejected, now: float) -> list[FromFrontend]:
+    def _receive_current(self, message: _Current, now: float) -> list[FromFrontend]:
         match message:
             case Deltas():
                 return self._accept(message, now)
@@ -120,6 +146,11 @@ class SchedulerSession:
                 self.status = message.status
             case Rejected():
                 self._reject(message)
+            case PrefixesChanged():
+                self.prefixes.changed(message.prefixes)
+            case PinRefused():
+                self.prefixes.refused(message.name)
+                _log.warning("the prefix %r is not pinned: %s", message.name, message.detail)
         return []
 
     def _welcomed(self, message: FrontendWelcome, now: float) -> list[FromFrontend]:
@@ -129,7 +160,12 @@ class SchedulerSession:
             return []
         self.disconnected()
         self.epoch = message.epoch
-        return self._renewal()
+        return self._pins(message.epoch) + self._renewal()
+
+    def _pins(self, epoch: int) -> list[FromFrontend]:
+        """Before the requests come back, so that they find their prefixes."""
+        prefixes = self.prefixes.welcomed(epoch)
+        return [PinPrefixes(epoch, prefixes[i : i + MAX_PREFIXES]) for i in range(0, len(prefixes), MAX_PREFIXES)]
 
     def _renewal(self) -> list[FromFrontend]:
         if self.epoch is None:
@@ -153,13 +189,15 @@ class SchedulerSession:
         answers: list[FromFrontend] = []
         for delta in message.deltas:
             request = self.live.get(delta.request_id)
-            if request is None:
+            if request is None or request.reader.failure is not None:
                 continue
             match request.journal.accept(delta, now):
                 case Verdict.ACCEPTED:
                     request.reader.notify()
                 case Verdict.BROKEN:
                     answers += self._resubmission(request.journal, now)
+                case Verdict.FAULTY:
+                    request.reader.fail(_lacking())
         return answers
 
     def _resubmission(self, journal: Journal, now: float) -> list[FromFrontend]:
@@ -180,6 +218,12 @@ class SchedulerSession:
             request.reader.fail(_rejection(message))
 
 
+def _lacking() -> Broken:
+    return Broken(
+        Reason.STREAM_BROKEN, "the scheduler sent tokens without the logprobs asked for; this is a fault of the server"
+    )
+
+
 def _rejection(message: Rejected) -> ServiceError:
     detail = message.detail or f"the scheduler rejected the request: {message.reason.value}"
     match message.reason:
@@ -189,7 +233,7 @@ def _rejection(message: Rejected) -> ServiceError:
             return InvalidRequest(Reason.NEVER_FITS_KV, detail)
         case RejectReason.PROMPT_TOO_LONG:
             return InvalidRequest(Reason.PROMPT_TOO_LONG, detail)
-        case RejectReason.BAD_TOKEN_ID | RejectReason.EMPTY_PROMPT:
+        case RejectReason.BAD_TOKEN_ID | RejectReason.EMPTY_PROMPT | RejectReason.TOO_MANY_SEQUENCES:
             return InvalidRequest(Reason.BAD_PARAMETER, detail)
         case RejectReason.MODEL_MISMATCH:
             advice = "start them and this frontend with the same model directory"

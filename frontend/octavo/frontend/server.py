@@ -13,6 +13,7 @@ from octavo.frontend.config import FrontendConfig
 from octavo.frontend.generation import Generation
 from octavo.frontend.grpc_service import SERVICE_NAME, GenerationService
 from octavo.frontend.model_defaults import read_model_defaults
+from octavo.frontend.pinned_prefixes import read_pinned_prefixes
 from octavo.frontend.reflection import add_reflection
 from octavo.frontend.scheduler_client import SchedulerClient
 from octavo.frontend.tokenizer import ModelTokenizer
@@ -45,16 +46,20 @@ class FrontendServer:
     """Parts of a running frontend. `port` is the one bound, for `listen` may leave the choice to the system."""
 
     def __init__(self, config: FrontendConfig) -> None:
-        """Reads the model directory. Raises `ModelDirectoryError`; `EndpointError` if the address cannot be had."""
+        """Reads the model directory. Raises `ModelDirectoryError`; `PinnedPrefixesError` for an unusable file of these;
+        `EndpointError` if the address cannot be had."""
         self._config = config
         defaults = read_model_defaults(config.model_directory)
+        tokenizer = ModelTokenizer(config.model_directory)
+        path = config.pinned_prefixes
+        prefixes = read_pinned_prefixes(path, tokenizer.encode, defaults.max_model_len) if path else {}
         self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
         self.scheduler = SchedulerClient(
-            config.scheduler_endpoint, fingerprint(config.model_directory), config.scheduler_grace_s
+            config.scheduler_endpoint, fingerprint(config.model_directory), config.scheduler_grace_s, prefixes
         )
         self.generation = Generation(
             model_name=config.served_model_name,
-            tokenizer=ModelTokenizer(config.model_directory),
+            tokenizer=tokenizer,
             defaults=defaults,
             scheduler=self.scheduler,
             threads=self._threads,

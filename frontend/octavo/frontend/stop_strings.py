@@ -23,11 +23,13 @@ class StopStrings:
         self._include_stop = include_stop
         self._held = ""
 
-    def feed(self, text: str) -> Scanned:
-        """Takes the next piece; after a match nothing more may be fed."""
+    def feed(self, text: str, *, searching: bool = True) -> Scanned:
+        """Takes the next piece; after a match nothing more may be fed.
+
+        No stop string is found that ends in a piece for which `searching` is off; it may begin there.
+        """
         buffer = self._held + text
-        found = [(start + len(stop), start, stop) for stop in self._stop_strings if (start := buffer.find(stop)) >= 0]
-        if found:
+        if searching and (found := self._matches(buffer)):
             end, start, stop = min(found)
             self._held = ""
             return Scanned(buffer[: end if self._include_stop else start], stop)
@@ -39,6 +41,12 @@ class StopStrings:
         """The text that was held back, once it is known that nothing follows."""
         held, self._held = self._held, ""
         return held
+
+    def _matches(self, buffer: str) -> list[tuple[int, int, str]]:
+        """(end, start, stop string) of the first match of each that ends in what is new in `buffer`."""
+        held = len(self._held)
+        starts = [(buffer.find(stop, max(0, held - len(stop) + 1)), stop) for stop in self._stop_strings]
+        return [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
 
     def _longest_possible_start(self, buffer: str) -> int:
         longest = max((len(stop) for stop in self._stop_strings), default=1)

@@ -42,9 +42,10 @@ class ModelTokenizer:
         self._control_tokens = ControlTokens(token.content for token in added if token.special)
         self._vocabulary = Vocabulary(self._tokenizer)
 
-    def encode(self, text: str) -> list[int]:
-        """A raw prompt: control tokens in it are meant, and the tokenizer adds what it adds by itself (a BOS)."""
-        return _encode(self._tokenizer, text, add_special_tokens=True)
+    def encode(self, text: str, *, continues: bool = False) -> list[int]:
+        """A raw prompt: control tokens in it are meant, and the tokenizer adds what it adds by itself (a BOS), but for
+        a text that continues another."""
+        return _encode(self._tokenizer, text, add_special_tokens=not continues)
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """The conversation in the model's chat format, up to where the assistant is to speak.

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Final
 
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -39,9 +38,11 @@ def _first_unknown(message: Message) -> Unsupported:
 
 
 def _parts(message: Message) -> Iterator[Message]:
-    """The message and all messages in it (octavo.v1 has no maps)."""
+    """The message and all messages in it."""
     yield message
     for descriptor, value in message.ListFields():
-        if descriptor.type == FieldDescriptor.TYPE_MESSAGE:
+        inner = descriptor.message_type
+        # A map's entry with an unknown field is unknown itself, and octavo.v1 has no maps to messages.
+        if inner is not None and not inner.GetOptions().map_entry:
             for part in value if descriptor.is_repeated else (value,):
                 yield from _parts(part)

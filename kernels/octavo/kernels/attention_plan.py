@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.kernels.checks import check_lengths
+from octavo.kernels.checks import check_block_ids, check_lengths, check_window
 
 # Gathered keys and values of one call should stay in the cache of a few cores.
 _GATHER_BYTES = 8 << 20
@@ -16,10 +16,10 @@ _TILE_QUERIES = 256
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Sequences with one query token each, of similar context length.
+    """Sequences with one query token each, which see about equally many blocks.
 
-    `rows`: [batch], their rows in the query; `block_ids`: [batch * blocks], each sequence's blocks, short ones padded
-    with their own first block; `mask`: [batch, 1, 1, blocks * block_size], added to the scores.
+    `rows`: [batch], their rows in the query; `block_ids`: [batch * blocks], the blocks each sequence sees, fewer ones
+    padded with the first of their own; `mask`: [batch, 1, 1, blocks * block_size], added to the scores.
     """
 
     rows: Tensor
@@ -31,7 +31,7 @@ class DecodeGroup:
 class PrefillTile:
     """Consecutive query tokens of one sequence: rows `first_row` to `last_row` (exclusive) of the query.
 
-    `block_ids`: [blocks], those up to the last of them; `mask`: [queries, blocks * block_size], added to the scores.
+    `block_ids`: [blocks], those that any of them sees; `mask`: [queries, blocks * block_size], added to the scores.
     """
 
     first_row: int
@@ -52,10 +52,90 @@ class AttentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
+    """The share of the sequence in row `sequence` of the tables: `length` tokens, from `row` of the query on and up to
+    position `context` - 1. None of them sees a block before `first_block`."""
+
+    sequence: int
     row: int
     length: int
     context: int
-    table: Tensor
+    first_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """What all calls have in common."""
+
+    block_tables: Tensor
+    block_size: int
+    window: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def queries(self, context_lens: Sequence[int], query_lens: Sequence[int]) -> Iterator[_Query]:
+        row = 0
+        for sequence, (context, length) in enumerate(zip(context_lens, query_lens, strict=True)):
+            yield _Query(sequence, row, length, context, self.first_block(context - length))
+            row += length
+
+    def first_block(self, position: int) -> int:
+        """The first block that a query at `position` sees."""
+        return max(0, position + 1 - self.window) // self.block_size if self.window else 0
+
+    def span(self, query: _Query) -> int:
+        """Tokens in the blocks that `query` sees."""
+        return query.context - query.first_block * self.block_size
+
+    def num_blocks(self, query: _Query) -> int:
+        return -(-self.span(query) // self.block_size)
+
+    def packed(self, decodes: list[_Query], capacity: int) -> Iterator[list[_Query]]:
+        """Runs of `decodes`, longest first, whose padded slots stay within `capacity`."""
+        decodes = sorted(decodes, key=self.span, reverse=True)
+        start = 0
+        while start < len(decodes):
+            size = max(1, capacity // (self.num_blocks(decodes[start]) * self.block_size))
+            yield decodes[start : start + size]
+            start += size
+
+    def decode_group(self, members: list[_Query]) -> DecodeGroup:
+        blocks = self.num_blocks(members[0])
+        numbers = [(member.sequence, member.first_block, member.context) for member in members]
+        sequences, firsts, contexts = torch.tensor(numbers)[..., None].unbind(1)
+        logical = firsts + torch.arange(blocks)
+        # A neighbour's block in the padding would let its infinities into this row: 0 * inf is not 0.
+        own = torch.where(logical * self.block_size < contexts, logical, firsts)
+        keys = firsts * self.block_size + torch.arange(blocks * self.block_size)
+        return DecodeGroup(
+            rows=torch.tensor([member.row for member in members]).to(self.device),
+            block_ids=self._readable(self.block_tables[sequences, own].reshape(-1)),
+            mask=self._mask(keys, contexts - 1)[:, None, None],
+        )
+
+    def tiles(self, query: _Query) -> Iterator[PrefillTile]:
+        history = query.context - query.length
+        for first in range(0, query.length, _TILE_QUERIES):
+            last = min(first + _TILE_QUERIES, query.length)
+            begin, end = self.first_block(history + first), -(-(history + last) // self.block_size)
+            keys = torch.arange(begin * self.block_size, end * self.block_size)
+            positions = torch.arange(history + first, history + last)
+            yield PrefillTile(
+                first_row=query.row + first,
+                last_row=query.row + last,
+                block_ids=self._readable(self.block_tables[query.sequence, begin:end]),
+                mask=self._mask(keys, positions[:, None]),
+            )
+
+    def _readable(self, block_ids: Tensor) -> Tensor:
+        check_block_ids(int(block_ids.min()))
+        return block_ids.to(self.device)
+
+    def _mask(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """What to add to the scores of keys and queries at these positions, which broadcast."""
+        hidden = keys > positions
+        if self.window:
+            hidden |= keys <= positions - self.window
+        return torch.zeros(hidden.shape, dtype=self.dtype).masked_fill_(hidden, float("-inf")).to(self.device)
 
 
 def plan_attention(
@@ -67,79 +147,24 @@ def plan_attention(
     bytes_per_token: int,
     dtype: torch.dtype,
     device: torch.device,
+    window: int = 0,
 ) -> AttentionPlan:
     """Groups decode sequences by length and cuts prefill chunks into tiles.
 
     `block_tables`: [sequences, blocks] int64 on the CPU, rows padded with anything; `context_lens` count the tokens of
     this step too. `bytes_per_token` is what one layer's key and value of one token take; `dtype` that of the query.
-    Raises `ValueError` on lengths that do not fit the tables.
+    `window` as in `octavo.kernels.reference.paged_attention`; blocks that no query sees are not read. Raises
+    `ValueError` on lengths that do not fit the tables, and on a table without a block that is to be read.
     """
     check_lengths(block_tables, context_lens, query_lens, block_size)
-    queries = list(_queries(block_tables, context_lens, query_lens))
-    decodes = sorted((query for query in queries if query.length == 1), key=lambda query: -query.context)
+    check_window(window)
+    planner = _Planner(block_tables, block_size, window, dtype, device)
+    queries = list(planner.queries(context_lens, query_lens))
+    decodes = [query for query in queries if query.length == 1]
     capacity = max(1, _GATHER_BYTES // bytes_per_token)
     return AttentionPlan(
         num_tokens=sum(query_lens),
         block_size=block_size,
-        decode_groups=[
-            _decode_group(members, block_size, dtype, device) for members in _packed(decodes, block_size, capacity)
-        ],
-        prefill_tiles=[
-            tile for query in queries if query.length > 1 for tile in _tiles(query, block_size, dtype, device)
-        ],
+        decode_groups=[planner.decode_group(members) for members in planner.packed(decodes, capacity)],
+        prefill_tiles=[tile for query in queries if query.length > 1 for tile in planner.tiles(query)],
     )
-
-
-def _queries(block_tables: Tensor, context_lens: Sequence[int], query_lens: Sequence[int]) -> Iterator[_Query]:
-    row = 0
-    for table, context, length in zip(block_tables, context_lens, query_lens, strict=True):
-        yield _Query(row, length, context, table)
-        row += length
-
-
-def _packed(decodes: list[_Query], block_size: int, capacity: int) -> Iterator[list[_Query]]:
-    """Runs of `decodes` (longest first) whose padded slots stay within `capacity`."""
-    start = 0
-    while start < len(decodes):
-        slots = _num_blocks(decodes[start].context, block_size) * block_size
-        size = max(1, capacity // slots)
-        yield decodes[start : start + size]
-        start += size
-
-
-def _decode_group(members: list[_Query], block_size: int, dtype: torch.dtype, device: torch.device) -> DecodeGroup:
-    blocks = _num_blocks(members[0].context, block_size)
-    contexts = torch.tensor([member.context for member in members])
-    tables = torch.stack([member.table[:blocks] for member in members])
-    # A neighbour's block in the padding would let its infinities into this row: 0 * inf is not 0.
-    unused = torch.arange(blocks) * block_size >= contexts[:, None]
-    tables = torch.where(unused, tables[:, :1], tables)
-    hidden = torch.arange(blocks * block_size) >= contexts[:, None]
-    return DecodeGroup(
-        rows=torch.tensor([member.row for member in members]).to(device),
-        block_ids=tables.reshape(-1).to(device),
-        mask=_additive(hidden, dtype)[:, None, None].to(device),
-    )
-
-
-def _tiles(query: _Query, block_size: int, dtype: torch.dtype, device: torch.device) -> Iterator[PrefillTile]:
-    history = query.context - query.length
-    for first in range(0, query.length, _TILE_QUERIES):
-        last = min(first + _TILE_QUERIES, query.length)
-        blocks = _num_blocks(history + last, block_size)
-        positions = torch.arange(history + first, history + last)
-        hidden = torch.arange(blocks * block_size) > positions[:, None]
-        yield PrefillTile(
-            first_row=query.row + first,
-            last_row=query.row + last,
-            block_ids=query.table[:blocks].to(device),
-            mask=_additive(hidden, dtype).to(device),
-        )
-
-
-def _additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
-
-
-def _num_blocks(tokens: int, block_size: int) -> int:
-    return -(-tokens // block_size)

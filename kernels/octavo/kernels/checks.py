@@ -60,6 +60,40 @@ def check_lengths(
         )
 
 
+def check_window(window: int) -> None:
+    """Raises `ValueError` on a negative attention window."""
+    _require(window >= 0, f"a window of {window} tokens; 0 means none")
+
+
+def check_block_ids(lowest: int) -> None:
+    """Raises `ValueError` if `lowest`, the least block id that is to be read, stands for no block."""
+    _require(lowest >= 0, "a block table has no block where a query looks")
+
+
+def check_moves(source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]) -> None:
+    """Raises `ValueError` unless the caches are [layers, 2, num_blocks, block_size, kv_heads, head_dim], alike but for
+    `num_blocks`, and each of the `moves` leads from a block of `source` to one of `target` that no other leads to."""
+    for cache in (source, target):
+        _require(
+            cache.dim() == 6,
+            f"a cache is [layers, 2, num_blocks, block_size, kv_heads, head_dim], not {list(cache.shape)}",
+        )
+    _require(
+        _block_layout(source) == _block_layout(target),
+        f"blocks cannot move from {_describe(source)} to {_describe(target)}",
+    )
+    for read, written in moves:
+        _require(
+            0 <= read < source.shape[2] and 0 <= written < target.shape[2],
+            f"block {read} of {source.shape[2]} cannot move to block {written} of {target.shape[2]}",
+        )
+    _require(len({written for _, written in moves}) == len(moves), "a block is the target of two moves")
+
+
+def _block_layout(cache: Tensor) -> tuple[object, ...]:
+    return cache.dtype, cache.shape[:2], cache.shape[3:]
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)

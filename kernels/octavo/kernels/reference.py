@@ -8,7 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from octavo.kernels.checks import check_caches, check_lengths, check_new_keys, check_query
+from octavo.kernels.checks import (
+    check_block_ids,
+    check_caches,
+    check_lengths,
+    check_moves,
+    check_new_keys,
+    check_query,
+    check_window,
+)
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -35,42 +43,49 @@ def paged_attention(
     context_lens: Sequence[int],
     query_lens: Sequence[int],
     scale: float,
+    window: int = 0,
 ) -> Tensor:
     """Causal attention of each sequence's last `query_lens` tokens over its first `context_lens` cached ones.
 
     `query`: [sum(query_lens), query_heads, head_dim], sequence after sequence; `block_tables`: [sequences, blocks],
-    logical to physical, rows padded with anything. Query head h reads KV head h // (query_heads / kv_heads).
-    Returns the shape and dtype of `query`. Raises `ValueError` on arguments that do not fit each other.
+    logical to physical, rows padded with anything. Query head h reads KV head h // (query_heads / kv_heads). With a
+    `window` (0: none) the token at position p sees positions p - window + 1 to p, and blocks wholly before that may be
+    negative in the table. Returns the shape and dtype of `query`. Raises `ValueError` on arguments that do not fit
+    each other.
     """
     check_caches(key_cache, value_cache)
     check_query(query, key_cache, sum(query_lens))
     check_lengths(block_tables, context_lens, query_lens, key_cache.shape[1])
+    check_window(window)
     output = torch.empty_like(query)
     row = 0
     for table, context, length in zip(block_tables.tolist(), context_lens, query_lens, strict=True):
         for position in range(context - length, context):
-            output[row] = _attend(query[row].float(), key_cache, value_cache, table, position, scale)
+            visible = range(max(0, position + 1 - window) if window else 0, position + 1)
+            output[row] = _attend(query[row].float(), key_cache, value_cache, table, visible, scale)
             row += 1
     return output
 
 
 def _attend(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, table: list[int], position: int, scale: float
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, table: list[int], visible: range, scale: float
 ) -> Tensor:
     """One token, [query_heads, head_dim], block by block: o = sum_j exp(q K_j) V_j / sum_j exp(q K_j).
 
-    The sum runs over the blocks up to the token's own; keys after the token take no part. (Eq. 4 as it is often
-    printed has the ones vector inside exp; the sum over a block's keys belongs outside.)
+    The sum runs over the `visible` positions; keys after the token take no part. (Eq. 4 as it is often printed has the
+    ones vector inside exp; the sum over a block's keys belongs outside.)
     """
     block_size = key_cache.shape[1]
     group = query.shape[0] // key_cache.shape[2]
     largest = torch.full((query.shape[0], 1), float("-inf"), device=query.device)
     total = torch.zeros_like(largest)
     output = torch.zeros_like(query)
-    for logical in range(position // block_size + 1):
-        seen = min(block_size, position + 1 - logical * block_size)
+    for logical in range(visible.start // block_size, (visible.stop - 1) // block_size + 1):
+        check_block_ids(table[logical])
+        begin = logical * block_size
+        slots = slice(max(visible.start - begin, 0), min(visible.stop - begin, block_size))
         keys, values = (
-            cache[table[logical], :seen].float().repeat_interleave(group, dim=1) for cache in (key_cache, value_cache)
+            cache[table[logical], slots].float().repeat_interleave(group, dim=1) for cache in (key_cache, value_cache)
         )
         scores = torch.einsum("hd,shd->hs", query, keys) * scale
         # Softmax is invariant to a shift: the running maximum keeps exp in range.
@@ -81,3 +96,16 @@ def _attend(
         output = output * rescale + torch.einsum("hs,shd->hd", weights, values)
         largest = shift
     return output / total
+
+
+def move_blocks(source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]) -> None:
+    """Copies whole blocks from `source` to `target` (which may be one cache), in place, as if all were read first.
+
+    Caches: [layers, 2, num_blocks, block_size, kv_heads, head_dim], alike but for `num_blocks` and the device; `moves`:
+    pairs of a block id in `source` and one in `target`. Raises `ValueError` on caches that differ, on ids out of range,
+    and on a target that is named twice.
+    """
+    check_moves(source, target, moves)
+    before = source.clone()
+    for read, written in moves:
+        target[:, :, written] = before[:, :, read]

@@ -22,23 +22,62 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/admin.proto\x12\toctavo.v1\"\x10\n\x0eGetLoadRequest\"\x99\x01\n\x0fGetLoadResponse\x12\x0f\n\x07waiting\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x11\n\tfrontends\x18\x03 \x01(\r\x12\"\n\x07workers\x18\x04 \x03(\x0b\x32\x11.octavo.v1.Worker\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\x12\x18\n\x10\x64ropped_messages\x18\x06 \x01(\x04\"\x80\x02\n\x06Worker\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x05 \x01(\x04\x12\x13\n\x0b\x62locks_free\x18\x06 \x01(\x04\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x17\n\x0ftokens_computed\x18\t \x01(\x04\x12\x16\n\x0etokens_sampled\x18\n \x01(\x04\x12$\n\x05times\x18\x0b \x01(\x0b\x32\x15.octavo.v1.StageTimes\x12\x15\n\rblocks_cached\x18\x0c \x01(\x04\"E\n\nStageTimes\x12\x12\n\nprepare_us\x18\x01 \x01(\x04\x12\x10\n\x08model_us\x18\x02 \x01(\x04\x12\x11\n\tsample_us\x18\x03 \x01(\x04\x32P\n\x0c\x41\x64minService\x12@\n\x07GetLoad\x12\x19.octavo.v1.GetLoadRequest\x1a\x1a.octavo.v1.GetLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/admin.proto\x12\toctavo.v1\x1a\x1egoogle/protobuf/duration.proto\"\x10\n\x0eGetLoadRequest\"\xfa\x01\n\x0fGetLoadResponse\x12\x0f\n\x07waiting\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x11\n\tfrontends\x18\x03 \x01(\r\x12\"\n\x07workers\x18\x04 \x03(\x0b\x32\x11.octavo.v1.Worker\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\x12\x18\n\x10\x64ropped_messages\x18\x06 \x01(\x04\x12\x0f\n\x07swapped\x18\x07 \x01(\r\x12\r\n\x05swaps\x18\x08 \x01(\x04\x12\x17\n\x0fpinned_prefixes\x18\t \x01(\r\x12&\n\x07tenants\x18\n \x03(\x0b\x32\x15.octavo.v1.TenantLoad\"\xf5\x03\n\x06Worker\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x05 \x01(\x04\x12\x13\n\x0b\x62locks_free\x18\x06 \x01(\x04\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x17\n\x0ftokens_computed\x18\t \x01(\x04\x12\x16\n\x0etokens_sampled\x18\n \x01(\x04\x12$\n\x05times\x18\x0b \x01(\x0b\x32\x15.octavo.v1.StageTimes\x12\x15\n\rblocks_cached\x18\x0c \x01(\x04\x12\x1a\n\x12\x62locks_cached_free\x18\r \x01(\x04\x12\x15\n\rblocks_parked\x18\x0e \x01(\x04\x12\x15\n\rblocks_pinned\x18\x0f \x01(\x04\x12\x19\n\x11\x62locks_referenced\x18\x10 \x01(\x04\x12\x18\n\x10\x63pu_blocks_total\x18\x11 \x01(\x04\x12\x17\n\x0f\x63pu_blocks_free\x18\x12 \x01(\x04\x12\x1d\n\x15\x63pu_blocks_referenced\x18\x13 \x01(\x04\x12\x0f\n\x07swapped\x18\x14 \x01(\r\x12\x17\n\x0fsteps_in_flight\x18\x15 \x01(\r\x12\x12\n\ntoken_rate\x18\x16 \x01(\x01\"E\n\nStageTimes\x12\x12\n\nprepare_us\x18\x01 \x01(\x04\x12\x10\n\x08model_us\x18\x02 \x01(\x04\x12\x11\n\tsample_us\x18\x03 \x01(\x04\"a\n\nTenantLoad\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x14\n\x0cvirtual_time\x18\x03 \x01(\x01\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x0c\n\x04held\x18\x05 \x01(\r\"\x84\x01\n\x13ListRequestsRequest\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.octavo.v1.RequestState\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\tB\t\n\x07_tenant\"[\n\x14ListRequestsResponse\x12*\n\x08requests\x18\x01 \x03(\x0b\x32\x18.octavo.v1.RequestStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xbb\x02\n\rRequestStatus\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66rontend_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x10\n\x08priority\x18\x04 \x01(\x05\x12&\n\x05state\x18\x05 \x01(\x0e\x32\x17.octavo.v1.RequestState\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x08 \x01(\r\x12\x15\n\routput_tokens\x18\t \x01(\r\x12\x11\n\tsequences\x18\n \x01(\r\x12\x13\n\x0bpreemptions\x18\x0b \x01(\r\x12\r\n\x05swaps\x18\x0c \x01(\r\x12&\n\x03\x61ge\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\"+\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"F\n\x16\x45xplainRequestResponse\x12,\n\x0c\x65xplanations\x18\x01 \x03(\x0b\x32\x16.octavo.v1.Explanation\"\xbe\x01\n\x0b\x45xplanation\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.octavo.v1.RequestStatus\x12\x16\n\x0equeue_position\x18\x02 \x01(\r\x12\x19\n\x11\x61head_request_ids\x18\x03 \x03(\t\x12&\n\tobstacles\x18\x04 \x03(\x0b\x32\x13.octavo.v1.Obstacle\x12\x10\n\x08step_ids\x18\x05 \x03(\x04\x12\x18\n\x10tokens_in_flight\x18\x06 \x01(\r\"\xa9\x02\n\x08Obstacle\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12&\n\x04kind\x18\x02 \x01(\x0e\x32\x18.octavo.v1.Obstacle.Kind\x12\x0e\n\x06needed\x18\x03 \x01(\x04\x12\x11\n\tavailable\x18\x04 \x01(\x04\"\xbe\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11KIND_TOKEN_BUDGET\x10\x01\x12\x17\n\x13KIND_SEQUENCE_SLOTS\x10\x02\x12\x12\n\x0eKIND_KV_BLOCKS\x10\x03\x12\x10\n\x0cKIND_SWAPPED\x10\x04\x12\x13\n\x0fKIND_PREEMPTION\x10\x05\x12\x11\n\rKIND_CAPACITY\x10\x06\x12\x0e\n\nKIND_DELAY\x10\x07\x12\x12\n\x0eKIND_NO_WORKER\x10\x08\"&\n\x11WatchStepsRequest\x12\x11\n\tfrom_step\x18\x01 \x01(\x04\"B\n\x12WatchStepsResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06record\x18\x02 \x01(\x0c\x12\x0e\n\x06missed\x18\x03 \x01(\x04\"3\n\x10PinPrefixRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\x13\n\x11PinPrefixResponse\"\"\n\x12UnpinPrefixRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13UnpinPrefixResponse\"\x15\n\x13ListPrefixesRequest\"A\n\x14ListPrefixesResponse\x12)\n\x08prefixes\x18\x01 \x03(\x0b\x32\x17.octavo.v1.PinnedPrefix\"b\n\x0cPinnedPrefix\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x18\n\x10ready_worker_ids\x18\x03 \x03(\t\x12\x1a\n\x12pending_worker_ids\x18\x04 \x03(\t*~\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x01\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x02\x12\x19\n\x15REQUEST_STATE_SWAPPED\x10\x03\x32\xac\x04\n\x0c\x41\x64minService\x12@\n\x07GetLoad\x12\x19.octavo.v1.GetLoadRequest\x1a\x1a.octavo.v1.GetLoadResponse\x12O\n\x0cListRequests\x12\x1e.octavo.v1.ListRequestsRequest\x1a\x1f.octavo.v1.ListRequestsResponse\x12U\n\x0e\x45xplainRequest\x12 .octavo.v1.ExplainRequestRequest\x1a!.octavo.v1.ExplainRequestResponse\x12K\n\nWatchSteps\x12\x1c.octavo.v1.WatchStepsRequest\x1a\x1d.octavo.v1.WatchStepsResponse0\x01\x12\x46\n\tPinPrefix\x12\x1b.octavo.v1.PinPrefixRequest\x1a\x1c.octavo.v1.PinPrefixResponse\x12L\n\x0bUnpinPrefix\x12\x1d.octavo.v1.UnpinPrefixRequest\x1a\x1e.octavo.v1.UnpinPrefixResponse\x12O\n\x0cListPrefixes\x12\x1e.octavo.v1.ListPrefixesRequest\x1a\x1f.octavo.v1.ListPrefixesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETLOADREQUEST']._serialized_start=36
-  _globals['_GETLOADREQUEST']._serialized_end=52
-  _globals['_GETLOADRESPONSE']._serialized_start=55
-  _globals['_GETLOADRESPONSE']._serialized_end=208
-  _globals['_WORKER']._serialized_start=211
-  _globals['_WORKER']._serialized_end=467
-  _globals['_STAGETIMES']._serialized_start=469
-  _globals['_STAGETIMES']._serialized_end=538
-  _globals['_ADMINSERVICE']._serialized_start=540
-  _globals['_ADMINSERVICE']._serialized_end=620
+  _globals['_REQUESTSTATE']._serialized_start=2600
+  _globals['_REQUESTSTATE']._serialized_end=2726
+  _globals['_GETLOADREQUEST']._serialized_start=68
+  _globals['_GETLOADREQUEST']._serialized_end=84
+  _globals['_GETLOADRESPONSE']._serialized_start=87
+  _globals['_GETLOADRESPONSE']._serialized_end=337
+  _globals['_WORKER']._serialized_start=340
+  _globals['_WORKER']._serialized_end=841
+  _globals['_STAGETIMES']._serialized_start=843
+  _globals['_STAGETIMES']._serialized_end=912
+  _globals['_TENANTLOAD']._serialized_start=914
+  _globals['_TENANTLOAD']._serialized_end=1011
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=1014
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=1146
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=1148
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=1239
+  _globals['_REQUESTSTATUS']._serialized_start=1242
+  _globals['_REQUESTSTATUS']._serialized_end=1557
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_start=1559
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_end=1602
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=1604
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=1674
+  _globals['_EXPLANATION']._serialized_start=1677
+  _globals['_EXPLANATION']._serialized_end=1867
+  _globals['_OBSTACLE']._serialized_start=1870
+  _globals['_OBSTACLE']._serialized_end=2167
+  _globals['_OBSTACLE_KIND']._serialized_start=1977
+  _globals['_OBSTACLE_KIND']._serialized_end=2167
+  _globals['_WATCHSTEPSREQUEST']._serialized_start=2169
+  _globals['_WATCHSTEPSREQUEST']._serialized_end=2207
+  _globals['_WATCHSTEPSRESPONSE']._serialized_start=2209
+  _globals['_WATCHSTEPSRESPONSE']._serialized_end=2275
+  _globals['_PINPREFIXREQUEST']._serialized_start=2277
+  _globals['_PINPREFIXREQUEST']._serialized_end=2328
+  _globals['_PINPREFIXRESPONSE']._serialized_start=2330
+  _globals['_PINPREFIXRESPONSE']._serialized_end=2349
+  _globals['_UNPINPREFIXREQUEST']._serialized_start=2351
+  _globals['_UNPINPREFIXREQUEST']._serialized_end=2385
+  _globals['_UNPINPREFIXRESPONSE']._serialized_start=2387
+  _globals['_UNPINPREFIXRESPONSE']._serialized_end=2408
+  _globals['_LISTPREFIXESREQUEST']._serialized_start=2410
+  _globals['_LISTPREFIXESREQUEST']._serialized_end=2431
+  _globals['_LISTPREFIXESRESPONSE']._serialized_start=2433
+  _globals['_LISTPREFIXESRESPONSE']._serialized_end=2498
+  _globals['_PINNEDPREFIX']._serialized_start=2500
+  _globals['_PINNEDPREFIX']._serialized_end=2598
+  _globals['_ADMINSERVICE']._serialized_start=2729
+  _globals['_ADMINSERVICE']._serialized_end=3285
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,8 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -6,28 +10,47 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REQUEST_STATE_UNSPECIFIED: _ClassVar[RequestState]
+    REQUEST_STATE_WAITING: _ClassVar[RequestState]
+    REQUEST_STATE_RUNNING: _ClassVar[RequestState]
+    REQUEST_STATE_SWAPPED: _ClassVar[RequestState]
+REQUEST_STATE_UNSPECIFIED: RequestState
+REQUEST_STATE_WAITING: RequestState
+REQUEST_STATE_RUNNING: RequestState
+REQUEST_STATE_SWAPPED: RequestState
+
 class GetLoadRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("waiting", "running", "frontends", "workers", "preemptions", "dropped_messages")
+    __slots__ = ("waiting", "running", "frontends", "workers", "preemptions", "dropped_messages", "swapped", "swaps", "pinned_prefixes", "tenants")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     FRONTENDS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    SWAPS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
     frontends: int
     workers: _containers.RepeatedCompositeFieldContainer[Worker]
     preemptions: int
     dropped_messages: int
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., frontends: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., preemptions: _Optional[int] = ..., dropped_messages: _Optional[int] = ...) -> None: ...
+    swapped: int
+    swaps: int
+    pinned_prefixes: int
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantLoad]
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., frontends: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., preemptions: _Optional[int] = ..., dropped_messages: _Optional[int] = ..., swapped: _Optional[int] = ..., swaps: _Optional[int] = ..., pinned_prefixes: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantLoad, _Mapping]]] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("id", "device", "model", "running", "blocks_total", "blocks_free", "block_size", "steps", "tokens_computed", "tokens_sampled", "times", "blocks_cached")
+    __slots__ = ("id", "device", "model", "running", "blocks_total", "blocks_free", "block_size", "steps", "tokens_computed", "tokens_sampled", "times", "blocks_cached", "blocks_cached_free", "blocks_parked", "blocks_pinned", "blocks_referenced", "cpu_blocks_total", "cpu_blocks_free", "cpu_blocks_referenced", "swapped", "steps_in_flight", "token_rate")
     ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +63,16 @@ class Worker(_message.Message):
     TOKENS_SAMPLED_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_CACHED_FREE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_PARKED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_PINNED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_REFERENCED_FIELD_NUMBER: _ClassVar[int]
+    CPU_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    CPU_BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
+    CPU_BLOCKS_REFERENCED_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_RATE_FIELD_NUMBER: _ClassVar[int]
     id: str
     device: str
     model: str
@@ -52,7 +85,17 @@ class Worker(_message.Message):
     tokens_sampled: int
     times: StageTimes
     blocks_cached: int
-    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., block_size: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., tokens_sampled: _Optional[int] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., blocks_cached: _Optional[int] = ...) -> None: ...
+    blocks_cached_free: int
+    blocks_parked: int
+    blocks_pinned: int
+    blocks_referenced: int
+    cpu_blocks_total: int
+    cpu_blocks_free: int
+    cpu_blocks_referenced: int
+    swapped: int
+    steps_in_flight: int
+    token_rate: float
+    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., block_size: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., tokens_sampled: _Optional[int] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., blocks_cached: _Optional[int] = ..., blocks_cached_free: _Optional[int] = ..., blocks_parked: _Optional[int] = ..., blocks_pinned: _Optional[int] = ..., blocks_referenced: _Optional[int] = ..., cpu_blocks_total: _Optional[int] = ..., cpu_blocks_free: _Optional[int] = ..., cpu_blocks_referenced: _Optional[int] = ..., swapped: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., token_rate: _Optional[float] = ...) -> None: ...
 
 class StageTimes(_message.Message):
     __slots__ = ("prepare_us", "model_us", "sample_us")
@@ -63,3 +106,187 @@ class StageTimes(_message.Message):
     model_us: int
     sample_us: int
     def __init__(self, prepare_us: _Optional[int] = ..., model_us: _Optional[int] = ..., sample_us: _Optional[int] = ...) -> None: ...
+
+class TenantLoad(_message.Message):
+    __slots__ = ("tenant", "weight", "virtual_time", "waiting", "held")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    VIRTUAL_TIME_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    weight: float
+    virtual_time: float
+    waiting: int
+    held: int
+    def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., virtual_time: _Optional[float] = ..., waiting: _Optional[int] = ..., held: _Optional[int] = ...) -> None: ...
+
+class ListRequestsRequest(_message.Message):
+    __slots__ = ("state", "tenant", "page_size", "page_token")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    state: RequestState
+    tenant: str
+    page_size: int
+    page_token: str
+    def __init__(self, state: _Optional[_Union[RequestState, str]] = ..., tenant: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListRequestsResponse(_message.Message):
+    __slots__ = ("requests", "next_page_token")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RequestStatus]
+    next_page_token: str
+    def __init__(self, requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class RequestStatus(_message.Message):
+    __slots__ = ("request_id", "frontend_id", "tenant", "priority", "state", "worker_id", "prompt_tokens", "computed_tokens", "output_tokens", "sequences", "preemptions", "swaps", "age")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FRONTEND_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    SWAPS_FIELD_NUMBER: _ClassVar[int]
+    AGE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    frontend_id: str
+    tenant: str
+    priority: int
+    state: RequestState
+    worker_id: str
+    prompt_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    sequences: int
+    preemptions: int
+    swaps: int
+    age: _duration_pb2.Duration
+    def __init__(self, request_id: _Optional[str] = ..., frontend_id: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., preemptions: _Optional[int] = ..., swaps: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ExplainRequestRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainRequestResponse(_message.Message):
+    __slots__ = ("explanations",)
+    EXPLANATIONS_FIELD_NUMBER: _ClassVar[int]
+    explanations: _containers.RepeatedCompositeFieldContainer[Explanation]
+    def __init__(self, explanations: _Optional[_Iterable[_Union[Explanation, _Mapping]]] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("status", "queue_position", "ahead_request_ids", "obstacles", "step_ids", "tokens_in_flight")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_POSITION_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    OBSTACLES_FIELD_NUMBER: _ClassVar[int]
+    STEP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    status: RequestStatus
+    queue_position: int
+    ahead_request_ids: _containers.RepeatedScalarFieldContainer[str]
+    obstacles: _containers.RepeatedCompositeFieldContainer[Obstacle]
+    step_ids: _containers.RepeatedScalarFieldContainer[int]
+    tokens_in_flight: int
+    def __init__(self, status: _Optional[_Union[RequestStatus, _Mapping]] = ..., queue_position: _Optional[int] = ..., ahead_request_ids: _Optional[_Iterable[str]] = ..., obstacles: _Optional[_Iterable[_Union[Obstacle, _Mapping]]] = ..., step_ids: _Optional[_Iterable[int]] = ..., tokens_in_flight: _Optional[int] = ...) -> None: ...
+
+class Obstacle(_message.Message):
+    __slots__ = ("worker_id", "kind", "needed", "available")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[Obstacle.Kind]
+        KIND_TOKEN_BUDGET: _ClassVar[Obstacle.Kind]
+        KIND_SEQUENCE_SLOTS: _ClassVar[Obstacle.Kind]
+        KIND_KV_BLOCKS: _ClassVar[Obstacle.Kind]
+        KIND_SWAPPED: _ClassVar[Obstacle.Kind]
+        KIND_PREEMPTION: _ClassVar[Obstacle.Kind]
+        KIND_CAPACITY: _ClassVar[Obstacle.Kind]
+        KIND_DELAY: _ClassVar[Obstacle.Kind]
+        KIND_NO_WORKER: _ClassVar[Obstacle.Kind]
+    KIND_UNSPECIFIED: Obstacle.Kind
+    KIND_TOKEN_BUDGET: Obstacle.Kind
+    KIND_SEQUENCE_SLOTS: Obstacle.Kind
+    KIND_KV_BLOCKS: Obstacle.Kind
+    KIND_SWAPPED: Obstacle.Kind
+    KIND_PREEMPTION: Obstacle.Kind
+    KIND_CAPACITY: Obstacle.Kind
+    KIND_DELAY: Obstacle.Kind
+    KIND_NO_WORKER: Obstacle.Kind
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    kind: Obstacle.Kind
+    needed: int
+    available: int
+    def __init__(self, worker_id: _Optional[str] = ..., kind: _Optional[_Union[Obstacle.Kind, str]] = ..., needed: _Optional[int] = ..., available: _Optional[int] = ...) -> None: ...
+
+class WatchStepsRequest(_message.Message):
+    __slots__ = ("from_step",)
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    from_step: int
+    def __init__(self, from_step: _Optional[int] = ...) -> None: ...
+
+class WatchStepsResponse(_message.Message):
+    __slots__ = ("step", "record", "missed")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    record: bytes
+    missed: int
+    def __init__(self, step: _Optional[int] = ..., record: _Optional[bytes] = ..., missed: _Optional[int] = ...) -> None: ...
+
+class PinPrefixRequest(_message.Message):
+    __slots__ = ("name", "token_ids")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PinPrefixResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UnpinPrefixRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class UnpinPrefixResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPrefixesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPrefixesResponse(_message.Message):
+    __slots__ = ("prefixes",)
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    prefixes: _containers.RepeatedCompositeFieldContainer[PinnedPrefix]
+    def __init__(self, prefixes: _Optional[_Iterable[_Union[PinnedPrefix, _Mapping]]] = ...) -> None: ...
+
+class PinnedPrefix(_message.Message):
+    __slots__ = ("name", "tokens", "ready_worker_ids", "pending_worker_ids")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    READY_WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tokens: int
+    ready_worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    pending_worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., tokens: _Optional[int] = ..., ready_worker_ids: _Optional[_Iterable[str]] = ..., pending_worker_ids: _Optional[_Iterable[str]] = ...) -> None: ...

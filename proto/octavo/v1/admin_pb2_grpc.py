@@ -26,7 +26,10 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """The operator's view of the scheduler, on its own port, never public.
+    """The operator's view of the scheduler, on its own port, never public: it shows prompts as token ids.
+
+    What is wrong with a call is told in the status's text: INVALID_ARGUMENT, or NOT_FOUND for a request or a prefix that
+    the scheduler does not hold.
     """
 
     def __init__(self, channel):
@@ -40,14 +43,90 @@ class AdminServiceStub:
                 request_serializer=octavo_dot_v1_dot_admin__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_admin__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/octavo.v1.AdminService/ListRequests',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.ExplainRequest = channel.unary_unary(
+                '/octavo.v1.AdminService/ExplainRequest',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
+                _registered_method=True)
+        self.WatchSteps = channel.unary_stream(
+                '/octavo.v1.AdminService/WatchSteps',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.WatchStepsRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.WatchStepsResponse.FromString,
+                _registered_method=True)
+        self.PinPrefix = channel.unary_unary(
+                '/octavo.v1.AdminService/PinPrefix',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.PinPrefixRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.PinPrefixResponse.FromString,
+                _registered_method=True)
+        self.UnpinPrefix = channel.unary_unary(
+                '/octavo.v1.AdminService/UnpinPrefix',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.UnpinPrefixRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.UnpinPrefixResponse.FromString,
+                _registered_method=True)
+        self.ListPrefixes = channel.unary_unary(
+                '/octavo.v1.AdminService/ListPrefixes',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
-    """The operator's view of the scheduler, on its own port, never public.
+    """The operator's view of the scheduler, on its own port, never public: it shows prompts as token ids.
+
+    What is wrong with a call is told in the status's text: INVALID_ARGUMENT, or NOT_FOUND for a request or a prefix that
+    the scheduler does not hold.
     """
 
     def GetLoad(self, request, context):
-        """Queues, blocks and workers, now.
+        """Queues, blocks, workers and tenants, now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """The requests that are held, in the order in which they came.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainRequest(self, request, context):
+        """Where a request stands and what it waits for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchSteps(self, request, context):
+        """What the scheduler took in and what it planned, as it happens, until the call is cancelled. A reader that is slow
+        misses records, and is told how many; the scheduler waits for nobody.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinPrefix(self, request, context):
+        """Keeps the beginning of many prompts computed on every worker, for requests to name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnpinPrefix(self, request, context):
+        """Lets a prefix go. Its blocks stay cached until they are taken for something else.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPrefixes(self, request, context):
+        """What is pinned, and where it is computed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -61,6 +140,36 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=octavo_dot_v1_dot_admin__pb2.GetLoadRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_admin__pb2.GetLoadResponse.SerializeToString,
             ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'ExplainRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRequest,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.ExplainRequestRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.ExplainRequestResponse.SerializeToString,
+            ),
+            'WatchSteps': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchSteps,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.WatchStepsRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.WatchStepsResponse.SerializeToString,
+            ),
+            'PinPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinPrefix,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.PinPrefixRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.PinPrefixResponse.SerializeToString,
+            ),
+            'UnpinPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnpinPrefix,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.UnpinPrefixRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.UnpinPrefixResponse.SerializeToString,
+            ),
+            'ListPrefixes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPrefixes,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'octavo.v1.AdminService', rpc_method_handlers)
@@ -70,7 +179,10 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """The operator's view of the scheduler, on its own port, never public.
+    """The operator's view of the scheduler, on its own port, never public: it shows prompts as token ids.
+
+    What is wrong with a call is told in the status's text: INVALID_ARGUMENT, or NOT_FOUND for a request or a prefix that
+    the scheduler does not hold.
     """
 
     @staticmethod
@@ -90,6 +202,168 @@ class AdminService:
             '/octavo.v1.AdminService/GetLoad',
             octavo_dot_v1_dot_admin__pb2.GetLoadRequest.SerializeToString,
             octavo_dot_v1_dot_admin__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.AdminService/ListRequests',
+            octavo_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.AdminService/ExplainRequest',
+            octavo_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.v1.AdminService/WatchSteps',
+            octavo_dot_v1_dot_admin__pb2.WatchStepsRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.WatchStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.AdminService/PinPrefix',
+            octavo_dot_v1_dot_admin__pb2.PinPrefixRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.PinPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnpinPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.AdminService/UnpinPrefix',
+            octavo_dot_v1_dot_admin__pb2.UnpinPrefixRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.UnpinPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.AdminService/ListPrefixes',
+            octavo_dot_v1_dot_admin__pb2.ListPrefixesRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.ListPrefixesResponse.FromString,
             options,
             channel_credentials,
             insecure,

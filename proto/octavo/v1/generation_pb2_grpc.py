@@ -75,7 +75,8 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Events in order: one `started`; `delta`s; one `finished`; one `usage`, the last. Closing the stream aborts the request.
+        """Events in order: one `started`; `delta`s, and after the last of its sequence one `finished`; one `usage`, the last.
+        Sequences that run side by side have their deltas mixed. Closing the stream aborts the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

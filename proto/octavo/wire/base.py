@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 # Grows with every change of a message; both ends name theirs in the hello and must agree exactly.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 MAX_MESSAGE_BYTES = 32 << 20
 MAX_TOKENS = 1 << 20
@@ -14,7 +14,9 @@ MAX_SEQUENCES = 1 << 14
 MAX_BLOCKS_PER_SEQUENCE = MAX_TOKENS
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-BlockId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+# A block, or `NULL_BLOCK`: no block, in the table of a sliding-window KV group where one has left the window.
+BlockId = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+NULL_BLOCK = -1
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 # A random 64-bit identity. msgpack bounds it from above.
 Identity = Annotated[int, Meta(ge=0)]

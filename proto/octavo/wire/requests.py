@@ -9,10 +9,10 @@ is answered `Unregistered` (towards the scheduler) or dropped (towards the front
 import enum
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
-from octavo.wire.base import MAX_SEQUENCES, Count, Identity, Message, Name, Text, TokenIds, Value
-from octavo.wire.sampling import SamplingParams
+from octavo.wire.base import MAX_SEQUENCES, MAX_TOKENS, Count, Identity, Message, Name, Text, TokenIds, Value
+from octavo.wire.sampling import MAX_PARALLEL, Logprobs, SamplingParams
 from octavo.wire.steps import ModelInfo
 
 RENEW_INTERVAL_S = 1.0
@@ -23,8 +23,13 @@ Attempt = Annotated[int, Meta(ge=1, le=2**53)]
 RequestIds = Annotated[list[Name], Meta(max_length=MAX_LIVE_REQUESTS)]
 
 
+MAX_PREFIXES = 256
+MAX_PRIORITY = 100
+SequenceIndex = Annotated[int, Meta(ge=0, lt=MAX_PARALLEL)]
+
+
 class FinishReason(enum.StrEnum):
-    """Why the scheduler ended a sequence. (A stop string is the frontend's to find: it aborts.)"""
+    """Why the scheduler ended a sequence. (A stop string is the frontend's to find: see `EndSequence`.)"""
 
     STOP = "stop"
     LENGTH = "length"
@@ -37,6 +42,7 @@ class RejectReason(enum.StrEnum):
     EMPTY_PROMPT = "empty_prompt"
     ALREADY_COMPLETE = "already_complete"
     NEVER_FITS_KV = "never_fits_kv"
+    TOO_MANY_SEQUENCES = "too_many_sequences"
     PROMPT_TOO_LONG = "prompt_too_long"
     BAD_TOKEN_ID = "bad_token_id"
     MODEL_MISMATCH = "model_mismatch"
@@ -44,12 +50,29 @@ class RejectReason(enum.StrEnum):
     STEP_FAILED = "step_failed"
 
 
+class GeneratedSequence(Value, frozen=True):
+    """What one sequence of a request has generated and its frontend accepted."""
+
+    token_ids: TokenIds
+    finished: bool
+
+
+class CacheKey(Value, frozen=True):
+    """What must be equal, besides their tokens, for two requests to share KV: the adapter in use (empty: none) and a
+    client's salt."""
+
+    adapter: Annotated[str, Meta(max_length=256)] = ""
+    salt: Annotated[str, Meta(max_length=256)] = ""
+
+
 class Request(Value, frozen=True):
     """All that is needed to run a request from any point of its life, so that a replay is a submission.
 
-    `prompt_token_ids` and `generated_token_ids` (delivered before; empty at first) are never joined: sampling
-    positions, limits and usage need the border. They mean nothing to another model than that of `model_fingerprint`.
-    `age_ms` is the time since the request first arrived, so that one submitted again keeps its place.
+    `prompt_token_ids` and what was `generated` before (by sequence index; empty at first, and always for a beam search,
+    which starts over) are never joined: sampling positions, limits and usage need the border. They mean nothing to
+    another model than that of `model_fingerprint`. A higher `priority` runs first; `tenant` is who shares the service
+    fairly with others. `age_ms` is the time since the request first arrived, so that one submitted again keeps its
+    place.
 
     `attempt` grows with every submission of a frontend, whatever the request, so that no answer to an earlier one can
     be taken for an answer to this. `resubmitted` says that the request was submitted before: it may have been accepted,
@@ -61,8 +84,11 @@ class Request(Value, frozen=True):
     resubmitted: bool
     model_fingerprint: Name
     prompt_token_ids: TokenIds
-    generated_token_ids: TokenIds
+    generated: Annotated[list[GeneratedSequence], Meta(max_length=MAX_PARALLEL)]
     sampling: SamplingParams
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+    tenant: Annotated[str, Meta(max_length=256)]
+    cache_key: CacheKey
     age_ms: Count
 
 
@@ -101,15 +127,41 @@ class Abort(Message, frozen=True):
     request_ids: RequestIds
 
 
+class EndSequence(Message, frozen=True):
+    """One sequence of a request has ended by a rule that only the frontend can see, a stop string. The others go on."""
+
+    epoch: Identity
+    request_id: Name
+    attempt: Attempt
+    sequence_index: SequenceIndex
+
+
+class Prefix(Value, frozen=True):
+    """The beginning of many prompts, kept computed under a name (paper §4.4)."""
+
+    name: Name
+    token_ids: Annotated[TokenIds, Meta(min_length=1)]
+
+
+class PinPrefixes(Message, frozen=True):
+    """Prefixes the frontend knows of, from its file or an earlier scheduler. Those pinned already are left alone."""
+
+    epoch: Identity
+    prefixes: Annotated[list[Prefix], Meta(max_length=MAX_PREFIXES)]
+
+
 class ServiceStatus(Value, frozen=True):
     """What a frontend must know of the service behind it to admit or refuse at the door.
 
-    `capacity_tokens` is what the largest live replica can hold for one sequence; 0 with no replica.
+    `capacity_tokens` is what the largest live replica can hold for one sequence; 0 with no replica. Sequences that run
+    side by side share it in blocks of `block_size` tokens; `max_parallel` is how many of one request can.
     """
 
     replicas: Count
     model: ModelInfo | None
     capacity_tokens: Count
+    max_parallel: Count
+    block_size: Annotated[int, Meta(ge=1)] = 1
 
 
 class FrontendWelcome(Message, frozen=True):
@@ -126,6 +178,21 @@ class StatusChanged(Message, frozen=True):
     status: ServiceStatus
 
 
+class PrefixesChanged(Message, frozen=True):
+    """All prefixes that are pinned now; sent after the welcome and with every change."""
+
+    epoch: Identity
+    prefixes: Annotated[list[Prefix], Meta(max_length=MAX_PREFIXES)]
+
+
+class PinRefused(Message, frozen=True):
+    """A prefix that a frontend named is not pinned, and why."""
+
+    epoch: Identity
+    name: Name
+    detail: Text
+
+
 class Renewed(Message, frozen=True):
     """Answer to `Renew`: of what it named, what the scheduler does not hold and wants submitted again."""
 
@@ -139,19 +206,27 @@ class Delta(Value, frozen=True):
 
     `start_index` counts the sequence's generated tokens before these; `previous_hash` is their rolling hash
     (`octavo.wire.history`), so a frontend accepts only what continues its own journal. `cached_prompt_tokens` were
-    found computed when this attempt was first admitted. `preemptions` counts how
-    often the request has lost its KV blocks so far.
+    found computed when this attempt was first admitted. `preemptions` counts how often the request has lost its device
+    blocks so far, `swaps` how many of these times they were kept in CPU memory.
+
+    `logprobs`, where wanted, has one entry per token; `prompt_logprobs` comes with the first token of sequence 0, one
+    entry per prompt token but the first. The sequences of a beam search come whole, best first, when it ends, with
+    their `cumulative_logprob`.
     """
 
     request_id: Name
     attempt: Attempt
-    sequence_index: Annotated[int, Meta(ge=0, le=MAX_SEQUENCES)]
+    sequence_index: SequenceIndex
     start_index: Count
     previous_hash: Identity
     token_ids: TokenIds
     finish_reason: FinishReason | None
     preemptions: Count
+    swaps: Count
     cached_prompt_tokens: Count
+    logprobs: Annotated[list[Logprobs], Meta(max_length=MAX_TOKENS)] = field(default_factory=list)
+    prompt_logprobs: Annotated[list[Logprobs], Meta(max_length=MAX_TOKENS)] = field(default_factory=list)
+    cumulative_logprob: float | None = None
 
 
 class Deltas(Message, frozen=True):
@@ -183,5 +258,15 @@ class Unregistered(Message, frozen=True):
     epoch: Identity
 
 
-FromFrontend = FrontendHello | Submit | Renew | Abort
-ToFrontend = FrontendWelcome | StatusChanged | Renewed | Deltas | Rejected | Refused | Unregistered
+FromFrontend = FrontendHello | Submit | Renew | Abort | EndSequence | PinPrefixes
+ToFrontend = (
+    FrontendWelcome
+    | StatusChanged
+    | PrefixesChanged
+    | PinRefused
+    | Renewed
+    | Deltas
+    | Rejected
+    | Refused
+    | Unregistered
+)

@@ -1,24 +1,92 @@
 """How the next token is chosen and when a sequence ends, as the scheduler and the workers need to know it."""
 
+import enum
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from octavo.wire.base import MAX_TOKENS, Identity, TokenId, Value
 
 MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 300
+MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_TOP_LOGPROBS = 20
+# Sequences of one request that run side by side: n, best_of or the width of a beam.
+MAX_PARALLEL = 16
+
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
-class SamplingParams(Value, frozen=True):
-    """One request's choice of tokens. All defaults are resolved before it is made; nothing here is optional.
+class EarlyStopping(enum.StrEnum):
+    """When a beam search is content with the hypotheses it has (the terms of transformers).
 
-    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `seed` is always the one in force: the client's
-    or one the frontend drew. `stop_token_ids` holds every id that ends the sequence, EOS ids included.
+    ON: as soon as there are `width` of them. OFF: once no running beam scores better at its present length. NEVER: once
+    none could at any length.
     """
 
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)]
-    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)]
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)]
-    seed: Identity
+    ON = "on"
+    OFF = "off"
+    NEVER = "never"
+
+
+class BeamSearch(Value, frozen=True):
+    """Search for the likeliest sequences with `width` beams; a hypothesis scores its cumulative logprob divided by its
+    length to the power of `length_penalty`."""
+
+    width: Annotated[int, Meta(ge=1, le=MAX_PARALLEL)]
+    length_penalty: Annotated[float, Meta(ge=-100.0, le=100.0)]
+    early_stopping: EarlyStopping
+
+
+class SamplingParams(Value, frozen=True, kw_only=True):
+    """One request's choice of tokens. All defaults are resolved before it is made.
+
+    `num_sequences` are generated: by sampling, side by side; or, with `beam`, the best of the search. `temperature` 0
+    is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` is always the one in force: the client's or one the
+    frontend drew.
+
+    `stop_token_ids` holds every id that ends the sequence, EOS ids included; none is chosen before `min_tokens` tokens.
+    `repetition_penalty` (1 is off) divides or multiplies the logits of all tokens seen (CTRL, Keskar et al. 2019);
+    `presence_penalty` and `frequency_penalty` (0 is off) are subtracted for generated ones, once or per occurrence.
+    `logit_bias` is added; an `allowed_token_ids` that is not empty excludes all others, as `banned_token_ids` are.
+
+    `logprobs`: how many alternatives to report with each token's logprob (None: report none); `prompt_logprobs` the
+    same for the prompt. Both are of the model's own distribution, before any of the above.
+    """
+
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    seed: Identity = 0
+    num_sequences: Annotated[int, Meta(ge=1, le=MAX_PARALLEL)] = 1
+    beam: BeamSearch | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)]
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] = field(default_factory=list)
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=2.0)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Annotated[
+        list[tuple[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]]], Meta(max_length=MAX_LOGIT_BIAS)
+    ] = field(default_factory=list)
+    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] = field(default_factory=list)
+    banned_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] = field(default_factory=list)
+    logprobs: TopLogprobs | None = None
+    prompt_logprobs: TopLogprobs | None = None
+
+    @property
+    def parallel(self) -> int:
+        """The most sequences that run side by side."""
+        return self.beam.width if self.beam else self.num_sequences
+
+
+class Logprobs(Value, frozen=True):
+    """A token's natural-log probability, its rank (1: the likeliest), and the likeliest tokens with theirs, in falling
+    order."""
+
+    logprob: float
+    rank: Annotated[int, Meta(ge=1)]
+    top_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_TOP_LOGPROBS)]
+    top_logprobs: Annotated[list[float], Meta(max_length=MAX_TOP_LOGPROBS)]

@@ -8,7 +8,7 @@ A worker says hello with what it is and holds, and is welcomed into an epoch or 
 import enum
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from octavo.wire.base import (
     MAX_BLOCKS_PER_SEQUENCE,
@@ -24,11 +24,14 @@ from octavo.wire.base import (
     TokenIds,
     Value,
 )
-from octavo.wire.sampling import SamplingParams
+from octavo.wire.sampling import MAX_PARALLEL, MAX_STOP_TOKEN_IDS, Logprobs, SamplingParams
 
 MAX_STEPS_IN_FLIGHT = 2
 HEARTBEAT_INTERVAL_S = 0.25
 MAX_BLOCK_SIZE = 256
+MAX_KV_GROUPS = 256
+# The most tokens a beam search can want of one beam (`octavo.scheduler.beam_search`).
+MAX_CANDIDATES = (1 + MAX_STOP_TOKEN_IDS) * MAX_PARALLEL
 
 
 class ModelInfo(Value, frozen=True):
@@ -44,9 +47,18 @@ class ModelInfo(Value, frozen=True):
     max_model_len: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 
 
+class KVGroup(Value, frozen=True):
+    """Layers that share one block table per sequence. With a `window` (0: none) they attend to that many tokens, the
+    querying one included. Once a step is computed, its sequences' blocks that no later token can see are given back:
+    both sides put `NULL_BLOCK` in their place, without a word."""
+
+    window: Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+
+
 class WorkerHello(Message, frozen=True):
     """A worker offers itself. `worker_id` names the process's place and outlives it; `incarnation` is drawn anew for
-    every registration and stands for one life of its (empty) block pool."""
+    every registration and stands for one life of its (empty) block pools: `num_blocks` on the device, which any of
+    the `kv_groups` may use, and `num_cpu_blocks` to swap to. `kv_bytes_per_token` is that of all groups together."""
 
     schema_version: Count
     worker_id: Name
@@ -56,8 +68,10 @@ class WorkerHello(Message, frozen=True):
     rank: Annotated[int, Meta(ge=0, le=1023)]
     world_size: Annotated[int, Meta(ge=1, le=1024)]
     num_blocks: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    num_cpu_blocks: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)]
     kv_bytes_per_token: Count
+    kv_groups: Annotated[list[KVGroup], Meta(min_length=1, max_length=MAX_KV_GROUPS)]
 
 
 class WorkerWelcome(Message, frozen=True):
@@ -93,6 +107,27 @@ class WorkerGoodbye(Message, frozen=True):
     incarnation: Identity
 
 
+class BlockMove(Value, frozen=True):
+    """The whole content of one block, in all layers, to another."""
+
+    source: BlockId
+    target: BlockId
+
+
+class BlockMoves(Value, frozen=True):
+    """What a step moves before it computes, in this order: device to CPU, CPU to device, then copies on the device.
+
+    Swap-outs and swap-ins never come in one plan. A target may be a block that an earlier move of the plan has left.
+    """
+
+    swap_out: Annotated[list[BlockMove], Meta(max_length=MAX_BLOCKS_PER_SEQUENCE)] = field(default_factory=list)
+    swap_in: Annotated[list[BlockMove], Meta(max_length=MAX_BLOCKS_PER_SEQUENCE)] = field(default_factory=list)
+    copy: Annotated[list[BlockMove], Meta(max_length=MAX_BLOCKS_PER_SEQUENCE)] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.swap_out or self.swap_in or self.copy)
+
+
 class SequenceStart(Value, frozen=True):
     """A sequence the worker has not seen, or has been told to forget: its tokens and how to sample, once.
 
@@ -110,20 +145,48 @@ class SequenceStart(Value, frozen=True):
     sampling: SamplingParams
 
 
+class SequenceFork(Value, frozen=True):
+    """A new sequence that is the copy of a known one, as that stands before this plan's work: tokens, block tables and
+    all, but for its `sequence_index`."""
+
+    parent_id: Identity
+    sequence_id: Identity
+    sequence_index: Annotated[int, Meta(ge=0, le=MAX_SEQUENCES)]
+
+
+class Remap(Value, frozen=True):
+    """An entry of a sequence's block table is another block from now on: the target of a copy-on-write, or a block that
+    was found to hold the same. An entry that has become null stays so."""
+
+    sequence_id: Identity
+    kv_group: Annotated[int, Meta(ge=0, lt=MAX_KV_GROUPS)]
+    logical_index: Annotated[int, Meta(ge=0, le=MAX_BLOCKS_PER_SEQUENCE)]
+    block_id: BlockId
+
+
 class SequenceWork(Value, frozen=True):
     """One known sequence's share of a step: compute its next `num_tokens` tokens.
 
-    Its block table first grows by `new_block_ids`. A work item that reaches the last known token samples the next
-    one, which the worker appends itself: the scheduler need not know it to plan the step after.
+    First its block tables grow by `new_block_ids`, one list per KV group (none at all where none grows), and its tokens
+    by `input_token_id`, if the scheduler chooses them. A work item that reaches the last known token brings the next
+    one: sampled, and appended by the worker itself, so that the scheduler need not know it to plan the step after; or,
+    with beams, candidates to choose from.
+
+    `follower_ids` have the same tokens and tables, which grow with this item's: they count as computed with it and
+    choose from its last row, each by its own key.
     """
 
     sequence_id: Identity
     num_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
-    new_block_ids: Annotated[list[BlockId], Meta(max_length=MAX_BLOCKS_PER_SEQUENCE)]
+    new_block_ids: Annotated[
+        list[Annotated[list[BlockId], Meta(max_length=MAX_BLOCKS_PER_SEQUENCE)]], Meta(max_length=MAX_KV_GROUPS)
+    ] = field(default_factory=list)
+    input_token_id: TokenId | None = None
+    follower_ids: Annotated[list[Identity], Meta(max_length=MAX_PARALLEL)] = field(default_factory=list)
 
 
 class StepPlan(Message, frozen=True):
-    """One forward pass: first forget, then start, then compute all work as one batch.
+    """One forward pass: first forget, move blocks, start, fork and remap, then compute all work as one batch.
 
     `answered_step_id` is the last step whose result the scheduler had when it made this plan (0: none). After a failed
     step the worker skips every plan made without knowing of the failure.
@@ -134,7 +197,10 @@ class StepPlan(Message, frozen=True):
     step_id: Annotated[int, Meta(ge=1, le=2**53)]
     answered_step_id: Count
     forget: Annotated[list[Identity], Meta(max_length=MAX_SEQUENCES)]
+    moves: BlockMoves
     starts: Annotated[list[SequenceStart], Meta(max_length=MAX_SEQUENCES)]
+    forks: Annotated[list[SequenceFork], Meta(max_length=MAX_SEQUENCES)]
+    remaps: Annotated[list[Remap], Meta(max_length=MAX_SEQUENCES)]
     work: Annotated[list[SequenceWork], Meta(max_length=MAX_SEQUENCES)]
 
 
@@ -147,10 +213,27 @@ class StepOutcome(enum.StrEnum):
 
 
 class SampledToken(Value, frozen=True):
-    """The token a sequence sampled in a step."""
+    """The token a sequence sampled in a step, with its logprobs if they are wanted."""
 
     sequence_id: Identity
     token_id: TokenId
+    logprobs: Logprobs | None = None
+
+
+class Candidates(Value, frozen=True):
+    """The likeliest next tokens of a beam, in falling order of their logprobs."""
+
+    sequence_id: Identity
+    token_ids: Annotated[list[TokenId], Meta(max_length=MAX_CANDIDATES)]
+    logprobs: Annotated[list[float], Meta(max_length=MAX_CANDIDATES)]
+
+
+class PromptLogprobs(Value, frozen=True):
+    """Of consecutive prompt tokens from position `start` on, each given those before it; the first token has none."""
+
+    sequence_id: Identity
+    start: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+    logprobs: Annotated[list[Logprobs], Meta(max_length=MAX_TOKENS)]
 
 
 class StepTimes(Value, frozen=True):
@@ -162,13 +245,17 @@ class StepTimes(Value, frozen=True):
 
 
 class StepResult(Message, frozen=True):
-    """The answer to one plan; `sampled` in the order of the plan's work. `detail` says why a step failed."""
+    """The answer to one plan, in the order of its work, a sequence before its followers: `sampled` of those that
+    sample, `candidates` of those that are beams, `prompt_logprobs` of those that want them and got some computed.
+    `detail` says why a step failed."""
 
     epoch: Identity
     incarnation: Identity
     step_id: Count
     outcome: StepOutcome
     sampled: Annotated[list[SampledToken], Meta(max_length=MAX_SEQUENCES)]
+    candidates: Annotated[list[Candidates], Meta(max_length=MAX_SEQUENCES)]
+    prompt_logprobs: Annotated[list[PromptLogprobs], Meta(max_length=MAX_SEQUENCES)]
     times: StepTimes
     detail: Text
 

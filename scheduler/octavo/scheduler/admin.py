@@ -1,59 +1,140 @@
 """The scheduler's gRPC side: health and the Admin service, answered from the core's own books."""
 
+import contextlib
+from typing import Any, NoReturn, Protocol
+
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from octavo.scheduler.replica import Replica
-from octavo.scheduler.shell import SchedulerShell
-from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.scheduler.admin_messages import read_state, write_explanation, write_load, write_prefix, write_status
+from octavo.scheduler.events import Event, PrefixPinned, PrefixUnpinned
+from octavo.scheduler.explain import explain, homes_of_groups
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import SequenceGroup
+from octavo.scheduler.step_feed import StepFeed
+from octavo.v1 import admin_pb2 as pb
+from octavo.v1 import admin_pb2_grpc as services
+from octavo.wire.base import MAX_TOKENS
+from octavo.wire.requests import Prefix
 
 SERVICE = "octavo.v1.AdminService"
+_MAX_PAGE = 1000
+_MAX_NAME_LENGTH = 256
+_MAX_TOKEN_ID = 2**31 - 1
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class AdminService(admin_pb2_grpc.AdminServiceServicer):
+class Operated(Protocol):
+    """What the Admin service needs of the shell: the core, and the way events get to it."""
+
+    @property
+    def core(self) -> Scheduler: ...
+    @property
+    def dropped_messages(self) -> int: ...
+    def now(self) -> float: ...
+    def handle(self, event: Event) -> None: ...
+
+
+class AdminService(services.AdminServiceServicer):
     """Runs in the shell's event loop, so what it reads is never half changed."""
 
-    def __init__(self, shell: SchedulerShell) -> None:
+    def __init__(self, shell: Operated, feed: StepFeed) -> None:
         self._shell = shell
+        self._feed = feed
 
-    async def GetLoad(
-        self,
-        request: admin_pb2.GetLoadRequest,
-        context: "grpc.aio.ServicerContext[admin_pb2.GetLoadRequest, admin_pb2.GetLoadResponse]",
-    ) -> admin_pb2.GetLoadResponse:
-        core = self._shell.core
-        return admin_pb2.GetLoadResponse(
-            waiting=len(core.waiting),
-            running=sum(len(replica.running) for replica in core.replicas.values()),
-            frontends=core.num_frontends,
-            workers=[_worker(replica) for replica in core.replicas.values()],
-            preemptions=core.preemptions,
-            dropped_messages=self._shell.dropped_messages,
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        return write_load(self._shell.core, self._shell.dropped_messages)
+
+    async def ListRequests(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:
+        core, now = self._shell.core, self._shell.now()
+        try:
+            found = _select(core, request)
+        except ValueError as error:
+            await _refuse(context, str(error))
+        homes, size = homes_of_groups(core), min(request.page_size or _MAX_PAGE, _MAX_PAGE)
+        page = found[:size]
+        return pb.ListRequestsResponse(
+            requests=[write_status(group, homes.get(group), now) for group in page],
+            next_page_token=str(_serial(page[-1])) if len(found) > size else "",
         )
 
+    async def ExplainRequest(self, request: pb.ExplainRequestRequest, context: Context) -> pb.ExplainRequestResponse:
+        now = self._shell.now()
+        explanations = explain(self._shell.core, request.request_id, now)
+        if not explanations:
+            what = f"no request {request.request_id!r} is held: it has ended, or never came here"
+            await context.abort(grpc.StatusCode.NOT_FOUND, what)
+        return pb.ExplainRequestResponse(explanations=[write_explanation(each, now) for each in explanations])
 
-def _worker(replica: Replica) -> admin_pb2.Worker:
-    hello, stats = replica.hello, replica.stats
-    return admin_pb2.Worker(
-        id=hello.worker_id,
-        device=hello.device,
-        model=hello.model.name,
-        running=len(replica.running),
-        blocks_total=replica.kv.num_blocks,
-        blocks_free=replica.kv.num_free,
-        blocks_cached=replica.kv.num_cached,
-        block_size=hello.block_size,
-        steps=stats.steps,
-        tokens_computed=stats.tokens_computed,
-        tokens_sampled=stats.tokens_sampled,
-        times=admin_pb2.StageTimes(prepare_us=stats.prepare_us, model_us=stats.model_us, sample_us=stats.sample_us),
-    )
+    async def WatchSteps(self, request: pb.WatchStepsRequest, context: Context) -> None:
+        """A write waits until there is room on the connection; what comes meanwhile waits in the feed, or is missed."""
+        async with contextlib.aclosing(self._feed.follow(request.from_step)) as entries:
+            async for entry in entries:
+                await context.write(pb.WatchStepsResponse(step=entry.number, record=entry.record, missed=entry.missed))
+
+    async def PinPrefix(self, request: pb.PinPrefixRequest, context: Context) -> pb.PinPrefixResponse:
+        prefix = Prefix(request.name, list(request.token_ids))
+        if refusal := _malformed(prefix) or self._shell.core.pin_refusal(prefix):
+            await _refuse(context, refusal)
+        self._shell.handle(PrefixPinned(prefix))
+        return pb.PinPrefixResponse()
+
+    async def UnpinPrefix(self, request: pb.UnpinPrefixRequest, context: Context) -> pb.UnpinPrefixResponse:
+        if self._shell.core.prefixes.get(request.name) is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no prefix named {request.name!r} is pinned")
+        self._shell.handle(PrefixUnpinned(request.name))
+        return pb.UnpinPrefixResponse()
+
+    async def ListPrefixes(self, request: pb.ListPrefixesRequest, context: Context) -> pb.ListPrefixesResponse:
+        core = self._shell.core
+        return pb.ListPrefixesResponse(prefixes=[write_prefix(prefix, core) for prefix in core.prefixes.all])
 
 
-async def start_admin_server(shell: SchedulerShell, address: str) -> grpc.aio.Server:
+async def _refuse(context: Context, why: str) -> NoReturn:
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+    raise AssertionError("abort returned")
+
+
+def _select(core: Scheduler, request: pb.ListRequestsRequest) -> list[SequenceGroup]:
+    """What is asked for and comes after the last page, in order of arrival. Raises `ValueError`."""
+    state, after = read_state(request.state), _read_page_token(request.page_token)
+    groups = [
+        group
+        for group in core.groups
+        if _serial(group) > after
+        and state in (None, group.status)
+        and (not request.HasField("tenant") or group.request.tenant == request.tenant)
+    ]
+    return sorted(groups, key=_serial)
+
+
+def _serial(group: SequenceGroup) -> int:
+    """The count of submissions at its own."""
+    return group.order[1]
+
+
+def _read_page_token(token: str) -> int:
+    if token and not token.isdecimal():
+        raise ValueError(f"page_token {token[:100]!r} is not what a page before has given")
+    return int(token or "0")
+
+
+def _malformed(prefix: Prefix) -> str | None:
+    """What is wrong with a prefix whatever serves it."""
+    if not 1 <= len(prefix.name) <= _MAX_NAME_LENGTH:
+        return f"the name is {len(prefix.name)} characters long; use 1 to {_MAX_NAME_LENGTH}"
+    if not 1 <= len(prefix.token_ids) <= MAX_TOKENS:
+        return f"the prefix has {len(prefix.token_ids)} tokens; it may have 1 to {MAX_TOKENS}"
+    if max(prefix.token_ids) > _MAX_TOKEN_ID:
+        return f"token id {max(prefix.token_ids)} is above {_MAX_TOKEN_ID}"
+    return None
+
+
+async def start_admin_server(shell: Operated, feed: StepFeed, address: str) -> grpc.aio.Server:
     """Serves health and Admin on `address` (host:port or unix:path). Raises `RuntimeError` if it cannot be bound."""
     server = grpc.aio.server()
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(shell), server)
+    services.add_AdminServiceServicer_to_server(AdminService(shell, feed), server)
     servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing from the stubs
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     for service in ("", SERVICE):

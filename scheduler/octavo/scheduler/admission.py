@@ -1,25 +1,39 @@
-"""Which requests can never run here, and why. Frontends check most of this first, in better words."""
+"""Which requests can never run here, and why; and what keeps one that can from running now."""
 
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from octavo.scheduler.draft import Draft
+from octavo.scheduler.kv_cache_manager import AllocStatus
+from octavo.scheduler.replica import Replica
+from octavo.scheduler.sequence import SequenceGroup
 from octavo.wire.requests import RejectReason, Request
 from octavo.wire.steps import ModelInfo
 
 Refusal = tuple[RejectReason, str]
 
 
-def refuse_malformed(request: Request) -> Refusal | None:
+def refuse_malformed(request: Request, max_parallel: int) -> Refusal | None:
     """What is wrong with a request whatever serves it."""
+    sampling, generated = request.sampling, request.generated
     if not request.prompt_token_ids:
         return RejectReason.EMPTY_PROMPT, "the prompt has no tokens"
-    if len(request.generated_token_ids) >= request.sampling.max_tokens:
+    if sampling.parallel > max_parallel:
+        return (
+            RejectReason.TOO_MANY_SEQUENCES,
+            f"{sampling.parallel} sequences side by side; this scheduler runs at most {max_parallel} at once",
+        )
+    if generated and all(sequence.finished or len(sequence.token_ids) >= sampling.max_tokens for sequence in generated):
         return RejectReason.ALREADY_COMPLETE, "nothing is left to generate"
     return None
 
 
-def refuse_misfit(request: Request, model: ModelInfo, capacity_tokens: int) -> Refusal | None:
-    """Why `model` on replicas of which the largest holds `capacity_tokens` cannot run the request.
+def refuse_misfit(request: Request, model: ModelInfo, replicas: Collection[Replica]) -> Refusal | None:
+    """Why `model` on none of `replicas` can run the request.
 
-    No replica (0) refuses nothing. A request that was accepted before waits for a replica that is large enough: the one
-    it ran on may come back.
+    No replica refuses nothing. A request that was accepted before waits for a replica that is large enough: the one it
+    ran on may come back.
     """
     longest = len(request.prompt_token_ids) + request.sampling.max_tokens
     if request.model_fingerprint != model.fingerprint:
@@ -28,6 +42,72 @@ def refuse_misfit(request: Request, model: ModelInfo, capacity_tokens: int) -> R
         return RejectReason.PROMPT_TOO_LONG, f"{longest} tokens exceed the context of {model.max_model_len}"
     if max(request.prompt_token_ids) >= model.vocab_size:
         return RejectReason.BAD_TOKEN_ID, f"a token id is outside the vocabulary of {model.vocab_size}"
-    if not request.resubmitted and 0 < capacity_tokens < longest:
-        return RejectReason.NEVER_FITS_KV, f"{longest} tokens exceed the KV cache of {capacity_tokens}"
+    if request.resubmitted or not replicas or any(has_capacity(request, replica) for replica in replicas):
+        return None
+    largest = max(replica.kv.capacity_tokens for replica in replicas)
+    return (
+        RejectReason.NEVER_FITS_KV,
+        f"{request.sampling.parallel} times {longest} tokens exceed the KV cache of {largest}",
+    )
+
+
+def worst_case_blocks(request: Request, replica: Replica) -> int:
+    """Blocks that the request can grow to, nothing shared."""
+    longest = len(request.prompt_token_ids) + request.sampling.max_tokens
+    return request.sampling.parallel * replica.kv.blocks_for(longest)
+
+
+def has_capacity(request: Request, replica: Replica) -> bool:
+    """Whether the request fits an otherwise empty replica, whatever it grows to."""
+    return worst_case_blocks(request, replica) <= replica.kv.num_blocks - replica.kv.reserved_blocks
+
+
+class ObstacleKind(enum.StrEnum):
+    """What a group waits for."""
+
+    TOKEN_BUDGET = "token_budget"
+    SEQUENCE_SLOTS = "sequence_slots"
+    KV_BLOCKS = "kv_blocks"
+    SWAPPED = "swapped"
+    PREEMPTION = "preemption"
+    CAPACITY = "capacity"
+    DELAY = "delay"
+    NO_WORKER = "no_worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a group is not admitted in a step: what it needs more of than there is."""
+
+    kind: ObstacleKind
+    needed: int
+    available: int
+
+
+def obstacle(draft: Draft, group: SequenceGroup, *, whole_prompt: bool = False) -> Obstacle | None:
+    """What keeps `group` out of this step, if anything. With `whole_prompt` its prefill must not be cut, unless nothing
+    else is in the step."""
+    replica, slots = draft.replica, draft.replica.config.max_parallel - draft.replica.num_running_seqs
+    if replica.swapped:
+        # Those that have run before have the older claim to blocks.
+        return Obstacle(ObstacleKind.SWAPPED, 0, len(replica.swapped))
+    if draft.has_preempted:
+        # It would thrash.
+        return Obstacle(ObstacleKind.PREEMPTION, 0, len(draft.swapped_out) + len(draft.evicted))
+    if group.parallel > slots:
+        return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
+    if draft.budget < 1:
+        return Obstacle(ObstacleKind.TOKEN_BUDGET, 1, draft.budget)
+    leaders = group.leaders()
+    if whole_prompt and draft.num_tokens:
+        uncomputed = sum(leader.num_known for leader in leaders) - replica.kv.num_found(leaders)
+        if uncomputed > draft.budget:
+            return Obstacle(ObstacleKind.TOKEN_BUDGET, uncomputed, draft.budget)
+    worst_case = worst_case_blocks(group.request, replica)
+    match replica.kv.can_allocate(leaders, worst_case):
+        case AllocStatus.NEVER:
+            return Obstacle(ObstacleKind.CAPACITY, worst_case, replica.kv.num_blocks - replica.kv.reserved_blocks)
+        case AllocStatus.LATER:
+            needed = replica.kv.num_needed(leaders) + replica.kv.watermark_blocks
+            return Obstacle(ObstacleKind.KV_BLOCKS, needed, replica.kv.num_free)
     return None

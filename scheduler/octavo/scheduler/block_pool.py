@@ -23,9 +23,9 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self._free)
 
-    def is_held(self, block_id: int) -> bool:
-        """Whether anybody holds the block."""
-        return self._ref_counts[block_id] > 0
+    def ref_count(self, block_id: int) -> int:
+        """How many hold the block."""
+        return self._ref_counts[block_id]
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks, referenced once each. Raises `ValueError` if fewer are free; nothing is taken then."""
@@ -42,20 +42,26 @@ class BlockPool:
             self._free.pop(block_id, None)
             self._ref_counts[block_id] += 1
 
-    def free(self, block_id: int, *, first: bool = False) -> None:
-        """Drops one reference; the last one puts the block at the end of the free list, or at its front.
+    def release(self, block_id: int) -> bool:
+        """Drops one reference; whether it was the last, after which the block must be given back.
 
         Raises `ValueError` if nobody holds it.
         """
         if self._ref_counts[block_id] == 0:
             raise ValueError(f"double free of block {block_id}")
         self._ref_counts[block_id] -= 1
-        if self._ref_counts[block_id] == 0:
-            self._free[block_id] = None
-            self._free.move_to_end(block_id, last=not first)
+        return self._ref_counts[block_id] == 0
+
+    def give_back(self, block_id: int, *, first: bool = False) -> None:
+        """Puts a block that nobody holds at the end of the free list, or at its front."""
+        assert self._ref_counts[block_id] == 0, f"block {block_id} is held"
+        self._free[block_id] = None
+        if first:
+            self._free.move_to_end(block_id, last=False)
 
     def check(self, holders: Iterable[Iterable[int]]) -> None:
-        """Asserts that `holders` (tables, parking lots) account for each reference and the free list for the rest."""
+        """Asserts that `holders` (tables, parking lots, pins) account for each reference and the free list for the
+        rest."""
         expected = [0] * self.num_blocks
         for block_ids in holders:
             for block_id in block_ids:

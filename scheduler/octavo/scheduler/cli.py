@@ -8,23 +8,24 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 import zmq
 
 from octavo.scheduler.admin import start_admin_server
+from octavo.scheduler.admin_client import default_admin_address
 from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.event_log import EventLogError, read_records, recorder, write_nothing
+from octavo.scheduler.config_flags import config_flags, read_config
+from octavo.scheduler.event_log import EventLogError, log_file, read_records, recorder
 from octavo.scheduler.event_log import replay as replay_log
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.shell import SchedulerShell
-from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint, runtime_directory
+from octavo.scheduler.step_feed import StepFeed
+from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint
 from octavo.wire.sockets import bind_router
-from octavo.wire.steps import MAX_STEPS_IN_FLIGHT
 
 _log = logging.getLogger(__name__)
-_DEFAULTS = SchedulerConfig()
 
 
 @click.command()
@@ -45,7 +46,7 @@ _DEFAULTS = SchedulerConfig()
 @click.option(
     "--admin-address",
     envvar="OCTAVO_ADMIN_ADDRESS",
-    default=lambda: f"unix:{runtime_directory()}/admin.sock",
+    default=default_admin_address,
     show_default="unix socket in the runtime directory",
     help="gRPC address of health and the Admin service; never public.",
 )
@@ -55,66 +56,24 @@ _DEFAULTS = SchedulerConfig()
     is_flag=True,
     help="Allow tcp:// endpoints beyond loopback: unencrypted, for networks that only Octavo's processes can reach.",
 )
-@click.option(
-    "--max-num-batched-tokens",
-    envvar="OCTAVO_MAX_NUM_BATCHED_TOKENS",
-    type=click.IntRange(min=1),
-    default=_DEFAULTS.max_num_batched_tokens,
-    help="Tokens a step computes at most.",
-)
-@click.option(
-    "--max-num-seqs",
-    envvar="OCTAVO_MAX_NUM_SEQS",
-    type=click.IntRange(min=1, max=4096),
-    default=_DEFAULTS.max_num_seqs,
-    help="Sequences that run at once on one replica.",
-)
-@click.option(
-    "--max-waiting",
-    envvar="OCTAVO_MAX_WAITING",
-    type=click.IntRange(min=1),
-    default=_DEFAULTS.max_waiting,
-    help="Requests that wait at once; more are refused.",
-)
-@click.option(
-    "--max-steps-in-flight",
-    envvar="OCTAVO_MAX_STEPS_IN_FLIGHT",
-    type=click.IntRange(1, MAX_STEPS_IN_FLIGHT),
-    default=_DEFAULTS.max_steps_in_flight,
-    help="Plans sent ahead of their results.",
-)
-@click.option(
-    "--prefix-cache/--no-prefix-cache",
-    envvar="OCTAVO_PREFIX_CACHE",
-    default=True,
-    help="Whether requests with the same beginning share its KV blocks.",
-)
+@config_flags
 @click.option(
     "--event-log",
     envvar="OCTAVO_EVENT_LOG",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write every event and plan to this new file, for `octavo replay`. It will hold prompts as token ids.",
+    help="Write every event and plan to this file, for `octavo replay`; where it exists, to one beside it. It will hold"
+    " prompts as token ids.",
 )
 def scheduler(
     frontend_endpoint: str,
     worker_endpoint: str,
     admin_address: str,
     insecure_tcp: bool,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-    max_waiting: int,
-    max_steps_in_flight: int,
-    prefix_cache: bool,
     event_log: Path | None,
+    **settings: Any,
 ) -> None:
     """Run the scheduler: it owns the queues and the block manager, and needs no GPU and no torch."""
-    config = SchedulerConfig(
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        max_waiting=max_waiting,
-        max_steps_in_flight=max_steps_in_flight,
-        prefix_caching=prefix_cache,
-    )
+    config = read_config(settings)
     asyncio.run(_serve(config, frontend_endpoint, worker_endpoint, admin_address, insecure_tcp, event_log))
 
 
@@ -135,9 +94,12 @@ async def _serve(
             context = held.enter_context(zmq.Context())
             frontends = held.enter_context(bind_router(context, frontend_endpoint))
             workers = held.enter_context(bind_router(context, worker_endpoint))
-            record = recorder(held.enter_context(_new_file(event_log))) if event_log else write_nothing
-            shell = SchedulerShell(Scheduler(config, epoch=secrets.randbits(64)), frontends, workers, record)
-            server = await start_admin_server(shell, admin_address)
+            core = Scheduler(config, epoch=secrets.randbits(64))
+            feed, logs = StepFeed(), []
+            if event_log:
+                logs.append(log_file(held.enter_context(_new_file(event_log, core.epoch))))
+            shell = SchedulerShell(core, frontends, workers, recorder(feed.append, *logs))
+            server = await start_admin_server(shell, feed, admin_address)
         _log.info("epoch %016x: frontends at %s, workers at %s", shell.core.epoch, frontend_endpoint, worker_endpoint)
         await _until_signal(shell)
         await server.stop(grace=1.0)
@@ -152,8 +114,12 @@ def _start_errors() -> Iterator[None]:
         raise click.ClickException(f"the scheduler cannot start: {error}") from error
 
 
-def _new_file(path: Path) -> BinaryIO:
-    """A file that nobody else may read, and that was not there before."""
+def _new_file(path: Path, epoch: int) -> BinaryIO:
+    """A file that nobody else may read and that was not there before: an earlier start's keeps its name, and this one's
+    gets the epoch added to it."""
+    if path.exists():
+        path = path.with_name(f"{path.name}.{epoch:016x}")
+    _log.info("writing the event log to %s", path)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 

@@ -1,9 +1,27 @@
 """What the scheduler may be told, with the reason for each default."""
 
+import enum
+
 import msgspec
 
 from octavo.wire.requests import LEASE_S
 from octavo.wire.steps import MAX_STEPS_IN_FLIGHT
+
+
+class Policy(enum.StrEnum):
+    """How a step is filled: prefill chunks beside decodes, or, as in the paper, prompts and decodes in turns."""
+
+    CHUNKED = "chunked"
+    PAPER = "paper"
+
+
+class Preemption(enum.StrEnum):
+    """What becomes of the KV of a preempted group: recomputed, swapped to CPU memory, or (auto) swapped where several
+    sequences would have to be recomputed."""
+
+    AUTO = "auto"
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +38,20 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_steps_in_flight: int = MAX_STEPS_IN_FLIGHT
     # Share of blocks that admission leaves free, so that those running can grow a little before one is preempted.
     watermark: float = 0.01
+    policy: Policy = Policy.CHUNKED
+    preemption: Preemption = Preemption.AUTO
+    # The paper policy looks at the waiting queue only once its head has waited this many times as long as the last
+    # prefill step took (or nothing runs), so that prompts come in batches. 0: at once.
+    delay_factor: float = 0.0
+    # A level of priority counts as having come this many seconds earlier; a request can be held up by higher
+    # priorities for no longer than that times their lead. 0: first come, first served, whatever the priority.
+    priority_ageing_s: float = 10.0
+    # Shares of tenants that are not 1.
+    tenant_weights: dict[str, float] = {}
+    # The head of the queue may be overtaken where it does not fit, until it has waited this long.
+    overtaking_s: float = 1.0
+    # Share of a replica's blocks that pinned prefixes may take.
+    max_pinned_share: float = 0.5
     # Whether blocks of one sequence serve others with the same beginning.
     prefix_caching: bool = True
     # A frontend that has not renewed for this long has lost its requests.
@@ -40,3 +72,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"max_steps_in_flight must be 1 to {MAX_STEPS_IN_FLIGHT}")
         if not 0.0 <= self.watermark < 1.0:
             raise ValueError("watermark must be in [0, 1)")
+        if not 0.0 <= self.max_pinned_share < 1.0:
+            raise ValueError("max_pinned_share must be in [0, 1)")
+        if min(self.delay_factor, self.priority_ageing_s, self.overtaking_s) < 0.0:
+            raise ValueError("delay_factor, priority_ageing_s and overtaking_s must not be negative")
+        if any(weight <= 0.0 for weight in self.tenant_weights.values()):
+            raise ValueError("tenant weights must be above 0")
+
+    @property
+    def max_parallel(self) -> int:
+        """Sequences that may run at once on one replica: each may take a token of every step."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)

@@ -50,8 +50,10 @@ class Planned(Value, frozen=True, tag=True):
 
 Record = Began | Handled | Scheduled | Planned
 Recorder = Callable[[Record], None]
+# Takes a record in msgpack.
+Sink = Callable[[bytes], None]
 
-_encode: Final = msgspec.msgpack.Encoder().encode
+_encode: Final[Callable[[Record], bytes]] = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Record).decode
 
 
@@ -60,14 +62,24 @@ class EventLogError(Exception):
 
 
 def write_nothing(record: Record) -> None:
-    """The recorder of a scheduler that keeps no log."""
+    """The recorder of a core whose doings nobody wants to know."""
 
 
-def recorder(file: BinaryIO) -> Recorder:
-    """Appends records to `file`."""
+def recorder(*sinks: Sink) -> Recorder:
+    """Gives every record to all of `sinks`."""
 
     def write(record: Record) -> None:
         content = _encode(record)
+        for sink in sinks:
+            sink(content)
+
+    return write
+
+
+def log_file(file: BinaryIO) -> Sink:
+    """Appends records to `file`."""
+
+    def write(content: bytes) -> None:
         file.write(_LENGTH.pack(len(content)) + content)
 
     return write

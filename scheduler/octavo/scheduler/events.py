@@ -1,7 +1,7 @@
 """What the core is told and what it answers: values only, so that a run can be written down and fed again."""
 
 from octavo.wire.base import Value
-from octavo.wire.requests import Lease, Request, ToFrontend
+from octavo.wire.requests import Lease, Prefix, Request, ToFrontend
 from octavo.wire.steps import StepResult, ToWorker, WorkerHello
 
 
@@ -30,6 +30,34 @@ class RequestsAborted(Value, frozen=True, tag=True):
 
     frontend_id: int
     request_ids: list[str]
+
+
+class SequenceEnded(Value, frozen=True, tag=True):
+    """A frontend found the end of one sequence of a request."""
+
+    frontend_id: int
+    request_id: str
+    attempt: int
+    sequence_index: int
+
+
+class PrefixesNamed(Value, frozen=True, tag=True):
+    """A frontend knows of prefixes that are to be pinned."""
+
+    frontend_id: int
+    prefixes: list[Prefix]
+
+
+class PrefixPinned(Value, frozen=True, tag=True):
+    """An operator pins a prefix, which `PrefixPins.refusal` lets pass."""
+
+    prefix: Prefix
+
+
+class PrefixUnpinned(Value, frozen=True, tag=True):
+    """An operator unpins a prefix that is pinned."""
+
+    name: str
 
 
 class ReplicaJoined(Value, frozen=True, tag=True):
@@ -67,6 +95,10 @@ Event = (
     | RequestSubmitted
     | LeaseRenewed
     | RequestsAborted
+    | SequenceEnded
+    | PrefixesNamed
+    | PrefixPinned
+    | PrefixUnpinned
     | ReplicaJoined
     | ReplicaLeft
     | ReplicaHeard

@@ -2,50 +2,75 @@
 
 import enum
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 from octavo.scheduler.block_pool import BlockPool
-from octavo.scheduler.prefix_cache import PrefixCache, block_hashes
-from octavo.scheduler.sequence import Sequence, SequenceGroup
+from octavo.scheduler.block_table import BlockTable, Growth, first_visible, present
+from octavo.scheduler.prefix_cache import CachedBlock, PrefixCache, block_hashes
+from octavo.scheduler.prefix_lookup import Begin, PrefixLookup, Tail
+from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.swap_space import SwapSpace
+from octavo.wire.base import NULL_BLOCK
+from octavo.wire.steps import BlockMove, Remap
 
 
 class AllocStatus(enum.Enum):
-    """Whether a sequence group can be given its blocks: now, once others have freed theirs, or not on this replica."""
+    """Whether sequences can be given their blocks: now, once others have freed theirs, or not on this replica."""
 
     OK = enum.auto()
     LATER = enum.auto()
     NEVER = enum.auto()
 
 
-@dataclass(slots=True)
-class BlockTable:
-    """One sequence's blocks, logical to physical; the first `num_indexed` have been offered to the prefix cache."""
+@dataclass(frozen=True, slots=True)
+class _Pin:
+    """What a pinned prefix holds."""
 
     block_ids: list[int]
-    num_indexed: int = 0
+    tail: Tail | None
 
 
 class KVCacheManager:
     """Block tables of the sequences that hold KV on one replica, and the prefix cache over all its blocks.
 
-    Blocks of a sequence that ends while a step with it is outstanding are parked until that step is answered, because
-    until then the worker may still write to them.
+    `windows`: one per KV group, in tokens, 0 for none. Blocks that a sequence gives up while a step with it is
+    outstanding are parked until that step is answered, because until then the worker may still use them.
 
     A block enters the prefix cache as soon as a plan fills it, before the step is answered: a replica runs its plans in
     order, and writes a step's KV before it reads any, so whoever shares the block finds it filled. If the step fails,
     the entry is withdrawn.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, watermark: float, *, prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        watermark: float = 0.0,
+        prefix_caching: bool = True,
+        windows: Ordered[int] = (0,),
+        num_cpu_blocks: int = 0,
+    ) -> None:
         self.block_size = block_size
+        self.watermark_blocks = math.ceil(num_blocks * watermark)
+        self._windows = tuple(windows)
+        self._windowed = [group for group, window in enumerate(windows) if window]
         self._prefix_caching = prefix_caching
         self._pool = BlockPool(num_blocks)
-        self._cache = PrefixCache()
-        self._tables: dict[int, BlockTable] = {}
+        self._swap_space = SwapSpace(num_cpu_blocks)
+        self._cache = PrefixCache(len(self._windows))
+        self._lookup = PrefixLookup(self._cache, block_size, self._windows)
+        self._tables: dict[Sequence, BlockTable] = {}
         # Blocks by the step whose answer frees them.
-        self._parked: dict[int, list[int]] = {}
-        self._watermark_blocks = math.ceil(num_blocks * watermark)
+        self._parked: dict[int, list[int]] = defaultdict(list)
+        self._pins: dict[str, _Pin] = {}
+        # Set aside for pinned prefixes, those still to be computed too.
+        self.reserved_blocks = 0
+
+    # -- counts -----------------------------------------------------------------------------------------------------
 
     @property
     def num_blocks(self) -> int:
@@ -62,105 +87,358 @@ class KVCacheManager:
         return len(self._cache)
 
     @property
+    def num_pinned(self) -> int:
+        """Blocks that pinned prefixes keep for good."""
+        return len({block_id for pin in self._pins.values() for block_id in pin.block_ids})
+
+    @property
+    def num_parked(self) -> int:
+        """Blocks that are free as soon as outstanding steps are answered."""
+        parked = Counter(block_id for block_ids in self._parked.values() for block_id in block_ids)
+        return sum(self._pool.ref_count(block_id) == count for block_id, count in parked.items())
+
+    @property
+    def num_cached_free(self) -> int:
+        """Free blocks that a prefix hit would find; counted by a walk over all that are cached."""
+        return sum(self._pool.ref_count(block_id) == 0 for block_id in self._cache.block_ids)
+
+    @property
+    def num_cpu_blocks(self) -> int:
+        return self._swap_space.num_blocks
+
+    @property
+    def num_cpu_free(self) -> int:
+        return self._swap_space.num_free
+
+    @property
     def capacity_tokens(self) -> int:
         """The most tokens one sequence can hold here."""
-        return self.num_blocks * self.block_size
+        return (self.num_blocks - self.reserved_blocks) // len(self._windows) * self.block_size
 
-    def can_allocate(self, group: SequenceGroup) -> AllocStatus:
-        """Whether the blocks for all known tokens of `group` fit, shared ones counted once they are held by others.
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks, of all KV groups together, that hold `num_tokens` tokens of one sequence."""
+        return -(-num_tokens // self.block_size) * len(self._windows)
 
-        The watermark stays free, unless nothing else holds any block.
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether the sequence has blocks on the device."""
+        return sequence in self._tables
+
+    def block_table(self, sequence: Sequence) -> list[list[int]]:
+        """The sequence's blocks, one list per KV group; to be read."""
+        return self._tables[sequence].groups
+
+    def ref_count(self, block_id: int) -> int:
+        """How many tables, parking lots and pins hold a block."""
+        return self._pool.ref_count(block_id)
+
+    # -- start ------------------------------------------------------------------------------------------------------
+
+    def can_allocate(self, sequences: Ordered[Sequence], worst_case_blocks: int) -> AllocStatus:
+        """Whether the blocks for all known tokens of `sequences`, which start together, can be had.
+
+        `worst_case_blocks` is what the group can grow to with nothing shared. The watermark stays free, unless nothing
+        else holds any block.
         """
-        if group.worst_case_tokens > self.capacity_tokens:
+        if worst_case_blocks > self.num_blocks - self.reserved_blocks:
             return AllocStatus.NEVER
-        needed = sum(self._num_needed(sequence) for sequence in group.live)
-        reserve = self._watermark_blocks if self._tables else 0
-        return AllocStatus.OK if needed + reserve <= self.num_free else AllocStatus.LATER
+        reserve = self.watermark_blocks if self._tables else 0
+        return AllocStatus.OK if self.num_needed(sequences) + reserve <= self.num_free else AllocStatus.LATER
 
-    def allocate(self, sequence: Sequence) -> tuple[list[int], int]:
-        """Gives a sequence that holds nothing the blocks of all its known tokens, and says how many tokens of them are
-        computed already, found in the prefix cache.
+    def num_needed(self, sequences: Ordered[Sequence]) -> int:
+        """Free blocks that a start of `sequences` would use up: all but those that others hold already."""
+        begins = self._lookup.begins(sequences)
+        taken = sum(
+            self.blocks_for(sequence.num_known) - begin.num_blocks * len(self._windows)
+            for sequence, begin in zip(sequences, begins, strict=True)
+        )
+        found = {block_id for begin in begins for block_id in present(begin.found)}
+        return taken + sum(self._pool.ref_count(block_id) == 0 for block_id in found)
 
-        Taking all blocks at admission rather than chunk by chunk keeps half-prefilled prompts from starving each other.
+    def num_found(self, sequences: Ordered[Sequence]) -> int:
+        """Known tokens of `sequences` that would not be computed again."""
+        return sum(begin.num_blocks for begin in self._lookup.begins(sequences)) * self.block_size
+
+    def allocate(self, sequences: Ordered[Sequence]) -> list[BlockMove]:
+        """Gives sequences of one group, which hold nothing, the blocks of all their known tokens; what must be copied.
+
+        Each learns how many tokens it need not compute, and for which of the others it must wait: equal beginnings
+        inside a group share blocks, cached or not. Taking all blocks at the start rather than chunk by chunk keeps
+        half-prefilled prompts from starving each other.
         """
-        assert sequence.sequence_id not in self._tables
-        hits = self._find(sequence)
+        begins = self._lookup.begins(sequences)
         # Before anything is taken: what is free and cached could be taken otherwise.
-        self._pool.share(hits)
-        block_ids = hits + self._take(self._blocks_for(sequence.num_known) - len(hits))
-        self._tables[sequence.sequence_id] = BlockTable(block_ids, num_indexed=len(hits))
-        return list(block_ids), len(hits) * self.block_size
+        for begin in begins:
+            self._pool.share(present(begin.found))
+        return [
+            move
+            for sequence, begin in zip(sequences, begins, strict=True)
+            for move in self._begin_table(sequence, begin)
+        ]
 
-    def num_missing(self, sequence: Sequence) -> int:
-        """Blocks the table lacks to hold all tokens of the sequence, those in flight too."""
-        return max(0, self._blocks_for(sequence.num_tokens) - len(self._tables[sequence.sequence_id].block_ids))
+    def _begin_table(self, sequence: Sequence, begin: Begin) -> list[BlockMove]:
+        groups = begin.found
+        if begin.leader is not None:
+            groups = self._shared_with(begin.leader, begin.num_blocks)
+            leaders = self._tables[begin.leader]
+            leaders.num_awaited = max(leaders.num_awaited, begin.num_blocks)
+            sequence.waits_for = (begin.leader, begin.num_blocks * self.block_size)
+        missing = self.blocks_for(sequence.num_known) // len(self._windows) - begin.num_blocks
+        table = BlockTable([[*blocks, *self._take(missing)] for blocks in groups], num_indexed=begin.num_blocks)
+        self._tables[sequence] = table
+        sequence.num_computed = begin.num_blocks * self.block_size
+        if begin.tail is None:
+            return []
+        sequence.num_computed += len(begin.tail.token_ids)
+        targets = (blocks[begin.num_blocks] for blocks in table.groups)
+        return [BlockMove(source, target) for source, target in zip(begin.tail.block_ids, targets, strict=True)]
 
-    def append(self, sequence: Sequence, num_blocks: int) -> list[int]:
-        """Grows the table by `num_blocks` blocks; their ids."""
-        block_ids = self._take(num_blocks)
-        self._tables[sequence.sequence_id].block_ids += block_ids
-        return block_ids
+    def _shared_with(self, leader: Sequence, num_blocks: int) -> list[list[int]]:
+        """The first blocks of a leader's tables, as far as windows reach; referenced."""
+        groups = []
+        for window, blocks in zip(self._windows, self._tables[leader].groups, strict=True):
+            first = first_visible(window, num_blocks * self.block_size, self.block_size)
+            groups.append([NULL_BLOCK] * first + blocks[first:num_blocks])
+        self._pool.share(present(groups))
+        return groups
 
-    def index(self, sequence: Sequence) -> None:
-        """Offers to the prefix cache the blocks that known and computed tokens have filled since the last call."""
-        table = self._tables[sequence.sequence_id]
+    # -- grow -------------------------------------------------------------------------------------------------------
+
+    def num_missing(self, sequences: Iterable[Sequence]) -> int:
+        """Blocks that one more token for each of `sequences` takes: new ones, and copies of shared ones."""
+        missing = 0
+        writers: dict[int, int] = defaultdict(int)
+        size, ref_count = self.block_size, self._pool.ref_count
+        for sequence in sequences:
+            groups = self._tables[sequence].groups
+            index, offset = divmod(sequence.num_computed, size)
+            if offset:
+                for blocks in groups:
+                    if ref_count(blocks[index]) > 1:
+                        writers[blocks[index]] += 1
+            elif index >= len(groups[0]):
+                missing += len(groups)
+        # The last of a block's holders writes to it in place (paper Fig. 8).
+        return missing + sum(min(count, ref_count(block_id) - 1) for block_id, count in writers.items())
+
+    def extend(self, sequence: Sequence) -> Growth | None:
+        """Makes room for the sequence's next token, in blocks of its own; what that changes, if anything."""
+        table = self._tables[sequence]
+        groups = table.groups
+        index, offset = divmod(sequence.num_computed, self.block_size)
+        if not offset:
+            return self._append(groups) if index >= len(groups[0]) else None
+        # Those that wait for a block want what is written to it.
+        if index < table.num_awaited or all(self._pool.ref_count(blocks[index]) == 1 for blocks in groups):
+            return None
+        growth = Growth()
+        for group, blocks in enumerate(groups):
+            if self._pool.ref_count(blocks[index]) > 1:
+                self._copy_on_write(sequence, group, index, growth)
+        return growth
+
+    def _append(self, groups: list[list[int]]) -> Growth:
+        new = [self._take(1) for _ in groups]
+        for blocks, block_ids in zip(groups, new, strict=True):
+            blocks += block_ids
+        return Growth(new)
+
+    def _copy_on_write(self, sequence: Sequence, group: int, index: int, growth: Growth) -> None:
+        blocks = self._tables[sequence].groups[group]
+        shared = blocks[index]
+        (blocks[index],) = self._take(1)
+        self._pool.release(shared)
+        growth.copies.append(BlockMove(shared, blocks[index]))
+        growth.remaps.append(Remap(sequence.sequence_id, group, index, blocks[index]))
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """`child` shares all blocks of `parent`."""
+        table = self._tables[child] = self._tables[parent].copy()
+        self._pool.share(table.block_ids)
+
+    def index(self, sequence: Sequence, step_id: int) -> list[Remap]:
+        """Offers to the prefix cache the blocks that known and computed tokens have filled since the last call.
+
+        `step_id` fills them at the latest. Where an older block holds the same, the sequence's table is pointed at that
+        and its own is given up; the worker must be told in a plan after `step_id`.
+        """
+        table = self._tables[sequence]
         num_full = min(sequence.num_computed, sequence.num_known) // self.block_size
-        if num_full == table.num_indexed or not self._prefix_caching:
-            return
+        first, table.num_indexed = table.num_indexed, max(num_full, table.num_indexed)
+        if first >= num_full or not (self._prefix_caching or sequence.is_prefix):
+            return []
         hashes = block_hashes(sequence, self.block_size)
-        for logical in range(table.num_indexed, num_full):
-            self._cache.insert(hashes[logical], table.block_ids[logical])
-        table.num_indexed = num_full
+        return [
+            Remap(sequence.sequence_id, group, logical, table.groups[group][logical])
+            for logical in range(first, num_full)
+            for group in range(len(self._windows))
+            if self._index_block(table.groups[group], CachedBlock(hashes[logical], group, logical), step_id)
+        ]
 
-    def withdraw(self, sequence: Sequence) -> None:
-        """A step with the sequence has failed: nothing in its blocks is to be found any more."""
-        self._forget_content(self._tables[sequence.sequence_id].block_ids)
+    def _index_block(self, blocks: list[int], content: CachedBlock, step_id: int) -> bool:
+        """Whether another block took the place of the one that was offered."""
+        own = blocks[content.depth]
+        if own == NULL_BLOCK or self._cache.insert(content, own, step_id):
+            return False
+        older = self._cache.confirmed_block(content.kv_group, content.value)
+        # One that nobody holds is left alone: to take it would need a free block that this step may count on.
+        if older is None or older == own or not self._pool.ref_count(older):
+            return False
+        self._pool.share([older])
+        blocks[content.depth] = older
+        self._parked[step_id].append(own)
+        return True
+
+    def slide(self, sequence: Sequence, step_id: int) -> None:
+        """Gives up blocks that no token after those computed in `step_id` can see.
+
+        A prefix keeps what is seen from the end of its last full block, which is where a hit begins.
+        """
+        table, position = self._tables[sequence], sequence.num_computed
+        if sequence.is_prefix:
+            position -= position % self.block_size
+        for group in self._windowed:
+            blocks, passed = table.groups[group], table.num_passed[group]
+            first = min(len(blocks), first_visible(self._windows[group], position, self.block_size))
+            for logical in range(passed, first):
+                if blocks[logical] != NULL_BLOCK:
+                    self._parked[step_id].append(blocks[logical])
+                    blocks[logical] = NULL_BLOCK
+            table.num_passed[group] = max(first, passed)
+
+    @property
+    def slides(self) -> bool:
+        """Whether any KV group has a window."""
+        return bool(self._windowed)
+
+    # -- give up ----------------------------------------------------------------------------------------------------
 
     def free(self, sequence: Sequence, outstanding_step_id: int | None = None) -> None:
         """Takes the sequence's blocks back, at once or when `outstanding_step_id` is answered."""
-        block_ids = self._tables.pop(sequence.sequence_id).block_ids
+        block_ids = self._tables.pop(sequence).block_ids
         if outstanding_step_id is None:
-            self._give_back(block_ids)
+            self._release(block_ids)
         else:
-            self._parked.setdefault(outstanding_step_id, []).extend(block_ids)
+            self._parked[outstanding_step_id] += block_ids
 
     def step_answered(self, step_id: int, *, valid: bool) -> None:
         """Frees what was parked for this step; what it wrote is relied on only if it is `valid`."""
-        block_ids = self._parked.pop(step_id, [])
-        if not valid:
-            self._forget_content(block_ids)
-        self._give_back(block_ids)
+        self._cache.step_answered(step_id, valid=valid)
+        self._release(self._parked.pop(step_id, []))
 
-    def check(self) -> None:
-        """Asserts that every block is free, in a table or parked, and counted right."""
-        self._pool.check([*(table.block_ids for table in self._tables.values()), *self._parked.values()])
-        self._cache.check()
-
-    def _find(self, sequence: Sequence) -> list[int]:
-        """Blocks that hold the sequence's first tokens. Never its last known token: its logits are needed."""
-        if not self._prefix_caching:
-            return []
-        return self._cache.find(block_hashes(sequence, self.block_size)[: (sequence.num_known - 1) // self.block_size])
-
-    def _num_needed(self, sequence: Sequence) -> int:
-        """Free blocks that admission would use up: all but those that others hold already."""
-        held = sum(self._pool.is_held(block_id) for block_id in self._find(sequence))
-        return self._blocks_for(sequence.num_known) - held
+    def _release(self, block_ids: Iterable[int]) -> None:
+        """Drops references. Worthless blocks are taken again first, then the longest unused; of those given up together
+        the ones with the longest prefix go before the others, so that a chain is eaten from its tail."""
+        unused = [block_id for block_id in block_ids if self._pool.release(block_id)]
+        cached = []
+        for block_id in reversed(unused):
+            if not self._prefix_caching:
+                self._cache.remove(block_id)
+            content = self._cache.content(block_id)
+            if content is None:
+                self._pool.give_back(block_id, first=True)
+            else:
+                cached.append((-content.depth, block_id))
+        for _, block_id in sorted(cached):
+            self._pool.give_back(block_id)
 
     def _take(self, count: int) -> list[int]:
         block_ids = self._pool.allocate(count)
-        self._forget_content(block_ids)
-        return block_ids
-
-    def _give_back(self, block_ids: list[int]) -> None:
-        """Worthless blocks are taken again first, then the longest unused; of one sequence's, the last first, so that a
-        chain is eaten from its tail."""
-        for block_id in reversed(block_ids):
-            self._pool.free(block_id, first=block_id not in self._cache)
-
-    def _forget_content(self, block_ids: Iterable[int]) -> None:
         for block_id in block_ids:
             self._cache.remove(block_id)
+        return block_ids
 
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+    # -- swap -------------------------------------------------------------------------------------------------------
+
+    def can_swap_out(self, sequences: Ordered[Sequence]) -> bool:
+        """Whether CPU memory has room for what `sequences` hold."""
+        held = {block_id for sequence in sequences for block_id in present(self._computed(sequence))}
+        return len(held) <= self._swap_space.num_free
+
+    def swap_out(self, sequences: Ordered[Sequence]) -> list[BlockMove]:
+        """Moves the blocks of a whole group to CPU blocks, shared as they were; their device blocks are free at once.
+
+        Only for a group of which no step is outstanding.
+        """
+        moved: dict[int, int] = {}
+        for sequence in sequences:
+            self._swap_space.put(sequence, self._computed(sequence), moved)
+        self._release(block_id for sequence in sequences for block_id in self._tables.pop(sequence).block_ids)
+        return [BlockMove(source, target) for source, target in moved.items()]
+
+    def num_missing_swapped(self, sequences: Ordered[Sequence]) -> int:
+        """Device blocks that a swapped group needs to come back and compute one more token for each sequence."""
+        tables = [(sequence, self._swap_space.table(sequence)) for sequence in sequences]
+        held = {block_id for _, table in tables for block_id in table.block_ids}
+        new = sum(self.blocks_for(s.num_known) - len(table) * len(self._windows) for s, table in tables)
+        written = [b[-1] for s, table in tables if s.num_computed % self.block_size for b in table.groups]
+        # The last of a block's holders writes to it in place.
+        return len(held) + new + len(written) - len(set(written))
+
+    def swap_in(self, sequences: Ordered[Sequence]) -> list[BlockMove]:
+        """The way back; the tables get room for all known tokens."""
+        moved: dict[int, int] = {}
+        for sequence in sequences:
+            swapped = self._swap_space.table(sequence)
+            missing = self.blocks_for(sequence.num_known) // len(self._windows) - len(swapped)
+            groups = [[self._bring_back(block_id, moved) for block_id in blocks] for blocks in swapped.groups]
+            self._tables[sequence] = BlockTable([[*blocks, *self._take(missing)] for blocks in groups])
+        for sequence in sequences:
+            self._swap_space.drop(sequence)
+        return [BlockMove(source, target) for source, target in moved.items()]
+
+    def drop_swapped(self, sequence: Sequence) -> None:
+        """The sequence no longer needs its CPU blocks."""
+        self._swap_space.drop(sequence)
+
+    def _computed(self, sequence: Sequence) -> list[list[int]]:
+        """The blocks with any computed token in them."""
+        count = -(-sequence.num_computed // self.block_size)
+        return [blocks[:count] for blocks in self._tables[sequence].groups]
+
+    def _bring_back(self, block_id: int, moved: dict[int, int]) -> int:
+        if block_id == NULL_BLOCK:
+            return NULL_BLOCK
+        if block_id in moved:
+            self._pool.share([moved[block_id]])
+        else:
+            (moved[block_id],) = self._take(1)
+        return moved[block_id]
+
+    # -- pin --------------------------------------------------------------------------------------------------------
+
+    def pin(self, name: str, sequence: Sequence) -> None:
+        """Keeps the blocks of a sequence's prompt, all computed, under a name; the sequence holds nothing any more."""
+        table, num_full = self._tables.pop(sequence), sequence.num_prompt // self.block_size
+        hashes = block_hashes(sequence, self.block_size)
+        for group, blocks in enumerate(table.groups):
+            for logical, block_id in enumerate(blocks[:num_full]):
+                if block_id != NULL_BLOCK:
+                    # Where another block holds the same, this one is to be found, for that one may go.
+                    self._cache.replace(CachedBlock(hashes[logical], group, logical), block_id)
+        tail = None
+        if sequence.num_prompt % self.block_size:
+            tokens = list(sequence.known_tokens(num_full * self.block_size, sequence.num_prompt))
+            parent = hashes[num_full - 1] if num_full else sequence.root_hash
+            tail = Tail(parent, tokens, [blocks[num_full] for blocks in table.groups])
+            self._lookup.tails.append(tail)
+        self._pins[name] = _Pin(table.block_ids, tail)
+
+    def unpin(self, name: str) -> None:
+        """Gives a pinned prefix's blocks up; as cached content, if that is wanted, they stay until they are taken."""
+        pin = self._pins.pop(name)
+        if pin.tail is not None:
+            self._lookup.tails.remove(pin.tail)
+        self._release(pin.block_ids)
+
+    def is_pinned(self, name: str) -> bool:
+        """Whether the prefix of this name is computed and kept here."""
+        return name in self._pins
+
+    # -- invariants -------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Asserts that every block is free, in a table, parked or pinned, and counted right."""
+        tables = [table.block_ids for table in self._tables.values()]
+        self._pool.check([*tables, *self._parked.values(), *(pin.block_ids for pin in self._pins.values())])
+        self._swap_space.check()
+        self._cache.check()

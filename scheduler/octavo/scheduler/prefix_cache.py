@@ -1,13 +1,30 @@
 """Full blocks by what they hold: a chained hash of a block's tokens and all before them.
 
 Equal hash, equal history, so one sequence's block can serve another. SHA-256, because a collision would show one client
-another's context.
+another's context. What must be equal besides the tokens (an adapter, a client's salt) is hashed in front of the first
+block; the KV group a block belongs to is part of the key.
 """
 
 import hashlib
+import sys
 from array import array
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from octavo.scheduler.sequence import Sequence
+from octavo.wire.requests import CacheKey
+
+_LITTLE_ENDIAN = sys.byteorder == "little"
+
+
+def root_hash(key: CacheKey) -> bytes:
+    """What the first block's hash is chained to."""
+    if key == CacheKey():
+        return b""
+    # Lengths in front: no two keys run together to the same bytes.
+    parts = (key.adapter.encode(), key.salt.encode())
+    return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
 
 
 def block_hashes(sequence: Sequence, block_size: int) -> list[bytes]:
@@ -16,48 +33,106 @@ def block_hashes(sequence: Sequence, block_size: int) -> list[bytes]:
     Kept with the sequence, so each block is hashed once in its life.
     """
     hashes = sequence.block_hashes.setdefault(block_size, [])
-    for start in range(len(hashes) * block_size, sequence.num_known - block_size + 1, block_size):
-        parent = hashes[-1] if hashes else b""
-        tokens = array("i", (sequence.token_id(position) for position in range(start, start + block_size)))
-        hashes.append(hashlib.sha256(parent + tokens.tobytes()).digest())
+    start, stop = len(hashes) * block_size, sequence.num_known // block_size * block_size
+    if start < stop:
+        parent = hashes[-1] if hashes else sequence.root_hash
+        content, width = _content(sequence, start, stop), 4 * block_size
+        for offset in range(0, len(content), width):
+            parent = hashlib.sha256(parent + content[offset : offset + width]).digest()
+            hashes.append(parent)
     return hashes
 
 
-class PrefixCache:
-    """Which block holds which content. A block stays indexed while it is free, until it is taken for something else."""
+def _content(sequence: Sequence, start: int, stop: int) -> bytes:
+    """Known tokens as little-endian int32."""
+    tokens = array("i", sequence.known_tokens(start, stop))
+    if not _LITTLE_ENDIAN:
+        tokens.byteswap()
+    return tokens.tobytes()
 
-    def __init__(self) -> None:
-        self._block_of: dict[bytes, int] = {}
-        self._hash_of: dict[int, bytes] = {}
+
+@dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """What a block holds: `depth` blocks come before it in its chain."""
+
+    value: bytes
+    kv_group: int
+    depth: int
+
+
+class PrefixCache:
+    """Which block holds which content. A block stays indexed while it is free, until it is taken for something else.
+
+    An entry made by a step that is still outstanding is provisional: it may be shared by what is planned later, for a
+    replica runs its plans in order; it goes if the step fails.
+    """
+
+    def __init__(self, num_kv_groups: int) -> None:
+        self._block_of: list[dict[bytes, int]] = [{} for _ in range(num_kv_groups)]
+        self._content_of: dict[int, CachedBlock] = {}
+        # Blocks that an outstanding step fills, and those steps.
+        self._filled_by: dict[int, int] = {}
+        self._provisional: dict[int, list[int]] = defaultdict(list)
 
     def __len__(self) -> int:
-        return len(self._hash_of)
+        return len(self._content_of)
 
-    def __contains__(self, block_id: int) -> bool:
-        return block_id in self._hash_of
+    @property
+    def block_ids(self) -> Collection[int]:
+        """All blocks with indexed content."""
+        return self._content_of.keys()
 
-    def find(self, hashes: list[bytes]) -> list[int]:
-        """The blocks of the longest prefix that is held, in order."""
-        found = []
-        for value in hashes:
-            block_id = self._block_of.get(value)
-            if block_id is None:
-                break
-            found.append(block_id)
-        return found
+    def content(self, block_id: int) -> CachedBlock | None:
+        """What the block holds, if that is indexed."""
+        return self._content_of.get(block_id)
 
-    def insert(self, value: bytes, block_id: int) -> None:
-        """The block holds this content. Where another block holds it already, that one stays the one to be found."""
-        if value not in self._block_of:
-            self._block_of[value] = block_id
-            self._hash_of[block_id] = value
+    def block(self, kv_group: int, value: bytes) -> int | None:
+        """The block with this content."""
+        return self._block_of[kv_group].get(value)
+
+    def confirmed_block(self, kv_group: int, value: bytes) -> int | None:
+        """The block with this content, if the step that filled it has been answered."""
+        block_id = self._block_of[kv_group].get(value)
+        return None if block_id in self._filled_by else block_id
+
+    def insert(self, content: CachedBlock, block_id: int, step_id: int) -> bool:
+        """The block will hold this content once `step_id` is done; False, and nothing changed, where another holds it
+        already."""
+        blocks = self._block_of[content.kv_group]
+        if content.value in blocks:
+            return False
+        blocks[content.value] = block_id
+        self._content_of[block_id] = content
+        self._provisional[step_id].append(block_id)
+        self._filled_by[block_id] = step_id
+        return True
+
+    def replace(self, content: CachedBlock, block_id: int) -> None:
+        """The block, which holds this content for certain, is the one to be found."""
+        former = self._block_of[content.kv_group].get(content.value)
+        if former != block_id:
+            if former is not None:
+                self.remove(former)
+            self.remove(block_id)
+            self._block_of[content.kv_group][content.value] = block_id
+            self._content_of[block_id] = content
+
+    def step_answered(self, step_id: int, *, valid: bool) -> None:
+        """Confirms the entries of a step, or takes them out."""
+        for block_id in self._provisional.pop(step_id, ()):
+            if self._filled_by.get(block_id) == step_id:
+                del self._filled_by[block_id]
+                if not valid:
+                    self.remove(block_id)
 
     def remove(self, block_id: int) -> None:
-        """The block will hold something else, or what it holds cannot be relied on. Unknown blocks are ignored."""
-        value = self._hash_of.pop(block_id, None)
-        if value is not None:
-            del self._block_of[value]
+        """The block will hold something else. Unknown blocks are ignored."""
+        content = self._content_of.pop(block_id, None)
+        if content is not None:
+            del self._block_of[content.kv_group][content.value]
+            self._filled_by.pop(block_id, None)
 
     def check(self) -> None:
         """Asserts that blocks and contents name each other."""
-        assert {value: block_id for block_id, value in self._hash_of.items()} == self._block_of
+        contents = {(content.kv_group, content.value): block_id for block_id, content in self._content_of.items()}
+        assert contents == {(g, value): b for g, blocks in enumerate(self._block_of) for value, b in blocks.items()}

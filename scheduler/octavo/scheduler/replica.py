@@ -8,7 +8,7 @@ from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.kv_cache_manager import KVCacheManager
 from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.step_deadlines import StepDeadlines
-from octavo.wire.steps import StepTimes, WorkerHello
+from octavo.wire.steps import BlockMove, Remap, StepTimes, WorkerHello
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +16,17 @@ class OutstandingStep:
     """A plan whose result is not back."""
 
     step_id: int
-    # The sequences that compute in it, and those of them that sample, with the group of each; in the plan's order.
-    scheduled: list[tuple[SequenceGroup, Sequence]]
-    sampling: list[tuple[SequenceGroup, Sequence]]
+    # Groups that compute in it, as often as sequences of theirs do, and groups whose blocks it swaps out.
+    groups: list[SequenceGroup]
+    swapped_out: list[SequenceGroup]
+    # Sequences whose tables it changes, whether they compute in it or not.
+    remapped: list[Sequence]
+    # Those that sample and the beams that want candidates, each in the plan's order, with their groups.
+    samplers: list[tuple[SequenceGroup, Sequence]]
+    beams: list[tuple[SequenceGroup, Sequence]]
     num_tokens: int
+    # Whether a prompt is computed in it.
+    prefills: bool
     sent_at: float
 
 
@@ -34,10 +41,16 @@ class ReplicaStats:
     model_us: int = 0
     sample_us: int = 0
 
+    @property
+    def token_rate(self) -> float:
+        """Tokens computed per second of work; 1 before the first step."""
+        busy = self.prepare_us + self.model_us + self.sample_us
+        return self.tokens_computed * 1e6 / busy if busy else 1.0
+
     def add(self, step: OutstandingStep, times: StepTimes) -> None:
         self.steps += 1
         self.tokens_computed += step.num_tokens
-        self.tokens_sampled += len(step.sampling)
+        self.tokens_sampled += len(step.samplers) + len(step.beams)
         self.prepare_us += times.prepare_us
         self.model_us += times.model_us
         self.sample_us += times.sample_us
@@ -54,23 +67,34 @@ class Replica:
     # In order of arrival; changed by `add` and `remove` alone.
     running: list[SequenceGroup] = field(default_factory=list)
     num_running_seqs: int = 0
+    # In order of arrival.
+    swapped: list[SequenceGroup] = field(default_factory=list)
+    # Prefixes to be pinned here, by name; and those still to be computed, which come before everything else.
+    prefix_names: set[str] = field(default_factory=set)
+    prefixes: list[SequenceGroup] = field(default_factory=list)
     outstanding: deque[OutstandingStep] = field(default_factory=deque)
     # A step has failed; what is outstanding will come back skipped, and all of it restarts then.
     failed: list[OutstandingStep] = field(default_factory=list)
-    # Sequences to name in the next plan's `forget`.
+    # What the next plan is to tell of: sequences to forget, and changed table entries with their sequences.
     forget: list[int] = field(default_factory=list)
+    remaps: list[tuple[Sequence, Remap]] = field(default_factory=list)
     answered_step_id: int = 0
+    # Seconds that the last step with a prompt in it took.
+    prefill_latency: float = 0.0
     stats: ReplicaStats = field(default_factory=ReplicaStats)
 
     def __post_init__(self) -> None:
         self.kv = KVCacheManager(
             self.hello.num_blocks,
             self.hello.block_size,
-            self.config.watermark,
+            watermark=self.config.watermark,
             prefix_caching=self.config.prefix_caching,
+            windows=[group.window for group in self.hello.kv_groups],
+            num_cpu_blocks=self.hello.num_cpu_blocks,
         )
         self._deadlines = StepDeadlines(self.config)
-        self._next_step_id = 1
+        self.next_step_id = 1
+        self._next_sequence_id = 1
         self._heard_at = self.registered_at
         self._answered_at = self.registered_at
 
@@ -88,10 +112,15 @@ class Replica:
         """Tokens still to be computed of those running: what a new request would wait behind."""
         return sum(sequence.num_uncomputed for group in self.running for sequence in group.live)
 
-    def next_step_id(self) -> int:
-        step_id = self._next_step_id
-        self._next_step_id += 1
-        return step_id
+    @property
+    def pinned_budget(self) -> int:
+        """Blocks that pinned prefixes may take."""
+        return int(self.kv.num_blocks * self.config.max_pinned_share)
+
+    def new_sequence_id(self) -> int:
+        """A name for one stay of a sequence."""
+        self._next_sequence_id += 1
+        return self._next_sequence_id - 1
 
     def heard(self, now: float) -> None:
         self._heard_at = now
@@ -99,7 +128,10 @@ class Replica:
     def answered(self, step: OutstandingStep, now: float, *, done: bool) -> None:
         """Books the answer to the oldest outstanding step."""
         assert self.outstanding[0] is step
-        self._deadlines.observe(step.num_tokens, now - max(step.sent_at, self._answered_at))
+        seconds = now - max(step.sent_at, self._answered_at)
+        self._deadlines.observe(step.num_tokens, seconds)
+        if step.prefills:
+            self.prefill_latency = seconds
         self._heard_at = self._answered_at = now
         self.answered_step_id = step.step_id
         self.outstanding.popleft()
@@ -119,32 +151,98 @@ class Replica:
     def add(self, group: SequenceGroup) -> None:
         """The group runs here from now on."""
         bisect.insort(self.running, group, key=lambda running: running.order)
-        self.num_running_seqs += len(group.sequences)
+        group.num_slots = group.parallel
+        self.num_running_seqs += group.num_slots
 
     def remove(self, group: SequenceGroup) -> None:
         """The group no longer runs here."""
         self.running.remove(group)
-        self.num_running_seqs -= len(group.sequences)
+        self.num_running_seqs -= group.num_slots
 
     def release(self, sequence: Sequence) -> None:
         """The sequence leaves this replica: its blocks come back, once no outstanding step can touch them."""
-        in_flight = self.outstanding and sequence.last_step_id >= self.outstanding[0].step_id
-        self.kv.free(sequence, sequence.last_step_id if in_flight else None)
-        self.forget.append(sequence.sequence_id)
+        if sequence.leader is not None:
+            # It has none of its own yet.
+            return
+        if sequence.status is SequenceStatus.SWAPPED:
+            self.kv.drop_swapped(sequence)
+        else:
+            in_flight = self.outstanding and sequence.last_step_id >= self.outstanding[0].step_id
+            self.kv.free(sequence, sequence.last_step_id if in_flight else None)
+            self.forget.append(sequence.sequence_id)
+
+    def finish(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """The sequence has ended; others of its group go on without it."""
+        self.release(sequence)
+        sequence.leave(SequenceStatus.FINISHED)
+        if group.search is None:
+            group.num_slots -= 1
+            self.num_running_seqs -= group.status is not SequenceStatus.SWAPPED
+
+    def drop(self, group: SequenceGroup) -> None:
+        """The whole group has ended, wherever it is here."""
+        self._take_out(group)
+        for sequence in group.live:
+            self.release(sequence)
+            sequence.leave(SequenceStatus.FINISHED)
 
     def evict(self, group: SequenceGroup) -> None:
         """Takes a whole group off this replica, back to its known tokens."""
-        self.remove(group)
-        group.preemptions += 1
+        self._take_out(group)
         for sequence in group.live:
             self.release(sequence)
             sequence.restart()
 
+    def swap_out(self, group: SequenceGroup) -> list[BlockMove]:
+        """Moves a whole group to CPU memory; no step with it may be outstanding."""
+        holders = self.holders(group)
+        self.remove(group)
+        bisect.insort(self.swapped, group, key=lambda swapped: swapped.order)
+        moves = self.kv.swap_out(holders)
+        self.forget += [sequence.sequence_id for sequence in holders]
+        for sequence in group.live:
+            sequence.leave(SequenceStatus.SWAPPED)
+        return moves
+
+    def swap_in(self, group: SequenceGroup) -> list[BlockMove]:
+        """Brings a group back; its sequences are new to the worker."""
+        holders = self.holders(group)
+        self.swapped.remove(group)
+        moves = self.kv.swap_in(holders)
+        self.add(group)
+        for sequence in group.live:
+            sequence.status = SequenceStatus.RUNNING
+        for sequence in holders:
+            sequence.sequence_id = self.new_sequence_id()
+        return moves
+
+    def holders(self, group: SequenceGroup) -> list[Sequence]:
+        """Its live sequences with blocks of their own."""
+        return [sequence for sequence in group.live if sequence.leader is None]
+
+    def pin(self, group: SequenceGroup) -> None:
+        """The prefix that `group` has computed stays."""
+        assert group.prefix_name is not None
+        self.remove(group)
+        for sequence in group.live:
+            self.kv.pin(group.prefix_name, sequence)
+            self.forget.append(sequence.sequence_id)
+            sequence.leave(SequenceStatus.FINISHED)
+
+    def _take_out(self, group: SequenceGroup) -> None:
+        if group.status is SequenceStatus.SWAPPED:
+            self.swapped.remove(group)
+        else:
+            self.remove(group)
+
     def check(self) -> None:
         """Asserts that blocks, sequences and counts agree."""
         self.kv.check()
-        assert self.num_running_seqs == sum(len(group.sequences) for group in self.running)
-        for group in self.running:
-            for sequence in group.live:
-                assert sequence.status is SequenceStatus.RUNNING
-                assert 0 <= sequence.num_computed <= sequence.num_tokens
+        assert self.num_running_seqs == sum(group.num_slots for group in self.running) <= self.config.max_parallel
+        for groups, status in ((self.running, SequenceStatus.RUNNING), (self.swapped, SequenceStatus.SWAPPED)):
+            for group in groups:
+                assert group.num_slots >= len(group.live)
+                for sequence in group.live:
+                    assert sequence.status is status
+                    assert 0 <= sequence.num_computed <= sequence.num_tokens
+                    assert self.kv.holds(sequence) == (status is SequenceStatus.RUNNING and sequence.leader is None)

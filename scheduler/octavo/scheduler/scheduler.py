@@ -1,20 +1,23 @@
 """The sans-IO core: events in, effects out. No socket, no clock, no thread; time comes with each event."""
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 import msgspec
 
-from octavo.scheduler import chunked_policy
-from octavo.scheduler.admission import Refusal, refuse_malformed, refuse_misfit
-from octavo.scheduler.chunked_policy import Draft
+from octavo.scheduler import results
+from octavo.scheduler.admission import Refusal, has_capacity, refuse_malformed, refuse_misfit
+from octavo.scheduler.beam_search import BeamSearch
 from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.draft import Draft
 from octavo.scheduler.events import (
     Effect,
     Event,
     FrontendJoined,
     FrontendLost,
     LeaseRenewed,
+    PrefixesNamed,
+    PrefixPinned,
+    PrefixUnpinned,
     ReplicaHeard,
     ReplicaJoined,
     ReplicaLeft,
@@ -23,18 +26,24 @@ from octavo.scheduler.events import (
     RequestSubmitted,
     SendToFrontend,
     SendToReplica,
+    SequenceEnded,
     StepAnswered,
     Tick,
 )
-from octavo.scheduler.kv_cache_manager import AllocStatus
-from octavo.scheduler.replica import OutstandingStep, Replica
-from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.kv_cache_manager import KVCacheManager
+from octavo.scheduler.placement import POLICIES, next_admission
+from octavo.scheduler.prefix_cache import root_hash
+from octavo.scheduler.prefix_pins import PrefixPins
+from octavo.scheduler.replica import Replica
+from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus, new_sequences
 from octavo.scheduler.waiting_queue import WaitingQueue
 from octavo.wire.requests import (
-    Delta,
     Deltas,
     FrontendWelcome,
     Lease,
+    PinRefused,
+    Prefix,
+    PrefixesChanged,
     Rejected,
     RejectReason,
     Renewed,
@@ -46,7 +55,6 @@ from octavo.wire.requests import (
 from octavo.wire.steps import (
     ModelInfo,
     StepOutcome,
-    StepPlan,
     StepResult,
     WorkerHello,
     WorkerRefused,
@@ -68,17 +76,20 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, epoch: int) -> None:
         self.config = config
         self.epoch = epoch
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(config.tenant_weights)
+        self.prefixes = PrefixPins()
         # By incarnation, in order of registration.
         self.replicas: dict[int, Replica] = {}
+        # By name of the worker: its incarnation that was lost last.
+        self._lost: dict[str, int] = {}
         # The first worker's; replicas that serve another model are refused for the life of this scheduler.
         self.model: ModelInfo | None = None
         self._frontends: dict[int, Frontend] = {}
         self._replica_of: dict[SequenceGroup, Replica] = {}
         self._next_serial = 1
-        self._next_sequence_id = 1
         self._effects: list[Effect] = []
         self.preemptions = 0
+        self.swaps = 0
 
     @property
     def num_frontends(self) -> int:
@@ -86,7 +97,7 @@ class Scheduler:
 
     @property
     def groups(self) -> list[SequenceGroup]:
-        """All that is held, waiting or running."""
+        """All that is held for frontends: waiting, running or swapped out."""
         return [group for frontend in self._frontends.values() for group in frontend.groups.values()]
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -100,6 +111,15 @@ class Scheduler:
                 self._renew(frontend_id, live, now)
             case RequestsAborted(frontend_id, request_ids):
                 self._abort(frontend_id, request_ids)
+            case SequenceEnded(frontend_id, request_id, attempt, sequence_index):
+                self._end_sequence(frontend_id, request_id, attempt, sequence_index)
+            case PrefixesNamed(frontend_id, prefixes):
+                self._pin_named(frontend_id, prefixes)
+            case PrefixPinned(prefix):
+                self._pin(prefix)
+            case PrefixUnpinned(name):
+                self.prefixes.unpin(name, self.replicas.values())
+                self._tell_prefixes()
             case ReplicaJoined(hello):
                 self._join_replica(hello, now)
             case ReplicaLeft(replica_id, reason):
@@ -113,12 +133,20 @@ class Scheduler:
         return self._take_effects()
 
     def schedule(self, now: float) -> list[Effect]:
-        """Plans a step for every replica that can take one; running sequences first, then the waiting queue."""
-        drafts = [draft for replica in self.replicas.values() if (draft := self._draft(replica))]
-        while (group := self._next_waiting()) and (draft := self._place(group, drafts)):
-            self._admit(group, draft)
+        """Plans a step for every replica that can take one, and admits from the waiting queue to these steps."""
+        policy = POLICIES[self.config.policy]
+        head = next(self.waiting.candidates(1, self._is_runnable), None)
+        drafts = [draft for replica in self.replicas.values() if (draft := self._draft(replica, head, now))]
+        while admission := next_admission(self.waiting, drafts, self._is_runnable, self.config, now):
+            self._admit(*admission)
         for draft in drafts:
-            self._send(draft, now)
+            if policy.end(draft):
+                plan = draft.send(self.epoch, now)
+                if plan is not None:
+                    self._effects.append(SendToReplica(draft.replica.replica_id, plan))
+                    served = (group for group, _ in (*draft.samplers, *draft.beams))
+                    self.waiting.charge_each(group for group in served if group.prefix_name is None)
+            self._requeue_preempted(draft)
         return self._take_effects()
 
     def replica_of_worker(self, worker_id: str) -> Replica | None:
@@ -127,41 +155,57 @@ class Scheduler:
 
     def check(self) -> None:
         """Asserts every invariant."""
-        placed = [group for replica in self.replicas.values() for group in replica.running]
-        assert len(placed) + len(self.waiting) == len(self.groups)
+        placed = [group for replica in self.replicas.values() for group in (*replica.running, *replica.swapped)]
+        assert len([group for group in placed if group.prefix_name is None]) + len(self.waiting) == len(self.groups)
+        assert sum(tenant.num_groups for tenant in self.waiting.tenants) == len(self.groups)
+        assert all(tenant.num_groups for tenant in self.waiting.tenants), "an account is kept for nobody"
         for replica in self.replicas.values():
             replica.check()
             if not replica.running and not replica.outstanding:
-                assert replica.kv.num_free == replica.kv.num_blocks, "an idle replica holds blocks"
+                assert replica.kv.num_free + replica.kv.num_pinned == replica.kv.num_blocks, (
+                    "an idle replica holds blocks"
+                )
+            if not replica.swapped:
+                assert replica.kv.num_cpu_free == replica.kv.num_cpu_blocks, "CPU blocks are held for nobody"
 
     # -- frontends --------------------------------------------------------------------------------------------------
 
     def _join_frontend(self, frontend_id: int, now: float) -> None:
         self._frontends.setdefault(frontend_id, Frontend(now)).renewed_at = now
         self._to_frontend(frontend_id, FrontendWelcome(self.epoch, self.status()))
+        self._to_frontend(frontend_id, PrefixesChanged(self.epoch, self.prefixes.all))
 
     def _submit(self, frontend_id: int, request: Request, now: float) -> None:
         groups = self._frontends[frontend_id].groups
         held = groups.get(request.request_id)
-        if held and held.request.attempt < request.attempt:
+        if held and held.request.attempt >= request.attempt:
+            # A frontend counts its submissions: the same came twice, or an older one late.
+            return
+        if held:
             self._drop(held)
-        elif held:
-            self._reject(frontend_id, request, RejectReason.DUPLICATE_ID, "a request with this id is running")
-            return
         if refusal := self._refusal(request):
-            self._reject(frontend_id, request, *refusal)
+            self._refuse(frontend_id, request, *refusal)
             return
-        group = SequenceGroup.of(request, frontend_id, now, self._next_serial)
-        self._next_serial += 1
+        group = self._new_group(request, frontend_id, now)
         groups[request.request_id] = group
-        self.waiting.add(group)
+        self.waiting.enter(group)
+
+    def _new_group(self, request: Request, frontend_id: int, now: float) -> SequenceGroup:
+        arrival = now - request.age_ms / 1000.0
+        order = (arrival - request.priority * self.config.priority_ageing_s, self._next_serial)
+        self._next_serial += 1
+        sampling, sequences = request.sampling, new_sequences(request, root_hash(request.cache_key))
+        group = SequenceGroup(request, frontend_id, arrival, order, sequences)
+        if sampling.beam is not None:
+            group.search = BeamSearch(sampling.beam, sampling.max_tokens, group.stop_token_ids)
+        return group
 
     def _refusal(self, request: Request) -> Refusal | None:
-        if refusal := refuse_malformed(request):
+        if refusal := refuse_malformed(request, self.config.max_parallel):
             return refusal
         if len(self.waiting) >= self.config.max_waiting and not request.resubmitted:
             return RejectReason.QUEUE_FULL, f"{len(self.waiting)} requests are waiting"
-        return refuse_misfit(request, self.model, self.status().capacity_tokens) if self.model else None
+        return refuse_misfit(request, self.model, self.replicas.values()) if self.model else None
 
     def _renew(self, frontend_id: int, live: list[Lease], now: float) -> None:
         frontend = self._frontends[frontend_id]
@@ -179,6 +223,26 @@ class Scheduler:
             if group := groups.get(request_id):
                 self._drop(group)
 
+    def _end_sequence(self, frontend_id: int, request_id: str, attempt: int, sequence_index: int) -> None:
+        group = self._frontends[frontend_id].groups.get(request_id)
+        if group is None or group.request.attempt != attempt or group.search is not None:
+            return
+        wanted = [sequence for sequence in group.live if not sequence.is_unwanted]
+        ended = [sequence for sequence in wanted if sequence.index == sequence_index]
+        if wanted == ended:
+            self._drop(group)
+        elif ended:
+            self._end_one(group, ended[0])
+
+    def _end_one(self, group: SequenceGroup, sequence: Sequence) -> None:
+        replica = self._replica_of.get(group)
+        if replica is None:
+            sequence.leave(SequenceStatus.FINISHED)
+        elif group.needs(sequence):
+            sequence.is_unwanted = True
+        else:
+            replica.finish(group, sequence)
+
     def _lose_frontend(self, frontend_id: int) -> None:
         for group in list(self._frontends[frontend_id].groups.values()):
             self._drop(group)
@@ -187,23 +251,47 @@ class Scheduler:
 
     def _drop(self, group: SequenceGroup) -> None:
         """Ends a group wherever it is; its blocks come back once outstanding steps are answered."""
-        self._forget(group)
         replica = self._replica_of.pop(group, None)
         if replica is None:
             self.waiting.remove(group)
-            return
-        replica.remove(group)
-        for sequence in group.live:
-            replica.release(sequence)
-            sequence.status = SequenceStatus.FINISHED
+        else:
+            replica.drop(group)
+        self._forget(group)
 
     def _forget(self, group: SequenceGroup) -> None:
-        del self._frontends[group.frontend_id].groups[group.request.request_id]
+        self.waiting.leave(group)
+        if group.frontend_id is not None:
+            del self._frontends[group.frontend_id].groups[group.request_id]
+
+    # -- prefixes ---------------------------------------------------------------------------------------------------
+
+    def pin_refusal(self, prefix: Prefix) -> str | None:
+        """Why a prefix cannot be pinned, if it cannot."""
+        return self.prefixes.refusal(prefix, self.model, self.replicas.values(), self.groups)
+
+    def _pin_named(self, frontend_id: int, prefixes: list[Prefix]) -> None:
+        for prefix in prefixes:
+            if self.prefixes.get(prefix.name) == prefix:
+                continue
+            if refusal := self.pin_refusal(prefix):
+                self._to_frontend(frontend_id, PinRefused(self.epoch, prefix.name, refusal))
+            else:
+                self._pin(prefix)
+
+    def _pin(self, prefix: Prefix) -> None:
+        self.prefixes.pin(prefix, self.replicas.values())
+        self._tell_prefixes()
+
+    def _tell_prefixes(self) -> None:
+        for frontend_id in self._frontends:
+            self._to_frontend(frontend_id, PrefixesChanged(self.epoch, self.prefixes.all))
+        self._tell_status()
 
     # -- replicas ---------------------------------------------------------------------------------------------------
 
     def _join_replica(self, hello: WorkerHello, now: float) -> None:
-        if hello.incarnation in self.replicas:
+        # One that was lost holds what it was sent: once welcomed, it is told at its first word to register anew.
+        if hello.incarnation in self.replicas or self._lost.get(hello.worker_id) == hello.incarnation:
             self._effects.append(SendToReplica(hello.incarnation, WorkerWelcome(self.epoch)))
             return
         if former := self.replica_of_worker(hello.worker_id):
@@ -211,7 +299,8 @@ class Scheduler:
         if refusal := self._worker_refusal(hello):
             self._effects.append(SendToReplica(hello.incarnation, WorkerRefused(refusal)))
             return
-        self.replicas[hello.incarnation] = Replica(hello, self.config, now)
+        replica = self.replicas[hello.incarnation] = Replica(hello, self.config, now)
+        self.prefixes.equip(replica)
         self._effects.append(SendToReplica(hello.incarnation, WorkerWelcome(self.epoch)))
         if self.model is None:
             self._learn_model(hello.model)
@@ -221,9 +310,8 @@ class Scheduler:
         """Requests that came before any worker are checked now that the limits are known."""
         self.model = model
         for group in list(self.waiting):
-            if refusal := refuse_misfit(group.request, model, self.status().capacity_tokens):
-                self._reject(group.frontend_id, group.request, *refusal)
-                self._drop(group)
+            if refusal := refuse_misfit(group.request, model, self.replicas.values()):
+                self._reject(group, *refusal)
 
     def _worker_refusal(self, hello: WorkerHello) -> str | None:
         if hello.world_size != 1:
@@ -239,22 +327,25 @@ class Scheduler:
     def _lose_replica(self, replica_id: int, reason: str) -> None:
         """Forgets a replica; its sequences wait to be recomputed elsewhere."""
         replica = self.replicas.pop(replica_id)
-        for group in replica.running:
-            group.preemptions += 1
-            for sequence in group.live:
-                sequence.restart()
-            self._requeue(group)
+        self._lost[replica.hello.worker_id] = replica_id
+        for group in (*replica.running, *replica.swapped):
+            if group.prefix_name is None:
+                group.preemptions += 1
+                for sequence in group.live:
+                    sequence.restart()
+                self._requeue(group)
         self._effects.append(ReplicaLost(replica_id, reason))
         self._tell_status()
 
     def _requeue(self, group: SequenceGroup) -> None:
         del self._replica_of[group]
-        self.waiting.add(group)
+        self.waiting.resume(group)
 
     def status(self) -> ServiceStatus:
         """What frontends need to know of the replicas."""
-        capacity = max((replica.kv.capacity_tokens for replica in self.replicas.values()), default=0)
-        return ServiceStatus(len(self.replicas), self.model, capacity)
+        largest = max((replica.kv for replica in self.replicas.values()), key=_capacity, default=None)
+        capacity, block_size = (largest.capacity_tokens, largest.block_size) if largest else (0, 1)
+        return ServiceStatus(len(self.replicas), self.model, capacity, self.config.max_parallel, block_size)
 
     def _tell_status(self) -> None:
         for frontend_id in self._frontends:
@@ -262,125 +353,76 @@ class Scheduler:
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
-    def _draft(self, replica: Replica) -> Draft | None:
+    def _draft(self, replica: Replica, head: SequenceGroup | None, now: float) -> Draft | None:
         if not replica.may_plan:
             return None
         draft = Draft(replica, self.config.max_num_batched_tokens)
-        stands = chunked_policy.fill_with_running(draft)
-        for group in draft.preempted:
-            self.preemptions += 1
-            self._requeue(group)
-        return draft if stands else None
+        return draft if POLICIES[self.config.policy].begin(draft, head, now) else None
 
-    def _next_waiting(self) -> SequenceGroup | None:
-        """First come, first served; only what no live replica could ever hold (its own was lost) is passed over."""
-        return next((group for group in self.waiting if self._can_ever_run(group)), None)
-
-    def _can_ever_run(self, group: SequenceGroup) -> bool:
-        return any(replica.kv.can_allocate(group) is not AllocStatus.NEVER for replica in self.replicas.values())
-
-    def _place(self, group: SequenceGroup, drafts: list[Draft]) -> Draft | None:
-        """The draft with room whose replica has the least to compute."""
-        with_room = [draft for draft in drafts if chunked_policy.has_room(draft, group)]
-        # Adding up a load costs a walk over all that runs, so only where there is a choice.
-        if len(with_room) > 1:
-            return min(with_room, key=lambda draft: draft.replica.load)
-        return with_room[0] if with_room else None
+    def _is_runnable(self, group: SequenceGroup) -> bool:
+        """Whether any replica could ever hold the group; not if its own, a larger one, was lost."""
+        return any(has_capacity(group.request, replica) for replica in self.replicas.values())
 
     def _admit(self, group: SequenceGroup, draft: Draft) -> None:
         self.waiting.remove(group)
         self._replica_of[group] = draft.replica
-        chunked_policy.admit(draft, group, self._next_sequence_id)
-        self._next_sequence_id += len(group.sequences)
+        self.waiting.charge(group, draft.admit(group))
 
-    def _send(self, draft: Draft, now: float) -> None:
-        if not draft.work:
-            return
-        replica = draft.replica
-        step = OutstandingStep(replica.next_step_id(), draft.scheduled, draft.sampling, draft.num_tokens, now)
-        for _, sequence in draft.scheduled:
-            sequence.last_step_id = step.step_id
-        replica.outstanding.append(step)
-        plan = StepPlan(
-            epoch=self.epoch,
-            incarnation=replica.replica_id,
-            step_id=step.step_id,
-            answered_step_id=replica.answered_step_id,
-            forget=replica.forget,
-            starts=draft.starts,
-            work=draft.work,
-        )
-        replica.forget = []
-        self._effects.append(SendToReplica(replica.replica_id, plan))
+    def _requeue_preempted(self, draft: Draft) -> None:
+        self.preemptions += len(draft.evicted) + len(draft.swapped_out)
+        self.swaps += len(draft.swapped_out)
+        for group in draft.evicted:
+            self._come_back(draft.replica, group)
 
     def _answer(self, replica: Replica, result: StepResult, now: float) -> None:
         step = replica.outstanding[0] if replica.outstanding else None
-        if step is None or step.step_id != result.step_id or not _answers(step, result):
+        if step is None or step.step_id != result.step_id or not results.answers(step, result):
             self._lose_replica(replica.replica_id, f"answered step {result.step_id}, which it was not asked")
             return
         done = result.outcome is StepOutcome.DONE
         replica.answered(step, now, done=done)
         if done:
             replica.stats.add(step, result.times)
-            self._accept(replica, step, result)
+            self._book(replica, results.accept(replica, step, result))
         else:
             replica.failed.append(step)
         if replica.failed and not replica.outstanding:
             self._restart_failed(replica, result.detail)
 
-    def _accept(self, replica: Replica, step: OutstandingStep, result: StepResult) -> None:
-        deltas: dict[int, list[Delta]] = defaultdict(list)
-        for (group, sequence), sampled in zip(step.sampling, result.sampled, strict=True):
-            # Neither aborted nor finished since the plan was made.
-            if sequence.status is SequenceStatus.RUNNING:
-                deltas[group.frontend_id].append(self._append(replica, group, sequence, sampled.token_id))
-        for frontend_id, batch in deltas.items():
-            self._to_frontend(frontend_id, Deltas(self.epoch, batch))
-
-    def _append(self, replica: Replica, group: SequenceGroup, sequence: Sequence, token_id: int) -> Delta:
-        start_index, previous_hash = len(sequence.generated_token_ids), sequence.history_hash
-        sequence.append(token_id)
-        if sequence.num_known % replica.kv.block_size == 0:
-            replica.kv.index(sequence)
-        sequence.finish_reason = group.finish_reason(sequence)
-        if sequence.finish_reason:
-            self._finish(replica, group, sequence)
-        return Delta(
-            request_id=group.request.request_id,
-            attempt=group.request.attempt,
-            sequence_index=sequence.index,
-            start_index=start_index,
-            previous_hash=previous_hash,
-            token_ids=[token_id],
-            finish_reason=sequence.finish_reason,
-            preemptions=group.preemptions,
-            cached_prompt_tokens=group.cached_prompt_tokens or 0,
-        )
-
-    def _finish(self, replica: Replica, group: SequenceGroup, sequence: Sequence) -> None:
-        replica.release(sequence)
-        sequence.status = SequenceStatus.FINISHED
-        if group.is_finished:
+    def _book(self, replica: Replica, outcome: results.Outcome) -> None:
+        for frontend_id, deltas in outcome.deltas.items():
+            self._to_frontend(frontend_id, Deltas(self.epoch, deltas))
+        for group in outcome.finished:
             replica.remove(group)
             del self._replica_of[group]
             self._forget(group)
+        for group in outcome.prefixes:
+            replica.pin(group)
 
     def _restart_failed(self, replica: Replica, detail: str) -> None:
-        """Every sequence in a failed or skipped step starts over from its known tokens."""
-        groups = dict.fromkeys(group for step in replica.failed for group, _ in step.scheduled)
-        first = {group for group, _ in replica.failed[0].scheduled}
+        """Every group in a failed or skipped step starts over from its known tokens."""
+        first, *_ = steps = replica.failed
         replica.failed = []
+        failed = dict.fromkeys(group for step in steps for group in (*step.groups, *step.swapped_out))
+        remapped = {sequence for step in steps for sequence in step.remapped}
+        failed |= dict.fromkeys(group for group in replica.running if not remapped.isdisjoint(group.sequences))
         # Not those that have finished or been aborted since.
-        for group in [group for group in groups if self._replica_of.get(group) is replica]:
-            for sequence in group.live:
-                replica.kv.withdraw(sequence)
-            group.failed_steps += group in first
-            if group.failed_steps >= self.config.max_failed_steps:
-                self._reject(group.frontend_id, group.request, RejectReason.STEP_FAILED, detail)
-                self._drop(group)
-            else:
+        for group in [group for group in failed if group in replica.running or group in replica.swapped]:
+            group.failed_steps += group in first.groups
+            if group.failed_steps < self.config.max_failed_steps:
+                group.preemptions += 1
                 replica.evict(group)
-                self._requeue(group)
+                self._come_back(replica, group)
+            elif group.prefix_name is None:
+                self._reject(group, RejectReason.STEP_FAILED, detail)
+            else:
+                replica.drop(group)
+
+    def _come_back(self, replica: Replica, group: SequenceGroup) -> None:
+        if group.prefix_name is None:
+            self._requeue(group)
+        else:
+            replica.prefixes.append(group)
 
     # -- time and effects -------------------------------------------------------------------------------------------
 
@@ -392,7 +434,13 @@ class Scheduler:
             if reason := replica.overdue(now):
                 self._lose_replica(replica.replica_id, reason)
 
-    def _reject(self, frontend_id: int, request: Request, reason: RejectReason, detail: str) -> None:
+    def _reject(self, group: SequenceGroup, reason: RejectReason, detail: str) -> None:
+        """Ends a group that was accepted."""
+        assert group.frontend_id is not None
+        self._refuse(group.frontend_id, group.request, reason, detail)
+        self._drop(group)
+
+    def _refuse(self, frontend_id: int, request: Request, reason: RejectReason, detail: str) -> None:
         self._to_frontend(frontend_id, Rejected(self.epoch, request.request_id, request.attempt, reason, detail))
 
     def _to_frontend(self, frontend_id: int, message: ToFrontend) -> None:
@@ -403,13 +451,8 @@ class Scheduler:
         return effects
 
 
-def _answers(step: OutstandingStep, result: StepResult) -> bool:
-    """Whether a result says exactly what the step asked for."""
-    if result.outcome is not StepOutcome.DONE:
-        return True
-    return [sampled.sequence_id for sampled in result.sampled] == [
-        sequence.sequence_id for _, sequence in step.sampling
-    ]
+def _capacity(kv: KVCacheManager) -> int:
+    return kv.capacity_tokens
 
 
 def _describe(model: ModelInfo) -> str:

@@ -2,10 +2,17 @@
 
 import enum
 from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
+import msgspec
+
+from octavo.scheduler.beam_search import BeamSearch
 from octavo.wire import history
-from octavo.wire.requests import FinishReason, Request
+from octavo.wire.requests import FinishReason, GeneratedSequence, Request
+from octavo.wire.sampling import Logprobs, SamplingParams
+from octavo.wire.steps import Candidates
 
 
 class SequenceStatus(enum.Enum):
@@ -13,6 +20,7 @@ class SequenceStatus(enum.Enum):
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
+    SWAPPED = enum.auto()
     FINISHED = enum.auto()
 
 
@@ -22,127 +30,253 @@ class Sequence:
 
     Its tokens are the *known* ones (prompt and generated) and, after them, `num_in_flight` that outstanding steps
     sample. The first `num_computed` of all these have their KV computed, or planned in an outstanding step.
-    `sequence_id` names one stay on one replica: it is drawn anew at every admission.
+    `sequence_id` names one stay on one replica: it is drawn anew whenever the sequence comes (back) to a device.
+
+    A sequence with a `leader` has the same tokens as that one and no blocks of its own yet: it is computed along, and
+    forked where the leader's next token is chosen. One that `waits_for` another shares the blocks of its first tokens
+    with that one, which computes them.
     """
 
     index: int
     prompt_token_ids: list[int]
     generated_token_ids: list[int]
     history_hash: int
-    # Of its full blocks, by block size (`octavo.scheduler.prefix_cache`).
+    # What must be equal for KV to be shared besides tokens (`octavo.scheduler.prefix_cache.root_hash`).
+    root_hash: bytes = b""
+    bypasses_cache: bool = False
+    # A pinned prefix: its blocks are indexed even where caching is off.
+    is_prefix: bool = False
+    # Of its full blocks, by block size.
     block_hashes: dict[int, list[bytes]] = field(default_factory=dict)
     sequence_id: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
+    num_prompt: int = field(init=False)
+    num_known: int = field(init=False)
     num_computed: int = 0
     num_in_flight: int = 0
     # The last step planned with it.
     last_step_id: int = 0
     finish_reason: FinishReason | None = None
+    cumulative_logprob: float = 0.0
+    leader: "Sequence | None" = None
+    waits_for: "tuple[Sequence, int] | None" = None
+    # Whether the worker knows the sequence by its id; if not, it is to be forked from `parent`, or started.
+    is_introduced: bool = False
+    parent: "Sequence | None" = None
+    # Known tokens that the worker knows; a beam's next one is told with the work that computes it.
+    num_told: int = 0
+    # Its frontend has ended it; it goes on only until others no longer need what is computed of it.
+    is_unwanted: bool = False
+    # What a beam may go on with; kept until all beams of its group have theirs.
+    candidates: Candidates | None = None
 
-    @property
-    def num_prompt(self) -> int:
-        return len(self.prompt_token_ids)
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.prompt_token_ids)
+        self.num_known = self.num_prompt + len(self.generated_token_ids)
 
-    @property
-    def num_known(self) -> int:
-        return len(self.prompt_token_ids) + len(self.generated_token_ids)
-
-    def token_id(self, position: int) -> int:
-        """A known token."""
-        generated = position - len(self.prompt_token_ids)
-        return self.prompt_token_ids[position] if generated < 0 else self.generated_token_ids[generated]
+    def known_tokens(self, start: int, stop: int) -> Iterator[int]:
+        """Known tokens by position, prompt first."""
+        border = self.num_prompt
+        prompt = self.prompt_token_ids[start : min(stop, border)]
+        return chain(prompt, self.generated_token_ids[max(0, start - border) : max(0, stop - border)])
 
     @property
     def num_tokens(self) -> int:
         """Known tokens and those in flight."""
-        return len(self.prompt_token_ids) + len(self.generated_token_ids) + self.num_in_flight
+        return self.num_known + self.num_in_flight
 
     @property
     def num_uncomputed(self) -> int:
-        return self.num_tokens - self.num_computed
+        return self.num_known + self.num_in_flight - self.num_computed
+
+    @property
+    def num_generated(self) -> int:
+        return self.num_known - self.num_prompt
+
+    @property
+    def is_live(self) -> bool:
+        return self.status is not SequenceStatus.FINISHED
 
     @property
     def is_decoding(self) -> bool:
-        """Whether its next step computes just the token sampled last."""
+        """Whether its next step computes just the token chosen last."""
         return self.num_uncomputed == 1 and self.num_computed >= self.num_prompt
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the tokens it shares with another are computed, or planned to be."""
+        if self.waits_for is not None:
+            leader, num_tokens = self.waits_for
+            if leader.is_ready and leader.num_computed >= num_tokens:
+                self.waits_for = None
+        return self.waits_for is None
+
     def append(self, token_id: int) -> None:
-        """A token comes back from a step."""
+        """A token comes back from a step, or is chosen for a beam."""
         self.generated_token_ids.append(token_id)
+        self.num_known += 1
         self.history_hash = history.extend(self.history_hash, (token_id,))
-        self.num_in_flight -= 1
+
+    def fork(self, index: int) -> "Sequence":
+        """A beam that goes on from here beside this one."""
+        return Sequence(
+            index=index,
+            prompt_token_ids=self.prompt_token_ids,
+            generated_token_ids=list(self.generated_token_ids),
+            history_hash=self.history_hash,
+            root_hash=self.root_hash,
+            block_hashes={size: list(hashes) for size, hashes in self.block_hashes.items()},
+            status=self.status,
+            num_computed=self.num_computed,
+            last_step_id=self.last_step_id,
+            cumulative_logprob=self.cumulative_logprob,
+            parent=self,
+            num_told=self.num_told,
+        )
+
+    def leave(self, status: SequenceStatus) -> None:
+        """It is no longer on a device; what outstanding steps sample of it will not be heard."""
+        self.status = status
+        self.num_in_flight = 0
+        self.is_introduced = False
+        self.parent = None
 
     def restart(self) -> None:
         """Back to waiting with its known tokens; nothing of them is computed any more (paper §4.5, recomputation)."""
-        self.status = SequenceStatus.WAITING
-        self.num_computed = 0
-        self.num_in_flight = 0
+        self.leave(SequenceStatus.FINISHED if self.is_unwanted else SequenceStatus.WAITING)
+        # Steps are counted by replica, and it may come to another.
+        self.num_computed = self.last_step_id = 0
+        self.leader = self.waits_for = self.candidates = None
 
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """A request and its sequences: what is admitted, preempted and aborted as one."""
+    """A request and its sequences: what is admitted, preempted and aborted as one.
+
+    `frontend_id` is None for the scheduler's own requests, which compute pinned prefixes.
+    """
 
     request: Request
-    frontend_id: int
+    frontend_id: int | None
     # Scheduler's clock; earlier for a request that was submitted before.
     arrival: float
-    # Counts submissions: the order of those that arrived at one time.
-    serial: int
+    # Its place among others: its arrival, moved by its priority, and a count of submissions.
+    order: tuple[float, int]
     sequences: list[Sequence]
+    search: BeamSearch | None = None
+    # The name of the prefix it computes to be pinned, if it does.
+    prefix_name: str | None = None
     preemptions: int = 0
+    swaps: int = 0
     # Prompt tokens that its first admission found computed; None before that.
     cached_prompt_tokens: int | None = None
     failed_steps: int = 0
+    # By position; kept until the first token of sequence 0 takes them along.
+    prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
+    # Beams forked so far: names for new ones.
+    num_forks: int = 0
+    # Sequence slots it takes up where it runs.
+    num_slots: int = 0
+    sampling: SamplingParams = field(init=False)
+    max_tokens: int = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stop_token_ids = frozenset(self.request.sampling.stop_token_ids)
-
-    @classmethod
-    def of(cls, request: Request, frontend_id: int, now: float, serial: int) -> "SequenceGroup":
-        """The group of a request that arrived `request.age_ms` ago, resuming after its generated tokens."""
-        generated = list(request.generated_token_ids)
-        sequence = Sequence(
-            index=0,
-            prompt_token_ids=request.prompt_token_ids,
-            generated_token_ids=generated,
-            history_hash=history.extend(history.EMPTY, generated),
-        )
-        return cls(request, frontend_id, now - request.age_ms / 1000.0, serial, [sequence])
+        self.sampling = self.request.sampling
+        self.max_tokens = self.sampling.max_tokens
+        self.stop_token_ids = frozenset(self.sampling.stop_token_ids)
+        if self.sampling.prompt_logprobs is not None and any(s.generated_token_ids for s in self.sequences):
+            self.prompt_logprobs_delivered()
 
     @property
-    def order(self) -> tuple[float, int]:
-        """First come, first served."""
-        return self.arrival, self.serial
+    def request_id(self) -> str:
+        return self.request.request_id
 
     @property
-    def live(self) -> Iterator[Sequence]:
-        return (sequence for sequence in self.sequences if sequence.status is not SequenceStatus.FINISHED)
+    def live(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if sequence.status is not SequenceStatus.FINISHED]
 
     @property
     def is_finished(self) -> bool:
         return all(sequence.status is SequenceStatus.FINISHED for sequence in self.sequences)
 
     @property
-    def worst_case_tokens(self) -> int:
-        """Tokens its KV can grow to, nothing shared."""
-        longest = len(self.request.prompt_token_ids) + self.request.sampling.max_tokens
-        return longest * len(self.sequences)
+    def status(self) -> SequenceStatus:
+        """That of all its live sequences."""
+        return next((sequence.status for sequence in self.live), SequenceStatus.FINISHED)
+
+    @property
+    def parallel(self) -> int:
+        """The most sequences it may still run side by side."""
+        return self.search.params.width if self.search else len(self.live)
+
+    @property
+    def longest(self) -> int:
+        """Tokens one of its sequences can grow to."""
+        return len(self.request.prompt_token_ids) + self.max_tokens
+
+    def leaders(self) -> list[Sequence]:
+        """Live sequences with different tokens, each the first of its kind; the others are made to follow theirs."""
+        leaders: list[Sequence] = []
+        for sequence in self.live:
+            same = (leader for leader in leaders if leader.generated_token_ids == sequence.generated_token_ids)
+            sequence.leader = next(same, None)
+            if sequence.leader is None:
+                leaders.append(sequence)
+        return leaders
+
+    def followers(self, leader: Sequence) -> list[Sequence]:
+        """Live sequences that are computed along with `leader`."""
+        if len(self.sequences) == 1:
+            return []
+        return [sequence for sequence in self.sequences if sequence.leader is leader and sequence.is_live]
+
+    def needs(self, sequence: Sequence) -> bool:
+        """Whether others still need what is computed of `sequence`: they follow it, or wait for it."""
+        return bool(self.followers(sequence)) or any(
+            other.waits_for is not None and other.waits_for[0] is sequence and not other.is_ready for other in self.live
+        )
 
     def may_compute(self, sequence: Sequence) -> int:
         """How many tokens of `sequence` a step may compute now.
 
-        None once the tokens in flight reach `max_tokens`: whatever they are, it ends with them.
+        None once the tokens in flight reach `max_tokens`: whatever they are, it ends with them. None for a beam whose
+        last result is not back: its next token is still to be chosen.
         """
-        if len(sequence.generated_token_ids) + sequence.num_in_flight >= self.request.sampling.max_tokens:
+        in_flight = sequence.num_in_flight
+        if in_flight and (self.search is not None or sequence.num_generated + in_flight >= self.max_tokens):
             return 0
         return sequence.num_uncomputed
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
         """Whether the token that `sequence` ends with now is its last, and why."""
-        if sequence.generated_token_ids[-1] in self.stop_token_ids:
+        num_generated = sequence.num_generated
+        if sequence.generated_token_ids[-1] in self.stop_token_ids and num_generated > self.sampling.min_tokens:
             return FinishReason.STOP
-        if len(sequence.generated_token_ids) >= self.request.sampling.max_tokens:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if num_generated >= self.max_tokens else None
+
+    def prompt_logprobs_delivered(self) -> None:
+        """Whatever is computed of the prompt again need not report logprobs again."""
+        self.prompt_logprobs = {}
+        self.sampling = msgspec.structs.replace(self.sampling, prompt_logprobs=None)
+        for sequence in self.sequences:
+            sequence.bypasses_cache = False
+
+
+def new_sequences(request: Request, root_hash: bytes) -> list[Sequence]:
+    """The sequences of a request as it was submitted: at its prompt, or after what they had generated."""
+    sampling = request.sampling
+    count = 1 if sampling.beam else sampling.num_sequences
+    generated: Ordered[GeneratedSequence] = request.generated or [GeneratedSequence([], finished=False)] * count
+    return [
+        Sequence(
+            index=index,
+            prompt_token_ids=request.prompt_token_ids,
+            generated_token_ids=list(known.token_ids),
+            history_hash=history.extend(history.EMPTY, known.token_ids),
+            root_hash=root_hash,
+            bypasses_cache=sampling.prompt_logprobs is not None,
+            status=SequenceStatus.FINISHED if known.finished else SequenceStatus.WAITING,
+        )
+        for index, known in enumerate(islice(generated, count))
+    ]

@@ -15,6 +15,7 @@ from octavo.scheduler.events import (
     FrontendJoined,
     FrontendLost,
     LeaseRenewed,
+    PrefixesNamed,
     ReplicaHeard,
     ReplicaJoined,
     ReplicaLeft,
@@ -23,13 +24,14 @@ from octavo.scheduler.events import (
     RequestSubmitted,
     SendToFrontend,
     SendToReplica,
+    SequenceEnded,
     StepAnswered,
     Tick,
 )
 from octavo.scheduler.scheduler import Scheduler
 from octavo.wire.base import SCHEMA_VERSION, Message
 from octavo.wire.codec import WireError, decode_from_frontend, decode_from_worker, encode
-from octavo.wire.requests import Abort, FrontendHello, Refused, Renew, Submit, Unregistered
+from octavo.wire.requests import Abort, EndSequence, FrontendHello, PinPrefixes, Refused, Renew, Submit, Unregistered
 from octavo.wire.steps import (
     Heartbeat,
     StepPlan,
@@ -126,6 +128,14 @@ class SchedulerShell:
             # A busy wire must not keep the admin service waiting.
             await asyncio.sleep(0)
 
+    def now(self) -> float:
+        """The core's time."""
+        return self._clock()
+
+    def handle(self, event: Event) -> None:
+        """Takes in an event that did not come through a socket; what follows from it is planned at the next turn."""
+        self._handle(event, self.now())
+
     def turn(self) -> None:
         """Takes in all that has arrived, looks at the clock, then plans."""
         now = self._clock()
@@ -200,7 +210,8 @@ class SchedulerShell:
         known = hello.incarnation in self.core.replicas
         self._handle(ReplicaJoined(hello), now)
         if not known and hello.incarnation in self.core.replicas:
-            gib = hello.num_blocks * hello.block_size * hello.kv_bytes_per_token / 2**30
+            per_slot = hello.kv_bytes_per_token / len(hello.kv_groups)
+            gib = hello.num_blocks * hello.block_size * per_slot / 2**30
             _log.info(
                 "worker %s joined: %s on %s, %d blocks of %d tokens (%.2f GiB of KV, %d bytes per token)",
                 *(hello.worker_id, hello.model.dtype, hello.device, hello.num_blocks, hello.block_size),
@@ -254,7 +265,7 @@ def _schema_refusal(kind: str, version: int) -> str | None:
     )
 
 
-def _frontend_event(frontend_id: int, message: Submit | Renew | Abort) -> Event:
+def _frontend_event(frontend_id: int, message: Submit | Renew | Abort | EndSequence | PinPrefixes) -> Event:
     match message:
         case Submit(_, request):
             return RequestSubmitted(frontend_id, request)
@@ -262,6 +273,10 @@ def _frontend_event(frontend_id: int, message: Submit | Renew | Abort) -> Event:
             return LeaseRenewed(frontend_id, live)
         case Abort(_, request_ids):
             return RequestsAborted(frontend_id, request_ids)
+        case EndSequence(_, request_id, attempt, sequence_index):
+            return SequenceEnded(frontend_id, request_id, attempt, sequence_index)
+        case PinPrefixes(_, prefixes):
+            return PrefixesNamed(frontend_id, prefixes)
 
 
 def _worker_event(message: StepResult | Heartbeat | WorkerGoodbye) -> Event:

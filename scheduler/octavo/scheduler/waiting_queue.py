@@ -1,32 +1,140 @@
-"""Groups that wait for a replica, first come first served."""
+"""Groups that wait for a replica: which comes next, so that tenants share fairly and nobody waits for ever.
+
+Those that lost their blocks come back first, in their order. Of the others the tenant comes next that has been served
+least, counted in tokens over its weight (virtual time: Sheng et al., "Fairness in Serving Large Language Models",
+2024). A tenant of which nothing was waiting starts no earlier than the least served one in the queue, so idleness earns
+nothing; what it was served beyond that is kept in mind, even if it goes and comes back. Within a tenant the order is
+that of arrival, in which a level of priority counts as having come `priority_ageing_s` earlier: whatever comes later
+than that by a lower priority's wait cannot get in front of it.
+"""
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice
 
 from octavo.scheduler.sequence import SequenceGroup
 
 
+@dataclass(slots=True)
+class Tenant:
+    """One tenant's queue and account. `num_groups` counts what is held for it, waiting or not."""
+
+    name: str
+    weight: float
+    virtual_time: float = 0.0
+    num_groups: int = 0
+    waiting: list[SequenceGroup] = field(default_factory=list)
+
+
 class WaitingQueue:
-    """Ordered by arrival: a preempted or resubmitted group goes back in front of those that came after it.
+    """Sorted lists: insertion and removal move pointers, which for thousands of groups costs microseconds."""
 
-    A sorted list: insertion and removal move pointers, which for thousands of groups costs microseconds.
-    """
-
-    def __init__(self) -> None:
-        self._groups: list[SequenceGroup] = []
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self._weights = dict(weights or {})
+        self._resumed: list[SequenceGroup] = []
+        self._tenants: dict[str, Tenant] = {}
+        # The one whose queue was the last to become empty.
+        self._last = Tenant("", 1.0)
+        # Virtual times of tenants that are away and were served more than those that wait.
+        self._debts: dict[str, float] = {}
+        self._size = 0
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return self._size
 
     def __iter__(self) -> Iterator[SequenceGroup]:
-        return iter(self._groups)
+        """In the order in which they would be admitted if all fitted and all were equally long."""
+        return chain(self._resumed, *(tenant.waiting for tenant in self._by_service()))
 
-    def add(self, group: SequenceGroup) -> None:
-        bisect.insort(self._groups, group, key=lambda waiting: waiting.order)
+    @property
+    def tenants(self) -> list[Tenant]:
+        """Those for which anything is held."""
+        return list(self._tenants.values())
+
+    def enter(self, group: SequenceGroup) -> None:
+        """A new group arrives."""
+        tenant = self.tenant(group)
+        if not tenant.waiting:
+            tenant.virtual_time = max(tenant.virtual_time, self._floor())
+        tenant.num_groups += 1
+        self._insert(tenant.waiting, group)
+
+    def resume(self, group: SequenceGroup) -> None:
+        """A group that ran comes back for its blocks, in front of those that never ran."""
+        self._insert(self._resumed, group)
 
     def remove(self, group: SequenceGroup) -> None:
         """Raises `ValueError` if the group does not wait."""
-        position = bisect.bisect_left(self._groups, group.order, key=lambda waiting: waiting.order)
-        if position == len(self._groups) or self._groups[position] is not group:
-            raise ValueError(f"request {group.request.request_id} is not waiting")
-        del self._groups[position]
+        tenant = self.tenant(group)
+        if not (_remove(self._resumed, group) or _remove(tenant.waiting, group)):
+            raise ValueError(f"request {group.request_id} is not waiting")
+        self._size -= 1
+        if not tenant.waiting:
+            self._last = tenant
+
+    def leave(self, group: SequenceGroup) -> None:
+        """Nothing is held any more for a group that does not wait."""
+        tenant = self.tenant(group)
+        tenant.num_groups -= 1
+        if tenant.num_groups == 0:
+            del self._tenants[tenant.name]
+            self._debts[tenant.name] = tenant.virtual_time
+            self._settle()
+
+    def charge(self, group: SequenceGroup, num_tokens: int) -> None:
+        """The group's tenant has been served `num_tokens` tokens."""
+        tenant = self.tenant(group)
+        tenant.virtual_time += num_tokens / tenant.weight
+
+    def charge_each(self, groups: Iterable[SequenceGroup]) -> None:
+        """A token for each. A tenant that is alone need not count: whoever comes starts where it stands."""
+        if len(self._tenants) > 1:
+            for group in groups:
+                self.charge(group, 1)
+
+    def tenant(self, group: SequenceGroup) -> Tenant:
+        """The account of a group's tenant."""
+        name = group.request.tenant
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = Tenant(name, self._weights.get(name, 1.0), self._debts.pop(name, 0.0))
+            self._tenants[name] = tenant
+        return tenant
+
+    def _floor(self) -> float:
+        """The virtual time below which nobody starts; it never falls."""
+        waiting = (tenant.virtual_time for tenant in self._tenants.values() if tenant.waiting)
+        return min(waiting, default=self._last.virtual_time)
+
+    def _settle(self) -> None:
+        """Forgets what is owed to nobody."""
+        floor = self._floor()
+        self._debts = {name: time for name, time in self._debts.items() if self._tenants and time > floor}
+
+    def candidates(self, limit: int, has_place: Callable[[SequenceGroup], bool]) -> Iterator[SequenceGroup]:
+        """The next to be admitted; after it those that may go in its place where it does not fit, `limit` in all.
+
+        Those for which there is no place at all are passed over.
+        """
+        resumed = next(filter(has_place, self._resumed), None)
+        if resumed is not None:
+            return iter([resumed])
+        new = chain.from_iterable(tenant.waiting for tenant in self._by_service())
+        return islice(filter(has_place, new), limit)
+
+    def _by_service(self) -> list[Tenant]:
+        waiting = [tenant for tenant in self._tenants.values() if tenant.waiting]
+        return sorted(waiting, key=lambda tenant: (tenant.virtual_time, tenant.waiting[0].order))
+
+    def _insert(self, groups: list[SequenceGroup], group: SequenceGroup) -> None:
+        bisect.insort(groups, group, key=lambda waiting: waiting.order)
+        self._size += 1
+
+
+def _remove(groups: list[SequenceGroup], group: SequenceGroup) -> bool:
+    position = bisect.bisect_left(groups, group.order, key=lambda waiting: waiting.order)
+    if position == len(groups) or groups[position] is not group:
+        return False
+    del groups[position]
+    return True

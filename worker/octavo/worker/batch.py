@@ -7,67 +7,123 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo.worker.sequences import WorkItem
+from octavo.worker.sequences import WorkerSequence, WorkItem
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Prompt tokens of one sequence, `length` from position `start` on, whose logprobs are wanted."""
+
+    sequence: WorkerSequence
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRows:
+    """The tokens of a step whose logits are needed, and for what.
+
+    `rows`: int64 on the device; first the `num_choosing` that tokens are chosen from, then those before the tokens of
+    each of the `prompt_spans`. `chooser_rows` says which of the former each of the `choosers` chooses from.
+    """
+
+    rows: Tensor
+    num_choosing: int
+    choosers: list[WorkerSequence]
+    chooser_rows: list[int]
+    prompt_spans: list[PromptSpan]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step, flattened.
 
-    On the device, int64: `input_ids`, `positions`, `slot_mapping` ([tokens]; slot = block id * block size + offset),
-    `fresh_blocks` (blocks whose first slot this step writes) and `sample_rows` (the tokens whose logits are needed).
-    On the CPU, by sequence: `block_tables` ([sequences, blocks] int64, rows padded with zeros), `context_lens` (tokens
-    in the cache once this step has written its own) and `query_lens` (tokens of this step).
+    On the device, int64: `input_ids` and `positions` ([tokens]), `slot_mappings` (the same for each KV group; slot =
+    block id * block size + offset) and `fresh_blocks` (blocks whose first slot this step writes).
+    On the CPU, by sequence: `block_tables` (for each KV group [sequences, blocks] int64, rows padded with zeros),
+    `context_lens` (tokens in the cache once this step has written its own) and `query_lens` (tokens of this step).
     """
 
     input_ids: Tensor
     positions: Tensor
-    slot_mapping: Tensor
+    slot_mappings: list[Tensor]
     fresh_blocks: Tensor
-    sample_rows: Tensor
-    block_tables: Tensor
+    logit_rows: LogitRows
+    block_tables: list[Tensor]
     context_lens: list[int]
     query_lens: list[int]
 
 
-def build_batch(items: list[WorkItem], block_size: int, device: torch.device) -> Batch:
-    """The batch of `items`, in their order. Every position of an item must have its block in the sequence's table."""
+def build_batch(items: list[WorkItem], num_groups: int, block_size: int, device: torch.device) -> Batch:
+    """The batch of `items`, at least one, in their order. Every position of an item must have its block in each of the
+    sequence's `num_groups` tables."""
     query_lens = [item.num_tokens for item in items]
-    lengths = np.array(query_lens, dtype=np.int64)
-    ends = np.cumsum(lengths)
-    starts = np.array([item.start for item in items], dtype=np.int64)
-    owners = np.repeat(np.arange(len(items)), lengths)
-    positions = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths) + np.repeat(starts, lengths)
     context_lens = [item.start + item.num_tokens for item in items]
-    tables = _block_tables(items, -(-max(context_lens) // block_size))
-    blocks, offsets = tables[owners, positions // block_size], positions % block_size
-    samples = np.array([item.samples for item in items])
+    lengths = np.array(query_lens, dtype=np.int64)
+    first_rows = np.cumsum(lengths) - lengths
+    starts = np.array([item.start for item in items], dtype=np.int64)
+    positions = np.arange(lengths.sum()) + np.repeat(starts - first_rows, lengths)
+    width = -(-max(context_lens) // block_size)
+    tables = [_block_tables(items, group, width) for group in range(num_groups)]
+    owners, logical, offsets = (
+        np.repeat(np.arange(len(items)), lengths),
+        positions // block_size,
+        positions % block_size,
+    )
+    blocks = [table[owners, logical] for table in tables]
     return Batch(
         input_ids=_tensor(_token_ids(items), device),
         positions=_tensor(positions, device),
-        slot_mapping=_tensor(blocks * block_size + offsets, device),
-        fresh_blocks=_tensor(blocks[offsets == 0], device),
-        sample_rows=_tensor(ends[samples] - 1, device),
-        block_tables=torch.from_numpy(tables),
+        slot_mappings=[_tensor(block_ids * block_size + offsets, device) for block_ids in blocks],
+        fresh_blocks=_tensor(np.concatenate([block_ids[offsets == 0] for block_ids in blocks]), device),
+        logit_rows=_logit_rows(items, first_rows.tolist(), device),
+        block_tables=[torch.from_numpy(table) for table in tables],
         context_lens=context_lens,
         query_lens=query_lens,
     )
 
 
-def _token_ids(items: list[WorkItem]) -> npt.NDArray[np.int64]:
+def _token_ids(items: list[WorkItem]) -> Integers:
     return np.array(
         [token_id for item in items for token_id in item.sequence.token_ids[item.start : item.start + item.num_tokens]],
         dtype=np.int64,
     )
 
 
-def _block_tables(items: list[WorkItem], width: int) -> npt.NDArray[np.int64]:
+def _block_tables(items: list[WorkItem], group: int, width: int) -> Integers:
     tables = np.zeros((len(items), width), dtype=np.int64)
     for row, item in zip(tables, items, strict=True):
-        block_ids = item.sequence.block_ids[:width]
+        block_ids = item.sequence.block_tables[group][:width]
         row[: len(block_ids)] = block_ids
     return tables
 
 
-def _tensor(array: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+def _logit_rows(items: list[WorkItem], first_rows: list[int], device: torch.device) -> LogitRows:
+    """The last row of an item that any sequence chooses from, and every row before a prompt token whose logprob is
+    wanted. No row is both: after the last prompt token comes a generated one."""
+    placed = list(zip(items, first_rows, strict=True))
+    choosing = [(item, first + item.num_tokens - 1) for item, first in placed if item.choosers]
+    spans = [(span, first) for item, first in placed if (span := _prompt_span(item))]
+    rows = [row for _, row in choosing]
+    rows += [row for span, first in spans for row in range(first, first + span.length)]
+    return LogitRows(
+        rows=torch.tensor(rows, dtype=torch.int64).to(device),
+        num_choosing=len(choosing),
+        choosers=[chooser for item, _ in choosing for chooser in item.choosers],
+        chooser_rows=[index for index, (item, _) in enumerate(choosing) for _ in item.choosers],
+        prompt_spans=[span for span, _ in spans],
+    )
+
+
+def _prompt_span(item: WorkItem) -> PromptSpan | None:
+    sequence = item.sequence
+    length = min(item.num_tokens, sequence.prompt_length - 1 - item.start)
+    if sequence.sampling.prompt_logprobs is None or length < 1:
+        return None
+    return PromptSpan(sequence, item.start + 1, length)
+
+
+def _tensor(array: Integers, device: torch.device) -> Tensor:
     return torch.from_numpy(array).to(device)

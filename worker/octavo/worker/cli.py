@@ -1,6 +1,7 @@
 """The command `octavo worker`: flags to configuration, configuration to a running worker, errors to one line."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from octavo.worker.config import (
     WorkerConfig,
     default_worker_id,
     parse_memory,
+    parse_windows,
 )
 from octavo.worker.health import health_server
 from octavo.worker.liveness import Liveness
@@ -31,11 +33,16 @@ logger = logging.getLogger(__name__)
 _START_ERRORS = (ModelDirectoryError, MemoryError, OSError, RuntimeError, ValueError)
 
 
-def _memory(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    try:
-        return None if value is None else parse_memory(value)
-    except ConfigError as error:
-        raise click.BadParameter(str(error), context, parameter) from error
+def _parsed(parse: Callable[[str], object]) -> Callable[[click.Context, click.Parameter, str | None], object]:
+    """An option's callback that reads its text with `parse`; no text stays None."""
+
+    def callback(context: click.Context, parameter: click.Parameter, text: str | None) -> object:
+        try:
+            return None if text is None else parse(text)
+        except ConfigError as error:
+            raise click.BadParameter(str(error), context, parameter) from error
+
+    return callback
 
 
 @click.command()
@@ -87,7 +94,7 @@ def _memory(context: click.Context, parameter: click.Parameter, value: str | Non
     "--kv-cache-memory",
     envvar="OCTAVO_KV_CACHE_MEMORY",
     metavar="SIZE",
-    callback=_memory,
+    callback=_parsed(parse_memory),
     help="Memory for KV blocks: bytes, or with KiB, MiB or GiB. [default: the device decides]",
 )
 @click.option(
@@ -95,6 +102,19 @@ def _memory(context: click.Context, parameter: click.Parameter, value: str | Non
     envvar="OCTAVO_NUM_BLOCKS",
     type=click.IntRange(1, 2**31 - 1),
     help=f"Exact number of KV blocks; wins over --kv-cache-memory. [default: {DEFAULT_FAKE_BLOCKS} on fake]",
+)
+@click.option(
+    "--swap-memory",
+    envvar="OCTAVO_SWAP_MEMORY",
+    metavar="SIZE",
+    callback=_parsed(parse_memory),
+    help="CPU memory for swapped-out KV blocks, like --kv-cache-memory; 0: none. [default: a quarter as many blocks]",
+)
+@click.option(
+    "--num-cpu-blocks",
+    envvar="OCTAVO_NUM_CPU_BLOCKS",
+    type=click.IntRange(0, 2**31 - 1),
+    help="Exact number of blocks in CPU memory, at most as many as KV blocks; wins over --swap-memory.",
 )
 @click.option(
     "--max-model-len",
@@ -131,6 +151,15 @@ def _memory(context: click.Context, parameter: click.Parameter, value: str | Non
     default=0.0,
     help="How often the fake device chooses EOS.",
 )
+@click.option(
+    "--fake-windows",
+    envvar="OCTAVO_FAKE_WINDOWS",
+    metavar="TOKENS,...",
+    callback=_parsed(parse_windows),
+    default="0",
+    show_default=True,
+    help="The windows of the fake device's KV groups; 0 sees all tokens.",
+)
 def worker(**options: Any) -> None:
     """Run one worker: it loads the model, joins the scheduler and computes its plans until SIGTERM."""
     try:
@@ -163,11 +192,13 @@ def run(config: WorkerConfig) -> None:
 def describe(runner: Runner) -> str:
     """What was loaded and how much it can hold, on one line."""
     model = runner.model
-    slots = runner.num_blocks * runner.block_size
+    # A block holds the keys and values of one KV group.
+    block_gib = runner.block_size * runner.kv_bytes_per_token / len(runner.kv_groups) / (1 << 30)
     return (
         f"model {model.name} ({model.dtype}, {model.max_model_len} positions) on {runner.device}:"
-        f" {runner.num_blocks} blocks of {runner.block_size} tokens, {runner.kv_bytes_per_token} KV bytes per token,"
-        f" {slots * runner.kv_bytes_per_token / (1 << 20):.1f} MiB of KV cache"
+        f" {runner.num_blocks} blocks ({runner.num_blocks * block_gib:.2f} GiB) and"
+        f" {runner.num_cpu_blocks} CPU blocks ({runner.num_cpu_blocks * block_gib:.2f} GiB)"
+        f" of {runner.block_size} tokens, {runner.kv_bytes_per_token} KV bytes per token"
     )
 
 
@@ -195,6 +226,8 @@ def _make_fake_runner(config: WorkerConfig, directory: Path) -> Runner:
         directory,
         block_size=config.block_size,
         num_blocks=config.num_blocks or DEFAULT_FAKE_BLOCKS,
+        num_cpu_blocks=config.num_cpu_blocks,
+        windows=config.fake_windows,
         max_model_len=config.max_model_len,
         step_ms=config.fake_step_ms,
         eos_probability=config.fake_eos_probability,
@@ -216,6 +249,8 @@ def _make_model_runner(config: WorkerConfig, directory: Path) -> Runner:
             block_size=config.block_size,
             kv_cache_memory=config.kv_cache_memory,
             num_blocks=config.num_blocks,
+            num_cpu_blocks=config.num_cpu_blocks,
+            swap_memory=config.swap_memory,
             max_model_len=config.max_model_len,
             threads=config.threads,
         )

@@ -15,6 +15,7 @@ Device = Literal["cpu", "cuda", "fake"]
 
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_FAKE_BLOCKS = 1024
+DEFAULT_FAKE_WINDOWS = (0,)
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
@@ -28,7 +29,8 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What one worker is to be. `kv_cache_memory` is in bytes; `num_blocks` wins over it.
+    """What one worker is to be. `kv_cache_memory` and `swap_memory` (in CPU memory) are in bytes; `num_blocks` and
+    `num_cpu_blocks` win over them. `fake_windows` are those of the fake device's KV groups, 0 for none.
 
     Raises `ConfigError` or `octavo.wire.endpoints.EndpointError` on what cannot be.
     """
@@ -42,11 +44,14 @@ class WorkerConfig:
     block_size: int
     kv_cache_memory: int | None
     num_blocks: int | None
+    swap_memory: int | None
+    num_cpu_blocks: int | None
     max_model_len: int | None
     threads: int | None
     insecure_tcp: bool
     fake_step_ms: float
     fake_eos_probability: float
+    fake_windows: tuple[int, ...]
 
     def __post_init__(self) -> None:
         check_endpoint(self.endpoint, insecure_tcp=self.insecure_tcp)
@@ -54,20 +59,31 @@ class WorkerConfig:
             raise ConfigError(f"worker id {self.worker_id!r} must be 1 to 128 letters, digits, '.', '_' or '-'")
         if not 1 <= self.block_size <= MAX_BLOCK_SIZE:
             raise ConfigError(f"block size {self.block_size} is not in 1 to {MAX_BLOCK_SIZE}")
-        for name in ("kv_cache_memory", "num_blocks", "max_model_len", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        self._check_least(1, "kv_cache_memory", "num_blocks", "max_model_len", "threads")
+        self._check_least(0, "swap_memory", "num_cpu_blocks")
+        if self.num_blocks is not None and (self.num_cpu_blocks or 0) > self.num_blocks:
+            raise ConfigError(
+                f"num_cpu_blocks is {self.num_cpu_blocks}; it must be at most num_blocks, {self.num_blocks}"
+            )
         self._check_fake()
+
+    def _check_least(self, least: int, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is {value}; it must be at least {least}")
 
     def _check_fake(self) -> None:
         if self.device == "fake":
-            if self.kv_cache_memory is not None and self.num_blocks is None:
+            sized = self.kv_cache_memory is not None and self.num_blocks is None
+            if sized or (self.swap_memory is not None and self.num_cpu_blocks is None):
                 raise ConfigError("the fake device has no KV memory to size; give the number of blocks instead")
-        elif self.fake_step_ms or self.fake_eos_probability:
+        elif self.fake_step_ms or self.fake_eos_probability or self.fake_windows != DEFAULT_FAKE_WINDOWS:
             raise ConfigError(f"settings of the fake device mean nothing on {self.device}; drop them or use fake")
         if not 0 <= self.fake_step_ms < math.inf or not 0 <= self.fake_eos_probability <= 1:
             raise ConfigError("a fake step takes 0 ms or more, and a probability lies in 0 to 1")
+        if not self.fake_windows or min(self.fake_windows) < 0:
+            raise ConfigError("the fake device needs one KV group or more, each with a window of 0 tokens or more")
 
 
 def parse_memory(text: str) -> int:
@@ -77,6 +93,14 @@ def parse_memory(text: str) -> int:
     if match is None or unit is None:
         raise ConfigError(f"{text!r} is no amount of memory; write bytes, or a number with KiB, MiB, GiB or TiB")
     return int(Fraction(match[1]) * unit)
+
+
+def parse_windows(text: str) -> tuple[int, ...]:
+    """Windows of KV groups from `0,128`. Raises `ConfigError` on anything else."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ConfigError(f"{text!r} is no list of windows; write numbers of tokens like 0,128 (0: no window)")
+    return tuple(map(int, parts))
 
 
 def default_worker_id() -> str:

@@ -5,28 +5,30 @@ so a lost, repeated or misplaced token or a block given to two sequences changes
 """
 
 import hashlib
-import json
 import struct
 import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from octavo.wire.model_directory import ModelDirectoryError, fingerprint, model_name
-from octavo.wire.sampling import SamplingParams
-from octavo.wire.steps import ModelInfo, StepTimes
+from octavo.wire.model_directory import fingerprint, model_name
+from octavo.wire.sampling import Logprobs, SamplingParams
+from octavo.wire.steps import BlockMoves, Candidates, KVGroup, ModelInfo, PromptLogprobs, SampledToken, StepTimes
+from octavo.worker.fake_cache import FakeCache, FakeCacheError
+from octavo.worker.fake_config import read_eos_token_ids, read_positive
+from octavo.worker.fake_distribution import FakeDistribution, settings_digest
 from octavo.worker.runner import StepOutput
 from octavo.worker.sequences import WorkerSequence, WorkItem
 
-_EMPTY_SLOT = -1
+_GREEDY = b"greedy"
 
 
 @dataclass(frozen=True)
 class FakeVocabulary:
-    """The tokens a fake model may choose: all ids below `size` but `eos_token_ids`, of which the first is chosen with
-    `eos_probability`."""
+    """The tokens a fake model may choose: all ids below `size` but `eos_token_ids` (in rising order), of which the
+    first is chosen with `eos_probability`."""
 
     size: int
     eos_token_ids: tuple[int, ...] = ()
@@ -41,21 +43,36 @@ class FakeVocabulary:
     @classmethod
     def read(cls, directory: Path, eos_probability: float = 0.0) -> Self:
         """That of a model directory. Raises `ModelDirectoryError` if it cannot be told."""
-        size = _positive(_read_json(directory / "config.json"), "vocab_size", directory)
-        eos = {token for name in ("config.json", "generation_config.json") for token in _eos(directory / name)}
-        return cls(size, tuple(sorted(token for token in eos if token < size)), eos_probability)
+        size = read_positive(directory, "vocab_size")
+        eos = (token for token in read_eos_token_ids(directory) if token < size)
+        return cls(size, tuple(sorted(eos)), eos_probability)
 
-    def choose(self, history: bytes, sampling: SamplingParams, sequence_index: int) -> int:
-        """The token after `history` (int32 ids). As in a real model, a greedy choice knows no seed and no index."""
-        key = struct.pack("<QQ", sampling.seed, sequence_index) if sampling.temperature > 0 else b"greedy"
+    def choose(self, history: bytes, sampling: SamplingParams, sequence_index: int, num_generated: int) -> int:
+        """The token after `history` (int32 ids): the likeliest that is not excluded.
+
+        As in a real model, a greedy choice knows no seed and no index. Raises `ValueError` if all are excluded.
+        """
+        drawn = sampling.temperature > 0
+        key = struct.pack("<QQ", sampling.seed, sequence_index) if drawn else _GREEDY
+        distribution = self._distribution(history, key + settings_digest(sampling, drawn=drawn))
+        return distribution.permitted(sampling, num_generated, 1)[0]
+
+    def candidates(self, history: bytes, sampling: SamplingParams, num_generated: int) -> list[tuple[int, float]]:
+        """The tokens a beam may go on with after `history` and their logprobs, likeliest first: as many as a search can
+        want of it, where there are. Raises `ValueError` if all are excluded."""
+        assert sampling.beam is not None, "only beams have candidates"
+        count = max(2, 1 + len(sampling.stop_token_ids)) * sampling.beam.width
+        distribution = self._distribution(history, _GREEDY + settings_digest(sampling, drawn=False))
+        likeliest = distribution.permitted(sampling, num_generated, count)
+        return [(token_id, distribution.logprob(token_id)) for token_id in likeliest]
+
+    def logprobs(self, history: bytes, token_id: int, top: int) -> Logprobs:
+        """What is reported of `token_id` after `history`: by the model's own distribution, whatever chose it."""
+        return self._distribution(history, _GREEDY).logprobs(token_id, top)
+
+    def _distribution(self, history: bytes, key: bytes) -> FakeDistribution:
         digest = hashlib.blake2b(history, digest_size=16, key=key).digest()
-        token_draw, eos_draw = struct.unpack("<QQ", digest)
-        if eos_draw < self.eos_probability * 2**64:
-            return self.eos_token_ids[0]
-        token_id: int = token_draw % (self.size - len(self.eos_token_ids))
-        for eos in self.eos_token_ids:
-            token_id += token_id >= eos
-        return token_id
+        return FakeDistribution.of(digest, self.size, self.eos_token_ids, self.eos_probability)
 
 
 def expected_tokens(
@@ -64,16 +81,58 @@ def expected_tokens(
     sequence_index: int,
     count: int,
     vocabulary: FakeVocabulary,
+    window: int = 0,
 ) -> list[int]:
-    """The first `count` tokens any correct system generates from `prompt_ids` with the fake model."""
+    """The first `count` tokens any correct system generates from `prompt_ids` with the fake model; `window` is that of
+    its widest KV group, 0 if one sees all."""
     history = array("i", prompt_ids)
-    for _ in range(count):
-        history.append(vocabulary.choose(history.tobytes(), sampling, sequence_index))
+    for num_generated in range(count):
+        visible = _visible(history, window, len(history) - 1)
+        history.append(vocabulary.choose(visible, sampling, sequence_index, num_generated))
     return history[len(prompt_ids) :].tolist()
 
 
+def expected_candidates(
+    prompt_ids: Sequence[int],
+    generated_ids: Sequence[int],
+    sampling: SamplingParams,
+    vocabulary: FakeVocabulary,
+    window: int = 0,
+) -> list[tuple[int, float]]:
+    """What the fake model offers a beam that has generated `generated_ids`: tokens and their logprobs, likeliest
+    first."""
+    history = array("i", [*prompt_ids, *generated_ids])
+    return vocabulary.candidates(_visible(history, window, len(history) - 1), sampling, len(generated_ids))
+
+
+def expected_logprobs(
+    token_ids: Sequence[int], top: int, vocabulary: FakeVocabulary, window: int = 0
+) -> list[Logprobs]:
+    """What the fake model reports of each of `token_ids` but the first, given those before it: of a prompt, its prompt
+    logprobs; of what comes after, the logprobs of generated tokens."""
+    history = array("i", token_ids)
+    return [
+        vocabulary.logprobs(_visible(history, window, position), following, top)
+        for position, following in enumerate(token_ids[1:])
+    ]
+
+
+def _visible(history: "array[int]", window: int, position: int) -> bytes:
+    return history[_first_visible(window, position) : position + 1].tobytes()
+
+
+def _first_visible(window: int, position: int) -> int:
+    """The first position that a query at `position` sees."""
+    return max(0, position - window + 1) if window else 0
+
+
 class FakeRunner:
-    """`Runner` of the fake model; its cache is one int32 per slot. Every step takes `step_ms` longer than it must."""
+    """`Runner` of the fake model; its cache is one int32 per slot. Every step takes `step_ms` longer than it must.
+
+    `windows` has one entry per KV group, 0 for one that sees all tokens. The history that is hashed is what the widest
+    group sees; as far as the others see, they must hold the same. `num_cpu_blocks` None: a quarter of `num_blocks`.
+    Raises `ValueError` on more CPU blocks than device blocks.
+    """
 
     def __init__(
         self,
@@ -81,14 +140,23 @@ class FakeRunner:
         *,
         block_size: int,
         num_blocks: int,
+        num_cpu_blocks: int | None = None,
+        windows: tuple[int, ...] = (0,),
         max_model_len: int | None = None,
         step_ms: float = 0.0,
         eos_probability: float = 0.0,
     ) -> None:
+        num_cpu_blocks = num_blocks // 4 if num_cpu_blocks is None else num_cpu_blocks
+        if num_cpu_blocks > num_blocks:
+            raise ValueError(
+                f"{num_cpu_blocks} CPU blocks are more than the {num_blocks} on the device could ever fill;"
+                " give at most as many with --num-cpu-blocks"
+            )
         self._vocabulary = FakeVocabulary.read(directory, eos_probability)
         self._step_s = step_ms / 1000
-        self._slots = array("i", [_EMPTY_SLOT]) * (num_blocks * block_size)
-        longest = _positive(_read_json(directory / "config.json"), "max_position_embeddings", directory)
+        self._cache = FakeCache(num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, block_size=block_size)
+        self._window = 0 if 0 in windows else max(windows)
+        longest = read_positive(directory, "max_position_embeddings")
         self.model = ModelInfo(
             name=model_name(directory),
             fingerprint=fingerprint(directory),
@@ -98,51 +166,84 @@ class FakeRunner:
         )
         self.device = "fake"
         self.num_blocks = num_blocks
+        self.num_cpu_blocks = num_cpu_blocks
         self.block_size = block_size
-        self.kv_bytes_per_token = self._slots.itemsize
+        self.kv_bytes_per_token = self._cache.slot_bytes * len(windows)
+        self.kv_groups = [KVGroup(window) for window in windows]
 
-    def execute(self, items: list[WorkItem]) -> StepOutput:
+    def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         began = time.monotonic_ns()
+        self._cache.move(moves)
         for item in items:
             self._write(item)
         written = time.monotonic_ns()
         time.sleep(self._step_s)
         slept = time.monotonic_ns()
-        sampled = [self._sample(item.sequence) for item in items if item.samples]
+        sampled, candidates = self._choose(items)
+        prompt_logprobs = [part for item in items for part in self._prompt_logprobs(item)]
         ended = time.monotonic_ns()
         times = StepTimes((written - began) // 1000, (slept - written) // 1000, (ended - slept) // 1000)
-        return StepOutput(sampled, times)
+        return StepOutput(sampled, candidates, prompt_logprobs, times)
 
     def _write(self, item: WorkItem) -> None:
-        sequence = item.sequence
-        for position in range(item.start, item.start + item.num_tokens):
-            block, offset = divmod(position, self.block_size)
-            self._slots[sequence.block_ids[block] * self.block_size + offset] = sequence.token_ids[position]
+        token_ids = item.sequence.token_ids[item.start : item.start + item.num_tokens]
+        for table in item.sequence.block_tables:
+            self._cache.write(table, item.start, token_ids)
 
-    def _sample(self, sequence: WorkerSequence) -> int:
-        size = self.block_size
-        blocks = (self._slots[block * size : (block + 1) * size].tobytes() for block in sequence.block_ids)
-        history = b"".join(blocks)[: len(sequence.token_ids) * self._slots.itemsize]
-        return self._vocabulary.choose(history, sequence.sampling, sequence.sequence_index)
+    def _choose(self, items: list[WorkItem]) -> tuple[list[SampledToken], list[Candidates]]:
+        sampled, candidates = [], []
+        for item in items:
+            if not item.choosers:
+                continue
+            end = item.start + item.num_tokens
+            history = self._read(item.sequence, end - 1, end)
+            for chooser in item.choosers:
+                if chooser.sampling.beam is None:
+                    sampled.append(self._sample(chooser, history))
+                else:
+                    candidates.append(self._offer(chooser, history))
+        return sampled, candidates
 
+    def _sample(self, sequence: WorkerSequence, history: bytes) -> SampledToken:
+        sampling = sequence.sampling
+        token_id = self._vocabulary.choose(history, sampling, sequence.sequence_index, sequence.num_generated)
+        wanted = sampling.logprobs
+        logprobs = None if wanted is None else self._vocabulary.logprobs(history, token_id, wanted)
+        return SampledToken(sequence.sequence_id, token_id, logprobs)
 
-def _eos(path: Path) -> list[int]:
-    value = _read_json(path).get("eos_token_id") if path.is_file() else None
-    return [value] if isinstance(value, int) else list(value or [])
+    def _offer(self, sequence: WorkerSequence, history: bytes) -> Candidates:
+        offered = self._vocabulary.candidates(history, sequence.sampling, sequence.num_generated)
+        return Candidates(sequence.sequence_id, [token for token, _ in offered], [logprob for _, logprob in offered])
 
+    def _prompt_logprobs(self, item: WorkItem) -> list[PromptLogprobs]:
+        """Those of the prompt tokens after the item's own positions, if they are wanted and there are any."""
+        sequence, start = item.sequence, item.start
+        top = sequence.sampling.prompt_logprobs
+        end = min(start + item.num_tokens, sequence.prompt_length - 1)
+        if top is None or start >= end:
+            return []
+        history = array("i", self._read(sequence, start, end))
+        skipped = _first_visible(self._window, start)
+        reports = [
+            self._vocabulary.logprobs(
+                history[_first_visible(self._window, position) - skipped : position + 1 - skipped].tobytes(),
+                sequence.token_ids[position + 1],
+                top,
+            )
+            for position in range(start, end)
+        ]
+        return [PromptLogprobs(sequence.sequence_id, start + 1, reports)]
 
-def _positive(config: dict[str, Any], name: str, directory: Path) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or value < 1:
-        raise ModelDirectoryError(f"{directory}/config.json has no positive {name}; the fake device needs it")
-    return value
+    def _read(self, sequence: WorkerSequence, start: int, end: int) -> bytes:
+        """What queries at the positions `start` to `end - 1` see in the widest group; the others must agree.
 
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelDirectoryError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelDirectoryError(f"{path} holds no JSON object")
-    return content
+        Raises `FakeCacheError` if they do not.
+        """
+        reads = [
+            self._cache.read(table, _first_visible(group.window, start), end)
+            for group, table in zip(self.kv_groups, sequence.block_tables, strict=True)
+        ]
+        history = max(reads, key=len)
+        if not all(history.endswith(read) for read in reads):
+            raise FakeCacheError(f"{sequence} has other tokens in one KV group than in another")
+        return history

@@ -1,11 +1,14 @@
-"""The paged keys and values of one worker: one tensor for all layers, and how many blocks of it fit."""
+"""The paged keys and values of one worker: a tensor on its device, one on the CPU, and how many blocks of them fit."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from octavo.worker.models.config import DecoderConfig
+from octavo.kernels.cache_ops import copy_blocks, swap_blocks
+from octavo.wire.steps import BlockMove, BlockMoves
+from octavo.worker.kv_layout import KVLayout
 
 # Shares of the memory that is free once the weights are loaded; activations and other processes need the rest.
 _CPU_SHARE, _CPU_LIMIT = 0.1, 4 << 30
@@ -16,52 +19,83 @@ class KVCacheError(Exception):
     """There is no room for the keys and values asked for."""
 
 
-class KVCache:
-    """Keys and values of `num_blocks` blocks of `block_size` slots, on the model's device in its dtype.
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's keys and values in the blocks of KV `group`: [num_blocks, block_size, kv_heads, head_dim] each."""
 
-    `layers` holds each layer's key cache and value cache, [num_blocks, block_size, kv_heads, head_dim].
+    group: int
+    keys: Tensor
+    values: Tensor
+
+
+class KVCache:
+    """Keys and values of `num_blocks` blocks on the model's device, and of `num_cpu_blocks` in the CPU's memory.
+
+    `layers` holds each layer's cache. Raises `KVCacheError` if there is no room.
     """
 
-    def __init__(
-        self, config: DecoderConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, layout: KVLayout, *, num_blocks: int, num_cpu_blocks: int, device: torch.device) -> None:
         if num_blocks < 1:
             raise KVCacheError(f"{num_blocks} KV blocks are asked for; a sequence needs at least one")
-        shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        try:
-            # Zeros cost nothing on the CPU until a page is touched, and unwritten slots are read under a mask.
-            self._storage = torch.zeros(shape, dtype=dtype, device=device)
-        except RuntimeError as error:
-            raise KVCacheError(
-                f"{num_blocks} KV blocks of {block_size} tokens take"
-                f" {num_blocks * block_size * kv_bytes_per_token(config, dtype)} bytes, which {device} does not have;"
-                " give fewer with --kv-cache-memory"
-            ) from error
-        self.layers = [(layer[0], layer[1]) for layer in self._storage]
+        self._blocks = _allocate(layout, num_blocks, device, "--kv-cache-memory")
+        # Pinned, a GPU reads and fills it fastest.
+        self._cpu_blocks = _allocate(
+            layout, num_cpu_blocks, torch.device("cpu"), "--swap-memory", pinned=device.type == "cuda"
+        )
+        self.layers = _layer_caches(layout, self._blocks)
+
+    def move(self, moves: BlockMoves) -> None:
+        """Swaps and copies whole blocks, in that order: all layers and all blocks of a kind at once.
+
+        Raises `ValueError` on a block id out of range and on a target that two moves of a kind name.
+        """
+        swap_blocks(self._blocks, self._cpu_blocks, _pairs(moves.swap_out))
+        swap_blocks(self._cpu_blocks, self._blocks, _pairs(moves.swap_in))
+        copy_blocks(self._blocks, _pairs(moves.copy))
 
     def clear(self, block_ids: Tensor) -> None:
         """Zeroes blocks ([blocks] int64) about to be filled: masked slots are still multiplied by zero, and a NaN that
         an earlier owner left there would survive that."""
         if len(block_ids):
-            self._storage.index_fill_(2, block_ids, 0)
+            self._blocks.index_fill_(2, block_ids, 0)
 
 
-def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """Bytes that one token's keys and values take in all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+def _allocate(layout: KVLayout, num_blocks: int, device: torch.device, option: str, *, pinned: bool = False) -> Tensor:
+    try:
+        # Zeros cost nothing on the CPU until a page is touched, and unwritten slots are read under a mask.
+        return torch.zeros(layout.shape(num_blocks), dtype=layout.dtype, device=device, pin_memory=pinned)
+    except RuntimeError as error:
+        raise KVCacheError(
+            f"{num_blocks} KV blocks of {layout.block_size} tokens take {num_blocks * layout.bytes_per_block} bytes,"
+            f" which {device} does not have; give fewer with {option}"
+        ) from error
 
 
-def num_blocks_in(memory: int | None, block_size: int, bytes_per_token: int, device: torch.device) -> int:
+def _layer_caches(layout: KVLayout, blocks: Tensor) -> list[LayerCache]:
+    """In the order of the layers: a group's layers lie in the places 0, 1, ... of its blocks."""
+    caches = {
+        layer: LayerCache(index, blocks[place, 0], blocks[place, 1])
+        for index, group in enumerate(layout.groups)
+        for place, layer in enumerate(group.layers)
+    }
+    return [caches[layer] for layer in range(len(caches))]
+
+
+def _pairs(moves: list[BlockMove]) -> list[tuple[int, int]]:
+    return [(move.source, move.target) for move in moves]
+
+
+def num_blocks_in(memory: int | None, layout: KVLayout, device: torch.device) -> int:
     """How many blocks fit into `memory` bytes; None takes a share of what is free on `device`.
 
     Raises `KVCacheError` if not one does.
     """
     chosen = _default_memory(device) if memory is None else memory
-    num_blocks = chosen // (block_size * bytes_per_token)
+    num_blocks = chosen // layout.bytes_per_block
     if num_blocks < 1:
         raise KVCacheError(
-            f"{chosen} bytes of KV cache hold no block of {block_size} tokens, {bytes_per_token} bytes each;"
-            f" give at least {block_size * bytes_per_token} with --kv-cache-memory"
+            f"{chosen} bytes of KV cache hold no block of {layout.block_size} tokens;"
+            f" give at least {layout.bytes_per_block} with --kv-cache-memory"
         )
     return num_blocks
 

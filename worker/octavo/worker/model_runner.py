@@ -1,18 +1,22 @@
-"""A model with its KV cache, running one step at a time: batch, forward pass, sampling."""
+"""A model with its KV cache, running one step at a time: block moves, batch, forward pass, sampling."""
 
 import time
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from octavo.kernels.attention_plan import AttentionPlan, plan_attention
+from octavo.kernels.attention_plan import plan_attention
 from octavo.wire.model_directory import fingerprint, model_name
-from octavo.wire.steps import MAX_BLOCK_SIZE, ModelInfo, StepTimes
+from octavo.wire.steps import MAX_BLOCK_SIZE, BlockMoves, KVGroup, ModelInfo, StepTimes
 from octavo.worker.batch import Batch, build_batch
-from octavo.worker.kv_cache import KVCache, kv_bytes_per_token, num_blocks_in
+from octavo.worker.kv_cache import KVCache, num_blocks_in
+from octavo.worker.kv_layout import KVLayout
+from octavo.worker.models.llama import GroupStep
 from octavo.worker.models.registry import load_model
+from octavo.worker.prompt_logprobs import prompt_logprobs
 from octavo.worker.runner import StepOutput
-from octavo.worker.sampler import sample
+from octavo.worker.sampler import choose
 from octavo.worker.sequences import WorkItem
 
 # The same on every CPU: replicas must agree, and `auto` must mean one thing.
@@ -28,8 +32,9 @@ class ModelRunnerError(Exception):
 class ModelRunner:
     """The production `octavo.worker.runner.Runner`.
 
-    `dtype` is one of `DTYPES`; `num_blocks`, if given, wins over `kv_cache_memory` (bytes; None: a share of what is
-    free); `max_model_len` shortens the model's context; `threads` is torch's number of threads, of the whole process.
+    `dtype` is one of `DTYPES`. `num_blocks`, if given, wins over `kv_cache_memory` (bytes; None: a share of what is
+    free), and `num_cpu_blocks` over `swap_memory` (bytes; None: a quarter of the device blocks). `max_model_len`
+    shortens the model's context; `threads` is torch's number of threads, of the whole process.
     Raises `ModelRunnerError`, `ConfigError`, `WeightsError` or `KVCacheError`.
     """
 
@@ -42,6 +47,8 @@ class ModelRunner:
         block_size: int = 16,
         kv_cache_memory: int | None = None,
         num_blocks: int | None = None,
+        num_cpu_blocks: int | None = None,
+        swap_memory: int | None = None,
         max_model_len: int | None = None,
         threads: int | None = None,
     ) -> None:
@@ -54,16 +61,16 @@ class ModelRunner:
         with torch.inference_mode():
             self._model = load_model(directory, dtype=self._dtype, device=self._device, max_model_len=max_model_len)
             config = self._model.config
-            self.kv_bytes_per_token = kv_bytes_per_token(config, self._dtype)
+            self._layout = KVLayout.of(config, block_size, self._dtype)
             self.num_blocks = (
-                num_blocks_in(kv_cache_memory, block_size, self.kv_bytes_per_token, self._device)
-                if num_blocks is None
-                else num_blocks
+                num_blocks_in(kv_cache_memory, self._layout, self._device) if num_blocks is None else num_blocks
             )
+            self.num_cpu_blocks = _num_cpu_blocks(num_cpu_blocks, swap_memory, self._layout, self.num_blocks)
             self._kv_cache = KVCache(
-                config, num_blocks=self.num_blocks, block_size=block_size, dtype=self._dtype, device=self._device
+                self._layout, num_blocks=self.num_blocks, num_cpu_blocks=self.num_cpu_blocks, device=self._device
             )
-        self._bytes_per_layer_token = self.kv_bytes_per_token // config.num_layers
+        self.kv_bytes_per_token = self._layout.bytes_per_token
+        self.kv_groups = [KVGroup(group.window) for group in self._layout.groups]
         self.model = ModelInfo(
             name=model_name(directory),
             fingerprint=fingerprint(directory),
@@ -73,43 +80,70 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def execute(self, items: list[WorkItem]) -> StepOutput:
-        """Computes `items` as one batch. Raises `SamplingError` if the logits are not finite."""
+    def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
+        """Carries out `moves`, then computes `items` as one batch.
+
+        Raises `SamplingError` if a token cannot be chosen, `ValueError` on logits that are not finite otherwise and on
+        moves or tables that name no block.
+        """
         began = time.monotonic_ns()
-        batch = build_batch(items, self.block_size, self._device)
-        plan = self._plan_attention(batch)
+        self._kv_cache.move(moves)
+        if not items:
+            return StepOutput([], [], [], StepTimes((self._now() - began) // 1000, 0, 0))
+        batch = build_batch(items, len(self.kv_groups), self.block_size, self._device)
+        groups = self._group_steps(batch)
         prepared = self._now()
         self._kv_cache.clear(batch.fresh_blocks)
-        logits = self._model.forward(
-            batch.input_ids, batch.positions, batch.slot_mapping, plan, self._kv_cache.layers, batch.sample_rows
-        )
+        wanted = batch.logit_rows
+        hidden = self._model.forward(batch.input_ids, batch.positions, groups, self._kv_cache.layers, wanted.rows)
+        logits = self._model.logits(hidden[: wanted.num_choosing])
         computed = self._now()
-        sampled = sample(logits, [item.sequence for item in items if item.samples])
-        return StepOutput(
-            sampled,
-            StepTimes(
-                prepare_us=(prepared - began) // 1000,
-                model_us=(computed - prepared) // 1000,
-                sample_us=(self._now() - computed) // 1000,
-            ),
+        choices = choose(_by_chooser(logits, wanted.chooser_rows), wanted.choosers)
+        prompts = prompt_logprobs(hidden[wanted.num_choosing :], wanted.prompt_spans, self._model.logits)
+        times = StepTimes(
+            prepare_us=(prepared - began) // 1000,
+            model_us=(computed - prepared) // 1000,
+            sample_us=(self._now() - computed) // 1000,
         )
+        return StepOutput(choices.sampled, choices.candidates, prompts, times)
 
-    def _plan_attention(self, batch: Batch) -> AttentionPlan:
-        return plan_attention(
-            batch.block_tables,
-            batch.context_lens,
-            batch.query_lens,
-            block_size=self.block_size,
-            bytes_per_token=self._bytes_per_layer_token,
-            dtype=self._dtype,
-            device=self._device,
+    def _group_steps(self, batch: Batch) -> list[GroupStep]:
+        plans = (
+            plan_attention(
+                block_tables,
+                batch.context_lens,
+                batch.query_lens,
+                block_size=self.block_size,
+                bytes_per_token=self._layout.bytes_per_layer_token,
+                dtype=self._dtype,
+                device=self._device,
+                window=group.window,
+            )
+            for group, block_tables in zip(self.kv_groups, batch.block_tables, strict=True)
         )
+        return [GroupStep(slots, plan) for slots, plan in zip(batch.slot_mappings, plans, strict=True)]
 
     def _now(self) -> int:
         """Nanoseconds, once the device has done what it was given."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.monotonic_ns()
+
+
+def _by_chooser(logits: Tensor, rows: list[int]) -> Tensor:
+    """One row per chooser; `logits` itself if each row has just one."""
+    return logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]
+
+
+def _num_cpu_blocks(num_cpu_blocks: int | None, swap_memory: int | None, layout: KVLayout, num_blocks: int) -> int:
+    if num_cpu_blocks is None:
+        num_cpu_blocks = num_blocks // 4 if swap_memory is None else swap_memory // layout.bytes_per_block
+    if not 0 <= num_cpu_blocks <= num_blocks:
+        raise ModelRunnerError(
+            f"{num_cpu_blocks} CPU blocks to swap to are asked for; with {num_blocks} device blocks 0 to {num_blocks}"
+            f" ({num_blocks * layout.bytes_per_block} bytes) make sense; see --swap-memory and --num-cpu-blocks"
+        )
+    return num_cpu_blocks
 
 
 def _check_block_size(block_size: int) -> int:

@@ -8,7 +8,6 @@ from octavo.wire.codec import decode_from_worker, encode
 from octavo.wire.steps import (
     FromWorker,
     Heartbeat,
-    SampledToken,
     StepOutcome,
     StepPlan,
     StepResult,
@@ -21,12 +20,12 @@ from octavo.wire.steps import (
     WorkerWelcome,
 )
 from octavo.worker.runner import Runner, StepOutput
-from octavo.worker.sequences import SequenceTable
+from octavo.worker.sequence_table import SequenceTable
 
 logger = logging.getLogger(__name__)
 
 _MAX_DETAIL = 4096
-_NO_TIME = StepTimes(0, 0, 0)
+_NO_OUTPUT = StepOutput([], [], [], StepTimes(0, 0, 0))
 
 
 class RefusedError(Exception):
@@ -48,7 +47,9 @@ class WorkerProtocol:
             vocab_size=runner.model.vocab_size,
             max_model_len=runner.model.max_model_len,
             num_blocks=runner.num_blocks,
+            num_cpu_blocks=runner.num_cpu_blocks,
             block_size=runner.block_size,
+            kv_groups=runner.kv_groups,
         )
         self.incarnation = draw_incarnation()
         self.epoch: int | None = None
@@ -103,8 +104,10 @@ class WorkerProtocol:
             rank=0,
             world_size=1,
             num_blocks=runner.num_blocks,
+            num_cpu_blocks=runner.num_cpu_blocks,
             block_size=runner.block_size,
             kv_bytes_per_token=runner.kv_bytes_per_token,
+            kv_groups=runner.kv_groups,
         )
 
     def _welcome(self, epoch: int) -> None:
@@ -135,18 +138,20 @@ class WorkerProtocol:
 
     def _run(self, plan: StepPlan) -> StepResult:
         items = self._table.apply(plan)
-        output = self._runner.execute(items) if items else StepOutput([], _NO_TIME)
-        self._table.complete(items, output.sampled)
-        sequence_ids = [item.sequence.sequence_id for item in items if item.samples]
-        sampled = [SampledToken(*pair) for pair in zip(sequence_ids, output.sampled, strict=True)]
-        return _result(plan, StepOutcome.DONE, sampled, output.times)
+        output = self._runner.execute(plan.moves, items) if plan.moves or items else _NO_OUTPUT
+        self._table.complete(items, output.sampled, output.candidates)
+        return _result(plan, StepOutcome.DONE, output)
 
 
-def _result(
-    plan: StepPlan,
-    outcome: StepOutcome,
-    sampled: list[SampledToken] | None = None,
-    times: StepTimes = _NO_TIME,
-    detail: str = "",
-) -> StepResult:
-    return StepResult(plan.epoch, plan.incarnation, plan.step_id, outcome, sampled or [], times, detail)
+def _result(plan: StepPlan, outcome: StepOutcome, output: StepOutput = _NO_OUTPUT, detail: str = "") -> StepResult:
+    return StepResult(
+        plan.epoch,
+        plan.incarnation,
+        plan.step_id,
+        outcome,
+        output.sampled,
+        output.candidates,
+        output.prompt_logprobs,
+        output.times,
+        detail,
+    )

@@ -2,8 +2,9 @@
 
 import json
 import zlib
-from collections import deque
+from collections import defaultdict, deque
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -27,16 +28,18 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import SequenceGroup
 from octavo.wire import history
 from octavo.wire.base import SCHEMA_VERSION
-from octavo.wire.requests import Deltas, FinishReason, Rejected, Request, ToFrontend
+from octavo.wire.requests import CacheKey, Delta, Deltas, FinishReason, GeneratedSequence, Rejected, Request, ToFrontend
 from octavo.wire.sampling import SamplingParams
-from octavo.wire.steps import SampledToken, StepOutcome, StepPlan, StepResult, StepTimes, ToWorker, WorkerHello
+from octavo.wire.steps import StepOutcome, StepPlan, StepResult, StepTimes, ToWorker, WorkerHello
 from octavo.worker.fake_runner import FakeRunner, FakeVocabulary, expected_tokens
-from octavo.worker.sequences import SequenceTable
+from octavo.worker.runner import Runner, StepOutput
+from octavo.worker.sequence_table import SequenceTable
 
 FRONTEND = 7
 VOCABULARY = FakeVocabulary(size=1000)
 FINGERPRINT = "fingerprint"
 _NO_TIMES = StepTimes(0, 0, 0)
+_NO_OUTPUT = StepOutput([], [], [], _NO_TIMES)
 
 
 def make_request(
@@ -45,11 +48,14 @@ def make_request(
     max_tokens: int,
     *,
     shared: int = 0,
-    seed: int = 0,
     stop_token_ids: tuple[int, ...] = (),
+    priority: int = 0,
+    tenant: str = "",
+    salt: str = "",
+    **sampling: Any,
 ) -> Request:
-    """A greedy request. Its prompt begins with `shared` tokens that are everybody's; the others differ from those of
-    every other id."""
+    """A greedy request unless `sampling` says otherwise. Its prompt begins with `shared` tokens that are everybody's;
+    the others differ from those of every other id."""
     own = (zlib.crc32(f"{request_id}:{i}".encode()) for i in range(prompt_length - shared))
     return Request(
         request_id=request_id,
@@ -57,41 +63,56 @@ def make_request(
         resubmitted=False,
         model_fingerprint=FINGERPRINT,
         prompt_token_ids=[*range(shared), *(token % VOCABULARY.size for token in own)],
-        generated_token_ids=[],
-        sampling=SamplingParams(0.0, 0, 1.0, seed, max_tokens, list(stop_token_ids)),
+        generated=[],
+        sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=list(stop_token_ids), **sampling),
+        priority=priority,
+        tenant=tenant,
+        cache_key=CacheKey(salt=salt),
         age_ms=0,
     )
 
 
-def reference_tokens(request: Request) -> list[int]:
-    """What the fake model generates for `request` when nothing goes wrong, stop tokens applied."""
-    tokens = expected_tokens(request.prompt_token_ids, request.sampling, 0, request.sampling.max_tokens, VOCABULARY)
+def resubmitted(request: Request, *generated: list[int], **changes: Any) -> Request:
+    """The request as its frontend sends it again, after what its sequences have generated."""
+    known = [GeneratedSequence(list(token_ids), finished=False) for token_ids in generated]
+    changes = {"attempt": request.attempt + 1, "resubmitted": True, **changes}
+    return msgspec.structs.replace(request, generated=known, **changes)
+
+
+def reference_tokens(request: Request, index: int = 0) -> list[int]:
+    """What the fake model generates for a sequence of `request` when nothing goes wrong, stop tokens applied."""
+    sampling = request.sampling
+    tokens = expected_tokens(request.prompt_token_ids, sampling, index, sampling.max_tokens, VOCABULARY)
     ends = [i for i, token in enumerate(tokens) if token in request.sampling.stop_token_ids]
     return tokens[: ends[0] + 1] if ends else tokens
 
 
 class FakeReplica:
-    """A worker without its shell: runs plans in order when told to."""
+    """A worker without its shell, with any runner: runs plans in order when told to."""
 
-    def __init__(self, directory: Path, incarnation: int, num_blocks: int, block_size: int) -> None:
-        self.runner = FakeRunner(directory, block_size=block_size, num_blocks=num_blocks)
+    def __init__(self, runner: Runner, incarnation: int) -> None:
+        self.runner = runner
         self.hello = WorkerHello(
             schema_version=SCHEMA_VERSION,
             worker_id=f"worker-{incarnation}",
             incarnation=incarnation,
-            model=msgspec.structs.replace(self.runner.model, fingerprint=FINGERPRINT),
+            model=msgspec.structs.replace(runner.model, fingerprint=FINGERPRINT),
             device="fake",
             rank=0,
             world_size=1,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            kv_bytes_per_token=4,
+            num_blocks=runner.num_blocks,
+            num_cpu_blocks=runner.num_cpu_blocks,
+            block_size=runner.block_size,
+            kv_bytes_per_token=runner.kv_bytes_per_token,
+            kv_groups=runner.kv_groups,
         )
         self.table = SequenceTable(
-            vocab_size=self.runner.model.vocab_size,
-            max_model_len=self.runner.model.max_model_len,
-            num_blocks=num_blocks,
-            block_size=block_size,
+            vocab_size=runner.model.vocab_size,
+            max_model_len=runner.model.max_model_len,
+            num_blocks=runner.num_blocks,
+            num_cpu_blocks=runner.num_cpu_blocks,
+            block_size=runner.block_size,
+            kv_groups=runner.kv_groups,
         )
         self.received: list[ToWorker] = []
         self.plans: deque[StepPlan] = deque()
@@ -107,31 +128,48 @@ class FakeReplica:
         plan = self.plans.popleft()
         if plan.answered_step_id < self._failed_step_id:
             self.table.discard(plan)
-            return self._result(plan, StepOutcome.SKIPPED, [])
+            return self._result(plan, StepOutcome.SKIPPED, _NO_OUTPUT)
         if fail:
             self.table.discard(plan)
             self._failed_step_id = plan.step_id
-            return self._result(plan, StepOutcome.FAILED, [])
+            return self._result(plan, StepOutcome.FAILED, _NO_OUTPUT)
         items = self.table.apply(plan)
-        sampled = self.runner.execute(items).sampled
-        self.table.complete(items, sampled)
-        ids = [item.sequence.sequence_id for item in items if item.samples]
-        return self._result(plan, StepOutcome.DONE, list(map(SampledToken, ids, sampled)))
+        output = self.runner.execute(plan.moves, items)
+        self.table.complete(items, output.sampled, output.candidates)
+        return self._result(plan, StepOutcome.DONE, output)
 
-    def _result(self, plan: StepPlan, outcome: StepOutcome, sampled: list[SampledToken]) -> StepResult:
-        return StepResult(plan.epoch, plan.incarnation, plan.step_id, outcome, sampled, _NO_TIMES, "")
+    def _result(self, plan: StepPlan, outcome: StepOutcome, output: StepOutput) -> StepResult:
+        return StepResult(
+            plan.epoch,
+            plan.incarnation,
+            plan.step_id,
+            outcome,
+            output.sampled,
+            output.candidates,
+            output.prompt_logprobs,
+            _NO_TIMES,
+            "",
+        )
+
+
+Stream = tuple[str, int]
 
 
 class Cluster:
-    """One core, any replicas, one frontend. Checks every invariant after every event."""
+    """One core, any replicas, one frontend. Checks every invariant after every event.
 
-    def __init__(self, directory: Path, record: Recorder = write_nothing, **config: int | float) -> None:
+    `streams` holds the tokens of each request's sequences, by request id and sequence index; `tokens` those of each
+    request's first.
+    """
+
+    def __init__(self, directory: Path, record: Recorder = write_nothing, **config: Any) -> None:
         self.record = record
-        self.core = Scheduler(SchedulerConfig(**config), epoch=99)  # type: ignore[arg-type]
+        self.core = Scheduler(SchedulerConfig(**config), epoch=99)
         self.now = 0.0
         self.replicas: dict[int, FakeReplica] = {}
-        self.tokens: dict[str, list[int]] = {}
-        self.finished: dict[str, FinishReason] = {}
+        self.streams: dict[Stream, list[int]] = {}
+        self.ended: dict[Stream, FinishReason] = {}
+        self.deltas: dict[Stream, list[Delta]] = defaultdict(list)
         self.rejected: dict[str, Rejected] = {}
         self.to_frontend: list[ToFrontend] = []
         self._directory = directory
@@ -143,6 +181,19 @@ class Cluster:
         """All that the core holds, by request id."""
         return {group.request.request_id: group for group in self.core.groups}
 
+    @property
+    def tokens(self) -> dict[str, list[int]]:
+        return {request_id: tokens for (request_id, index), tokens in self.streams.items() if index == 0}
+
+    @property
+    def finished(self) -> dict[str, FinishReason]:
+        """Of each request's first sequence."""
+        return {request_id: reason for (request_id, index), reason in self.ended.items() if index == 0}
+
+    def outputs(self, request_id: str) -> list[list[int]]:
+        """The tokens of all sequences of a request, in order of their index."""
+        return [tokens for (name, _), tokens in sorted(self.streams.items()) if name == request_id]
+
     def handle(self, event: Event) -> None:
         self.record(Handled(self.now, event))
         self._perform(self.core.handle(event, self.now))
@@ -151,8 +202,26 @@ class Cluster:
         self.record(Scheduled(self.now))
         self._perform(self.core.schedule(self.now))
 
-    def join(self, incarnation: int = 1, *, num_blocks: int = 64, block_size: int = 4) -> FakeReplica:
-        replica = FakeReplica(self._directory, incarnation, num_blocks, block_size)
+    def join(
+        self,
+        incarnation: int = 1,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        num_cpu_blocks: int = 0,
+        windows: tuple[int, ...] = (0,),
+        runner: Runner | None = None,
+    ) -> FakeReplica:
+        """A replica with a fake model, or with `runner`."""
+        if runner is None:
+            runner = FakeRunner(
+                self._directory,
+                block_size=block_size,
+                num_blocks=num_blocks,
+                num_cpu_blocks=num_cpu_blocks,
+                windows=windows,
+            )
+        replica = FakeReplica(runner, incarnation)
         self.replicas[incarnation] = replica
         self.handle(ReplicaJoined(replica.hello))
         return replica
@@ -162,7 +231,9 @@ class Cluster:
 
     def submit(self, *requests: Request) -> None:
         for request in requests:
-            self.tokens.setdefault(request.request_id, list(request.generated_token_ids))
+            for index, known in enumerate(request.generated):
+                self.streams.setdefault((request.request_id, index), list(known.token_ids))
+            self.streams.setdefault((request.request_id, 0), [])
             self.handle(RequestSubmitted(FRONTEND, request))
 
     def abort(self, request_id: str) -> None:
@@ -211,13 +282,15 @@ class Cluster:
         if not isinstance(message, Deltas):
             return
         for delta in message.deltas:
-            tokens = self.tokens[delta.request_id]
-            assert delta.request_id not in self.finished, "a delta after the end"
+            stream = (delta.request_id, delta.sequence_index)
+            tokens = self.streams.setdefault(stream, [])
+            self.deltas[stream].append(delta)
+            assert stream not in self.ended, "a delta after the end"
             assert delta.start_index == len(tokens), "a token lost or sent twice"
             assert delta.previous_hash == history.extend(history.EMPTY, tokens)
             tokens += delta.token_ids
             if delta.finish_reason:
-                self.finished[delta.request_id] = delta.finish_reason
+                self.ended[stream] = delta.finish_reason
 
 
 def write_fake_model(directory: Path, max_model_len: int = 4096) -> Path:

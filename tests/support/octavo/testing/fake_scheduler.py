@@ -3,21 +3,26 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import msgspec
 import zmq
 import zmq.asyncio
 
-from octavo.wire import history
+from octavo.testing.fake_answers import delta_of, letters, total
 from octavo.wire.codec import WireError, decode_from_frontend, encode
 from octavo.wire.requests import (
     Abort,
     Delta,
     Deltas,
-    FinishReason,
+    EndSequence,
     FrontendHello,
     FrontendWelcome,
+    PinPrefixes,
+    PinRefused,
+    Prefix,
+    PrefixesChanged,
     Refused,
     Rejected,
     RejectReason,
@@ -34,16 +39,6 @@ from octavo.wire.sockets import bind_router
 from octavo.wire.steps import ModelInfo
 
 
-def letters(request: Request) -> list[int]:
-    """The default answer of the byte model: ids of printable characters, a function of the prompt and the seed."""
-    state = history.extend(request.sampling.seed & 0xFFFF, request.prompt_token_ids)
-    tokens = []
-    for _ in range(request.sampling.max_tokens):
-        state = history.extend(state, (7,))
-        tokens.append(32 + (state >> 20) % 50)
-    return tokens
-
-
 class FakeScheduler:
     """Attributes are knobs to be turned between events and records to be read."""
 
@@ -53,8 +48,9 @@ class FakeScheduler:
         self.epoch = secrets.randbits(63)
         self.replicas = 1
         self.capacity_tokens = 100_000
-        # The whole answer to a request; what it has already is left out when it is submitted again.
-        self.answer: Callable[[Request], list[int]] = letters
+        self.max_parallel = 16
+        # The whole answer of a request's sequence; what it has already is left out when it is submitted again.
+        self.answer: Callable[[Request, int], list[int]] = letters
         self.tokens_per_delta = 1
         self.pace_s = 0.0
         # Tokens of an answer beyond this many are held back until it is raised.
@@ -65,6 +61,10 @@ class FakeScheduler:
         self.refusal: str | None = None
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
+        # Of every sequence that a frontend ended: request, attempt, index.
+        self.ended: list[tuple[str, int, int]] = []
+        self.pinned: dict[str, list[int]] = {}
+        self.unpinnable: set[str] = set()
         # The ids of every renewal.
         self.renewals: list[list[str]] = []
         self.malformed = 0
@@ -96,6 +96,7 @@ class FakeScheduler:
         """What a frontend sees of a restarted scheduler: another epoch, and nothing known."""
         self.forget_everything()
         self._known.clear()
+        self.pinned.clear()
         self.epoch = secrets.randbits(63)
 
     def forget_everything(self) -> None:
@@ -131,6 +132,7 @@ class FakeScheduler:
         elif isinstance(message, FrontendHello):
             self._known.add(frontend)
             await self._send(frontend, FrontendWelcome(epoch=self.epoch, status=self._status()))
+            await self._send(frontend, self._prefixes())
         elif frontend not in self._known or message.epoch != self.epoch:
             await self._send(frontend, Unregistered(epoch=self.epoch))
         elif isinstance(message, Submit):
@@ -139,10 +141,32 @@ class FakeScheduler:
             self.renewals.append([lease.request_id for lease in message.live])
             unknown = [lease for lease in message.live if lease.request_id not in self._running]
             await self._send(frontend, Renewed(epoch=self.epoch, unknown=unknown, status=self._status()))
+        elif isinstance(message, PinPrefixes):
+            await self._pin(frontend, message.prefixes)
+        elif isinstance(message, EndSequence):
+            self.ended.append((message.request_id, message.attempt, message.sequence_index))
         elif isinstance(message, Abort):
             self.aborted += message.request_ids
             for request_id in message.request_ids:
                 self._drop(request_id)
+
+    async def set_pinned(self, pinned: dict[str, list[int]]) -> None:
+        """The operator pins and unpins, and the frontends hear of it."""
+        self.pinned = pinned
+        for frontend in self._known:
+            await self._send(frontend, self._prefixes())
+
+    async def _pin(self, frontend: bytes, prefixes: Sequence[Prefix]) -> None:
+        for prefix in prefixes:
+            if prefix.name in self.unpinnable:
+                refusal = PinRefused(epoch=self.epoch, name=prefix.name, detail="because the test says so")
+                await self._send(frontend, refusal)
+            else:
+                self.pinned.setdefault(prefix.name, prefix.token_ids)
+        await self.set_pinned(self.pinned)
+
+    def _prefixes(self) -> PrefixesChanged:
+        return PrefixesChanged(self.epoch, [Prefix(name, token_ids) for name, token_ids in self.pinned.items()])
 
     async def _submit(self, frontend: bytes, request: Request) -> None:
         self.submitted.append(request)
@@ -172,40 +196,51 @@ class FakeScheduler:
             self._running.pop(request_id)[1].cancel()
 
     async def _stream(self, frontend: bytes, request: Request) -> None:
-        tokens = self.answer(request)
-        position = len(request.generated_token_ids)
-        while position < len(tokens):
-            while position >= self.hold_after:
-                await asyncio.sleep(0.005)
-            await asyncio.sleep(self.pace_s)
-            new = tokens[position : min(position + self.tokens_per_delta, max(self.hold_after, position + 1))]
-            delta = self._delta(request, tokens, position, new)
-            position += len(new)
-            await self._send(frontend, Deltas(epoch=self.epoch, deltas=self.tamper(delta)))
+        if request.sampling.beam is not None:
+            await self._search(frontend, request)
+        else:
+            await self._generate(frontend, request)
         self._running.pop(request.request_id, None)
 
-    def _delta(self, request: Request, tokens: list[int], position: int, new: list[int]) -> Delta:
-        reason = None
-        if new[-1] in request.sampling.stop_token_ids:
-            reason = FinishReason.STOP
-        elif position + len(new) == request.sampling.max_tokens:
-            reason = FinishReason.LENGTH
-        return Delta(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            sequence_index=0,
-            start_index=position,
-            previous_hash=history.extend(history.EMPTY, tokens[:position]),
-            token_ids=new,
-            finish_reason=reason,
-            preemptions=0,
-            cached_prompt_tokens=0,
-        )
+    async def _search(self, frontend: bytes, request: Request) -> None:
+        """The sequences of a beam search come whole and all at once."""
+        while self.hold_after == 0:
+            await asyncio.sleep(0.005)
+        deltas = []
+        for index in range(request.sampling.num_sequences):
+            token_ids = self.answer(request, index)
+            delta = delta_of(request, index, token_ids, 0, len(token_ids))
+            deltas += self.tamper(msgspec.structs.replace(delta, cumulative_logprob=total(token_ids)))
+        await self._send(frontend, Deltas(epoch=self.epoch, deltas=deltas))
+
+    async def _generate(self, frontend: bytes, request: Request) -> None:
+        """Every step brings some tokens of each sequence that is not held back."""
+        generated = [len(sequence.token_ids) for sequence in request.generated]
+        positions = generated or [0] * request.sampling.num_sequences
+        finished = {index for index, sequence in enumerate(request.generated) if sequence.finished}
+        answers = [self.answer(request, index) for index in range(request.sampling.num_sequences)]
+        while running := [i for i in range(len(answers)) if i not in finished and positions[i] < len(answers[i])]:
+            await asyncio.sleep(self.pace_s)
+            deltas = []
+            for index in running:
+                if (request.request_id, request.attempt, index) in self.ended:
+                    finished.add(index)
+                elif positions[index] < self.hold_after:
+                    end = min(positions[index] + self.tokens_per_delta, self.hold_after)
+                    deltas += self.tamper(delta_of(request, index, answers[index], positions[index], end))
+                    positions[index] = end
+            if deltas:
+                await self._send(frontend, Deltas(epoch=self.epoch, deltas=deltas))
+            else:
+                await asyncio.sleep(0.005)
 
     def _status(self) -> ServiceStatus:
         model = self.model if self.replicas else None
         return ServiceStatus(
-            replicas=self.replicas, model=model, capacity_tokens=self.capacity_tokens if self.replicas else 0
+            replicas=self.replicas,
+            model=model,
+            capacity_tokens=self.capacity_tokens if self.replicas else 0,
+            max_parallel=self.max_parallel,
         )
 
     async def _send(self, frontend: bytes, message: ToFrontend) -> None:

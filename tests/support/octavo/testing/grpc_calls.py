@@ -27,8 +27,22 @@ def ids_of(responses: list[pb.GenerateResponse]) -> list[int]:
 
 def finished_of(responses: list[pb.GenerateResponse]) -> pb.Finished:
     """The one `finished` event."""
-    [finished] = [response.finished for response in responses if response.WhichOneof("event") == "finished"]
+    [finished] = all_finished(responses)
     return finished
+
+
+def all_finished(responses: list[pb.GenerateResponse]) -> list[pb.Finished]:
+    """The `finished` events, in order."""
+    return [response.finished for response in responses if response.WhichOneof("event") == "finished"]
+
+
+def of_sequence(index: int, responses: list[pb.GenerateResponse]) -> list[pb.GenerateResponse]:
+    """The deltas and the `finished` event of one sequence."""
+    return [r for r in responses if r.WhichOneof("event") in ("delta", "finished") and _index(r) == index]
+
+
+def _index(response: pb.GenerateResponse) -> int:
+    return response.delta.index if response.WhichOneof("event") == "delta" else response.finished.index
 
 
 def reason_of(error: grpc.RpcError) -> str:

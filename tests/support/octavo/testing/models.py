@@ -1,5 +1,6 @@
 """Models for tests of the worker: the bundled one, tiny random ones, and a loop that drives a runner."""
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from octavo.wire.base import NULL_BLOCK
 from octavo.wire.sampling import SamplingParams
+from octavo.wire.steps import BlockMoves
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.prepare import prepare_bundled_model
-from octavo.worker.runner import Runner
+from octavo.worker.runner import Runner, StepOutput
 from octavo.worker.sequences import WorkerSequence, WorkItem
 
-GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0, max_tokens=1 << 20, stop_token_ids=[])
+NO_MOVES = BlockMoves()
+GREEDY = SamplingParams(max_tokens=1 << 20)
 
 
 @pytest.fixture(scope="session")
@@ -65,33 +69,61 @@ def new_sequences(
     runner: Runner, prompts: list[list[int]], room: int, sampling: SamplingParams = GREEDY
 ) -> list[WorkerSequence]:
     """Sequences for `prompts` with blocks, in shuffled order, for `room` more tokens each."""
-    free = list(range(runner.num_blocks))
-    random.Random(0).shuffle(free)
+    shuffled = list(range(runner.num_blocks))
+    random.Random(0).shuffle(shuffled)
+    free = iter(shuffled)
     sequences = []
     for index, prompt in enumerate(prompts):
         width = -(-(len(prompt) + room) // runner.block_size)
-        block_ids, free = free[:width], free[width:]
-        assert len(block_ids) == width, "the test asks for more blocks than its runner has"
-        sequences.append(WorkerSequence(index, 0, sampling, len(prompt), list(prompt), 0, block_ids))
+        tables = [list(itertools.islice(free, width)) for _ in runner.kv_groups]
+        assert len(tables[-1]) == width, "the test asks for more blocks than its runner has"
+        sequences.append(WorkerSequence(index, 0, sampling, len(prompt), list(prompt), 0, tables))
     return sequences
 
 
-def run_step(runner: Runner, sequences: list[WorkerSequence], budget: int) -> None:
-    """One step over `sequences` in order, each given what is left of `budget` tokens; results are recorded in them."""
+def next_item(sequence: WorkerSequence, num_tokens: int, *followers: WorkerSequence) -> WorkItem:
+    """The work on the sequence's next `num_tokens` tokens."""
+    reached = sequence.num_computed + num_tokens == len(sequence.token_ids)
+    return WorkItem(sequence, sequence.num_computed, num_tokens, (sequence, *followers) if reached else ())
+
+
+def run_items(runner: Runner, items: list[WorkItem], moves: BlockMoves = NO_MOVES) -> StepOutput:
+    """One step; its results are recorded in the sequences, which then let go of blocks that a window has passed."""
+    output = runner.execute(moves, items)
+    sampled = iter(output.sampled)
+    for item in items:
+        for sequence in item.choosers or (item.sequence,):
+            sequence.num_computed += item.num_tokens
+            drop_passed_blocks(runner, sequence)
+        for chooser in item.choosers:
+            chooser.token_ids.append(next(sampled).token_id)
+    return output
+
+
+def run_step(runner: Runner, sequences: list[WorkerSequence], budget: int) -> StepOutput:
+    """One step over `sequences` in order, each given what is left of `budget` tokens."""
     items = []
     for sequence in sequences:
         num_tokens = min(len(sequence.token_ids) - sequence.num_computed, budget)
         if num_tokens:
             budget -= num_tokens
-            reached = sequence.num_computed + num_tokens
-            items.append(
-                WorkItem(sequence, sequence.num_computed, num_tokens, samples=reached == len(sequence.token_ids))
-            )
-    sampled = iter(runner.execute(items).sampled)
-    for item in items:
-        item.sequence.num_computed += item.num_tokens
-        if item.samples:
-            item.sequence.token_ids.append(next(sampled))
+            items.append(next_item(sequence, num_tokens))
+    return run_items(runner, items)
+
+
+def drop_passed_blocks(runner: Runner, sequence: WorkerSequence) -> None:
+    """Takes the blocks out of the sequence's tables that no later token attends to."""
+    for group, table in zip(runner.kv_groups, sequence.block_tables, strict=True):
+        if group.window:
+            passed = max(0, sequence.num_computed + 1 - group.window) // runner.block_size
+            table[:passed] = [NULL_BLOCK] * passed
+
+
+def finish(runner: Runner, sequences: list[WorkerSequence], num_tokens: int, budget: int = 2048) -> list[list[int]]:
+    """Runs all to `num_tokens` generated ids each, in steps of at most `budget` tokens; these ids."""
+    while live := [sequence for sequence in sequences if sequence.num_generated < num_tokens]:
+        run_step(runner, live, budget)
+    return [sequence.token_ids[sequence.prompt_length :] for sequence in sequences]
 
 
 def generate(
@@ -102,8 +134,5 @@ def generate(
     budget: int = 2048,
     sampling: SamplingParams = GREEDY,
 ) -> list[list[int]]:
-    """`num_tokens` generated ids per prompt, all prompts together in steps of at most `budget` tokens."""
-    sequences = new_sequences(runner, prompts, num_tokens, sampling)
-    while live := [sequence for sequence in sequences if sequence.num_generated < num_tokens]:
-        run_step(runner, live, budget)
-    return [sequence.token_ids[sequence.prompt_length :] for sequence in sequences]
+    """`num_tokens` generated ids per prompt, all prompts together."""
+    return finish(runner, new_sequences(runner, prompts, num_tokens, sampling), num_tokens, budget)

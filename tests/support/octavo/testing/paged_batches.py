@@ -18,6 +18,7 @@ class PagedBatch:
     context_lens: list[int]
     query_lens: list[int]
     scale: float
+    window: int
 
 
 def random_paged_batch(
@@ -28,10 +29,12 @@ def random_paged_batch(
     group: int = 3,
     head_dim: int = 16,
     dtype: torch.dtype = torch.float32,
+    window: int = 0,
     seed: int = 0,
 ) -> PagedBatch:
     """Sequences of `lengths` (query tokens, context tokens). What no sequence may read holds NaN, except slots after a
-    sequence's last token in its own blocks: the cache keeps those finite."""
+    sequence's last token in its own blocks: the cache keeps those finite. Of the blocks that a `window` has passed some
+    hold NaN, and others are none at all."""
     generator = torch.Generator().manual_seed(seed)
     widths = [-(-context // block_size) for _, context in lengths]
     order = torch.randperm(sum(widths) + 3, generator=generator)
@@ -41,7 +44,16 @@ def random_paged_batch(
         tables[row, :width] = block_ids
         filled = torch.randn((2, width, block_size, kv_heads, head_dim), generator=generator)
         caches[:, block_ids] = filled.to(dtype)
+        passed = _passed_blocks(lengths[row], window, block_size)
+        caches[:, block_ids[:passed]] = torch.nan
+        tables[row, :passed][torch.rand(passed, generator=generator) < 0.5] = -1
     query_lens = [query for query, _ in lengths]
     query = torch.randn((sum(query_lens), kv_heads * group, head_dim), generator=generator).to(dtype)
     contexts = [context for _, context in lengths]
-    return PagedBatch(query, caches[0], caches[1], tables, contexts, query_lens, head_dim**-0.5)
+    return PagedBatch(query, caches[0], caches[1], tables, contexts, query_lens, head_dim**-0.5, window)
+
+
+def _passed_blocks(lengths: tuple[int, int], window: int, block_size: int) -> int:
+    """How many blocks lie wholly before the window of the first query."""
+    query, context = lengths
+    return max(0, context - query + 1 - window) // block_size if window else 0

@@ -60,6 +60,40 @@ def collect(stream: Iterable[generation_pb2.GenerateResponse]) -> Generation:
 
 
 @dataclass
+class Choices:
+    """One finished Generate stream of several sequences, each list in order of their index."""
+
+    started: generation_pb2.Started
+    token_ids: list[list[int]]
+    finished: list[generation_pb2.Finished]
+    usage: generation_pb2.Usage
+
+
+def collect_choices(stream: Iterable[generation_pb2.GenerateResponse]) -> Choices:
+    """Reads a stream to its end, checking that each sequence's deltas come before its end, and its end once."""
+    token_ids: dict[int, list[int]] = {}
+    finished: dict[int, generation_pb2.Finished] = {}
+    started, *events, last = list(stream)
+    assert started.HasField("started")
+    assert last.HasField("usage")
+    for event in events:
+        if event.HasField("delta"):
+            assert event.delta.index not in finished, "a delta after the end"
+            token_ids.setdefault(event.delta.index, []).extend(event.delta.token_ids)
+        else:
+            assert event.WhichOneof("event") == "finished"
+            assert event.finished.index not in finished, "two ends"
+            finished[event.finished.index] = event.finished
+    assert sorted(finished) == list(range(len(finished))) == sorted(token_ids)
+    return Choices(
+        started.started,
+        [token_ids[index] for index in sorted(token_ids)],
+        [finished[index] for index in sorted(finished)],
+        last.usage,
+    )
+
+
+@dataclass
 class Stack:
     """Scheduler, frontend and workers started one by one; everything is stopped at the end of the `with` block.
 
@@ -167,7 +201,9 @@ class Stack:
 
         def idle() -> bool:
             load = self.load()
-            return not (load.waiting or load.running) and all(w.blocks_free == w.blocks_total for w in load.workers)
+            return not (load.waiting or load.running or load.swapped) and all(
+                w.blocks_free + w.blocks_pinned == w.blocks_total for w in load.workers
+            )
 
         self.wait_for(idle)
 
@@ -176,6 +212,9 @@ class Stack:
 
     def stream(self, request: generation_pb2.GenerateRequest, timeout: float = 120.0) -> GenerateStream:
         return cast(GenerateStream, self.generation.Generate(request, timeout=timeout))
+
+    def choices(self, request: generation_pb2.GenerateRequest, timeout: float = 120.0) -> Choices:
+        return collect_choices(self.stream(request, timeout))
 
     def generate(self, request: generation_pb2.GenerateRequest, timeout: float = 120.0) -> Generation:
         return collect(self.stream(request, timeout))

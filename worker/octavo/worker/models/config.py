@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+_FULL = "full_attention"
 _SLIDING = "sliding_attention"
 
 
@@ -21,17 +22,19 @@ class Architecture:
     output_bias: bool | None = None
     mlp_bias: bool | None = None
     qk_norm: bool = False
-    # The window of a config.json that does not name one.
+    # The attention window of a config.json that does not name one; None: the family has no windows.
     default_sliding_window: int | None = None
-    # Whether the window needs `use_sliding_window` to count.
-    window_is_optional: bool = False
+    # Whether config.json says which layers have the window (`use_sliding_window` and what goes with it), not all.
+    window_by_layer: bool = False
 
 
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture(),
     "MistralForCausalLM": Architecture(qkv_bias=False, output_bias=False, mlp_bias=False, default_sliding_window=4096),
-    "Qwen2ForCausalLM": Architecture(qkv_bias=True, output_bias=False, mlp_bias=False, window_is_optional=True),
-    "Qwen3ForCausalLM": Architecture(mlp_bias=False, qk_norm=True, window_is_optional=True),
+    "Qwen2ForCausalLM": Architecture(
+        qkv_bias=True, output_bias=False, mlp_bias=False, default_sliding_window=4096, window_by_layer=True
+    ),
+    "Qwen3ForCausalLM": Architecture(mlp_bias=False, qk_norm=True, default_sliding_window=4096, window_by_layer=True),
 }
 
 
@@ -49,7 +52,8 @@ class RotaryConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder of the Llama family, in numbers."""
+    """A decoder of the Llama family, in numbers. `windows`: how many tokens each layer attends to, the querying one
+    included; 0: all."""
 
     vocab_size: int
     hidden_size: int
@@ -66,6 +70,7 @@ class DecoderConfig:
     mlp_bias: bool
     qk_norm: bool
     rotary: RotaryConfig
+    windows: tuple[int, ...]
 
 
 class _File(msgspec.Struct):
@@ -93,6 +98,7 @@ class _File(msgspec.Struct):
     rope_parameters: dict[str, Any] | None = None
     use_sliding_window: bool = False
     sliding_window: int | msgspec.UnsetType | None = msgspec.UNSET
+    max_window_layers: int = 28
     layer_types: list[str] | None = None
     quantization_config: dict[str, Any] | None = None
     auto_map: dict[str, Any] | None = None
@@ -115,7 +121,6 @@ def _decoder_config(file: _File, max_model_len: int | None) -> DecoderConfig:
     architecture = _architecture(file)
     _refuse_unimplemented(file)
     context = _context_length(file, max_model_len)
-    _refuse_window(file, architecture, context)
     kv_heads = file.num_key_value_heads or file.num_attention_heads
     if min(file.num_attention_heads, kv_heads) < 1 or file.num_attention_heads % kv_heads:
         raise ConfigError(f"{file.num_attention_heads} attention heads do not share {kv_heads} KV heads evenly")
@@ -135,6 +140,7 @@ def _decoder_config(file: _File, max_model_len: int | None) -> DecoderConfig:
         mlp_bias=_choose(architecture.mlp_bias, file.mlp_bias),
         qk_norm=architecture.qk_norm,
         rotary=_rotary(file),
+        windows=_windows(file, architecture, context),
     )
 
 
@@ -152,13 +158,11 @@ def _architecture(file: _File) -> Architecture:
 
 
 def _refuse_unimplemented(file: _File) -> None:
-    known_layers = set(file.layer_types or []) <= {"full_attention", _SLIDING}
     for accepted, key, value in (
         (file.hidden_act == "silu", "hidden_act", file.hidden_act),
         (file.pretraining_tp == 1, "pretraining_tp", file.pretraining_tp),
         (file.partial_rotary_factor == 1, "partial_rotary_factor", file.partial_rotary_factor),
         (file.quantization_config is None, "quantization_config", file.quantization_config),
-        (known_layers, "layer_types", file.layer_types),
     ):
         if not accepted:
             raise ConfigError(f"{key} = {value!r} is not implemented")
@@ -174,16 +178,47 @@ def _context_length(file: _File, max_model_len: int | None) -> int:
     return max_model_len
 
 
-def _refuse_window(file: _File, architecture: Architecture, context: int) -> None:
+def _windows(file: _File, architecture: Architecture, context: int) -> tuple[int, ...]:
+    """Each layer's window. One that takes in the whole context is none."""
+    window = _sliding_window(file, architecture)
+    if window is None or window >= context:
+        window = 0
+    elif architecture.default_sliding_window is None:
+        raise ConfigError(
+            f"sliding_window = {window} is not implemented for {file.architectures};"
+            f" with --max-model-len {window} it makes no difference"
+        )
+    return tuple(window if layer_type == _SLIDING else 0 for layer_type in _layer_types(file, architecture))
+
+
+def _sliding_window(file: _File, architecture: Architecture) -> int | None:
+    """The window of the layers that slide; None if none does."""
+    if architecture.window_by_layer and not file.use_sliding_window:
+        return None
     window = file.sliding_window
     if window is msgspec.UNSET:
-        window = architecture.default_sliding_window
-    if architecture.window_is_optional and not file.use_sliding_window and _SLIDING not in (file.layer_types or []):
-        window = None
-    if isinstance(window, int) and window < context:
+        return architecture.default_sliding_window
+    if window is not None and window < 1:
+        raise ConfigError(f"sliding_window = {window} leaves a token nothing to attend to")
+    return window
+
+
+def _layer_types(file: _File, architecture: Architecture) -> list[str]:
+    """What kind of attention each layer has, as transformers derives it where config.json does not say."""
+    slides = _sliding_window(file, architecture) is not None
+    first = file.max_window_layers if architecture.window_by_layer else 0
+    derived = [_SLIDING if slides and layer >= first else _FULL for layer in range(file.num_hidden_layers)]
+    layer_types = derived if file.layer_types is None else file.layer_types
+    if architecture.window_by_layer and slides:
+        fits = len(layer_types) == len(derived) and set(layer_types) <= {_FULL, _SLIDING}
+    else:
+        fits = layer_types == derived
+    if not fits:
         raise ConfigError(
-            f"sliding_window = {window} is not implemented; with --max-model-len {window} it makes no difference"
+            f"layer_types = {layer_types!r} is not implemented for {len(derived)} layers with"
+            f" {'a' if slides else 'no'} sliding window in force"
         )
+    return layer_types
 
 
 def _rotary(file: _File) -> RotaryConfig:

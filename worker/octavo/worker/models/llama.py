@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.kernels.attention import paged_attention, reshape_and_cache
 from octavo.kernels.attention_plan import AttentionPlan
+from octavo.worker.kv_cache import LayerCache
 from octavo.worker.linear import Linear
 from octavo.worker.models.config import DecoderConfig
 from octavo.worker.models.rotary import RotaryEmbedding, rotate
@@ -18,14 +19,24 @@ from octavo.worker.weights import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class StepTensors:
-    """What every layer of one forward pass needs to know of the batch.
+class GroupStep:
+    """Where the layers of one KV group write a batch's keys and values, and what they read.
 
-    `slot_mapping`: [tokens] int64; `angles`: the rotary table's rows for the tokens.
+    `slot_mapping`: [tokens] int64.
     """
 
     slot_mapping: Tensor
     attention: AttentionPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """What every layer of one forward pass needs to know of the batch.
+
+    `groups`: by KV group; `angles`: the rotary table's rows for the tokens.
+    """
+
+    groups: list[GroupStep]
     angles: tuple[Tensor, Tensor]
 
 
@@ -52,13 +63,14 @@ class Attention:
         self._output = output
         self._norms = norms
 
-    def __call__(self, hidden: Tensor, key_cache: Tensor, value_cache: Tensor, step: StepTensors) -> Tensor:
+    def __call__(self, hidden: Tensor, cache: LayerCache, step: StepTensors) -> Tensor:
+        group = step.groups[cache.group]
         heads = self._qkv(hidden).view(len(hidden), -1, self._head_dim)
         rotated = rotate(self._normed(heads[:, : self._rotated_heads]), step.angles)
         query, key = rotated[:, : self._query_heads], rotated[:, self._query_heads :]
         value = heads[:, self._rotated_heads :]
-        reshape_and_cache(key, value, key_cache, value_cache, step.slot_mapping)
-        attended = paged_attention(query, key_cache, value_cache, step.attention, self._scale)
+        reshape_and_cache(key, value, cache.keys, cache.values, group.slot_mapping)
+        attended = paged_attention(query, cache.keys, cache.values, group.attention, self._scale)
         return self._output(attended.flatten(1))
 
     def _normed(self, heads: Tensor) -> Tensor:
@@ -89,8 +101,8 @@ class DecoderLayer:
     post_attention_norm: RMSNorm
     mlp: MLP
 
-    def __call__(self, hidden: Tensor, key_cache: Tensor, value_cache: Tensor, step: StepTensors) -> Tensor:
-        hidden = hidden + self.attention(self.input_norm(hidden), key_cache, value_cache, step)
+    def __call__(self, hidden: Tensor, cache: LayerCache, step: StepTensors) -> Tensor:
+        hidden = hidden + self.attention(self.input_norm(hidden), cache, step)
         return hidden + self.mlp(self.post_attention_norm(hidden))
 
 
@@ -111,26 +123,22 @@ class LlamaModel:
         checkpoint.finish()
 
     def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        attention: AttentionPlan,
-        caches: list[tuple[Tensor, Tensor]],
-        sample_rows: Tensor,
+        self, input_ids: Tensor, positions: Tensor, groups: list[GroupStep], caches: list[LayerCache], rows: Tensor
     ) -> Tensor:
-        """Logits of the rows that sample, [len(sample_rows), vocab_size].
+        """The last hidden states of `rows`, [len(rows), hidden_size], for `logits`.
 
-        `input_ids`, `positions`, `slot_mapping`: [tokens] int64, sequence after sequence; `caches`: each layer's key
-        and value cache; `sample_rows`: int64 indices into the tokens.
+        `input_ids`, `positions`: [tokens] int64, sequence after sequence; `groups`: by KV group; `caches`: by layer;
+        `rows`: int64 indices into the tokens.
         """
-        step = StepTensors(slot_mapping, attention, self._rotary.at(positions))
+        step = StepTensors(groups, self._rotary.at(positions))
         hidden = F.embedding(input_ids, self._embedding)
-        for layer, (key_cache, value_cache) in zip(self._layers, caches, strict=True):
-            hidden = layer(hidden, key_cache, value_cache, step)
-        if not len(sample_rows):
-            return hidden.new_empty((0, self.config.vocab_size))
-        return self._lm_head(self._norm(hidden.index_select(0, sample_rows)))
+        for layer, cache in zip(self._layers, caches, strict=True):
+            hidden = layer(hidden, cache, step)
+        return self._norm(hidden.index_select(0, rows))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocab_size], of what `forward` gave."""
+        return self._lm_head(hidden) if len(hidden) else hidden.new_empty((0, self.config.vocab_size))
 
 
 class _Loader:

@@ -1,0 +1,97 @@
+"""The prefixes that requests may name: read from the operator's file, learned from the scheduler, told to the next one.
+
+A scheduler keeps nothing over its restart, and has no tokenizer; so the frontends bring the prefixes back.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from octavo.wire.requests import MAX_PREFIXES, Prefix
+
+_MAX_NAME_LENGTH = 256
+
+
+class PinnedPrefixesError(ValueError):
+    """The file of pinned prefixes cannot be used, with what to do about it."""
+
+
+class PinnedPrefixes:
+    """What is pinned, and what this frontend has asked for and not heard of yet."""
+
+    def __init__(self, own: Mapping[str, list[int]]) -> None:
+        self._own = dict(own)
+        self._epoch: int | None = None
+        self._pinned: dict[str, list[int]] = {}
+        self._unconfirmed = dict(own)
+        # Whether the scheduler has said what it has, since the last welcome.
+        self.told = False
+
+    @property
+    def known(self) -> dict[str, list[int]]:
+        """Token ids by name. A prefix that was pinned under an earlier epoch counts until this one refuses it."""
+        return self._unconfirmed | self._pinned
+
+    def welcomed(self, epoch: int) -> list[Prefix]:
+        """What is to be pinned after a welcome: all that is known if the epoch is new, or what was not heard of."""
+        if epoch != self._epoch:
+            self._epoch, self._unconfirmed, self._pinned = epoch, self._own | self.known, {}
+        self.told = False
+        return [Prefix(name, token_ids) for name, token_ids in self._unconfirmed.items()]
+
+    def changed(self, pinned: Iterable[Prefix]) -> None:
+        """The scheduler has said all that is pinned now."""
+        self.told = True
+        self._pinned = {prefix.name: prefix.token_ids for prefix in pinned}
+        for name in self._pinned:
+            self._unconfirmed.pop(name, None)
+
+    def refused(self, name: str) -> None:
+        """The scheduler will not pin it."""
+        self._unconfirmed.pop(name, None)
+
+
+def read_pinned_prefixes(path: Path, encode: Callable[[str], list[int]], max_model_len: int) -> dict[str, list[int]]:
+    """Token ids by name from a JSON object of names and texts.
+
+    Raises `PinnedPrefixesError` for what is no such file, or a prefix that leaves no room for a prompt and an answer.
+    """
+    texts = _read(path)
+    if len(texts) > MAX_PREFIXES:
+        raise PinnedPrefixesError(f"{path} names {len(texts)} prefixes; at most {MAX_PREFIXES} can be pinned")
+    prefixes = {}
+    for name, text in texts:
+        if name in prefixes:
+            raise PinnedPrefixesError(f"{path} names the prefix {name!r} twice; give each its own name")
+        prefixes[name] = _encode(path, name, text, encode, max_model_len)
+    return prefixes
+
+
+def _read(path: Path) -> list[tuple[str, object]]:
+    try:
+        # Pairs, so that a name that stands there twice is seen.
+        content = json.loads(path.read_bytes(), object_pairs_hook=_Pairs)
+    except (OSError, ValueError, RecursionError) as error:
+        raise PinnedPrefixesError(f"cannot read the pinned prefixes in {path}: {error}") from error
+    if not isinstance(content, _Pairs):
+        raise PinnedPrefixesError(f'{path} holds no JSON object; write {{"name": "text", ...}}')
+    return content
+
+
+class _Pairs(list[tuple[str, object]]):
+    """A JSON object as it was written."""
+
+
+def _encode(path: Path, name: str, text: object, encode: Callable[[str], list[int]], max_model_len: int) -> list[int]:
+    if not 1 <= len(name) <= _MAX_NAME_LENGTH:
+        raise PinnedPrefixesError(
+            f"{path} has a prefix whose name is {len(name)} characters long; use 1 to {_MAX_NAME_LENGTH}"
+        )
+    if not isinstance(text, str) or not (token_ids := encode(text)):
+        raise PinnedPrefixesError(f"{path} has no text for the prefix {name!r}; write some in quotes")
+    if len(token_ids) > max_model_len - 2:
+        raise PinnedPrefixesError(
+            f"the prefix {name!r} in {path} has {len(token_ids)} tokens and the context {max_model_len}, which leaves"
+            " no room for a prompt and an answer; shorten it"
+        )
+    return token_ids

@@ -1,0 +1,156 @@
+"""The core's books as the Admin service's messages."""
+
+from collections import Counter
+
+from google.protobuf.duration_pb2 import Duration
+
+from octavo.scheduler.admission import ObstacleKind
+from octavo.scheduler.explain import Explanation, ReplicaObstacle
+from octavo.scheduler.replica import Replica
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import SequenceGroup, SequenceStatus
+from octavo.scheduler.waiting_queue import WaitingQueue
+from octavo.v1 import admin_pb2 as pb
+from octavo.wire.requests import Prefix
+
+_MAX_AHEAD = 100
+_STATES = {
+    SequenceStatus.WAITING: pb.REQUEST_STATE_WAITING,
+    SequenceStatus.RUNNING: pb.REQUEST_STATE_RUNNING,
+    SequenceStatus.SWAPPED: pb.REQUEST_STATE_SWAPPED,
+}
+_KINDS = {
+    ObstacleKind.TOKEN_BUDGET: pb.Obstacle.KIND_TOKEN_BUDGET,
+    ObstacleKind.SEQUENCE_SLOTS: pb.Obstacle.KIND_SEQUENCE_SLOTS,
+    ObstacleKind.KV_BLOCKS: pb.Obstacle.KIND_KV_BLOCKS,
+    ObstacleKind.SWAPPED: pb.Obstacle.KIND_SWAPPED,
+    ObstacleKind.PREEMPTION: pb.Obstacle.KIND_PREEMPTION,
+    ObstacleKind.CAPACITY: pb.Obstacle.KIND_CAPACITY,
+    ObstacleKind.DELAY: pb.Obstacle.KIND_DELAY,
+    ObstacleKind.NO_WORKER: pb.Obstacle.KIND_NO_WORKER,
+}
+
+
+def write_load(core: Scheduler, dropped_messages: int) -> pb.GetLoadResponse:
+    """Everything at a glance."""
+    workers = [_worker(replica) for replica in core.replicas.values()]
+    return pb.GetLoadResponse(
+        waiting=len(core.waiting),
+        running=sum(worker.running for worker in workers),
+        swapped=sum(worker.swapped for worker in workers),
+        frontends=core.num_frontends,
+        workers=workers,
+        preemptions=core.preemptions,
+        swaps=core.swaps,
+        pinned_prefixes=len(core.prefixes.all),
+        tenants=_tenants(core.waiting),
+        dropped_messages=dropped_messages,
+    )
+
+
+def _worker(replica: Replica) -> pb.Worker:
+    hello, stats, kv = replica.hello, replica.stats, replica.kv
+    parked, pinned = kv.num_parked, kv.num_pinned
+    return pb.Worker(
+        id=hello.worker_id,
+        device=hello.device,
+        model=hello.model.name,
+        # Not the scheduler's own requests, which compute pinned prefixes.
+        running=sum(group.prefix_name is None for group in replica.running),
+        swapped=len(replica.swapped),
+        block_size=hello.block_size,
+        blocks_total=kv.num_blocks,
+        blocks_free=kv.num_free,
+        blocks_cached=kv.num_cached,
+        blocks_cached_free=kv.num_cached_free,
+        blocks_parked=parked,
+        blocks_pinned=pinned,
+        blocks_referenced=kv.num_blocks - kv.num_free - parked - pinned,
+        cpu_blocks_total=kv.num_cpu_blocks,
+        cpu_blocks_free=kv.num_cpu_free,
+        cpu_blocks_referenced=kv.num_cpu_blocks - kv.num_cpu_free,
+        steps_in_flight=len(replica.outstanding),
+        steps=stats.steps,
+        tokens_computed=stats.tokens_computed,
+        tokens_sampled=stats.tokens_sampled,
+        token_rate=stats.token_rate if stats.steps else 0.0,
+        times=pb.StageTimes(prepare_us=stats.prepare_us, model_us=stats.model_us, sample_us=stats.sample_us),
+    )
+
+
+def _tenants(queue: WaitingQueue) -> list[pb.TenantLoad]:
+    waiting = Counter(group.request.tenant for group in queue)
+    return [
+        pb.TenantLoad(
+            tenant=tenant.name,
+            weight=tenant.weight,
+            virtual_time=tenant.virtual_time,
+            waiting=waiting[tenant.name],
+            held=tenant.num_groups,
+        )
+        for tenant in queue.tenants
+    ]
+
+
+def write_status(group: SequenceGroup, replica: Replica | None, now: float) -> pb.RequestStatus:
+    """One request; `replica` is where it runs or is swapped out."""
+    request = group.request
+    age = Duration()
+    age.FromNanoseconds(round((now - group.arrival) * 1e9))
+    return pb.RequestStatus(
+        request_id=group.request_id,
+        frontend_id=f"{group.frontend_id:016x}",
+        tenant=request.tenant,
+        priority=request.priority,
+        state=_STATES[group.status],
+        worker_id=replica.hello.worker_id if replica else "",
+        prompt_tokens=len(request.prompt_token_ids),
+        computed_tokens=max(sequence.num_computed for sequence in group.live),
+        output_tokens=sum(sequence.num_generated for sequence in group.sequences),
+        sequences=len(group.live),
+        preemptions=group.preemptions,
+        swaps=group.swaps,
+        age=age,
+    )
+
+
+def write_explanation(explanation: Explanation, now: float) -> pb.Explanation:
+    """Why a request is where it is."""
+    group = explanation.group
+    return pb.Explanation(
+        status=write_status(group, explanation.replica, now),
+        queue_position=explanation.queue_position,
+        ahead_request_ids=[other.request_id for other in explanation.ahead[:_MAX_AHEAD]],
+        obstacles=[_obstacle(found) for found in explanation.obstacles],
+        step_ids=explanation.step_ids,
+        tokens_in_flight=sum(sequence.num_in_flight for sequence in group.live),
+    )
+
+
+def _obstacle(found: ReplicaObstacle) -> pb.Obstacle:
+    return pb.Obstacle(
+        worker_id=found.replica.hello.worker_id if found.replica else "",
+        kind=_KINDS[found.obstacle.kind],
+        needed=found.obstacle.needed,
+        available=found.obstacle.available,
+    )
+
+
+def read_state(state: pb.RequestState) -> SequenceStatus | None:
+    """The state that is meant, if one is. Raises `ValueError` for one that there is not."""
+    if state == pb.REQUEST_STATE_UNSPECIFIED:
+        return None
+    if state not in _STATES.values():
+        raise ValueError(f"state {state} is none of those that a request can be in")
+    return next(status for status, value in _STATES.items() if value == state)
+
+
+def write_prefix(prefix: Prefix, core: Scheduler) -> pb.PinnedPrefix:
+    """A pinned prefix, and which workers have it."""
+    there = [replica for replica in core.replicas.values() if prefix.name in replica.prefix_names]
+    return pb.PinnedPrefix(
+        name=prefix.name,
+        tokens=len(prefix.token_ids),
+        ready_worker_ids=[r.hello.worker_id for r in there if r.kv.is_pinned(prefix.name)],
+        pending_worker_ids=[r.hello.worker_id for r in there if not r.kv.is_pinned(prefix.name)],
+    )

@@ -1,0 +1,187 @@
+"""What a step's answer does: tokens appended, beams chosen, sequences ended, and the deltas that tell of it."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from octavo.scheduler.beam_search import Beam, Continuation
+from octavo.scheduler.replica import OutstandingStep, Replica
+from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.wire import history
+from octavo.wire.requests import Delta
+from octavo.wire.sampling import Logprobs
+from octavo.wire.steps import Candidates, PromptLogprobs, SampledToken, StepOutcome, StepResult
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a step brought: deltas by frontend, groups that have ended, and prefixes whose KV is computed."""
+
+    deltas: defaultdict[int, list[Delta]] = field(default_factory=lambda: defaultdict(list))
+    finished: list[SequenceGroup] = field(default_factory=list)
+    prefixes: list[SequenceGroup] = field(default_factory=list)
+
+
+def answers(step: OutstandingStep, result: StepResult) -> bool:
+    """Whether a result says exactly what the step asked for."""
+    if result.outcome is not StepOutcome.DONE:
+        return True
+    asked = [sequence.sequence_id for _, sequence in step.samplers]
+    wanted = [sequence.sequence_id for _, sequence in step.beams]
+    return [sampled.sequence_id for sampled in result.sampled] == asked and [
+        candidates.sequence_id for candidates in result.candidates
+    ] == wanted
+
+
+def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outcome:
+    """Books the result of a step that is done."""
+    outcome = Outcome()
+    if result.prompt_logprobs:
+        _keep_prompt_logprobs(step, result.prompt_logprobs)
+    for (group, sequence), sampled in zip(step.samplers, result.sampled, strict=True):
+        # Neither aborted nor finished since the plan was made.
+        if sequence.status is SequenceStatus.RUNNING:
+            _append_sampled(replica, group, sequence, sampled, outcome)
+    for (group, beam), candidates in zip(step.beams, result.candidates, strict=True):
+        if beam.status is SequenceStatus.RUNNING:
+            _take_candidates(replica, group, beam, candidates, outcome)
+    return outcome
+
+
+# -- sampling -------------------------------------------------------------------------------------------------------
+
+
+def _append_sampled(
+    replica: Replica, group: SequenceGroup, sequence: Sequence, sampled: SampledToken, outcome: Outcome
+) -> None:
+    if group.frontend_id is None:
+        outcome.prefixes.append(group)
+        return
+    if sequence.is_unwanted:
+        _finish(replica, group, sequence, outcome)
+        return
+    start_index, previous_hash = sequence.num_generated, sequence.history_hash
+    sequence.append(sampled.token_id)
+    sequence.num_in_flight -= 1
+    # Computed before it was known: the outstanding step filled a block with it.
+    if sequence.num_known % replica.kv.block_size == 0 and sequence.num_computed == sequence.num_known:
+        remaps = replica.kv.index(sequence, sequence.last_step_id)
+        replica.remaps += [(sequence, remap) for remap in remaps]
+    sequence.finish_reason = group.finish_reason(sequence)
+    outcome.deltas[group.frontend_id].append(
+        Delta(
+            group.request_id,
+            group.request.attempt,
+            sequence.index,
+            start_index,
+            previous_hash,
+            [sampled.token_id],
+            sequence.finish_reason,
+            group.preemptions,
+            group.swaps,
+            group.cached_prompt_tokens or 0,
+            [sampled.logprobs] if sampled.logprobs is not None else [],
+            _take_prompt_logprobs(group) if group.prompt_logprobs and sequence.index == 0 else [],
+        )
+    )
+    if sequence.finish_reason is not None:
+        _finish(replica, group, sequence, outcome)
+
+
+def _finish(replica: Replica, group: SequenceGroup, sequence: Sequence, outcome: Outcome) -> None:
+    replica.finish(group, sequence)
+    if group.is_finished:
+        outcome.finished.append(group)
+
+
+def _keep_prompt_logprobs(step: OutstandingStep, parts: list[PromptLogprobs]) -> None:
+    # Others are known by no name here; what they were called on another replica may be another's.
+    groups = {s.sequence_id: group for group in step.groups for s in group.live if s.is_introduced}
+    for part in parts:
+        group = groups.get(part.sequence_id)
+        if group is not None and group.sampling.prompt_logprobs is not None:
+            group.prompt_logprobs.update(enumerate(part.logprobs, part.start))
+
+
+def _take_prompt_logprobs(group: SequenceGroup) -> list[Logprobs]:
+    logprobs = [entry for _, entry in sorted(group.prompt_logprobs.items())]
+    group.prompt_logprobs_delivered()
+    return logprobs
+
+
+# -- beam search ----------------------------------------------------------------------------------------------------
+
+
+def _take_candidates(
+    replica: Replica, group: SequenceGroup, beam: Sequence, candidates: Candidates, outcome: Outcome
+) -> None:
+    """Waits until all beams have their candidates: after a preemption they may come back in different steps."""
+    beam.candidates = candidates
+    beam.num_in_flight -= 1
+    beams = group.live
+    if any(each.candidates is None for each in beams):
+        return
+    assert group.search is not None
+    chosen = group.search.advance(
+        [
+            Beam(each.generated_token_ids, each.cumulative_logprob, each.candidates.token_ids, each.candidates.logprobs)
+            for each in beams
+            if each.candidates is not None
+        ]
+    )
+    if chosen:
+        _go_on(replica, group, beams, chosen)
+    else:
+        _end_search(replica, group, outcome)
+
+
+def _go_on(replica: Replica, group: SequenceGroup, beams: list[Sequence], chosen: list[Continuation]) -> None:
+    """Forks and frees (paper Fig. 9): a beam goes on as its own first continuation, forks for the others, or ends."""
+    next_beams: list[Sequence] = []
+    for continuation in chosen:
+        beam = beams[continuation.beam]
+        next_beams.append(_forked(replica, group, beam) if beam in next_beams else beam)
+    for beam in beams:
+        beam.candidates = None
+        if beam not in next_beams:
+            replica.release(beam)
+            beam.leave(SequenceStatus.FINISHED)
+    # Only now: a fork is a copy of what its parent was before.
+    for beam, continuation in zip(next_beams, chosen, strict=True):
+        beam.append(continuation.token_id)
+        beam.cumulative_logprob = continuation.cumulative_logprob
+    group.sequences = next_beams
+
+
+def _forked(replica: Replica, group: SequenceGroup, beam: Sequence) -> Sequence:
+    group.num_forks += 1
+    child = beam.fork(group.num_forks)
+    child.sequence_id = replica.new_sequence_id()
+    replica.kv.fork(beam, child)
+    return child
+
+
+def _end_search(replica: Replica, group: SequenceGroup, outcome: Outcome) -> None:
+    assert group.search is not None
+    assert group.frontend_id is not None
+    for beam in group.live:
+        replica.release(beam)
+        beam.leave(SequenceStatus.FINISHED)
+    best = group.search.hypotheses[: group.sampling.num_sequences]
+    outcome.deltas[group.frontend_id] += [
+        Delta(
+            request_id=group.request_id,
+            attempt=group.request.attempt,
+            sequence_index=index,
+            start_index=0,
+            previous_hash=history.EMPTY,
+            token_ids=hypothesis.token_ids,
+            finish_reason=hypothesis.finish_reason,
+            preemptions=group.preemptions,
+            swaps=group.swaps,
+            cached_prompt_tokens=group.cached_prompt_tokens or 0,
+            prompt_logprobs=_take_prompt_logprobs(group) if group.prompt_logprobs and index == 0 else [],
+            cumulative_logprob=hypothesis.cumulative_logprob,
+        )
+        for index, hypothesis in enumerate(best)
+    ]
+    outcome.finished.append(group)

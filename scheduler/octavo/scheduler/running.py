@@ -1,0 +1,116 @@
+"""Going on with what has run before: decodes, partial prefills, swapped groups; and preemption where blocks run out."""
+
+from dataclasses import dataclass, field
+
+from octavo.scheduler.draft import Draft
+from octavo.scheduler.kv_cache_manager import AllocStatus
+from octavo.scheduler.replica import Replica
+from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
+
+Decode = tuple[SequenceGroup, Sequence]
+
+
+@dataclass(slots=True)
+class Survey:
+    """What of a replica's running groups may be computed: next tokens of those past their prompts, and groups with some
+    of their known tokens still to go."""
+
+    decodes: list[Decode] = field(default_factory=list)
+    prefilling: list[SequenceGroup] = field(default_factory=list)
+
+
+def survey(replica: Replica) -> Survey:
+    """One walk over all that runs, in order of arrival. A group's sequences decode together or not at all."""
+    found = Survey()
+    decodes, prefilling = found.decodes, found.prefilling
+    for group in replica.running:
+        sequences = group.sequences if len(group.sequences) == 1 else _unanswered(replica, group)
+        ready = [
+            (group, sequence)
+            for sequence in sequences
+            if sequence.num_computed + 1 == sequence.num_known + sequence.num_in_flight
+            and sequence.num_computed >= sequence.num_prompt
+        ]
+        if len(ready) < len(sequences):
+            prefilling.append(group)
+        else:
+            decodes += [each for each in ready if not each[1].num_in_flight or group.may_compute(each[1])]
+    return found
+
+
+def _unanswered(replica: Replica, group: SequenceGroup) -> list[Sequence]:
+    """Those with blocks, but for beams that have their candidates and wait for the others to have theirs."""
+    return [sequence for sequence in replica.holders(group) if sequence.candidates is None]
+
+
+def decode(draft: Draft, decodes: list[Decode]) -> bool:
+    """Adds the next token of every sequence that is past its prompt.
+
+    Returns whether the draft stands. It does not if blocks are lacking while a step is outstanding: preemption waits
+    for its answer, so that what is preempted is exactly known. Nothing has been booked then.
+    """
+    replica = draft.replica
+    if _lacks_blocks(replica, decodes):
+        if replica.outstanding:
+            return False
+        decodes = _preempt(draft, decodes)
+    # Never more than the budget: each has a sequence slot, and there are no more slots than tokens in a step.
+    for group, sequence in decodes:
+        draft.compute(group, sequence, 1)
+    return True
+
+
+def continue_prefills(draft: Draft, groups: list[SequenceGroup]) -> None:
+    """Goes on with what is partly computed, unless this step has preempted it."""
+    for group in groups:
+        if group.status is SequenceStatus.RUNNING:
+            draft.prefill(group)
+
+
+def start_prefixes(draft: Draft) -> None:
+    """Begins to compute prefixes that are to be pinned."""
+    replica = draft.replica
+    for group in list(replica.prefixes):
+        fits = replica.kv.can_allocate(group.leaders(), 0) is AllocStatus.OK
+        if draft.budget and fits and replica.num_running_seqs < replica.config.max_parallel:
+            replica.prefixes.remove(group)
+            draft.admit(group)
+
+
+def resume_swapped(draft: Draft) -> None:
+    """Brings swapped groups back, in order, while blocks last; never in a step that preempted."""
+    replica = draft.replica
+    while replica.swapped and not draft.has_preempted and _can_resume(draft, replica.swapped[0]):
+        draft.resume(replica.swapped[0])
+
+
+def _lacks_blocks(replica: Replica, decodes: list[Decode]) -> bool:
+    # Counting exactly is worth it only where not all could have a new block.
+    kv = replica.kv
+    if len(decodes) * kv.blocks_for(1) <= kv.num_free:
+        return False
+    return kv.num_missing(sequence for _, sequence in decodes) > kv.num_free
+
+
+def _preempt(draft: Draft, decodes: list[Decode]) -> list[Decode]:
+    """Takes the last in order: of those that came at about the same time the lowest priority, then the latest arrival
+    (paper §4.5). Prefixes are first. What is older than its priority's ageing goes behind nobody new, so it ends at
+    last; and the first in order always fits alone, or it had been refused."""
+    while _lacks_blocks(draft.replica, decodes):
+        victim = draft.replica.running[-1]
+        draft.preempt(victim)
+        decodes = [decode for decode in decodes if decode[0] is not victim]
+    return decodes
+
+
+def _can_resume(draft: Draft, group: SequenceGroup) -> bool:
+    """Whether a swapped group can come back and stay: beside others with a block to spare for each of its sequences,
+    or it would be the next to go."""
+    replica, kv = draft.replica, draft.replica.kv
+    holders = replica.holders(group)
+    spare = kv.watermark_blocks + group.parallel * kv.blocks_for(1) if replica.running else 0
+    return (
+        draft.budget >= len(holders)
+        and replica.num_running_seqs + group.parallel <= replica.config.max_parallel
+        and kv.num_missing_swapped(holders) + spare <= kv.num_free
+    )

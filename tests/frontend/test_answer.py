@@ -1,0 +1,140 @@
+"""Which events a request's sequences become, one turn at a time."""
+
+import pytest
+
+from octavo.frontend.answer import Answer
+from octavo.frontend.completion import Completion, EndRules
+from octavo.frontend.detokenizer import Vocabulary
+from octavo.frontend.errors import Broken
+from octavo.frontend.events import Finished, FinishReason, Piece
+from octavo.frontend.journal import Journal, Verdict
+from octavo.frontend.stop_strings import StopStrings
+from octavo.testing.tokenizers import byte_level_tokenizer
+from octavo.wire import history
+from octavo.wire.requests import Delta
+from octavo.wire.requests import FinishReason as Reason
+from octavo.wire.sampling import Logprobs, SamplingParams
+
+TOKENIZER = byte_level_tokenizer()
+[X, Y, DOT] = TOKENIZER.encode("xy.", add_special_tokens=False).ids
+
+
+class Running:
+    """An answer and the journal that it is made from; tokens of `y` are the likelier ones."""
+
+    def __init__(self, *, num_sequences: int = 2, num_results: int | None = None, incremental: bool = True) -> None:
+        ranked = num_results is not None
+        sampling = SamplingParams(max_tokens=3, num_sequences=num_sequences, logprobs=0 if ranked else None)
+        self.journal = Journal("r", [1], sampling, 0.0)
+        rules = EndRules(3, 0, frozenset(), frozenset(), include_stop=False)
+        detokenizer = Vocabulary(TOKENIZER).detokenizer
+        completions = [
+            Completion(rules, detokenizer(skip_special_tokens=True), StopStrings((".",), include_stop=False))
+            for _ in self.journal.sequences
+        ]
+        self.answer = Answer(
+            self.journal, completions, num_results=num_results or num_sequences, incremental=incremental
+        )
+
+    def get(self, index: int, *token_ids: int, reason: Reason | None = None) -> None:
+        sequence = self.journal.sequences[index]
+        logprobs = [Logprobs(-1.0 if i == X else -0.5, 1, [], []) for i in token_ids]
+        delta = Delta(
+            request_id="r",
+            attempt=0,
+            sequence_index=index,
+            start_index=len(sequence.token_ids),
+            previous_hash=history.extend(history.EMPTY, sequence.token_ids),
+            token_ids=list(token_ids),
+            finish_reason=reason,
+            preemptions=0,
+            swaps=0,
+            cached_prompt_tokens=0,
+            logprobs=logprobs if self.journal.sampling.logprobs is not None else [],
+        )
+        assert self.journal.accept(delta, 1.0) is Verdict.ACCEPTED
+
+    def advance(self) -> list[tuple[int, str]]:
+        """(index, text) of pieces; an end has the text "|"."""
+        return [(e.index, e.text if isinstance(e, Piece) else "|") for e in self.answer.advance()]
+
+
+def test_what_came_since_the_last_turn_comes_in_one_piece() -> None:
+    running = Running()
+    running.get(0, X)
+    running.get(0, Y)
+    running.get(1, Y)
+    assert running.advance() == [(0, "xy"), (1, "y")]
+    assert running.advance() == []
+    running.get(1, X)
+    assert running.advance() == [(1, "x")]
+
+
+def test_an_end_comes_once_right_after_its_sequence() -> None:
+    running = Running()
+    running.get(0, X, X, X)
+    running.get(1, Y)
+    assert running.advance() == [(0, "xxx"), (0, "|"), (1, "y")]
+    assert not running.answer.finished
+    running.get(1, Y, Y)
+    assert running.advance() == [(1, "yy"), (1, "|")]
+    assert running.answer.finished
+
+
+def test_whole_sequences_come_as_they_end() -> None:
+    running = Running(incremental=False)
+    running.get(0, X)
+    running.get(1, Y, Y, Y)
+    assert running.advance() == [(1, "yyy"), (1, "|")]
+    running.get(0, X, Y)
+    assert running.advance() == [(0, "xxy"), (0, "|")]
+
+
+def test_the_best_come_once_all_have_ended() -> None:
+    running = Running(num_sequences=3, num_results=2)
+    running.get(0, X, Y, Y)
+    running.get(1, X, X, X)
+    running.get(2, Y, Y)
+    assert running.advance() == []
+    running.get(2, Y)
+    assert running.advance() == [(0, "yyy"), (0, "|"), (1, "xyy"), (1, "|")]
+    assert running.answer.usage().completion_tokens == 9
+
+
+def test_equally_likely_ones_keep_their_order() -> None:
+    running = Running(num_sequences=3, num_results=2)
+    for index, token_ids in enumerate(([X, Y, Y], [Y, X, Y], [Y, Y, X])):
+        running.get(index, *token_ids)
+    assert running.advance() == [(0, "xyy"), (0, "|"), (1, "yxy"), (1, "|")]
+
+
+def test_an_end_has_the_sum_of_its_logprobs() -> None:
+    running = Running(num_sequences=2, num_results=1)
+    running.get(0, Y, X, Y)
+    running.get(1, X, X, X)
+    assert running.answer.advance()[-1] == Finished(FinishReason.LENGTH, None, -2.0, 0)
+
+
+def test_a_stop_string_ends_a_sequence_here_that_runs_there() -> None:
+    running = Running()
+    running.get(0, X, DOT)
+    running.get(1, Y, Y, DOT)
+    running.advance()
+    # The other has reached its limit as well, which the scheduler sees by itself.
+    assert running.answer.ended_here() == [0]
+
+
+def test_an_end_that_no_token_shows_is_a_fault() -> None:
+    running = Running()
+    running.get(0, X, reason=Reason.STOP)
+    running.advance()
+    with pytest.raises(Broken, match="after 1 tokens without a reason"):
+        running.answer.check_ends()
+
+
+def test_an_end_that_is_still_unread_is_none() -> None:
+    running = Running(num_sequences=1)
+    running.get(0, X, DOT, reason=Reason.STOP)
+    running.answer.check_ends()
+    running.advance()
+    running.answer.check_ends()

@@ -1,0 +1,77 @@
+"""Moves of whole blocks, against the oracle."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from octavo.kernels import cache_ops, reference
+
+Moves = list[tuple[int, int]]
+
+
+def random_cache(num_blocks: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """[2 layers, 2, num_blocks, 3 slots, 2 heads, 4]."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn((2, 2, num_blocks, 3, 2, 4), generator=generator).to(dtype)
+
+
+def random_moves(num_sources: int, num_targets: int, count: int, seed: int) -> Moves:
+    rng = random.Random(seed)
+    targets = rng.sample(range(num_targets), min(count, num_targets))
+    return [(rng.randrange(num_sources), target) for target in targets]
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(count=st.integers(0, 9), num_blocks=st.integers(1, 9), seed=st.integers(0, 2**31))
+def test_copies_are_those_of_the_reference(count: int, num_blocks: int, seed: int) -> None:
+    moves = random_moves(num_blocks, num_blocks, count, seed)
+    ours = random_cache(num_blocks)
+    theirs = ours.clone()
+    cache_ops.copy_blocks(ours, moves)
+    reference.move_blocks(theirs, theirs, moves)
+    assert torch.equal(ours, theirs)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(count=st.integers(0, 9), device=st.integers(1, 9), cpu=st.integers(1, 9), seed=st.integers(0, 2**31))
+def test_swaps_are_those_of_the_reference(count: int, device: int, cpu: int, seed: int) -> None:
+    moves = random_moves(device, cpu, count, seed)
+    source, ours = random_cache(device), random_cache(cpu, seed=1)
+    kept, theirs = source.clone(), ours.clone()
+    cache_ops.swap_blocks(source, ours, moves)
+    reference.move_blocks(source, theirs, moves)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(source, kept)
+
+
+@pytest.mark.parametrize("move", [cache_ops.swap_blocks, reference.move_blocks])
+def test_a_block_that_a_move_has_left_may_be_filled_by_another(move: Callable[[Tensor, Tensor, Moves], None]) -> None:
+    cache = random_cache(4, torch.bfloat16)
+    first, second = cache[:, :, 1].clone(), cache[:, :, 2].clone()
+    move(cache, cache, [(1, 3), (2, 1)])
+    assert torch.equal(cache[:, :, 3], first)
+    assert torch.equal(cache[:, :, 1], second)
+    assert torch.equal(cache[:, :, 2], second)
+
+
+@pytest.mark.parametrize(
+    ("target", "moves", "message"),
+    [
+        (random_cache(3), [(4, 0)], "block 4 of 4 cannot move to block 0 of 3"),
+        (random_cache(3), [(0, 3)], "block 0 of 4 cannot move to block 3 of 3"),
+        (random_cache(3), [(-1, 0)], "block -1 of 4"),
+        (random_cache(3), [(0, 1), (2, 1)], "target of two moves"),
+        (random_cache(3, torch.bfloat16), [(0, 0)], "blocks cannot move"),
+        (random_cache(3)[..., :2], [(0, 0)], "blocks cannot move"),
+        (random_cache(3)[0], [(0, 0)], "a cache is"),
+    ],
+)
+def test_moves_that_cannot_be_are_refused(target: Tensor, moves: Moves, message: str) -> None:
+    for move in (cache_ops.swap_blocks, reference.move_blocks):
+        with pytest.raises(ValueError, match=message):
+            move(random_cache(4), target, moves)

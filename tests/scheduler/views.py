@@ -1,0 +1,77 @@
+"""What tests look at: plans, blocks and hits; and sequences without a scheduler around them."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from octavo.scheduler.kv_cache_manager import KVCacheManager
+from octavo.scheduler.prefix_cache import root_hash
+from octavo.scheduler.sequence import Sequence, new_sequences
+from octavo.testing.cluster import Cluster, FakeReplica, make_request
+from octavo.wire.base import NULL_BLOCK
+from octavo.wire.requests import CacheKey
+from octavo.wire.steps import StepPlan
+
+
+def plans(replica: FakeReplica) -> list[StepPlan]:
+    """All plans so far."""
+    return [message for message in replica.received if isinstance(message, StepPlan)]
+
+
+def computed(replica: FakeReplica) -> list[int]:
+    """Tokens computed by each plan so far."""
+    return [sum(work.num_tokens for work in plan.work) for plan in plans(replica)]
+
+
+def kv_of(cluster: Cluster, incarnation: int = 1) -> KVCacheManager:
+    """The books of a replica's memory."""
+    return cluster.core.replicas[incarnation].kv
+
+
+def num_held(cluster: Cluster, incarnation: int = 1) -> int:
+    """Blocks that anybody holds."""
+    kv = kv_of(cluster, incarnation)
+    return kv.num_blocks - kv.num_free
+
+
+def sequence(cluster: Cluster, request_id: str, index: int = 0) -> Sequence:
+    """A live sequence of a request."""
+    (found,) = (each for each in cluster.groups[request_id].live if each.index == index)
+    return found
+
+
+def table(cluster: Cluster, request_id: str, index: int = 0, kv_group: int = 0) -> list[int]:
+    """The block table of a running sequence."""
+    return list(kv_of(cluster).block_table(sequence(cluster, request_id, index))[kv_group])
+
+
+def blocks(cluster: Cluster, request_id: str) -> set[int]:
+    """All blocks that a running request holds."""
+    group, kv = cluster.groups[request_id], kv_of(cluster)
+    tables = [kv.block_table(sequence) for sequence in group.live if kv.holds(sequence)]
+    return {block_id for groups in tables for table in groups for block_id in table} - {NULL_BLOCK}
+
+
+def cached_tokens(cluster: Cluster) -> dict[str, int]:
+    """Cached prompt tokens as reported with each request's first sequence."""
+    return {
+        request_id: deltas[0].cached_prompt_tokens
+        for (request_id, index), deltas in cluster.deltas.items()
+        if index == 0
+    }
+
+
+def sequence_of(prompt: list[int], *, adapter: str = "", salt: str = "") -> Sequence:
+    """One that waits, with nothing generated."""
+    request = msgspec.structs.replace(make_request("r", 1, 64), prompt_token_ids=prompt)
+    (sequence,) = new_sequences(request, root_hash(CacheKey(adapter, salt)))
+    return sequence
+
+
+def step_until(cluster: Cluster, holds: Callable[[], object], max_steps: int = 200) -> None:
+    """Steps until `holds` says so; fails if that takes more than `max_steps`."""
+    for _ in range(max_steps):
+        if holds():
+            return
+        cluster.step()
+    raise AssertionError(f"nothing of the kind has happened in {max_steps} steps")

@@ -1,0 +1,43 @@
+"""The Admin service over a core that a test drives by hand."""
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from octavo.scheduler.admin import start_admin_server
+from octavo.scheduler.events import Event
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.step_feed import StepFeed
+from octavo.testing.cluster import Cluster
+
+
+@dataclass
+class OperatedCluster:
+    """What the service needs of the scheduler's shell."""
+
+    cluster: Cluster
+    dropped_messages: int = 0
+
+    @property
+    def core(self) -> Scheduler:
+        return self.cluster.core
+
+    def now(self) -> float:
+        return self.cluster.now
+
+    def handle(self, event: Event) -> None:
+        self.cluster.handle(event)
+
+
+@asynccontextmanager
+async def admin_server(cluster: Cluster, feed: StepFeed | None = None) -> AsyncIterator[str]:
+    """A real server inside the block; gives its address."""
+    # Not in pytest's directory, whose path may be too long for a socket.
+    with tempfile.TemporaryDirectory(prefix="octavo-") as directory:
+        address = f"unix:{directory}/admin.sock"
+        server = await start_admin_server(OperatedCluster(cluster), feed or StepFeed(), address)
+        try:
+            yield address
+        finally:
+            await server.stop(None)

@@ -1,0 +1,563 @@
+"""The table of sequences follows every sound plan and refuses every other."""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from octavo.testing.worker_plans import beam_sampling, moves, plan, sampling, start, work
+from octavo.wire.base import NULL_BLOCK
+from octavo.wire.steps import (
+    Candidates,
+    KVGroup,
+    Remap,
+    SampledToken,
+    SequenceFork,
+    SequenceStart,
+    SequenceWork,
+    StepPlan,
+)
+from octavo.worker.plan_checks import PlanError
+from octavo.worker.sequence_table import SequenceTable
+from octavo.worker.sequences import WorkerSequence, WorkItem
+
+VOCAB_SIZE = 50
+NUM_BLOCKS = 24
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 24
+# One KV group that sees all tokens, one that does not.
+WINDOWS = (0, 6)
+# More than these a drawn plan does not add to.
+MAX_SEQUENCES = 6
+
+
+def make_table(*windows: int) -> SequenceTable:
+    return SequenceTable(
+        vocab_size=VOCAB_SIZE,
+        max_model_len=MAX_MODEL_LEN,
+        num_blocks=NUM_BLOCKS,
+        num_cpu_blocks=6,
+        block_size=BLOCK_SIZE,
+        kv_groups=[KVGroup(window) for window in windows or (0,)],
+    )
+
+
+def complete(table: SequenceTable, items: list[WorkItem], *token_ids: int) -> None:
+    """What a runner would return, if those that sample sample `token_ids` and every beam is offered tokens 0 and 1."""
+    choosers = [sequence for item in items for sequence in item.choosers]
+    sampling = [sequence.sequence_id for sequence in choosers if sequence.sampling.beam is None]
+    beams = [sequence.sequence_id for sequence in choosers if sequence.sampling.beam is not None]
+    sampled = [SampledToken(i, token) for i, token in zip(sampling, token_ids, strict=True)]
+    table.complete(items, sampled, [Candidates(i, [0, 1], [-0.5, -1.5]) for i in beams])
+
+
+def sequences_of(table: SequenceTable) -> dict[int, WorkerSequence]:
+    return {sequence.sequence_id: sequence for sequence in table}
+
+
+def test_a_prompt_in_chunks_chooses_only_with_its_last_token() -> None:
+    table = make_table()
+    (first,) = table.apply(plan(1, starts=[start(1, [5, 6, 7, 8, 9])], work=[work(1, 3, [2])]))
+    assert (first.start, first.num_tokens, first.choosers) == (0, 3, ())
+    complete(table, [first])
+    (second,) = table.apply(plan(2, work=[work(1, 2, [0])]))
+    assert (second.start, second.num_tokens, second.choosers) == (3, 2, (second.sequence,))
+    complete(table, [second], 42)
+    assert second.sequence.token_ids == [5, 6, 7, 8, 9, 42]
+    assert second.sequence.num_generated == 1
+    assert second.sequence.num_computed == 5
+    assert second.sequence.block_tables == [[2, 0]]
+
+
+def test_a_sampled_token_can_be_computed_without_the_scheduler_naming_it() -> None:
+    table = make_table()
+    complete(table, table.apply(plan(1, starts=[start(1, [5])], work=[work(1, 1, [3])])), 17)
+    (decode,) = table.apply(plan(2, work=[work(1, 1)]))
+    assert (decode.start, decode.choosers) == (1, (decode.sequence,))
+    assert decode.sequence.token_ids == [5, 17]
+
+
+def test_generated_tokens_of_an_earlier_life_stay_apart_from_the_prompt() -> None:
+    (item,) = make_table().apply(plan(1, starts=[start(1, [5, 6], [7, 8, 9], index=2)], work=[work(1, 5, [0, 1])]))
+    assert item.choosers == (item.sequence,)
+    assert item.sequence.prompt_length == 2
+    assert item.sequence.num_generated == 3
+    assert item.sequence.sequence_index == 2
+
+
+def test_a_sequence_may_start_with_its_first_tokens_computed_by_another() -> None:
+    table = make_table()
+    begun = start(1, [5, 6, 7, 8, 9, 10], num_computed=4)
+    (item,) = table.apply(plan(1, starts=[begun], work=[work(1, 2, [7, 3])]))
+    assert (item.start, item.num_tokens) == (4, 2)
+    complete(table, [item], 42)
+    assert item.sequence.num_computed == 6
+
+
+def test_forgetting_comes_first_and_unknown_ids_do_not_matter() -> None:
+    table = make_table()
+    table.apply(plan(1, starts=[start(1, [5])], work=[work(1, 1, [3])]))
+    (item,) = table.apply(plan(2, forget=[1, 99], starts=[start(1, [6])], work=[work(1, 1, [4])]))
+    assert item.sequence.token_ids == [6]
+    assert item.sequence.block_tables == [[4]]
+
+
+def test_sequences_forked_in_the_plan_of_the_last_prompt_token_each_sample_their_first() -> None:
+    table = make_table()
+    (item,) = table.apply(
+        plan(
+            1,
+            starts=[start(1, [5, 6, 7, 8, 9], params=sampling(1.0))],
+            forks=[SequenceFork(1, 2, 1), SequenceFork(1, 3, 2)],
+            work=[work(1, 5, [4, 7], followers=[2, 3])],
+        )
+    )
+    assert [(s.sequence_id, s.sequence_index) for s in item.choosers] == [(1, 0), (2, 1), (3, 2)]
+    complete(table, [item], 30, 31, 32)
+    for sequence, token in zip(item.choosers, (30, 31, 32), strict=True):
+        assert sequence.token_ids == [5, 6, 7, 8, 9, token]
+        assert (sequence.num_computed, sequence.block_tables) == (5, [[4, 7]])
+    assert [table.apply(plan(2, work=[work(i, 1)]))[0].start for i in (1, 2, 3)] == [5, 5, 5]
+
+
+def test_a_fork_shares_nothing_with_its_parent_but_blocks() -> None:
+    table = make_table()
+    complete(table, table.apply(plan(1, starts=[start(1, [5, 6])], work=[work(1, 2, [4])])), 9)
+    copied = plan(
+        2,
+        moves=moves(copy=[(4, 8)]),
+        forks=[SequenceFork(1, 2, 1)],
+        remaps=[Remap(2, 0, 0, 8)],
+        work=[work(1, 1), work(2, 1)],
+    )
+    complete(table, table.apply(copied), 10, 11)
+    known = sequences_of(table)
+    assert (known[1].token_ids, known[1].block_tables) == ([5, 6, 9, 10], [[4]])
+    assert (known[2].token_ids, known[2].block_tables) == ([5, 6, 9, 11], [[8]])
+    assert known[2].sampling is known[1].sampling
+
+
+def test_a_beam_waits_for_the_token_that_the_scheduler_chose() -> None:
+    table = make_table()
+    complete(table, table.apply(plan(1, starts=[start(1, [5, 6], params=beam_sampling())], work=[work(1, 2, [4])])))
+    (beam,) = table
+    assert (beam.token_ids, beam.num_computed) == ([5, 6], 2)
+    branched = plan(
+        2,
+        forks=[SequenceFork(1, 2, 1)],
+        remaps=[Remap(2, 0, 0, 9)],
+        work=[work(1, 1, input_token_id=7), work(2, 1, input_token_id=8)],
+    )
+    items = table.apply(branched)
+    assert [(item.start, item.num_tokens, len(item.choosers)) for item in items] == [(2, 1, 1), (2, 1, 1)]
+    complete(table, items)
+    assert [(s.token_ids, s.num_computed, s.num_generated) for s in table] == [([5, 6, 7], 3, 1), ([5, 6, 8], 3, 1)]
+
+
+def test_all_entries_of_a_table_may_change_places() -> None:
+    table = make_table()
+    table.apply(plan(1, starts=[start(1, [5] * 9)], work=[work(1, 8, [4, 7])]))
+    table.apply(plan(2, remaps=[Remap(1, 0, 0, 7), Remap(1, 0, 1, 4)]))
+    assert sequences_of(table)[1].block_tables == [[7, 4]]
+
+
+def test_no_entry_of_a_table_may_become_another_of_its_blocks() -> None:
+    table = make_table()
+    table.apply(plan(1, starts=[start(1, [5] * 9)], work=[work(1, 8, [4, 7])]))
+    with pytest.raises(PlanError, match="holds a block twice"):
+        table.apply(plan(2, remaps=[Remap(1, 0, 0, 7)]))
+
+
+def test_every_kv_group_has_a_table_of_its_own_and_a_window_leaves_blocks_behind() -> None:
+    table = make_table(*WINDOWS)
+    long = start(1, [5] * 13, num_computed=12)
+    (item,) = table.apply(plan(1, starts=[long], work=[work(1, 1, [3, 2, 1, 0], [NULL_BLOCK, 6, 5, 4])]))
+    assert item.sequence.block_tables == [[3, 2, 1, 0], [NULL_BLOCK, 6, 5, 4]]
+    complete(table, [item], 9)
+    table.apply(plan(2, remaps=[Remap(1, 1, 1, NULL_BLOCK)], work=[work(1, 1)]))
+    assert item.sequence.block_tables[1] == [NULL_BLOCK, NULL_BLOCK, 5, 4]
+
+
+def test_blocks_that_a_window_has_left_are_anybodys_even_if_they_are_told_of_late() -> None:
+    table = make_table(*WINDOWS)
+    begun = plan(1, starts=[start(1, [5] * 16)], work=[work(1, 16, [3, 2, 1, 0], [7, 6, 5, 4])])
+    items = table.apply(begun)
+    complete(table, items, 9)
+    tables = items[0].sequence.block_tables
+    assert tables[1] == [NULL_BLOCK, NULL_BLOCK, 5, 4]
+    late = [Remap(1, 1, 1, 9), Remap(1, 1, 2, 8)]
+    table.apply(plan(2, remaps=late, work=[work(1, 1, [9], [6])]))
+    assert tables == [[3, 2, 1, 0, 9], [NULL_BLOCK, NULL_BLOCK, 8, 4, 6]]
+
+
+ONE_MORE = [start(2, [1] * 5)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (plan(2, work=[work(2, 1, [1])]), "0x2 is unknown"),
+        (plan(2, starts=[start(2, [5, 6], num_computed=2)], work=[work(2, 1, [1])]), "none is left"),
+        (plan(2, starts=[start(1, [5])]), "started twice"),
+        (plan(2, starts=[start(2, [5]), start(2, [5])]), "started twice"),
+        (plan(2, starts=[start(2, [])]), "without a prompt"),
+        (plan(2, starts=[start(2, [], [4])]), "without a prompt"),
+        (plan(2, starts=[start(2, [VOCAB_SIZE])]), "outside the vocabulary"),
+        (plan(2, starts=[start(2, [1], [VOCAB_SIZE])]), "outside the vocabulary"),
+        (plan(2, forks=[SequenceFork(7, 2, 1)]), "0x7 is unknown"),
+        (plan(2, forks=[SequenceFork(1, 1, 1)]), "started twice"),
+        (plan(2, starts=ONE_MORE, forks=[SequenceFork(1, 2, 1)]), "started twice"),
+        (plan(2, forget=[1], forks=[SequenceFork(1, 2, 1)]), "0x1 is unknown"),
+        (plan(2, remaps=[Remap(2, 0, 0, 5)]), "0x2 is unknown"),
+        (plan(2, remaps=[Remap(1, 1, 0, 5)]), "no KV group 1; there are 1"),
+        (plan(2, remaps=[Remap(1, 0, 1, 5)]), "no block 1 to remap; its table has 1"),
+        (plan(2, remaps=[Remap(1, 0, 0, NUM_BLOCKS)]), "there are 24"),
+        (plan(2, remaps=[Remap(1, 0, 0, NULL_BLOCK)]), "sees all tokens"),
+        (plan(2, work=[work(1, 3)]), "known tokens"),
+        (plan(2, starts=ONE_MORE, work=[work(2, 5, [1])]), "slots in its blocks"),
+        (plan(2, starts=[start(2, [1] * 25)], work=[work(2, 25, list(range(7)))]), "positions in the model"),
+        (plan(2, work=[work(1, 1, [NUM_BLOCKS])]), "there are 24"),
+        (plan(2, work=[work(1, 1, [NULL_BLOCK])]), "sees all tokens"),
+        (plan(2, work=[work(1, 1, [3])]), "holds a block twice"),
+        (plan(2, work=[work(1, 1, [4], [5])]), "blocks for 2 KV groups; there are 1"),
+        (plan(2, work=[work(1, 1), work(1, 1)]), "two shares"),
+        (plan(2, work=[work(1, 1, followers=[1])]), "two shares"),
+        (plan(2, forks=[SequenceFork(1, 2, 1)], work=[work(1, 1, followers=[2, 2])]), "two shares"),
+        (plan(2, forks=[SequenceFork(1, 2, 1)], work=[work(1, 1, followers=[2]), work(2, 1)]), "two shares"),
+        (plan(2, work=[work(1, 1, followers=[2])]), "0x2 is unknown"),
+        (plan(2, starts=[start(2, [5, 6], num_computed=1)], work=[work(1, 1, followers=[2])]), "0x2 cannot follow"),
+        (
+            plan(2, starts=[start(2, [5, 6]), start(3, [5, 7])], work=[work(2, 2, [4], followers=[3])]),
+            "0x3 cannot follow sequence 0x2",
+        ),
+        (
+            plan(2, starts=[start(2, [5, 6]), start(3, [5, 6], num_computed=1)], work=[work(2, 2, [4], followers=[3])]),
+            "0x3 cannot follow sequence 0x2",
+        ),
+        (
+            plan(2, starts=ONE_MORE, forks=[SequenceFork(2, 3, 1)], work=[work(2, 4, [4], followers=[3])]),
+            "does not reach its last token",
+        ),
+        (plan(2, work=[work(1, 1, input_token_id=4)]), "not waiting for one"),
+        (plan(2, moves=moves(copy=[(1, NUM_BLOCKS)])), "copy moves block 1 to 24"),
+        (plan(2, moves=moves(swap_out=[(1, 6)])), "swap_out moves block 1 to 6"),
+        (plan(2, moves=moves(swap_out=[(1, 1)], swap_in=[(0, 0)])), "swaps out and in"),
+    ],
+)
+def test_a_contradiction_is_refused_with_its_reason(bad: StepPlan, why: str) -> None:
+    table = make_table()
+    complete(table, table.apply(plan(1, starts=[start(1, [5, 6])], work=[work(1, 1, [3])])))
+    with pytest.raises(PlanError, match=why):
+        table.apply(bad)
+
+
+@pytest.mark.parametrize(
+    ("token_id", "computed", "why"),
+    [(VOCAB_SIZE, 2, "outside the vocabulary"), (4, 1, "not waiting for one"), (None, 2, "known tokens")],
+)
+def test_a_beam_is_given_one_token_of_the_vocabulary_when_it_has_none_left(
+    token_id: int | None, computed: int, why: str
+) -> None:
+    table = make_table()
+    begun = start(1, [5, 6], params=beam_sampling())
+    complete(table, table.apply(plan(1, starts=[begun], work=[work(1, computed, [3])])))
+    with pytest.raises(PlanError, match=why):
+        table.apply(plan(2, work=[work(1, 1, input_token_id=token_id)]))
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (work(1, 1, [3, 2, 1, 0], [NULL_BLOCK, NULL_BLOCK, 5, 4]), "window of 6 tokens still sees"),
+        (work(1, 1, [3, 2, 1, 0], [NULL_BLOCK, 6, 5, NULL_BLOCK]), "window of 6 tokens still sees"),
+        (work(1, 1, [NULL_BLOCK, 2, 1, 0], [7, 6, 5, 4]), "sees all tokens"),
+        (work(1, 1, [3, 2, 1, 0], [7, 6, 5]), "12 slots in its blocks"),
+        (work(1, 1, [3, 2, 1, 0]), "blocks for 1 KV groups; there are 2"),
+        (work(1, 1, [3, 2, 1, 0], [7, 6, 5, 0]), "holds a block twice"),
+    ],
+)
+def test_all_kv_groups_must_hold_what_a_step_sees_and_writes(bad: SequenceWork, why: str) -> None:
+    with pytest.raises(PlanError, match=why):
+        make_table(*WINDOWS).apply(plan(1, starts=[start(1, [5] * 13, num_computed=12)], work=[bad]))
+
+
+def test_discarding_a_plan_forgets_all_it_would_have_changed_and_nothing_else() -> None:
+    table = make_table()
+    table.apply(plan(1, starts=[start(i, [i]) for i in range(1, 9)]))
+    table.discard(
+        plan(
+            2,
+            forget=[1],
+            starts=[start(9, [1])],
+            forks=[SequenceFork(3, 4, 1)],
+            remaps=[Remap(5, 0, 0, 1)],
+            work=[work(2, 1, followers=[6]), work(16, 1)],
+        )
+    )
+    assert [sequence.sequence_id for sequence in table] == [3, 7, 8]
+
+
+SAMPLED = [SampledToken(1, 5)]
+OFFERED = [Candidates(2, [6, 7], [-1.0, -2.0])]
+
+
+@pytest.mark.parametrize(
+    ("sampled", "candidates", "why"),
+    [
+        ([], OFFERED, "the runner returned tokens of 0 sequences"),
+        ([*SAMPLED, *SAMPLED], OFFERED, "the runner returned tokens of 2 sequences"),
+        ([SampledToken(2, 5)], OFFERED, "the runner returned tokens of 1 sequences"),
+        (SAMPLED, [], "the runner returned candidates of 0 sequences"),
+        (SAMPLED, [Candidates(1, [6], [-1.0])], "the runner returned candidates of 1 sequences"),
+        ([SampledToken(1, VOCAB_SIZE)], OFFERED, "outside the vocabulary"),
+        ([SampledToken(1, -1)], OFFERED, "outside the vocabulary"),
+        (SAMPLED, [Candidates(2, [6, VOCAB_SIZE], [-1.0, -2.0])], "outside the vocabulary"),
+    ],
+)
+def test_a_runner_that_returns_the_impossible_is_found_out(
+    sampled: list[SampledToken], candidates: list[Candidates], why: str
+) -> None:
+    table = make_table()
+    starts = [start(1, [5]), start(2, [6], params=beam_sampling())]
+    items = table.apply(plan(1, starts=starts, work=[work(1, 1, [3]), work(2, 1, [4])]))
+    with pytest.raises(ValueError, match=why):
+        table.complete(items, sampled, candidates)
+    assert [item.sequence.num_computed for item in items] == [0, 0]
+    table.complete(items, SAMPLED, OFFERED)
+
+
+@dataclass
+class Plain:
+    """A sequence of the plain model below."""
+
+    tokens: list[int]
+    computed: int
+    beam: bool
+    tables: list[list[int]]
+
+    @property
+    def state(self) -> tuple[list[int], int, list[list[int]]]:
+        return self.tokens, self.computed, self.tables
+
+
+class UnsoundError(Exception):
+    pass
+
+
+def demand(condition: object) -> None:
+    if not condition:
+        raise UnsoundError
+
+
+def plainly(known: dict[int, Plain], step: StepPlan) -> tuple[dict[int, Plain], list[list[int]]]:
+    """What is known after `step` has been computed but before anything is chosen, and who chooses, share by share.
+
+    Slow and position by position. Raises `UnsoundError` if `step` may not run.
+    """
+    known = {i: deepcopy(sequence) for i, sequence in known.items() if i not in step.forget}
+    for s in step.starts:
+        history = s.prompt_token_ids + s.generated_token_ids
+        demand(s.sequence_id not in known and s.prompt_token_ids and s.num_computed < len(history))
+        demand(all(token < VOCAB_SIZE for token in history))
+        known[s.sequence_id] = Plain(history, s.num_computed, s.sampling.beam is not None, [[] for _ in WINDOWS])
+    for fork in step.forks:
+        demand(fork.parent_id in known and fork.sequence_id not in known)
+        known[fork.sequence_id] = deepcopy(known[fork.parent_id])
+    for remap in step.remaps:
+        demand(remap.sequence_id in known and remap.kv_group < len(WINDOWS))
+        table = known[remap.sequence_id].tables[remap.kv_group]
+        demand(remap.logical_index < len(table))
+        if table[remap.logical_index] != NULL_BLOCK:
+            table[remap.logical_index] = remap.block_id
+    for remap in step.remaps:
+        demand_sound_tables(known[remap.sequence_id])
+    choosers = [plainly_share(known, share) for share in step.work]
+    worked = [i for share in step.work for i in (share.sequence_id, *share.follower_ids)]
+    demand(len(set(worked)) == len(worked))
+    return known, choosers
+
+
+def plainly_share(known: dict[int, Plain], share: SequenceWork) -> list[int]:
+    ids = [share.sequence_id, *share.follower_ids]
+    demand(all(i in known for i in ids))
+    members = [known[i] for i in ids]
+    demand(all(member.state == members[0].state for member in members))
+    for member in members:
+        if share.input_token_id is not None:
+            demand(member.beam and member.computed == len(member.tokens) and share.input_token_id < VOCAB_SIZE)
+            member.tokens.append(share.input_token_id)
+        if share.new_block_ids:
+            demand(len(share.new_block_ids) == len(WINDOWS))
+            for table, block_ids in zip(member.tables, share.new_block_ids, strict=True):
+                table += block_ids
+            demand_sound_tables(member)
+    leader, begin = members[0], members[0].computed
+    end = begin + share.num_tokens
+    demand(end <= len(leader.tokens) and end <= MAX_MODEL_LEN)
+    for table, window in zip(leader.tables, WINDOWS, strict=True):
+        for position in range(max(0, begin - window + 1) if window else 0, end):
+            demand(position // BLOCK_SIZE < len(table) and table[position // BLOCK_SIZE] != NULL_BLOCK)
+    demand(end == len(leader.tokens) or not share.follower_ids)
+    for member in members:
+        member.computed = end
+        for table, window in zip(member.tables, WINDOWS, strict=True):
+            for index in range(first_seen(window, begin), first_seen(window, end)):
+                table[index] = NULL_BLOCK
+    return ids if end == len(leader.tokens) else []
+
+
+def first_seen(window: int, position: int) -> int:
+    return max(0, position - window + 1) // BLOCK_SIZE if window else 0
+
+
+def demand_sound_tables(sequence: Plain) -> None:
+    entries = [(block, window) for table, window in zip(sequence.tables, WINDOWS, strict=True) for block in table]
+    demand(all(block < NUM_BLOCKS and (block != NULL_BLOCK or window) for block, window in entries))
+    blocks = [block for block, _ in entries if block != NULL_BLOCK]
+    demand(len(set(blocks)) == len(blocks))
+
+
+ids = st.integers(1, 6)
+tokens = st.integers(0, VOCAB_SIZE - 1)
+token_ids = st.lists(tokens, max_size=12)
+block_ids = st.integers(NULL_BLOCK, NUM_BLOCKS)
+wild_remaps = st.builds(Remap, ids, st.integers(0, 2), st.integers(0, 3), block_ids)
+wild_work = st.builds(
+    lambda i, count, tables, token, followers: work(i, count, *tables, input_token_id=token, followers=followers),
+    ids,
+    st.integers(1, 6),
+    st.lists(st.lists(block_ids, max_size=3), max_size=3),
+    st.none() | st.integers(0, VOCAB_SIZE),
+    st.lists(ids, max_size=2),
+)
+
+
+@st.composite
+def starts(draw: st.DrawFn, known: dict[int, Plain]) -> SequenceStart:
+    prompt, generated = draw(token_ids) or [1], draw(token_ids)
+    computed = draw(st.sampled_from([0, 0, len(prompt + generated) - 1, len(prompt) - 1]))
+    params = draw(st.sampled_from([sampling(), beam_sampling()]))
+    return start(draw(fresh_ids(known)), prompt, generated, num_computed=computed, params=params)
+
+
+def fresh_ids(known: dict[int, Plain]) -> st.SearchStrategy[int]:
+    return st.sampled_from([i for i in range(1, MAX_SEQUENCES + 5) if i not in known][:3])
+
+
+def forks(known: dict[int, Plain]) -> st.SearchStrategy[SequenceFork]:
+    return st.builds(SequenceFork, st.sampled_from(sorted(known)), fresh_ids(known), st.just(1))
+
+
+@st.composite
+def plausible_remaps(draw: st.DrawFn, known: dict[int, Plain]) -> list[Remap]:
+    """Entries that become an unused block, or none where the window has passed."""
+    found = []
+    for i in draw(st.lists(st.sampled_from(sorted(known)), unique=True, max_size=2)) if known else []:
+        group = draw(st.integers(0, len(WINDOWS) - 1))
+        table = known[i].tables[group]
+        if table:
+            index = draw(st.integers(0, len(table) - 1))
+            passed = WINDOWS[group] and (index + 1) * BLOCK_SIZE <= known[i].computed - WINDOWS[group] + 1
+            found.append(Remap(i, group, index, NULL_BLOCK if passed else draw(st.sampled_from(unused(known[i])))))
+    return found
+
+
+def unused(sequence: Plain) -> list[int]:
+    held = {block for table in sequence.tables for block in table}
+    return [block for block in range(NUM_BLOCKS) if block not in held]
+
+
+@st.composite
+def plausible_work(draw: st.DrawFn, known: dict[int, Plain]) -> list[SequenceWork]:
+    """Shares that mostly fit, so that sequences live long enough to be interesting."""
+    result: list[SequenceWork] = []
+    followed: set[int] = set()
+    for i in draw(st.lists(st.sampled_from(sorted(known)), unique=True)) if known else []:
+        if i in followed:
+            continue
+        sequence = known[i]
+        waiting = sequence.beam and sequence.computed == len(sequence.tokens)
+        missing = len(sequence.tokens) + waiting - sequence.computed
+        count = max(1, draw(st.sampled_from([missing, missing, missing - 1, 1])))
+        equals = [j for j in known if j != i and j not in followed and known[j].state == sequence.state]
+        followers = equals if draw(st.booleans()) and count == missing else []
+        followed.update((i, *followers))
+        token = draw(st.integers(0, VOCAB_SIZE - 1)) if waiting else None
+        result.append(work(i, count, *growth(sequence, count), input_token_id=token, followers=followers))
+    return result
+
+
+def growth(sequence: Plain, count: int) -> list[list[int]]:
+    """The blocks that `count` more tokens need, none where a window has passed already."""
+    free, grown = unused(sequence), list[list[int]]()
+    for table, window in zip(sequence.tables, WINDOWS, strict=True):
+        first = first_seen(window, sequence.computed)
+        needed = range(len(table), -(-(sequence.computed + count) // BLOCK_SIZE))
+        grown.append([NULL_BLOCK if index < first else free.pop() for index in needed])
+    return grown if any(grown) else []
+
+
+@st.composite
+def plausible_plans(draw: st.DrawFn, known: dict[int, Plain]) -> StepPlan:
+    """Mostly sound plans, made in the order in which they are applied."""
+    forget = draw(st.lists(ids, max_size=1)) if not draw(st.integers(0, 3)) else []
+    room = 2 if len(known) < MAX_SEQUENCES else 0
+    started = draw(st.lists(starts(known), max_size=room, unique_by=lambda s: s.sequence_id))
+    known, _ = plainly(known, plan(1, forget=forget, starts=started))
+    forked = draw(st.lists(forks(known), max_size=room, unique_by=lambda f: f.sequence_id)) if known else []
+    known, _ = plainly(known, plan(1, forks=forked))
+    remapped = draw(plausible_remaps(known))
+    known, _ = plainly(known, plan(1, remaps=remapped))
+    return plan(1, forget=forget, starts=started, forks=forked, remaps=remapped, work=draw(plausible_work(known)))
+
+
+@st.composite
+def wild_plans(draw: st.DrawFn, known: dict[int, Plain]) -> StepPlan:
+    """A plausible plan with something in it that nobody thought about."""
+    step = draw(plausible_plans(known))
+    wild: list[tuple[str, st.SearchStrategy[Any]]] = [
+        ("starts", st.builds(start, ids, token_ids, token_ids, num_computed=st.integers(0, 4))),
+        ("forks", st.builds(SequenceFork, ids, ids, st.just(1))),
+        ("remaps", wild_remaps),
+        ("work", wild_work),
+    ]
+    name, strategy = draw(st.sampled_from(wild))
+    return structs.replace(step, **{name: [*getattr(step, name), draw(strategy)]})
+
+
+def without_named(known: dict[int, Plain], step: StepPlan) -> dict[int, Plain]:
+    """What is left of `known` after a discarded plan."""
+    named = {*step.forget, *(i for share in step.work for i in (share.sequence_id, *share.follower_ids))}
+    named.update(part.sequence_id for parts in (step.starts, step.forks, step.remaps) for part in parts)
+    return {i: sequence for i, sequence in known.items() if i not in named}
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_any_run_of_plans_is_followed_as_a_plain_model_follows_it(data: st.DataObject) -> None:
+    table, known = make_table(*WINDOWS), dict[int, Plain]()
+    for _ in range(8):
+        step = data.draw(wild_plans(known) if data.draw(st.integers(0, 5)) == 5 else plausible_plans(known))
+        try:
+            following, choosers = plainly(known, step)
+        except UnsoundError:
+            with pytest.raises(PlanError):
+                table.apply(step)
+            table.discard(step)
+            known = without_named(known, step)
+        else:
+            known = following
+            items = table.apply(step)
+            assert [[s.sequence_id for s in item.choosers] for item in items] == choosers
+            drawing = [known[i] for chosen in choosers for i in chosen if not known[i].beam]
+            sampled = data.draw(st.lists(tokens, min_size=len(drawing), max_size=len(drawing)))
+            complete(table, items, *sampled)
+            for sequence, token in zip(drawing, sampled, strict=True):
+                sequence.tokens.append(token)
+        assert {s.sequence_id: (s.token_ids, s.num_computed, s.block_tables) for s in table} == {
+            i: sequence.state for i, sequence in known.items()
+        }

@@ -1,0 +1,31 @@
+"""What a beam search chooses from: the likeliest next tokens of each beam.
+
+As transformers' beam search has it, processors change log-probabilities, not logits, and what they give is not made
+to add up to one again. There is no temperature.
+"""
+
+from torch import Tensor
+
+from octavo.wire.steps import Candidates
+from octavo.worker.logits_processors import is_processed, process
+from octavo.worker.logprobs import likeliest, log_softmax
+from octavo.worker.sequences import WorkerSequence
+
+
+def beam_candidates(logits: Tensor, beams: list[WorkerSequence]) -> list[Candidates]:
+    """The candidates of each of `beams` from its row of `logits` ([rows, vocab_size] fp32, the model's own).
+
+    So many that, even if all that could end a hypothesis are among them, each beam can go on: those that no processor
+    excludes, in falling order, equal ones by rising id. Raises `ValueError` as `log_softmax` does.
+    """
+    logprobs = log_softmax(logits)
+    if any(is_processed(beam) for beam in beams):
+        process(logprobs, beams)
+    rows = zip(beams, likeliest(logprobs, [num_candidates(beam) for beam in beams]), strict=True)
+    return [Candidates(beam.sequence_id, token_ids, values) for beam, (token_ids, values) in rows]
+
+
+def num_candidates(beam: WorkerSequence) -> int:
+    """How many candidates are wanted of one beam."""
+    assert beam.sampling.beam
+    return max(2, 1 + len(beam.sampling.stop_token_ids)) * beam.sampling.beam.width

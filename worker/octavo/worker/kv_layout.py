@@ -1,0 +1,77 @@
+"""How a model's keys and values are cut into KV groups and blocks. Pure numbers: no tensor is made here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from octavo.worker.models.config import DecoderConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that share one block table per sequence, and so attend to the same `window` (0: everything)."""
+
+    window: int
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """A block holds `block_size` tokens' keys and values of one group's layers.
+
+    A block of any group takes the same bytes, so that any group may use any block: all have room for as many layers as
+    the smallest kind of layer has. What a group does not fill of that is lost.
+    """
+
+    groups: list[LayerGroup]
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, config: DecoderConfig, block_size: int, dtype: torch.dtype) -> Self:
+        return cls(group_layers(config.windows), block_size, config.num_kv_heads, config.head_dim, dtype)
+
+    @property
+    def layers_per_group(self) -> int:
+        return max(len(group.layers) for group in self.groups)
+
+    @property
+    def bytes_per_layer_token(self) -> int:
+        """Bytes of one token's key and value in one layer."""
+        return kv_bytes_per_token(1, self.num_kv_heads, self.head_dim, self.dtype.itemsize)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token in all groups, with what they do not fill."""
+        return len(self.groups) * self.layers_per_group * self.bytes_per_layer_token
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.block_size * self.layers_per_group * self.bytes_per_layer_token
+
+    def shape(self, num_blocks: int) -> tuple[int, ...]:
+        """That of the tensor that holds `num_blocks` blocks. Its second dimension is keys, then values."""
+        return (self.layers_per_group, 2, num_blocks, self.block_size, self.num_kv_heads, self.head_dim)
+
+
+def group_layers(windows: Sequence[int]) -> list[LayerGroup]:
+    """The KV groups of layers with these `windows`: those of equal window, cut into groups of as many as there are of
+    the rarest window; the last of each may have fewer."""
+    kinds: dict[int, list[int]] = {}
+    for layer, window in enumerate(windows):
+        kinds.setdefault(window, []).append(layer)
+    size = min(map(len, kinds.values()))
+    return [
+        LayerGroup(window, tuple(layers[first : first + size]))
+        for window, layers in kinds.items()
+        for first in range(0, len(layers), size)
+    ]
+
+
+def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, itemsize: int) -> int:
+    """Bytes that one token's keys and values take in `num_layers` layers."""
+    return 2 * num_layers * num_kv_heads * head_dim * itemsize

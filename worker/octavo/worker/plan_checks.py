@@ -1,0 +1,47 @@
+"""What must hold of the block ids in a plan: out of range, they would name a neighbour's memory instead of raising."""
+
+from octavo.wire.base import NULL_BLOCK
+from octavo.wire.steps import BlockMove, BlockMoves
+
+
+class PlanError(Exception):
+    """A plan that contradicts what the worker holds; nothing of it may run."""
+
+
+def check_moves(moves: BlockMoves, *, num_blocks: int, num_cpu_blocks: int) -> None:
+    """Raises `PlanError` on moves between blocks that are not there, or that would undo one another."""
+    if moves.swap_out and moves.swap_in:
+        raise PlanError("a plan swaps out and in; its moves would undo one another")
+    _check_kind("swap_out", moves.swap_out, num_blocks, num_cpu_blocks)
+    _check_kind("swap_in", moves.swap_in, num_cpu_blocks, num_blocks)
+    _check_kind("copy", moves.copy, num_blocks, num_blocks)
+
+
+def _check_kind(kind: str, moves: list[BlockMove], num_sources: int, num_targets: int) -> None:
+    for move in moves:
+        if not (0 <= move.source < num_sources and 0 <= move.target < num_targets):
+            raise PlanError(
+                f"{kind} moves block {move.source} to {move.target}; there are {num_sources} to move from and"
+                f" {num_targets} to move to"
+            )
+    if len({move.target for move in moves}) != len(moves):
+        raise PlanError(f"{kind} moves two blocks to one")
+
+
+def check_block_ids(block_ids: list[int], num_blocks: int, window: int, name: str) -> None:
+    """Raises `PlanError`, naming the sequence `name`, unless all `block_ids` may stand in the table of a KV group with
+    `window`."""
+    if not block_ids:
+        return
+    lowest, highest = min(block_ids), max(block_ids)
+    if highest >= num_blocks or lowest < NULL_BLOCK:
+        raise PlanError(f"{name} is given blocks {lowest} to {highest}; there are {num_blocks}")
+    if lowest == NULL_BLOCK and not window:
+        raise PlanError(f"{name} is given no block where its KV group sees all tokens")
+
+
+def check_distinct(tables: list[list[int]], name: str) -> None:
+    """Raises `PlanError` if a sequence would write two places of its tables into one block."""
+    num_held = sum(len(table) - table.count(NULL_BLOCK) for table in tables)
+    if len(set[int]().union(*tables) - {NULL_BLOCK}) != num_held:
+        raise PlanError(f"{name} holds a block twice")

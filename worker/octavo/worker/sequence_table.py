@@ -1,0 +1,251 @@
+"""All sequences of a worker, and how a plan changes them.
+
+The table checks a plan before any of it reaches the device: an id that is out of range there would write into a
+neighbour's memory instead of raising.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from octavo.wire.base import NULL_BLOCK
+from octavo.wire.steps import (
+    Candidates,
+    KVGroup,
+    Remap,
+    SampledToken,
+    SequenceFork,
+    SequenceStart,
+    SequenceWork,
+    StepPlan,
+)
+from octavo.worker.plan_checks import PlanError, check_block_ids, check_distinct, check_moves
+from octavo.worker.sequences import WorkerSequence, WorkItem
+
+
+class SequenceTable:
+    """The sequences of one incarnation, by id."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        num_blocks: int,
+        num_cpu_blocks: int,
+        block_size: int,
+        kv_groups: list[KVGroup],
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._num_blocks = num_blocks
+        self._num_cpu_blocks = num_cpu_blocks
+        self._block_size = block_size
+        self._kv_groups = kv_groups
+        self._windows = [(index, group.window) for index, group in enumerate(kv_groups) if group.window]
+        self._sequences: dict[int, WorkerSequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[WorkerSequence]:
+        return iter(self._sequences.values())
+
+    def apply(self, plan: StepPlan) -> list[WorkItem]:
+        """Forgets, starts, forks, remaps and grows sequences as `plan` says; the work in its order.
+
+        The plan's block moves are checked, not made. Forgetting an unknown sequence is no error: after a failure the
+        scheduler cannot tell which starts were seen. Raises `PlanError` on any other contradiction; the caller then
+        discards the plan.
+        """
+        check_moves(plan.moves, num_blocks=self._num_blocks, num_cpu_blocks=self._num_cpu_blocks)
+        self._forget(plan.forget)
+        for start in plan.starts:
+            self._start(start)
+        for fork in plan.forks:
+            self._fork(fork)
+        self._remap(plan.remaps)
+        items = [self._share(work) for work in plan.work]
+        sequence_ids = [sequence.sequence_id for item in items for sequence in item.members]
+        if len(set(sequence_ids)) != len(sequence_ids):
+            raise PlanError("a sequence has two shares of one step")
+        return items
+
+    def complete(self, items: list[WorkItem], sampled: list[SampledToken], candidates: list[Candidates]) -> None:
+        """Records that `items` were computed, and appends what was `sampled`. Beams wait for the scheduler's choice.
+
+        Raises `ValueError` if `sampled` or `candidates` are not those of the choosers in their order, or not in the
+        vocabulary, which is the runner's fault and not the plan's.
+        """
+        choosers = [sequence for item in items for sequence in item.choosers]
+        sampling = [sequence for sequence in choosers if sequence.sampling.beam is None]
+        beams = [sequence for sequence in choosers if sequence.sampling.beam is not None]
+        _check_answered("tokens", sampling, sampled)
+        _check_answered("candidates", beams, candidates)
+        chosen = [token.token_id for token in sampled]
+        self._check_vocabulary([*chosen, *(token_id for beam in candidates for token_id in beam.token_ids)])
+        for item in items:
+            for sequence in item.members:
+                self._advance(sequence, sequence.num_computed + item.num_tokens)
+        for sequence, token_id in zip(sampling, chosen, strict=True):
+            sequence.token_ids.append(token_id)
+
+    def discard(self, plan: StepPlan) -> None:
+        """Forgets all that a failed or skipped `plan` would have changed: the scheduler starts every one of them
+        anew."""
+        self._forget(plan.forget)
+        self._forget(start.sequence_id for start in plan.starts)
+        self._forget(fork.sequence_id for fork in plan.forks)
+        self._forget(remap.sequence_id for remap in plan.remaps)
+        for work in plan.work:
+            self._forget((work.sequence_id, *work.follower_ids))
+
+    def clear(self) -> None:
+        """Forgets everything, as a new incarnation does."""
+        self._sequences.clear()
+
+    def _forget(self, sequence_ids: Iterable[int]) -> None:
+        for sequence_id in sequence_ids:
+            self._sequences.pop(sequence_id, None)
+
+    def _known(self, sequence_id: int) -> WorkerSequence:
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None:
+            raise PlanError(f"sequence {sequence_id:#x} is unknown")
+        return sequence
+
+    def _add(self, sequence: WorkerSequence) -> None:
+        if sequence.sequence_id in self._sequences:
+            raise PlanError(f"{sequence} is started twice")
+        self._sequences[sequence.sequence_id] = sequence
+
+    def _start(self, start: SequenceStart) -> None:
+        sequence = WorkerSequence(
+            start.sequence_id,
+            start.sequence_index,
+            start.sampling,
+            len(start.prompt_token_ids),
+            start.prompt_token_ids + start.generated_token_ids,
+            start.num_computed,
+            [[] for _ in self._kv_groups],
+        )
+        if not sequence.prompt_length:
+            raise PlanError(f"{sequence} starts without a prompt")
+        if sequence.num_computed >= len(sequence.token_ids):
+            raise PlanError(
+                f"{sequence} starts with {sequence.num_computed} of {len(sequence.token_ids)} tokens computed:"
+                " none is left"
+            )
+        if not self._in_vocabulary(sequence.token_ids):
+            raise PlanError(f"{sequence} has a token id outside the vocabulary of {self._vocab_size}")
+        self._add(sequence)
+
+    def _fork(self, fork: SequenceFork) -> None:
+        self._add(self._known(fork.parent_id).fork(fork.sequence_id, fork.sequence_index))
+
+    def _remap(self, remaps: list[Remap]) -> None:
+        """Tables are looked at only when all entries have changed: on the way, a block may well stand in one twice."""
+        changed = {remap.sequence_id: self._remap_entry(remap) for remap in remaps}
+        for sequence in changed.values():
+            check_distinct(sequence.block_tables, str(sequence))
+
+    def _remap_entry(self, remap: Remap) -> WorkerSequence:
+        sequence = self._known(remap.sequence_id)
+        if not 0 <= remap.kv_group < len(self._kv_groups):
+            raise PlanError(f"{sequence} has no KV group {remap.kv_group}; there are {len(self._kv_groups)}")
+        table = sequence.block_tables[remap.kv_group]
+        if not 0 <= remap.logical_index < len(table):
+            raise PlanError(f"{sequence} has no block {remap.logical_index} to remap; its table has {len(table)}")
+        window = self._kv_groups[remap.kv_group].window
+        check_block_ids([remap.block_id], self._num_blocks, window, str(sequence))
+        # The scheduler may tell of a block after a window has left it.
+        if table[remap.logical_index] != NULL_BLOCK:
+            table[remap.logical_index] = remap.block_id
+        return sequence
+
+    def _share(self, work: SequenceWork) -> WorkItem:
+        leader = self._known(work.sequence_id)
+        members = (leader, *[self._follower(sequence_id, leader) for sequence_id in work.follower_ids])
+        for sequence in members:
+            self._grow(sequence, work)
+        start = leader.num_computed
+        end = start + work.num_tokens
+        self._check_end(leader, end)
+        self._check_visible(leader, start, end)
+        chooses = end == len(leader.token_ids)
+        if work.follower_ids and not chooses:
+            raise PlanError(f"{leader} has followers, but does not reach its last token in this step")
+        return WorkItem(leader, start, work.num_tokens, members if chooses else ())
+
+    def _follower(self, sequence_id: int, leader: WorkerSequence) -> WorkerSequence:
+        follower = self._known(sequence_id)
+        if (
+            follower.num_computed != leader.num_computed
+            or follower.token_ids != leader.token_ids
+            or follower.block_tables != leader.block_tables
+        ):
+            raise PlanError(f"{follower} cannot follow {leader}: its tokens, blocks or progress are others")
+        return follower
+
+    def _grow(self, sequence: WorkerSequence, work: SequenceWork) -> None:
+        if work.input_token_id is not None:
+            self._append(sequence, work.input_token_id)
+        if work.new_block_ids:
+            self._extend(sequence, work.new_block_ids)
+
+    def _append(self, sequence: WorkerSequence, token_id: int) -> None:
+        if sequence.num_computed != len(sequence.token_ids):
+            raise PlanError(f"{sequence} is given token {token_id}, but is not waiting for one")
+        if not self._in_vocabulary([token_id]):
+            raise PlanError(f"{sequence} is given token {token_id} outside the vocabulary of {self._vocab_size}")
+        sequence.token_ids.append(token_id)
+
+    def _extend(self, sequence: WorkerSequence, new_block_ids: list[list[int]]) -> None:
+        if len(new_block_ids) != len(self._kv_groups):
+            raise PlanError(
+                f"{sequence} is given blocks for {len(new_block_ids)} KV groups; there are {len(self._kv_groups)}"
+            )
+        for group, table, block_ids in zip(self._kv_groups, sequence.block_tables, new_block_ids, strict=True):
+            check_block_ids(block_ids, self._num_blocks, group.window, str(sequence))
+            table.extend(block_ids)
+        check_distinct(sequence.block_tables, str(sequence))
+
+    def _check_end(self, sequence: WorkerSequence, end: int) -> None:
+        for limit, what in (
+            (len(sequence.token_ids), "known tokens"),
+            (min(map(len, sequence.block_tables)) * self._block_size, "slots in its blocks"),
+            (self._max_model_len, "positions in the model"),
+        ):
+            if end > limit:
+                raise PlanError(f"{sequence} is to reach {end} tokens; it has {limit} {what}")
+
+    def _advance(self, sequence: WorkerSequence, num_computed: int) -> None:
+        """Blocks that windows leave behind may be anybody's from now on, even the sequence's own again."""
+        for group, window in self._windows:
+            first, end = (self._first_visible(window, start) for start in (sequence.num_computed, num_computed))
+            sequence.block_tables[group][first:end] = [NULL_BLOCK] * (end - first)
+        sequence.num_computed = num_computed
+
+    def _first_visible(self, window: int, position: int) -> int:
+        """The first logical block that the token at `position` can see."""
+        return max(0, position - window + 1) // self._block_size
+
+    def _check_visible(self, sequence: WorkerSequence, start: int, end: int) -> None:
+        """A window still looks at blocks behind `start`; the step writes those from there to `end`."""
+        for group, window in self._windows:
+            first = self._first_visible(window, start)
+            if NULL_BLOCK in sequence.block_tables[group][first : -(-end // self._block_size)]:
+                raise PlanError(f"{sequence} has given back a block that its window of {window} tokens still sees")
+
+    def _in_vocabulary(self, token_ids: list[int]) -> bool:
+        return not token_ids or (min(token_ids) >= 0 and max(token_ids) < self._vocab_size)
+
+    def _check_vocabulary(self, token_ids: list[int]) -> None:
+        if not self._in_vocabulary(token_ids):
+            raise ValueError(f"the runner returned a token outside the vocabulary of {self._vocab_size}")
+
+
+def _check_answered(what: str, expected: list[WorkerSequence], answers: list[SampledToken] | list[Candidates]) -> None:
+    if [sequence.sequence_id for sequence in expected] != [answer.sequence_id for answer in answers]:
+        raise ValueError(
+            f"the runner returned {what} of {len(answers)} sequences, which are not the {len(expected)} that choose"
+            " them, in their order"
+        )
