@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := constraints.txt
 READY := $(VENV)/.ready
 
-.PHONY: help env serve test bench compose-test proto lock clean
+.PHONY: help env serve test mutants bench bench-scheduler memory-figures compose-test proto lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,9 +39,18 @@ test: $(READY)  ## Lint, type-check and run every test this machine can run
 	@$(BIN)/buf lint proto
 	@$(BIN)/python -m pytest
 
+mutants: $(READY)  ## Plant small bugs one at a time and see that tests find them; ARGS: --list, --only NAME ...
+	@$(BIN)/python -m tests.mutants $(ARGS)
+
 bench: $(READY)  ## Measure speed, the worker alone and through all processes; ARGS are those of octavo.bench
 	@$(BIN)/octavo prepare-model
 	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench $(ARGS)
+
+bench-scheduler: $(READY)  ## Measure the scheduler's steps; ARGS are those of octavo.bench.scheduler_step
+	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.scheduler_step $(ARGS)
+
+memory-figures: $(READY)  ## What paging wastes and sharing saves, beside the paper's figures (a minute)
+	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.memory_figures
 
 compose-test:  ## Build the images and try compose.yaml on this machine's Docker Engine
 	@tests/compose/run.sh

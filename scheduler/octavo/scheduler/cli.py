@@ -19,6 +19,7 @@ from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.config_flags import config_flags, read_config
 from octavo.scheduler.event_log import EventLogError, log_file, read_records, recorder
 from octavo.scheduler.event_log import replay as replay_log
+from octavo.scheduler.garbage import collect_seldom
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.shell import SchedulerShell
 from octavo.scheduler.step_feed import StepFeed
@@ -74,6 +75,7 @@ def scheduler(
 ) -> None:
     """Run the scheduler: it owns the queues and the block manager, and needs no GPU and no torch."""
     config = read_config(settings)
+    collect_seldom()
     asyncio.run(_serve(config, frontend_endpoint, worker_endpoint, admin_address, insecure_tcp, event_log))
 
 

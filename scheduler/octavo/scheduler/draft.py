@@ -12,6 +12,10 @@ from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import BlockMove, BlockMoves, Remap, SequenceFork, SequenceStart, SequenceWork, StepPlan
 
 _UNCHANGED = Growth()
+# One object for all: what most work items hold of these is nothing.
+_NO_BLOCKS: list[list[int]] = []
+_NO_FOLLOWERS: list[Sequence] = []
+_NO_FOLLOWER_IDS: list[int] = []
 
 
 @dataclass(slots=True)
@@ -52,7 +56,7 @@ class Draft:
         """Adds the next `num_tokens` tokens of a sequence; with its last known one, the next is chosen."""
         kv = self.replica.kv
         growth = kv.extend(sequence)
-        new_block_ids: list[list[int]] = []
+        new_block_ids = _NO_BLOCKS
         if growth is not None or not sequence.is_introduced:
             growth = growth or _UNCHANGED
             new_block_ids = self._tell_changes(group, sequence, growth)
@@ -62,10 +66,10 @@ class Draft:
         self.budget -= num_tokens
         self.num_tokens += num_tokens
         self.groups.append(group)
-        followers: list[Sequence] = []
+        followers = _NO_FOLLOWERS
         if sequence.num_computed == sequence.num_known + sequence.num_in_flight:
             followers = self._choose(group, sequence, growth)
-        follower_ids = [follower.sequence_id for follower in followers]
+        follower_ids = [follower.sequence_id for follower in followers] if followers else _NO_FOLLOWER_IDS
         self.work.append(SequenceWork(sequence.sequence_id, num_tokens, new_block_ids, input_token_id, follower_ids))
         # One token fills a block only where it is the block's last.
         if num_tokens > 1 or sequence.num_computed % kv.block_size == 0:
@@ -131,8 +135,10 @@ class Draft:
         sequence.num_in_flight += 1
         if group.search is not None:
             self.beams.append((group, sequence))
-            return []
+            return _NO_FOLLOWERS
         self.samplers.append((group, sequence))
+        if len(group.sequences) == 1:
+            return _NO_FOLLOWERS
         followers = group.followers(sequence)
         for follower in followers:
             self._fork_follower(sequence, follower, growth)

@@ -186,6 +186,7 @@ class KVCacheManager:
         table = BlockTable([[*blocks, *self._take(missing)] for blocks in groups], num_indexed=begin.num_blocks)
         self._tables[sequence] = table
         sequence.num_computed = begin.num_blocks * self.block_size
+        sequence.shares_last_block = False
         if begin.tail is None:
             return []
         sequence.num_computed += len(begin.tail.token_ids)
@@ -222,11 +223,13 @@ class KVCacheManager:
 
     def extend(self, sequence: Sequence) -> Growth | None:
         """Makes room for the sequence's next token, in blocks of its own; what that changes, if anything."""
+        index, offset = divmod(sequence.num_computed, self.block_size)
+        if offset and not sequence.shares_last_block:
+            return None
         table = self._tables[sequence]
         groups = table.groups
-        index, offset = divmod(sequence.num_computed, self.block_size)
         if not offset:
-            return self._append(groups) if index >= len(groups[0]) else None
+            return self._append(sequence, groups) if index >= len(groups[0]) else None
         # Those that wait for a block want what is written to it.
         if index < table.num_awaited or all(self._pool.ref_count(blocks[index]) == 1 for blocks in groups):
             return None
@@ -236,7 +239,8 @@ class KVCacheManager:
                 self._copy_on_write(sequence, group, index, growth)
         return growth
 
-    def _append(self, groups: list[list[int]]) -> Growth:
+    def _append(self, sequence: Sequence, groups: list[list[int]]) -> Growth:
+        sequence.shares_last_block = False
         new = [self._take(1) for _ in groups]
         for blocks, block_ids in zip(groups, new, strict=True):
             blocks += block_ids
@@ -253,6 +257,7 @@ class KVCacheManager:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` shares all blocks of `parent`."""
         table = self._tables[child] = self._tables[parent].copy()
+        parent.shares_last_block = child.shares_last_block = True
         self._pool.share(table.block_ids)
 
     def index(self, sequence: Sequence, step_id: int) -> list[Remap]:
@@ -417,7 +422,7 @@ class KVCacheManager:
                     self._cache.replace(CachedBlock(hashes[logical], group, logical), block_id)
         tail = None
         if sequence.num_prompt % self.block_size:
-            tokens = list(sequence.known_tokens(num_full * self.block_size, sequence.num_prompt))
+            tokens = sequence.known_tokens(num_full * self.block_size, sequence.num_prompt)
             parent = hashes[num_full - 1] if num_full else sequence.root_hash
             tail = Tail(parent, tokens, [blocks[num_full] for blocks in table.groups])
             self._lookup.tails.append(tail)
@@ -442,3 +447,8 @@ class KVCacheManager:
         self._pool.check([*tables, *self._parked.values(), *(pin.block_ids for pin in self._pins.values())])
         self._swap_space.check()
         self._cache.check()
+        for sequence, table in self._tables.items():
+            index, offset = divmod(sequence.num_computed, self.block_size)
+            if offset and index >= table.num_awaited and not sequence.shares_last_block:
+                shared = [blocks[index] for blocks in table.groups if self.ref_count(blocks[index]) > 1]
+                assert not shared, f"blocks {shared} would be written to by one of several holders"

@@ -10,9 +10,9 @@ import sys
 from array import array
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from octavo.scheduler.sequence import Sequence
+from octavo.wire.base import Value
 from octavo.wire.requests import CacheKey
 
 _LITTLE_ENDIAN = sys.byteorder == "little"
@@ -51,9 +51,9 @@ def _content(sequence: Sequence, start: int, stop: int) -> bytes:
     return tokens.tobytes()
 
 
-@dataclass(frozen=True, slots=True)
-class CachedBlock:
-    """What a block holds: `depth` blocks come before it in its chain."""
+class CachedBlock(Value, frozen=True):
+    """What a block holds: `depth` blocks come before it in its chain. (A `Value`, for the garbage collector has nothing
+    to do with these, and there is one per cached block.)"""
 
     value: bytes
     kv_group: int

@@ -111,7 +111,7 @@ class PrefixLookup:
             for tail in self.tails
             if tail.parent == parent
             and start + len(tail.token_ids) < sequence.num_known
-            and tail.token_ids == list(sequence.known_tokens(start, start + len(tail.token_ids)))
+            and tail.token_ids == sequence.known_tokens(start, start + len(tail.token_ids))
         ]
         return max(tails, key=lambda tail: len(tail.token_ids), default=None)
 

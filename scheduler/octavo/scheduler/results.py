@@ -11,6 +11,9 @@ from octavo.wire.requests import Delta
 from octavo.wire.sampling import Logprobs
 from octavo.wire.steps import Candidates, PromptLogprobs, SampledToken, StepOutcome, StepResult
 
+# One object for all: most deltas have none.
+_NO_LOGPROBS: list[Logprobs] = []
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -59,7 +62,8 @@ def _append_sampled(
     if sequence.is_unwanted:
         _finish(replica, group, sequence, outcome)
         return
-    start_index, previous_hash = sequence.num_generated, sequence.history_hash
+    request, logprobs = group.request, sampled.logprobs
+    start_index, previous_hash = sequence.num_known - sequence.num_prompt, sequence.history_hash
     sequence.append(sampled.token_id)
     sequence.num_in_flight -= 1
     # Computed before it was known: the outstanding step filled a block with it.
@@ -69,8 +73,8 @@ def _append_sampled(
     sequence.finish_reason = group.finish_reason(sequence)
     outcome.deltas[group.frontend_id].append(
         Delta(
-            group.request_id,
-            group.request.attempt,
+            request.request_id,
+            request.attempt,
             sequence.index,
             start_index,
             previous_hash,
@@ -79,8 +83,8 @@ def _append_sampled(
             group.preemptions,
             group.swaps,
             group.cached_prompt_tokens or 0,
-            [sampled.logprobs] if sampled.logprobs is not None else [],
-            _take_prompt_logprobs(group) if group.prompt_logprobs and sequence.index == 0 else [],
+            _NO_LOGPROBS if logprobs is None else [logprobs],
+            _take_prompt_logprobs(group) if group.prompt_logprobs and sequence.index == 0 else _NO_LOGPROBS,
         )
     )
     if sequence.finish_reason is not None:

@@ -24,7 +24,15 @@ def survey(replica: Replica) -> Survey:
     found = Survey()
     decodes, prefilling = found.decodes, found.prefilling
     for group in replica.running:
-        sequences = group.sequences if len(group.sequences) == 1 else _unanswered(replica, group)
+        if len(group.sequences) == 1:
+            sequence = group.sequences[0]
+            num_computed, in_flight = sequence.num_computed, sequence.num_in_flight
+            if num_computed + 1 != sequence.num_known + in_flight or num_computed < sequence.num_prompt:
+                prefilling.append(group)
+            elif not in_flight or group.may_compute(sequence):
+                decodes.append((group, sequence))
+            continue
+        sequences = _unanswered(replica, group)
         ready = [
             (group, sequence)
             for sequence in sequences

@@ -1,10 +1,9 @@
 """Requests as the scheduler sees them: groups of sequences, what of them is known, planned and computed."""
 
 import enum
-from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 
 import msgspec
 
@@ -60,6 +59,8 @@ class Sequence:
     cumulative_logprob: float = 0.0
     leader: "Sequence | None" = None
     waits_for: "tuple[Sequence, int] | None" = None
+    # Whether its last block may be another's too: it has been forked, or is a fork.
+    shares_last_block: bool = False
     # Whether the worker knows the sequence by its id; if not, it is to be forked from `parent`, or started.
     is_introduced: bool = False
     parent: "Sequence | None" = None
@@ -74,11 +75,11 @@ class Sequence:
         self.num_prompt = len(self.prompt_token_ids)
         self.num_known = self.num_prompt + len(self.generated_token_ids)
 
-    def known_tokens(self, start: int, stop: int) -> Iterator[int]:
+    def known_tokens(self, start: int, stop: int) -> list[int]:
         """Known tokens by position, prompt first."""
         border = self.num_prompt
         prompt = self.prompt_token_ids[start : min(stop, border)]
-        return chain(prompt, self.generated_token_ids[max(0, start - border) : max(0, stop - border)])
+        return prompt + self.generated_token_ids[max(0, start - border) : max(0, stop - border)]
 
     @property
     def num_tokens(self) -> int:
@@ -179,11 +180,14 @@ class SequenceGroup:
     num_slots: int = 0
     sampling: SamplingParams = field(init=False)
     max_tokens: int = field(init=False)
+    # Tokens that one of its sequences can grow to.
+    longest: int = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.sampling = self.request.sampling
         self.max_tokens = self.sampling.max_tokens
+        self.longest = len(self.request.prompt_token_ids) + self.max_tokens
         self.stop_token_ids = frozenset(self.sampling.stop_token_ids)
         if self.sampling.prompt_logprobs is not None and any(s.generated_token_ids for s in self.sequences):
             self.prompt_logprobs_delivered()
@@ -209,11 +213,6 @@ class SequenceGroup:
     def parallel(self) -> int:
         """The most sequences it may still run side by side."""
         return self.search.params.width if self.search else len(self.live)
-
-    @property
-    def longest(self) -> int:
-        """Tokens one of its sequences can grow to."""
-        return len(self.request.prompt_token_ids) + self.max_tokens
 
     def leaders(self) -> list[Sequence]:
         """Live sequences with different tokens, each the first of its kind; the others are made to follow theirs."""
@@ -244,16 +243,16 @@ class SequenceGroup:
         last result is not back: its next token is still to be chosen.
         """
         in_flight = sequence.num_in_flight
-        if in_flight and (self.search is not None or sequence.num_generated + in_flight >= self.max_tokens):
+        if in_flight and (self.search is not None or sequence.num_known + in_flight >= self.longest):
             return 0
-        return sequence.num_uncomputed
+        return sequence.num_known + in_flight - sequence.num_computed
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
         """Whether the token that `sequence` ends with now is its last, and why."""
-        num_generated = sequence.num_generated
-        if sequence.generated_token_ids[-1] in self.stop_token_ids and num_generated > self.sampling.min_tokens:
+        stops = sequence.generated_token_ids[-1] in self.stop_token_ids
+        if stops and sequence.num_generated > self.sampling.min_tokens:
             return FinishReason.STOP
-        return FinishReason.LENGTH if num_generated >= self.max_tokens else None
+        return FinishReason.LENGTH if sequence.num_known >= self.longest else None
 
     def prompt_logprobs_delivered(self) -> None:
         """Whatever is computed of the prompt again need not report logprobs again."""

@@ -1,1 +1,2 @@
-"""Speed, measured: the bundled model through all processes, and the worker alone. Never part of the tests."""
+"""Speed and memory, measured: the bundled model through all processes; the worker alone; the scheduler alone. Speed is
+never part of the tests."""

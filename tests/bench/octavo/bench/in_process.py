@@ -4,6 +4,7 @@ import time
 from collections import deque
 
 from octavo.bench.measurement import Measurement, Stream, measured
+from octavo.bench.scheduler_alone import make_request
 from octavo.bench.workloads import Case
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.events import (
@@ -16,7 +17,7 @@ from octavo.scheduler.events import (
     StepAnswered,
 )
 from octavo.scheduler.scheduler import Scheduler
-from octavo.wire.requests import Deltas, Rejected, Request
+from octavo.wire.requests import Deltas, Rejected
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import StepPlan, WorkerHello
 from octavo.worker.protocol import WorkerProtocol
@@ -48,8 +49,8 @@ class InProcess:
         self._began = time.perf_counter()
         self._streams = {f"{case.name}-{i}": Stream() for i in range(len(case.jobs))}
         for request_id, job in zip(self._streams, case.jobs, strict=True):
-            sampling = SamplingParams(0.0, 0, 1.0, 0, job.num_tokens, [])
-            request = Request(request_id, 1, False, self._fingerprint, job.prompt_token_ids, [], sampling, 0)
+            sampling = SamplingParams(max_tokens=job.num_tokens)
+            request = make_request(request_id, job.prompt_token_ids, sampling, self._fingerprint)
             self._perform(self._core.handle(RequestSubmitted(_FRONTEND, request), self._now()))
         scheduling = 0.0
         while self._core.groups:
