@@ -218,6 +218,15 @@ class TestPartlyFilledLastBlock:
         assert cached_tokens(cluster) == {"r": found}
         assert cluster.tokens["r"] == reference_tokens(request)
 
+    def test_is_no_beginning_of_its_own(self, make_cluster: MakeCluster) -> None:
+        cluster = make_cluster()
+        cluster.join(block_size=4)
+        pin(cluster, prefix_of(10))
+        request = msgspec.structs.replace(make_request("r", 1, 3), prompt_token_ids=[8, 9, 10, 11])
+        run(cluster, request)
+        assert cached_tokens(cluster) == {"r": 0}
+        assert cluster.tokens["r"] == reference_tokens(request)
+
     def test_of_the_longest_prefix_is_taken(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster()
         cluster.join(block_size=8)

@@ -18,6 +18,7 @@ from octavo.testing.scenarios import (
     plans,
     references,
     step_until,
+    undisturbed,
 )
 
 from .conftest import MakeCluster
@@ -254,3 +255,25 @@ class TestComingBack:
         assert last["two"].preemptions >= last["two"].swaps > 0
         assert sum(delta.preemptions for delta in last.values()) == cluster.core.preemptions
         assert sum(delta.swaps for delta in last.values()) == cluster.core.swaps
+
+    @pytest.mark.parametrize("budget", [*range(3, 13), 17])
+    @pytest.mark.parametrize("policy", list(Policy))
+    def test_piece_by_piece_wherever_steps_cut_what_its_sequences_share(
+        self, make_cluster: MakeCluster, policy: Policy, budget: int
+    ) -> None:
+        """One computes the common beginning, in the middle of whose blocks a step may end, and the others wait for it;
+        beams come back in different steps and go on together."""
+        cluster = make_cluster(max_num_batched_tokens=budget, policy=policy, prefix_caching=False)
+        cluster.join(block_size=4)
+        requests = [
+            make_request("three", 10, 9, num_sequences=3, temperature=1.0),
+            make_request("beams", 7, 9, beam=beams(3)),
+        ]
+        for request in requests:
+            cluster.submit(request)
+            (group,) = cluster.groups.values()
+            while max(sequence.num_generated for sequence in group.sequences) < 4:
+                cluster.step()
+            cluster.step(fail=True)
+            cluster.run(max_steps=300)
+        assert outputs(cluster, *requests) == undisturbed(make_cluster, *requests)

@@ -105,11 +105,11 @@ class TestIndex:
         assert cache.block(0, b"b") == 5
 
     def test_a_replacement_is_found_in_place_of_the_former(self, cache: PrefixCache) -> None:
-        content = CachedBlock(b"a", 0, 0)
+        content = CachedBlock(b"a", 1, 0)
         cache.insert(content, 5, step_id=1)
         cache.replace(content, 6)
         cache.step_answered(1, valid=False)
-        assert (cache.confirmed_block(0, b"a"), cache.content(5)) == (6, None)
+        assert (cache.confirmed_block(1, b"a"), cache.block(0, b"a"), cache.content(5)) == (6, None, None)
         cache.check()
 
 

@@ -286,11 +286,44 @@ class TestEndedByTheFrontend:
         for _ in range(steps):
             cluster.step()
         end(cluster, again, 0)
+        heard = list(cluster.streams["r", 0])
         for _ in range(60):
             cluster.step()
         assert not cluster.groups
         assert not cluster.rejected
-        assert cluster.outputs("r")[1:] == expected[1:]
+        assert cluster.outputs("r") == [heard, *expected[1:]]
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["followed", "waited for"])
+    def test_that_the_others_need_it_brings_nothing_back(self, make_cluster: MakeCluster, temperature: float) -> None:
+        cluster = make_cluster(max_num_batched_tokens=6, max_steps_in_flight=1)
+        replica = cluster.join(block_size=4)
+        request = make_request("r", 20, 6, num_sequences=3, temperature=temperature)
+        again = resubmitted(request, *(tokens[:2] for tokens in references(request)))
+        cluster.submit(again)
+        cluster.step()
+        for _ in range(2):
+            end(cluster, again, 0)
+        cluster.step(fail=True)
+        cluster.step()
+        assert [each.index for each in cluster.groups["r"].live] == [1, 2]
+        assert plans(replica)[2].starts[0].sequence_index == 1
+        for index in (1, 2):
+            end(cluster, again, index)
+        assert not cluster.groups
+        assert num_held(cluster) == 0
+
+    def test_the_last_one_ends_the_request_though_others_were_needed(self, make_cluster: MakeCluster) -> None:
+        cluster = make_cluster(max_num_batched_tokens=6, max_steps_in_flight=1)
+        cluster.join()
+        request = make_request("r", 20, 6, num_sequences=2)
+        again = resubmitted(request, *(tokens[:2] for tokens in references(request)))
+        cluster.submit(again)
+        cluster.step()
+        for index in (0, 1):
+            assert cluster.groups
+            end(cluster, again, index)
+        assert not cluster.groups
+        assert num_held(cluster) == 0
 
 
 def swapped_out(make_cluster: MakeCluster) -> tuple[Cluster, Request]:

@@ -8,7 +8,8 @@ import pytest
 
 from octavo.scheduler.config import Preemption
 from octavo.testing.cluster import Cluster, make_request, reference_tokens
-from octavo.testing.scenarios import answer, beams, outputs, plans, references
+from octavo.testing.scenarios import answer, beams, outputs, plan_until, plans, references, undisturbed
+from octavo.wire.base import NULL_BLOCK
 from octavo.wire.requests import Request
 from octavo.wire.steps import StepPlan
 
@@ -142,3 +143,60 @@ class TestBlocks:
                 assert not taken & used[step_id], f"step {plan.step_id} takes blocks of step {step_id}"
             used[plan.step_id] = own
         assert num_beside > 5
+
+
+class TestRemaps:
+    """Whoever wants prompt logprobs computes what another has computed; afterwards it uses the other's blocks."""
+
+    @pytest.mark.parametrize("in_flight", [1, 2])
+    def test_give_back_the_blocks_of_all_sequences_of_a_group(self, make_cluster: MakeCluster, in_flight: int) -> None:
+        """Those that were forked along have the first one's blocks, and change over when they next fill one."""
+        cluster = make_cluster(max_steps_in_flight=in_flight)
+        replica = cluster.join()
+        other = make_request("other", 9, 20, shared=8)
+        several = make_request("three", 11, 9, shared=8, num_sequences=3, temperature=1.0, prompt_logprobs=1)
+        cluster.submit(other)
+        cluster.step()
+        cluster.submit(several)
+        cluster.run()
+        remapped = [(remap.logical_index, remap.block_id) for plan in plans(replica) for remap in plan.remaps]
+        assert len([entry for entry in remapped if entry[0] < 2]) == 2 * 3
+        assert len({entry for entry in remapped if entry[0] < 2}) == 2
+        assert outputs(cluster, other, several) == references(other, several)
+        assert cluster.core.replicas[1].kv.num_free == 64
+
+    def test_tell_nothing_of_blocks_that_have_left_the_window(self, make_cluster: MakeCluster) -> None:
+        """Two blocks are the other's too, but where the window is 4 tokens wide, both have left it in the same step."""
+        cluster = make_cluster(max_steps_in_flight=1)
+        replica = cluster.join(block_size=2, windows=(0, 4))
+        requests = [make_request("other", 5, 12, shared=4), make_request("r", 13, 12, shared=4, prompt_logprobs=1)]
+        cluster.submit(requests[0])
+        cluster.step()
+        cluster.submit(requests[1])
+        cluster.step()
+        assert cluster.core.replicas[1].kv.block_table(cluster.groups["other"].sequences[0])[1][1] != NULL_BLOCK
+        cluster.step()
+        assert [(remap.kv_group, remap.logical_index) for remap in plans(replica)[-1].remaps] == [(0, 0), (0, 1)]
+        cluster.run()
+
+
+class TestFailures:
+    def test_reach_a_group_that_a_step_only_tells_of_other_blocks(self, make_cluster: MakeCluster) -> None:
+        """Whoever wants prompt logprobs computes what another has computed, and is told to use that one's blocks in
+        the next step; a beam does not compute in that. If it fails, the worker no longer knows the beam."""
+        cluster = make_cluster(max_steps_in_flight=2)
+        replica = cluster.join()
+        other = make_request("other", 9, 12, shared=8)
+        searching = make_request("beams", 10, 6, shared=8, beam=beams(2), prompt_logprobs=1)
+        cluster.submit(other)
+        cluster.step()
+        cluster.submit(searching)
+        remapping = plan_until(cluster, lambda plan: bool(plan.remaps))
+        (beam,) = cluster.groups["beams"].live
+        assert beam.sequence_id in {remap.sequence_id for remap in remapping.remaps}
+        assert beam.sequence_id not in {work.sequence_id for work in remapping.work}
+        while replica.plans[0] is not remapping:
+            answer(cluster)
+        answer(cluster, fail=True)
+        cluster.run()
+        assert outputs(cluster, other, searching) == undisturbed(make_cluster, other, searching)

@@ -170,8 +170,8 @@ def shape(kv: KVCacheManager, sequences: list[Sequence], num_blocks: int) -> lis
 class TestBlocks:
     @staticmethod
     def family(kv: KVCacheManager) -> list[Sequence]:
-        """Four sequences after 10 prompt tokens: two that share all but their last block, two with all of their own
-        but the prompt's full blocks."""
+        """Four sequences of 10 tokens and the next: two that have not computed it yet and so share all blocks, and two
+        that have, each with a copy of the partly filled one."""
         first = new_sequences(make_request("r", 10, max_tokens=9), b"")[0]
         kv.allocate([first])
         first.num_computed = 10
@@ -180,11 +180,11 @@ class TestBlocks:
         for other in others:
             kv.fork(first, other)
         for index, each in enumerate(sequences):
-            each.append(index % 3)
-            if index:
+            each.append(index)
+            if index > 1:
                 kv.extend(each)
+                each.num_computed += 1
             kv.slide(each, step_id=1)
-            each.num_computed += bool(index)
         kv.step_answered(1, valid=True)
         return sequences
 
@@ -213,8 +213,8 @@ class TestBlocks:
         assert needed == 40 - kv.num_free + kv.num_missing(sequences)
 
     def test_do_not_go_where_there_is_no_room(self) -> None:
-        """2 blocks shared and 4 of their own."""
-        for num_cpu_blocks, fits in ((5, False), (6, True)):
+        """2 blocks of all, one of two, and one each of the others."""
+        for num_cpu_blocks, fits in ((4, False), (5, True)):
             kv = KVCacheManager(40, 4, num_cpu_blocks=num_cpu_blocks)
             assert kv.can_swap_out(self.family(kv)) is fits
 

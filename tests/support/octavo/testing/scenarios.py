@@ -94,8 +94,8 @@ def outputs(cluster: Cluster, *requests: Request) -> dict[str, list[list[int]]]:
 
 
 def admissions(replica: FakeReplica, *requests: Request) -> list[str]:
-    """The names of the requests whose first sequence was started, once for each time, in order. Their prompts must
-    differ."""
+    """The names of the requests that were started, in order; starts of one request in a row count once. Their prompts
+    must differ."""
     names = {tuple(request.prompt_token_ids): request.request_id for request in requests}
     starts = [names.get(tuple(start.prompt_token_ids), "") for plan in plans(replica) for start in plan.starts]
     return [name for previous, name in pairwise(["", *starts]) if name and name != previous]
