@@ -7,8 +7,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # The one lock: every version that README, CI and Docker install.
 LOCK := constraints.txt
 READY := $(VENV)/.ready
+SEEDS ?= 2000
+FIRST ?= 0
 
-.PHONY: help env serve test mutants bench bench-scheduler memory-figures compose-test proto lock clean
+.PHONY: help env serve test simulate mutants bench bench-scheduler memory-figures compose-test proto lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +43,9 @@ test: $(READY)  ## Lint, type-check and run every test this machine can run
 
 mutants: $(READY)  ## Plant small bugs one at a time and see that tests find them; ARGS: --list, --only NAME ...
 	@$(BIN)/python -m tests.mutants $(ARGS)
+
+simulate: $(READY)  ## Run all processes in virtual time with faults: SEEDS runs from seed FIRST on (2000, 0)
+	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.simulation --seeds $(SEEDS) --first $(FIRST)
 
 bench: $(READY)  ## Measure speed, the worker alone and through all processes; ARGS are those of octavo.bench
 	@$(BIN)/octavo prepare-model

@@ -62,7 +62,7 @@ beams = st.builds(
     length_penalty=st.sampled_from([0.5, 1.0, -1.0]),
     early_stopping=st.sampled_from(EarlyStopping),
 )
-ways_to_decode = st.one_of(
+ways_to_decode: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.just({}),
     st.fixed_dictionaries({"num_sequences": st.integers(2, 3), "temperature": st.sampled_from([0.0, 1.0])}),
     st.fixed_dictionaries({"beam": beams}),
@@ -95,9 +95,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        # What is still wanted, and of that the sequences that the frontend has found the end of.
+        # What is still wanted, and of that the sequences that the frontend has found the end of, with their lengths.
         self.requests: dict[str, Request] = {}
-        self.ended: set[Stream] = set()
+        self.ended: dict[Stream, int] = {}
         self.incarnations = 0
         self.submissions = 0
         self.attempts = 1
@@ -176,7 +176,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         index = data.draw(st.integers(0, request.sampling.num_sequences))
         self.cluster.handle(SequenceEnded(FRONTEND, request.request_id, request.attempt - stale, index))
         if not stale and request.sampling.beam is None:
-            self.ended.add((request.request_id, index))
+            stream = (request.request_id, index)
+            self.ended.setdefault(stream, len(self.cluster.streams.get(stream, [])))
 
     @rule()
     def renew(self) -> None:
@@ -340,7 +341,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self._is_finished(request)
         for stream, tokens in zip(self._streams(request), self.expectations.outputs(request), strict=True):
             got = self.cluster.streams.get(stream, [])
-            assert got == (tokens[: len(got)] if stream in self.ended else tokens)
+            assert got == tokens[: self.ended.get(stream, len(tokens))]
             deltas = self.cluster.deltas[stream]
             assert [entry for d in deltas for entry in d.logprobs] == self.expectations.logprobs(request, got)
             if stream[1] == 0 and got:

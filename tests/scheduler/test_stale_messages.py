@@ -1,9 +1,10 @@
 """What comes late, or twice, and what a replica that was lost leaves behind."""
 
 import msgspec
+import pytest
 
-from octavo.scheduler.events import PrefixPinned, ReplicaJoined, SendToReplica
-from octavo.testing.cluster import make_request
+from octavo.scheduler.events import PrefixPinned, ReplicaJoined, SendToReplica, StepAnswered
+from octavo.testing.cluster import make_request, reference_tokens
 from octavo.testing.scenarios import answer
 from octavo.wire.requests import Prefix
 from octavo.wire.steps import WorkerWelcome
@@ -22,6 +23,24 @@ def test_an_incarnation_that_was_lost_is_not_registered_again(make_cluster: Make
     anew = msgspec.structs.replace(replica.hello, incarnation=2)
     cluster.core.handle(ReplicaJoined(anew), cluster.now)
     assert set(cluster.core.replicas) == {2}
+
+
+@pytest.mark.parametrize("off_by", [-1, 1])
+def test_the_right_tokens_under_another_steps_number_are_not_taken(make_cluster: MakeCluster, off_by: int) -> None:
+    """A replica that loses count cannot be relied on: what it had is computed elsewhere."""
+    cluster = make_cluster()
+    replica = cluster.join(1)
+    request = make_request("r", 3, max_tokens=5)
+    cluster.submit(request)
+    cluster.step()
+    heard = list(cluster.tokens["r"])
+    result = replica.execute()
+    cluster.handle(StepAnswered(1, msgspec.structs.replace(result, step_id=result.step_id + off_by)))
+    assert not cluster.core.replicas
+    assert cluster.tokens["r"] == heard
+    cluster.join(2)
+    cluster.run()
+    assert cluster.tokens["r"] == reference_tokens(request)
 
 
 def test_what_comes_from_another_replica_waits_for_no_step_of_that_one(make_cluster: MakeCluster) -> None:

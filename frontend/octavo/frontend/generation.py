@@ -206,7 +206,13 @@ class Generation:
 
     def _limits(self, status: ServiceStatus) -> Limits:
         assert status.model is not None
-        return Limits(status.model.vocab_size, self.max_model_len, status.capacity_tokens, status.max_parallel, status.block_size)
+        return Limits(
+            status.model.vocab_size,
+            self.max_model_len,
+            status.capacity_tokens,
+            status.max_parallel,
+            status.block_size,
+        )
 
     def _started(self, journal: Journal) -> Started:
         return Started(

@@ -1,0 +1,101 @@
+"""The clients of a run: they come, lose patience, come again, and are served or told why not."""
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from octavo.frontend.errors import Reason
+from octavo.testing.simulation.client import Client
+from octavo.testing.simulation.frontend_process import FrontendProcess
+from octavo.testing.simulation.scenario import PATIENT_S
+from octavo.testing.simulation.workload import ClientPlan
+
+if TYPE_CHECKING:
+    from octavo.testing.simulation.simulation import Simulation
+
+_RETRY_S = 0.3
+
+
+class Crowd:
+    """All clients. `num_open` of them are still to come, or to be served."""
+
+    def __init__(self, simulation: "Simulation") -> None:
+        self.num_open = len(simulation.scenario.clients)
+        self._simulation = simulation
+
+    def come(self, plan: ClientPlan) -> None:
+        frontend = self._simulation.frontends[f"frontend-{plan.frontend}"]
+        if frontend.alive:
+            frontend.knocking.append(plan)
+            frontend.run_at(self._simulation.clock.now, partial(self._submit, frontend, plan))
+        else:
+            self._simulation.clock.after(_RETRY_S, partial(self.come, plan))
+
+    def _submit(self, frontend: FrontendProcess, plan: ClientPlan) -> None:
+        frontend.knocking.remove(plan)
+        client = Client(plan, self._simulation.scenario.model, self._simulation.clock.now)
+        self._simulation.note(frontend.name, f"{plan.request_id} comes")
+        self._simulation.watch.came(frontend.session.frontend_id, plan.request_id)
+        frontend.submit(client)
+        if plan.cancel_after is not None:
+            self._simulation.clock.after(plan.cancel_after, partial(self._leave, frontend, client))
+
+    def _leave(self, frontend: FrontendProcess, client: Client) -> None:
+        """The client goes; its frontend notices once it does not stand still."""
+        if client in frontend.clients:
+            self._simulation.watch.went(frontend.session.frontend_id, client.plan.request_id)
+            frontend.run_at(self._simulation.clock.now, partial(self._let_go, frontend, client))
+
+    def _let_go(self, frontend: FrontendProcess, client: Client) -> None:
+        if client in frontend.clients:
+            self._simulation.note(frontend.name, f"{client.plan.request_id} is cancelled")
+            self._simulation.watch.counts["cancelled"] += 1
+            frontend.release(client)
+            self._end_or_come_again(client.plan)
+
+    def _end_or_come_again(self, plan: ClientPlan) -> None:
+        """Some clients ask for something else at once, under the same id, and wait longer."""
+        assert plan.cancel_after is not None
+        if self._simulation.random.random() < 0.3:
+            prompt = plan.prompt_token_ids[::-1]
+            again = replace(plan, prompt_token_ids=prompt, cancel_after=2 * plan.cancel_after)
+            self._simulation.clock.after(self._simulation.random.choice((0.0, 0.5)), partial(self.come, again))
+        else:
+            self.num_open -= 1
+
+    def lose(self, frontend: FrontendProcess) -> None:
+        """A frontend has died; its clients ask the next one, all over again."""
+        for client in frontend.clients:
+            self._simulation.watch.went(frontend.session.frontend_id, client.plan.request_id)
+        for plan in (*frontend.knocking, *(client.plan for client in frontend.clients)):
+            self._simulation.clock.after(_RETRY_S, partial(self.come, plan))
+
+    def ended(self, frontend: FrontendProcess, client: Client) -> None:
+        plan = client.plan
+        self.num_open -= 1
+        self._simulation.watch.went(frontend.session.frontend_id, plan.request_id)
+        if client.failure is None:
+            self._count_served(client)
+        else:
+            reason = client.failure.reason
+            self._simulation.watch.counts[f"failed: {reason.value}"] += 1
+            assert self._may_fail(reason), f"{plan.request_id} failed: {client.failure}"
+
+    def _count_served(self, client: Client) -> None:
+        counts, journal, kind = self._simulation.watch.counts, client.live.journal, client.plan.kind
+        counts[f"served: {kind}"] += 1
+        counts[f"served after a preemption: {kind}"] += journal.preemptions > 0
+        counts[f"served after a swap: {kind}"] += journal.swaps > 0
+        counts["served with prompt logprobs"] += journal.prompt_logprobs is not None
+        counts["served with a prefix hit"] += journal.cached_prompt_tokens > 0
+
+    def _may_fail(self, reason: Reason) -> bool:
+        counts, config = self._simulation.watch.counts, self._simulation.scenario.config
+        match reason:
+            case Reason.STEP_FAILED:
+                return counts["steps failed"] >= config.max_failed_steps
+            case Reason.QUEUE_FULL:
+                return len(self._simulation.scenario.clients) > config.max_waiting
+            case Reason.SCHEDULER_UNREACHABLE:
+                return self._simulation.scenario.grace_s < PATIENT_S
+        return False

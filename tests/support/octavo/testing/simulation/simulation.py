@@ -1,0 +1,160 @@
+"""One run: the scenario of a seed from its first message until nothing is held for anybody."""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from octavo.frontend.scheduler_session import SchedulerSession
+from octavo.testing.simulation.clock import Action, Clock, Process
+from octavo.testing.simulation.crowd import Crowd
+from octavo.testing.simulation.faults import Fault
+from octavo.testing.simulation.frontend_process import FrontendProcess
+from octavo.testing.simulation.network import Dealer, Network
+from octavo.testing.simulation.scenario import Scenario, draw
+from octavo.testing.simulation.scheduler_process import SchedulerProcess
+from octavo.testing.simulation.trace import Trace
+from octavo.testing.simulation.watch import Watch
+from octavo.testing.simulation.worker_process import Device, WorkerProcess
+from octavo.wire.model_directory import fingerprint
+
+# After the last fault everything must be done within this time, and a while later nothing may be held.
+_LIVENESS_S = 60.0
+_SETTLED_S = 15.0
+# What only a fault can bring about.
+_REPAIRS = {"resubmissions", "replicas lost", "frontends lost", "steps failed", "steps skipped"}
+
+
+class Simulation:
+    """`run` it once."""
+
+    def __init__(self, seed: int, directory: Path, *, hashing: bool = False) -> None:
+        self.scenario: Scenario = draw(seed, directory)
+        self.random = Random(f"{seed}: what happens")
+        self.clock = Clock()
+        self.trace = Trace(hashing=hashing)
+        self.network = Network(self.clock, self.random, self.trace, Counter())
+        self.watch = Watch(self.network)
+        self.workers: dict[str, WorkerProcess] = {}
+        self.frontends: dict[str, FrontendProcess] = {}
+        self.devices = {f"worker-{i}": Device(self.scenario.step_s) for i in range(len(self.scenario.workers))}
+        self._fingerprint = fingerprint(directory)
+        self.crowd = Crowd(self)
+        self._troubled_until = 0.0
+
+    @property
+    def dealers(self) -> dict[str, Dealer]:
+        """The ends of all links but the scheduler's, by place."""
+        workers = {place: worker.dealer for place, worker in self.workers.items()}
+        return workers | {place: frontend.dealer for place, frontend in self.frontends.items()}
+
+    def dealers_of(self, process: Process) -> list[Dealer]:
+        """The other ends of all connections of a process, or its own."""
+        return [dealer for place, dealer in self.dealers.items() if process.name in (place, self.scheduler.name)]
+
+    # -- the run ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Raises whatever shows a fault of the code that is simulated."""
+        self._begin()
+        self._run_until(lambda: self.crowd.num_open == 0 and self.clock.now >= self._troubled_until, _LIVENESS_S)
+        self._troubled_until = self.clock.now
+        self._run_until(self._is_quiet, _SETTLED_S)
+        self.scheduler.count()
+        self._check_rest()
+
+    def _begin(self) -> None:
+        self.start_scheduler()
+        for place in self.devices:
+            self.start_worker(place)
+        for index in range(self.scenario.num_frontends):
+            self.start_frontend(f"frontend-{index}")
+        for plan in self.scenario.clients:
+            self.clock.at(plan.at, partial(self.crowd.come, plan))
+        for time, fault in self.scenario.faults:
+            self._troubled_until = max(self._troubled_until, time)
+            self.clock.at(time, partial(self._strike, fault))
+
+    def _run_until(self, reached: Callable[[], bool], patience_s: float) -> None:
+        while not reached():
+            assert self.clock.now <= self._troubled_until + patience_s, f"not done in time: {self._unfinished()}"
+            self.clock.step()
+
+    def _unfinished(self) -> str:
+        core = self.scheduler.core
+        waiting = [client.plan.request_id for frontend in self.frontends.values() for client in frontend.clients]
+        held = [(group.request_id, group.status.name) for group in core.groups]
+        return f"{self.crowd.num_open} clients to serve, of which {waiting} wait; the scheduler holds {held}"
+
+    # -- processes --------------------------------------------------------------------------------------------------
+
+    def start_scheduler(self) -> None:
+        self.note("scheduler", "starts")
+        self.watch.counts["schedulers"] += 1
+        epoch = self.random.getrandbits(64)
+        self.scheduler = SchedulerProcess(self.network, self.scenario.config, epoch, self.watch)
+
+    def start_worker(self, place: str) -> None:
+        self.note(place, "starts")
+        self.watch.counts["workers"] += 1
+        hardware = self.scenario.workers[sorted(self.devices).index(place)]
+        self.workers[place] = WorkerProcess(self.network, place, hardware, self.devices[place], self.random)
+
+    def start_frontend(self, place: str) -> None:
+        self.note(place, "starts")
+        self.watch.counts["frontends"] += 1
+        frontend_id = self.random.getrandbits(63)
+        session = SchedulerSession(frontend_id, self._fingerprint, self.clock.now, self.scenario.prefixes)
+        self.frontends[place] = FrontendProcess(self.network, place, session, self.scenario.grace_s, self.crowd.ended)
+
+    def note(self, where: str, what: str) -> None:
+        """Writes something into the trace."""
+        self.trace.note(self.clock.now, where, what)
+
+    # -- faults -----------------------------------------------------------------------------------------------------
+
+    def _strike(self, fault: Fault) -> None:
+        name = fault.__name__
+        self.note("fault", name)
+        self.watch.counts[f"fault: {name}"] += 1
+        fault(self)
+
+    def recover_after(self, seconds: float, action: Action) -> None:
+        """Ends a fault `seconds` from now."""
+        self._troubled_until = max(self._troubled_until, self.clock.now + seconds)
+        self.clock.after(seconds, action)
+
+    # -- what must be true ------------------------------------------------------------------------------------------
+
+    def _is_quiet(self) -> bool:
+        """Whether all are registered, and nothing is held for anybody."""
+        core = self.scheduler.core
+        return (
+            not core.groups
+            and core.replicas.keys() == {worker.protocol.incarnation for worker in self.workers.values()}
+            and core.num_frontends == len(self.frontends)
+            and not any(
+                replica.running or replica.outstanding or replica.prefixes for replica in core.replicas.values()
+            )
+        )
+
+    def _check_rest(self) -> None:
+        """All blocks are free but for pins, and the workers have forgotten all, or will with the next plan."""
+        core = self.scheduler.core
+        core.check()
+        assert not core.waiting.tenants, "an account is kept for nobody"
+        for worker in self.workers.values():
+            replica = core.replicas[worker.protocol.incarnation]
+            kv = replica.kv
+            assert kv.num_free + kv.num_pinned == kv.num_blocks, "device blocks are held for nobody"
+            assert kv.num_cpu_free == kv.num_cpu_blocks, "CPU blocks are held for nobody"
+            kept = {sequence.sequence_id for sequence in worker.protocol._table}
+            assert kept <= set(replica.forget), "the worker is never told to forget a sequence"
+        if self.scenario.is_calm:
+            self._check_calm()
+
+    def _check_calm(self) -> None:
+        """Where nothing went wrong, nothing was repaired."""
+        repaired = {name: count for name, count in self.watch.counts.items() if name in _REPAIRS and count}
+        assert not repaired, f"with no fault there were {repaired}"

@@ -1,0 +1,126 @@
+"""What must be true of the scheduler's doings, looked at as they happen; and how often each kind of thing happened."""
+
+from collections import Counter
+
+from octavo.scheduler.event_log import Handled, Planned, Record
+from octavo.scheduler.events import (
+    Effect,
+    FrontendLost,
+    PrefixPinned,
+    PrefixUnpinned,
+    ReplicaJoined,
+    ReplicaLost,
+    RequestsAborted,
+    RequestSubmitted,
+    SendToFrontend,
+    SequenceEnded,
+    StepAnswered,
+)
+from octavo.scheduler.scheduler import Scheduler
+from octavo.testing.simulation.network import Network
+from octavo.testing.simulation.worker_process import INJECTED
+from octavo.wire.base import NULL_BLOCK
+from octavo.wire.requests import PinRefused, Rejected
+from octavo.wire.steps import StepOutcome, StepPlan, StepResult
+
+# Nothing is done for a client that has been gone for so long.
+_ZOMBIE_S = 20.0
+# The longest that a scheduler which is awake lets pass between two turns.
+_LONGEST_NAP_S = 0.2
+
+# Of a request: its frontend, and its name there.
+Key = tuple[int, str]
+
+
+class Watch:
+    """Counts and judges. It outlives schedulers."""
+
+    def __init__(self, network: Network) -> None:
+        self.counts = network.counts
+        self._network = network
+        # By incarnation.
+        self._place_of: dict[int, str] = {}
+        # When clients went, in seconds that schedulers were awake.
+        self._gone: dict[Key, float] = {}
+        self._awake_s = 0.0
+        self._turned_at = 0.0
+
+    def came(self, frontend_id: int, request_id: str) -> None:
+        """A client waits for this request."""
+        self._gone.pop((frontend_id, request_id), None)
+
+    def went(self, frontend_id: int, request_id: str) -> None:
+        """Nobody waits for this request any more."""
+        self._gone[frontend_id, request_id] = self._awake_s
+
+    def turned(self, core: Scheduler) -> None:
+        """The scheduler has done all that was due."""
+        now = self._network.clock.now
+        self._awake_s += min(now - self._turned_at, _LONGEST_NAP_S)
+        self._turned_at = now
+        for key, count in _held(core).items():
+            assert count == 1, f"{key} is held {count} times"
+            gone_s = self._awake_s - self._gone.get(key, self._awake_s)
+            assert gone_s <= _ZOMBIE_S, f"{key} is still held, but for {gone_s:.1f} s nobody has waited for it"
+
+    def record(self, record: Record) -> None:
+        """What the shell writes down."""
+        match record:
+            case Handled(_, StepAnswered(_, result)):
+                self._answered(result)
+            case Handled(_, ReplicaJoined(hello)):
+                self._place_of[hello.incarnation] = hello.worker_id
+            case Handled(_, RequestSubmitted(_, request)):
+                self.counts["resubmissions"] += request.resubmitted
+                self.counts["resubmissions with tokens"] += any(known.token_ids for known in request.generated)
+            case Handled(_, RequestsAborted() | SequenceEnded() | PrefixPinned() | PrefixUnpinned() as event):
+                self.counts[type(event).__name__] += 1
+            case Planned(plan):
+                self._planned(plan)
+
+    def effects(self, effects: list[Effect]) -> None:
+        """What the core wants done."""
+        for effect in effects:
+            match effect:
+                case ReplicaLost(replica_id, reason):
+                    self._lost(replica_id, reason)
+                case FrontendLost():
+                    self.counts["frontends lost"] += 1
+                case SendToFrontend(_, Rejected() | PinRefused() as message):
+                    self.counts[type(message).__name__] += 1
+
+    def _answered(self, result: StepResult) -> None:
+        self.counts[f"steps {result.outcome.value}"] += 1
+        if result.outcome is StepOutcome.FAILED and not result.detail.startswith(INJECTED):
+            # Where a plan was lost, what builds on it must fail.
+            assert self._was_noisy(result.incarnation), f"a plan failed of itself: {result.detail}"
+
+    def _lost(self, replica_id: int, reason: str) -> None:
+        self.counts["replicas lost"] += 1
+        if "not asked" in reason:
+            assert self._was_noisy(replica_id), f"replica {replica_id:x} was lost: {reason}"
+
+    def _was_noisy(self, incarnation: int) -> bool:
+        return self._network.link(self._place_of[incarnation]).was_noisy
+
+    def _planned(self, plan: StepPlan) -> None:
+        self.counts.update(
+            {
+                "plans": 1,
+                "starts": len(plan.starts),
+                "forks": len(plan.forks),
+                "remaps": len(plan.remaps),
+                "copies": len(plan.moves.copy),
+                "swap outs": len(plan.moves.swap_out),
+                "swap ins": len(plan.moves.swap_in),
+                "prefix hits": sum(start.num_computed > 0 for start in plan.starts),
+                "windows passed": sum(NULL_BLOCK in ids for work in plan.work for ids in work.new_block_ids),
+            }
+        )
+
+
+def _held(core: Scheduler) -> Counter[Key]:
+    """How often each request waits, runs or is swapped out."""
+    placed = [group for replica in core.replicas.values() for group in (*replica.running, *replica.swapped)]
+    groups = (*core.waiting, *placed)
+    return Counter((group.frontend_id, group.request_id) for group in groups if group.frontend_id is not None)

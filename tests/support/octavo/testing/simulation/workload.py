@@ -1,0 +1,152 @@
+"""What clients ask for, drawn at random."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
+from octavo.worker.fake_runner import FakeVocabulary
+
+_ENDLESS_TOKENS = 400
+
+
+@dataclass(frozen=True)
+class Model:
+    """What every worker of a run computes. `window`: that of its widest KV group, 0 if one sees all."""
+
+    directory: Path
+    vocabulary: FakeVocabulary
+    window: int
+
+
+@dataclass(frozen=True)
+class ClientPlan:
+    """One client: when it comes, to which frontend, what it wants, and when it loses patience (seconds after it came).
+
+    `stop_token_id` stands for a stop string: only its frontend looks for it.
+    """
+
+    request_id: str
+    frontend: int
+    at: float
+    cancel_after: float | None
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    num_results: int
+    incremental: bool
+    stop_token_id: int | None
+    priority: int
+    tenant: str
+    salt: str
+
+    @property
+    def kind(self) -> str:
+        """How its tokens are chosen, in a word."""
+        if self.sampling.beam:
+            return "beam search"
+        if self.sampling.num_sequences == 1:
+            return "sampled" if self.sampling.temperature else "greedy"
+        return "best of" if self.is_ranked else "parallel"
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the results are chosen among more, or searched for."""
+        return self.sampling.beam is not None or self.num_results < self.sampling.num_sequences
+
+
+class Workload:
+    """Draws clients, who come before `until`. Some of their prompts begin alike, some with a prefix to be pinned."""
+
+    def __init__(
+        self, random: Random, model: Model, prefixes: list[list[int]], num_frontends: int, until: float
+    ) -> None:
+        self._random = random
+        self._model = model
+        self._num_frontends = num_frontends
+        self._beginnings = [*prefixes, self._tokens(6), self._tokens(18)]
+        # Several at once, so that they are in each other's way.
+        self.rushes = [random.uniform(0.1, until) for _ in range(random.randint(1, 2))]
+        self._max_parallel = random.choice((1, 2, 4))
+        self._max_tokens = random.choice((6, 24, 40))
+
+    def clients(self, count: int, *, impatient: float) -> list[ClientPlan]:
+        """`count` clients, of whom the share `impatient` may leave early."""
+        return [self._client(f"request-{number}", impatient) for number in range(count)]
+
+    def endless(self) -> ClientPlan:
+        """One who asks for so much that it must be noticed if work for it goes on once it has left."""
+        sampling = SamplingParams(max_tokens=_ENDLESS_TOKENS, seed=1, temperature=1.0)
+        cancel_after = self._random.uniform(0.1, 3.0)
+        return replace(self._client("endless", 1.0), sampling=sampling, num_results=1, cancel_after=cancel_after)
+
+    def _client(self, request_id: str, impatient: float) -> ClientPlan:
+        random = self._random
+        sampling, num_results = self._sampling()
+        return ClientPlan(
+            request_id=request_id,
+            frontend=random.randrange(self._num_frontends),
+            at=random.choice(self.rushes) + random.uniform(0.0, 0.3),
+            cancel_after=random.expovariate(0.5) if random.random() < impatient else None,
+            prompt_token_ids=self._prompt(),
+            sampling=sampling,
+            num_results=num_results,
+            incremental=random.random() < 0.8,
+            stop_token_id=self._token() if random.random() < 0.4 else None,
+            priority=random.choice((0, 0, 0, 2, -1)),
+            tenant=random.choice(("", "", "acme", "zenith")),
+            salt=random.choice(("", "", "", "salt")),
+        )
+
+    def _prompt(self) -> list[int]:
+        random = self._random
+        own = self._tokens(random.randint(1, 8))
+        if random.random() < 0.5:
+            return own
+        beginning = random.choice(self._beginnings)
+        return beginning[: random.randint(1, len(beginning))] + own if random.random() < 0.3 else beginning + own
+
+    def _sampling(self) -> tuple[SamplingParams, int]:
+        """The parameters, and how many of the sequences the client wants."""
+        random = self._random
+        fields: dict[str, Any] = {
+            "max_tokens": random.choice((random.randint(1, self._max_tokens), self._max_tokens)),
+            "seed": random.getrandbits(32),
+            "prompt_logprobs": 1 if random.random() < 0.1 else None,
+        }
+        if random.random() < 0.5:
+            fields["stop_token_ids"] = [*self._model.vocabulary.eos_token_ids, self._token()]
+        if random.random() < 0.2:
+            fields["min_tokens"] = random.randint(0, fields["max_tokens"])
+        kind = random.choice((self._greedy, self._sampled, self._sampled, self._best, self._beams))
+        return kind(fields)
+
+    def _greedy(self, fields: dict[str, Any]) -> tuple[SamplingParams, int]:
+        return SamplingParams(**fields, logprobs=self._random.choice((None, None, 2))), 1
+
+    def _sampled(self, fields: dict[str, Any]) -> tuple[SamplingParams, int]:
+        random = self._random
+        count = random.choice((1, self._max_parallel))
+        fields |= {"temperature": 1.0, "logprobs": random.choice((None, None, 0, 1)), "num_sequences": count}
+        return SamplingParams(**fields, presence_penalty=random.choice((0.0, 0.5))), count
+
+    def _best(self, fields: dict[str, Any]) -> tuple[SamplingParams, int]:
+        count = max(2, self._max_parallel)
+        # Without logprobs nothing could be ranked.
+        sampling = SamplingParams(**fields, temperature=1.0, num_sequences=count, logprobs=0)
+        return sampling, self._random.randint(1, count - 1)
+
+    def _beams(self, fields: dict[str, Any]) -> tuple[SamplingParams, int]:
+        random = self._random
+        width = random.choice((2, self._max_parallel))
+        beam = BeamSearch(width, random.choice((0.0, 1.0, 2.0)), random.choice(list(EarlyStopping)))
+        count = random.randint(1, width)
+        fields["max_tokens"] = min(fields["max_tokens"], 10)
+        fields["min_tokens"] = min(fields.get("min_tokens", 0), fields["max_tokens"])
+        return SamplingParams(**fields, num_sequences=count, beam=beam), count
+
+    def _token(self) -> int:
+        return self._random.randrange(self._model.vocabulary.size)
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._token() for _ in range(count)]
