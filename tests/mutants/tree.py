@@ -23,9 +23,8 @@ class TestRunError(Exception):
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Compiled files come along: they are known to be stale by the time of their source."""
     for part in _PARTS:
-        shutil.copytree(source / part, target / part)
+        shutil.copytree(source / part, target / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy2(source / "pyproject.toml", target)
 
 
@@ -39,7 +38,7 @@ def first_failure(tree: Path, tests: Sequence[str]) -> str | None:
     if run.returncode == 0:
         return None
     if run.returncode == 1 and failure:
-        return failure[1] + (" (it took too long)" if "Timeout" in (failure[2] or "") else "")
+        return failure[1] + (" (it took too long)" if "Timeout (>" in (failure[2] or "") else "")
     raise TestRunError(f"pytest ended with {run.returncode} in {tree}\n{run.stdout[-4000:]}{run.stderr[-4000:]}")
 
 
@@ -55,6 +54,8 @@ def _environment(tree: Path) -> dict[str, str]:
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(roots),
         "PYTHONHASHSEED": "0",
+        # A mutant of equal length, written in the same second, would be taken for what was compiled before.
+        "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
         # Wide enough for the longest name of a test and its reason.
         "COLUMNS": "400",

@@ -120,7 +120,11 @@ class SchedulerClient:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(self._socket))
                 tasks.create_task(self._tick())
-        except* SchedulerRefused as refusals:
+        except ExceptionGroup as failures:
+            # Not `except*`, which may wrap what is raised in it once more.
+            refusals = failures.subgroup(SchedulerRefused)
+            if refusals is None:
+                raise
             raise refusals.exceptions[0] from None
         finally:
             self._socket.close()

@@ -12,12 +12,11 @@ class BlockTable:
     """One sequence's blocks, one list per KV group, all of one length; `NULL_BLOCK` where a window has passed.
 
     The first `num_indexed` have been offered to the prefix cache. The first `num_passed` of each windowed group are
-    null. The first `num_awaited` are shared with sequences of the same group that wait for this one to fill them.
+    null.
     """
 
     groups: list[list[int]]
     num_indexed: int = 0
-    num_awaited: int = 0
     num_passed: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -28,9 +27,7 @@ class BlockTable:
         return len(self.groups[0])
 
     def copy(self) -> "BlockTable":
-        return BlockTable(
-            [list(blocks) for blocks in self.groups], self.num_indexed, self.num_awaited, list(self.num_passed)
-        )
+        return BlockTable([list(blocks) for blocks in self.groups], self.num_indexed, list(self.num_passed))
 
     @property
     def block_ids(self) -> list[int]:

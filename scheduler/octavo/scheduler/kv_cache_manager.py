@@ -179,8 +179,6 @@ class KVCacheManager:
         groups = begin.found
         if begin.leader is not None:
             groups = self._shared_with(begin.leader, begin.num_blocks)
-            leaders = self._tables[begin.leader]
-            leaders.num_awaited = max(leaders.num_awaited, begin.num_blocks)
             sequence.waits_for = (begin.leader, begin.num_blocks * self.block_size)
         missing = self.blocks_for(sequence.num_known) // len(self._windows) - begin.num_blocks
         table = BlockTable([[*blocks, *self._take(missing)] for blocks in groups], num_indexed=begin.num_blocks)
@@ -226,12 +224,10 @@ class KVCacheManager:
         index, offset = divmod(sequence.num_computed, self.block_size)
         if offset and not sequence.shares_last_block:
             return None
-        table = self._tables[sequence]
-        groups = table.groups
+        groups = self._tables[sequence].groups
         if not offset:
             return self._append(sequence, groups) if index >= len(groups[0]) else None
-        # Those that wait for a block want what is written to it.
-        if index < table.num_awaited or all(self._pool.ref_count(blocks[index]) == 1 for blocks in groups):
+        if all(self._pool.ref_count(blocks[index]) == 1 for blocks in groups):
             return None
         growth = Growth()
         for group, blocks in enumerate(groups):
@@ -447,8 +443,10 @@ class KVCacheManager:
         self._pool.check([*tables, *self._parked.values(), *(pin.block_ids for pin in self._pins.values())])
         self._swap_space.check()
         self._cache.check()
+        # Those that wait for a block want what is written to it; others must know that they share one.
+        awaited = {sequence.waits_for[0] for sequence in self._tables if sequence.waits_for is not None}
         for sequence, table in self._tables.items():
             index, offset = divmod(sequence.num_computed, self.block_size)
-            if offset and index >= table.num_awaited and not sequence.shares_last_block:
+            if offset and not sequence.shares_last_block and sequence not in awaited:
                 shared = [blocks[index] for blocks in table.groups if self.ref_count(blocks[index]) > 1]
                 assert not shared, f"blocks {shared} would be written to by one of several holders"
