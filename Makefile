@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 SEEDS ?= 2000
 FIRST ?= 0
 
-.PHONY: help env serve test simulate mutants bench bench-scheduler memory-figures compose-test proto lock clean
+.PHONY: help env serve test test-long simulate mutants bench bench-scheduler memory-figures compose-test proto lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,10 @@ test: $(READY)  ## Lint, type-check and run every test this machine can run
 	@$(BIN)/python -m octavo.v1.generate --check
 	@$(BIN)/buf lint proto
 	@$(BIN)/python -m pytest
+
+test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour instead of half a minute
+	@OCTAVO_TEST_LONG=20 $(BIN)/python -m pytest --timeout=3600 tests/scheduler/test_*_machine.py \
+	  tests/scheduler/test_small_scope.py tests/engine/test_beam_search_like_transformers.py
 
 mutants: $(READY)  ## Plant small bugs one at a time and see that tests find them; ARGS: --list, --only NAME ...
 	@$(BIN)/python -m tests.mutants $(ARGS)

@@ -177,7 +177,8 @@ class FakeRunner:
         for item in items:
             self._write(item)
         written = time.monotonic_ns()
-        time.sleep(self._step_s)
+        if self._step_s:
+            time.sleep(self._step_s)
         slept = time.monotonic_ns()
         sampled, candidates = self._choose(items)
         prompt_logprobs = [part for item in items for part in self._prompt_logprobs(item)]
