@@ -45,7 +45,8 @@ def first_failure(tree: Path, tests: Sequence[str]) -> str | None:
 def _command(tests: Sequence[str]) -> list[str]:
     files = [f"tests/{test}" for test in tests]
     plugins = ["-p", "no:cacheprovider", "-p", "under_test", "--hypothesis-profile=mutants"]
-    options = ["-x", "-q", "--tb=short", f"--timeout={_TEST_TIMEOUT_S}"]
+    # A temporary directory of its own: runs that clear one common place get into each other's way.
+    options = ["-x", "-q", "--tb=short", f"--timeout={_TEST_TIMEOUT_S}", "--basetemp=temporary"]
     return [sys.executable, "-m", "pytest", *plugins, *options, *files]
 
 
