@@ -41,10 +41,10 @@ SCHEDULE, ANSWER, FAIL = ("schedule",), ("answer",), ("fail",)
 
 @dataclass
 class World:
-    """One state. `unwanted` are the streams that the frontend has aborted or found the end of."""
+    """One state. `unwanted` are the streams that the frontend has aborted or found the end of, with their tokens."""
 
     cluster: Cluster
-    unwanted: list[Stream] = field(default_factory=list)
+    unwanted: dict[Stream, list[int]] = field(default_factory=dict)
     failures: int = 0
 
     def apply(self, event: Event, request: Request | None) -> set[str]:
@@ -69,7 +69,9 @@ class World:
         return seen
 
     def _give_up(self, streams: list[Stream]) -> None:
-        self.unwanted = sorted({*self.unwanted, *streams})
+        heard = {stream: list(self.cluster.streams.get(stream, [])) for stream in streams}
+        # In one order, whatever came first.
+        self.unwanted = dict(sorted((heard | self.unwanted).items()))
 
     def _forget_the_past(self) -> None:
         """What no decision depends on would make every state a new one."""
@@ -168,10 +170,12 @@ class Search:
         assert not cluster.rejected
         for stream, tokens in cluster.streams.items():
             assert tokens == self.references[stream][: len(tokens)]
-            if stream in cluster.ended:
+            if stream in world.unwanted:
+                assert tokens == world.unwanted[stream], "a token after the end"
+            elif stream in cluster.ended:
                 assert tokens == self.references[stream]
             else:
-                assert stream in world.unwanted or stream[0] in cluster.groups, "a sequence without an end"
+                assert stream[0] in cluster.groups, "a sequence without an end"
 
     def _assert_that_all_ends(self) -> None:
         """The plain course leads from every state to one that it does not leave."""
@@ -212,7 +216,7 @@ class Scope:
     num_blocks: int
     block_size: int
     num_cpu_blocks: int = 1
-    config: dict[str, Any]
+    config: dict[str, Any] = field(default_factory=dict)
     max_failures: int = 1
     parts: set[str]
     least_states: int
@@ -222,50 +226,62 @@ def request(name: str, prompt: list[int], max_tokens: int, **sampling: Any) -> R
     return msgspec.structs.replace(make_request(name, len(prompt), max_tokens, **sampling), prompt_token_ids=prompt)
 
 
-# Their prompts begin alike, and with all that they generate they do not fit side by side.
+# Prompts begin alike; two long ones do not fit side by side with all that they generate.
 SHORT = [request("a", [0], 2), request("b", [0, 1], 1)]
 LONG = [request("a", [0], 3), request("b", [0, 1], 2)]
-SAMPLES = [request("a", [0], 2, num_sequences=2, temperature=1.0), request("b", [0], 1)]
+# A prompt that takes two steps.
+SAMPLES = [request("a", [0, 1, 2], 2, num_sequences=2, temperature=1.0), request("b", [0], 1)]
 LONG_SAMPLES = [request("a", [0], 3, num_sequences=2, temperature=1.0), request("b", [0, 1], 2)]
 
+SWAP = {"preemption": Preemption.SWAP}
+ONE_DEEP = {"max_steps_in_flight": 1}
 SCOPES = {
     "recomputation, two steps deep": Scope(
+        requests=LONG,
+        num_blocks=4,
+        block_size=1,
+        max_failures=0,
+        parts={"hit", "recompute", "remap"},
+        least_states=800,
+    ),
+    "a failed step, two steps deep": Scope(
         requests=SHORT,
         num_blocks=3,
         block_size=1,
-        config={"max_num_batched_tokens": 2},
         parts={"hit", "recompute"},
+        least_states=1000,
+    ),
+    "no room to swap to": Scope(
+        requests=LONG,
+        num_blocks=4,
+        block_size=1,
+        config=SWAP | ONE_DEEP,
+        parts={"hit", "recompute", "remap"},
         least_states=1000,
     ),
     "swapping": Scope(
         requests=LONG,
         num_blocks=3,
         block_size=2,
-        config={"max_num_batched_tokens": 2, "max_steps_in_flight": 1, "preemption": Preemption.SWAP},
+        config=SWAP | ONE_DEEP,
         parts={"hit", "recompute", "swap out", "swap in"},
-        least_states=1500,
+        least_states=1200,
     ),
     "the paper's policy": Scope(
         requests=LONG,
         num_blocks=3,
         block_size=2,
-        config={
-            "max_num_batched_tokens": 2,
-            "max_steps_in_flight": 1,
-            "preemption": Preemption.SWAP,
-            "policy": Policy.PAPER,
-        },
+        config=SWAP | ONE_DEEP | {"policy": Policy.PAPER},
         parts={"hit", "recompute", "swap out", "swap in"},
         least_states=1000,
     ),
     "two samples, two steps deep": Scope(
         requests=SAMPLES,
-        num_blocks=4,
+        num_blocks=6,
         block_size=2,
-        config={"max_num_batched_tokens": 2},
         max_failures=0,
         parts={"fork", "copy", "remap"},
-        least_states=1500,
+        least_states=2000,
     ),
 }
 LONG_SCOPES = {
@@ -273,24 +289,24 @@ LONG_SCOPES = {
         requests=LONG,
         num_blocks=3,
         block_size=2,
-        config={"max_num_batched_tokens": 2, "preemption": Preemption.SWAP},
+        config=SWAP,
         parts={"hit", "recompute", "swap out", "swap in"},
         least_states=5000,
     ),
     "two samples and a failed step": Scope(
         requests=SAMPLES,
-        num_blocks=4,
+        num_blocks=6,
         block_size=2,
-        config={"max_num_batched_tokens": 2, "max_steps_in_flight": 1},
+        config=ONE_DEEP,
         parts={"fork", "copy", "remap", "recompute"},
-        least_states=3000,
+        least_states=1500,
     ),
     "two samples swapped, two steps deep": Scope(
         requests=LONG_SAMPLES,
         num_blocks=4,
         block_size=2,
         num_cpu_blocks=2,
-        config={"max_num_batched_tokens": 3, "preemption": Preemption.SWAP},
+        config=SWAP | {"max_num_batched_tokens": 3},
         max_failures=0,
         parts={"fork", "copy", "remap", "swap out", "swap in"},
         least_states=10_000,
@@ -311,7 +327,8 @@ def test_every_state_is_sound_and_leads_to_the_end(tmp_path: Path, name: str) ->
 
 
 def _empty_cluster(tmp_path: Path, scope: Scope) -> Cluster:
-    cluster = Cluster(write_fake_model(tmp_path / "model"), watermark=0.0, **scope.config)
+    config = {"watermark": 0.0, "max_num_batched_tokens": 2} | scope.config
+    cluster = Cluster(write_fake_model(tmp_path / "model"), **config)
     cluster.join(num_blocks=scope.num_blocks, block_size=scope.block_size, num_cpu_blocks=scope.num_cpu_blocks)
     cluster.core.waiting = NoAccounts()
     replica = cluster.core.replicas[1]
