@@ -39,7 +39,15 @@ def planned(batch: PagedBatch) -> attention_plan.AttentionPlan:
 
 
 def attend(batch: PagedBatch) -> Tensor:
-    return attention.paged_attention(batch.query, batch.key_cache, batch.value_cache, planned(batch), batch.scale)
+    return attention.paged_attention(
+        batch.query,
+        batch.key_cache,
+        batch.value_cache,
+        planned(batch),
+        batch.scale,
+        softcap=batch.softcap,
+        sinks=batch.sinks,
+    )
 
 
 def oracle(batch: PagedBatch) -> Tensor:
@@ -52,6 +60,8 @@ def oracle(batch: PagedBatch) -> Tensor:
         batch.query_lens,
         batch.scale,
         batch.window,
+        batch.softcap,
+        batch.sinks,
     )
 
 
@@ -103,6 +113,19 @@ def test_equals_the_reference_on_any_batch_under_any_window(
     chunks = [(query, history + query) for query, history in lengths]
     batch = random_paged_batch(chunks, block_size=block_size, group=3, kv_heads=1, head_dim=8, window=window, seed=seed)
     torch.testing.assert_close(attend(batch), oracle(batch))
+
+
+@pytest.mark.parametrize("window", [0, 7])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES.keys())
+def test_equals_the_reference_with_soft_caps_and_sinks(
+    lengths: list[tuple[int, int]], softcap: float, window: int
+) -> None:
+    batch = random_paged_batch(lengths, block_size=16, window=window)
+    sinks = torch.randn(batch.query.shape[1], generator=torch.Generator().manual_seed(1))
+    capped = replace(batch, softcap=softcap, sinks=sinks)
+    torch.testing.assert_close(attend(capped), oracle(capped))
+    assert not torch.allclose(attend(capped), attend(batch), atol=1e-3)
 
 
 def test_a_window_gathers_only_the_blocks_it_reaches_into() -> None:

@@ -47,6 +47,20 @@ def test_equals_torch_attention_on_contiguous_keys(block_size: int, group: int, 
     torch.testing.assert_close(attended, contiguous_attention(batch))
 
 
+def test_a_soft_cap_and_sinks_are_those_of_a_softmax_with_one_more_score() -> None:
+    batch = random_paged_batch([(1, 9)], block_size=4, group=2, kv_heads=1)
+    sinks = torch.tensor([0.5, -1.0])
+    attended = paged_attention(
+        batch.query, batch.key_cache, batch.value_cache, batch.block_tables, [9], [1], batch.scale, 0, 3.0, sinks
+    )
+    keys, values = (
+        cache[batch.block_tables[0, :3]].flatten(0, 1)[:9, 0] for cache in (batch.key_cache, batch.value_cache)
+    )
+    scores = 3.0 * torch.tanh(batch.query[0] @ keys.T * batch.scale / 3.0)
+    weights = torch.cat((scores, sinks[:, None]), dim=1).softmax(dim=1)
+    torch.testing.assert_close(attended[0], weights[:, :9] @ values)
+
+
 def test_a_first_token_attends_to_itself_alone() -> None:
     batch = random_paged_batch([(1, 1)], block_size=4, group=1)
     attended = paged_attention(

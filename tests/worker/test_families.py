@@ -11,13 +11,10 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 from octavo.testing.models import (
     fp32_runner,
     generate,
-    new_sequences,
-    next_item,
+    last_logits,
     transformers_greedy,
     write_tiny_model,
 )
-from octavo.worker.batch import build_batch
-from octavo.worker.model_runner import ModelRunner
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -56,20 +53,6 @@ def sliding(family: Any, **changes: Any) -> Any:
 
 
 PROMPTS = [[7], [3, 1, 4, 1, 5, 9, 2, 6], list(range(100, 180))]
-
-
-def last_logits(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
-    [sequence] = new_sequences(runner, [prompt], 0)
-    batch = build_batch([next_item(sequence, len(prompt))], len(runner.kv_groups), runner.block_size, runner._device)
-    with torch.inference_mode():
-        hidden = runner._model.forward(
-            batch.input_ids,
-            batch.positions,
-            runner._group_steps(batch),
-            runner._kv_cache.layers,
-            batch.logit_rows.rows,
-        )
-        return runner._model.logits(hidden)[0]
 
 
 @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES.keys())

@@ -1,11 +1,62 @@
 """Paged attention on any device torch knows: gather the blocks, then torch's fused attention on whole groups."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.attention_plan import AttentionPlan, DecodeGroup, PrefillTile
-from octavo.kernels.checks import check_caches, check_new_keys, check_query
+from octavo.kernels.attention_plan import AttentionPlan, DecodeGroup, PrefillTile, plan_attention
+from octavo.kernels.backend import CacheShape, GroupBatch
+from octavo.kernels.checks import check_caches, check_new_keys, check_query, check_scores
+
+
+@dataclass(frozen=True, slots=True)
+class TorchStep:
+    """What the layers of one KV group need in one step: `slot_mapping`, [tokens] int64 on the device, and the calls."""
+
+    slot_mapping: Tensor
+    plan: AttentionPlan
+
+
+class TorchAttention:
+    """`octavo.kernels.backend.AttentionBackend` in plain torch: any device, dtype, block size and head size."""
+
+    name = "torch"
+
+    def __init__(self, shape: CacheShape, device: torch.device) -> None:
+        self._shape = shape
+        self._device = device
+
+    def step(self, batch: GroupBatch) -> TorchStep:
+        shape = self._shape
+        plan = plan_attention(
+            batch.block_tables,
+            batch.context_lens,
+            batch.query_lens,
+            block_size=shape.block_size,
+            bytes_per_token=2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize,
+            dtype=shape.dtype,
+            device=self._device,
+            window=batch.window,
+        )
+        return TorchStep(batch.slot_mapping.to(self._device), plan)
+
+    def write(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, step: TorchStep) -> None:
+        reshape_and_cache(key, value, key_cache, value_cache, step.slot_mapping)
+
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        step: TorchStep,
+        scale: float,
+        *,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        return paged_attention(query, key_cache, value_cache, step.plan, scale, softcap=softcap, sinks=sinks)
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -16,25 +67,50 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
         cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, new)
 
 
-def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """How scores come of products of queries and keys."""
+
+    scale: float
+    softcap: float
+    sinks: Tensor | None
+
+    @property
+    def plain(self) -> bool:
+        return self.softcap == 0 and self.sinks is None
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    *,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Causal attention over paged keys and values, as `plan` cuts it up.
 
-    `query`: [tokens, query_heads, head_dim]; caches: [num_blocks, block_size, kv_heads, head_dim]. Returns the
-    shape and dtype of `query`. Raises `ValueError` on arguments that do not fit each other or the plan.
+    `query`: [tokens, query_heads, head_dim]; caches: [num_blocks, block_size, kv_heads, head_dim]; `softcap` and
+    `sinks` as in `octavo.kernels.reference.paged_attention`. Returns the shape and dtype of `query`. Raises
+    `ValueError` on arguments that do not fit each other or the plan.
     """
     check_caches(key_cache, value_cache)
     check_query(query, key_cache, plan.num_tokens)
+    check_scores(query, softcap, sinks)
     if key_cache.shape[1] != plan.block_size:
         raise ValueError(f"a plan for blocks of {plan.block_size} slots and a cache of {key_cache.shape[1]}")
+    scores = _Scores(scale, softcap, sinks)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for group in plan.decode_groups:
-        output.index_copy_(0, group.rows, _decode(query, key_cache, value_cache, group, scale))
+        output.index_copy_(0, group.rows, _decode(query, key_cache, value_cache, group, scores))
     for tile in plan.prefill_tiles:
-        output[tile.first_row : tile.last_row] = _prefill(query, key_cache, value_cache, tile, scale)
+        output[tile.first_row : tile.last_row] = _prefill(query, key_cache, value_cache, tile, scores)
     return output
 
 
-def _decode(query: Tensor, key_cache: Tensor, value_cache: Tensor, group: DecodeGroup, scale: float) -> Tensor:
+def _decode(query: Tensor, key_cache: Tensor, value_cache: Tensor, group: DecodeGroup, scores: _Scores) -> Tensor:
     """[batch, query_heads, head_dim]. The query heads of a KV head stand where torch expects query positions: one read
     of the keys serves them all."""
     kv_heads, head_dim = key_cache.shape[2:]
@@ -44,11 +120,12 @@ def _decode(query: Tensor, key_cache: Tensor, value_cache: Tensor, group: Decode
         cache.index_select(0, group.block_ids).view(batch, -1, kv_heads, head_dim).transpose(1, 2)
         for cache in (key_cache, value_cache)
     )
-    attended = F.scaled_dot_product_attention(packed, keys, values, attn_mask=group.mask, scale=scale)
+    sinks = None if scores.sinks is None else scores.sinks.view(1, kv_heads, -1, 1).expand(batch, -1, -1, -1)
+    attended = _attend(packed, keys, values, group.mask, scores, sinks)
     return attended.reshape(batch, -1, head_dim)
 
 
-def _prefill(query: Tensor, key_cache: Tensor, value_cache: Tensor, tile: PrefillTile, scale: float) -> Tensor:
+def _prefill(query: Tensor, key_cache: Tensor, value_cache: Tensor, tile: PrefillTile, scores: _Scores) -> Tensor:
     """[queries, query_heads, head_dim]. KV heads stand where torch expects the batch, their query heads beside each
     other: keys are shared by a stride of zero and one mask serves all."""
     kv_heads, head_dim = key_cache.shape[2:]
@@ -61,5 +138,21 @@ def _prefill(query: Tensor, key_cache: Tensor, value_cache: Tensor, tile: Prefil
         .expand(-1, grouped.shape[1], -1, -1)
         for cache in (key_cache, value_cache)
     )
-    attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=tile.mask, scale=scale)
+    sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, -1, 1, 1).expand(-1, -1, len(rows), -1)
+    attended = _attend(grouped, keys, values, tile.mask, scores, sinks)
     return attended.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scores: _Scores, sinks: Tensor | None) -> Tensor:
+    """Torch's fused attention, or its steps one by one where it has no place for a soft cap and sinks ([..., 1], for
+    each query's row of scores)."""
+    if scores.plain:
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scores.scale)
+    products = torch.matmul(query.float(), keys.float().transpose(-1, -2)) * scores.scale
+    if scores.softcap:
+        products = scores.softcap * torch.tanh(products / scores.softcap)
+    products = products + mask
+    if sinks is not None:
+        products = torch.cat((products, sinks.float()), dim=-1)
+    weights = products.softmax(dim=-1)[..., : keys.shape[-2]]
+    return torch.matmul(weights, values.float()).to(query.dtype)

@@ -65,6 +65,15 @@ def check_window(window: int) -> None:
     _require(window >= 0, f"a window of {window} tokens; 0 means none")
 
 
+def check_scores(query: Tensor, softcap: float, sinks: Tensor | None) -> None:
+    """Raises `ValueError` on a negative soft cap, and on `sinks` that are not one per head of `query`."""
+    _require(softcap >= 0, f"a soft cap of {softcap}; 0 means none")
+    _require(
+        sinks is None or sinks.shape == query.shape[1:2],
+        f"sinks {list(sinks.shape) if sinks is not None else None} for a query {list(query.shape)}",
+    )
+
+
 def check_block_ids(lowest: int) -> None:
     """Raises `ValueError` if `lowest`, the least block id that is to be read, stands for no block."""
     _require(lowest >= 0, "a block table has no block where a query looks")

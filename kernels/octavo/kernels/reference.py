@@ -4,6 +4,7 @@ Kwon et al., "Efficient Memory Management for Large Language Model Serving with 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from octavo.kernels.checks import (
     check_moves,
     check_new_keys,
     check_query,
+    check_scores,
     check_window,
 )
 
@@ -44,31 +46,49 @@ def paged_attention(
     query_lens: Sequence[int],
     scale: float,
     window: int = 0,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of each sequence's last `query_lens` tokens over its first `context_lens` cached ones.
 
     `query`: [sum(query_lens), query_heads, head_dim], sequence after sequence; `block_tables`: [sequences, blocks],
     logical to physical, rows padded with anything. Query head h reads KV head h // (query_heads / kv_heads). With a
     `window` (0: none) the token at position p sees positions p - window + 1 to p, and blocks wholly before that may be
-    negative in the table. Returns the shape and dtype of `query`. Raises `ValueError` on arguments that do not fit
-    each other.
+    negative in the table. A `softcap` c (0: none) makes c * tanh(s / c) of a score s (Gemma 2). `sinks`
+    ([query_heads]) are scores of one more key per head, whose value is zero (GPT-OSS). Returns the shape and dtype of
+    `query`. Raises `ValueError` on arguments that do not fit each other.
     """
     check_caches(key_cache, value_cache)
     check_query(query, key_cache, sum(query_lens))
     check_lengths(block_tables, context_lens, query_lens, key_cache.shape[1])
     check_window(window)
+    check_scores(query, softcap, sinks)
     output = torch.empty_like(query)
     row = 0
     for table, context, length in zip(block_tables.tolist(), context_lens, query_lens, strict=True):
         for position in range(context - length, context):
             visible = range(max(0, position + 1 - window) if window else 0, position + 1)
-            output[row] = _attend(query[row].float(), key_cache, value_cache, table, visible, scale)
+            scores = _Scores(scale, softcap, sinks)
+            output[row] = _attend(query[row].float(), key_cache, value_cache, table, visible, scores)
             row += 1
     return output
 
 
+@dataclass(frozen=True)
+class _Scores:
+    """How scores come of products of queries and keys."""
+
+    scale: float
+    softcap: float
+    sinks: Tensor | None
+
+    def __call__(self, products: Tensor) -> Tensor:
+        scores = products * self.scale
+        return self.softcap * torch.tanh(scores / self.softcap) if self.softcap else scores
+
+
 def _attend(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, table: list[int], visible: range, scale: float
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, table: list[int], visible: range, score: _Scores
 ) -> Tensor:
     """One token, [query_heads, head_dim], block by block: o = sum_j exp(q K_j) V_j / sum_j exp(q K_j).
 
@@ -79,6 +99,8 @@ def _attend(
     group = query.shape[0] // key_cache.shape[2]
     largest = torch.full((query.shape[0], 1), float("-inf"), device=query.device)
     total = torch.zeros_like(largest)
+    if score.sinks is not None:
+        largest, total = score.sinks.float()[:, None], torch.ones_like(largest)
     output = torch.zeros_like(query)
     for logical in range(visible.start // block_size, (visible.stop - 1) // block_size + 1):
         check_block_ids(table[logical])
@@ -87,7 +109,7 @@ def _attend(
         keys, values = (
             cache[table[logical], slots].float().repeat_interleave(group, dim=1) for cache in (key_cache, value_cache)
         )
-        scores = torch.einsum("hd,shd->hs", query, keys) * scale
+        scores = score(torch.einsum("hd,shd->hs", query, keys))
         # Softmax is invariant to a shift: the running maximum keeps exp in range.
         shift = torch.maximum(largest, scores.amax(dim=1, keepdim=True))
         weights = torch.exp(scores - shift)

@@ -40,9 +40,9 @@ class LogitRows:
 class Batch:
     """One step, flattened.
 
-    On the device, int64: `input_ids` and `positions` ([tokens]), `slot_mappings` (the same for each KV group; slot =
-    block id * block size + offset) and `fresh_blocks` (blocks whose first slot this step writes).
-    On the CPU, by sequence: `block_tables` (for each KV group [sequences, blocks] int64, rows padded with zeros),
+    On the device, int64: `input_ids` and `positions` ([tokens]) and `fresh_blocks` (blocks whose first slot this step
+    writes). On the CPU: `slot_mappings` (for each KV group [tokens] int64; slot = block id * block size + offset), and
+    by sequence `block_tables` (for each KV group [sequences, blocks] int64, rows padded with zeros),
     `context_lens` (tokens in the cache once this step has written its own) and `query_lens` (tokens of this step).
     """
 
@@ -76,7 +76,7 @@ def build_batch(items: list[WorkItem], num_groups: int, block_size: int, device:
     return Batch(
         input_ids=_tensor(_token_ids(items), device),
         positions=_tensor(positions, device),
-        slot_mappings=[_tensor(block_ids * block_size + offsets, device) for block_ids in blocks],
+        slot_mappings=[torch.from_numpy(block_ids * block_size + offsets) for block_ids in blocks],
         fresh_blocks=_tensor(np.concatenate([block_ids[offsets == 0] for block_ids in blocks]), device),
         logit_rows=_logit_rows(items, first_rows.tolist(), device),
         block_tables=[torch.from_numpy(table) for table in tables],

@@ -2,11 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 
-from octavo.worker.models.config import DecoderConfig
+from octavo.kernels.backend import CacheShape
+
+
+class ModelShape(Protocol):
+    """What the KV cache and the contract with the scheduler need to know of a model. `windows`: how many tokens each
+    layer attends to, the querying one included; 0: all."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def windows(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +48,12 @@ class KVLayout:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, config: DecoderConfig, block_size: int, dtype: torch.dtype) -> Self:
+    def of(cls, config: ModelShape, block_size: int, dtype: torch.dtype) -> Self:
         return cls(group_layers(config.windows), block_size, config.num_kv_heads, config.head_dim, dtype)
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        return CacheShape(self.block_size, self.num_kv_heads, self.head_dim, self.dtype)
 
     @property
     def layers_per_group(self) -> int:

@@ -6,13 +6,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo.kernels.attention_plan import plan_attention
+from octavo.kernels.attention import TorchAttention
+from octavo.kernels.backend import GroupBatch
 from octavo.wire.model_directory import fingerprint, model_name
 from octavo.wire.steps import MAX_BLOCK_SIZE, BlockMoves, KVGroup, ModelInfo, StepTimes
 from octavo.worker.batch import Batch, build_batch
 from octavo.worker.kv_cache import KVCache, num_blocks_in
 from octavo.worker.kv_layout import KVLayout
-from octavo.worker.models.llama import GroupStep
+from octavo.worker.models.decoder import PagedStep
 from octavo.worker.models.registry import load_model
 from octavo.worker.prompt_logprobs import prompt_logprobs
 from octavo.worker.runner import StepOutput
@@ -34,7 +35,8 @@ class ModelRunner:
 
     `dtype` is one of `DTYPES`. `num_blocks`, if given, wins over `kv_cache_memory` (bytes; None: a share of what is
     free), and `num_cpu_blocks` over `swap_memory` (bytes; None: a quarter of the device blocks). `max_model_len`
-    shortens the model's context; `threads` is torch's number of threads, of the whole process.
+    shortens the model's context; `threads` is torch's number of threads, of the whole process; `load_format` is one of
+    `octavo.wire.model_directory.LOAD_FORMATS`.
     Raises `ModelRunnerError`, `ConfigError`, `WeightsError` or `KVCacheError`.
     """
 
@@ -51,6 +53,7 @@ class ModelRunner:
         swap_memory: int | None = None,
         max_model_len: int | None = None,
         threads: int | None = None,
+        load_format: str = "auto",
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
@@ -59,13 +62,20 @@ class ModelRunner:
         self._device = _torch_device(device)
         self._dtype = _torch_dtype(dtype, self._device)
         with torch.inference_mode():
-            self._model = load_model(directory, dtype=self._dtype, device=self._device, max_model_len=max_model_len)
+            self._model = load_model(
+                directory,
+                dtype=self._dtype,
+                device=self._device,
+                max_model_len=max_model_len,
+                load_format=load_format,
+            )
             config = self._model.config
             self._layout = KVLayout.of(config, block_size, self._dtype)
             self.num_blocks = (
                 num_blocks_in(kv_cache_memory, self._layout, self._device) if num_blocks is None else num_blocks
             )
             self.num_cpu_blocks = _num_cpu_blocks(num_cpu_blocks, swap_memory, self._layout, self.num_blocks)
+            self._attention = TorchAttention(self._layout.cache_shape, self._device)
             self._kv_cache = KVCache(
                 self._layout, num_blocks=self.num_blocks, num_cpu_blocks=self.num_cpu_blocks, device=self._device
             )
@@ -73,7 +83,7 @@ class ModelRunner:
         self.kv_groups = [KVGroup(group.window) for group in self._layout.groups]
         self.model = ModelInfo(
             name=model_name(directory),
-            fingerprint=fingerprint(directory),
+            fingerprint=fingerprint(directory, load_format),
             dtype=str(self._dtype).removeprefix("torch."),
             vocab_size=config.vocab_size,
             max_model_len=config.max_model_len,
@@ -91,11 +101,11 @@ class ModelRunner:
         if not items:
             return StepOutput([], [], [], StepTimes((self._now() - began) // 1000, 0, 0))
         batch = build_batch(items, len(self.kv_groups), self.block_size, self._device)
-        groups = self._group_steps(batch)
+        step = self._paged_step(batch)
         prepared = self._now()
         self._kv_cache.clear(batch.fresh_blocks)
         wanted = batch.logit_rows
-        hidden = self._model.forward(batch.input_ids, batch.positions, groups, self._kv_cache.layers, wanted.rows)
+        hidden = self._model.forward(step)
         logits = self._model.logits(hidden[: wanted.num_choosing])
         computed = self._now()
         choices = choose(_by_chooser(logits, wanted.chooser_rows), wanted.choosers)
@@ -107,21 +117,21 @@ class ModelRunner:
         )
         return StepOutput(choices.sampled, choices.candidates, prompts, times)
 
-    def _group_steps(self, batch: Batch) -> list[GroupStep]:
-        plans = (
-            plan_attention(
-                block_tables,
-                batch.context_lens,
-                batch.query_lens,
-                block_size=self.block_size,
-                bytes_per_token=self._layout.bytes_per_layer_token,
-                dtype=self._dtype,
-                device=self._device,
-                window=group.window,
+    def _paged_step(self, batch: Batch) -> PagedStep:
+        groups = (
+            GroupBatch(slot_mapping, block_tables, batch.context_lens, batch.query_lens, group.window)
+            for group, slot_mapping, block_tables in zip(
+                self.kv_groups, batch.slot_mappings, batch.block_tables, strict=True
             )
-            for group, block_tables in zip(self.kv_groups, batch.block_tables, strict=True)
         )
-        return [GroupStep(slots, plan) for slots, plan in zip(batch.slot_mappings, plans, strict=True)]
+        return PagedStep(
+            input_ids=batch.input_ids,
+            positions=batch.positions,
+            rows=batch.logit_rows.rows,
+            attention=self._attention,
+            groups=[self._attention.step(group) for group in groups],
+            caches=self._kv_cache.layers,
+        )
 
     def _now(self) -> int:
         """Nanoseconds, once the device has done what it was given."""

@@ -11,6 +11,7 @@ import torch
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMoves
+from octavo.worker.batch import build_batch
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.prepare import prepare_bundled_model
 from octavo.worker.runner import Runner, StepOutput
@@ -85,6 +86,17 @@ def next_item(sequence: WorkerSequence, num_tokens: int, *followers: WorkerSeque
     """The work on the sequence's next `num_tokens` tokens."""
     reached = sequence.num_computed + num_tokens == len(sequence.token_ids)
     return WorkItem(sequence, sequence.num_computed, num_tokens, (sequence, *followers) if reached else ())
+
+
+def last_logits(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
+    """[vocab_size]: the logits after `prompt`, computed in one step."""
+    [sequence] = new_sequences(runner, [prompt], 0)
+    batch = build_batch(
+        [next_item(sequence, len(prompt))], len(runner.kv_groups), runner.block_size, torch.device("cpu")
+    )
+    with torch.inference_mode():
+        hidden = runner._model.forward(runner._paged_step(batch))
+        return runner._model.logits(hidden)[0]
 
 
 def run_items(runner: Runner, items: list[WorkItem], moves: BlockMoves = NO_MOVES) -> StepOutput:

@@ -19,6 +19,8 @@ class PagedBatch:
     query_lens: list[int]
     scale: float
     window: int
+    softcap: float = 0.0
+    sinks: Tensor | None = None
 
 
 def random_paged_batch(

@@ -9,35 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.attention import paged_attention, reshape_and_cache
-from octavo.kernels.attention_plan import AttentionPlan
-from octavo.worker.kv_cache import LayerCache
 from octavo.worker.linear import Linear
 from octavo.worker.models.config import DecoderConfig
-from octavo.worker.models.rotary import RotaryEmbedding, rotate
-from octavo.worker.weights import Checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class GroupStep:
-    """Where the layers of one KV group write a batch's keys and values, and what they read.
-
-    `slot_mapping`: [tokens] int64.
-    """
-
-    slot_mapping: Tensor
-    attention: AttentionPlan
-
-
-@dataclass(frozen=True, slots=True)
-class StepTensors:
-    """What every layer of one forward pass needs to know of the batch.
-
-    `groups`: by KV group; `angles`: the rotary table's rows for the tokens.
-    """
-
-    groups: list[GroupStep]
-    angles: tuple[Tensor, Tensor]
+from octavo.worker.models.decoder import PagedStep
+from octavo.worker.models.rotary import Angles, RotaryEmbedding, rotate
+from octavo.worker.weights import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +39,12 @@ class Attention:
         self._output = output
         self._norms = norms
 
-    def __call__(self, hidden: Tensor, cache: LayerCache, step: StepTensors) -> Tensor:
-        group = step.groups[cache.group]
+    def __call__(self, hidden: Tensor, layer: int, step: PagedStep, angles: Angles) -> Tensor:
         heads = self._qkv(hidden).view(len(hidden), -1, self._head_dim)
-        rotated = rotate(self._normed(heads[:, : self._rotated_heads]), step.angles)
+        rotated = rotate(self._normed(heads[:, : self._rotated_heads]), angles)
         query, key = rotated[:, : self._query_heads], rotated[:, self._query_heads :]
         value = heads[:, self._rotated_heads :]
-        reshape_and_cache(key, value, cache.keys, cache.values, group.slot_mapping)
-        attended = paged_attention(query, cache.keys, cache.values, group.attention, self._scale)
-        return self._output(attended.flatten(1))
+        return self._output(step.attend(layer, query, key, value, self._scale).flatten(1))
 
     def _normed(self, heads: Tensor) -> Tensor:
         if self._norms is None:
@@ -101,8 +74,8 @@ class DecoderLayer:
     post_attention_norm: RMSNorm
     mlp: MLP
 
-    def __call__(self, hidden: Tensor, cache: LayerCache, step: StepTensors) -> Tensor:
-        hidden = hidden + self.attention(self.input_norm(hidden), cache, step)
+    def __call__(self, hidden: Tensor, layer: int, step: PagedStep, angles: Angles) -> Tensor:
+        hidden = hidden + self.attention(self.input_norm(hidden), layer, step, angles)
         return hidden + self.mlp(self.post_attention_norm(hidden))
 
 
@@ -112,7 +85,7 @@ class LlamaModel:
     Raises `WeightsError` if the checkpoint is not that of `config`.
     """
 
-    def __init__(self, config: DecoderConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: DecoderConfig, checkpoint: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
         loader = _Loader(config, checkpoint, dtype, device)
         self.config = config
         self._rotary = RotaryEmbedding(config.rotary, config.head_dim, config.max_model_len, dtype, device)
@@ -122,19 +95,13 @@ class LlamaModel:
         self._lm_head = loader.lm_head(self._embedding)
         checkpoint.finish()
 
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, groups: list[GroupStep], caches: list[LayerCache], rows: Tensor
-    ) -> Tensor:
-        """The last hidden states of `rows`, [len(rows), hidden_size], for `logits`.
-
-        `input_ids`, `positions`: [tokens] int64, sequence after sequence; `groups`: by KV group; `caches`: by layer;
-        `rows`: int64 indices into the tokens.
-        """
-        step = StepTensors(groups, self._rotary.at(positions))
-        hidden = F.embedding(input_ids, self._embedding)
-        for layer, cache in zip(self._layers, caches, strict=True):
-            hidden = layer(hidden, cache, step)
-        return self._norm(hidden.index_select(0, rows))
+    def forward(self, step: PagedStep) -> Tensor:
+        """The last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
+        angles = self._rotary.at(step.positions)
+        hidden = F.embedding(step.input_ids, self._embedding)
+        for index, layer in enumerate(self._layers):
+            hidden = layer(hidden, index, step, angles)
+        return self._norm(hidden.index_select(0, step.rows))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab_size], of what `forward` gave."""
@@ -144,7 +111,7 @@ class LlamaModel:
 class _Loader:
     """Builds layers from a checkpoint's tensors, fusing what is multiplied with the same input."""
 
-    def __init__(self, config: DecoderConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: DecoderConfig, checkpoint: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
         self._config = config
         self._checkpoint = checkpoint
         self._dtype = dtype

@@ -4,13 +4,18 @@ from pathlib import Path
 
 import torch
 
+from octavo.worker.loading import open_weights
 from octavo.worker.models.config import read_config
 from octavo.worker.models.llama import LlamaModel
-from octavo.worker.weights import Checkpoint
 
 
 def load_model(
-    directory: Path, *, dtype: torch.dtype, device: torch.device, max_model_len: int | None = None
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int | None = None,
+    load_format: str = "auto",
 ) -> LlamaModel:
     """The model in `directory`, its weights on `device` in `dtype`; `max_model_len` shortens its context.
 
@@ -18,4 +23,4 @@ def load_model(
     `WeightsError`.
     """
     config = read_config(directory, max_model_len)
-    return LlamaModel(config, Checkpoint(directory), dtype, device)
+    return LlamaModel(config, open_weights(directory, load_format), dtype, device)

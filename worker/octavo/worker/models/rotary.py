@@ -7,6 +7,9 @@ from torch import Tensor
 
 from octavo.worker.models.config import RotaryConfig
 
+# Cosines and signed sines of a step's tokens, each [tokens, 1, head_dim].
+Angles = tuple[Tensor, Tensor]
+
 
 class RotaryEmbedding:
     """The table of angles for positions 0 to `max_position` - 1, kept in `dtype`."""
@@ -20,7 +23,7 @@ class RotaryEmbedding:
         # The minus of rotating by 90 degrees is folded into the table.
         self._signed_sin = torch.cat((-sin, sin), dim=-1).to(device, dtype)
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def at(self, positions: Tensor) -> Angles:
         """Cosines and signed sines of `positions` ([tokens]), each [tokens, 1, head_dim]: for `rotate`."""
         return (
             self._cos.index_select(0, positions).unsqueeze(1),
@@ -28,7 +31,7 @@ class RotaryEmbedding:
         )
 
 
-def rotate(heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(heads: Tensor, angles: Angles) -> Tensor:
     """`heads` ([tokens, heads, head_dim]) turned by their positions' `angles`."""
     cos, signed_sin = angles
     first, second = heads.chunk(2, dim=-1)
