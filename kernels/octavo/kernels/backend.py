@@ -35,10 +35,12 @@ class AttentionBackend(Protocol):
     """Paged attention of one kind of device.
 
     Caches are [num_blocks, block_size, kv_heads, head_dim], but how a block's bytes lie inside it is the backend's own
-    affair: whoever moves blocks moves them whole, and only `write` and `attend` look into them.
+    affair: whoever moves blocks moves them whole, and only `write` and `attend` look into them. If it `masks_unwritten`,
+    what lies in a slot that was never written may be anything; else it must be finite.
     """
 
     name: str
+    masks_unwritten: bool
 
     def step(self, batch: GroupBatch) -> Any:
         """What all layers of a group need in one step, made once: an argument for `write` and `attend`.

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.checks import check_moves
+from octavo.kernels.native.library import NativeUnavailable, load
+from octavo.kernels.native.moves import move_blocks
 
 _BLOCK_DIM = 2
 
@@ -17,10 +19,30 @@ def copy_blocks(cache: Tensor, moves: Sequence[tuple[int, int]]) -> None:
 
 def swap_blocks(source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]) -> None:
     """Copies blocks from one cache to another, which may be on another device, in place: one gather, one transfer, one
-    scatter. All blocks are read before any is written. Arguments as in `octavo.kernels.reference.move_blocks`."""
+    scatter, or on the CPU one pass over the blocks. All blocks are read before any is written. Arguments as in
+    `octavo.kernels.reference.move_blocks`."""
     check_moves(source, target, moves)
-    if not moves:
-        return
+    if moves and not _move_natively(source, target, moves):
+        _gather_and_scatter(source, target, moves)
+
+
+def _move_natively(source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]) -> bool:
+    """Whether the native kernel could do it, and did."""
+    if source.device.type != "cpu" or target.device.type != "cpu":
+        return False
+    if not (source.is_contiguous() and target.is_contiguous()):
+        return False
+    if source is target and not {read for read, _ in moves}.isdisjoint(written for _, written in moves):
+        return False
+    try:
+        library = load()
+    except NativeUnavailable:
+        return False
+    move_blocks(library, source, target, moves)
+    return True
+
+
+def _gather_and_scatter(source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]) -> None:
     sources, targets = torch.tensor(moves, dtype=torch.int64).unbind(1)
     shape = (*source.shape[:_BLOCK_DIM], len(moves), *source.shape[_BLOCK_DIM + 1 :])
     gathered = _staging(shape, source, target)

@@ -1,5 +1,7 @@
 """The paged keys and values of one worker: a tensor on its device, one on the CPU, and how many blocks of them fit."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.cache_ops import copy_blocks, swap_blocks
+from octavo.kernels.native.memory import zeros
 from octavo.wire.steps import BlockMove, BlockMoves
 from octavo.worker.kv_layout import KVLayout
 
@@ -37,11 +40,10 @@ class KVCache:
     def __init__(self, layout: KVLayout, *, num_blocks: int, num_cpu_blocks: int, device: torch.device) -> None:
         if num_blocks < 1:
             raise KVCacheError(f"{num_blocks} KV blocks are asked for; a sequence needs at least one")
-        self._blocks = _allocate(layout, num_blocks, device, "--kv-cache-memory")
-        # Pinned, a GPU reads and fills it fastest.
-        self._cpu_blocks = _allocate(
-            layout, num_cpu_blocks, torch.device("cpu"), "--swap-memory", pinned=device.type == "cuda"
-        )
+        with _room_for(layout, num_blocks, device, "--kv-cache-memory"):
+            self._blocks = _device_blocks(layout.shape(num_blocks), layout.dtype, device)
+        with _room_for(layout, num_cpu_blocks, torch.device("cpu"), "--swap-memory"):
+            self._cpu_blocks = _cpu_blocks(layout.shape(num_cpu_blocks), layout.dtype, device)
         self.layers = _layer_caches(layout, self._blocks)
 
     def move(self, moves: BlockMoves) -> None:
@@ -60,11 +62,22 @@ class KVCache:
             self._blocks.index_fill_(2, block_ids, 0)
 
 
-def _allocate(layout: KVLayout, num_blocks: int, device: torch.device, option: str, *, pinned: bool = False) -> Tensor:
+def _device_blocks(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return zeros(shape, dtype, touched=True)
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _cpu_blocks(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Pinned where a GPU swaps to them: it reads and fills them fastest so. Else they take no memory until used."""
+    return zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+
+@contextmanager
+def _room_for(layout: KVLayout, num_blocks: int, device: torch.device, option: str) -> Iterator[None]:
     try:
-        # Zeros cost nothing on the CPU until a page is touched, and unwritten slots are read under a mask.
-        return torch.zeros(layout.shape(num_blocks), dtype=layout.dtype, device=device, pin_memory=pinned)
-    except RuntimeError as error:
+        yield
+    except (OSError, RuntimeError) as error:
         raise KVCacheError(
             f"{num_blocks} KV blocks of {layout.block_size} tokens take {num_blocks * layout.bytes_per_block} bytes,"
             f" which {device} does not have; give fewer with {option}"

@@ -1,13 +1,63 @@
-"""Linear layers: weights prepacked for oneDNN where torch has it, else `F.linear`."""
+"""Linear layers: by Octavo's own kernels on the CPU, else by oneDNN's prepacked weights, else by `F.linear`.
+
+The first give a row the same result whatever rows are beside it. The second come from operations that are private to
+torch: they stay in this file and are tried before they are trusted.
+"""
 
 import functools
+from collections.abc import Callable
+from enum import Enum
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.kernels.native.library import NativeUnavailable, load
+from octavo.kernels.native.linear import NativeLinear
+from octavo.kernels.native.structs import Activation
+
 # The batch size oneDNN lays a weight out for. Measured: good from 1 to 64 rows.
 _PREPACK_ROWS = 64
+
+# By the names that config.json gives them.
+ACTIVATIONS = MappingProxyType[str, Callable[[Tensor], Tensor]](
+    {"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh")}
+)
+_NATIVE_ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
+
+
+class LinearKind(Enum):
+    """What multiplies."""
+
+    NATIVE = "native"
+    ONEDNN = "onednn"
+    PLAIN = "plain"
+
+
+def best_kind(weight: Tensor) -> LinearKind:
+    """The fastest that this machine has for `weight`."""
+    if weight.device.type != "cpu":
+        return LinearKind.PLAIN
+    matrix_unit = weight.dtype == torch.bfloat16 and _has_matrix_unit()
+    if not matrix_unit and _native_takes(weight):
+        return LinearKind.NATIVE
+    return LinearKind.ONEDNN if prepacking_available(weight.dtype) else LinearKind.PLAIN
+
+
+def _native_takes(weight: Tensor) -> bool:
+    try:
+        load()
+    except NativeUnavailable:
+        return False
+    return weight.dtype in (torch.float32, torch.bfloat16) and weight.shape[1] % 2 == 0
+
+
+@functools.cache
+def _has_matrix_unit() -> bool:
+    """Whether this CPU has a unit for bf16 matrices (AMX), which oneDNN uses and our kernels do not."""
+    supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool(supported and supported())
 
 
 @functools.cache
@@ -26,24 +76,62 @@ def prepacking_available(dtype: torch.dtype) -> bool:
 class Linear:
     """y = x W^T + b for x of [tokens, in_features].
 
-    Prepacked, a row of the result does not depend on how many rows there are.
+    Unless `kind` is `PLAIN`, a row of the result does not depend on how many rows there are. `native` holds the weight
+    where `kind` is `NATIVE`.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, prepack: bool | None = None) -> None:
-        """`weight`: [out_features, in_features]; `bias`: [out_features]. `prepack` None: where available."""
-        if prepack is None:
-            prepack = weight.device.type == "cpu" and prepacking_available(weight.dtype)
-        self.prepacked = prepack
-        self._weight = _prepack(weight) if prepack else weight
-        self._bias = bias
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, kind: LinearKind | None = None) -> None:
+        """`weight`: [out_features, in_features]; `bias`: [out_features]. `kind` None: `best_kind`."""
+        self.kind = best_kind(weight) if kind is None else kind
+        self.native = NativeLinear(load(), weight, bias) if self.kind is LinearKind.NATIVE else None
+        self._multiply = self.native or _torch_linear(self.kind, weight, bias)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        if not self.prepacked:
-            return F.linear(inputs, self._weight, self._bias)
-        if len(inputs) > 1:
-            return _prepacked_linear(inputs, self._weight, self._bias)
-        # oneDNN multiplies a single row in another order, and so to other last bits, than the same row among others.
-        return _prepacked_linear(inputs.expand(2, -1), self._weight, self._bias)[:1]
+        return self._multiply(inputs)
+
+    def to_float(self, inputs: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """The result in fp32; not rounded to the weight's dtype before, where that can be had. Written to `out`, [tokens,
+        out_features] fp32, if that is given."""
+        if self.native:
+            return self.native.to_float(inputs, out=out)
+        result = self._multiply(inputs)
+        return result.float() if out is None else out.copy_(result)
+
+
+class GatedLinear:
+    """activation(gate(x)) * up(x) for x of [tokens, in_features], gate and up fused. `native` as in `Linear`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str, *, kind: LinearKind | None = None) -> None:
+        """`weight`: [2 * out_features, in_features], rows of gate, then of up; `activation` one of `ACTIVATIONS`."""
+        native = _NATIVE_ACTIVATIONS.get(activation)
+        chosen = best_kind(weight) if kind is None else kind
+        if chosen is LinearKind.NATIVE and native is None:
+            chosen = LinearKind.ONEDNN if prepacking_available(weight.dtype) else LinearKind.PLAIN
+        self.kind = chosen
+        self.activation = activation
+        self.native = NativeLinear(load(), weight, bias, native) if chosen is LinearKind.NATIVE else None
+        self._multiply = self.native or _torch_linear(chosen, weight, bias)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        products = self._multiply(inputs)
+        if self.native:
+            return products
+        gate, up = products.chunk(2, dim=-1)
+        return ACTIVATIONS[self.activation](gate).mul_(up)
+
+
+def _torch_linear(kind: LinearKind, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    if kind is LinearKind.PLAIN:
+        return lambda inputs: F.linear(inputs, weight, bias)
+    packed = _prepack(weight)
+    return lambda inputs: _invariant_linear(inputs, packed, bias)
+
+
+def _invariant_linear(inputs: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    if len(inputs) > 1:
+        return _prepacked_linear(inputs, packed, bias)
+    # oneDNN multiplies a single row in another order, and so to other last bits, than the same row among others.
+    return _prepacked_linear(inputs.expand(2, -1), packed, bias)[:1]
 
 
 def _prepack(weight: Tensor) -> Tensor:

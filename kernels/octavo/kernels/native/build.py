@@ -1,0 +1,110 @@
+"""Compiles the CPU kernels: `python -m octavo.kernels.native.build`, and a step of installing from source.
+
+Needs a C++17 compiler with OpenMP, and nothing else: it runs before Octavo is installed. On x86-64 every instruction
+set that the kernels know is compiled; which one runs is decided by the CPU at start.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "src"
+# In a folder of its own: beside modules its suffix would make it one.
+LIBRARY = Path(__file__).parent / "lib" / "liboctavo_kernels.so"
+
+_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi"]
+_AVX512 = ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
+_VARIANTS = {
+    "x86_64": {
+        "portable": [],
+        "avx2": ["-mavx2", "-mfma"],
+        "avx512": _AVX512,
+        "avx512_bf16": [*_AVX512, "-mavx512bf16"],
+    }
+}
+_COMPILERS = ("g++", "c++", "clang++")
+
+
+class BuildError(Exception):
+    """The kernels cannot be compiled here, with what to do about it."""
+
+
+def source_hash() -> str:
+    """Identifies what a library was compiled from, and for what kind of machine."""
+    digest = hashlib.sha256(repr((platform.machine(), _FLAGS, _variants())).encode())
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def is_current(library: Path = LIBRARY) -> bool:
+    """Whether `library` was compiled from the sources as they are."""
+    return library.is_file() and source_hash().encode() in library.read_bytes()
+
+
+def build(library: Path = LIBRARY) -> None:
+    """Compiles the kernels into `library`, all or nothing. Raises `BuildError`."""
+    compiler = find_compiler()
+    library.parent.mkdir(exist_ok=True)
+    # Before the compiler reads them: what is changed meanwhile must show.
+    defines = [f'-DOCTAVO_SOURCES="{source_hash()}"']
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as folder:
+        objects = [(name, flags, Path(folder, f"{name}.o")) for name, flags in _variants().items()]
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            list(pool.map(lambda item: _compile_variant(compiler, *item), objects))
+        partial = Path(folder, library.name)
+        main = str(SOURCES / "library.cpp")
+        _run([compiler, *_FLAGS, *defines, "-shared", main, *(str(path) for *_, path in objects), "-o", str(partial)])
+        partial.rename(library)
+
+
+def find_compiler() -> str:
+    """The compiler to use: `$CXX`, else the first of the usual names. Raises `BuildError` if there is none."""
+    names = [chosen] if (chosen := os.environ.get("CXX")) else list(_COMPILERS)
+    for name in names:
+        if found := shutil.which(name):
+            return found
+    raise BuildError(
+        f"no C++ compiler is found as {' or '.join(names)}; on Debian or Ubuntu: apt-get install"
+        " g++, or name one in CXX"
+    )
+
+
+def _variants() -> dict[str, list[str]]:
+    """The flags of each that this kind of machine may run."""
+    return _VARIANTS.get(platform.machine(), {"portable": []})
+
+
+def _compile_variant(compiler: str, name: str, flags: list[str], target: Path) -> None:
+    defines = [f"-DOCTAVO_VARIANT={name}", f'-DOCTAVO_VARIANT_NAME="{name}"']
+    _run([compiler, *_FLAGS, *flags, *defines, "-c", str(SOURCES / "variant.cpp"), "-o", str(target)])
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise BuildError(f"{' '.join(command)} failed:\n{result.stderr.strip()[-4000:]}")
+
+
+def not_compiled(error: Exception) -> str:
+    """What to tell whoever installs Octavo where `build` raises `error`: a line, then maybe a compiler's words."""
+    return f"Octavo's CPU kernels are not compiled, and without them models run slower on a CPU: {error}"
+
+
+def main() -> None:
+    """Compiles and says so; one line on standard error and status 1 if that cannot be."""
+    try:
+        build()
+    except (BuildError, OSError) as error:
+        sys.exit(not_compiled(error))
+    print(f"compiled {LIBRARY}")
+
+
+if __name__ == "__main__":
+    main()

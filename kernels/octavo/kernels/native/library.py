@@ -1,0 +1,83 @@
+"""The compiled kernels, loaded once, or the reason why not."""
+
+import ctypes
+import functools
+import os
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+
+# Before the library: both then share the OpenMP runtime that torch brings, and with it one team of threads.
+import torch  # noqa: F401
+
+from octavo.kernels.native import structs
+from octavo.kernels.native.build import LIBRARY, source_hash
+
+# Names a variant to use instead of the CPU's best, or `none`.
+VARIANT_VARIABLE = "OCTAVO_CPU_KERNELS"
+
+_BUILD = "run `python -m octavo.kernels.native.build` with a C++ compiler installed (on Debian or Ubuntu: g++)"
+
+
+class NativeUnavailable(Exception):
+    """There are no compiled kernels to use, with the reason and what to do about it."""
+
+
+@dataclass(frozen=True)
+class NativeLibrary:
+    """The loaded functions of `src/library.cpp`; `variant` is the instruction set that they use."""
+
+    variant: str
+    functions: ctypes.CDLL
+
+
+@functools.cache
+def load() -> NativeLibrary:
+    """The library for this CPU, or the variant that `OCTAVO_CPU_KERNELS` names. Raises `NativeUnavailable`."""
+    wanted = os.environ.get(VARIANT_VARIABLE) or None
+    if wanted == "none":
+        raise NativeUnavailable(f"{VARIANT_VARIABLE}=none turns them off")
+    if not LIBRARY.is_file():
+        raise NativeUnavailable(f"they were not compiled when Octavo was installed; {_BUILD}")
+    try:
+        functions = ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        raise NativeUnavailable(f"{LIBRARY} cannot be loaded ({error}); {_BUILD}") from error
+    functions.octavo_sources.restype = c_char_p
+    if functions.octavo_sources().decode() != source_hash():
+        raise NativeUnavailable(f"they were compiled from other sources than these; {_BUILD}")
+    _declare(functions)
+    variant = functions.octavo_choose(wanted.encode() if wanted else None)
+    if variant is None:
+        raise NativeUnavailable(f"{VARIANT_VARIABLE}={wanted} is no variant that this CPU runs")
+    return NativeLibrary(variant.decode(), functions)
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    for name, result, arguments in (
+        ("octavo_choose", c_char_p, [c_char_p]),
+        ("octavo_pack_weight", None, [c_void_p, c_void_p, c_int64, c_int64, c_int32]),
+        ("octavo_linear", None, [POINTER(structs.LinearOp), c_void_p, c_void_p, c_int64, c_int32, c_int32]),
+        ("octavo_norm", None, [POINTER(structs.NormOp), c_void_p, c_void_p, c_int64, c_int32, c_int32]),
+        (
+            "octavo_write",
+            None,
+            [
+                *(c_void_p, c_void_p, c_int64, c_int64),
+                *(POINTER(structs.LayerCachePointers), POINTER(structs.GroupStep)),
+                *(c_int64, c_int64, c_int64, c_int32, c_int32),
+            ],
+        ),
+        (
+            "octavo_attend",
+            None,
+            [
+                *(POINTER(structs.AttentionOp), c_void_p, c_void_p),
+                *(POINTER(structs.GroupStep), POINTER(structs.LayerCachePointers)),
+                *(c_int32, c_int32),
+            ],
+        ),
+        ("octavo_move_blocks", None, [c_void_p, c_void_p, c_void_p, *[c_int64] * 5, c_int32]),
+        ("octavo_run", None, [POINTER(structs.Run)]),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments

@@ -1,0 +1,36 @@
+"""RMSNorm (Zhang and Sennrich, 2019) by Octavo's own kernel."""
+
+from ctypes import byref
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.native.structs import DTYPES, Epilogue, NormOp
+
+
+def norm_op(weight: Tensor, eps: float, *, x_stride: int, y_stride: int, added: float | None = None) -> NormOp:
+    """x / rms(x) * weight over rows of len(weight), or y + `added` times that. `weight` is fp32 and must outlive the
+    operation."""
+    if weight.dtype != torch.float32 or not weight.is_contiguous():
+        raise ValueError(f"a norm's weight is fp32 without gaps, not {weight.dtype} of strides {weight.stride()}")
+    epilogue = Epilogue.STORE if added is None else Epilogue.ADD
+    return NormOp(weight.data_ptr(), len(weight), x_stride, y_stride, eps, 1.0 if added is None else added, epilogue)
+
+
+def rms_norm(library: NativeLibrary, inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Of `inputs`, [rows, size], fp32 or bf16, in their dtype; computed in fp32. `weight`: [size] fp32."""
+    if inputs.shape[1:] != weight.shape or inputs.dtype not in DTYPES:
+        raise ValueError(f"inputs {list(inputs.shape)} {inputs.dtype} for a norm over {len(weight)}")
+    inputs = inputs.contiguous()
+    outputs = torch.empty_like(inputs)
+    op = norm_op(weight, eps, x_stride=len(weight), y_stride=len(weight))
+    library.functions.octavo_norm(
+        byref(op),
+        inputs.data_ptr(),
+        outputs.data_ptr(),
+        len(inputs),
+        DTYPES[inputs.dtype],
+        torch.get_num_threads(),
+    )
+    return outputs

@@ -1,0 +1,278 @@
+// Paged attention, decode and prefill alike: a few rows of queries against 64 keys at a time, softmax online (Milakov and
+// Gimelshein, 2018), as in FlashAttention. Keys are always taken in the same 64s, counted from position 0, so that a
+// row's result depends neither on the rows beside it nor on how its prompt was cut into chunks.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "cache.h"
+#include "types.h"
+#include "vector.h"
+
+namespace octavo::OCTAVO_VARIANT {
+
+constexpr int kAttentionRows = kSums / 2;
+constexpr int kColumns = kSums >= 24 ? 4 : kSums >= 6 ? 2 : 1;  // registers of a head's values done at a time
+constexpr int kTiles = 4;  // of 16 keys
+constexpr int kChunk = kTiles * kLanes;
+constexpr float kLowest = -3.0e38f;
+
+// The 16 keys (or values) from a position on, for one KV head; null where no row may look.
+template <typename T>
+struct Tile {
+  const T* keys;
+  const T* values;
+};
+
+// The queries of one sequence and KV head. Row r is query head r % group of the sequence's token r / group.
+template <typename T>
+struct Rows {
+  const Attention& op;
+  const T* x;
+  T* y;
+  int64_t first_token;  // row of x of the sequence's first token in this step
+  int64_t history;      // its position
+  int64_t kv_head, group, window;
+
+  OCTAVO_INLINE int64_t position(int64_t row) const { return history + row / group; }
+  OCTAVO_INLINE int64_t lowest(int64_t row) const {
+    const int64_t begin = window ? position(row) + 1 - window : 0;
+    return begin > 0 ? begin : 0;
+  }
+  OCTAVO_INLINE int64_t head(int64_t row) const { return kv_head * group + row % group; }
+  OCTAVO_INLINE const T* query(int64_t row) const {
+    return x + (first_token + row / group) * op.x_stride + head(row) * op.head_dim;
+  }
+  OCTAVO_INLINE T* output(int64_t row) const {
+    return y + (first_token + row / group) * op.y_stride + head(row) * op.head_dim;
+  }
+};
+
+template <typename T, int count>
+OCTAVO_INLINE void tile_scores(const T* const* queries, const T* keys, int64_t head_dim, int64_t at,
+                               float (*scores)[kChunk]) {
+  f32x16 sums[count];
+  for (int r = 0; r < count; r++) sums[r] = f32x16{};
+  for (int64_t d = 0; d < head_dim; d += Step<T>::kDepth) {
+#pragma GCC unroll 12
+    for (int r = 0; r < count; r++)
+      sums[r] = Step<T>::add(sums[r], Step<T>::operand(queries[r] + d), keys + d * kLanes);
+  }
+  for (int r = 0; r < count; r++) store(scores[r] + at, sums[r]);
+}
+
+// Two tiles at once: each operand is loaded for both. Tiles of the next chunk are fetched `ahead`, line by line as these are
+// read: blocks lie anywhere, which no prefetcher of the CPU's foresees.
+template <typename T, int count>
+OCTAVO_INLINE void two_tile_scores(const T* const* queries, const T* first, const T* second, const T* ahead,
+                                   const T* ahead_second, int64_t head_dim, int64_t at, float (*scores)[kChunk]) {
+  f32x16 sums[count][2];
+  for (int r = 0; r < count; r++) sums[r][0] = sums[r][1] = f32x16{};
+  for (int64_t d = 0; d < head_dim; d += Step<T>::kDepth) {
+    __builtin_prefetch(ahead + d * kLanes, 0, 2);
+    __builtin_prefetch(ahead_second + d * kLanes, 0, 2);
+#pragma GCC unroll 12
+    for (int r = 0; r < count; r++) {
+      const auto a = Step<T>::operand(queries[r] + d);
+      sums[r][0] = Step<T>::add(sums[r][0], a, first + d * kLanes);
+      sums[r][1] = Step<T>::add(sums[r][1], a, second + d * kLanes);
+    }
+  }
+  for (int r = 0; r < count; r++) store(scores[r] + at, sums[r][0]), store(scores[r] + at + kLanes, sums[r][1]);
+}
+
+// The first of each pair of values, beside zeros: a slot that was never written may hold anything, and a NaN times a weight
+// of zero would still be one.
+OCTAVO_INLINE void first_of_pairs(const bf16* pairs, bf16* to) {
+  const u32x16 kept = load_as<u32x16>(pairs) & 0xffffu;
+  std::memcpy(to, &kept, sizeof(kept));
+}
+
+// output += weights x values for `columns` registers of the head, over the tokens of the tiles.
+template <typename T, int count, int columns>
+OCTAVO_INLINE void add_values(const T (*weights)[kChunk], const Tile<T>* tiles, const Tile<T>* ahead, int64_t num_tokens,
+                              int64_t head_dim, int64_t column, const float* rescale, float* outputs, int64_t output_stride) {
+  constexpr int depth = Step<T>::kDepth;
+  f32x16 sums[count][columns];
+  for (int r = 0; r < count; r++)
+    for (int c = 0; c < columns; c++)
+      sums[r][c] = load(outputs + r * output_stride + column + c * kLanes) * rescale[r];
+  for (int64_t first = 0; first < num_tokens; first += kLanes) {
+    const T* values = tiles[first / kLanes].values;
+    if (!values) continue;
+    const T* next = ahead[first / kLanes].values ? ahead[first / kLanes].values : values;
+    const int64_t tokens = num_tokens - first < kLanes ? num_tokens - first : kLanes;
+    int64_t token = 0;
+    for (; token + depth <= tokens; token += depth) {
+      const int64_t at = token * head_dim + column * depth;
+      const T* b = values + at;
+#pragma GCC unroll 4
+      for (int c = 0; c < columns; c++) __builtin_prefetch(next + at + c * kLanes * depth, 0, 2);
+#pragma GCC unroll 12
+      for (int r = 0; r < count; r++) {
+        const auto a = Step<T>::operand(weights[r] + first + token);
+#pragma GCC unroll 4
+        for (int c = 0; c < columns; c++) sums[r][c] = Step<T>::add(sums[r][c], a, b + c * kLanes * depth);
+      }
+    }
+    if constexpr (depth == 2) {
+      if (token < tokens) {
+        for (int c = 0; c < columns; c++) {
+          alignas(64) T kept[2 * kLanes];
+          first_of_pairs(values + token * head_dim + (column + c * kLanes) * depth, kept);
+          for (int r = 0; r < count; r++)
+            sums[r][c] = Step<T>::add(sums[r][c], Step<T>::operand(weights[r] + first + token), kept);
+        }
+      }
+    }
+  }
+  for (int r = 0; r < count; r++)
+    for (int c = 0; c < columns; c++) store(outputs + r * output_stride + column + c * kLanes, sums[r][c]);
+}
+
+// As many rows at a time as leave registers for the columns.
+template <typename T, int count, int row = 0>
+OCTAVO_INLINE void add_all_values(const T (*weights)[kChunk], const Tile<T>* tiles, const Tile<T>* ahead,
+                                  int64_t num_tokens, int64_t head_dim, const float* rescale, float* outputs) {
+  constexpr int most = kSums / kColumns, some = count - row > most ? most : count - row;
+  float* at = outputs + row * head_dim;
+  int64_t column = 0;
+  for (; column + kColumns * kLanes <= head_dim; column += kColumns * kLanes)
+    add_values<T, some, kColumns>(weights + row, tiles, ahead, num_tokens, head_dim, column, rescale + row, at, head_dim);
+  for (; column < head_dim; column += kLanes)
+    add_values<T, some, 1>(weights + row, tiles, ahead, num_tokens, head_dim, column, rescale + row, at, head_dim);
+  if constexpr (row + some < count)
+    add_all_values<T, count, row + some>(weights, tiles, ahead, num_tokens, head_dim, rescale, outputs);
+}
+
+// Scores of one row, [kChunk] from position `start` on, to weights and their sum; gives the new shift. Scores and shifts
+// are in powers of two.
+template <typename T>
+OCTAVO_INLINE float weigh(const Rows<T>& rows, int64_t row, int64_t start, const float* scores, T* weights, float shift,
+                          float& mass) {
+  const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const int64_t from = rows.lowest(row) - start, to = rows.position(row) - start;
+  const bool all = from <= 0 && to >= kChunk - 1;
+  f32x16 values[kTiles];
+  f32x16 peak = broadcast(kLowest);
+  for (int t = 0; t < kTiles; t++) {
+    f32x16 score = load(scores + t * kLanes) * (rows.op.scale * kLog2E);
+    if (rows.op.softcap > 0) score = rows.op.softcap * kLog2E * tanh(score / (rows.op.softcap * kLog2E));
+    const i32x16 lane = lanes + t * kLanes;
+    const f32x16 seen = ((lane >= int32_t(from)) & (lane <= int32_t(to))) ? score : broadcast(-__builtin_inff());
+    values[t] = all ? score : seen;
+    peak = vmax(values[t], peak);
+  }
+  const float next = std::max(shift, largest(peak));
+  f32x16 sums{};
+  for (int t = 0; t < kTiles; t++) {
+    const f32x16 weight = exp2<std::is_same_v<T, bf16>>(values[t] - next);
+    sums = sums + weight;
+    store(weights + t * kLanes, weight);
+  }
+  mass = sum(sums);
+  return next;
+}
+
+// Where the tiles of the chunk from `start` on lie; none where no row from position `begin` to `end` may look.
+template <typename T>
+OCTAVO_INLINE void find_tiles(const Rows<T>& rows, const GroupStep& step, const LayerCache& cache, const int64_t* table,
+                              int64_t start, int64_t begin, int64_t end, Tile<T>* tiles) {
+  for (int t = 0; t < kTiles; t++) {
+    const int64_t token = start + t * kLanes;
+    tiles[t] = {nullptr, nullptr};
+    if (token >= end || token + kLanes <= begin) continue;
+    const int64_t block = table[token / step.block_size], offset = token % step.block_size;
+    const int64_t at = ((block * rows.op.kv_heads + rows.kv_head) * step.block_size + offset) * rows.op.head_dim;
+    tiles[t] = {(const T*)cache.keys + at, (const T*)cache.values + at};
+  }
+}
+
+template <typename T>
+OCTAVO_INLINE const T* or_else(const T* one, const T* other) {
+  return one ? one : other;
+}
+
+template <typename T, int count>
+OCTAVO_INLINE void chunk_scores(const T* const* queries, const Tile<T>* tiles, const Tile<T>* ahead, int64_t head_dim,
+                                float (*scores)[kChunk]) {
+  for (int t = 0; t < kTiles; t += 2) {
+    if (tiles[t].keys && tiles[t + 1].keys) {
+      two_tile_scores<T, count>(queries, tiles[t].keys, tiles[t + 1].keys, or_else(ahead[t].keys, tiles[t].keys),
+                                or_else(ahead[t + 1].keys, tiles[t + 1].keys), head_dim, t * kLanes, scores);
+    } else if (tiles[t].keys) {
+      tile_scores<T, count>(queries, tiles[t].keys, head_dim, t * kLanes, scores);
+    } else if (tiles[t + 1].keys) {
+      tile_scores<T, count>(queries, tiles[t + 1].keys, head_dim, (t + 1) * kLanes, scores);
+    }
+  }
+}
+
+// `count` rows from `first` on. `room`: fp32, count x head_dim.
+template <typename T, int count>
+void attend_rows(const Rows<T>& rows, const GroupStep& step, const LayerCache& cache, int64_t sequence, int64_t first,
+                 float* room) {
+  const int64_t head_dim = rows.op.head_dim;
+  const int64_t* table = step.block_tables + sequence * step.table_stride;
+  const T* queries[count];
+  float shift[count], total[count];
+  for (int r = 0; r < count; r++) {
+    queries[r] = rows.query(first + r);
+    shift[r] = rows.op.sinks ? rows.op.sinks[rows.head(first + r)] * kLog2E : kLowest;
+    total[r] = rows.op.sinks ? 1.0f : 0.0f;
+  }
+  std::memset(room, 0, count * head_dim * sizeof(float));
+  const int64_t begin = rows.lowest(first), end = rows.position(first + count - 1) + 1;
+  alignas(64) float scores[count][kChunk];
+  alignas(64) T weights[count][kChunk];
+  alignas(64) float shrink[kLanes] = {};
+  Tile<T> tiles[kTiles], next_tiles[kTiles];
+  find_tiles(rows, step, cache, table, begin / kChunk * kChunk, begin, end, next_tiles);
+  for (int64_t start = begin / kChunk * kChunk; start < end; start += kChunk) {
+    std::memcpy(tiles, next_tiles, sizeof(tiles));
+    find_tiles(rows, step, cache, table, start + kChunk, begin, end, next_tiles);
+    chunk_scores<T, count>(queries, tiles, next_tiles, head_dim, scores);
+    float masses[count];
+    for (int r = 0; r < count; r++) {
+      const float next = weigh(rows, first + r, start, scores[r], weights[r], shift[r], masses[r]);
+      shrink[r] = shift[r] - next;
+      shift[r] = next;
+    }
+    store(shrink, exp2<false>(load(shrink)));
+    for (int r = 0; r < count; r++) total[r] = total[r] * shrink[r] + masses[r];
+    add_all_values<T, count>(weights, tiles, next_tiles, std::min<int64_t>(end - start, kChunk), head_dim, shrink, room);
+  }
+  for (int r = 0; r < count; r++) {
+    T* output = rows.output(first + r);
+    for (int64_t d = 0; d < head_dim; d += kLanes) store(output + d, load(room + r * head_dim + d) / total[r]);
+  }
+}
+
+template <typename T>
+using AttendFunction = void (*)(const Rows<T>&, const GroupStep&, const LayerCache&, int64_t, int64_t, float*);
+
+template <typename T, size_t... counts>
+constexpr auto attend_functions(std::index_sequence<counts...>) {
+  return std::array<AttendFunction<T>, sizeof...(counts)>{attend_rows<T, int(counts) + 1>...};
+}
+
+// One unit of a step, all its rows. `room`: fp32, kAttentionRows x head_dim.
+template <typename T>
+void attend_unit(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
+                 const Unit& unit, float* room) {
+  static constexpr auto functions = attend_functions<T>(std::make_index_sequence<kAttentionRows>{});
+  const int64_t first_token = step.first_tokens[unit.sequence];
+  const int64_t tokens = step.first_tokens[unit.sequence + 1] - first_token;
+  const Rows<T> rows{op,           (const T*)x,
+                     (T*)y,        first_token,
+                     step.contexts[unit.sequence] - tokens, unit.kv_head,
+                     op.query_heads / op.kv_heads,          step.window};
+  const int64_t end = unit.last_token * rows.group;
+  for (int64_t row = unit.first_token * rows.group; row < end; row += kAttentionRows) {
+    const int64_t count = std::min<int64_t>(end - row, kAttentionRows);
+    functions[count - 1](rows, step, cache, unit.sequence, row, room);
+  }
+}
+
+}  // namespace octavo::OCTAVO_VARIANT

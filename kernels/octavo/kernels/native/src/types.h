@@ -1,0 +1,109 @@
+// What Python hands over, by pointer: plain structs that `octavo.kernels.native.structs` repeats field by field.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <utility>
+
+namespace octavo {
+
+enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1 };
+enum Epilogue : int32_t { kStore = 0, kAdd = 1, kGate = 2, kStoreFloat = 3 };
+enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+
+// y = scale * (x W^T + b), stored, added to what y holds, or as activation(gate) * up of fused gates and ups. Weights are
+// packed as `pack_weight` does; biases are fp32, padded to whole panels and, under kGate, in the weight's order.
+struct Linear {
+  const void* weight;
+  const float* bias;
+  int64_t inputs, outputs;
+  int64_t x_stride, y_stride;
+  int32_t epilogue, activation;
+  float scale;
+};
+
+// x / rms(x) * weight over rows of `size`, stored or, times `scale`, added to what y holds; `y` may be `x`.
+struct Norm {
+  const float* weight;
+  int64_t size, x_stride, y_stride;
+  float eps, scale;
+  int32_t epilogue;
+};
+
+// Rotary embedding and optional norms of queries and keys, in place, and the write of keys and values into the cache.
+// A row of x holds queries, keys, values, head after head.
+struct RopeWrite {
+  const float* cos;  // [positions, rotary_dim / 2]; null: no rotation
+  const float* sin;
+  const float* query_norm;  // [head_dim]; null: no norm
+  const float* key_norm;
+  int64_t rotary_dim, query_heads, kv_heads, head_dim, x_stride;
+  float eps;
+};
+
+// Queries are the first heads of a row of x.
+struct Attention {
+  const float* sinks;  // [query_heads] or null
+  int64_t query_heads, kv_heads, head_dim, x_stride, y_stride;
+  float scale, softcap;
+};
+
+// Keys and values of one layer: [num_blocks][kv_heads][block_size x head_dim], the innermost as in cache.h.
+struct LayerCache {
+  void* keys;
+  void* values;
+};
+
+// Consecutive tokens of one sequence in this step, for one KV head: what one thread attends for at a time.
+struct Unit {
+  int32_t sequence, kv_head, first_token, last_token;
+};
+
+// One step in one KV group.
+struct GroupStep {
+  const int64_t* slots;         // [tokens]
+  const int64_t* block_tables;  // [sequences, table_stride]
+  const int64_t* contexts;      // [sequences]: tokens in the cache once the step has written its own
+  const int64_t* first_tokens;  // [sequences + 1]: rows of x
+  const Unit* units;
+  int64_t num_units, table_stride, block_size, window;
+};
+
+enum OpKind : int32_t { kLinear = 0, kNorm = 1, kRopeWrite = 2, kAttention = 3 };
+
+// Elements from `offset` on in each row of a buffer.
+struct BufferAt {
+  int64_t buffer, offset;
+};
+
+struct Op {
+  int32_t kind, layer;
+  BufferAt in, out;
+  union {
+    Linear linear;
+    Norm norm;
+    RopeWrite rope_write;
+    Attention attention;
+  };
+};
+
+struct Layer {
+  LayerCache cache;
+  int64_t group;
+};
+
+// One pass over all operations. Buffers hold [tokens, ...] in the computation's type; `nanoseconds`, if not null, [ops],
+// gets what each operation took.
+struct Run {
+  const Op* ops;
+  int64_t num_ops;
+  void* const* buffers;
+  const int64_t* positions;
+  const GroupStep* groups;
+  const Layer* layers;
+  int64_t* nanoseconds;
+  int64_t tokens;
+  int32_t dtype, threads;
+};
+
+}  // namespace octavo

@@ -1,0 +1,142 @@
+// Compiled once per instruction set, with OCTAVO_VARIANT its name.
+#include "variant.h"
+
+#include <omp.h>
+#include <time.h>
+
+#include <memory>
+#include <vector>
+
+#include "program.h"
+
+namespace octavo::OCTAVO_VARIANT {
+namespace {
+
+template <typename Function>
+void with_type(int32_t dtype, Function function) {
+  if (dtype == kBFloat16) {
+    function(bf16{});
+  } else {
+    function(float{});
+  }
+}
+
+// Calls function(thread, threads) on a team.
+template <typename Function>
+void on_team(int32_t threads, Function function) {
+  if (threads == 1) return function(0, 1);
+#pragma omp parallel num_threads(threads)
+  function(omp_get_thread_num(), omp_get_num_threads());
+}
+
+template <typename Function>
+void in_shares(int64_t count, int32_t threads, Function function) {
+  on_team(threads, [&](int thread, int team) { function(thread * count / team, (thread + 1) * count / team); });
+}
+
+template <typename T>
+void pack(const T* weight, T* packed, int64_t outputs, int64_t inputs) {
+  constexpr int depth = Step<T>::kDepth;
+  const int64_t panels = (outputs + kPanel - 1) / kPanel;
+#pragma omp parallel for schedule(static)
+  for (int64_t panel = 0; panel < panels; panel++) {
+    T* to = packed + panel * inputs * kPanel;
+    for (int64_t k = 0; k < inputs; k += depth)
+      for (int64_t column = panel * kPanel; column < (panel + 1) * kPanel; column++)
+        for (int step = 0; step < depth; step++) *to++ = column < outputs ? weight[column * inputs + k + step] : T{};
+  }
+}
+
+void pack_weight(const void* weight, void* packed, int64_t outputs, int64_t inputs, int32_t dtype) {
+  with_type(dtype, [&](auto t) {
+    using T = decltype(t);
+    pack((const T*)weight, (T*)packed, outputs, inputs);
+  });
+}
+
+void linear_call(const Linear& op, const void* x, void* y, int64_t tokens, int32_t dtype, int32_t threads) {
+  with_type(dtype, [&](auto t) {
+    const int64_t panels = (op.outputs + kPanel - 1) / kPanel;
+    std::atomic<int64_t> taken{0};
+    on_team(threads, [&](int, int team) {
+      const int64_t some = std::max<int64_t>(1, panels / (team * 16));
+      for (int64_t first; (first = taken.fetch_add(some)) < panels;)
+        linear<decltype(t)>(op, x, y, tokens, first, std::min(first + some, panels));
+    });
+  });
+}
+
+void norm_call(const Norm& op, const void* x, void* y, int64_t tokens, int32_t dtype, int32_t threads) {
+  with_type(dtype, [&](auto t) {
+    in_shares(tokens, threads, [&](int64_t first, int64_t last) { norm_rows<decltype(t)>(op, x, y, first, last); });
+  });
+}
+
+void write_call(const void* key, const void* value, int64_t key_stride, int64_t value_stride, const LayerCache& cache,
+                const GroupStep& step, int64_t tokens, int64_t kv_heads, int64_t head_dim, int32_t dtype,
+                int32_t threads) {
+  with_type(dtype, [&](auto t) {
+    using T = decltype(t);
+    in_shares(tokens, threads, [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; row++)
+        write_heads<T>((const T*)key + row * key_stride, (const T*)value + row * value_stride, cache, step.slots[row],
+                       step.block_size, kv_heads, head_dim);
+    });
+  });
+}
+
+void attend_call(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
+                 int32_t dtype, int32_t threads) {
+  with_type(dtype, [&](auto t) {
+    std::atomic<int64_t> taken{0};
+    on_team(threads, [&](int, int) {
+      std::vector<float> room(kAttentionRows * op.head_dim);
+      for (int64_t unit; (unit = taken.fetch_add(1)) < step.num_units;)
+        attend_unit<decltype(t)>(op, x, y, step, cache, step.units[unit], room.data());
+    });
+  });
+}
+
+int64_t now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return int64_t(time.tv_sec) * 1000000000 + time.tv_nsec;
+}
+
+int64_t largest_head(const Run& run) {
+  int64_t largest = 0;
+  for (int64_t i = 0; i < run.num_ops; i++)
+    if (run.ops[i].kind == kAttention) largest = std::max(largest, run.ops[i].attention.head_dim);
+  return largest;
+}
+
+template <typename T>
+void run_ops(const Run& run) {
+  const std::unique_ptr<Progress[]> progress(new Progress[run.num_ops]);
+  const int64_t room_size = kAttentionRows * largest_head(run);
+  on_team(run.threads, [&](int thread, int threads) {
+    std::vector<float> room(room_size);
+    const Worker<T> worker(run, threads, room.data());
+    const bool timing = run.nanoseconds && thread == 0;
+    int64_t before = timing ? now() : 0;
+    for (int64_t i = 0; i < run.num_ops; i++) {
+      worker.execute(run.ops[i], progress[i]);
+      if (timing) {
+        const int64_t after = now();
+        run.nanoseconds[i] = after - before;
+        before = after;
+      }
+    }
+  });
+}
+
+void run_call(const Run& run) {
+  with_type(run.dtype, [&](auto t) { run_ops<decltype(t)>(run); });
+}
+
+}  // namespace
+
+extern const Variant kVariant;
+const Variant kVariant = {OCTAVO_VARIANT_NAME, pack_weight, linear_call, norm_call, write_call, attend_call, run_call};
+
+}  // namespace octavo::OCTAVO_VARIANT

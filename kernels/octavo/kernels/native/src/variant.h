@@ -1,0 +1,22 @@
+// The functions that exist once per instruction set.
+#pragma once
+
+#include "types.h"
+
+namespace octavo {
+
+struct Variant {
+  const char* name;
+  // Packed as `Linear::weight`: panels of 32 outputs, in each the inputs in their order. `weight`: [outputs, inputs].
+  void (*pack_weight)(const void* weight, void* packed, int64_t outputs, int64_t inputs, int32_t dtype);
+  void (*linear)(const Linear& op, const void* x, void* y, int64_t tokens, int32_t dtype, int32_t threads);
+  void (*norm)(const Norm& op, const void* x, void* y, int64_t tokens, int32_t dtype, int32_t threads);
+  void (*write)(const void* key, const void* value, int64_t key_stride, int64_t value_stride, const LayerCache& cache,
+                const GroupStep& step, int64_t tokens, int64_t kv_heads, int64_t head_dim, int32_t dtype,
+                int32_t threads);
+  void (*attend)(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
+                 int32_t dtype, int32_t threads);
+  void (*run)(const Run& run);
+};
+
+}  // namespace octavo

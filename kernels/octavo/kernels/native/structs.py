@@ -1,0 +1,142 @@
+"""The structs of src/types.h, field by field, and its constants."""
+
+from ctypes import POINTER, Structure, Union, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+
+import torch
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class Epilogue(IntEnum):
+    """What becomes of a product."""
+
+    STORE = 0
+    ADD = 1
+    GATE = 2
+    STORE_FLOAT = 3
+
+
+class Activation(IntEnum):
+    """Of a gate."""
+
+    SILU = 0
+    GELU_TANH = 1
+
+
+class OpKind(IntEnum):
+    """Which member of an `Op` holds."""
+
+    LINEAR = 0
+    NORM = 1
+    ROPE_WRITE = 2
+    ATTENTION = 3
+
+
+class LinearOp(Structure):
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("x_stride", c_int64),
+        ("y_stride", c_int64),
+        ("epilogue", c_int32),
+        ("activation", c_int32),
+        ("scale", c_float),
+    )
+
+
+class NormOp(Structure):
+    _fields_ = (
+        ("weight", c_void_p),
+        ("size", c_int64),
+        ("x_stride", c_int64),
+        ("y_stride", c_int64),
+        ("eps", c_float),
+        ("scale", c_float),
+        ("epilogue", c_int32),
+    )
+
+
+class RopeWriteOp(Structure):
+    _fields_ = (
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("rotary_dim", c_int64),
+        ("query_heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("x_stride", c_int64),
+        ("eps", c_float),
+    )
+
+
+class AttentionOp(Structure):
+    _fields_ = (
+        ("sinks", c_void_p),
+        ("query_heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("x_stride", c_int64),
+        ("y_stride", c_int64),
+        ("scale", c_float),
+        ("softcap", c_float),
+    )
+
+
+class LayerCachePointers(Structure):
+    _fields_ = (("keys", c_void_p), ("values", c_void_p))
+
+
+class GroupStep(Structure):
+    _fields_ = (
+        ("slots", c_void_p),
+        ("block_tables", c_void_p),
+        ("contexts", c_void_p),
+        ("first_tokens", c_void_p),
+        ("units", c_void_p),
+        ("num_units", c_int64),
+        ("table_stride", c_int64),
+        ("block_size", c_int64),
+        ("window", c_int64),
+    )
+
+
+class BufferAt(Structure):
+    _fields_ = (("buffer", c_int64), ("offset", c_int64))
+
+
+class _AnyOp(Union):
+    _fields_ = (
+        ("linear", LinearOp),
+        ("norm", NormOp),
+        ("rope_write", RopeWriteOp),
+        ("attention", AttentionOp),
+    )
+
+
+class Op(Structure):
+    _anonymous_ = ("any",)
+    _fields_ = (("kind", c_int32), ("layer", c_int32), ("input", BufferAt), ("output", BufferAt), ("any", _AnyOp))
+
+
+class Layer(Structure):
+    _fields_ = (("cache", LayerCachePointers), ("group", c_int64))
+
+
+class Run(Structure):
+    _fields_ = (
+        ("ops", POINTER(Op)),
+        ("num_ops", c_int64),
+        ("buffers", POINTER(c_void_p)),
+        ("positions", c_void_p),
+        ("groups", POINTER(GroupStep)),
+        ("layers", POINTER(Layer)),
+        ("nanoseconds", c_void_p),
+        ("tokens", c_int64),
+        ("dtype", c_int32),
+        ("threads", c_int32),
+    )

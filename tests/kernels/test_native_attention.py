@@ -1,0 +1,360 @@
+"""Every variant of the native kernel against the oracle, and rows that depend on nothing but themselves."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from octavo.kernels import reference
+from octavo.kernels.backend import CacheShape, GroupBatch
+from octavo.kernels.native.attention import NativeAttention, NativeStep
+from octavo.kernels.native.library import NativeLibrary
+from octavo.testing.native import library, threads
+from octavo.testing.paged_batches import PagedBatch, random_paged_batch
+
+__all__ = ["library"]
+
+DTYPES = [torch.float32, torch.bfloat16]
+# In bf16 the weights of the values are rounded too.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+RAGGED = [(1, 3), (1, 90), (1, 31), (1, 32), (1, 1), (1, 65)]
+MIXED = [(1, 50), (20, 20), (1, 1), (9, 64), (1, 16), (17, 130)]
+CASES: dict[str, dict[str, Any]] = {
+    "one token": {"lengths": [(1, 1)]},
+    "one full block": {"lengths": [(1, 16)]},
+    "ragged decode": {"lengths": RAGGED},
+    "prompts": {"lengths": [(7, 7), (16, 16), (33, 33)]},
+    "chunks over history": {"lengths": [(5, 40), (16, 17), (2, 33), (31, 95)]},
+    "mixed": {"lengths": MIXED},
+    "blocks of 32": {"lengths": MIXED, "block_size": 32},
+    "blocks of 256": {"lengths": [(1, 300), (20, 270), (1, 256)], "block_size": 256},
+    **{f"{group} heads per KV head": {"lengths": MIXED[:4], "group": group} for group in (1, 2, 5, 7, 12, 13, 14)},
+    **{f"heads of {size}": {"lengths": MIXED[:4], "head_dim": size} for size in (16, 80, 96, 128, 256)},
+    **{f"window of {window}": {"lengths": MIXED, "window": window} for window in (1, 7, 16, 17, 40, 64, 200)},
+    "window and blocks of 32": {"lengths": RAGGED, "block_size": 32, "window": 33},
+    "soft cap": {"lengths": MIXED, "softcap": 2.0},
+    "sinks": {"lengths": MIXED, "sinks": True},
+    "all at once": {"lengths": MIXED, "softcap": 2.0, "sinks": True, "window": 19, "group": 5, "head_dim": 48},
+}
+
+
+def random_batch(
+    *,
+    lengths: Sequence[tuple[int, int]],
+    block_size: int = 16,
+    group: int = 3,
+    head_dim: int = 64,
+    softcap: float = 0.0,
+    sinks: bool = False,
+    **options: Any,
+) -> PagedBatch:
+    batch = random_paged_batch(lengths, block_size=block_size, group=group, head_dim=head_dim, **options)
+    logits = torch.randn(batch.query.shape[1], generator=torch.Generator().manual_seed(1))
+    return replace(batch, softcap=softcap, sinks=logits if sinks else None)
+
+
+def oracle(batch: PagedBatch) -> Tensor:
+    return reference.paged_attention(
+        batch.query,
+        batch.key_cache,
+        batch.value_cache,
+        batch.block_tables,
+        batch.context_lens,
+        batch.query_lens,
+        batch.scale,
+        batch.window,
+        batch.softcap,
+        batch.sinks,
+    )
+
+
+@functools.cache
+def solved(name: str, dtype: torch.dtype) -> tuple[PagedBatch, Tensor]:
+    """A case of `CASES` and what the oracle makes of it; all variants have to meet the same."""
+    batch = random_batch(dtype=dtype, **CASES[name])
+    return batch, oracle(batch)
+
+
+@dataclass
+class Cache:
+    """The native form of one layer's keys and values; NaN wherever nothing was written."""
+
+    attention: NativeAttention
+    keys: Tensor
+    values: Tensor
+
+    @classmethod
+    def like(cls, library: NativeLibrary, batch: PagedBatch) -> "Cache":
+        _, block_size, kv_heads, head_dim = batch.key_cache.shape
+        shape = CacheShape(block_size, kv_heads, head_dim, batch.key_cache.dtype)
+        keys, values = (torch.full_like(batch.key_cache, torch.nan) for _ in range(2))
+        return cls(NativeAttention(library, shape), keys, values)
+
+    def step(self, batch: PagedBatch) -> NativeStep:
+        slots = torch.cat([self.slots(batch, row, context - query) for row, query, context in sequences(batch)])
+        tables, contexts, queries = batch.block_tables, batch.context_lens, batch.query_lens
+        return self.attention.step(GroupBatch(slots, tables, contexts, queries, batch.window))
+
+    def slots(self, batch: PagedBatch, row: int, start: int) -> Tensor:
+        """Of the tokens of a sequence from position `start` on."""
+        block_size = batch.key_cache.shape[1]
+        positions = torch.arange(start, batch.context_lens[row])
+        return batch.block_tables[row, positions // block_size] * block_size + positions % block_size
+
+    def write(self, batch: PagedBatch, slots: Tensor) -> None:
+        """The keys and values that `batch` holds in these slots."""
+        blocks = torch.unique(slots // batch.key_cache.shape[1])[None]
+        tokens = blocks.shape[1] * batch.key_cache.shape[1]
+        step = self.attention.step(GroupBatch(slots, blocks, [tokens], [len(slots)], 0))
+        key, value = (cache.flatten(0, 1)[slots] for cache in (batch.key_cache, batch.value_cache))
+        self.attention.write(key, value, self.keys, self.values, step)
+
+    def attend(self, batch: PagedBatch) -> Tensor:
+        step = self.step(batch)
+        return self.attention.attend(
+            batch.query, self.keys, self.values, step, batch.scale, softcap=batch.softcap, sinks=batch.sinks
+        )
+
+
+def sequences(batch: PagedBatch) -> list[tuple[int, int, int]]:
+    """(row of the tables, query tokens, context tokens) of each."""
+    return list(zip(range(len(batch.query_lens)), batch.query_lens, batch.context_lens, strict=True))
+
+
+def filled(library: NativeLibrary, batch: PagedBatch) -> Cache:
+    """A cache with all that the blocks hold which no window has passed."""
+    cache = Cache.like(library, batch)
+    block_size = batch.key_cache.shape[1]
+    for row, query, context in sequences(batch):
+        seen = max(0, context - query + 1 - batch.window) if batch.window else 0
+        cache.write(batch, cache.slots(batch, row, seen // block_size * block_size))
+    return cache
+
+
+def attend(library: NativeLibrary, batch: PagedBatch) -> Tensor:
+    return filled(library, batch).attend(batch)
+
+
+def one_sequence(batch: PagedBatch, row: int) -> PagedBatch:
+    first = sum(batch.query_lens[:row])
+    query, context = batch.query_lens[row], batch.context_lens[row]
+    rows, table = batch.query[first : first + query], batch.block_tables[row : row + 1]
+    return replace(batch, query=rows, block_tables=table, context_lens=[context], query_lens=[query])
+
+
+def assert_close(attended: Tensor, expected: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(attended, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_reference(library: NativeLibrary, name: str, dtype: torch.dtype) -> None:
+    batch, expected = solved(name, dtype)
+    assert_close(attend(library, batch), expected, TOLERANCE[dtype])
+
+
+@settings(max_examples=25)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(0, 90)), min_size=1, max_size=5),
+    block_size=st.sampled_from([16, 32, 48]),
+    head_dim=st.sampled_from([16, 48, 80]),
+    group=st.integers(1, 14),
+    window=st.one_of(st.just(0), st.integers(1, 130)),
+    softcap=st.sampled_from([0.0, 3.0]),
+    sinks=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 2**31),
+)
+def test_equals_the_reference_on_any_batch(
+    library: NativeLibrary, lengths: list[tuple[int, int]], dtype: torch.dtype, **options: Any
+) -> None:
+    chunks = [(query, history + query) for query, history in lengths]
+    batch = random_batch(lengths=chunks, kv_heads=1, dtype=dtype, **options)
+    assert_close(attend(library, batch), oracle(batch), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("largest", [1e2, 1e4])
+def test_large_scores_neither_overflow_nor_vanish(library: NativeLibrary, largest: float, dtype: torch.dtype) -> None:
+    batch = random_batch(lengths=MIXED, dtype=dtype)
+    products = largest / batch.scale
+    loud = replace(batch, query=batch.query * products**0.5, key_cache=batch.key_cache * products**0.5)
+    attended = attend(library, loud)
+    assert attended.isfinite().all()
+    # What fp32 rounds off a score is a share of it, and of a weight e to the power of that.
+    assert_close(attended, oracle(loud), largest * 5e-5 + TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("sink", [-1e4, 1e4])
+def test_a_sink_may_count_for_nothing_or_for_everything(library: NativeLibrary, sink: float) -> None:
+    batch = random_batch(lengths=MIXED)
+    sunk = attend(library, replace(batch, sinks=torch.full((6,), sink)))
+    expected = torch.zeros_like(sunk) if sink > 0 else attend(library, batch)
+    torch.testing.assert_close(sunk, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_long_context_keeps_its_precision(library: NativeLibrary, dtype: torch.dtype) -> None:
+    batch = random_batch(lengths=[(1, 5000), (2, 4999)], kv_heads=1, dtype=dtype)
+    # The mean of so many values is small.
+    assert_close(attend(library, batch), oracle(batch), TOLERANCE[dtype] / 10)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 19])
+def test_a_sequence_alone_gets_what_it_gets_among_others(
+    library: NativeLibrary, dtype: torch.dtype, window: int
+) -> None:
+    batch = random_batch(lengths=MIXED, dtype=dtype, window=window, sinks=True)
+    cache = filled(library, batch)
+    together = cache.attend(batch)
+    alone = torch.cat([cache.attend(one_sequence(batch, row)) for row, _, _ in sequences(batch)])
+    assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [1, 3, 14])
+@pytest.mark.parametrize("window", [0, 100])
+def test_a_prompt_gets_the_same_in_chunks_of_any_size(
+    library: NativeLibrary, dtype: torch.dtype, group: int, window: int
+) -> None:
+    tokens = 150
+    whole = random_batch(lengths=[(tokens, tokens)], dtype=dtype, group=group, window=window, kv_heads=1)
+    expected = attend(library, whole)
+    for size in (1, 5, 16, 33, 64):
+        cache, chunks = Cache.like(library, whole), []
+        for start in range(0, tokens, size):
+            end = min(start + size, tokens)
+            chunk = replace(whole, query=whole.query[start:end], context_lens=[end], query_lens=[end - start])
+            cache.write(whole, cache.slots(chunk, 0, start))
+            chunks.append(cache.attend(chunk))
+        assert torch.equal(torch.cat(chunks), expected), size
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_number_of_threads_does_not_show(library: NativeLibrary, dtype: torch.dtype) -> None:
+    batch = random_batch(lengths=MIXED, dtype=dtype)
+    results = []
+    for count in (1, 2, 3):
+        with threads(count):
+            results.append(attend(library, batch))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_nan_shows_in_its_own_sequence_and_in_no_other(library: NativeLibrary, dtype: torch.dtype) -> None:
+    batch = random_batch(lengths=MIXED, dtype=dtype)
+    expected = attend(library, batch)
+    # The last key of the second sequence, and the query of the fourth one's last token.
+    key_cache, query = batch.key_cache.clone(), batch.query.clone()
+    key_cache[batch.block_tables[1, 1], 3, 0, 5] = torch.nan
+    query[29, 4, 7] = torch.nan
+    attended = attend(library, replace(batch, query=query, key_cache=key_cache))
+    assert attended[20, :3].isnan().all()
+    assert attended[29, 4].isnan().all()
+    untouched = torch.ones(attended.shape[:2], dtype=torch.bool)
+    untouched[1:21, :3] = untouched[29, 4] = False
+    assert torch.equal(attended[untouched], expected[untouched])
+
+
+def test_queries_keys_and_values_may_be_parts_of_one_tensor(library: NativeLibrary) -> None:
+    batch = random_batch(lengths=[(9, 9)], group=3)
+    cache = Cache.like(library, batch)
+    step = cache.step(batch)
+    key, value = (plain.flatten(0, 1)[step.slot_mapping] for plain in (batch.key_cache, batch.value_cache))
+    fused = torch.cat((batch.query, key, value), dim=1)
+    query, key, value = torch.split(fused, [6, 2, 2], dim=1)
+    cache.attention.write(key, value, cache.keys, cache.values, step)
+    attended = cache.attention.attend(query, cache.keys, cache.values, step, batch.scale)
+    assert torch.equal(attended, attend(library, batch))
+    across = fused.transpose(1, 2).contiguous().transpose(1, 2)[:, :6]
+    assert torch.equal(cache.attention.attend(across, cache.keys, cache.values, step, batch.scale), attended)
+
+
+def test_writing_touches_its_own_slots_and_no_others(library: NativeLibrary) -> None:
+    batch = random_batch(lengths=[(5, 21)])
+    cache = Cache.like(library, batch)
+    cache.write(batch, cache.slots(batch, 0, 16))
+    for tensor in (cache.keys, cache.values):
+        written = ~tensor.isnan()
+        assert written.sum() == 5 * 2 * 64
+        assert written[batch.block_tables[0, 1]].sum() == written.sum()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query": torch.zeros(3, 6, 16)}, "3 rows for sequences of 2"),
+        ({"query": torch.zeros(2, 5, 16)}, "5 query heads do not share 2 KV heads"),
+        ({"query": torch.zeros(2, 6, 8)}, "does not fit a cache"),
+        ({"query": torch.zeros(2, 6, 16, dtype=torch.bfloat16)}, "does not fit a cache"),
+        ({"query": torch.zeros(2, 96)}, "query is"),
+        ({"context_lens": [1]}, "2 query tokens, 1 context tokens"),
+        ({"context_lens": [99]}, "99 context tokens, 32 slots"),
+        ({"query_lens": [0]}, "0 query tokens"),
+        ({"query_lens": [1, 1]}, "2 queries"),
+        ({"window": -1}, "a window of -1"),
+        ({"softcap": -1.0}, "a soft cap of -1"),
+        ({"sinks": torch.zeros(5)}, "sinks"),
+        ({"block_tables": torch.tensor([[-1, 0]])}, "no block where a query looks"),
+        ({"block_tables": torch.tensor([[4, 0]])}, "block 4 is named; the cache has 4"),
+        ({"block_tables": torch.tensor([[1 << 40, 0]])}, "is named; the cache has 4"),
+        ({"block_tables": torch.tensor([[0, 0]], dtype=torch.int32)}, "int64"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(library: NativeLibrary, change: dict[str, object], message: str) -> None:
+    batch = random_paged_batch([(2, 3)], block_size=16)
+    cache = filled(library, batch)
+    slots = cache.slots(batch, 0, 1)
+    changed = replace(batch, **change)  # type: ignore[arg-type]
+    step = GroupBatch(slots, changed.block_tables, changed.context_lens, changed.query_lens, changed.window)
+    with pytest.raises(ValueError, match=message):
+        cache.attention.attend(
+            changed.query,
+            cache.keys,
+            cache.values,
+            cache.attention.step(step),
+            changed.scale,
+            softcap=changed.softcap,
+            sinks=changed.sinks,
+        )
+
+
+@pytest.mark.parametrize(
+    ("slots", "message"),
+    [
+        (torch.tensor([0, -1]), "no block"),
+        (torch.tensor([0, 64]), "block 4 is named; the cache has 4"),
+        (torch.tensor([0]), "1 slots for 2 query tokens"),
+        (torch.tensor([0, 1, 2]), "3 slots for 2 query tokens"),
+        (torch.tensor([0, 1], dtype=torch.int32), "int64"),
+    ],
+)
+def test_slots_that_cannot_be_are_refused(library: NativeLibrary, slots: Tensor, message: str) -> None:
+    attention = NativeAttention(library, CacheShape(16, 2, 16, torch.float32))
+    keys, values = torch.zeros(2, 4, 16, 2, 16)
+    new = torch.zeros(2, 2, 16)
+    with pytest.raises(ValueError, match=message):
+        attention.write(new, new, keys, values, attention.step(GroupBatch(slots, torch.tensor([[0]]), [2], [2], 0)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((4, 32, 2, 16), torch.float32), ((4, 16, 3, 16), torch.float32), ((4, 16, 2, 16), torch.bfloat16)],
+)
+def test_a_cache_of_another_shape_is_refused(
+    library: NativeLibrary, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    attention = NativeAttention(library, CacheShape(16, 2, 16, torch.float32))
+    step = attention.step(GroupBatch(torch.tensor([0]), torch.tensor([[0]]), [1], [1], 0))
+    cache = torch.zeros(shape, dtype=dtype)
+    with pytest.raises(ValueError, match="for blocks of"):
+        attention.check(cache, cache, step)
+    with pytest.raises(ValueError, match="contiguous"):
+        attention.check(cache.transpose(0, 1), cache.transpose(0, 1), step)

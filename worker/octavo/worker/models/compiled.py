@@ -1,0 +1,117 @@
+"""A Llama-family model whose layers run as one native program: no Python between embedding and last norm."""
+
+from collections import Counter
+from ctypes import Array, addressof, byref, c_int64, c_void_p
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.kernels.backend import AttentionBackend
+from octavo.kernels.native.attention import NativeAttention, cache_pointers
+from octavo.kernels.native.library import NativeLibrary, load
+from octavo.kernels.native.memory import zeros
+from octavo.kernels.native.norm import rms_norm
+from octavo.kernels.native.structs import DTYPES, GroupStep, Layer, Op, Run
+from octavo.worker.kv_cache import LayerCache
+from octavo.worker.models.config import DecoderConfig
+from octavo.worker.models.decoder import Decoder, PagedStep
+from octavo.worker.models.llama import LlamaModel
+from octavo.worker.models.program import compile_layers, obstacle
+
+
+class CompiledLlama:
+    """`octavo.worker.models.decoder.Decoder` by Octavo's own CPU kernels, with the results of `model`.
+
+    `op_times` adds up the nanoseconds of each kind of operation while `profiling`. Raises `ValueError` if there is no
+    program for `model`.
+    """
+
+    def __init__(self, model: LlamaModel, library: NativeLibrary) -> None:
+        self._model = model
+        self._library = library
+        self._program = compile_layers(model)
+        self._ops = (Op * len(self._program.ops))(*self._program.ops)
+        self._positions = min((len(table.cos) for table in model.rotary_tables), default=1 << 62)
+        self._workspace: list[Tensor] = []
+        self._logits = torch.empty(0, model.config.vocab_size)
+        self._caches: list[LayerCache] = []
+        self._layers = (Layer * 0)()
+        self.profiling = False
+        self.op_times: Counter[str] = Counter()
+
+    @property
+    def config(self) -> DecoderConfig:
+        return self._model.config
+
+    def forward(self, step: PagedStep) -> Tensor:
+        """The last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
+        hidden = F.embedding(step.input_ids, self._model.embedding)
+        if self._model.embedding_scale != 1.0:
+            hidden = hidden * self._model.embedding_scale
+        self._run(step, hidden)
+        norm = self._model.norm
+        return rms_norm(self._library, hidden.index_select(0, step.rows), norm.weight, norm.eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocab_size] fp32, of what `forward` gave. The next call writes to the same memory: new pages for every
+        step's logits would take a tenth of the time that computing them does."""
+        if len(self._logits) < len(hidden):
+            self._logits = zeros((len(hidden), self.config.vocab_size), torch.float32)
+        return self._model.logits(hidden, out=self._logits[: len(hidden)])
+
+    def _run(self, step: PagedStep, hidden: Tensor) -> None:
+        """All layers, in place on `hidden`."""
+        tokens = len(hidden)
+        self._check(step, tokens)
+        buffers = [hidden, *self._buffers(tokens, hidden.dtype)]
+        times = (c_int64 * len(self._ops))() if self.profiling else None
+        run = Run(
+            self._ops,
+            len(self._ops),
+            (c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers)),
+            step.positions.data_ptr(),
+            (GroupStep * len(step.groups))(*(group.pointers for group in step.groups)),
+            self._layer_caches(step),
+            None if times is None else addressof(times),
+            tokens,
+            DTYPES[hidden.dtype],
+            torch.get_num_threads(),
+        )
+        self._library.functions.octavo_run(byref(run))
+        if times is not None:
+            for label, nanoseconds in zip(self._program.labels, times, strict=True):
+                self.op_times[label] += nanoseconds
+
+    def _check(self, step: PagedStep, tokens: int) -> None:
+        """Raises `ValueError` on what would read or write outside of the tensors."""
+        assert isinstance(step.attention, NativeAttention), "a program reads and writes native blocks only"
+        lowest, highest = (int(position) for position in step.positions.aminmax())
+        if lowest < 0 or highest >= self._positions:
+            raise ValueError(f"positions {lowest} to {highest} for a model of {self._positions}")
+        for cache in {cache.group: cache for cache in step.caches}.values():
+            group = step.groups[cache.group]
+            if not tokens == len(step.positions) == group.num_tokens:
+                raise ValueError(f"{tokens} tokens, {len(step.positions)} positions and {group.num_tokens} slots")
+            step.attention.check(cache.keys, cache.values, group)
+
+    def _buffers(self, tokens: int, dtype: torch.dtype) -> list[Tensor]:
+        """Room for all buffers but the first; kept, for the largest step so far."""
+        if not self._workspace or len(self._workspace[0]) < tokens:
+            self._workspace = [torch.empty(tokens, width, dtype=dtype) for width in self._program.widths[1:]]
+        return self._workspace
+
+    def _layer_caches(self, step: PagedStep) -> "Array[Layer]":
+        """Pointers to the caches of all layers, made once for each set of caches."""
+        if self._caches is not step.caches:
+            self._caches = step.caches
+            layers = [Layer(cache_pointers(cache.keys, cache.values), cache.group) for cache in step.caches]
+            self._layers = (Layer * len(layers))(*layers)
+        return self._layers
+
+
+def compiled(model: Decoder, attention: AttentionBackend) -> Decoder:
+    """`model`, or the same with its layers compiled where that can be."""
+    if not isinstance(model, LlamaModel) or not isinstance(attention, NativeAttention):
+        return model
+    return model if obstacle(model) else CompiledLlama(model, load())
