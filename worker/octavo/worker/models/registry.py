@@ -1,12 +1,17 @@
 """From a model directory to a model that runs."""
 
+import logging
 from pathlib import Path
 
 import torch
 
 from octavo.worker.loading import open_weights
 from octavo.worker.models.config import read_config
+from octavo.worker.models.decoder import Decoder
+from octavo.worker.models.errors import ConfigError, UnsupportedSetting
 from octavo.worker.models.llama import LlamaModel
+
+logger = logging.getLogger(__name__)
 
 
 def load_model(
@@ -16,11 +21,31 @@ def load_model(
     device: torch.device,
     max_model_len: int | None = None,
     load_format: str = "auto",
-) -> LlamaModel:
+    model_impl: str = "auto",
+) -> Decoder:
     """The model in `directory`, its weights on `device` in `dtype`; `max_model_len` shortens its context.
 
-    All architectures known so far (`octavo.worker.models.config.ARCHITECTURES`) are one family. Raises `ConfigError` or
-    `WeightsError`.
+    `model_impl` is one of `octavo.worker.config.MODEL_IMPLS`. Raises `ConfigError` or `WeightsError`.
     """
-    config = read_config(directory, max_model_len)
+    if model_impl == "transformers":
+        return _transformers_model(directory, dtype, device, max_model_len, load_format)
+    try:
+        config = read_config(directory, max_model_len)
+    except UnsupportedSetting as error:
+        if model_impl == "native":
+            raise
+        logger.info("%s; transformers computes this model", error)
+        return _transformers_model(directory, dtype, device, max_model_len, load_format)
     return LlamaModel(config, open_weights(directory, load_format), dtype, device)
+
+
+def _transformers_model(
+    directory: Path, dtype: torch.dtype, device: torch.device, max_model_len: int | None, load_format: str
+) -> Decoder:
+    # transformers takes seconds to import, which native models need not wait for.
+    from octavo.worker.models.transformers_model import TransformersModel
+
+    try:
+        return TransformersModel(directory, dtype, device, max_model_len, load_format)
+    except ConfigError as error:
+        raise type(error)(f"{directory}: {error}") from error

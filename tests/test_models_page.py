@@ -1,0 +1,47 @@
+"""docs/models.md and the README say what the sweep found, and what the sweep found is still so."""
+
+from pathlib import Path
+
+import pytest
+import transformers
+
+from octavo.testing.architecture_table import PAGE, README, pages, read_results
+from octavo.testing.architecture_trial import Trial, try_architecture
+from octavo.testing.tiny_configs import causal_model_types
+
+# One that works and one of each kind of refusal; `python -m octavo.testing.architecture_sweep` tries all.
+SAMPLE = ["arcee", "bloom", "camembert", "deepseek_v2", "doge", "lfm2", "llama4_text", "mamba", "mimo_v2_flash"]
+TRIALS = {trial.model_type: trial for trial in read_results().trials}
+
+
+@pytest.mark.parametrize("path", [PAGE, README], ids=["docs/models.md", "README"])
+def test_a_page_is_what_the_results_give(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == pages(read_results())[path]
+
+
+def test_nothing_is_wrong_and_eighty_work() -> None:
+    statuses = [trial.status for trial in TRIALS.values()]
+    assert "wrong" not in statuses
+    assert statuses.count("works") >= 80
+
+
+@pytest.mark.skipif(transformers.__version__ != read_results().transformers, reason="made with another transformers")
+def test_all_architectures_are_there() -> None:
+    assert sorted(TRIALS) == causal_model_types()
+
+
+@pytest.mark.parametrize("model_type", SAMPLE)
+def test_an_architecture_ends_as_the_page_says(model_type: str, tmp_path: Path) -> None:
+    trial = try_architecture(model_type, tmp_path)
+    expected = TRIALS[model_type]
+    assert (trial.status, trial.reason) == (expected.status, expected.reason)
+
+
+def test_an_architecture_that_cannot_be_made_small_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("no such key")
+
+    monkeypatch.setattr("octavo.testing.architecture_trial.tiny_config", fail)
+    assert try_architecture("opt", tmp_path) == Trial(
+        "opt", "OPTForCausalLM", "untried", reason="KeyError: 'no such key'"
+    )

@@ -1,0 +1,106 @@
+"""config.json as one family reads it: the keys that decide the result, with the family's defaults."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from octavo.worker.models.architectures import ARCHITECTURES, Architecture
+from octavo.worker.models.errors import ConfigError, UnsupportedSetting
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_Factor = Annotated[float, msgspec.Meta(gt=0.0)]
+
+# Keys that some families have and others ignore.
+FAMILY_KEYS = frozenset(
+    {
+        "attention_bias",
+        "attention_multiplier",
+        "attention_out_bias",
+        "attn_logit_softcapping",
+        "embedding_multiplier",
+        "final_logit_softcapping",
+        "hidden_activation",
+        "logits_scaling",
+        "max_window_layers",
+        "mlp_bias",
+        "no_rope_layer_interval",
+        "no_rope_layers",
+        "query_pre_attn_scalar",
+        "residual_multiplier",
+        "rope_local_base_freq",
+        "sliding_window_pattern",
+        "use_bias",
+        "use_sliding_window",
+    }
+)
+
+
+class ConfigFile(msgspec.Struct):
+    """The keys of config.json that decide the result; others are ignored, as transformers' classes ignore them."""
+
+    architectures: list[str]
+    vocab_size: _Count
+    hidden_size: _Count
+    intermediate_size: _Count
+    num_hidden_layers: _Count
+    num_attention_heads: _Count
+    max_position_embeddings: _Count
+    num_key_value_heads: _Count | None = None
+    head_dim: _Count | None = None
+    hidden_act: str = "silu"
+    hidden_activation: str | None = None
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+    use_bias: bool = False
+    pretraining_tp: int | None = 1
+    quantization_config: dict[str, Any] | None = None
+    use_bidirectional_attention: bool | str | None = None
+    # Rotary embedding.
+    rope_theta: _Factor | None = None
+    rope_local_base_freq: _Factor | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    partial_rotary_factor: float | None = None
+    original_max_position_embeddings: _Count | None = None
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: _Count | None = None
+    # Sliding windows.
+    use_sliding_window: bool = True
+    sliding_window: int | None = None
+    sliding_window_pattern: int | str | None = None
+    max_window_layers: int = 0
+    layer_types: list[str] | None = None
+    # Scales and bounds.
+    query_pre_attn_scalar: _Factor | None = None
+    attn_logit_softcapping: _Factor | None = None
+    final_logit_softcapping: _Factor | None = None
+    embedding_multiplier: float = 1.0
+    attention_multiplier: float | None = None
+    residual_multiplier: float = 1.0
+    logits_scaling: _Factor = 1.0
+
+
+def read_config_file(path: Path) -> tuple[Architecture, ConfigFile]:
+    """The architecture that the file at `path` names, and its values. Raises `ConfigError`.
+
+    Code that `auto_map` names is not run, and not needed: an architecture of this name is known here.
+    """
+    try:
+        keys = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        architecture = _architecture(keys)
+        read = {key: value for key, value in keys.items() if key not in FAMILY_KEYS or architecture.reads(key)}
+        return architecture, msgspec.convert({**architecture.defaults, **read}, ConfigFile)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"cannot read it: {error}") from error
+
+
+def _architecture(keys: dict[str, Any]) -> Architecture:
+    names = msgspec.convert(keys.get("architectures", []), list[str])
+    for name in names:
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    raise UnsupportedSetting(f"architectures {names} is none of {', '.join(sorted(ARCHITECTURES))}")

@@ -1,0 +1,102 @@
+"""The layers of the Llama family in torch: what each holds is public, so that a compiler may read it."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.worker.linear import GatedLinear, Linear
+from octavo.worker.models.decoder import PagedStep
+from octavo.worker.models.rotary import Angles, RotaryTable, rotate
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm:
+    """x / rms(x) * weight over the last dimension (Zhang and Sennrich, 2019), in fp32 as its `weight` is, then cast."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return F.rms_norm(inputs.float(), self.weight.shape, self.weight, self.eps).to(inputs.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Self-attention of one layer.
+
+    `qkv` is fused: the rows of all query heads, of all key heads, of all value heads. `q_norm` and `k_norm`: over one
+    head if their weight is [head_dim], else over all heads at once. `scale` multiplies products of queries and keys,
+    and `softcap` (0: none) bounds them. `rotary` None: queries and keys know no positions.
+    """
+
+    qkv: Linear
+    output: Linear
+    q_norm: RMSNorm | None
+    k_norm: RMSNorm | None
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    softcap: float
+    rotary: RotaryTable | None
+
+    def __call__(self, hidden: Tensor, layer: int, step: PagedStep, angles: Angles | None) -> Tensor:
+        heads = self.qkv(hidden).view(len(hidden), -1, self.head_dim)
+        query_key, value = heads.tensor_split([self.num_heads + self.num_kv_heads], dim=1)
+        query_key = self._normed(query_key)
+        if angles is not None:
+            query_key = rotate(query_key, angles)
+        query, key = query_key.tensor_split([self.num_heads], dim=1)
+        return self.output(step.attend(layer, query, key, value, self.scale, softcap=self.softcap).flatten(1))
+
+    def _normed(self, query_key: Tensor) -> Tensor:
+        if self.q_norm is None or self.k_norm is None:
+            return query_key
+        query, key = query_key.tensor_split([self.num_heads], dim=1)
+        return torch.cat((_norm_heads(self.q_norm, query), _norm_heads(self.k_norm, key)), dim=1)
+
+
+def _norm_heads(norm: RMSNorm, heads: Tensor) -> Tensor:
+    return norm(heads.reshape(len(heads), -1, len(norm.weight))).view(heads.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class MLP:
+    """down(activation(gate(x)) * up(x))."""
+
+    gate_up: GatedLinear
+    down: Linear
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.down(self.gate_up(hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Attention and MLP, each with a norm before and after it or one of these, beside a residual.
+
+    `input_norm` and `attention_output_norm` stand around attention, `post_attention_norm` and `mlp_output_norm` around
+    the MLP. What either adds to the residual is multiplied with `residual_scale`.
+    """
+
+    input_norm: RMSNorm | None
+    attention: Attention
+    attention_output_norm: RMSNorm | None
+    post_attention_norm: RMSNorm | None
+    mlp: MLP
+    mlp_output_norm: RMSNorm | None
+    residual_scale: float
+
+    def __call__(self, hidden: Tensor, layer: int, step: PagedStep, angles: Angles | None) -> Tensor:
+        attended = self.attention(_normed(self.input_norm, hidden), layer, step, angles)
+        hidden = self._add(hidden, _normed(self.attention_output_norm, attended))
+        return self._add(hidden, _normed(self.mlp_output_norm, self.mlp(_normed(self.post_attention_norm, hidden))))
+
+    def _add(self, hidden: Tensor, update: Tensor) -> Tensor:
+        return torch.add(hidden, update, alpha=self.residual_scale)
+
+
+def _normed(norm: RMSNorm | None, hidden: Tensor) -> Tensor:
+    return hidden if norm is None else norm(hidden)
