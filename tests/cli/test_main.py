@@ -11,7 +11,7 @@ from octavo.testing.tiny_model import write_byte_model
 
 COMMANDS = [
     *("serve", "frontend", "scheduler", "replay", "explain", "requests", "top", "prefix"),
-    *("worker", "generate", "chat", "health", "prepare-model"),
+    *("worker", "generate", "chat", "health", "prepare-model", "convert-weights"),
 ]
 
 

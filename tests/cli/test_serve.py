@@ -9,18 +9,60 @@ from click.testing import CliRunner
 from octavo.cli import serve as module
 
 
-def test_the_processes_find_the_pinned_prefixes_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment that the processes would have got, filled by each `serve`."""
     told: dict[str, str] = {}
 
     async def take(*arguments: Any) -> None:
+        told.clear()
         told.update(arguments[-1])
 
     monkeypatch.setattr(module, "_serve", take)
     monkeypatch.setenv("OCTAVO_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.delenv("OCTAVO_MODEL", raising=False)
     monkeypatch.chdir(tmp_path)
+    return told
+
+
+def serve(*arguments: str) -> None:
+    result = CliRunner().invoke(module.serve, arguments)
+    assert result.exit_code == 0, result.output
+
+
+def test_the_processes_find_the_pinned_prefixes_from_anywhere(tmp_path: Path, told: dict[str, str]) -> None:
     Path("prefixes.json").write_text("{}")
-    assert CliRunner().invoke(module.serve, ["--pinned-prefixes", "prefixes.json"]).exit_code == 0
+    serve("--pinned-prefixes", "prefixes.json")
     assert told["OCTAVO_PINNED_PREFIXES"] == str(tmp_path / "prefixes.json")
-    told.clear()
-    assert CliRunner().invoke(module.serve, []).exit_code == 0
+    serve()
     assert "OCTAVO_PINNED_PREFIXES" not in told
+
+
+def test_the_hub_is_asked_once_and_all_processes_get_the_directory(
+    tmp_path: Path, told: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    asked = []
+
+    def download(name: str, **_: object) -> str:
+        asked.append(name)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    serve("--model", "org/name", "--load-format", "dummy", "--generation-config", "none")
+    assert asked == ["org/name"]
+    assert told["OCTAVO_MODEL"] == str(tmp_path)
+    assert (told["OCTAVO_LOAD_FORMAT"], told["OCTAVO_GENERATION_CONFIG"]) == ("dummy", "none")
+
+
+def test_how_the_model_is_computed_is_passed_on(told: dict[str, str]) -> None:
+    serve("--model-impl", "native", "--numerics", "exact")
+    assert (told["OCTAVO_MODEL_IMPL"], told["OCTAVO_NUMERICS"]) == ("native", "exact")
+    serve()
+    assert not {"OCTAVO_MODEL_IMPL", "OCTAVO_NUMERICS"} & set(told)
+
+
+def test_the_bundled_model_keeps_its_name(told: dict[str, str]) -> None:
+    serve()
+    assert (told["OCTAVO_MODEL"], told["OCTAVO_LOAD_FORMAT"]) == ("smollm2-135m-instruct", "auto")
+    assert "OCTAVO_GENERATION_CONFIG" not in told

@@ -1,7 +1,9 @@
 """`octavo frontend` as a process: what it refuses, and how it ends."""
 
 import dataclasses
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -67,6 +69,18 @@ def test_no_model_there(tmp_path: Path) -> None:
     result = CliRunner().invoke(frontend, ["--model", str(tmp_path), "--frontend-endpoint", "ipc:///tmp/x"])
     assert result.exit_code == 2
     assert "name a directory that holds config.json" in result.stderr
+
+
+def test_a_tokenizer_of_another_model(model_directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(model_directory, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"vocab_size": 200, "eos_token_id": 2}))
+    (tmp_path / "model" / "generation_config.json").unlink()
+    arguments = ["--model", str(tmp_path / "model"), "--frontend-endpoint", f"ipc://{tmp_path}/x"]
+    result = run(*arguments, "--listen", f"unix:{tmp_path}/public.sock")
+    assert result.returncode == 2
+    assert "has token ids up to 255 and the model's vocab_size is 200" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_an_endpoint_in_the_clear(model_directory: Path) -> None:

@@ -1,5 +1,6 @@
 """What a request leaves out is put in; what the model or the workers cannot do is refused with its figures."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -119,9 +120,33 @@ def test_no_more_beams_than_run_side_by_side() -> None:
     assert "beam_width is 4, but at most 3" in str(refusal(Limits(50, 100, 1000, 3), beam=BEAM))
 
 
+@pytest.mark.parametrize(
+    ("recommended", "fields", "max_tokens"),
+    [
+        (20, {}, 20),
+        (20, {"max_new_tokens": 50}, 50),
+        (20, {"max_new_tokens": 5}, 5),
+        (20, {"min_new_tokens": 30}, 30),
+        (2000, {}, 90),
+        (20, {"num_sequences": 8}, 20),
+        (200, {"num_sequences": 8, "min_new_tokens": 1}, 90),
+    ],
+)
+def test_a_length_that_the_model_recommends_gives_way_to_all_else(
+    recommended: int, fields: dict[str, Any], max_tokens: int
+) -> None:
+    defaults = dataclasses.replace(DEFAULTS, max_new_tokens=recommended)
+    assert resolve_sampling(GenerationRequest(PROMPT, **fields), PROMPT, defaults, LIMITS).max_tokens == max_tokens
+
+
 def test_min_new_tokens_must_fit_too() -> None:
     assert resolve(min_new_tokens=90).min_tokens == 90
     assert "min_new_tokens is 91, but there is room for 90" in str(refusal(min_new_tokens=91))
+
+
+def test_a_prompt_with_an_id_outside_the_vocabulary() -> None:
+    assert resolve(prompt=[49])
+    assert str(refusal(prompt=[1, 50, 2])) == "prompt token id is 50, but the vocabulary ends at 49"
 
 
 @pytest.mark.parametrize("field", ["stop_token_ids", "allowed_token_ids", "banned_token_ids"])

@@ -229,6 +229,8 @@ def test_a_refusal_is_kept_for_the_process_to_end(session: SchedulerSession) -> 
         (RejectReason.MODEL_MISMATCH, Unavailable),
         (RejectReason.QUEUE_FULL, Overloaded),
         (RejectReason.STEP_FAILED, Broken),
+        (RejectReason.NOT_FINITE, Broken),
+        (RejectReason.NO_TOKEN_LEFT, InvalidRequest),
         (RejectReason.ALREADY_COMPLETE, Broken),
     ],
 )

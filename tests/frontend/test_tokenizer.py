@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from octavo.frontend.model_defaults import read_model_defaults
-from octavo.frontend.tokenizer import ChatMessage, ChatTemplateError, ModelTokenizer
+from octavo.frontend.tokenizer import ChatMessage, ChatTemplateError, ModelTokenizer, check_vocabulary
 from octavo.testing.tiny_model import END_TOKEN_ID, START_TOKEN_ID, write_byte_model
 from octavo.wire.model_directory import ModelDirectoryError
 
@@ -92,14 +91,6 @@ def test_truncation_left_in_the_file_is_not_done(tmp_path: Path) -> None:
     assert len(ModelTokenizer(tmp_path).encode("abcdef")) == 6
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
-def test_a_directory_that_names_code_is_refused(tmp_path: Path, name: str) -> None:
-    write_byte_model(tmp_path)
-    edit(tmp_path / name, auto_map={"AutoTokenizer": ["code.Tokenizer", None]})
-    with pytest.raises(ModelDirectoryError, match="auto_map"):
-        read_model_defaults(tmp_path)
-
-
 def test_a_text_that_continues_another_gets_no_token_at_its_start(tmp_path: Path) -> None:
     write_byte_model(tmp_path)
     bos = {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}
@@ -123,39 +114,38 @@ def test_a_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
         ModelTokenizer(tmp_path)
 
 
-def test_defaults_are_greedy_without_do_sample(tmp_path: Path) -> None:
+@pytest.mark.parametrize("usable", [True, False])
+def test_code_that_a_tokenizer_names_is_never_run(tmp_path: Path, usable: bool) -> None:
     write_byte_model(tmp_path)
-    edit(tmp_path / "generation_config.json", do_sample=False, temperature=0.6, top_p=0.9)
-    defaults = read_model_defaults(tmp_path)
-    assert (defaults.temperature, defaults.top_p, defaults.top_k) == (0.0, 0.9, 0)
+    (tmp_path / "code.py").write_text("raise SystemExit('run')")
+    known = "PreTrainedTokenizerFast" if usable else "XTokenizer"
+    edit(tmp_path / "tokenizer_config.json", auto_map={"AutoTokenizer": ["code.T", None]}, tokenizer_class=known)
+    edit(tmp_path / "config.json", model_type="llama" if usable else "x")
+    if usable:
+        assert ModelTokenizer(tmp_path).encode("hi")
+    else:
+        with pytest.raises(ModelDirectoryError, match=r"code of the model's own \(auto_map\), which is never run"):
+            ModelTokenizer(tmp_path)
 
 
-def test_defaults_come_from_the_generation_config(tmp_path: Path) -> None:
+def test_ordinary_tokens_beyond_the_models_vocabulary_are_refused(tmp_path: Path) -> None:
     write_byte_model(tmp_path)
-    changes = {"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": [3, 4], "repetition_penalty": 1.1}
-    edit(tmp_path / "generation_config.json", **changes)
-    defaults = read_model_defaults(tmp_path)
-    assert (defaults.temperature, defaults.top_p, defaults.top_k) == (0.6, 1.0, 20)
-    assert (defaults.min_p, defaults.repetition_penalty) == (0.0, 1.1)
-    assert defaults.eos_token_ids == {3, 4}
+    with pytest.raises(
+        ModelDirectoryError, match="has token ids up to 255 and the model's vocab_size is 255: they do not"
+    ):
+        check_vocabulary(ModelTokenizer(tmp_path), tmp_path, 255)
 
 
-@pytest.mark.parametrize(("name", "value"), [("top_p", 0.0), ("top_k", -1), ("repetition_penalty", 2.5)])
-def test_a_default_that_no_request_may_have_is_refused(tmp_path: Path, name: str, value: float) -> None:
+def test_added_tokens_beyond_it_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_byte_model(tmp_path)
-    edit(tmp_path / "generation_config.json", **{name: value})
-    with pytest.raises(ModelDirectoryError, match=f"has a {name} of {value}, but it must be"):
-        read_model_defaults(tmp_path)
+    check_vocabulary(ModelTokenizer(tmp_path), tmp_path, 257)
+    assert caplog.messages == ["prompts with <|im_end|> will be refused: the model's 257 ids lack them"]
 
 
-def test_eos_comes_from_the_config_where_there_is_no_generation_config(tmp_path: Path) -> None:
+@pytest.mark.parametrize("vocab_size", [258, 320])
+def test_a_model_may_have_more_embeddings_than_tokens(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, vocab_size: int
+) -> None:
     write_byte_model(tmp_path)
-    (tmp_path / "generation_config.json").unlink()
-    assert read_model_defaults(tmp_path).eos_token_ids == {END_TOKEN_ID}
-
-
-def test_a_config_without_context_length_is_refused(tmp_path: Path) -> None:
-    write_byte_model(tmp_path)
-    edit(tmp_path / "config.json", max_position_embeddings=None)
-    with pytest.raises(ModelDirectoryError, match="max_position_embeddings"):
-        read_model_defaults(tmp_path)
+    check_vocabulary(ModelTokenizer(tmp_path), tmp_path, vocab_size)
+    assert caplog.messages == []

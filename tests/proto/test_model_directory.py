@@ -42,8 +42,15 @@ def test_the_bundled_model_lives_in_the_cache(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_directory_without_configuration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelDirectoryError, match=r"holds config\.json"):
+    with pytest.raises(ModelDirectoryError, match=r"holds config\.json, or a model of the hub as org/name"):
         resolve_model(str(tmp_path))
+
+
+def test_a_gguf_file_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    file = tmp_path / "some.Q4_K_M.gguf"
+    command = f"octavo prepare-model --gguf {file} --output {tmp_path}/some.Q4_K_M"
+    with pytest.raises(ModelDirectoryError, match=f"is a GGUF file .*`{command}`"):
+        resolve_model(str(file))
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
@@ -52,6 +59,15 @@ def test_the_fingerprint_covers_configuration_and_tokenizer(model: Path, name: s
     assert fingerprint(model) == before
     (model / name).write_text('{"changed": 1}')
     assert fingerprint(model) != before
+
+
+def test_random_weights_have_a_fingerprint_of_their_own_that_needs_no_file(model: Path) -> None:
+    read, random = fingerprint(model), fingerprint(model, "dummy")
+    assert read == fingerprint(model, "safetensors") != random
+    (model / "model.safetensors").unlink()
+    assert fingerprint(model, "dummy") == random
+    (model / "config.json").write_text('{"changed": 1}')
+    assert fingerprint(model, "dummy") != random
 
 
 def test_the_fingerprint_covers_the_shape_of_the_weights(model: Path) -> None:

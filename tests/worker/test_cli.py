@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from octavo.testing.tiny_model import write_byte_model
+from octavo.wire.model_directory import fingerprint
 from octavo.worker import cli
 from octavo.worker.fake_runner import FakeRunner
 from octavo.worker.runner import Runner
@@ -30,18 +31,21 @@ def start_worker(*arguments: str) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("arguments", "status", "why"),
     [
-        (["--model", "/nowhere/at/all"], "no model directory at /nowhere/at/all"),
-        (["--worker-endpoint", "tcp://192.0.2.1:7000"], "leaves this machine in the clear"),
-        (["--health-address", "unix:/proc/nowhere/health.sock"], "cannot make a socket"),
-        (["--num-cpu-blocks", "2000"], "2000 CPU blocks are more than the 1024 on the device"),
+        (["--model", "/nowhere/at/all"], 2, "no model directory at /nowhere/at/all"),
+        (["--model", "/nowhere/model.gguf"], 2, "run `octavo prepare-model --gguf /nowhere/model.gguf"),
+        (["--worker-endpoint", "tcp://192.0.2.1:7000"], 1, "leaves this machine in the clear"),
+        (["--health-address", "unix:/proc/nowhere/health.sock"], 1, "cannot make a socket"),
+        (["--num-cpu-blocks", "2000"], 1, "2000 CPU blocks are more than the 1024 on the device"),
     ],
-    ids=["model", "endpoint", "health", "CPU blocks"],
+    ids=["model", "GGUF", "endpoint", "health", "CPU blocks"],
 )
-def test_a_worker_that_cannot_start_says_why_in_one_line(directory: Path, arguments: list[str], why: str) -> None:
+def test_a_worker_that_cannot_start_says_why_in_one_line(
+    directory: Path, arguments: list[str], status: int, why: str
+) -> None:
     result = start_worker("--model", str(directory / "model"), *arguments)
-    assert result.exit_code == 1
+    assert result.exit_code == status
     assert isinstance(result.exception, SystemExit)
     assert result.stderr.startswith("Error: ")
     assert why in result.stderr
@@ -68,6 +72,9 @@ def test_a_machine_too_small_for_the_model_is_one_line_too(directory: Path, monk
         (["--num-blocks", "8", "--num-cpu-blocks", "9"], "at most num_blocks, 8"),
         (["--fake-windows", "0,many"], "no list of windows"),
         (["--device", "abacus"], "'--device'"),
+        (["--dtype", "float7"], "'float7' is not one of 'auto', 'float32', 'bfloat16', 'float16'"),
+        (["--load-format", "pickle"], "'pickle' is not one of 'auto', 'safetensors', 'dummy'"),
+        (["--threads", "1000000"], "1000000 threads are asked for and this process may use"),
         (["--worker-id", "a/b"], "worker id 'a/b'"),
         (["--kv-cache-memory", "1GiB"], "give the number of blocks"),
         (["--device", "cpu", "--fake-step-ms", "3"], "mean nothing on cpu"),
@@ -83,7 +90,7 @@ def test_what_was_loaded_is_described_on_one_line(directory: Path) -> None:
     runner = FakeRunner(directory / "model", block_size=16, num_blocks=1 << 18, num_cpu_blocks=1 << 17, windows=(0, 64))
     assert cli.describe(runner) == (
         "model model (fake, 2048 positions) on fake: 262144 blocks (0.02 GiB) and 131072 CPU blocks (0.01 GiB)"
-        " of 16 tokens, 8 KV bytes per token"
+        " of 16 tokens, 8 KV bytes per token; kernels: fake"
     )
 
 
@@ -121,6 +128,23 @@ def test_memory_to_swap_to_and_windows_reach_the_runner(
     (runner,) = served.runners
     assert runner.num_cpu_blocks == num_cpu_blocks
     assert [group.window for group in runner.kv_groups] == windows
+
+
+def test_random_weights_are_another_model_to_those_around(directory: Path, served: Served) -> None:
+    for load_format in ("auto", "dummy"):
+        result = start_worker("--model", str(directory / "model"), "--load-format", load_format)
+        assert result.exit_code == 0, result.output
+    read, random = (runner.model.fingerprint for runner in served.runners)
+    assert (read, random) == (fingerprint(directory / "model"), fingerprint(directory / "model", "dummy"))
+
+
+def test_an_exact_number_of_blocks_may_be_less_than_the_context_takes(
+    directory: Path, served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = start_worker("--model", str(directory / "model"), "--num-blocks", "64")
+    assert result.exit_code == 0, result.output
+    assert "requests as long as the context will be refused" in caplog.text
+    assert "--max-model-len 1024" in caplog.text
 
 
 def test_flags_can_be_given_by_the_environment(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

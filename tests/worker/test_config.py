@@ -11,11 +11,14 @@ from octavo.worker.config import ConfigError, WorkerConfig, default_worker_id, p
 def configure(**changes: Any) -> WorkerConfig:
     settings: dict[str, Any] = {
         "model": "m",
+        "load_format": "auto",
+        "model_impl": "auto",
         "endpoint": "ipc:///run/octavo/workers.sock",
         "worker_id": "w0",
         "health_address": "127.0.0.1:0",
         "device": "cpu",
         "dtype": "float32",
+        "numerics": "default",
         "block_size": 16,
         "kv_cache_memory": None,
         "num_blocks": None,

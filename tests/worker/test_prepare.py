@@ -2,7 +2,6 @@
 
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from transformers import AutoTokenizer
 from octavo.testing.models import bundled_model
 from octavo.wire.model_directory import BUNDLED_MODEL, prepared_directory
 from octavo.worker import prepare
-from octavo.worker.gguf_model import GGUFError, GGUFModel
+from octavo.worker.gguf_model import GGUFError, GGUFModel, UnknownGGUFError
 from octavo.worker.gguf_tokenizer import build_tokenizer
 from octavo.worker.prepare import PrepareError, bundled_gguf, prepare_directory
 from octavo.worker.prepare_cli import prepare_model
@@ -30,7 +29,7 @@ def tokenizer(bundled_model: Path) -> Any:
     return AutoTokenizer.from_pretrained(bundled_model)
 
 
-def write_gguf(path: Path, architecture: str = "llama", pre: str = "smollm") -> Path:
+def write_gguf(path: Path, architecture: str = "llama", pre: str = "smollm", extra: str = "") -> Path:
     """A one-layer Llama with four tokens; projections count upwards, so that their order can be checked."""
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_block_count(1)
@@ -53,6 +52,8 @@ def write_gguf(path: Path, architecture: str = "llama", pre: str = "smollm") -> 
         writer.add_tensor(f"blk.0.{name}.weight", np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
     writer.add_tensor("token_embd.weight", np.zeros((4, 8), dtype=np.float32))
     writer.add_tensor("output_norm.weight", np.ones(8, dtype=np.float32))
+    if extra:
+        writer.add_tensor(extra, np.ones(8, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -124,15 +125,6 @@ def test_a_prepared_directory_is_left_alone(bundled_model: Path) -> None:
     assert (bundled_model / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_what_a_killed_run_left_is_swept_away(tmp_path: Path) -> None:
-    left = tmp_path / ".tiny.partial"
-    left.mkdir()
-    (left / "model.safetensors").write_bytes(b"half")
-    prepare_directory(write_gguf(tmp_path / "tiny.gguf"), tmp_path / "tiny")
-    assert not left.exists()
-    assert (tmp_path / "tiny" / "config.json").is_file()
-
-
 def test_a_failed_run_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
@@ -143,29 +135,20 @@ def test_a_failed_run_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "tiny").exists()
 
 
-def test_runs_at_the_same_time_agree(tmp_path: Path) -> None:
-    source = write_gguf(tmp_path / "tiny.gguf")
-    with ThreadPoolExecutor(4) as pool:
-        runs = [pool.submit(prepare_directory, source, tmp_path / "tiny") for _ in range(4)]
-        assert [run.result(60) for run in runs] == [None] * 4
-    assert (tmp_path / "tiny" / "model.safetensors").is_file()
-
-
-def test_a_place_that_holds_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tiny").mkdir()
-    with pytest.raises(PrepareError, match=r"exists and holds no config\.json"):
-        prepare_directory(write_gguf(tmp_path / "tiny.gguf"), tmp_path / "tiny")
-
-
 def test_files_that_cannot_be_converted_are_refused_by_name(tmp_path: Path) -> None:
     garbage = tmp_path / "garbage.gguf"
     garbage.write_bytes(b"not a model at all, and not even the magic number")
     with pytest.raises(GGUFError, match="no readable GGUF"):
         GGUFModel(garbage)
-    with pytest.raises(GGUFError, match="'mamba' model"):
+
+
+def test_what_this_reader_does_not_know_is_left_to_another(tmp_path: Path) -> None:
+    with pytest.raises(UnknownGGUFError, match="'mamba' model"):
         GGUFModel(write_gguf(tmp_path / "mamba.gguf", architecture="mamba"))
-    with pytest.raises(GGUFError, match="pre-tokenizer 'qwen2'"):
+    with pytest.raises(UnknownGGUFError, match="pre-tokenizer 'qwen2'"):
         build_tokenizer(GGUFModel(write_gguf(tmp_path / "qwen.gguf", pre="qwen2")))
+    with pytest.raises(UnknownGGUFError, match=r"tensor 'blk\.0\.ffn_gate_exps\.weight'"):
+        GGUFModel(write_gguf(tmp_path / "experts.gguf", extra="blk.0.ffn_gate_exps.weight")).config()
 
 
 def test_the_command_prints_where_the_model_is(bundled_model: Path, tmp_path: Path) -> None:

@@ -44,13 +44,42 @@ def test_a_tensor_without_a_place_is_named_unless_dropped(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
 def test_formats_that_can_run_code_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
-    with pytest.raises(WeightsError, match=rf"holds {name}.*save_pretrained"):
+    command = rf"octavo convert-weights {tmp_path} --output {tmp_path}-safetensors"
+    with pytest.raises(WeightsError, match=rf"holds {name}, a format that can run code.*`{command}`"):
         Checkpoint(tmp_path)
 
 
 def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match="holds neither"):
+    with pytest.raises(WeightsError, match=r"holds neither .* is the download complete.*--load-format dummy"):
         Checkpoint(tmp_path)
+
+
+def test_a_dtype_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F3", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(WeightsError, match=r"no readable safetensors file.*F3"):
+        Checkpoint(tmp_path)
+
+
+def test_a_file_that_shrinks_under_its_reader_is_refused(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(write(tmp_path, a=torch.zeros(1000)))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(WeightsError, match="has become shorter"):
+        checkpoint.take("a", (1000,))
+
+
+def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
+    first, second = torch.randn(2, 3), torch.randn(4)
+    save_file({"a": first}, tmp_path / "model-1.safetensors")
+    save_file({"b": second}, tmp_path / "model-2.safetensors")
+    weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.shapes() == {"a": (2, 3), "b": (4,)}
+    assert checkpoint.num_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    for name, shape in checkpoint.shapes().items():
+        assert torch.equal(checkpoint.take(name, shape), {"a": first, "b": second}[name])
+    checkpoint.finish()
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
@@ -65,6 +94,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     [
         ("{", "is no index"),
         ("[]", "is no index"),
+        (json.dumps({"weight_map": {"a": 1}}), "is no index"),
         (json.dumps({"weight_map": {"a": "absent.safetensors"}}), "names 'absent.safetensors'"),
         (json.dumps({"weight_map": {"a": "../model.safetensors"}}), "names '../model.safetensors'"),
     ],

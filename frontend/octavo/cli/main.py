@@ -25,11 +25,16 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "chat": ("octavo.frontend.client_cli:chat", "Talk with the model in the terminal."),
     "health": ("octavo.frontend.client_cli:health", "Probe a process's gRPC health; exit status 0 if it serves."),
     "prepare-model": ("octavo.worker.prepare_cli:prepare_model", "Write the bundled model's directory to the cache."),
+    "convert-weights": ("octavo.worker.convert_cli:convert", "Turn a model's pickled weights into safetensors."),
 }
 # The extras by the packages that they install.
 _EXTRA_OF: Final = {
-    **dict.fromkeys(("torch", "gguf", "safetensors", "numpy"), "worker"),
-    **dict.fromkeys(("transformers", "tokenizers", "jinja2", "grpc_reflection", "grpc_status", "google"), "frontend"),
+    **dict.fromkeys(("torch", "gguf", "safetensors", "numpy", "tqdm"), "worker"),
+    "accelerate": "gguf",
+    **dict.fromkeys(
+        ("transformers", "tokenizers", "huggingface_hub", "jinja2", "grpc_reflection", "grpc_status", "google"),
+        "frontend",
+    ),
 }
 
 

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.cli.supervision import Child, SupervisionError
 from octavo.wire.endpoints import EndpointError, claimed, runtime_directory
-from octavo.wire.model_directory import BUNDLED_MODEL, ModelDirectoryError, model_name, resolve_model
+from octavo.wire.model_directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,31 @@ _PATIENCE_S = 5.0
 
 @click.command()
 @click.option(
-    "--model", envvar="OCTAVO_MODEL", default=BUNDLED_MODEL, help="Model directory, or the bundled model's name."
+    "--model",
+    envvar="OCTAVO_MODEL",
+    default=BUNDLED_MODEL,
+    help="Model directory, the bundled model's name, or a model of the Hugging Face hub as org/name[@revision].",
+)
+@click.option(
+    "--load-format",
+    envvar="OCTAVO_LOAD_FORMAT",
+    type=click.Choice(LOAD_FORMATS),
+    default="auto",
+    help="Where weights come from: safetensors (auto), or dummy: random numbers, no weight file needed.",
+)
+@click.option(
+    "--model-impl",
+    envvar="OCTAVO_MODEL_IMPL",
+    type=click.Choice(["auto", "native", "transformers"]),
+    help="Who computes the model: Octavo itself (native), transformers, or the first of them that can (auto). Default:"
+    " auto.",
+)
+@click.option(
+    "--numerics",
+    envvar="OCTAVO_NUMERICS",
+    type=click.Choice(["default", "exact"]),
+    help="exact: float32, and a request's tokens and logprobs never depend on what runs beside it; refused where that"
+    " cannot be kept. Default: default.",
 )
 @click.option(
     "--listen",
@@ -52,6 +76,13 @@ _PATIENCE_S = 5.0
     help='JSON file {"name": "text", ...}: beginnings of prompts that stay computed, for requests to name.',
 )
 @click.option(
+    "--generation-config",
+    envvar="OCTAVO_GENERATION_CONFIG",
+    type=click.Choice(["auto", "none"]),
+    help="What stands in for sampling parameters that a request leaves out: the model's generation_config.json (auto),"
+    " or neutral values (none). Default: auto.",
+)
+@click.option(
     "--policy",
     envvar="OCTAVO_POLICY",
     type=click.Choice(["chunked", "paper"]),
@@ -64,7 +95,13 @@ _PATIENCE_S = 5.0
     help="What becomes of the KV of a request that must give its blocks up. Default: the scheduler's own.",
 )
 def serve(
-    model: str, listen: str, workers: int, ready_timeout: float, drain_timeout: float, **settings: str | None
+    model: str,
+    load_format: str,
+    listen: str,
+    workers: int,
+    ready_timeout: float,
+    drain_timeout: float,
+    **settings: str | None,
 ) -> None:
     """Start frontend, scheduler and workers on this machine and keep them running.
 
@@ -74,10 +111,19 @@ def serve(
     try:
         # Its sockets are in the runtime directory: a second service needs another one.
         with claimed(f"unix:{runtime_directory()}/serve"):
-            environment = _environment(model, listen, drain_timeout, settings)
+            model = _locate(model, load_format)
+            environment = _environment(model, listen, drain_timeout, {**settings, "load_format": load_format})
             asyncio.run(_serve(model, listen, workers, ready_timeout, drain_timeout, environment))
     except (EndpointError, ModelDirectoryError, SupervisionError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _locate(model: str, load_format: str) -> str:
+    """What all processes are told of the model, so that the hub is asked once: its directory, or the bundled name.
+
+    Raises `ModelDirectoryError`.
+    """
+    return model if model == BUNDLED_MODEL else str(resolve_model(model, load_format))
 
 
 def _environment(model: str, listen: str, drain_timeout: float, settings: Mapping[str, str | None]) -> dict[str, str]:
@@ -116,12 +162,10 @@ async def _serve(
 
 
 async def _prepare(model: str) -> None:
-    """Makes the bundled model's directory at the first start. Raises if `model` is no model directory."""
+    """Makes the bundled model's directory at the first start."""
     try:
         resolve_model(model)
     except ModelDirectoryError:
-        if model != BUNDLED_MODEL:
-            raise
         await Child("prepare-model", ["prepare-model"]).run_once()
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 
-from octavo.frontend.config import FrontendConfig
+from octavo.frontend.config import GENERATION_CONFIGS, FrontendConfig
 from octavo.frontend.pinned_prefixes import PinnedPrefixesError
 from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint
-from octavo.wire.model_directory import BUNDLED_MODEL, ModelDirectoryError, model_name, resolve_model
+from octavo.wire.model_directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
 
 _log = logging.getLogger(__name__)
 _SECONDS = click.FloatRange(min=0)
@@ -25,7 +25,23 @@ _SECONDS = click.FloatRange(min=0)
     "--model",
     envvar="OCTAVO_MODEL",
     default=BUNDLED_MODEL,
-    help="Model directory, or the bundled model's name. The workers must be given the same one.",
+    help="Model directory, the bundled model's name, or a model of the Hugging Face hub as org/name[@revision]. The"
+    " workers must be given the same one.",
+)
+@click.option(
+    "--load-format",
+    envvar="OCTAVO_LOAD_FORMAT",
+    type=click.Choice(LOAD_FORMATS),
+    default="auto",
+    help="Where the workers' weights come from; they must be given the same.",
+)
+@click.option(
+    "--generation-config",
+    envvar="OCTAVO_GENERATION_CONFIG",
+    type=click.Choice(GENERATION_CONFIGS),
+    default="auto",
+    help="What stands in for sampling parameters that a request leaves out: the model's generation_config.json (auto),"
+    " or neutral values (none).",
 )
 @click.option(
     "--served-model-name",
@@ -76,6 +92,8 @@ _SECONDS = click.FloatRange(min=0)
 )
 def frontend(
     model: str,
+    load_format: str,
+    generation_config: str,
     served_model_name: str | None,
     listen: str,
     frontend_endpoint: str,
@@ -88,7 +106,7 @@ def frontend(
     """Run one frontend: it serves gRPC, tokenizes, and keeps the journal of running requests. Needs no torch."""
     try:
         check_endpoint(frontend_endpoint, insecure_tcp=insecure_tcp)
-        directory = resolve_model(model)
+        directory = resolve_model(model, load_format)
         config = FrontendConfig(
             model_directory=directory,
             served_model_name=served_model_name or model_name(directory),
@@ -98,6 +116,8 @@ def frontend(
             worker_grace_s=worker_grace,
             drain_timeout_s=drain_timeout,
             pinned_prefixes=pinned_prefixes,
+            load_format=load_format,
+            generation_config=generation_config,
         )
     except (EndpointError, ModelDirectoryError) as error:
         raise click.UsageError(str(error)) from error

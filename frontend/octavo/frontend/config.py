@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+# Whether the model's generation_config.json says what stands in for what a request leaves out.
+GENERATION_CONFIGS = ("auto", "none")
+
 
 @dataclass(frozen=True)
 class FrontendConfig:
@@ -21,3 +24,7 @@ class FrontendConfig:
     tokenizer_threads: int = 2
     # JSON object of names and texts: prefixes that this frontend has the scheduler pin.
     pinned_prefixes: Path | None = None
+    # Where the workers' weights come from, one of `octavo.wire.model_directory.LOAD_FORMATS`: the fingerprint tells.
+    load_format: str = "auto"
+    # One of `GENERATION_CONFIGS`.
+    generation_config: str = "auto"

@@ -1,14 +1,19 @@
 """What a model directory says about generation: EOS ids, context length, and the sampling its makers recommend."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig
+
 from octavo.frontend.validation import RANGES
-from octavo.wire.model_directory import ModelDirectoryError
+from octavo.wire.model_directory import CONTEXT_KEYS, ModelDirectoryError
 
 GREEDY = 0.0
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 @dataclass(frozen=True)
@@ -23,33 +28,36 @@ class ModelDefaults:
     top_k: int
     min_p: float
     repetition_penalty: float
+    # None: as many as there is room for.
+    max_new_tokens: int | None = None
 
     def without_sampling(self) -> "ModelDefaults":
         """The same where tokens are not drawn."""
         return replace(self, temperature=GREEDY, top_p=1.0, top_k=0, min_p=0.0)
 
 
-def read_model_defaults(directory: Path) -> ModelDefaults:
-    """Reads generation_config.json (optional) and config.json.
+def read_model_defaults(directory: Path, generation_config: str = "auto") -> ModelDefaults:
+    """Reads config.json and generation_config.json (optional); with `generation_config` `none` only its EOS ids.
 
-    Without `do_sample` a model is greedy, as in transformers; what is left out is neutral (temperature 1, top_p 1,
-    top_k 0, min_p 0, repetition_penalty 1). Raises `ModelDirectoryError` for files that are not what they should be, or
-    name code to be run.
+    A model is sampled from if the file says `do_sample`, or does not say but recommends a way to sample; else it is
+    greedy. What is left out is neutral (temperature 1, top_p 1, top_k 0, min_p 0, repetition_penalty 1). Raises
+    `ModelDirectoryError` for files that are not what they should be.
     """
     config = read_json(directory / "config.json")
     generation = read_json(directory / "generation_config.json", missing={})
-    for name in ("config.json", "tokenizer_config.json"):
-        _refuse_code(directory / name)
-    text_config = config.get("text_config", config)
+    text_config = _text_config(directory, config)
+    vocab_size = _size(directory, text_config, ("vocab_size",))
+    recommended = generation if generation_config == "auto" else {}
     defaults = ModelDefaults(
-        eos_token_ids=_eos_token_ids(generation, text_config),
-        max_model_len=_size(directory, text_config, "max_position_embeddings", "n_positions"),
-        vocab_size=_size(directory, text_config, "vocab_size"),
-        temperature=float(_present(generation, "temperature", 1.0)) if generation.get("do_sample") else GREEDY,
-        top_p=float(_present(generation, "top_p", 1.0)),
-        top_k=int(_present(generation, "top_k", 0)),
-        min_p=float(_present(generation, "min_p", 0.0)),
-        repetition_penalty=float(_present(generation, "repetition_penalty", 1.0)),
+        eos_token_ids=_eos_token_ids(directory, generation, text_config, vocab_size),
+        max_model_len=_size(directory, text_config, CONTEXT_KEYS),
+        vocab_size=vocab_size,
+        temperature=_present(recommended, "temperature", 1.0) if _samples(recommended) else GREEDY,
+        top_p=_present(recommended, "top_p", 1.0),
+        top_k=_present(recommended, "top_k", 0),
+        min_p=_present(recommended, "min_p", 0.0),
+        repetition_penalty=_present(recommended, "repetition_penalty", 1.0),
+        max_new_tokens=_present(recommended, "max_new_tokens", None),
     )
     _check_ranges(directory, defaults)
     return defaults
@@ -68,34 +76,63 @@ def read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, An
     return content
 
 
+def _text_config(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The part about text, of a model that also reads or writes something else."""
+    part = config.get("text_config") or config
+    if not isinstance(part, dict):
+        raise ModelDirectoryError(f"{directory / 'config.json'} has a text_config that is no JSON object: {part!r}")
+    return part
+
+
 def _check_ranges(directory: Path, defaults: ModelDefaults) -> None:
     """Nobody else would tell a client what is wrong with a value that he has left out."""
-    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+    path = directory / "generation_config.json"
+    for name in (*_SAMPLING, "repetition_penalty", "max_new_tokens"):
         low, high, rule = RANGES[name]
-        if not low <= getattr(defaults, name) <= high:
-            path, value = directory / "generation_config.json", getattr(defaults, name)
-            raise ModelDirectoryError(f"{path} has a {name} of {value}, but it must be {rule}")
+        value = getattr(defaults, name)
+        whole = isinstance(value, int) or name not in ("top_k", "max_new_tokens")
+        if value is not None and not (_is_number(value) and whole and low <= value <= high):
+            raise ModelDirectoryError(f"{path} has a {name} of {value!r}, but it must be {rule}")
 
 
-def _size(directory: Path, config: dict[str, Any], *names: str) -> int:
-    found = next((config[name] for name in names if name in config), None)
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _samples(recommended: dict[str, Any]) -> bool:
+    """Whether tokens are to be drawn where a request does not say."""
+    names_a_way = any(recommended.get(name) is not None for name in _SAMPLING)
+    return bool(_present(recommended, "do_sample", names_a_way))
+
+
+def _size(directory: Path, config: dict[str, Any], names: Sequence[str]) -> int:
+    """What config.json says under one of `names`; else what transformers takes for a family that leaves it out."""
+    found = next((config[name] for name in names if name in config), None) or _usual_size(directory, names)
     if not isinstance(found, int) or found < 1:
         raise ModelDirectoryError(f"{directory / 'config.json'} has no usable {' or '.join(names)}: {found!r}")
     return found
 
 
-def _refuse_code(path: Path) -> None:
-    if "auto_map" in read_json(path, missing={}):
+def _usual_size(directory: Path, names: Sequence[str]) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+        text_config = config.get_text_config(decoder=True)
+    except Exception as error:  # A configuration is free text to many classes, which raise as they like.
+        raise ModelDirectoryError(f"cannot read {directory / 'config.json'}: {' '.join(str(error).split())}") from error
+    return next((found for name in names if (found := getattr(text_config, name, None))), None)
+
+
+def _eos_token_ids(
+    directory: Path, generation: dict[str, Any], config: dict[str, Any], vocab_size: int
+) -> frozenset[int]:
+    found = _present(generation, "eos_token_id", _present(config, "eos_token_id", []))
+    ids = found if isinstance(found, list) else [found]
+    if not all(isinstance(token_id, int) and 0 <= token_id < vocab_size for token_id in ids):
         raise ModelDirectoryError(
-            f"{path} has an auto_map, which names Python code to run; Octavo runs none of a model's"
+            f"{directory} has an eos_token_id of {found!r}, but its vocabulary ends at {vocab_size - 1}: correct"
+            " generation_config.json or config.json"
         )
-
-
-def _eos_token_ids(generation: dict[str, Any], config: dict[str, Any]) -> frozenset[int]:
-    ids = _present(generation, "eos_token_id", config.get("eos_token_id"))
-    if ids is None:
-        return frozenset()
-    return frozenset(ids if isinstance(ids, list) else [ids])
+    return frozenset(ids)
 
 
 def _present(values: dict[str, Any], key: str, default: Any) -> Any:

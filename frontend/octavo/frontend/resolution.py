@@ -51,7 +51,7 @@ def resolve_sampling(
         seed=_or(request.seed, secrets.randbits(64)),
         num_sequences=request.num_sequences if request.best_of is None else request.best_of,
         beam=request.beam,
-        max_tokens=_max_tokens(request, len(prompt_token_ids), limits),
+        max_tokens=_max_tokens(request, len(prompt_token_ids), limits, defaults.max_new_tokens),
         min_tokens=request.min_new_tokens,
         stop_token_ids=stop_token_ids,
         logit_bias=sorted(request.logit_bias.items()),
@@ -129,7 +129,7 @@ def _stop_token_ids(request: GenerationRequest, defaults: ModelDefaults) -> list
     return ids
 
 
-def _max_tokens(request: GenerationRequest, prompt_tokens: int, limits: Limits) -> int:
+def _max_tokens(request: GenerationRequest, prompt_tokens: int, limits: Limits, default: int | None) -> int:
     check_room(prompt_tokens, limits.max_model_len)
     room, asked = limits.max_model_len - prompt_tokens, request.max_new_tokens
     if asked is not None and asked > room:
@@ -142,7 +142,8 @@ def _max_tokens(request: GenerationRequest, prompt_tokens: int, limits: Limits) 
     room = min(room, _room_in_cache(request, prompt_tokens, limits))
     if request.min_new_tokens > room:
         raise bad_parameter("min_new_tokens", request.min_new_tokens, f"there is room for {room} new tokens; lower it")
-    return asked or room
+    # What is only recommended gives way to what is asked for, and to what there is room for.
+    return asked or (room if default is None else min(room, max(default, request.min_new_tokens)))
 
 
 def _room_in_cache(request: GenerationRequest, prompt_tokens: int, limits: Limits) -> int:

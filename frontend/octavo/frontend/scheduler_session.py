@@ -242,5 +242,9 @@ def _rejection(message: Rejected) -> ServiceError:
             return Overloaded(Reason.QUEUE_FULL, f"{detail}, as many as the queue takes; try again later")
         case RejectReason.STEP_FAILED:
             return Broken(Reason.STEP_FAILED, detail)
+        case RejectReason.NOT_FINITE:
+            return Broken(Reason.LOGITS_NOT_FINITE, detail)
+        case RejectReason.NO_TOKEN_LEFT:
+            return InvalidRequest(Reason.NO_TOKEN_LEFT, detail)
         case RejectReason.ALREADY_COMPLETE:
             return Broken(Reason.STREAM_BROKEN, detail)

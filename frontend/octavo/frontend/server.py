@@ -16,7 +16,7 @@ from octavo.frontend.model_defaults import read_model_defaults
 from octavo.frontend.pinned_prefixes import read_pinned_prefixes
 from octavo.frontend.reflection import add_reflection
 from octavo.frontend.scheduler_client import SchedulerClient
-from octavo.frontend.tokenizer import ModelTokenizer
+from octavo.frontend.tokenizer import ModelTokenizer, check_vocabulary
 from octavo.v1 import generation_pb2_grpc as services
 from octavo.wire.endpoints import EndpointError
 from octavo.wire.model_directory import fingerprint
@@ -49,13 +49,17 @@ class FrontendServer:
         """Reads the model directory. Raises `ModelDirectoryError`; `PinnedPrefixesError` for an unusable file of these;
         `EndpointError` if the address cannot be had."""
         self._config = config
-        defaults = read_model_defaults(config.model_directory)
+        defaults = read_model_defaults(config.model_directory, config.generation_config)
         tokenizer = ModelTokenizer(config.model_directory)
+        check_vocabulary(tokenizer, config.model_directory, defaults.vocab_size)
         path = config.pinned_prefixes
         prefixes = read_pinned_prefixes(path, tokenizer.encode, defaults.max_model_len) if path else {}
         self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
         self.scheduler = SchedulerClient(
-            config.scheduler_endpoint, fingerprint(config.model_directory), config.scheduler_grace_s, prefixes
+            config.scheduler_endpoint,
+            fingerprint(config.model_directory, config.load_format),
+            config.scheduler_grace_s,
+            prefixes,
         )
         self.generation = Generation(
             model_name=config.served_model_name,

@@ -3,6 +3,7 @@
 The tokenizer objects are never changed after loading, so any number of threads may use them at once.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from octavo.frontend.control_tokens import ControlTokens, ReservedText
 from octavo.frontend.detokenizer import Detokenizer, Vocabulary
 from octavo.wire.model_directory import ModelDirectoryError
+
+_log = logging.getLogger(__name__)
 
 
 class ChatTemplateError(Exception):
@@ -41,6 +44,10 @@ class ModelTokenizer:
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._control_tokens = ControlTokens(token.content for token in added if token.special)
         self._vocabulary = Vocabulary(self._tokenizer)
+
+    def ids(self, *, added: bool) -> dict[str, int]:
+        """Every token with its id; those added to the vocabulary (control tokens mostly) only if `added`."""
+        return self._tokenizer.get_vocab(with_added_tokens=added)
 
     def encode(self, text: str, *, continues: bool = False) -> list[int]:
         """A raw prompt: control tokens in it are meant, and the tokenizer adds what it adds by itself (a BOS), but for
@@ -82,6 +89,22 @@ class ModelTokenizer:
         return _encode(tokenizer, text, add_special_tokens=False)
 
 
+def check_vocabulary(tokenizer: ModelTokenizer, directory: Path, vocab_size: int) -> None:
+    """Raises `ModelDirectoryError` if ordinary text can become ids that the model has no embedding for.
+
+    Some models lack embeddings for added tokens that they have no use for; requests that hold one are refused one by
+    one. A model may well have more embeddings than tokens.
+    """
+    if (last := max(tokenizer.ids(added=False).values(), default=0)) >= vocab_size:
+        raise ModelDirectoryError(
+            f"the tokenizer in {directory} has token ids up to {last} and the model's vocab_size is {vocab_size}: they"
+            " do not belong together; take tokenizer.json and config.json from the same model"
+        )
+    beyond = sorted(token for token, token_id in tokenizer.ids(added=True).items() if token_id >= vocab_size)
+    if beyond:
+        _log.warning("prompts with %s will be refused: the model's %d ids lack them", ", ".join(beyond[:5]), vocab_size)
+
+
 def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
     # The library's calls for one text keep the GIL, and with it the event loop, for as long as they take.
     [encoding] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -91,12 +114,18 @@ def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> lis
 
 def _load(directory: Path) -> PreTrainedTokenizerFast:
     try:
-        library = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        library = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # The library raises whatever a broken file makes it stumble over.
-        raise ModelDirectoryError(f"cannot load the tokenizer in {directory}: {error}") from error
+        raise ModelDirectoryError(f"cannot load the tokenizer in {directory}: {_reason(error)}") from error
     if not isinstance(library, PreTrainedTokenizerFast):
         raise ModelDirectoryError(f"the tokenizer in {directory} has no tokenizer.json; convert it to a fast one")
     return library
+
+
+def _reason(error: Exception) -> str:
+    if "trust_remote_code" in str(error):
+        return "it is code of the model's own (auto_map), which is never run; serve a model with a tokenizer.json"
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _plain_copy(tokenizer: Tokenizer) -> Tokenizer:

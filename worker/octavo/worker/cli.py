@@ -10,17 +10,20 @@ import zmq
 
 from octavo.wire.codec import WireError
 from octavo.wire.endpoints import EndpointError, default_endpoint, runtime_directory
-from octavo.wire.model_directory import BUNDLED_MODEL, ModelDirectoryError, resolve_model
+from octavo.wire.model_directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, resolve_model
 from octavo.wire.steps import MAX_BLOCK_SIZE
 from octavo.worker.config import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_FAKE_BLOCKS,
+    MODEL_IMPLS,
+    NUMERICS,
     ConfigError,
     WorkerConfig,
     default_worker_id,
     parse_memory,
     parse_windows,
 )
+from octavo.worker.context_room import ContextRoomError, check_context_room
 from octavo.worker.health import health_server
 from octavo.worker.liveness import Liveness
 from octavo.worker.loop import serve
@@ -29,8 +32,14 @@ from octavo.worker.runner import Runner
 
 logger = logging.getLogger(__name__)
 
-# What a wrong setting, a full machine or a broken model raises while the model is made.
-_START_ERRORS = (ModelDirectoryError, MemoryError, OSError, RuntimeError, ValueError)
+# What a full machine or a broken library raises while the model is made.
+_START_ERRORS = (MemoryError, OSError, RuntimeError, ValueError)
+
+
+class UnusableError(click.ClickException):
+    """A model or a setting that will not do however often it is tried: like wrong usage to whoever restarts us."""
+
+    exit_code = 2
 
 
 def _parsed(parse: Callable[[str], object]) -> Callable[[click.Context, click.Parameter, str | None], object]:
@@ -51,7 +60,23 @@ def _parsed(parse: Callable[[str], object]) -> Callable[[click.Context, click.Pa
     envvar="OCTAVO_MODEL",
     default=BUNDLED_MODEL,
     show_default=True,
-    help="Model directory, or the bundled model's name.",
+    help="Model directory, the bundled model's name, or a model of the Hugging Face hub as org/name[@revision].",
+)
+@click.option(
+    "--load-format",
+    envvar="OCTAVO_LOAD_FORMAT",
+    type=click.Choice(LOAD_FORMATS),
+    default="auto",
+    show_default=True,
+    help="Where weights come from: safetensors (auto), or dummy: random numbers, no weight file needed.",
+)
+@click.option(
+    "--model-impl",
+    envvar="OCTAVO_MODEL_IMPL",
+    type=click.Choice(MODEL_IMPLS),
+    default="auto",
+    show_default=True,
+    help="Who computes the model: Octavo itself (native), transformers, or the first of them that can (auto).",
 )
 @click.option(
     "--worker-endpoint",
@@ -80,7 +105,16 @@ def _parsed(parse: Callable[[str], object]) -> Callable[[click.Context, click.Pa
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
     show_default=True,
-    help="Type of the computation and of the KV cache. float32 gives tokens that do not depend on the batch.",
+    help="Type of the computation and of the KV cache.",
+)
+@click.option(
+    "--numerics",
+    envvar="OCTAVO_NUMERICS",
+    type=click.Choice(NUMERICS),
+    default="default",
+    show_default=True,
+    help="exact: float32, and a request's tokens and logprobs never depend on what runs beside it; refused where that"
+    " cannot be kept.",
 )
 @click.option(
     "--block-size",
@@ -177,7 +211,7 @@ def run(config: WorkerConfig) -> None:
     try:
         with health_server(config.health_address, liveness):
             runner = _make_runner(config)
-            click.echo(describe(runner))
+            click.echo(describe(runner, exact=config.numerics == "exact"))
             serve(runner, worker_id=config.worker_id, endpoint=config.endpoint, liveness=liveness)
     except EndpointError as error:
         raise click.ClickException(str(error)) from error
@@ -189,16 +223,17 @@ def run(config: WorkerConfig) -> None:
         raise click.ClickException(f"cannot use {config.endpoint}: {error}; check --worker-endpoint") from error
 
 
-def describe(runner: Runner) -> str:
+def describe(runner: Runner, *, exact: bool = False) -> str:
     """What was loaded and how much it can hold, on one line."""
     model = runner.model
+    numerics = f"{model.dtype}, exact" if exact else model.dtype
     # A block holds the keys and values of one KV group.
     block_gib = runner.block_size * runner.kv_bytes_per_token / len(runner.kv_groups) / (1 << 30)
     return (
-        f"model {model.name} ({model.dtype}, {model.max_model_len} positions) on {runner.device}:"
+        f"model {model.name} ({numerics}, {model.max_model_len} positions) on {runner.device}:"
         f" {runner.num_blocks} blocks ({runner.num_blocks * block_gib:.2f} GiB) and"
         f" {runner.num_cpu_blocks} CPU blocks ({runner.num_cpu_blocks * block_gib:.2f} GiB)"
-        f" of {runner.block_size} tokens, {runner.kv_bytes_per_token} KV bytes per token"
+        f" of {runner.block_size} tokens, {runner.kv_bytes_per_token} KV bytes per token; kernels: {runner.kernels}"
     )
 
 
@@ -213,10 +248,28 @@ def _configure(**options: Any) -> WorkerConfig:
 def _make_runner(config: WorkerConfig) -> Runner:
     make = _make_fake_runner if config.device == "fake" else _make_model_runner
     try:
-        return make(config, resolve_model(config.model))
+        runner = make(config, resolve_model(config.model, config.load_format))
+        _check_context_room(runner, config)
+    except (ModelDirectoryError, ContextRoomError) as error:
+        raise UnusableError(_one_line(error)) from error
     except _START_ERRORS as error:
         logger.debug("the model could not be made ready", exc_info=True)
-        raise click.ClickException(" ".join(str(error).split()) or type(error).__name__) from error
+        raise click.ClickException(_one_line(error)) from error
+    return runner
+
+
+def _check_context_room(runner: Runner, config: WorkerConfig) -> None:
+    """An exact number of blocks is meant, even if the longest requests are then refused."""
+    try:
+        check_context_room(runner)
+    except ContextRoomError as error:
+        if config.device != "fake" and config.num_blocks is None:
+            raise
+        logger.warning("requests as long as the context will be refused: %s", error)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _make_fake_runner(config: WorkerConfig, directory: Path) -> Runner:
@@ -224,6 +277,7 @@ def _make_fake_runner(config: WorkerConfig, directory: Path) -> Runner:
 
     return FakeRunner(
         directory,
+        load_format=config.load_format,
         block_size=config.block_size,
         num_blocks=config.num_blocks or DEFAULT_FAKE_BLOCKS,
         num_cpu_blocks=config.num_cpu_blocks,
@@ -244,7 +298,10 @@ def _make_model_runner(config: WorkerConfig, directory: Path) -> Runner:
     try:
         return ModelRunner(
             directory,
+            load_format=config.load_format,
+            model_impl=config.model_impl,
             dtype=config.dtype,
+            exact=config.numerics == "exact",
             device=config.device,
             block_size=config.block_size,
             kv_cache_memory=config.kv_cache_memory,
@@ -255,4 +312,4 @@ def _make_model_runner(config: WorkerConfig, directory: Path) -> Runner:
             threads=config.threads,
         )
     except (KVCacheError, ModelConfigError, ModelRunnerError, WeightsError) as error:
-        raise click.ClickException(str(error)) from error
+        raise UnusableError(_one_line(error)) from error

@@ -10,8 +10,13 @@ from typing import Literal
 
 from octavo.wire.endpoints import check_endpoint
 from octavo.wire.steps import MAX_BLOCK_SIZE
+from octavo.worker.cores import available_cores
 
 Device = Literal["cpu", "cuda", "fake"]
+# Who computes a model: Octavo's own families where they can and transformers otherwise, or only one of the two.
+MODEL_IMPLS = ("auto", "native", "transformers")
+# Whether a request's tokens may depend, in their last bits, on what runs beside it.
+NUMERICS = ("default", "exact")
 
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_FAKE_BLOCKS = 1024
@@ -36,11 +41,14 @@ class WorkerConfig:
     """
 
     model: str
+    load_format: str
+    model_impl: str
     endpoint: str
     worker_id: str
     health_address: str
     device: Device
     dtype: str
+    numerics: str
     block_size: int
     kv_cache_memory: int | None
     num_blocks: int | None
@@ -61,6 +69,11 @@ class WorkerConfig:
             raise ConfigError(f"block size {self.block_size} is not in 1 to {MAX_BLOCK_SIZE}")
         self._check_least(1, "kv_cache_memory", "num_blocks", "max_model_len", "threads")
         self._check_least(0, "swap_memory", "num_cpu_blocks")
+        if self.threads is not None and self.threads > (cores := available_cores()):
+            raise ConfigError(
+                f"{self.threads} threads are asked for and this process may use {cores} cores, where more threads only"
+                f" wait for each other; give --threads {cores} at most"
+            )
         if self.num_blocks is not None and (self.num_cpu_blocks or 0) > self.num_blocks:
             raise ConfigError(
                 f"num_cpu_blocks is {self.num_cpu_blocks}; it must be at most num_blocks, {self.num_blocks}"

@@ -30,8 +30,15 @@ class GGUFError(Exception):
     """A file that is no GGUF, or holds a model that cannot be converted."""
 
 
+class UnknownGGUFError(GGUFError):
+    """A model that this reader does not know; another may."""
+
+
 class GGUFModel:
-    """A GGUF file, open for reading. Raises `GGUFError` unless it holds a Llama model."""
+    """A GGUF file, open for reading.
+
+    Raises `GGUFError` if it is none, `UnknownGGUFError` if it holds no Llama model.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +48,7 @@ class GGUFModel:
             raise GGUFError(f"{path} is no readable GGUF file: {error}") from error
         architecture = self.value("general.architecture")
         if architecture != _ARCHITECTURE:
-            raise GGUFError(f"{path} holds a {architecture!r} model; only {_ARCHITECTURE!r} can be converted")
+            raise UnknownGGUFError(f"{path} holds a {architecture!r} model, not a {_ARCHITECTURE!r}")
         self._names = {tensor.name for tensor in self._reader.tensors}
 
     def value(self, key: str, default: Any = None) -> Any:
@@ -54,10 +61,15 @@ class GGUFModel:
         return default
 
     def config(self) -> dict[str, Any]:
-        """config.json of the model. Tied embeddings are those without an output tensor."""
+        """config.json of the model. Tied embeddings are those without an output tensor.
+
+        Raises `UnknownGGUFError` for variants of the architecture.
+        """
         heads = self._number("attention.head_count")
         if "rope_freqs.weight" in self._names or self.value(f"{_ARCHITECTURE}.rope.scaling.type", "none") != "none":
-            raise GGUFError(f"{self.path} scales its rotary embedding, which the conversion does not do")
+            raise UnknownGGUFError(f"{self.path} scales its rotary embedding")
+        for name in self._names:
+            self._transformers_name(name)
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -105,7 +117,7 @@ class GGUFModel:
                 return f"model.layers.{layer}.{_LAYER_TENSORS[kind]}.weight"
             case [kind, "weight"] if kind in _OUTER_TENSORS:
                 return f"{_OUTER_TENSORS[kind]}.weight"
-        raise GGUFError(f"{self.path} has a tensor {name!r} that a {_ARCHITECTURE!r} model has no place for")
+        raise UnknownGGUFError(f"{self.path} has a tensor {name!r} that a plain {_ARCHITECTURE!r} has no place for")
 
     def _number(self, key: str, default: int | None = None) -> int:
         return int(self.value(f"{_ARCHITECTURE}.{key}", default))

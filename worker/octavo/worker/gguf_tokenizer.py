@@ -4,21 +4,18 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from octavo.worker.gguf_model import GGUFError, GGUFModel
+from octavo.worker.gguf_model import GGUFModel, UnknownGGUFError
 
 _CONTROL_TOKEN = 3
 
 
 def build_tokenizer(model: GGUFModel) -> Tokenizer:
-    """The byte-level BPE of `model`. Raises `GGUFError` for tokenizers of another kind."""
+    """The byte-level BPE of `model`. Raises `UnknownGGUFError` for tokenizers of another kind."""
     kind = model.value("tokenizer.ggml.model"), model.value("tokenizer.ggml.pre", "default")
     if kind != ("gpt2", "smollm"):
-        raise GGUFError(
-            f"{model.path} has a tokenizer of kind {kind[0]!r} with pre-tokenizer {kind[1]!r}; only 'gpt2' with"
-            " 'smollm' can be converted: start from a transformers model directory instead"
-        )
+        raise UnknownGGUFError(f"{model.path} has a tokenizer of kind {kind[0]!r} with pre-tokenizer {kind[1]!r}")
     if model.value("tokenizer.ggml.add_bos_token", False):
-        raise GGUFError(f"{model.path} wants BOS before every text, which the conversion does not set up")
+        raise UnknownGGUFError(f"{model.path} wants BOS before every text")
     tokens: list[str] = model.value("tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ", 1)) for merge in model.value("tokenizer.ggml.merges")]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))

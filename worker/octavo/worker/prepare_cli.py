@@ -7,6 +7,7 @@ import click
 from octavo.wire.model_directory import BUNDLED_MODEL
 from octavo.worker.gguf_model import GGUFError
 from octavo.worker.prepare import PrepareError, prepare_bundled_model, prepare_directory
+from octavo.worker.publish import PublishError
 
 
 @click.command("prepare-model")
@@ -34,6 +35,6 @@ def prepare_model(gguf: Path | None, output: Path | None) -> None:
         else:
             directory = output.absolute()
             prepare_directory(gguf, directory)
-    except (PrepareError, GGUFError, OSError) as error:
+    except (PrepareError, PublishError, GGUFError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(directory)

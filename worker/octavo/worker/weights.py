@@ -1,55 +1,84 @@
 """The tensors of a model directory: safetensors only, each taken once, none forgotten."""
 
-import json
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, TypeVar
 
-from safetensors import SafetensorError, safe_open
+import msgspec
 from torch import Tensor
+
+from octavo.worker.tensor_file import TensorFileError, stored_tensors
+
+T = TypeVar("T")
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 # Formats that can run code when they are read.
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 class WeightsError(Exception):
     """Weights that are missing, broken, or not those of the configured model."""
 
 
-class _TensorFile(Protocol):
-    """What safetensors' untyped `safe_open` gives."""
+class _Index(msgspec.Struct):
+    """Which file holds a tensor."""
 
-    def keys(self) -> list[str]: ...
+    weight_map: dict[str, str]
 
-    def get_tensor(self, name: str) -> Tensor: ...
+
+class WeightSource(Protocol):
+    """Where a model's tensors come from. A model takes or drops each by name, then calls `finish`."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The stored names with their shapes; empty for a source that makes whatever is taken."""
+        ...
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor called `name`, on the CPU, in its stored dtype. Raises `WeightsError` if it is not so."""
+        ...
+
+    def drop(self, name: str) -> None:
+        """Says that `name`, if present, is rightly not used."""
+        ...
+
+    def finish(self) -> None:
+        """Raises `WeightsError` if a tensor was neither taken nor dropped."""
+        ...
 
 
 class Checkpoint:
-    """The weight files of `directory`, open for reading.
+    """The weight files of `directory`, of `num_bytes` in all: a `WeightSource`.
 
     Raises `WeightsError` if there are none that Octavo reads.
     """
 
     def __init__(self, directory: Path) -> None:
+        paths = _weight_files(directory)
         self._directory = directory
-        self._file_of = {name: file for path in _weight_files(directory) for file, name in _tensors(path)}
-        self._left = set(self._file_of)
+        self._stored = {name: stored for path in paths for name, stored in _readable(partial(stored_tensors, path)).items()}
+        self._left = set(self._stored)
+        self.num_bytes = sum(path.stat().st_size for path in paths)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every stored tensor's name and shape, in the order of the files."""
+        return {name: stored.shape for name, stored in self._stored.items()}
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor called `name`, in its stored dtype. Raises `WeightsError` if it is absent or of another shape."""
-        file = self._file_of.get(name)
-        if file is None:
+        """The tensor called `name`, read now, in its stored dtype. Raises `WeightsError` if it is absent or of another
+        shape."""
+        stored = self._stored.get(name)
+        if stored is None:
             raise WeightsError(
                 f"{self._directory} has no tensor {name!r}, which its config.json calls for; is the download complete?"
             )
-        tensor = file.get_tensor(name)
-        if tuple(tensor.shape) != shape:
+        if stored.shape != shape:
             raise WeightsError(
-                f"tensor {name!r} in {self._directory} is {list(tensor.shape)}; config.json makes it {list(shape)}"
+                f"tensor {name!r} in {self._directory} is {list(stored.shape)}; config.json makes it {list(shape)}"
             )
         self._left.discard(name)
-        return tensor
+        return _readable(stored.read)
 
     def drop(self, name: str) -> None:
         """Says that `name`, if present, is rightly not used."""
@@ -66,33 +95,37 @@ class Checkpoint:
 
 def _weight_files(directory: Path) -> list[Path]:
     if (directory / _INDEX).is_file():
-        return _indexed_files(directory)
+        return read_index(directory / _INDEX)
     if (directory / _SINGLE).is_file():
         return [directory / _SINGLE]
-    pickled = sorted(path.name for pattern in _PICKLED for path in directory.glob(pattern))
+    pickled = sorted(path.name for pattern in PICKLED for path in directory.glob(pattern))
     if pickled:
         raise WeightsError(
-            f"{directory} holds {pickled[0]}, a format that can run code when it is read; Octavo reads"
-            " safetensors only: save the model again with transformers' save_pretrained()"
+            f"{directory} holds {pickled[0]}, a format that can run code when it is read, and Octavo serves safetensors"
+            f" only; run `octavo convert-weights {directory} --output {directory}-safetensors` and serve that directory"
         )
-    raise WeightsError(f"{directory} holds neither {_SINGLE} nor {_INDEX}")
+    raise WeightsError(
+        f"{directory} holds neither {_SINGLE} nor {_INDEX}; is the download complete?"
+        " (--load-format dummy makes random weights)"
+    )
 
 
-def _indexed_files(directory: Path) -> list[Path]:
+def read_index(path: Path) -> list[Path]:
+    """The weight files that the index at `path` names, in order. Raises `WeightsError` unless they are files beside
+    it."""
     try:
-        names = set(json.loads((directory / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{directory / _INDEX} is no index of safetensors files: {error!r}") from error
+        index = msgspec.json.decode(path.read_bytes(), type=_Index)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise WeightsError(f"{path} is no index of weight files: {error}") from error
+    names = sorted(set(index.weight_map.values()))
     for name in names:
-        if Path(name).name != name or not (directory / name).is_file():
-            raise WeightsError(f"{directory / _INDEX} names {name!r}, which is not a file beside it")
-    return [directory / name for name in sorted(names)]
+        if Path(name).name != name or not (path.parent / name).is_file():
+            raise WeightsError(f"{path} names {name!r}, which is not a file beside it; is the download complete?")
+    return [path.parent / name for name in names]
 
 
-def _tensors(path: Path) -> list[tuple[_TensorFile, str]]:
+def _readable(read: Callable[[], T]) -> T:
     try:
-        file = cast(_TensorFile, safe_open(path, framework="pt"))
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{path} is no readable safetensors file: {error}") from error
-    names = file.keys()
-    return [(file, name) for name in names]
+        return read()
+    except (OSError, TensorFileError) as error:
+        raise WeightsError(str(error)) from error

@@ -1,0 +1,144 @@
+"""A model that is not right is refused before the worker is ready: with one line and a status that nobody retries."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import save_file
+
+from octavo.testing.tiny_model import VOCAB_SIZE, write_byte_model
+from octavo.worker import cli
+from octavo.worker.runner import Runner
+
+LAYER = {
+    "input_layernorm.weight": (32,),
+    "self_attn.q_proj.weight": (32, 32),
+    "self_attn.k_proj.weight": (16, 32),
+    "self_attn.v_proj.weight": (16, 32),
+    "self_attn.o_proj.weight": (32, 32),
+    "post_attention_layernorm.weight": (32,),
+    "mlp.gate_proj.weight": (64, 32),
+    "mlp.up_proj.weight": (64, 32),
+    "mlp.down_proj.weight": (32, 64),
+}
+SHAPES: dict[str, tuple[int, ...]] = {
+    "model.embed_tokens.weight": (VOCAB_SIZE, 32),
+    "model.norm.weight": (32,),
+    **{f"model.layers.{layer}.{name}": shape for layer in range(2) for name, shape in LAYER.items()},
+}
+# Keys and values of a token in two layers of two heads of eight numbers, in bfloat16.
+BYTES_PER_TOKEN = 2 * 2 * 2 * 8 * 2
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+def write_weights(directory: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, directory / "model.safetensors")
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="octavo-") as name:
+        for variable in [key for key in os.environ if key.startswith("OCTAVO_")]:
+            monkeypatch.delenv(variable)
+        monkeypatch.setenv("OCTAVO_RUNTIME_DIR", name)
+        write_byte_model(Path(name) / "model")
+        write_weights(Path(name) / "model", SHAPES)
+        yield Path(name) / "model"
+
+
+@pytest.fixture(autouse=True)
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Runner]:
+    """The runners that would have been served."""
+    runners: list[Runner] = []
+    monkeypatch.setattr(cli, "serve", lambda runner, **_: runners.append(runner))
+    return runners
+
+
+def start(model: Path, *arguments: str) -> Result:
+    """With room for one context, unless `arguments` say otherwise; a share of the machine's memory would take seconds."""
+    room = ["--kv-cache-memory", str(2048 * BYTES_PER_TOKEN)]
+    return CliRunner().invoke(cli.worker, ["--model", str(model), *room, *arguments])
+
+
+def refusal(model: Path, *arguments: str) -> str:
+    result = start(model, *arguments)
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def edit_config(model: Path, **changes: object) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | changes))
+
+
+def test_the_model_itself_is_right(model: Path, served: list[Runner]) -> None:
+    result = start(model)
+    assert result.exit_code == 0, result.stderr
+    assert len(served) == 1
+
+
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda m: (m / "config.json").unlink(), "no model directory at"),
+    "broken config": (lambda m: (m / "config.json").write_text('{"vocab_size": 258,'), "config.json"),
+    "no object": (lambda m: (m / "config.json").write_text("[1, 2]"), "config.json"),
+    "a word for a number": (lambda m: edit_config(m, hidden_size="wide"), "config.json"),
+    "no architecture": (lambda m: edit_config(m, architectures=["NoSuchForCausalLM"]), "NoSuchForCausalLM"),
+    "no weights": (lambda m: (m / "model.safetensors").unlink(), "is the download complete?"),
+    "broken weights": (lambda m: (m / "model.safetensors").write_bytes(b"\0" * 64), "no readable safetensors file"),
+    "wrong shape": (
+        lambda m: write_weights(m, SHAPES | {DOWN: (32, 63)}),
+        f"tensor '{DOWN}' in {{model}} is [32, 63]; config.json makes it [32, 64]",
+    ),
+    "missing tensor": (
+        lambda m: write_weights(m, {name: shape for name, shape in SHAPES.items() if name != DOWN}),
+        f"{{model}} has no tensor '{DOWN}'",
+    ),
+    "extra tensor": (
+        lambda m: write_weights(m, SHAPES | {"model.layers.2.mlp.down_proj.weight": (32, 64)}),
+        "1 tensors that its config.json has no place for: model.layers.2.mlp.down_proj.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_model_is_refused(model: Path, served: list[Runner], name: str) -> None:
+    spoil, why = WRONG[name]
+    spoil(model)
+    assert why.format(model=model) in refusal(model)
+    assert served == []
+
+
+def test_pickled_weights_are_refused_with_the_command_that_converts(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    assert f"run `octavo convert-weights {model} --output {model}-safetensors`" in refusal(model)
+
+
+def test_random_weights_need_no_file(model: Path, served: list[Runner]) -> None:
+    (model / "model.safetensors").unlink()
+    result = start(model, "--load-format", "dummy")
+    assert result.exit_code == 0, result.stderr
+    assert len(served) == 1
+
+
+def test_a_cache_too_small_for_a_block_names_the_least(model: Path) -> None:
+    why = refusal(model, "--kv-cache-memory", str(16 * BYTES_PER_TOKEN - 1))
+    assert f"give at least {16 * BYTES_PER_TOKEN} with --kv-cache-memory" in why
+
+
+def test_a_cache_too_small_for_one_context_names_both_remedies(model: Path, served: list[Runner]) -> None:
+    memory = ["--kv-cache-memory", str(1000 * BYTES_PER_TOKEN)]
+    why = refusal(model, *memory)
+    assert "holds 992 tokens of a sequence and the context has 2048" in why
+    assert f"give --kv-cache-memory {2048 * BYTES_PER_TOKEN}, or shorten the context with --max-model-len 992" in why
+    assert served == []
+    for remedy in (["--max-model-len", "992", *memory], ["--kv-cache-memory", str(2048 * BYTES_PER_TOKEN)]):
+        assert start(model, *remedy).exit_code == 0
+    assert len(served) == 2

@@ -1,0 +1,28 @@
+"""Random weights that every process draws alike."""
+
+import torch
+
+from octavo.worker.dummy_weights import DummyWeights
+
+
+def test_a_tensor_depends_on_its_name_and_shape_alone() -> None:
+    one, other = DummyWeights(), DummyWeights()
+    other.take("b", (3,))
+    first = one.take("a", (40, 50))
+    assert torch.equal(first, other.take("a", (40, 50)))
+    assert not torch.equal(first, one.take("b", (40, 50)))
+
+
+def test_matrices_are_small_and_norms_are_ones() -> None:
+    matrix = DummyWeights().take("model.layers.0.mlp.down_proj.weight", (200, 300))
+    assert abs(float(matrix.mean())) < 1e-3
+    assert abs(float(matrix.std()) - 0.02) < 1e-3
+    assert torch.equal(DummyWeights().take("model.norm.weight", (8,)), torch.ones(8))
+    assert float(DummyWeights().take("q_proj.bias", (1000,)).abs().max()) < 0.2
+
+
+def test_nothing_is_stored_or_left_over() -> None:
+    weights = DummyWeights()
+    weights.drop("lm_head.weight")
+    weights.finish()
+    assert weights.shapes() == {}

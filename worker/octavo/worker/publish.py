@@ -1,0 +1,66 @@
+"""Model directories appear whole or not at all, whoever is killed and however many write the same one."""
+
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class PublishError(Exception):
+    """A place where no model directory can be written, with what to do about it."""
+
+
+def is_published(directory: Path) -> bool:
+    """Whether `directory` holds a model."""
+    return (directory / "config.json").is_file()
+
+
+def publish(directory: Path, write: Callable[[Path], None]) -> None:
+    """Has `write` fill a new directory, which becomes `directory` when it is complete; does nothing if that is there.
+
+    A second process waits for the first. Raises `PublishError` if `directory` holds something else, and what `write`
+    raises.
+    """
+    if is_published(directory):
+        return
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(directory.with_name(f".{directory.name}.lock")) as usual_mode:
+        if is_published(directory):
+            return
+        if directory.exists():
+            raise PublishError(f"{directory} exists and holds no config.json; name another place or remove it")
+        # Whoever left this was killed while it held the lock.
+        partial = directory.with_name(f".{directory.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            write(partial)
+            for path in partial.iterdir():
+                # The safetensors library lets nobody else read what it writes.
+                path.chmod(usual_mode)
+                _sync(path)
+            _sync(partial)
+            partial.rename(directory)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        _sync(directory.parent)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[int]:
+    """Holds the lock; gives the mode that new files get here."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
