@@ -1,86 +1,98 @@
-"""`make bench`: runs the cases both ways and prints what they took."""
+"""`make bench` and `make bench-peers`: each case by each server in turns, beside what the machine gives meanwhile."""
 
 import argparse
 import json
 import sys
-import tempfile
-import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from octavo.bench import whole_system
-from octavo.bench.measurement import Measurement
-from octavo.bench.workloads import all_cases, warm_up
-from octavo.testing.stack import Stack
+from octavo.bench.figures import Work
+from octavo.bench.floors import LinearShapes, Yardsticks, grid
+from octavo.bench.planned import planned_steps
+from octavo.bench.report import Report, Runs
+from octavo.bench.systems import Bench, System
+from octavo.bench.tables import to_text
+from octavo.bench.workloads import NAMES, make_case, warm_up
 from octavo.wire.model_directory import BUNDLED_MODEL, resolve_model
 
+_ITEM_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
-def main() -> int:
-    """Prints text to stdout as results come, and writes JSON where asked."""
-    options = _options()
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints progress to stderr and the report to stdout, and writes JSON where asked."""
+    options = _options(arguments)
     model = resolve_model(options.model)
-    results: list[Measurement] = []
-    print(f"{options.model}, {options.dtype}, {options.threads} threads, best of {options.repeat}\n", flush=True)
-    if "alone" in options.paths:
-        results += _alone(options, model)
-    start_s = None
-    if "whole" in options.paths:
-        start_s, measurements = _whole(options, model)
-        results += measurements
+    with Bench(model, options.dtype) as bench:
+        report = _measure(options, _work(options, model), bench)
+    print(to_text(report))
     if options.json:
-        settings = {"model": options.model, "dtype": options.dtype, "threads": options.threads, "start_s": start_s}
-        report = {"settings": settings, "results": [result.to_json() for result in results]}
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def _options() -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="octavo.bench", description=__doc__)
-    parser.add_argument("--model", default=BUNDLED_MODEL)
-    parser.add_argument("--cases", nargs="+", choices=list(all_cases()), default=list(all_cases()))
-    parser.add_argument("--paths", nargs="+", choices=["alone", "whole"], default=["alone", "whole"])
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the results here too")
-    return parser.parse_args()
+    parser.add_argument("--model", default=BUNDLED_MODEL, help="a directory of the Llama family, or the bundled model")
+    parser.add_argument("--cases", nargs="+", choices=list("abcde"), default=list("abcde"))
+    parser.add_argument("--paths", nargs="*", choices=["alone", "whole"], default=["alone", "whole"])
+    parser.add_argument("--dtype", choices=list(_ITEM_SIZES), default="bfloat16")
+    parser.add_argument("--threads", type=int, nargs="+", default=[2], help="each of these numbers of threads")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds; the best run of each case counts")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny lengths: shows that everything runs, measures nothing"
+    )
+    parser.add_argument("--profile", action="store_true", help="what a decode step of 64 sequences spends its time on")
+    parser.add_argument("--openvino", type=Path, metavar="PYTHON", help="run OpenVINO GenAI too, in this environment")
+    parser.add_argument("--json", type=Path, help="write everything here too, every single run included")
+    return parser.parse_args(arguments)
 
 
-def _alone(options: argparse.Namespace, model: Path) -> list[Measurement]:
-    # Only this path needs torch in this process.
-    from octavo.bench.in_process import InProcess
-    from octavo.worker.model_runner import ModelRunner
-
-    engine = InProcess(ModelRunner(model, dtype=options.dtype, threads=options.threads))
-    engine.run(warm_up())
-    return [_best([engine.run(all_cases()[name]) for _ in range(options.repeat)]) for name in options.cases]
-
-
-def _whole(options: argparse.Namespace, model: Path) -> tuple[float, list[Measurement]]:
-    environment = {
-        "OCTAVO_DTYPE": options.dtype,
-        "OCTAVO_THREADS": str(options.threads),
-        # A repeated case must not find its own prompts.
-        "OCTAVO_PREFIX_CACHE": "false",
-    }
-    began = time.perf_counter()
-    with (
-        tempfile.TemporaryDirectory(prefix="octavo-") as directory,
-        Stack(model, Path(directory), environment) as stack,
-    ):
-        stack.start_all()
-        start_s = time.perf_counter() - began
-        print(f"the whole stack was ready after {start_s:.1f} s\n", flush=True)
-        whole_system.run(stack, warm_up())
-        runs = [[whole_system.run(stack, all_cases()[name]) for _ in range(options.repeat)] for name in options.cases]
-        return start_s, [_best(repeated) for repeated in runs]
+def _work(options: argparse.Namespace, model: Path) -> dict[str, Work]:
+    """What each case asks for, as of its first repetition."""
+    shapes = LinearShapes.read(model)
+    names = [name for name in NAMES if name[0] in options.cases]
+    cases = [make_case(name, shapes.head[0], quick=options.quick) for name in names]
+    steps = planned_steps(model, cases)
+    weight_bytes = shapes.num_weights * _ITEM_SIZES[options.dtype]
+    return {case.name: Work(case, steps[case.name], weight_bytes) for case in cases}
 
 
-def _best(runs: list[Measurement]) -> Measurement:
-    """The run that the machine disturbed least; the spread is told beside it."""
-    best = max(runs, key=lambda run: run.output_tokens_per_s)
-    rates = ", ".join(f"{run.output_tokens_per_s:.1f}" for run in runs)
-    print(f"{best.to_text()}\n  all runs: {rates} output tokens/s\n", flush=True)
-    return best
+def _measure(options: argparse.Namespace, work: dict[str, Work], bench: Bench) -> Report:
+    """In rounds: a machine's rate changes from minute to minute, so what is to be compared runs close together."""
+    vocab_size = LinearShapes.read(bench.model).head[0]
+    steps = [step for one in work.values() for step in one.steps]
+    layer_rows, head_rows = grid(step.tokens for step in steps), grid(step.logit_rows for step in steps)
+    yardsticks = [bench.yardsticks(threads) for threads in options.threads]
+    measured = {one.threads: list[Yardsticks]() for one in yardsticks}
+    systems = [(system, Runs(system.name, system.threads, system.start_s)) for system in _systems(options, bench)]
+    for system, _ in systems:
+        system.run(warm_up(vocab_size))
+    for repetition in range(options.repeat):
+        for one in yardsticks:
+            measured[one.threads].append(one.measure(layer_rows, head_rows))
+        for name in work:
+            case = make_case(name, vocab_size, repetition, quick=options.quick)
+            for system, runs in systems:
+                run = system.run(case)
+                runs.measurements.setdefault(name, []).append(run)
+                print(
+                    f"round {repetition + 1}: {name} by {runs.title}: {run.wall_s:.2f} s", file=sys.stderr, flush=True
+                )
+    for system, runs in systems:
+        runs.memory.update(system.memory())
+        runs.profile.update(system.profile() if options.profile else {})
+    settings: dict[str, object] = {name: str(value) for name, value in vars(options).items()}
+    return Report(settings, work, measured, [runs for _, runs in systems])
+
+
+def _systems(options: argparse.Namespace, bench: Bench) -> Iterator[System]:
+    for threads in options.threads:
+        if "alone" in options.paths:
+            yield bench.alone(threads)
+        if "whole" in options.paths:
+            yield bench.whole(threads)
+    if options.openvino:
+        yield bench.openvino(max(options.threads), options.openvino)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """The worker alone: the production scheduler's core and the model in one process, no socket between them."""
 
+import os
 import time
 from collections import deque
+from dataclasses import replace
 
 from octavo.bench.measurement import Measurement, Stream, measured
+from octavo.bench.processes import Meter
 from octavo.bench.scheduler_alone import make_request
-from octavo.bench.workloads import Case
+from octavo.bench.workloads import Case, Job
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.events import (
     Effect,
@@ -16,6 +19,7 @@ from octavo.scheduler.events import (
     SendToReplica,
     StepAnswered,
 )
+from octavo.scheduler.replica import ReplicaStats
 from octavo.scheduler.scheduler import Scheduler
 from octavo.wire.requests import Deltas, Rejected
 from octavo.wire.sampling import SamplingParams
@@ -28,11 +32,10 @@ _INCARNATION = 1
 
 
 class InProcess:
-    """One replica, driven step by step."""
+    """One replica, driven step by step: no plan is made before the result of the one before."""
 
     def __init__(self, runner: Runner) -> None:
-        # A repeated case must not find its own prompts.
-        self._core = Scheduler(SchedulerConfig(max_steps_in_flight=1, prefix_caching=False), epoch=1)
+        self._core = Scheduler(SchedulerConfig(max_steps_in_flight=1), epoch=1)
         self._protocol = WorkerProtocol("bench", runner, lambda: _INCARNATION)
         self._fingerprint = runner.model.fingerprint
         self._plans: deque[StepPlan] = deque()
@@ -45,23 +48,36 @@ class InProcess:
 
     def run(self, case: Case) -> Measurement:
         """All of the case's requests, submitted at once."""
-        before = self._stats()
+        meter, steps = Meter({"worker": os.getpid()}), self._stats().steps
+        self.submit(case)
+        stage_s = self.advance()
+        wall, cpu, steps = self._now(), meter.cpu_s(), self._stats().steps - steps
+        return measured(case, wall, list(self._streams.values()), steps, stage_s, cpu)
+
+    def submit(self, case: Case) -> None:
+        """Nothing may be running."""
         self._began = time.perf_counter()
         self._streams = {f"{case.name}-{i}": Stream() for i in range(len(case.jobs))}
         for request_id, job in zip(self._streams, case.jobs, strict=True):
-            sampling = SamplingParams(max_tokens=job.num_tokens)
-            request = make_request(request_id, job.prompt_token_ids, sampling, self._fingerprint)
+            request = make_request(request_id, job.prompt_token_ids, _sampling(job), self._fingerprint)
             self._perform(self._core.handle(RequestSubmitted(_FRONTEND, request), self._now()))
-        scheduling = 0.0
-        while self._core.groups:
+
+    def advance(self, num_steps: int | None = None) -> dict[str, float]:
+        """Runs so many steps, or until all is done; the seconds that each stage took."""
+        before, scheduling, left = self._stats(), 0.0, num_steps
+        while self._core.groups and left != 0:
             scheduling += self._step()
-        wall = self._now()
-        prepare, model, sample, steps = (after - b for after, b in zip(self._stats(), before, strict=True))
-        stages = {"scheduler": scheduling, "prepare": prepare / 1e6, "model": model / 1e6, "sample": sample / 1e6}
-        return measured(case, "worker alone", wall, list(self._streams.values()), steps, stages)
+            left = None if left is None else left - 1
+        after = self._stats()
+        return {
+            "scheduler": scheduling,
+            "prepare": (after.prepare_us - before.prepare_us) / 1e6,
+            "model": (after.model_us - before.model_us) / 1e6,
+            "sample": (after.sample_us - before.sample_us) / 1e6,
+        }
 
     def _step(self) -> float:
-        """Seconds the scheduler took."""
+        """The seconds that the scheduler took of it."""
         planned = time.perf_counter()
         self._perform(self._core.schedule(self._now()))
         computed = time.perf_counter()
@@ -87,6 +103,11 @@ class InProcess:
     def _now(self) -> float:
         return time.perf_counter() - self._began
 
-    def _stats(self) -> tuple[int, int, int, int]:
-        stats = self._core.replicas[_INCARNATION].stats
-        return stats.prepare_us, stats.model_us, stats.sample_us, stats.steps
+    def _stats(self) -> ReplicaStats:
+        return replace(self._core.replicas[_INCARNATION].stats)
+
+
+def _sampling(job: Job) -> SamplingParams:
+    return SamplingParams(
+        temperature=job.temperature, num_sequences=job.num_sequences, seed=1, max_tokens=job.num_tokens
+    )

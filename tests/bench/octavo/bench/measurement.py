@@ -1,9 +1,14 @@
-"""What a run of a case yields, and how it is told: text for people, JSON for programs."""
+"""What a run of a case yields. Only the standard library is used here, as in `workloads`."""
 
+import os
 import statistics
 from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
 from octavo.bench.workloads import Case
+
+# The CPU time that went to neither the processes measured nor their client.
+OTHERS = "others"
 
 
 @dataclass
@@ -23,65 +28,70 @@ class Stream:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run. Times in seconds unless named otherwise; `stages` are shares of the wall time, `cpu_s` by process."""
+    """One run of a case. Times in seconds unless named otherwise; `stages` are shares of the wall time, `cpu_s` is by
+    process. `ms_per_token` is the median over the requests of the time between two tokens of one, None where none has
+    two that come apart."""
 
     case: str
-    title: str
-    path: str
     wall_s: float
     output_tokens_per_s: float
-    ms_per_token: float
+    ms_per_token: float | None
     ttft_ms: float
     ttft_ms_worst: float
     steps: int
-    stages: dict[str, float]
+    stages: dict[str, float] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def others_share(self) -> float:
+        """The share of all cores' time that other processes took."""
+        return self.cpu_s.get(OTHERS, 0.0) / (self.wall_s * (os.cpu_count() or 1))
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
 
-    def to_text(self) -> str:
-        shares = "  ".join(f"{name} {share:.1%}" for name, share in self.stages.items())
-        lines = [
-            f"case {self.case} ({self.title}), {self.path}",
-            f"  {self.output_tokens_per_s:8.1f} output tokens/s   {self.ms_per_token:6.2f} ms/token   wall"
-            f" {self.wall_s:.2f} s in {self.steps} steps",
-            f"  TTFT median {self.ttft_ms:.0f} ms, worst {self.ttft_ms_worst:.0f} ms",
-            f"  time by stage: {shares}",
-        ]
-        if self.cpu_s:
-            lines.append("  CPU seconds:   " + "  ".join(f"{name} {s:.2f}" for name, s in self.cpu_s.items()))
-        return "\n".join(lines)
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        return cls(**value)
 
 
 def measured(
     case: Case,
-    path: str,
     wall_s: float,
     streams: list[Stream],
     steps: int,
-    stage_s: dict[str, float],
+    stage_s: dict[str, float] | None = None,
     cpu_s: dict[str, float] | None = None,
 ) -> Measurement:
     """Sums up a run. Raises `RuntimeError` if a request got another number of tokens than it asked for."""
     for job, stream in zip(case.jobs, streams, strict=True):
-        if stream.num_tokens != job.num_tokens:
+        if stream.num_tokens != job.num_output_tokens:
             raise RuntimeError(
-                f"case {case.name}: {stream.num_tokens} tokens came where {job.num_tokens} were asked for"
+                f"case {case.name}: {stream.num_tokens} tokens came where {job.num_output_tokens} were asked for"
             )
-    stages = {name: seconds / wall_s for name, seconds in stage_s.items()}
-    stages["other"] = 1.0 - sum(stages.values())
-    gaps = [(stream.last - stream.first) / (stream.num_tokens - 1) for stream in streams if stream.num_tokens > 1]
     return Measurement(
         case=case.name,
-        title=case.title,
-        path=path,
         wall_s=wall_s,
         output_tokens_per_s=case.num_output_tokens / wall_s,
-        ms_per_token=1000 * statistics.median(gaps),
+        ms_per_token=_ms_per_token(case, streams),
         ttft_ms=1000 * statistics.median(stream.first for stream in streams),
         ttft_ms_worst=1000 * max(stream.first for stream in streams),
         steps=steps,
-        stages=stages,
+        stages=_shares(stage_s, wall_s) if stage_s else {},
         cpu_s=cpu_s or {},
     )
+
+
+def _ms_per_token(case: Case, streams: list[Stream]) -> float | None:
+    gaps = [
+        (stream.last - stream.first) / (job.num_tokens - 1)
+        for job, stream in zip(case.jobs, streams, strict=True)
+        if job.num_tokens > 1 and stream.last > stream.first
+    ]
+    return 1000 * statistics.median(gaps) if gaps else None
+
+
+def _shares(stage_s: dict[str, float], wall_s: float) -> dict[str, float]:
+    """With what no stage accounts for as `other`."""
+    shares = {name: seconds / wall_s for name, seconds in stage_s.items()}
+    return {**shares, "other": 1.0 - sum(shares.values())}

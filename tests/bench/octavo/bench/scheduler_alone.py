@@ -127,6 +127,7 @@ class SchedulerAlone:
             sampled=[SampledToken(s.sequence_id, token) for (_, s), token in zip(samplers, tokens, strict=True)],
             candidates=[self._candidates(group, beam.sequence_id) for group, beam in beams],
             prompt_logprobs=[],
+            failed=[],
             times=StepTimes(0, 0, 0),
             detail="",
         )

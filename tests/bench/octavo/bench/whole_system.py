@@ -3,32 +3,30 @@
 import asyncio
 import os
 import time
-from pathlib import Path
 
 import grpc
 
 from octavo.bench.measurement import Measurement, Stream, measured
+from octavo.bench.processes import Meter
 from octavo.bench.workloads import Case, Job
-from octavo.testing.stack import Stack, token_request
+from octavo.testing.stack import Stack
 from octavo.v1 import admin_pb2, generation_pb2, generation_pb2_grpc
-
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def run(stack: Stack, case: Case) -> Measurement:
     """All of the case's requests, sent at once."""
-    cpu_before, load_before = _cpu_seconds(stack), stack.load()
+    before = stack.load()
+    meter = Meter({"client": os.getpid(), **{name: process.pid for name, process in stack.processes.items()}})
     wall, streams = asyncio.run(_send_all(stack.address, case))
-    load, cpu = stack.load(), _cpu_seconds(stack)
-    times, times_before = _times(load), _times(load_before)
+    cpu, load = meter.cpu_s(), stack.load()
+    times, times_before = _times(load), _times(before)
     return measured(
         case,
-        "through all processes",
         wall,
         streams,
-        load.workers[0].steps - load_before.workers[0].steps,
+        load.workers[0].steps - before.workers[0].steps,
         {stage: (times[stage] - times_before[stage]) / 1e6 for stage in times},
-        {name: cpu[name] - cpu_before[name] for name in cpu},
+        cpu,
     )
 
 
@@ -43,30 +41,22 @@ async def _send_all(address: str, case: Case) -> tuple[float, list[Stream]]:
 
 async def _receive(stub: generation_pb2_grpc.GenerationServiceStub, job: Job, began: float) -> Stream:
     stream = Stream()
-    options = generation_pb2.ResponseOptions(text=True, token_ids=True)
-    async for event in stub.Generate(token_request(job.prompt_token_ids, job.num_tokens, response=options)):
+    async for event in stub.Generate(_request(job)):
         stream.arrived(len(event.delta.token_ids), time.perf_counter() - began)
     return stream
+
+
+def _request(job: Job) -> generation_pb2.GenerateRequest:
+    return generation_pb2.GenerateRequest(
+        token_ids=generation_pb2.TokenIds(ids=job.prompt_token_ids),
+        sampling=generation_pb2.SamplingParams(
+            temperature=job.temperature, top_k=0, top_p=1.0, num_sequences=job.num_sequences, seed=1
+        ),
+        stopping=generation_pb2.StoppingCriteria(max_new_tokens=job.num_tokens, ignore_eos=True),
+        response=generation_pb2.ResponseOptions(text=True, token_ids=True),
+    )
 
 
 def _times(load: admin_pb2.GetLoadResponse) -> dict[str, int]:
     times = load.workers[0].times
     return {"prepare": times.prepare_us, "model": times.model_us, "sample": times.sample_us}
-
-
-def _cpu_seconds(stack: Stack) -> dict[str, float]:
-    """By process, the client included; and all that ran beside them."""
-    ours = {name: _process_cpu_s(process.pid) for name, process in stack.processes.items()}
-    ours["client"] = _process_cpu_s(os.getpid())
-    return {**ours, "others": _machine_cpu_s() - sum(ours.values())}
-
-
-def _process_cpu_s(pid: int) -> float:
-    # Fields 14 and 15 of proc(5)'s stat, counted after the parenthesised name.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
-def _machine_cpu_s() -> float:
-    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
