@@ -17,7 +17,7 @@ _WATCHED = _HEAVY | {"grpc", "zmq", "tokenizers", "octavo"}
 ALLOWED: dict[str, tuple[str, set[str]]] = {
     "octavo.wire": ("proto", {"zmq"}),
     "octavo.v1": ("proto", {"grpc"}),
-    "octavo.kernels": ("kernels", {"torch", "triton"}),
+    "octavo.kernels": ("kernels", {"torch", "triton", "numpy"}),
     "octavo.scheduler": ("scheduler", {"octavo.wire", "octavo.v1", "zmq", "grpc"}),
     "octavo.frontend": ("frontend", {"octavo.wire", "octavo.v1", "zmq", "grpc", "transformers", "tokenizers"}),
     "octavo.cli": ("frontend", {"octavo.wire", "grpc"}),

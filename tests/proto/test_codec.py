@@ -60,6 +60,7 @@ from octavo.wire.steps import (
     BlockMove,
     BlockMoves,
     Candidates,
+    FailureReason,
     FromWorker,
     Heartbeat,
     KVGroup,
@@ -67,6 +68,7 @@ from octavo.wire.steps import (
     PromptLogprobs,
     Remap,
     SampledToken,
+    SequenceFailure,
     SequenceFork,
     SequenceStart,
     SequenceWork,
@@ -156,6 +158,7 @@ RESULT = StepResult(
     sampled=[SampledToken(1, 5), SampledToken(2, 6, LOGPROBS)],
     candidates=[Candidates(4, [8, 9], [-0.1, -0.2])],
     prompt_logprobs=[PromptLogprobs(1, 1, [LOGPROBS])],
+    failed=[SequenceFailure(2, FailureReason.NO_TOKEN_LEFT, "nothing is left")],
     times=StepTimes(1, 2, 3),
     detail="",
 )
@@ -218,7 +221,7 @@ def test_a_steady_decode_plan_of_64_sequences_is_a_few_hundred_bytes() -> None:
 
 def test_a_steady_result_of_64_sequences_is_a_few_hundred_bytes() -> None:
     sampled = [SampledToken(5000 + i, 30_000 + i) for i in range(64)]
-    result = StepResult(EPOCH, EPOCH, 1000, StepOutcome.DONE, sampled, [], [], StepTimes(100, 20_000, 300), "")
+    result = StepResult(EPOCH, EPOCH, 1000, StepOutcome.DONE, sampled, [], [], [], StepTimes(100, 20_000, 300), "")
     assert len(encode(result)) < 600
 
 

@@ -218,7 +218,7 @@ def beside_a_failed_step(make_cluster: MakeCluster) -> Cluster:
     """One step has failed, the next is to be skipped; `r` is in both."""
     cluster = in_two_outstanding_steps(make_cluster)
     answer(cluster, fail=True)
-    assert cluster.core.replicas[1].failed
+    assert cluster.core.replicas[1].restarts
     assert outstanding_with_r(cluster) == 1
     return cluster
 

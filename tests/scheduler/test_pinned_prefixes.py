@@ -516,6 +516,9 @@ class TestReplicas:
         run(cluster, request)
         assert len(plans(replica)) == 3 + 6
         assert not kv_of(cluster).is_pinned("system")
+        assert [each.name for each in cluster.given_up] == ["system"]
+        assert capacities(cluster)[-1] == kv_of(cluster).num_blocks * kv_of(cluster).block_size
+        unpin(cluster)
         assert cluster.tokens["r"] == reference_tokens(request)
 
     def test_what_came_before_any_worker_and_does_not_suit_its_model_is_not_computed(

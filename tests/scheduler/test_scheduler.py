@@ -461,6 +461,18 @@ class TestFailedSteps:
         assert not cluster.groups
         assert cluster.core.replicas[1].kv.num_free == 64
 
+    def test_a_request_that_is_given_up_is_told_why_its_step_failed_not_why_the_next_was_skipped(
+        self, make_cluster: MakeCluster
+    ) -> None:
+        cluster = make_cluster(max_failed_steps=1, max_steps_in_flight=2)
+        replica = cluster.join()
+        cluster.submit(make_request("r", 5, max_tokens=6))
+        cluster.schedule()
+        cluster.schedule()
+        for fail, detail in ((True, "no memory"), (False, "step 1 had failed")):
+            cluster.handle(StepAnswered(1, msgspec.structs.replace(replica.execute(fail=fail), detail=detail)))
+        assert cluster.rejected["r"].detail == "no memory"
+
     def test_only_the_failed_step_is_held_against_a_request_not_the_skipped_ones(
         self, make_cluster: MakeCluster
     ) -> None:

@@ -1,5 +1,5 @@
-"""Any order of submissions, ends, steps, failures, losses and pins, under any configuration: no block leaks, no token
-changes, and all that is wanted ends."""
+"""Any order of submissions, ends, steps, failures of steps and of sequences, losses and pins, under any configuration:
+no block leaks, no token changes, and all that is wanted ends."""
 
 import atexit
 import os
@@ -121,6 +121,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         incarnation = data.draw(st.sampled_from(self._busy()))
         self.cluster.handle(StepAnswered(incarnation, self.cluster.replicas[incarnation].execute(fail=fail)))
 
+    @rule(data=st.data())
+    def spoil(self, data: st.DataObject) -> None:
+        """A request that is computed in the next answer gets NaN there; it alone may end by that."""
+        self.schedule()
+        held = set(self.cluster.core.groups)
+        computed = [(i, group) for i in self._busy() for group in self.cluster.core.replicas[i].outstanding[0].groups]
+        if not held.intersection(group for _, group in computed):
+            return
+        incarnation, group = data.draw(st.sampled_from([pair for pair in computed if pair[1] in held]))
+        spoiled = {each.sequence_id for each in group.live}
+        self.cluster.handle(StepAnswered(incarnation, self.cluster.replicas[incarnation].execute(spoil=spoiled)))
+        if rejection := self.cluster.rejected.pop(group.request_id, None):
+            assert rejection.reason is RejectReason.NOT_FINITE
+            del self.journal.requests[group.request_id]
+
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:
         for _ in range(count):
@@ -239,6 +254,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(sorted(self.cluster.groups)))
 
     # -- what must be true ------------------------------------------------------------------------------------------
+
+    @invariant()
+    def nobody_fails_for_another(self) -> None:
+        assert not self.cluster.rejected
 
     @invariant()
     def workers_agree(self) -> None:

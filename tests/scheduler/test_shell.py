@@ -44,7 +44,16 @@ from octavo.wire.requests import (
     Unregistered,
 )
 from octavo.wire.sockets import bind_router, connect_dealer
-from octavo.wire.steps import Heartbeat, StepPlan, ToWorker, WorkerRefused, WorkerUnregistered, WorkerWelcome
+from octavo.wire.steps import (
+    FailureReason,
+    Heartbeat,
+    SequenceFailure,
+    StepPlan,
+    ToWorker,
+    WorkerRefused,
+    WorkerUnregistered,
+    WorkerWelcome,
+)
 from octavo.worker.fake_runner import FakeRunner
 
 EPOCH = 4711
@@ -328,6 +337,23 @@ async def test_what_an_operator_pins_is_told_and_computed_and_written_down(
     assert {PrefixPinned, PrefixUnpinned} <= set(map(type, events))
     result = replay(iter(records))
     assert (result.plans, result.difference) == (1, None)
+
+
+async def test_a_prefix_that_a_worker_gives_up_is_written_to_the_log(
+    service: Service, replica: FakeReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    frontend, worker = service.frontend(), service.worker()
+    await greet(frontend)
+    await join(worker, replica)
+    await send(frontend, PinPrefixes(EPOCH, [Prefix("system", list(range(8)))]))
+    plan = await to_worker(worker)
+    assert isinstance(plan, StepPlan)
+    replica.take(plan)
+    failed = [SequenceFailure(plan.work[0].sequence_id, FailureReason.NOT_FINITE, "NaN")]
+    await send(worker, msgspec.structs.replace(replica.execute(), epoch=EPOCH, sampled=[], failed=failed))
+    await send(worker, Heartbeat(EPOCH + 1, 5, 1))
+    assert isinstance(await to_worker(worker), WorkerUnregistered)
+    assert "replica 0000000000000005 goes on without the pinned prefix 'system': NaN" in caplog.text
 
 
 async def test_health_and_admin_answer_on_the_same_address(service: Service) -> None:

@@ -26,6 +26,8 @@ from octavo.testing.simulation.scenario import draw
 from octavo.wire.requests import Lease, Request
 from octavo.wire.steps import BlockMove, StepResult
 from octavo.worker.protocol import WorkerProtocol
+from octavo.worker.sequence_table import SequenceTable
+from octavo.worker.sequences import WorkItem
 
 MAX_RUNS = 60
 
@@ -124,6 +126,19 @@ def what_a_failed_step_wrote_is_shared(patch: Patch) -> None:
     patch.setattr(PrefixCache, "step_answered", lambda self, step_id, *, valid: answered(self, step_id, valid=True))
 
 
+def what_a_spoiled_sequence_wrote_is_shared(patch: Patch) -> None:
+    patch.setattr(KVCacheManager, "distrust", lambda self, sequence_id, sequence: None)
+
+
+def a_spoiled_sequence_is_computed_on(patch: Patch) -> None:
+    complete = SequenceTable.complete
+
+    def keep(self: SequenceTable, items: list[WorkItem], sampled: Any, candidates: Any, failed: Any) -> None:
+        complete(self, items, sampled, candidates, [])
+
+    patch.setattr(SequenceTable, "complete", keep)
+
+
 def workers_go_on_after_a_failed_step(patch: Patch) -> None:
     never = property(lambda self: 0, lambda self, step_id: None)
     patch.setattr(WorkerProtocol, "_failed_step_id", never, raising=False)
@@ -161,6 +176,8 @@ MUTANTS: list[tuple[Mutant, Fault | None]] = [
     (swapped_blocks_do_not_come_back, None),
     (a_window_frees_blocks_that_the_step_still_reads, None),
     (what_a_failed_step_wrote_is_shared, faults.fail_steps),
+    (what_a_spoiled_sequence_wrote_is_shared, faults.spoil_sequences),
+    (a_spoiled_sequence_is_computed_on, faults.spoil_sequences),
     (workers_go_on_after_a_failed_step, faults.fail_steps),
     (workers_keep_their_incarnation, faults.reset),
     (workers_keep_their_sequences, faults.reset),

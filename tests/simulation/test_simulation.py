@@ -26,6 +26,7 @@ AT_LEAST = {
     **{"connection lost": 230, "message lost": 45, "message doubled": 45, "message overtaken": 45},
     **{"steps failed": 120, "steps skipped": 45, "replicas lost": 140, "frontends lost": 40},
     **{"resubmissions": 200, "resubmissions with tokens": 80},
+    **{"sequences spoiled": 60, "failed: LOGITS_NOT_FINITE": 30},
     **{"failed: STEP_FAILED": 30, "failed: QUEUE_FULL": 30, "failed: SCHEDULER_UNREACHABLE": 15},
 }
 

@@ -100,6 +100,22 @@ def test_settings_that_cannot_work_end_serve_with_the_reason(byte_model: Path) -
         assert "worker 0 refuses its settings" in stack.log("serve")
 
 
+def test_random_weights_serve_without_a_weight_file(byte_model: Path) -> None:
+    arguments = ("--load-format", "dummy")
+    with serving(byte_model, *arguments, OCTAVO_DEVICE="cpu", OCTAVO_NUM_BLOCKS="128", OCTAVO_THREADS="1") as stack:
+        stack.wait_ready()
+        first, second = (stack.generate(token_request([1, 2, 3], 8)).token_ids for _ in range(2))
+        assert first == second
+        assert len(first) == 8
+
+
+def test_a_model_that_cannot_be_served_ends_serve_at_once_with_the_reason(byte_model: Path) -> None:
+    with serving(byte_model, OCTAVO_DEVICE="cpu") as stack:
+        assert stack.processes["serve"].wait(60) == 1
+        assert stack.log("serve").count("holds neither model.safetensors nor model.safetensors.index.json") == 1
+        assert "worker 0 refuses its settings" in stack.log("serve")
+
+
 def test_a_process_that_keeps_dying_ends_serve(byte_model: Path) -> None:
     with serving(byte_model, OCTAVO_WORKER_ENDPOINT="tcp://127.0.0.1:70000") as stack:
         assert stack.processes["serve"].wait(90) == 1

@@ -50,7 +50,8 @@ CONFIGS = {
         layer_types=["sliding_attention", "full_attention"] * 2,
     ),
 }
-BLOCK_SIZE = 4
+# The first is torch's to attend over, the second that of Octavo's own kernels where they are compiled.
+BLOCK_SIZES = [4, 16]
 PROMPTS = [list(range(50, 80)), [3, 1, 4, 1, 5, 9, 2, 6], [7]]
 SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=64)
 
@@ -62,9 +63,9 @@ def tiny_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return directory, write_tiny_model(directory, CONFIGS[request.param])
 
 
-@pytest.fixture(name="runner")
-def tiny_runner(tiny: tuple[Path, Any]) -> ModelRunner:
-    return fp32_runner(tiny[0], block_size=BLOCK_SIZE, num_blocks=128, num_cpu_blocks=64, threads=1)
+@pytest.fixture(name="runner", params=BLOCK_SIZES)
+def tiny_runner(tiny: tuple[Path, Any], request: pytest.FixtureRequest) -> ModelRunner:
+    return fp32_runner(tiny[0], block_size=request.param, num_blocks=128, num_cpu_blocks=64, threads=1)
 
 
 def spoil(runner: ModelRunner, block_ids: list[int]) -> None:
@@ -158,7 +159,7 @@ def test_sequences_that_share_a_partial_block_part_by_copying_it(runner: ModelRu
     parent.num_computed = len(prompt)
     drop_passed_blocks(runner, parent)
     child = fork(parent, 1)
-    partial, offset = divmod(len(prompt), BLOCK_SIZE)
+    partial, offset = divmod(len(prompt), runner.block_size)
     assert offset
     # The child keeps what is full, and gets its own copy of the last block and its own ones after it.
     own = iter(free_blocks(runner, parent))
@@ -218,7 +219,9 @@ def test_prompt_logprobs_are_those_of_transformers(
     for position, logprobs in found.items():
         row = expected[position - 1]
         assert logprobs.logprob == pytest.approx(float(row[prompt[position]]), abs=1e-3)
-        assert logprobs.rank == 1 + int((row > row[prompt[position]]).sum())
+        # Some are as good as equal.
+        least, most = (int((row > row[prompt[position]] + margin).sum()) for margin in (1e-4, -1e-4))
+        assert least < logprobs.rank <= most
         assert logprobs.top_token_ids == row.topk(2).indices.tolist()
 
 

@@ -2,9 +2,11 @@
 
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from octavo.testing.spoilable import SpoilableRunner
 from octavo.testing.tiny_model import write_byte_model
 from octavo.testing.worker_plans import EPOCH, INCARNATION, beam_sampling, moves, plan, sampling, start, work
 from octavo.wire.base import SCHEMA_VERSION
@@ -25,8 +27,8 @@ from octavo.wire.steps import (
     WorkerUnregistered,
     WorkerWelcome,
 )
+from octavo.worker.failures import no_token_left, not_finite
 from octavo.worker.fake_runner import (
-    FakeRunner,
     FakeVocabulary,
     expected_candidates,
     expected_logprobs,
@@ -37,7 +39,7 @@ from octavo.worker.runner import StepOutput
 from octavo.worker.sequences import WorkItem
 
 
-class BreakableRunner(FakeRunner):
+class BreakableRunner(SpoilableRunner):
     """A fake model whose next steps raise what is put into `errors`."""
 
     errors: list[Exception]
@@ -188,6 +190,55 @@ def test_logprobs_of_prompt_and_tokens_are_part_of_the_answer(serving: WorkerPro
     assert (prompt.sequence_id, prompt.start) == (9, 1)
     assert prompt.logprobs == expected_logprobs([5, 6, 7], 2, vocabulary)
     assert sampled.logprobs == expected_logprobs([5, 6, 7, sampled.token_id], 1, vocabulary)[-1]
+
+
+def test_a_sequence_that_is_not_finite_fails_alone_and_again_until_it_is_forgotten(
+    serving: WorkerProtocol, runner: BreakableRunner, tmp_path: Path
+) -> None:
+    expected = expected_tokens([7, 8], sampling(), 0, 3, FakeVocabulary.read(tmp_path))
+    runner.to_spoil = [9]
+    both = [start(9, [5, 6]), start(4, [7, 8])]
+    first = ask(serving, plan(1, starts=both, work=[work(9, 2, [3]), work(4, 2, [5])]))
+    runner.to_spoil = []
+    # A fork, new blocks, a changed entry: all was planned without knowing.
+    grown = plan(
+        2,
+        forks=[SequenceFork(9, 10, 1)],
+        remaps=[Remap(9, 0, 0, 6)],
+        work=[work(9, 1), work(10, 1, [7]), work(4, 1)],
+        answered=0,
+    )
+    second = ask(serving, grown)
+    third = ask(serving, plan(3, forget=[9, 10], work=[work(4, 1)]))
+    assert [first.failed, second.failed, third.failed] == [[not_finite(9)], [not_finite(9), not_finite(10)], []]
+    assert [result.outcome for result in (first, second, third)] == [StepOutcome.DONE] * 3
+    assert [result.sampled for result in (first, second, third)] == [[SampledToken(4, token)] for token in expected]
+    assert not serving._table._failed
+
+
+def test_a_prompt_that_is_not_finite_fails_before_anything_is_chosen(
+    serving: WorkerProtocol, runner: BreakableRunner
+) -> None:
+    runner.to_spoil = [9]
+    result = ask(serving, plan(1, starts=[start(9, [5, 6, 7])], work=[work(9, 2, [3])]))
+    assert (result.sampled, result.failed) == ([], [not_finite(9)])
+
+
+def test_those_that_exclude_every_token_fail_and_others_of_the_step_do_not(
+    serving: WorkerProtocol, tmp_path: Path
+) -> None:
+    nothing: dict[str, Any] = {"allowed_token_ids": [3], "banned_token_ids": [3]}
+    starts = [
+        start(1, [5], params=sampling(**nothing)),
+        start(2, [5]),
+        start(3, [5], params=beam_sampling(**nothing)),
+        start(4, [5], params=sampling(temperature=1.0, **nothing)),
+    ]
+    items = [work(1, 1, [0]), work(2, 1, [1]), work(3, 1, [2]), work(4, 1, [3], followers=[5])]
+    result = ask(serving, plan(1, starts=starts, forks=[SequenceFork(4, 5, 1)], work=items))
+    assert result.failed == [no_token_left(sequence_id) for sequence_id in (1, 3, 4, 5)]
+    expected = expected_tokens([5], sampling(), 0, 1, FakeVocabulary.read(tmp_path))
+    assert (result.sampled, result.candidates) == ([SampledToken(2, expected[0])], [])
 
 
 def test_an_error_in_the_model_fails_the_step_with_its_text(serving: WorkerProtocol, runner: BreakableRunner) -> None:

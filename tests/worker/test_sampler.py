@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from octavo.testing.choosers import beam, chooser, chosen
+from octavo.wire.steps import FailureReason
 from octavo.worker.beam_candidates import beam_candidates
 from octavo.worker.logprobs import token_logprobs
-from octavo.worker.sampler import SamplingError, choose
+from octavo.worker.sampler import broken, choose
 from octavo.worker.sequences import WorkerSequence
 
 INF = float("inf")
@@ -100,17 +101,27 @@ def test_the_logits_stay_as_they_are(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), INF])
-def test_logits_that_are_not_finite_are_refused_by_sequence(bad: float) -> None:
-    logits = torch.zeros(3, 64)
+@pytest.mark.parametrize(
+    "middle", [chooser(seed=9), beam(2, seed=9), chooser(seed=9, banned_token_ids=[17], top_p=0.5)]
+)
+def test_a_row_that_is_not_finite_fails_alone(bad: float, middle: WorkerSequence) -> None:
+    logits = random_logits(3, 640)
+    first, last = chooser(seed=1, logprobs=3), chooser(seed=3, top_k=4)
+    healthy = choose(logits[[0, 2]], [first, last])
     logits[1, 17] = bad
-    for middle in (chooser(seed=0xBEEF), beam(2, seed=0xBEEF), chooser(seed=0xBEEF, banned_token_ids=[17])):
-        with pytest.raises(SamplingError, match=r"not finite for sequences 0xbeef;"):
-            choose(logits, [chooser(), middle, chooser(temperature=0.0)])
+    choices = choose(logits, [first, middle, last])
+    assert [(each.sequence_id, each.reason) for each in choices.failed] == [(9, FailureReason.NOT_FINITE)]
+    assert "--dtype float32" in choices.failed[0].detail
+    assert (choices.sampled, choices.candidates) == (healthy.sampled, [])
 
 
-def test_a_row_without_any_token_is_refused() -> None:
-    with pytest.raises(SamplingError, match="not finite"):
-        choose(torch.full((1, 8), -INF), [chooser()])
+def test_a_row_without_any_token_fails() -> None:
+    choices = choose(torch.full((2, 8), -INF), [chooser(seed=4), beam(1, seed=5)])
+    assert [(each.sequence_id, each.reason) for each in choices.failed] == [
+        (4, FailureReason.NOT_FINITE),
+        (5, FailureReason.NOT_FINITE),
+    ]
+    assert (choices.sampled, choices.candidates) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -123,15 +134,28 @@ def test_a_row_without_any_token_is_refused() -> None:
         {"allowed_token_ids": [7]},
     ],
 )
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_sequence_that_excludes_every_token_is_refused_by_name(params: dict[str, Any], temperature: float) -> None:
-    logits = torch.zeros(3, 8)
+@pytest.mark.parametrize("drawing", [{"temperature": 0.0}, {"logprobs": 2}, {"top_k": 3, "min_p": 0.1}, {"top_p": 0.5}])
+def test_a_sequence_that_excludes_every_token_fails_alone(params: dict[str, Any], drawing: dict[str, Any]) -> None:
+    logits = random_logits(4, 8)
     logits[:, 7] = -INF
-    for middle in (chooser(seed=0xBEEF, temperature=temperature, **params), beam(2, seed=0xBEEF, **params)):
-        with pytest.raises(SamplingError, match=r"left to choose for sequences 0xbeef: allowed_token_ids"):
-            choose(logits, [chooser(), middle, beam(1)])
+    others = [chooser(seed=1, repetition_penalty=1.2), beam(1, seed=2, banned_token_ids=[3])]
+    healthy = choose(logits[[0, 3]], others)
+    stuck = [chooser(seed=8, **params, **drawing), beam(2, seed=9, **params)]
+    choices = choose(logits, [others[0], *stuck, others[1]])
+    assert [(each.sequence_id, each.reason) for each in choices.failed] == [
+        (8, FailureReason.NO_TOKEN_LEFT),
+        (9, FailureReason.NO_TOKEN_LEFT),
+    ]
+    assert "exclude fewer" in choices.failed[0].detail
+    assert (choices.sampled, choices.candidates) == (healthy.sampled, healthy.candidates)
+
+
+def test_hidden_states_that_are_not_finite_break_their_sequence() -> None:
+    hidden = torch.zeros(4, 5)
+    hidden[1, 4], hidden[3, 0] = float("nan"), -INF
+    assert [each.sequence_id for each in broken(hidden, [chooser(seed=i) for i in range(4)])] == [1, 3]
 
 
 def test_no_rows_no_choices() -> None:
     choices = choose(torch.empty(0, 100), [])
-    assert (choices.sampled, choices.candidates) == ([], [])
+    assert (choices.sampled, choices.candidates, choices.failed) == ([], [], [])

@@ -21,6 +21,7 @@ from octavo.wire.steps import (
     SequenceWork,
     StepPlan,
 )
+from octavo.worker.failures import no_token_left
 from octavo.worker.plan_checks import PlanError
 from octavo.worker.sequence_table import SequenceTable
 from octavo.worker.sequences import WorkerSequence, WorkItem
@@ -52,7 +53,7 @@ def complete(table: SequenceTable, items: list[WorkItem], *token_ids: int) -> No
     sampling = [sequence.sequence_id for sequence in choosers if sequence.sampling.beam is None]
     beams = [sequence.sequence_id for sequence in choosers if sequence.sampling.beam is not None]
     sampled = [SampledToken(i, token) for i, token in zip(sampling, token_ids, strict=True)]
-    table.complete(items, sampled, [Candidates(i, [0, 1], [-0.5, -1.5]) for i in beams])
+    table.complete(items, sampled, [Candidates(i, [0, 1], [-0.5, -1.5]) for i in beams], [])
 
 
 def sequences_of(table: SequenceTable) -> dict[int, WorkerSequence]:
@@ -285,6 +286,52 @@ def test_all_kv_groups_must_hold_what_a_step_sees_and_writes(bad: SequenceWork, 
         make_table(*WINDOWS).apply(plan(1, starts=[start(1, [5] * 13, num_computed=12)], work=[bad]))
 
 
+def failing(table: SequenceTable, *sequence_ids: int) -> None:
+    """Starts sequences that fail in their first step, and sequence 9, which does not."""
+    starts = [start(sequence_id, [5, 6]) for sequence_id in (*sequence_ids, 9)]
+    items = table.apply(plan(1, starts=starts, work=[work(s.sequence_id, 2, [i]) for i, s in enumerate(starts)]))
+    table.complete(items, [SampledToken(9, 7)], [], [no_token_left(sequence_id) for sequence_id in sequence_ids])
+
+
+def test_a_failed_sequence_is_kept_by_its_failure_alone() -> None:
+    table = make_table()
+    failing(table, 1, 2)
+    assert set(sequences_of(table)) == {9}
+    step = plan(2, work=[work(2, 1), work(9, 1), work(1, 1)])
+    assert [item.sequence.sequence_id for item in table.apply(step)] == [9]
+    assert table.failures(step) == [no_token_left(2), no_token_left(1)]
+    assert table.failures(plan(3, work=[work(9, 1)])) == []
+
+
+def test_the_name_of_a_failed_sequence_is_taken_until_it_is_forgotten() -> None:
+    table = make_table()
+    failing(table, 1)
+    with pytest.raises(PlanError, match="started twice"):
+        table.apply(plan(2, starts=[start(1, [5])]))
+    table.apply(plan(3, forget=[1], starts=[start(1, [5])]))
+    assert set(sequences_of(table)) == {1, 9}
+
+
+@pytest.mark.parametrize("forget", ["discard", "clear"])
+def test_failures_go_with_what_is_discarded_or_cleared(forget: str) -> None:
+    table = make_table()
+    failing(table, 1)
+    step = plan(2, work=[work(1, 1)])
+    if forget == "discard":
+        table.discard(step)
+    else:
+        table.clear()
+    assert table.failures(step) == []
+
+
+def test_a_failure_of_what_is_not_in_the_step_is_the_runners_fault() -> None:
+    table = make_table()
+    items = table.apply(plan(1, starts=[start(1, [5, 6])], work=[work(1, 1, [3])]))
+    with pytest.raises(ValueError, match="not in the step"):
+        table.complete(items, [], [], [no_token_left(2)])
+    table.complete(items, [], [], [no_token_left(1)])
+
+
 def test_discarding_a_plan_forgets_all_it_would_have_changed_and_nothing_else() -> None:
     table = make_table()
     table.apply(plan(1, starts=[start(i, [i]) for i in range(1, 9)]))
@@ -325,9 +372,9 @@ def test_a_runner_that_returns_the_impossible_is_found_out(
     starts = [start(1, [5]), start(2, [6], params=beam_sampling())]
     items = table.apply(plan(1, starts=starts, work=[work(1, 1, [3]), work(2, 1, [4])]))
     with pytest.raises(ValueError, match=why):
-        table.complete(items, sampled, candidates)
+        table.complete(items, sampled, candidates, [])
     assert [item.sequence.num_computed for item in items] == [0, 0]
-    table.complete(items, SAMPLED, OFFERED)
+    table.complete(items, SAMPLED, OFFERED, [])
 
 
 @dataclass

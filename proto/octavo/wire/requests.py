@@ -48,6 +48,8 @@ class RejectReason(enum.StrEnum):
     MODEL_MISMATCH = "model_mismatch"
     QUEUE_FULL = "queue_full"
     STEP_FAILED = "step_failed"
+    NOT_FINITE = "not_finite"
+    NO_TOKEN_LEFT = "no_token_left"
 
 
 class GeneratedSequence(Value, frozen=True):

@@ -236,6 +236,22 @@ class PromptLogprobs(Value, frozen=True):
     logprobs: Annotated[list[Logprobs], Meta(max_length=MAX_TOKENS)]
 
 
+class FailureReason(enum.StrEnum):
+    """Why a sequence cannot go on: the model gave it numbers that are not finite; or its own exclusions left no token
+    to choose."""
+
+    NOT_FINITE = "not_finite"
+    NO_TOKEN_LEFT = "no_token_left"
+
+
+class SequenceFailure(Value, frozen=True):
+    """A sequence that cannot go on, while all others of its step do."""
+
+    sequence_id: Identity
+    reason: FailureReason
+    detail: Text
+
+
 class StepTimes(Value, frozen=True):
     """Where a step's time went in the worker, in microseconds: batch building, model, sampling."""
 
@@ -246,8 +262,15 @@ class StepTimes(Value, frozen=True):
 
 class StepResult(Message, frozen=True):
     """The answer to one plan, in the order of its work, a sequence before its followers: `sampled` of those that
-    sample, `candidates` of those that are beams, `prompt_logprobs` of those that want them and got some computed.
-    `detail` says why a step failed."""
+    sample, `candidates` of those that are beams, `prompt_logprobs` of those that want them and got some computed, and
+    what `failed`. `detail` says why a whole step did.
+
+    Each sequence that chooses in the step is in exactly one of `sampled`, `candidates` and `failed`; one that does not
+    choose may have failed too. A sequence that has failed is dead: until it is forgotten, every plan with work for it
+    computes nothing of it and answers its failure again, and a fork of it has failed as well. So the scheduler, which
+    may have planned one step with it already, need not know of the failure when it plans. What a sequence that is
+    `NOT_FINITE` has written to its blocks is not to be relied on.
+    """
 
     epoch: Identity
     incarnation: Identity
@@ -256,6 +279,7 @@ class StepResult(Message, frozen=True):
     sampled: Annotated[list[SampledToken], Meta(max_length=MAX_SEQUENCES)]
     candidates: Annotated[list[Candidates], Meta(max_length=MAX_SEQUENCES)]
     prompt_logprobs: Annotated[list[PromptLogprobs], Meta(max_length=MAX_SEQUENCES)]
+    failed: Annotated[list[SequenceFailure], Meta(max_length=MAX_SEQUENCES)]
     times: StepTimes
     detail: Text
 

@@ -134,4 +134,12 @@ class ReplicaLost(Value, frozen=True, tag=True):
     reason: str
 
 
-Effect = SendToFrontend | SendToReplica | FrontendLost | ReplicaLost
+class PrefixGivenUp(Value, frozen=True, tag=True):
+    """The replica goes on without a pinned prefix, which it could not compute."""
+
+    replica_id: int
+    name: str
+    reason: str
+
+
+Effect = SendToFrontend | SendToReplica | FrontendLost | ReplicaLost | PrefixGivenUp

@@ -67,6 +67,8 @@ class KVCacheManager:
         # Blocks by the step whose answer frees them.
         self._parked: dict[int, list[int]] = defaultdict(list)
         self._pins: dict[str, _Pin] = {}
+        # Blocks that a sequence which was not finite held or filled, and others still do.
+        self._distrusted: set[int] = set()
         # Set aside for pinned prefixes, those still to be computed too.
         self.reserved_blocks = 0
 
@@ -272,13 +274,14 @@ class KVCacheManager:
             Remap(sequence.sequence_id, group, logical, table.groups[group][logical])
             for logical in range(first, num_full)
             for group in range(len(self._windows))
-            if self._index_block(table.groups[group], CachedBlock(hashes[logical], group, logical), step_id)
+            if self._index_block(sequence, CachedBlock(hashes[logical], group, logical), step_id)
         ]
 
-    def _index_block(self, blocks: list[int], content: CachedBlock, step_id: int) -> bool:
+    def _index_block(self, sequence: Sequence, content: CachedBlock, step_id: int) -> bool:
         """Whether another block took the place of the one that was offered."""
+        blocks = self._tables[sequence].groups[content.kv_group]
         own = blocks[content.depth]
-        if own == NULL_BLOCK or self._cache.insert(content, own, step_id):
+        if own == NULL_BLOCK or self._cache.insert(content, own, step_id, sequence.sequence_id):
             return False
         older = self._cache.confirmed_block(content.kv_group, content.value)
         # One that nobody holds is left alone: to take it would need a free block that this step may count on.
@@ -311,6 +314,25 @@ class KVCacheManager:
         """Whether any KV group has a window."""
         return bool(self._windowed)
 
+    # -- distrust ---------------------------------------------------------------------------------------------------
+
+    def distrust(self, sequence_id: int, sequence: Sequence | None) -> None:
+        """Nothing that was computed of a sequence is found again in the prefix cache: neither what outstanding steps
+        fill with it nor, if it is still held, anything in its table; but for what is pinned.
+
+        To be called before the step that brought this to light is booked as answered.
+        """
+        pinned = {block_id for pin in self._pins.values() for block_id in pin.block_ids}
+        held = self._tables[sequence].block_ids if sequence is not None else []
+        for block_id in {*self._cache.filled_by(sequence_id), *held} - pinned:
+            self._cache.remove(block_id)
+            if self._pool.ref_count(block_id):
+                self._distrusted.add(block_id)
+
+    def holds_distrusted(self, sequence: Sequence) -> bool:
+        """Whether the sequence has a block from one that is distrusted."""
+        return bool(self._distrusted) and not self._distrusted.isdisjoint(self._tables[sequence].block_ids)
+
     # -- give up ----------------------------------------------------------------------------------------------------
 
     def free(self, sequence: Sequence, outstanding_step_id: int | None = None) -> None:
@@ -330,6 +352,7 @@ class KVCacheManager:
         """Drops references. Worthless blocks are taken again first, then the longest unused; of those given up together
         the ones with the longest prefix go before the others, so that a chain is eaten from its tail."""
         unused = [block_id for block_id in block_ids if self._pool.release(block_id)]
+        self._distrusted.difference_update(unused)
         cached = []
         for block_id in reversed(unused):
             if not self._prefix_caching:

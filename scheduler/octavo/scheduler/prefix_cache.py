@@ -70,8 +70,8 @@ class PrefixCache:
     def __init__(self, num_kv_groups: int) -> None:
         self._block_of: list[dict[bytes, int]] = [{} for _ in range(num_kv_groups)]
         self._content_of: dict[int, CachedBlock] = {}
-        # Blocks that an outstanding step fills, and those steps.
-        self._filled_by: dict[int, int] = {}
+        # Blocks that an outstanding step fills, those steps, and the sequences (by id) that it computes there.
+        self._filled_by: dict[int, tuple[int, int]] = {}
         self._provisional: dict[int, list[int]] = defaultdict(list)
 
     def __len__(self) -> int:
@@ -95,16 +95,20 @@ class PrefixCache:
         block_id = self._block_of[kv_group].get(value)
         return None if block_id in self._filled_by else block_id
 
-    def insert(self, content: CachedBlock, block_id: int, step_id: int) -> bool:
-        """The block will hold this content once `step_id` is done; False, and nothing changed, where another holds it
-        already."""
+    def filled_by(self, sequence_id: int) -> list[int]:
+        """The indexed blocks that outstanding steps fill with what they compute of this sequence."""
+        return [block_id for block_id, (_, owner) in self._filled_by.items() if owner == sequence_id]
+
+    def insert(self, content: CachedBlock, block_id: int, step_id: int, sequence_id: int) -> bool:
+        """The block will hold this content once `step_id` has computed this sequence; False, and nothing changed, where
+        another holds it already."""
         blocks = self._block_of[content.kv_group]
         if content.value in blocks:
             return False
         blocks[content.value] = block_id
         self._content_of[block_id] = content
         self._provisional[step_id].append(block_id)
-        self._filled_by[block_id] = step_id
+        self._filled_by[block_id] = step_id, sequence_id
         return True
 
     def replace(self, content: CachedBlock, block_id: int) -> None:
@@ -120,7 +124,7 @@ class PrefixCache:
     def step_answered(self, step_id: int, *, valid: bool) -> None:
         """Confirms the entries of a step, or takes them out."""
         for block_id in self._provisional.pop(step_id, ()):
-            if self._filled_by.get(block_id) == step_id:
+            if self._filled_by.get(block_id, (None, 0))[0] == step_id:
                 del self._filled_by[block_id]
                 if not valid:
                     self.remove(block_id)

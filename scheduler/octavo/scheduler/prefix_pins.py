@@ -66,17 +66,20 @@ class PrefixPins:
 
     def unpin(self, name: str, replicas: Iterable[Replica]) -> None:
         """The prefix is ordinary cached content from now on. Raises `KeyError` for an unknown name."""
-        prefix = self._prefixes.pop(name)
         for replica in replicas:
-            if name not in replica.prefix_names:
-                continue
-            replica.prefix_names.remove(name)
-            replica.kv.reserved_blocks -= replica.kv.blocks_for(len(prefix.token_ids))
-            if replica.kv.is_pinned(name):
-                replica.kv.unpin(name)
-            for group in [group for group in replica.running if group.prefix_name == name]:
-                replica.drop(group)
-            replica.prefixes = [group for group in replica.prefixes if group.prefix_name != name]
+            if name in replica.prefix_names:
+                self.give_up(name, replica)
+        del self._prefixes[name]
+
+    def give_up(self, name: str, replica: Replica) -> None:
+        """The replica, which has or was to have the prefix, goes on without it."""
+        replica.prefix_names.remove(name)
+        replica.kv.reserved_blocks -= replica.kv.blocks_for(len(self._prefixes[name].token_ids))
+        if replica.kv.is_pinned(name):
+            replica.kv.unpin(name)
+        for group in [group for group in replica.running if group.prefix_name == name]:
+            replica.drop(group)
+        replica.prefixes = [group for group in replica.prefixes if group.prefix_name != name]
 
     def equip(self, replica: Replica) -> None:
         """A replica has joined: it computes what fits its budget, in the order of pinning."""

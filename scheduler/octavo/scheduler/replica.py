@@ -8,6 +8,7 @@ from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.kv_cache_manager import KVCacheManager
 from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.step_deadlines import StepDeadlines
+from octavo.wire.requests import RejectReason
 from octavo.wire.steps import BlockMove, Remap, StepTimes, WorkerHello
 
 
@@ -73,8 +74,9 @@ class Replica:
     prefix_names: set[str] = field(default_factory=set)
     prefixes: list[SequenceGroup] = field(default_factory=list)
     outstanding: deque[OutstandingStep] = field(default_factory=deque)
-    # A step has failed; what is outstanding will come back skipped, and all of it restarts then.
-    failed: list[OutstandingStep] = field(default_factory=list)
+    # Groups that start over once nothing is outstanding, and why: their step failed, or was skipped after one that did;
+    # or what they shared with one that failed made them fail too.
+    restarts: dict[SequenceGroup, tuple[RejectReason, str]] = field(default_factory=dict)
     # What the next plan is to tell of: sequences to forget, and changed table entries with their sequences.
     forget: list[int] = field(default_factory=list)
     remaps: list[tuple[Sequence, Remap]] = field(default_factory=list)
@@ -105,7 +107,7 @@ class Replica:
     @property
     def may_plan(self) -> bool:
         """Whether another plan may leave now."""
-        return not self.failed and len(self.outstanding) < self.config.max_steps_in_flight
+        return not self.restarts and len(self.outstanding) < self.config.max_steps_in_flight
 
     @property
     def load(self) -> int:

@@ -9,7 +9,15 @@ from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.wire import history
 from octavo.wire.requests import Delta
 from octavo.wire.sampling import Logprobs
-from octavo.wire.steps import Candidates, PromptLogprobs, SampledToken, StepOutcome, StepResult
+from octavo.wire.steps import (
+    Candidates,
+    FailureReason,
+    PromptLogprobs,
+    SampledToken,
+    SequenceFailure,
+    StepOutcome,
+    StepResult,
+)
 
 # One object for all: most deltas have none.
 _NO_LOGPROBS: list[Logprobs] = []
@@ -24,15 +32,68 @@ class Outcome:
     prefixes: list[SequenceGroup] = field(default_factory=list)
 
 
+Member = tuple[SequenceGroup, Sequence]
+
+
 def answers(step: OutstandingStep, result: StepResult) -> bool:
-    """Whether a result says exactly what the step asked for."""
+    """Whether a result says exactly what the step asked for: of every sequence that chooses, what it chose or that it
+    failed; and of others at most the latter."""
     if result.outcome is not StepOutcome.DONE:
         return True
-    asked = [sequence.sequence_id for _, sequence in step.samplers]
-    wanted = [sequence.sequence_id for _, sequence in step.beams]
-    return [sampled.sequence_id for sampled in result.sampled] == asked and [
-        candidates.sequence_id for candidates in result.candidates
-    ] == wanted
+    asked = [sequence.sequence_id for _, sequence in _unfailed(step.samplers, result)]
+    wanted = [sequence.sequence_id for _, sequence in _unfailed(step.beams, result)]
+    return (
+        [sampled.sequence_id for sampled in result.sampled] == asked
+        and [candidates.sequence_id for candidates in result.candidates] == wanted
+        and (not result.failed or _are_members(step, result.failed))
+    )
+
+
+def _unfailed(members: list[Member], result: StepResult) -> list[Member]:
+    if not result.failed:
+        return members
+    failed = {failure.sequence_id for failure in result.failed}
+    return [member for member in members if member[1].sequence_id not in failed]
+
+
+def _are_members(step: OutstandingStep, failed: list[SequenceFailure]) -> bool:
+    """Whether each is another sequence that the step computes."""
+    named = [failure.sequence_id for failure in failed]
+    members = {sequence.sequence_id for group in step.groups for sequence in group.sequences}
+    members.update(sequence.sequence_id for _, sequence in (*step.samplers, *step.beams))
+    return len(set(named)) == len(named) and members.issuperset(named)
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Groups that failures of their sequences end, with the first; and `victims`, which failed only with what they
+    shared with those."""
+
+    ended: dict[SequenceGroup, SequenceFailure]
+    victims: dict[SequenceGroup, SequenceFailure]
+
+
+def separate(replica: Replica, step: OutstandingStep, failed: list[SequenceFailure]) -> Failures:
+    """Sorts failures, in the order of the work, which is that of what builds on what; and keeps from others what was
+    computed of sequences that were not finite. To be called before the step is booked as answered."""
+    ended: dict[SequenceGroup, SequenceFailure] = {}
+    victims: dict[SequenceGroup, SequenceFailure] = {}
+    members = _live_members(step) if failed else {}
+    for failure in failed:
+        group, sequence = members.get(failure.sequence_id, (None, None))
+        is_victim = False
+        if failure.reason is FailureReason.NOT_FINITE:
+            is_victim = sequence is not None and replica.kv.holds_distrusted(sequence)
+            replica.kv.distrust(failure.sequence_id, sequence)
+        # One that has been aborted, or failed in the step before, is no longer a member.
+        if group is not None:
+            (victims if is_victim else ended).setdefault(group, failure)
+    return Failures(ended, {group: failure for group, failure in victims.items() if group not in ended})
+
+
+def _live_members(step: OutstandingStep) -> dict[int, Member]:
+    # Others are known by no name here; what they were called on another replica may be another's.
+    return {s.sequence_id: (group, s) for group in step.groups for s in group.live if s.is_introduced}
 
 
 def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outcome:
@@ -40,11 +101,11 @@ def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outco
     outcome = Outcome()
     if result.prompt_logprobs:
         _keep_prompt_logprobs(step, result.prompt_logprobs)
-    for (group, sequence), sampled in zip(step.samplers, result.sampled, strict=True):
+    for (group, sequence), sampled in zip(_unfailed(step.samplers, result), result.sampled, strict=True):
         # Neither aborted nor finished since the plan was made.
         if sequence.status is SequenceStatus.RUNNING:
             _append_sampled(replica, group, sequence, sampled, outcome)
-    for (group, beam), candidates in zip(step.beams, result.candidates, strict=True):
+    for (group, beam), candidates in zip(_unfailed(step.beams, result), result.candidates, strict=True):
         if beam.status is SequenceStatus.RUNNING:
             _take_candidates(replica, group, beam, candidates, outcome)
     return outcome
@@ -98,10 +159,9 @@ def _finish(replica: Replica, group: SequenceGroup, sequence: Sequence, outcome:
 
 
 def _keep_prompt_logprobs(step: OutstandingStep, parts: list[PromptLogprobs]) -> None:
-    # Others are known by no name here; what they were called on another replica may be another's.
-    groups = {s.sequence_id: group for group in step.groups for s in group.live if s.is_introduced}
+    members = _live_members(step)
     for part in parts:
-        group = groups.get(part.sequence_id)
+        group, _ = members.get(part.sequence_id, (None, None))
         if group is not None and group.sampling.prompt_logprobs is not None:
             group.prompt_logprobs.update(enumerate(part.logprobs, part.start))
 

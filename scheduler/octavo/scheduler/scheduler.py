@@ -16,6 +16,7 @@ from octavo.scheduler.events import (
     FrontendLost,
     LeaseRenewed,
     PrefixesNamed,
+    PrefixGivenUp,
     PrefixPinned,
     PrefixUnpinned,
     ReplicaHeard,
@@ -34,7 +35,7 @@ from octavo.scheduler.kv_cache_manager import KVCacheManager
 from octavo.scheduler.placement import POLICIES, next_admission
 from octavo.scheduler.prefix_cache import root_hash
 from octavo.scheduler.prefix_pins import PrefixPins
-from octavo.scheduler.replica import Replica
+from octavo.scheduler.replica import OutstandingStep, Replica
 from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus, new_sequences
 from octavo.scheduler.waiting_queue import WaitingQueue
 from octavo.wire.requests import (
@@ -380,14 +381,16 @@ class Scheduler:
             self._lose_replica(replica.replica_id, f"answered step {result.step_id}, which it was not asked")
             return
         done = result.outcome is StepOutcome.DONE
+        failures = results.separate(replica, step, result.failed)
         replica.answered(step, now, done=done)
         if done:
             replica.stats.add(step, result.times)
+            self._end_failed(replica, failures)
             self._book(replica, results.accept(replica, step, result))
         else:
-            replica.failed.append(step)
-        if replica.failed and not replica.outstanding:
-            self._restart_failed(replica, result.detail)
+            _fail_step(replica, step, result)
+        if replica.restarts and not replica.outstanding:
+            self._restart(replica)
 
     def _book(self, replica: Replica, outcome: results.Outcome) -> None:
         for frontend_id, deltas in outcome.deltas.items():
@@ -399,24 +402,35 @@ class Scheduler:
         for group in outcome.prefixes:
             replica.pin(group)
 
-    def _restart_failed(self, replica: Replica, detail: str) -> None:
-        """Every group in a failed or skipped step starts over from its known tokens."""
-        first, *_ = steps = replica.failed
-        replica.failed = []
-        failed = dict.fromkeys(group for step in steps for group in (*step.groups, *step.swapped_out))
-        remapped = {sequence for step in steps for sequence in step.remapped}
-        failed |= dict.fromkeys(group for group in replica.running if not remapped.isdisjoint(group.sequences))
-        # Not those that have finished or been aborted since.
-        for group in [group for group in failed if group in replica.running or group in replica.swapped]:
-            group.failed_steps += group in first.groups
+    def _end_failed(self, replica: Replica, failures: results.Failures) -> None:
+        """Ends the groups whose sequences failed of themselves; their victims start over, without what they shared."""
+        for group, failure in failures.ended.items():
+            self._give_up(replica, group, RejectReason(failure.reason), failure.detail)
+        for group, failure in failures.victims.items():
+            group.failed_steps += group not in replica.restarts
+            replica.restarts.setdefault(group, (RejectReason(failure.reason), failure.detail))
+
+    def _restart(self, replica: Replica) -> None:
+        """What is to start over does so from its known tokens, unless its steps have failed too often."""
+        restarts, replica.restarts = replica.restarts, {}
+        for group, (reason, detail) in restarts.items():
+            if group not in replica.running and group not in replica.swapped:
+                # It has finished or been aborted since.
+                continue
             if group.failed_steps < self.config.max_failed_steps:
                 group.preemptions += 1
                 replica.evict(group)
                 self._come_back(replica, group)
-            elif group.prefix_name is None:
-                self._reject(group, RejectReason.STEP_FAILED, detail)
             else:
-                replica.drop(group)
+                self._give_up(replica, group, reason, detail)
+
+    def _give_up(self, replica: Replica, group: SequenceGroup, reason: RejectReason, detail: str) -> None:
+        if group.prefix_name is None:
+            self._reject(group, reason, detail)
+        else:
+            self.prefixes.give_up(group.prefix_name, replica)
+            self._effects.append(PrefixGivenUp(replica.replica_id, group.prefix_name, detail))
+            self._tell_status()
 
     def _come_back(self, replica: Replica, group: SequenceGroup) -> None:
         if group.prefix_name is None:
@@ -449,6 +463,16 @@ class Scheduler:
     def _take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects
+
+
+def _fail_step(replica: Replica, step: OutstandingStep, result: StepResult) -> None:
+    """Every group in a failed or skipped step is to start over; one that was skipped is not to blame."""
+    remapped = set(step.remapped)
+    groups = [*step.groups, *step.swapped_out]
+    groups += [group for group in replica.running if not remapped.isdisjoint(group.sequences)]
+    for group in dict.fromkeys(groups):
+        group.failed_steps += result.outcome is StepOutcome.FAILED and group in step.groups
+        replica.restarts.setdefault(group, (RejectReason.STEP_FAILED, result.detail))
 
 
 def _capacity(kv: KVCacheManager) -> int:

@@ -16,6 +16,7 @@ from octavo.scheduler.events import (
     FrontendLost,
     LeaseRenewed,
     PrefixesNamed,
+    PrefixGivenUp,
     ReplicaHeard,
     ReplicaJoined,
     ReplicaLeft,
@@ -245,6 +246,8 @@ class SchedulerShell:
                 case ReplicaLost(replica_id, reason):
                     _log.warning("replica %016x lost: %s", replica_id, reason)
                     self._workers.unbind(replica_id)
+                case PrefixGivenUp(replica_id, name, reason):
+                    _log.warning("replica %016x goes on without the pinned prefix %r: %s", replica_id, name, reason)
 
     def _send_to_replica(self, replica_id: int, message: ToWorker, now: float) -> None:
         if isinstance(message, StepPlan):

@@ -25,14 +25,16 @@ class PromptSpan:
 class LogitRows:
     """The tokens of a step whose logits are needed, and for what.
 
-    `rows`: int64 on the device; first the `num_choosing` that tokens are chosen from, then those before the tokens of
-    each of the `prompt_spans`. `chooser_rows` says which of the former each of the `choosers` chooses from.
+    `rows`: int64 on the device; first the `num_choosing` that tokens are chosen from, then the last of each of the
+    `watched` sequences, which choose nothing yet, then those before the tokens of each of the `prompt_spans`.
+    `chooser_rows` says which of the former each of the `choosers` chooses from.
     """
 
     rows: Tensor
     num_choosing: int
     choosers: list[WorkerSequence]
     chooser_rows: list[int]
+    watched: list[WorkerSequence]
     prompt_spans: list[PromptSpan]
 
 
@@ -101,18 +103,21 @@ def _block_tables(items: list[WorkItem], group: int, width: int) -> Integers:
 
 
 def _logit_rows(items: list[WorkItem], first_rows: list[int], device: torch.device) -> LogitRows:
-    """The last row of an item that any sequence chooses from, and every row before a prompt token whose logprob is
-    wanted. No row is both: after the last prompt token comes a generated one."""
+    """The last row of every item, and every row before a prompt token whose logprob is wanted. What is wrong with the
+    keys and values of a sequence shows in its last row, so none is relied on that has not been looked at."""
     placed = list(zip(items, first_rows, strict=True))
-    choosing = [(item, first + item.num_tokens - 1) for item, first in placed if item.choosers]
+    ends = [(item, first + item.num_tokens - 1) for item, first in placed]
+    choosing = [end for end in ends if end[0].choosers]
+    watched = [end for end in ends if not end[0].choosers]
     spans = [(span, first) for item, first in placed if (span := _prompt_span(item))]
-    rows = [row for _, row in choosing]
+    rows = [row for _, row in (*choosing, *watched)]
     rows += [row for span, first in spans for row in range(first, first + span.length)]
     return LogitRows(
         rows=torch.tensor(rows, dtype=torch.int64).to(device),
         num_choosing=len(choosing),
         choosers=[chooser for item, _ in choosing for chooser in item.choosers],
         chooser_rows=[index for index, (item, _) in enumerate(choosing) for _ in item.choosers],
+        watched=[item.sequence for item, _ in watched],
         prompt_spans=[span for span, _ in spans],
     )
 

@@ -7,8 +7,9 @@ to add up to one again. There is no temperature.
 from torch import Tensor
 
 from octavo.wire.steps import Candidates
+from octavo.worker.largest import largest
 from octavo.worker.logits_processors import is_processed, process
-from octavo.worker.logprobs import likeliest, log_softmax
+from octavo.worker.logprobs import listed, log_norms
 from octavo.worker.sequences import WorkerSequence
 
 
@@ -16,12 +17,15 @@ def beam_candidates(logits: Tensor, beams: list[WorkerSequence]) -> list[Candida
     """The candidates of each of `beams` from its row of `logits` ([rows, vocab_size] fp32, the model's own).
 
     So many that, even if all that could end a hypothesis are among them, each beam can go on: those that no processor
-    excludes, in falling order, equal ones by rising id. Raises `ValueError` as `log_softmax` does.
+    excludes, in falling order, equal ones by rising id. Raises `NotFiniteError`.
     """
-    logprobs = log_softmax(logits)
+    top, norm = log_norms(logits)
+    counts = [num_candidates(beam) for beam in beams]
+    logprobs = logits - top - norm
     if any(is_processed(beam) for beam in beams):
         process(logprobs, beams)
-    rows = zip(beams, likeliest(logprobs, [num_candidates(beam) for beam in beams]), strict=True)
+    values, tokens = largest(logprobs, max(counts))
+    rows = zip(beams, listed(tokens, values, counts), strict=True)
     return [Candidates(beam.sequence_id, token_ids, values) for beam, (token_ids, values) in rows]
 
 

@@ -1,21 +1,26 @@
 """From logits to token ids: greedy, or temperature, min-p, top-k and top-p by inverse CDF with one uniform per row.
 
-The vocabulary is not sorted: the largest few candidates nearly always settle a row, and a row that they do not settle
-asks for more.
+The vocabulary is not sorted: the largest few candidates nearly always settle a row; of one that they do not settle,
+only the part that its cuts can leave is.
 """
 
 from dataclasses import dataclass
 from math import inf, log
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo.worker.masses import SPAN, in_spans, total_mass
+from octavo.worker.largest import largest, likeliest
+from octavo.worker.masses import SPAN, span_masses, total_mass
 from octavo.worker.rng import uniforms
 from octavo.worker.sequences import WorkerSequence
 
-# Candidates to try, fewest first; the whole vocabulary is the last resort.
-_CANDIDATES = (256, 4096)
+# Candidates to try, fewest first; what they do not settle is done row by row.
+_CANDIDATES = (64, 512)
+# Likelihoods that are told apart to find out where a row is cut.
+_BUCKETS_PER_NAT, _NUM_BUCKETS = 64, 4096
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,32 @@ class Rows:
 
     @classmethod
     def of(cls, logits: Tensor, sequences: list[WorkerSequence]) -> "Rows":
-        largest, likeliest = logits.max(dim=-1)
-        return cls(logits, largest, likeliest, sequences)
+        return cls(logits, *likeliest(logits), sequences)
+
+    def only(self, wanted: list[int]) -> "Rows":
+        """These rows, rising; a copy unless they are all."""
+        if len(wanted) == len(self.sequences):
+            return self
+        index = torch.tensor(wanted, device=self.logits.device)
+        logits, values, tokens = (
+            tensor.index_select(0, index) for tensor in (self.logits, self.largest, self.likeliest)
+        )
+        return Rows(logits, values, tokens, [self.sequences[row] for row in wanted])
+
+
+@dataclass(frozen=True)
+class _Cuts:
+    """What rows leave to be drawn from, [rows, 1] each: the first `top_k` tokens (more than there are: all), of them
+    those whose scaled logit is at least `least`, and of these the first that reach `top_p` of their mass. `whole`: the
+    mass of a row's whole vocabulary, of the largest logit's mass, where `top_p` alone cuts."""
+
+    top_k: Tensor
+    least: Tensor
+    top_p: Tensor
+    whole: Tensor
+
+    def only(self, rows: Tensor) -> "_Cuts":
+        return _Cuts(*(tensor[rows] for tensor in (self.top_k, self.least, self.top_p, self.whole)))
 
 
 def draw(rows: Rows, wanted: list[int]) -> Tensor:
@@ -43,53 +72,51 @@ def draw(rows: Rows, wanted: list[int]) -> Tensor:
         ([row for row in drawing if _is_cut(rows.sequences[row])], _pick_candidate),
     ):
         if members:
-            index = torch.tensor(members, device=chosen.device)
-            sequences = [rows.sequences[row] for row in members]
-            scaled = (rows.logits[index] - rows.largest[index, None]) / _temperatures(sequences, chosen.device)
-            _cut_min_p(scaled, sequences)
-            chosen[index] = pick(scaled, sequences, _uniforms(sequences, chosen.device))
+            part = rows.only(members)
+            chosen[torch.tensor(members, device=chosen.device)] = pick(part, _uniforms(part))
     return chosen
 
 
 def _is_cut(sequence: WorkerSequence) -> bool:
-    return sequence.sampling.top_k > 0 or sequence.sampling.top_p < 1
+    sampling = sequence.sampling
+    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
 
 
-def _temperatures(sequences: list[WorkerSequence], device: torch.device) -> Tensor:
-    values = torch.tensor([[sequence.sampling.temperature] for sequence in sequences], dtype=torch.float32)
-    # A temperature that fp32 rounds to 0 would make 0 / 0 of the largest logit.
-    return values.clamp_min_(torch.finfo(torch.float32).tiny).to(device)
-
-
-def _uniforms(sequences: list[WorkerSequence], device: torch.device) -> Tensor:
+def _uniforms(rows: Rows) -> Tensor:
     drawn = uniforms(
-        [sequence.sampling.seed for sequence in sequences],
-        [sequence.sequence_index for sequence in sequences],
-        [sequence.num_generated for sequence in sequences],
+        [sequence.sampling.seed for sequence in rows.sequences],
+        [sequence.sequence_index for sequence in rows.sequences],
+        [sequence.num_generated for sequence in rows.sequences],
     )
-    return torch.from_numpy(drawn).to(device)[:, None]
+    return torch.from_numpy(drawn).to(rows.logits.device)[:, None]
 
 
-def _cut_min_p(scaled: Tensor, sequences: list[WorkerSequence]) -> None:
-    """Rules out, in `scaled` ([rows, vocab_size], the largest of each row 0), what is less likely than `min_p` times
-    the likeliest."""
-    cut = [row for row, sequence in enumerate(sequences) if sequence.sampling.min_p > 0]
-    if cut:
-        index = torch.tensor(cut, device=scaled.device)
-        least = torch.tensor([[log(sequences[row].sampling.min_p)] for row in cut], dtype=torch.float32)
-        kept = scaled[index]
-        scaled[index] = kept.masked_fill(kept < least.to(scaled.device), -inf)
+def _scaled(logits: Tensor, rows: Rows) -> Tensor:
+    """[rows, n]: `logits` of these rows relative to the largest of each, divided by the temperatures."""
+    temperatures = torch.tensor([sequence.sampling.temperature for sequence in rows.sequences], dtype=torch.float32)
+    # One that fp32 rounds to 0 would make 0 / 0 of the largest logit.
+    divisors = temperatures.clamp_min_(torch.finfo(torch.float32).tiny).to(logits.device)
+    return (logits - rows.largest[:, None]).div_(divisors[:, None])
 
 
-def _pick_any(scaled: Tensor, _: list[WorkerSequence], uniform: Tensor) -> Tensor:
+def _probabilities(rows: Rows) -> Tensor:
+    """[rows, vocab_size] fp32, before any cut."""
+    is_neutral = all(sequence.sampling.temperature == 1 for sequence in rows.sequences)
+    # The same either way: softmax itself takes the largest off first.
+    return (rows.logits if is_neutral else _scaled(rows.logits, rows)).softmax(dim=-1)
+
+
+def _pick_any(rows: Rows, uniform: Tensor) -> Tensor:
     """[rows] token ids over the whole vocabulary, in two levels: first the span of ids, then the id in it."""
-    spans = in_spans(scaled)
-    masses = spans.sum(dim=-1)
+    probabilities = _probabilities(rows)
+    masses = span_masses(probabilities)
     cumulative = masses.cumsum(dim=-1)
     target = uniform * cumulative[:, -1:]
     span = _invert(masses, target)
     before = cumulative.gather(1, span) - masses.gather(1, span)
-    inside = spans[torch.arange(len(spans), device=spans.device), span.squeeze(1)]
+    tokens = span * SPAN + torch.arange(SPAN, device=span.device)
+    size = probabilities.shape[1]
+    inside = probabilities.gather(1, tokens.clamp_max(size - 1)).masked_fill_(tokens >= size, 0).double()
     return (span * SPAN + _invert(inside, target - before)).squeeze(1)
 
 
@@ -101,48 +128,82 @@ def _invert(masses: Tensor, target: Tensor) -> Tensor:
     return torch.minimum(reached, (cumulative < cumulative[:, -1:]).sum(dim=-1, keepdim=True))
 
 
-def _pick_candidate(scaled: Tensor, sequences: list[WorkerSequence], uniform: Tensor) -> Tensor:
-    """[rows] token ids among the top-k and, of those, the top-p."""
-    vocab_size = scaled.shape[1]
-    top_k = torch.tensor([[sequence.sampling.top_k or vocab_size] for sequence in sequences], device=scaled.device)
-    top_p = torch.tensor([[sequence.sampling.top_p] for sequence in sequences], dtype=torch.float64).to(scaled.device)
-    chosen = torch.empty(len(sequences), dtype=torch.int64, device=scaled.device)
-    left = torch.arange(len(sequences), device=scaled.device)
-    for count in (*(count for count in _CANDIDATES if count < vocab_size), vocab_size):
-        tokens, settled = _among_candidates(scaled[left], top_k[left], top_p[left], uniform[left], count)
-        chosen[left[settled]] = tokens[settled]
+def _pick_candidate(rows: Rows, uniform: Tensor) -> Tensor:
+    """[rows] token ids among those that the cuts leave."""
+    cuts = _cuts(rows)
+    chosen = torch.empty_like(rows.likeliest)
+    left = torch.arange(len(chosen), device=chosen.device)
+    for count in _CANDIDATES:
+        part = rows.only(left.tolist())
+        values, tokens = largest(part.logits, count)
+        found, settled = _among(_scaled(values, part), tokens, cuts.only(left), uniform[left], part.logits.shape[1])
+        chosen[left[settled]] = found[settled]
         left = left[~settled]
         if not len(left):
             break
+    for row in left[:, None]:
+        chosen[row] = _among_all(rows.only(row.tolist()), cuts.only(row), uniform[row])
     return chosen
 
 
-def _among_candidates(
-    scaled: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor, count: int
-) -> tuple[Tensor, Tensor]:
-    """Token ids and whether they are right, [rows] each, looking at the `count` most likely tokens only.
+def _cuts(rows: Rows) -> _Cuts:
+    device, size = rows.logits.device, rows.logits.shape[1]
+    params = [sequence.sampling for sequence in rows.sequences]
+    whole = torch.full((len(params), 1), inf, dtype=torch.float64, device=device)
+    open_rows = [row for row, each in enumerate(params) if not (0 < each.top_k < size or each.min_p)]
+    if open_rows:
+        part = rows.only(open_rows)
+        whole[open_rows] = total_mass(_probabilities(part), part.likeliest)
+    top_k = torch.tensor([[each.top_k or size] for each in params], device=device)
+    least = torch.tensor([[log(each.min_p) if each.min_p else -inf] for each in params], dtype=torch.float32)
+    top_p = torch.tensor([[each.top_p] for each in params], dtype=torch.float64)
+    return _Cuts(top_k, least.to(device), top_p.to(device), whole)
 
-    Kept are the first `top_k`, and of those the fewest whose share of their mass reaches `top_p`; among equally likely
-    tokens lower ids come first. That is settled if the least likely kept one beats the last candidate: whatever was
-    left out is then below it.
+
+def _among(scaled: Tensor, tokens: Tensor, cuts: _Cuts, uniform: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Token ids and whether they are right, [rows] each, from the likeliest `tokens` only, whose `scaled` logits these
+    are ([rows, n] each, in falling order).
+
+    Among equally likely tokens lower ids come first. A row is settled if the least likely token kept beats the last
+    candidate, so that whatever was left out is below it, and if the mass that `top_p` is a share of is known.
     """
-    values, tokens = _ranked(scaled, count)
-    first_k = torch.arange(count, device=scaled.device) < top_k
-    masses = values.double().exp() * first_k
+    count = scaled.shape[1]
+    within = (torch.arange(count, device=scaled.device) < cuts.top_k) & (scaled >= cuts.least)
+    masses = scaled.double().exp() * within
     cumulative = masses.cumsum(dim=-1)
-    whole = torch.where(top_k < scaled.shape[1], cumulative[:, -1:], total_mass(scaled))
-    kept = first_k & (cumulative - masses < top_p * whole)
+    whole = torch.where(cuts.whole < inf, cuts.whole, cumulative[:, -1:])
+    kept = within & (cumulative - masses < cuts.top_p * whole)
     last = kept.sum(dim=-1, keepdim=True) - 1
     index = _invert(masses * kept, uniform * cumulative.gather(1, last))
-    cut_inside = (values.gather(1, last) > values[:, -1:]) & ((top_k <= count) | (top_k == scaled.shape[1]))
-    settled = cut_inside if count < scaled.shape[1] else torch.ones_like(cut_inside)
+    is_known = (cuts.whole < inf) | (cuts.top_k <= count) | (scaled[:, -1:] < cuts.least)
+    settled = (is_known & (scaled.gather(1, last) > scaled[:, -1:])) | (count == vocab_size)
     return tokens.gather(1, index).squeeze(1), settled.squeeze(1)
 
 
-def _ranked(scaled: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest values and their ids, [rows, count], in falling order, equal ones by rising id; which of
-    those equal to the last are left out is open."""
-    values, tokens = scaled.topk(count, dim=-1)
-    tokens, order = tokens.sort(dim=-1)
-    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
-    return values, tokens.gather(1, order)
+def _among_all(row: Rows, cuts: _Cuts, uniform: Tensor) -> Tensor:
+    """[1]: as `_among`, from all of one row that its cuts can leave. Of equally likely tokens the ids are looked up."""
+    scaled = _scaled(row.logits, row)[0]
+    values = scaled.cpu().numpy()
+    head = values[_may_be_kept(values, cuts)]
+    ranked = torch.from_numpy(-np.sort(-head)).to(scaled.device)[None]
+    places = torch.arange(len(head), device=scaled.device)[None]
+    place, _ = _among(ranked, places, cuts, uniform, len(values))
+    value = ranked[0, place]
+    equal = (scaled == value).nonzero().squeeze(1)
+    return equal[place - (ranked[0] > value).sum()]
+
+
+def _may_be_kept(scaled: npt.NDArray[np.float32], cuts: _Cuts) -> npt.NDArray[np.bool_]:
+    """[vocab_size]: a little more than those of a row that the cuts leave, found by counting how many tokens, and how
+    much of the mass, there are at every likelihood."""
+    buckets = np.minimum(scaled * -_BUCKETS_PER_NAT, _NUM_BUCKETS - 1).astype(np.int64)
+    last = [_NUM_BUCKETS]
+    if (top_k := int(cuts.top_k)) < len(scaled):
+        last.append(int(np.searchsorted(np.bincount(buckets).cumsum(), top_k)))
+    if (least := float(cuts.least)) > -inf:
+        last.append(int(min(least * -_BUCKETS_PER_NAT, _NUM_BUCKETS)))
+    if (whole := float(cuts.whole)) < inf:
+        masses = np.bincount(buckets, weights=np.exp(scaled))
+        last.append(int(np.searchsorted(masses.cumsum(), float(cuts.top_p) * whole)))
+    # One more: what is added up here is rounded otherwise.
+    return buckets <= min(last) + 1

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from octavo.wire.sampling import Logprobs, SamplingParams
 
 
+class NoTokenLeftError(ValueError):
+    """A request excludes every token."""
+
+
 @dataclass(frozen=True)
 class FakeDistribution:
     """A geometric distribution over the token ids below `size` in an order of its own: each has `exp(-decay)` times the
@@ -55,7 +59,7 @@ class FakeDistribution:
 
     def permitted(self, sampling: SamplingParams, num_generated: int, count: int) -> list[int]:
         """The `count` likeliest tokens that `sampling` does not exclude after `num_generated` tokens; fewer where there
-        are not as many. Raises `ValueError` if there is none."""
+        are not as many. Raises `NoTokenLeftError` if there is none."""
         excluded = set(sampling.banned_token_ids)
         if num_generated < sampling.min_tokens:
             excluded.update(sampling.stop_token_ids)
@@ -66,7 +70,7 @@ class FakeDistribution:
                 if len(found) == count:
                     return found
         if not found:
-            raise ValueError("every token is excluded; allow more, ban fewer or ask for fewer min_tokens")
+            raise NoTokenLeftError("every token is excluded; allow more, ban fewer or ask for fewer min_tokens")
         return found
 
     def _ranked(self, allowed: list[int]) -> Iterable[int]:

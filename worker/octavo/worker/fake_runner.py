@@ -15,10 +15,20 @@ from typing import Self
 
 from octavo.wire.model_directory import fingerprint, model_name
 from octavo.wire.sampling import Logprobs, SamplingParams
-from octavo.wire.steps import BlockMoves, Candidates, KVGroup, ModelInfo, PromptLogprobs, SampledToken, StepTimes
+from octavo.wire.steps import (
+    BlockMoves,
+    Candidates,
+    KVGroup,
+    ModelInfo,
+    PromptLogprobs,
+    SampledToken,
+    SequenceFailure,
+    StepTimes,
+)
+from octavo.worker.failures import no_token_left
 from octavo.worker.fake_cache import FakeCache, FakeCacheError
 from octavo.worker.fake_config import read_eos_token_ids, read_positive
-from octavo.worker.fake_distribution import FakeDistribution, settings_digest
+from octavo.worker.fake_distribution import FakeDistribution, NoTokenLeftError, settings_digest
 from octavo.worker.runner import StepOutput
 from octavo.worker.sequences import WorkerSequence, WorkItem
 
@@ -50,7 +60,7 @@ class FakeVocabulary:
     def choose(self, history: bytes, sampling: SamplingParams, sequence_index: int, num_generated: int) -> int:
         """The token after `history` (int32 ids): the likeliest that is not excluded.
 
-        As in a real model, a greedy choice knows no seed and no index. Raises `ValueError` if all are excluded.
+        As in a real model, a greedy choice knows no seed and no index. Raises `NoTokenLeftError`.
         """
         drawn = sampling.temperature > 0
         key = struct.pack("<QQ", sampling.seed, sequence_index) if drawn else _GREEDY
@@ -59,7 +69,7 @@ class FakeVocabulary:
 
     def candidates(self, history: bytes, sampling: SamplingParams, num_generated: int) -> list[tuple[int, float]]:
         """The tokens a beam may go on with after `history` and their logprobs, likeliest first: as many as a search can
-        want of it, where there are. Raises `ValueError` if all are excluded."""
+        want of it, where there are. Raises `NoTokenLeftError`."""
         assert sampling.beam is not None, "only beams have candidates"
         count = max(2, 1 + len(sampling.stop_token_ids)) * sampling.beam.width
         distribution = self._distribution(history, _GREEDY + settings_digest(sampling, drawn=False))
@@ -145,6 +155,7 @@ class FakeRunner:
         max_model_len: int | None = None,
         step_ms: float = 0.0,
         eos_probability: float = 0.0,
+        load_format: str = "auto",
     ) -> None:
         num_cpu_blocks = num_blocks // 4 if num_cpu_blocks is None else num_cpu_blocks
         if num_cpu_blocks > num_blocks:
@@ -159,12 +170,12 @@ class FakeRunner:
         longest = read_positive(directory, "max_position_embeddings")
         self.model = ModelInfo(
             name=model_name(directory),
-            fingerprint=fingerprint(directory),
+            fingerprint=fingerprint(directory, load_format),
             dtype="fake",
             vocab_size=self._vocabulary.size,
             max_model_len=min(longest, max_model_len or longest),
         )
-        self.device = "fake"
+        self.device = self.kernels = "fake"
         self.num_blocks = num_blocks
         self.num_cpu_blocks = num_cpu_blocks
         self.block_size = block_size
@@ -180,30 +191,33 @@ class FakeRunner:
         if self._step_s:
             time.sleep(self._step_s)
         slept = time.monotonic_ns()
-        sampled, candidates = self._choose(items)
+        sampled, candidates, failed = self._choose(items)
         prompt_logprobs = [part for item in items for part in self._prompt_logprobs(item)]
         ended = time.monotonic_ns()
         times = StepTimes((written - began) // 1000, (slept - written) // 1000, (ended - slept) // 1000)
-        return StepOutput(sampled, candidates, prompt_logprobs, times)
+        return StepOutput(sampled, candidates, prompt_logprobs, failed, times)
 
     def _write(self, item: WorkItem) -> None:
         token_ids = item.sequence.token_ids[item.start : item.start + item.num_tokens]
         for table in item.sequence.block_tables:
             self._cache.write(table, item.start, token_ids)
 
-    def _choose(self, items: list[WorkItem]) -> tuple[list[SampledToken], list[Candidates]]:
-        sampled, candidates = [], []
+    def _choose(self, items: list[WorkItem]) -> tuple[list[SampledToken], list[Candidates], list[SequenceFailure]]:
+        sampled, candidates, failed = [], [], []
         for item in items:
             if not item.choosers:
                 continue
             end = item.start + item.num_tokens
             history = self._read(item.sequence, end - 1, end)
             for chooser in item.choosers:
-                if chooser.sampling.beam is None:
-                    sampled.append(self._sample(chooser, history))
-                else:
-                    candidates.append(self._offer(chooser, history))
-        return sampled, candidates
+                try:
+                    if chooser.sampling.beam is None:
+                        sampled.append(self._sample(chooser, history))
+                    else:
+                        candidates.append(self._offer(chooser, history))
+                except NoTokenLeftError:
+                    failed.append(no_token_left(chooser.sequence_id))
+        return sampled, candidates, failed
 
     def _sample(self, sequence: WorkerSequence, history: bytes) -> SampledToken:
         sampling = sequence.sampling

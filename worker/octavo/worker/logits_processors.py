@@ -6,16 +6,16 @@ the token is drawn. An excluded logit is -inf and stays so, which is why only th
 theirs among each other matter.
 
 Ids beyond the vocabulary exclude and favour nothing. All counts come from the sequence's tokens, so a sequence that was
-computed anew is penalised as before.
+computed anew is penalised as before. Only the logits of tokens that a request names or has are touched.
 """
 
-from itertools import chain
 from math import inf
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.worker.logit_edits import Ids, LogitEdits, TokenCounts
 from octavo.worker.sequences import WorkerSequence
 
 
@@ -26,89 +26,92 @@ def is_processed(sequence: WorkerSequence) -> bool:
         sampling.logit_bias
         or sampling.allowed_token_ids
         or sampling.banned_token_ids
-        or sampling.repetition_penalty != 1
-        or _counts_tokens(sequence)
+        or _is_penalised(sequence)
         or _must_go_on(sequence)
     )
 
 
 def process(logits: Tensor, sequences: list[WorkerSequence]) -> None:
-    """Changes `logits` ([rows, vocab_size] fp32, or log-probabilities of that shape) in place, each row for its
-    sequence; rows of sequences that ask for nothing stay as they are."""
-    _keep_allowed(logits, sequences)
-    _exclude(logits, sequences)
-    _add_bias(logits, sequences)
-    _penalise_repetition(logits, sequences)
-    _penalise_generated(logits, sequences)
+    """Changes `logits` ([rows, vocab_size] fp32, contiguous, or log-probabilities of that shape) in place, each row for
+    its sequence; rows of sequences that ask for nothing stay as they are."""
+    edits = [_edits(sequence, logits.shape[1]) for sequence in sequences]
+    _keep_allowed(logits, sequences, edits)
+    _exclude(logits, sequences, edits)
+    _add_bias(logits, edits)
+    _penalise(logits, sequences, edits)
 
 
-def _counts_tokens(sequence: WorkerSequence) -> bool:
-    return sequence.sampling.presence_penalty != 0 or sequence.sampling.frequency_penalty != 0
+def _is_penalised(sequence: WorkerSequence) -> bool:
+    sampling = sequence.sampling
+    return sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
 
 
 def _must_go_on(sequence: WorkerSequence) -> bool:
     return sequence.num_generated < sequence.sampling.min_tokens and bool(sequence.sampling.stop_token_ids)
 
 
-def _keep_allowed(logits: Tensor, sequences: list[WorkerSequence]) -> None:
+def _edits(sequence: WorkerSequence, vocab_size: int) -> LogitEdits:
+    """Those kept with the sequence, made at its first step."""
+    if sequence.edits is None:
+        sequence.edits = LogitEdits(sequence.sampling, vocab_size)
+    return sequence.edits
+
+
+def _keep_allowed(logits: Tensor, sequences: list[WorkerSequence], edits: list[LogitEdits]) -> None:
     rows = [row for row, sequence in enumerate(sequences) if sequence.sampling.allowed_token_ids]
     if rows:
-        index = torch.tensor(rows, device=logits.device)
-        whole = logits[index]
-        kept = torch.full_like(whole, -inf)
-        at = _places([sequences[row].sampling.allowed_token_ids for row in rows], logits)
-        kept[at] = whole[at]
-        logits[index] = kept
+        flat, at = logits.view(-1), _places([each.allowed for each in edits], logits)
+        kept = flat.index_select(0, at)
+        logits.index_fill_(0, torch.tensor(rows, device=logits.device), -inf)
+        flat.index_copy_(0, at, kept)
 
 
-def _exclude(logits: Tensor, sequences: list[WorkerSequence]) -> None:
-    stops = [sequence.sampling.stop_token_ids if _must_go_on(sequence) else [] for sequence in sequences]
-    banned = [sequence.sampling.banned_token_ids for sequence in sequences]
-    logits[_places([[*pair[0], *pair[1]] for pair in zip(banned, stops, strict=True)], logits)] = -inf
+def _exclude(logits: Tensor, sequences: list[WorkerSequence], edits: list[LogitEdits]) -> None:
+    excluded = [
+        each.banned_before_min_tokens if _must_go_on(sequence) else each.banned
+        for sequence, each in zip(sequences, edits, strict=True)
+    ]
+    logits.view(-1).index_fill_(0, _places(excluded, logits), -inf)
 
 
-def _add_bias(logits: Tensor, sequences: list[WorkerSequence]) -> None:
-    vocab_size = logits.shape[1]
-    pairs = [[pair for pair in sequence.sampling.logit_bias if pair[0] < vocab_size] for sequence in sequences]
-    biases = torch.tensor([bias for _, bias in chain.from_iterable(pairs)], dtype=torch.float32, device=logits.device)
-    logits.index_put_(_places([[token for token, _ in row] for row in pairs], logits), biases, accumulate=True)
+def _add_bias(logits: Tensor, edits: list[LogitEdits]) -> None:
+    biases = torch.from_numpy(np.concatenate([each.biases for each in edits])).to(logits.device)
+    logits.view(-1).index_add_(0, _places([each.biased for each in edits], logits), biases)
 
 
-def _penalise_repetition(logits: Tensor, sequences: list[WorkerSequence]) -> None:
-    """Divides the positive logits of all tokens of prompt and output and multiplies the negative ones. A token that
-    occurs often is read before any write, so it is changed once."""
-    penalties = [sequence.sampling.repetition_penalty for sequence in sequences]
-    seen = [s.token_ids if penalty != 1 else [] for s, penalty in zip(sequences, penalties, strict=True)]
-    at = _places(seen, logits)
+def _penalise(logits: Tensor, sequences: list[WorkerSequence], edits: list[LogitEdits]) -> None:
+    """Divides the positive logits of all tokens of prompt and output by the repetition penalty and multiplies the
+    negative ones; then subtracts the frequency penalty per occurrence in the output, and the presence penalty once."""
+    counted = [_counts(*pair) for pair in zip(sequences, edits, strict=True)]
+    at = _places([each.token_ids for each in counted], logits)
+    if not len(at):
+        return
+    lengths = [len(each.token_ids) for each in counted]
+
+    def per_token(values: list[float]) -> Tensor:
+        return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), lengths)).to(logits.device)
+
     # A penalty that fp32 rounds to 0 would make NaN of -inf; one near it may overflow.
     numbers = torch.finfo(torch.float32)
-    penalty = torch.tensor(penalties, dtype=torch.float32, device=logits.device).clamp_min(numbers.tiny)[at[0]]
-    values = logits[at]
-    logits[at] = torch.where(values > 0, values / penalty, values * penalty).clamp_max(numbers.max)
+    repetition = per_token([each.sampling.repetition_penalty for each in sequences]).clamp_min(numbers.tiny)
+    counts = torch.from_numpy(np.concatenate([each.counts for each in counted])).to(logits.device)
+    values = logits.view(-1).index_select(0, at)
+    values = torch.where(values > 0, values / repetition, values * repetition).clamp_max(numbers.max)
+    values -= per_token([each.sampling.frequency_penalty for each in sequences]) * counts
+    values -= per_token([each.sampling.presence_penalty for each in sequences]) * (counts > 0)
+    logits.view(-1).index_copy_(0, at, values)
 
 
-def _penalise_generated(logits: Tensor, sequences: list[WorkerSequence]) -> None:
-    """Subtracts the frequency penalty per occurrence in the output and the presence penalty once."""
-    rows = [row for row, sequence in enumerate(sequences) if _counts_tokens(sequence)]
-    if not rows:
-        return
-    members = [sequences[row] for row in rows]
-    local, tokens = _places([sequence.token_ids[sequence.prompt_length :] for sequence in members], logits)
-    ones = torch.ones(len(tokens), device=logits.device)
-    counts = logits.new_zeros(len(rows), logits.shape[1]).index_put_((local, tokens), ones, accumulate=True)
-    frequency, presence = torch.tensor(
-        [(sequence.sampling.frequency_penalty, sequence.sampling.presence_penalty) for sequence in members],
-        dtype=torch.float32,
-        device=logits.device,
-    ).T
-    at = torch.tensor(rows, device=logits.device)[local], tokens
-    logits[at] = logits[at] - frequency[local] * counts[local, tokens] - presence[local]
+def _counts(sequence: WorkerSequence, edits: LogitEdits) -> TokenCounts:
+    """All that the sequence is penalised for; the prompt matters to the repetition penalty alone."""
+    if _is_penalised(sequence):
+        first = 0 if sequence.sampling.repetition_penalty != 1 else sequence.prompt_length
+        edits.counts.update(sequence.token_ids, first, sequence.prompt_length)
+    return edits.counts
 
 
-def _places(token_ids: list[list[int]], logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Row numbers and token ids, [n] each, of all `token_ids` (one list per row) that are columns of `logits`."""
-    lengths = [len(ids) for ids in token_ids]
-    tokens = np.fromiter(chain.from_iterable(token_ids), np.int64, sum(lengths))
-    rows = np.repeat(np.arange(len(token_ids)), lengths)
-    known = tokens < logits.shape[1]
-    return torch.from_numpy(rows[known]).to(logits.device), torch.from_numpy(tokens[known]).to(logits.device)
+def _places(token_ids: list[Ids], logits: Tensor) -> Tensor:
+    """Where in the flattened `logits` the tokens of all rows are, one array of ids for each."""
+    starts = np.arange(len(token_ids)) * logits.shape[1]
+    places = np.concatenate(token_ids) + np.repeat(starts, [len(ids) for ids in token_ids])
+    return torch.from_numpy(places).to(logits.device)

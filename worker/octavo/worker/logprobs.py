@@ -6,10 +6,15 @@ import torch
 from torch import Tensor
 
 from octavo.wire.sampling import Logprobs
+from octavo.worker.largest import largest, likeliest
 from octavo.worker.masses import total_mass
 
-# Rows done at a time: a long prompt's logits would otherwise be held in several copies of eight bytes each.
+# Rows done at a time: a long prompt's logits would otherwise be held in several copies.
 _ROWS = 64
+
+
+class NotFiniteError(ValueError):
+    """A row of logits with a NaN, a positive infinity, or nothing finite."""
 
 
 def token_logprobs(logits: Tensor, token_ids: list[int], top: int) -> list[Logprobs]:
@@ -19,7 +24,7 @@ def token_logprobs(logits: Tensor, token_ids: list[int], top: int) -> list[Logpr
     1 plus the number of tokens that are strictly likelier. The likeliest come in falling order, equal ones by rising
     id; fewer than `top` if the vocabulary has no more with a probability above 0.
 
-    Raises `ValueError` as `log_softmax` does.
+    Raises `NotFiniteError`.
     """
     return row_logprobs(logits, token_ids, [top] * len(token_ids))
 
@@ -29,51 +34,48 @@ def row_logprobs(logits: Tensor, token_ids: list[int], tops: list[int]) -> list[
     found: list[Logprobs] = []
     for start in range(0, len(token_ids), _ROWS):
         rows = slice(start, start + _ROWS)
-        found += _some_logprobs(log_softmax(logits[rows].float()), token_ids[rows], tops[rows])
+        found += _some_logprobs(logits[rows].float(), token_ids[rows], tops[rows])
     return found
 
 
-def log_softmax(logits: Tensor) -> Tensor:
-    """[rows, vocab_size] fp32 logprobs of fp32 `logits`, each row's the same whatever rows are beside it.
+def log_norms(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of each row of `logits` ([rows, vocab_size] fp32), and the logarithm of the sum of all exponentials
+    relative to it, [rows, 1] fp32 each; a row's are the same whatever rows are beside it. A logprob is the logit less
+    both, one after the other.
 
-    Raises `ValueError` if a row has a NaN, a positive infinity, or nothing finite.
+    Raises `NotFiniteError`.
     """
-    largest = logits.amax(dim=-1, keepdim=True)
-    if not torch.isfinite(largest).all():
-        raise ValueError(
-            "no logprobs: the model gave logits that are not finite; its weights are broken or overflow in this dtype"
-            " (try --dtype float32)"
-        )
-    shifted = logits - largest
-    return shifted - total_mass(shifted).log().float()
+    top, token = likeliest(logits)
+    if not torch.isfinite(top).all():
+        raise NotFiniteError("no logprobs: the model gave logits that are not finite")
+    return top[:, None], total_mass(logits.softmax(dim=-1), token).log().float()
 
 
-def likeliest(logprobs: Tensor, counts: list[int]) -> list[tuple[list[int], list[float]]]:
-    """Per row of `logprobs` ([rows, vocab_size] fp32, no NaN) the ids and values of as many largest ones as `counts`
-    says, fewer where the others are -inf; in falling order, equal ones by rising id."""
-    tokens = _ranking(logprobs).topk(min(max(counts), logprobs.shape[1]), dim=-1).indices
-    values = logprobs.gather(1, tokens)
-    possible = (values > -inf).sum(dim=-1).tolist()
-    ends = [min(pair) for pair in zip(counts, possible, strict=True)]
-    rows = zip(tokens.tolist(), values.tolist(), ends, strict=True)
-    return [(ids[:end], row_values[:end]) for ids, row_values, end in rows]
+def listed(tokens: Tensor, logprobs: Tensor, counts: list[int]) -> list[tuple[list[int], list[float]]]:
+    """Per row the ids and `logprobs` ([rows, n], in falling order, each) of its first `counts`, as far as they are
+    possible."""
+    possible = (logprobs > -inf).sum(dim=-1).tolist()
+    rows = zip(tokens.tolist(), logprobs.tolist(), map(min, counts, possible), strict=True)
+    return [(ids[:end], values[:end]) for ids, values, end in rows]
 
 
-def _some_logprobs(logprobs: Tensor, token_ids: list[int], tops: list[int]) -> list[Logprobs]:
-    chosen = logprobs.gather(1, torch.tensor(token_ids, device=logprobs.device)[:, None])
-    ranks = (logprobs > chosen).sum(dim=-1) + 1
-    top = likeliest(logprobs, tops) if any(tops) else [([], [])] * len(tops)
-    rows = zip(chosen.squeeze(1).tolist(), ranks.tolist(), top, strict=True)
-    return [Logprobs(value, rank, ids, values) for value, rank, (ids, values) in rows]
+def _some_logprobs(logits: Tensor, token_ids: list[int], tops: list[int]) -> list[Logprobs]:
+    top, norm = log_norms(logits)
+    chosen = logits.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
+    values, tokens = largest(logits, max(1, *tops))
+    ranks = _ranks(logits, chosen, values)
+    rows = zip((chosen - top - norm).squeeze(1).tolist(), ranks, listed(tokens, values - top - norm, tops), strict=True)
+    return [Logprobs(value, rank, ids, logprobs) for value, rank, (ids, logprobs) in rows]
 
 
-def _ranking(values: Tensor) -> Tensor:
-    """Distinct int64 keys that order fp32 `values` ([rows, n]) by size and equal ones by falling index.
-
-    Above: the value's bits, whose integers order positive floats; those of negative ones are turned round. Below: the
-    distance from the end. (A selection by value alone would leave open which of several equal ones it takes.)
-    """
-    bits = (values + 0.0).view(torch.int32).long()  # -0.0 becomes 0.0, its equal.
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    size = values.shape[1]
-    return (ordered << 32) + torch.arange(size - 1, -1, -1, device=values.device)
+def _ranks(logits: Tensor, chosen: Tensor, values: Tensor) -> list[int]:
+    """1 plus the number of `logits` ([rows, vocab_size]) above each row's `chosen` ([rows, 1]); `values` ([rows, n])
+    are the largest: those who are not below the last of them have all that is above them there."""
+    ranks = (values > chosen).sum(dim=-1) + 1
+    beyond = (chosen < values[:, -1:]).squeeze(1).nonzero().squeeze(1)
+    if len(beyond):
+        # In floats, which add up fast and count exactly to 2**24.
+        above = torch.gt(logits.index_select(0, beyond), chosen[beyond]).float()
+        ranks[beyond] = above.sum(dim=-1).long() + 1
+    counted: list[int] = ranks.tolist()
+    return counted

@@ -1,20 +1,26 @@
-"""Unnormalised probabilities, added up in an order that does not depend on the rows beside a row."""
+"""Probabilities, added up in an order that does not depend on the rows beside a row."""
 
 import torch
 from torch import Tensor
 
-# Tokens whose probabilities are first summed together. (One long sum would be added up in another order for a single
-# row than for several.)
+# Ids whose probabilities are first summed together, in fp32. (One long sum would be less exact, and added up in another
+# order for a single row than for several.)
 SPAN = 256
 
 
-def in_spans(shifted: Tensor) -> Tensor:
-    """The exponentials of `shifted` ([rows, vocab_size], at most 0) as [rows, spans, SPAN] fp64, padded with zeros."""
-    masses = shifted.exp().double()
-    padding = -masses.shape[1] % SPAN
-    return torch.nn.functional.pad(masses, (0, padding)).view(len(masses), -1, SPAN)
+def span_masses(probabilities: Tensor) -> Tensor:
+    """[rows, spans] fp64: the sums over every `SPAN` consecutive ids of `probabilities` ([rows, vocab_size] fp32)."""
+    rows, size = probabilities.shape
+    whole = size // SPAN * SPAN
+    sums = probabilities[:, :whole].view(rows, size // SPAN, SPAN).sum(dim=-1)
+    if whole < size:
+        sums = torch.cat((sums, probabilities[:, whole:].sum(dim=-1, keepdim=True)), dim=1)
+    return sums.double()
 
 
-def total_mass(shifted: Tensor) -> Tensor:
-    """[rows, 1] fp64: the sum of all exponentials of `shifted` ([rows, vocab_size], at most 0)."""
-    return in_spans(shifted).sum(dim=-1).cumsum(dim=-1)[:, -1:]
+def total_mass(probabilities: Tensor, likeliest: Tensor) -> Tensor:
+    """[rows, 1] fp64: how many times the mass of each row's `likeliest` token ([rows]) that of all its tokens is, from
+    torch's softmax of the row ([rows, vocab_size] fp32)."""
+    # They were divided by a long sum in fp32, which is not exact; by which, that of the largest tells.
+    whole = span_masses(probabilities).cumsum(dim=-1)[:, -1:]
+    return whole / probabilities.gather(1, likeliest[:, None]).double()

@@ -6,18 +6,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo.kernels.attention import TorchAttention
 from octavo.kernels.backend import GroupBatch
+from octavo.kernels.choice import choose_attention
 from octavo.wire.model_directory import fingerprint, model_name
 from octavo.wire.steps import MAX_BLOCK_SIZE, BlockMoves, KVGroup, ModelInfo, StepTimes
 from octavo.worker.batch import Batch, build_batch
+from octavo.worker.kernel_path import kernel_path
 from octavo.worker.kv_cache import KVCache, num_blocks_in
 from octavo.worker.kv_layout import KVLayout
-from octavo.worker.models.decoder import PagedStep
+from octavo.worker.models.compiled import compiled
+from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.registry import load_model
+from octavo.worker.numerics import EXACT_DTYPE, model_obstacle, settings_obstacle
 from octavo.worker.prompt_logprobs import prompt_logprobs
 from octavo.worker.runner import StepOutput
-from octavo.worker.sampler import choose
+from octavo.worker.sampler import broken, choose
 from octavo.worker.sequences import WorkItem
 
 # The same on every CPU: replicas must agree, and `auto` must mean one thing.
@@ -33,10 +36,11 @@ class ModelRunnerError(Exception):
 class ModelRunner:
     """The production `octavo.worker.runner.Runner`.
 
-    `dtype` is one of `DTYPES`. `num_blocks`, if given, wins over `kv_cache_memory` (bytes; None: a share of what is
-    free), and `num_cpu_blocks` over `swap_memory` (bytes; None: a quarter of the device blocks). `max_model_len`
-    shortens the model's context; `threads` is torch's number of threads, of the whole process; `load_format` is one of
-    `octavo.wire.model_directory.LOAD_FORMATS`.
+    `dtype` is one of `DTYPES`; `exact`: see `octavo.worker.numerics`. `num_blocks`, if given, wins over
+    `kv_cache_memory` (bytes; None: a share of what is free), and `num_cpu_blocks` over `swap_memory` (bytes; None: a
+    quarter of the device blocks). `max_model_len` shortens the model's context; `threads` is torch's number of threads,
+    of the whole process; `load_format` is one of `octavo.wire.model_directory.LOAD_FORMATS`, `model_impl` of
+    `octavo.worker.config.MODEL_IMPLS`.
     Raises `ModelRunnerError`, `ConfigError`, `WeightsError` or `KVCacheError`.
     """
 
@@ -45,6 +49,7 @@ class ModelRunner:
         directory: Path,
         *,
         dtype: str = "auto",
+        exact: bool = False,
         device: str = "cpu",
         block_size: int = 16,
         kv_cache_memory: int | None = None,
@@ -54,12 +59,16 @@ class ModelRunner:
         max_model_len: int | None = None,
         threads: int | None = None,
         load_format: str = "auto",
+        model_impl: str = "auto",
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
         self.device = device
         self.block_size = _check_block_size(block_size)
         self._device = _torch_device(device)
+        if exact:
+            _refuse(settings_obstacle(dtype, self._device))
+            dtype = EXACT_DTYPE
         self._dtype = _torch_dtype(dtype, self._device)
         with torch.inference_mode():
             self._model = load_model(
@@ -68,6 +77,7 @@ class ModelRunner:
                 device=self._device,
                 max_model_len=max_model_len,
                 load_format=load_format,
+                model_impl=model_impl,
             )
             config = self._model.config
             self._layout = KVLayout.of(config, block_size, self._dtype)
@@ -75,7 +85,12 @@ class ModelRunner:
                 num_blocks_in(kv_cache_memory, self._layout, self._device) if num_blocks is None else num_blocks
             )
             self.num_cpu_blocks = _num_cpu_blocks(num_cpu_blocks, swap_memory, self._layout, self.num_blocks)
-            self._attention = TorchAttention(self._layout.cache_shape, self._device)
+            choice = choose_attention(self._layout.cache_shape, self._device)
+            self._attention = choice.attention
+            self._model = compiled(self._model, self._attention)
+            self.kernels = kernel_path(choice, self._model)
+            if exact:
+                _refuse(model_obstacle(self._model, choice))
             self._kv_cache = KVCache(
                 self._layout, num_blocks=self.num_blocks, num_cpu_blocks=self.num_cpu_blocks, device=self._device
             )
@@ -89,33 +104,42 @@ class ModelRunner:
             max_model_len=config.max_model_len,
         )
 
+    @property
+    def decoder(self) -> Decoder:
+        """What computes the forward pass."""
+        return self._model
+
     @torch.inference_mode()
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         """Carries out `moves`, then computes `items` as one batch.
 
-        Raises `SamplingError` if a token cannot be chosen, `ValueError` on logits that are not finite otherwise and on
-        moves or tables that name no block.
+        A sequence fails alone if it can choose no token, or if what the model gave it is not finite. Raises
+        `ValueError` on moves or tables that name no block.
         """
         began = time.monotonic_ns()
         self._kv_cache.move(moves)
         if not items:
-            return StepOutput([], [], [], StepTimes((self._now() - began) // 1000, 0, 0))
+            return StepOutput([], [], [], [], StepTimes((self._now() - began) // 1000, 0, 0))
         batch = build_batch(items, len(self.kv_groups), self.block_size, self._device)
         step = self._paged_step(batch)
         prepared = self._now()
-        self._kv_cache.clear(batch.fresh_blocks)
+        if not self._attention.masks_unwritten:
+            self._kv_cache.clear(batch.fresh_blocks)
         wanted = batch.logit_rows
         hidden = self._model.forward(step)
-        logits = self._model.logits(hidden[: wanted.num_choosing])
+        counts = [wanted.num_choosing, len(wanted.watched), sum(span.length for span in wanted.prompt_spans)]
+        choosing, watched, prompt = torch.split(hidden, counts)
+        logits = self._model.logits(choosing)
         computed = self._now()
         choices = choose(_by_chooser(logits, wanted.chooser_rows), wanted.choosers)
-        prompts = prompt_logprobs(hidden[wanted.num_choosing :], wanted.prompt_spans, self._model.logits)
+        prompts, failed = prompt_logprobs(prompt, wanted.prompt_spans, self._model.logits)
+        failed += broken(watched, wanted.watched)
         times = StepTimes(
             prepare_us=(prepared - began) // 1000,
             model_us=(computed - prepared) // 1000,
             sample_us=(self._now() - computed) // 1000,
         )
-        return StepOutput(choices.sampled, choices.candidates, prompts, times)
+        return StepOutput(choices.sampled, choices.candidates, prompts, choices.failed, times).without(failed)
 
     def _paged_step(self, batch: Batch) -> PagedStep:
         groups = (
@@ -154,6 +178,11 @@ def _num_cpu_blocks(num_cpu_blocks: int | None, swap_memory: int | None, layout:
             f" ({num_blocks * layout.bytes_per_block} bytes) make sense; see --swap-memory and --num-cpu-blocks"
         )
     return num_cpu_blocks
+
+
+def _refuse(obstacle: str | None) -> None:
+    if obstacle:
+        raise ModelRunnerError(f"--numerics exact {obstacle}")
 
 
 def _check_block_size(block_size: int) -> int:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from octavo.wire.sampling import Logprobs
-from octavo.wire.steps import PromptLogprobs
+from octavo.wire.steps import PromptLogprobs, SequenceFailure
 from octavo.worker.batch import PromptSpan
-from octavo.worker.logprobs import token_logprobs
+from octavo.worker.failures import not_finite
+from octavo.worker.logprobs import NotFiniteError, token_logprobs
 
 # A whole prompt's logits would be larger than many a model.
 _ROWS = 256
@@ -16,14 +17,18 @@ _ROWS = 256
 
 def prompt_logprobs(
     hidden: Tensor, spans: list[PromptSpan], to_logits: Callable[[Tensor], Tensor]
-) -> list[PromptLogprobs]:
-    """The logprobs of each span's tokens. `hidden`: [rows, hidden_size], those before the tokens, span after span;
-    `to_logits` makes [rows, vocab_size] of some of them. Raises `ValueError` on logits that are not finite."""
-    parts = torch.split(hidden, [span.length for span in spans])
-    return [
-        PromptLogprobs(span.sequence.sequence_id, span.start, list(_logprobs(part, span, to_logits)))
-        for part, span in zip(parts, spans, strict=True)
-    ]
+) -> tuple[list[PromptLogprobs], list[SequenceFailure]]:
+    """The logprobs of each span's tokens, and the sequences that fail because theirs are not finite. `hidden`: [rows,
+    hidden_size], those before the tokens, span after span; `to_logits` makes [rows, vocab_size] of some of them."""
+    found: list[PromptLogprobs] = []
+    failed: list[SequenceFailure] = []
+    for part, span in zip(torch.split(hidden, [span.length for span in spans]), spans, strict=True):
+        sequence_id = span.sequence.sequence_id
+        try:
+            found.append(PromptLogprobs(sequence_id, span.start, list(_logprobs(part, span, to_logits))))
+        except NotFiniteError:
+            failed.append(not_finite(sequence_id))
+    return found, failed
 
 
 def _logprobs(hidden: Tensor, span: PromptSpan, to_logits: Callable[[Tensor], Tensor]) -> Iterator[Logprobs]:

@@ -1,13 +1,14 @@
 """The worker's side of the conversation with the scheduler: message in, answer out. No socket, no clock."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.codec import decode_from_worker, encode
 from octavo.wire.steps import (
     FromWorker,
     Heartbeat,
+    SequenceFailure,
     StepOutcome,
     StepPlan,
     StepResult,
@@ -25,7 +26,7 @@ from octavo.worker.sequence_table import SequenceTable
 logger = logging.getLogger(__name__)
 
 _MAX_DETAIL = 4096
-_NO_OUTPUT = StepOutput([], [], [], StepTimes(0, 0, 0))
+_NO_OUTPUT = StepOutput([], [], [], [], StepTimes(0, 0, 0))
 
 
 class RefusedError(Exception):
@@ -139,11 +140,21 @@ class WorkerProtocol:
     def _run(self, plan: StepPlan) -> StepResult:
         items = self._table.apply(plan)
         output = self._runner.execute(plan.moves, items) if plan.moves or items else _NO_OUTPUT
-        self._table.complete(items, output.sampled, output.candidates)
-        return _result(plan, StepOutcome.DONE, output)
+        self._table.complete(items, output.sampled, output.candidates, output.failed)
+        failed = self._table.failures(plan)
+        for failure in output.failed:
+            logger.warning("sequence %x has failed: %s", failure.sequence_id, failure.detail)
+        return _result(plan, StepOutcome.DONE, output, failed=failed)
 
 
-def _result(plan: StepPlan, outcome: StepOutcome, output: StepOutput = _NO_OUTPUT, detail: str = "") -> StepResult:
+def _result(
+    plan: StepPlan,
+    outcome: StepOutcome,
+    output: StepOutput = _NO_OUTPUT,
+    *,
+    failed: Sequence[SequenceFailure] = (),
+    detail: str = "",
+) -> StepResult:
     return StepResult(
         plan.epoch,
         plan.incarnation,
@@ -152,6 +163,7 @@ def _result(plan: StepPlan, outcome: StepOutcome, output: StepOutput = _NO_OUTPU
         output.sampled,
         output.candidates,
         output.prompt_logprobs,
+        list(failed),
         output.times,
         detail,
     )

@@ -5,66 +5,91 @@ those of the untouched logits; then come the processors (`octavo.worker.logits_p
 draw (`octavo.worker.draw`).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from octavo.wire.sampling import Logprobs
-from octavo.wire.steps import Candidates, SampledToken
+from octavo.wire.steps import Candidates, SampledToken, SequenceFailure
 from octavo.worker.beam_candidates import beam_candidates
 from octavo.worker.draw import Rows, draw
+from octavo.worker.failures import no_token_left, not_finite
 from octavo.worker.logits_processors import is_processed, process
 from octavo.worker.logprobs import row_logprobs
 from octavo.worker.sequences import WorkerSequence
 
 
-class SamplingError(Exception):
-    """Logits that no token can be chosen from."""
-
-
 @dataclass(frozen=True)
 class Choices:
-    """The tokens of those that sample and the candidates of those that are beams, each in the order of the rows."""
+    """The tokens of those that sample, the candidates of those that are beams, and the failures of those that can do
+    neither, each in the order of the rows."""
 
     sampled: list[SampledToken]
     candidates: list[Candidates]
+    failed: list[SequenceFailure]
 
 
 def choose(logits: Tensor, choosers: list[WorkerSequence]) -> Choices:
     """What each of `choosers` gets from its row of `logits` ([rows, vocab_size], any float dtype; left as they are).
 
-    Raises `SamplingError` if a row has a NaN, a positive infinity, or nothing finite, or if its sequence excludes all
-    that is finite.
+    It fails if its row has a NaN, a positive infinity, or nothing finite, or if it excludes all that is finite.
     """
     if not choosers:
-        return Choices([], [])
+        return Choices([], [], [])
     rows = Rows.of(logits.float(), choosers)
-    _check_finite(rows)
-    beams = [row for row, sequence in enumerate(choosers) if sequence.sampling.beam]
-    samplers = [row for row, sequence in enumerate(choosers) if not sequence.sampling.beam]
-    return Choices(_sample(rows, samplers) if samplers else [], _candidates(rows, beams) if beams else [])
+    finite = torch.isfinite(rows.largest).tolist()
+    samplers = [row for row, each in enumerate(choosers) if finite[row] and not each.sampling.beam]
+    beams = [row for row, each in enumerate(choosers) if finite[row] and each.sampling.beam]
+    sampled = _sample(rows, samplers) if samplers else []
+    candidates = _candidates(rows.only(beams)) if beams else []
+    answered = {each.sequence_id for each in sampled} | {each.sequence_id for each in candidates}
+    return Choices(sampled, candidates, _failures(choosers, finite, answered))
+
+
+def broken(hidden: Tensor, sequences: list[WorkerSequence]) -> list[SequenceFailure]:
+    """Those of `sequences` whose row of `hidden` ([rows, hidden_size]) is not finite."""
+    finite = torch.isfinite(hidden).all(dim=-1).tolist()
+    return [not_finite(each.sequence_id) for each, good in zip(sequences, finite, strict=True) if not good]
+
+
+def _failures(choosers: list[WorkerSequence], finite: list[bool], answered: set[int]) -> list[SequenceFailure]:
+    """Those of the choosers that are not answered."""
+    return [
+        no_token_left(chooser.sequence_id) if good else not_finite(chooser.sequence_id)
+        for chooser, good in zip(choosers, finite, strict=True)
+        if chooser.sequence_id not in answered
+    ]
 
 
 def _sample(rows: Rows, samplers: list[int]) -> list[SampledToken]:
+    """Those of `samplers` for whom their processors leave a token."""
     processed = [row for row in samplers if is_processed(rows.sequences[row])]
     chosen = draw(rows, sorted(set(samplers) - set(processed)))
+    stuck: set[int] = set()
     if processed:
-        chosen[torch.tensor(processed, device=chosen.device)] = _draw_processed(rows, processed)
+        changed = _processed(rows, processed)
+        possible = torch.isfinite(changed.largest).tolist()
+        stuck = {row for row, good in zip(processed, possible, strict=True) if not good}
+        tokens = draw(changed, [index for index, good in enumerate(possible) if good])
+        chosen[torch.tensor(processed, device=chosen.device)] = tokens
     token_ids: list[int] = chosen.tolist()
-    logprobs = _logprobs(rows, samplers, token_ids)
-    return [SampledToken(rows.sequences[row].sequence_id, token_ids[row], logprobs.get(row)) for row in samplers]
+    lucky = [row for row in samplers if row not in stuck]
+    logprobs = _logprobs(rows, lucky, token_ids)
+    return [SampledToken(rows.sequences[row].sequence_id, token_ids[row], logprobs.get(row)) for row in lucky]
 
 
-def _draw_processed(rows: Rows, processed: list[int]) -> Tensor:
-    """[len(processed)] token ids from copies of these rows that the processors have changed."""
-    logits, sequences = _select(rows, processed)
+def _candidates(beams: Rows) -> list[Candidates]:
+    """Those of the beams for whom their processors leave a token."""
+    return [found for found in beam_candidates(beams.logits, beams.sequences) if found.token_ids]
+
+
+def _processed(rows: Rows, wanted: list[int]) -> Rows:
+    """Copies of these rows that the processors have changed."""
+    index = torch.tensor(wanted, device=rows.logits.device)
+    logits, sequences = rows.logits.index_select(0, index), [rows.sequences[row] for row in wanted]
     process(logits, sequences)
-    changed = Rows.of(logits, sequences)
-    possible = torch.isfinite(changed.largest).tolist()
-    _check_possible(sequence for sequence, good in zip(sequences, possible, strict=True) if not good)
-    return draw(changed, list(range(len(processed))))
+    return Rows.of(logits, sequences)
 
 
 def _logprobs(rows: Rows, samplers: list[int], token_ids: list[int]) -> dict[int, Logprobs]:
@@ -72,40 +97,6 @@ def _logprobs(rows: Rows, samplers: list[int], token_ids: list[int]) -> dict[int
     tops = {row: top for row in samplers if (top := rows.sequences[row].sampling.logprobs) is not None}
     if not tops:
         return {}
-    logits, _ = _select(rows, list(tops))
+    logits = rows.only(list(tops)).logits
     found = row_logprobs(logits, [token_ids[row] for row in tops], list(tops.values()))
     return dict(zip(tops, found, strict=True))
-
-
-def _candidates(rows: Rows, beams: list[int]) -> list[Candidates]:
-    logits, sequences = _select(rows, beams)
-    candidates = beam_candidates(logits, sequences)
-    _check_possible(beam for beam, found in zip(sequences, candidates, strict=True) if not found.token_ids)
-    return candidates
-
-
-def _select(rows: Rows, wanted: list[int]) -> tuple[Tensor, list[WorkerSequence]]:
-    """A copy of the logits of these rows, and their sequences."""
-    return rows.logits[torch.tensor(wanted, device=rows.logits.device)], [rows.sequences[row] for row in wanted]
-
-
-def _check_finite(rows: Rows) -> None:
-    finite = torch.isfinite(rows.largest).tolist()
-    broken = [sequence for sequence, good in zip(rows.sequences, finite, strict=True) if not good]
-    if broken:
-        raise SamplingError(
-            f"the model gave logits that are not finite for sequences {_names(broken)};"
-            " its weights are broken or overflow in this dtype (try --dtype float32)"
-        )
-
-
-def _check_possible(stuck: Iterable[WorkerSequence]) -> None:
-    if names := _names(stuck):
-        raise SamplingError(
-            f"no token is left to choose for sequences {names}: allowed_token_ids, banned_token_ids and, before"
-            " min_tokens, stop_token_ids exclude all that the model holds possible; allow or stop excluding some"
-        )
-
-
-def _names(sequences: Iterable[WorkerSequence]) -> str:
-    return ", ".join([f"{sequence.sequence_id:#x}" for sequence in sequences][:8])

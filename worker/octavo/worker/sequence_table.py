@@ -6,12 +6,15 @@ neighbour's memory instead of raising.
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import (
     Candidates,
     KVGroup,
     Remap,
     SampledToken,
+    SequenceFailure,
     SequenceFork,
     SequenceStart,
     SequenceWork,
@@ -22,7 +25,7 @@ from octavo.worker.sequences import WorkerSequence, WorkItem
 
 
 class SequenceTable:
-    """The sequences of one incarnation, by id."""
+    """The sequences of one incarnation, by id; of those that have failed, just how, until they are forgotten."""
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class SequenceTable:
         self._kv_groups = kv_groups
         self._windows = [(index, group.window) for index, group in enumerate(kv_groups) if group.window]
         self._sequences: dict[int, WorkerSequence] = {}
+        self._failed: dict[int, SequenceFailure] = {}
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -50,7 +54,8 @@ class SequenceTable:
         return iter(self._sequences.values())
 
     def apply(self, plan: StepPlan) -> list[WorkItem]:
-        """Forgets, starts, forks, remaps and grows sequences as `plan` says; the work in its order.
+        """Forgets, starts, forks, remaps and grows sequences as `plan` says; the work in its order, but for sequences
+        that have failed.
 
         The plan's block moves are checked, not made. Forgetting an unknown sequence is no error: after a failure the
         scheduler cannot tell which starts were seen. Raises `PlanError` on any other contradiction; the caller then
@@ -63,19 +68,27 @@ class SequenceTable:
         for fork in plan.forks:
             self._fork(fork)
         self._remap(plan.remaps)
-        items = [self._share(work) for work in plan.work]
+        items = [self._share(work) for work in plan.work if work.sequence_id not in self._failed]
         sequence_ids = [sequence.sequence_id for item in items for sequence in item.members]
         if len(set(sequence_ids)) != len(sequence_ids):
             raise PlanError("a sequence has two shares of one step")
         return items
 
-    def complete(self, items: list[WorkItem], sampled: list[SampledToken], candidates: list[Candidates]) -> None:
+    def complete(
+        self,
+        items: list[WorkItem],
+        sampled: list[SampledToken],
+        candidates: list[Candidates],
+        failed: list[SequenceFailure],
+    ) -> None:
         """Records that `items` were computed, and appends what was `sampled`. Beams wait for the scheduler's choice.
 
-        Raises `ValueError` if `sampled` or `candidates` are not those of the choosers in their order, or not in the
-        vocabulary, which is the runner's fault and not the plan's.
+        Raises `ValueError` if `sampled` or `candidates` are not those of the choosers in their order but for the
+        `failed`, or not in the vocabulary, or if another sequence failed than one of the items; all of that is the
+        runner's fault and not the plan's.
         """
-        choosers = [sequence for item in items for sequence in item.choosers]
+        dead = _by_id(failed, items)
+        choosers = [each for item in items for each in item.choosers if each.sequence_id not in dead]
         sampling = [sequence for sequence in choosers if sequence.sampling.beam is None]
         beams = [sequence for sequence in choosers if sequence.sampling.beam is not None]
         _check_answered("tokens", sampling, sampled)
@@ -87,6 +100,16 @@ class SequenceTable:
                 self._advance(sequence, sequence.num_computed + item.num_tokens)
         for sequence, token_id in zip(sampling, chosen, strict=True):
             sequence.token_ids.append(token_id)
+        for sequence_id in dead:
+            del self._sequences[sequence_id]
+        self._failed |= dead
+
+    def failures(self, plan: StepPlan) -> list[SequenceFailure]:
+        """Of all that `plan` has work for and that have failed, in this step or before it; in the order of the work."""
+        if not self._failed:
+            return []
+        members = (sequence_id for work in plan.work for sequence_id in (work.sequence_id, *work.follower_ids))
+        return [self._failed[sequence_id] for sequence_id in members if sequence_id in self._failed]
 
     def discard(self, plan: StepPlan) -> None:
         """Forgets all that a failed or skipped `plan` would have changed: the scheduler starts every one of them
@@ -101,10 +124,12 @@ class SequenceTable:
     def clear(self) -> None:
         """Forgets everything, as a new incarnation does."""
         self._sequences.clear()
+        self._failed.clear()
 
     def _forget(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:
             self._sequences.pop(sequence_id, None)
+            self._failed.pop(sequence_id, None)
 
     def _known(self, sequence_id: int) -> WorkerSequence:
         sequence = self._sequences.get(sequence_id)
@@ -113,7 +138,7 @@ class SequenceTable:
         return sequence
 
     def _add(self, sequence: WorkerSequence) -> None:
-        if sequence.sequence_id in self._sequences:
+        if sequence.sequence_id in self._sequences or sequence.sequence_id in self._failed:
             raise PlanError(f"{sequence} is started twice")
         self._sequences[sequence.sequence_id] = sequence
 
@@ -139,11 +164,15 @@ class SequenceTable:
         self._add(sequence)
 
     def _fork(self, fork: SequenceFork) -> None:
-        self._add(self._known(fork.parent_id).fork(fork.sequence_id, fork.sequence_index))
+        if failure := self._failed.get(fork.parent_id):
+            self._failed[fork.sequence_id] = msgspec.structs.replace(failure, sequence_id=fork.sequence_id)
+        else:
+            self._add(self._known(fork.parent_id).fork(fork.sequence_id, fork.sequence_index))
 
     def _remap(self, remaps: list[Remap]) -> None:
         """Tables are looked at only when all entries have changed: on the way, a block may well stand in one twice."""
-        changed = {remap.sequence_id: self._remap_entry(remap) for remap in remaps}
+        alive = (remap for remap in remaps if remap.sequence_id not in self._failed)
+        changed = {remap.sequence_id: self._remap_entry(remap) for remap in alive}
         for sequence in changed.values():
             check_distinct(sequence.block_tables, str(sequence))
 
@@ -241,6 +270,13 @@ class SequenceTable:
     def _check_vocabulary(self, token_ids: list[int]) -> None:
         if not self._in_vocabulary(token_ids):
             raise ValueError(f"the runner returned a token outside the vocabulary of {self._vocab_size}")
+
+
+def _by_id(failed: list[SequenceFailure], items: list[WorkItem]) -> dict[int, SequenceFailure]:
+    by_id = {failure.sequence_id: failure for failure in failed}
+    if by_id and not by_id.keys() <= {sequence.sequence_id for item in items for sequence in item.members}:
+        raise ValueError("the runner returned the failure of a sequence that is not in the step")
+    return by_id
 
 
 def _check_answered(what: str, expected: list[WorkerSequence], answers: list[SampledToken] | list[Candidates]) -> None:

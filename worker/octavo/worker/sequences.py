@@ -1,15 +1,20 @@
 """What a worker knows of one sequence between steps, and that sequence's share of a step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from octavo.wire.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    # It takes numpy, which a worker without arithmetic does without.
+    from octavo.worker.logit_edits import LogitEdits
 
 
 @dataclass(slots=True)
 class WorkerSequence:
     """One sequence as the worker keeps it. `token_ids` is prompt then generated; `num_computed` counts those whose keys
     and values are in the blocks of `block_tables` (logical to physical, one table per KV group; `NULL_BLOCK` where a
-    sliding window has passed)."""
+    sliding window has passed). `edits` are the sampler's: what of the above it needs in another form."""
 
     sequence_id: int
     sequence_index: int
@@ -18,6 +23,7 @@ class WorkerSequence:
     token_ids: list[int]
     num_computed: int
     block_tables: list[list[int]]
+    edits: "LogitEdits | None" = field(default=None, repr=False, compare=False)
 
     @property
     def num_generated(self) -> int:

@@ -3,6 +3,7 @@
 import json
 import zlib
 from collections import defaultdict, deque
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from octavo.scheduler.events import (
     Effect,
     Event,
     FrontendJoined,
+    PrefixGivenUp,
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
@@ -26,12 +28,13 @@ from octavo.scheduler.events import (
 )
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import SequenceGroup
+from octavo.testing.spoilable import SpoilableRunner
 from octavo.wire import history
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.requests import CacheKey, Delta, Deltas, FinishReason, GeneratedSequence, Rejected, Request, ToFrontend
 from octavo.wire.sampling import SamplingParams
-from octavo.wire.steps import StepOutcome, StepPlan, StepResult, StepTimes, ToWorker, WorkerHello
-from octavo.worker.fake_runner import FakeRunner, FakeVocabulary, expected_tokens
+from octavo.wire.steps import SequenceFailure, StepOutcome, StepPlan, StepResult, StepTimes, ToWorker, WorkerHello
+from octavo.worker.fake_runner import FakeVocabulary, expected_tokens
 from octavo.worker.runner import Runner, StepOutput
 from octavo.worker.sequence_table import SequenceTable
 
@@ -39,7 +42,7 @@ FRONTEND = 7
 VOCABULARY = FakeVocabulary(size=1000)
 FINGERPRINT = "fingerprint"
 _NO_TIMES = StepTimes(0, 0, 0)
-_NO_OUTPUT = StepOutput([], [], [], _NO_TIMES)
+_NO_OUTPUT = StepOutput([], [], [], [], _NO_TIMES)
 
 
 def make_request(
@@ -123,8 +126,9 @@ class FakeReplica:
         if isinstance(message, StepPlan):
             self.plans.append(message)
 
-    def execute(self, *, fail: bool = False) -> StepResult:
-        """Runs the oldest plan, or fails it; plans made without knowing of a failure are skipped."""
+    def execute(self, *, fail: bool = False, spoil: Collection[int] = ()) -> StepResult:
+        """Runs the oldest plan, with NaN in the first slot that it fills of the sequences `spoil`, or fails it; plans
+        made without knowing of a failure are skipped."""
         plan = self.plans.popleft()
         if plan.answered_step_id < self._failed_step_id:
             self.table.discard(plan)
@@ -134,11 +138,15 @@ class FakeReplica:
             self._failed_step_id = plan.step_id
             return self._result(plan, StepOutcome.FAILED, _NO_OUTPUT)
         items = self.table.apply(plan)
+        if isinstance(self.runner, SpoilableRunner):
+            self.runner.to_spoil = spoil
         output = self.runner.execute(plan.moves, items)
-        self.table.complete(items, output.sampled, output.candidates)
-        return self._result(plan, StepOutcome.DONE, output)
+        self.table.complete(items, output.sampled, output.candidates, output.failed)
+        return self._result(plan, StepOutcome.DONE, output, self.table.failures(plan))
 
-    def _result(self, plan: StepPlan, outcome: StepOutcome, output: StepOutput) -> StepResult:
+    def _result(
+        self, plan: StepPlan, outcome: StepOutcome, output: StepOutput, failed: Sequence[SequenceFailure] = ()
+    ) -> StepResult:
         return StepResult(
             plan.epoch,
             plan.incarnation,
@@ -147,6 +155,7 @@ class FakeReplica:
             output.sampled,
             output.candidates,
             output.prompt_logprobs,
+            list(failed),
             _NO_TIMES,
             "",
         )
@@ -172,6 +181,7 @@ class Cluster:
         self.deltas: dict[Stream, list[Delta]] = defaultdict(list)
         self.rejected: dict[str, Rejected] = {}
         self.to_frontend: list[ToFrontend] = []
+        self.given_up: list[PrefixGivenUp] = []
         self._directory = directory
         record(Began(SCHEMA_VERSION, self.core.epoch, self.core.config))
         self.handle(FrontendJoined(FRONTEND))
@@ -214,7 +224,7 @@ class Cluster:
     ) -> FakeReplica:
         """A replica with a fake model, or with `runner`."""
         if runner is None:
-            runner = FakeRunner(
+            runner = SpoilableRunner(
                 self._directory,
                 block_size=block_size,
                 num_blocks=num_blocks,
@@ -239,14 +249,18 @@ class Cluster:
     def abort(self, request_id: str) -> None:
         self.handle(RequestsAborted(FRONTEND, [request_id]))
 
-    def step(self, *, fail: bool = False) -> None:
-        """Plans as far ahead as allowed, then every replica answers its oldest plan."""
+    def step(self, *, fail: bool = False, spoil: str | None = None) -> None:
+        """Plans as far ahead as allowed, then every replica answers its oldest plan, in which the sequences of the
+        request `spoil` get NaN."""
         for _ in range(self.core.config.max_steps_in_flight):
             self.schedule()
         self.now += 0.01
         for incarnation, replica in list(self.replicas.items()):
             if replica.plans:
-                self.handle(StepAnswered(incarnation, replica.execute(fail=fail)))
+                self.handle(StepAnswered(incarnation, replica.execute(fail=fail, spoil=self._sequence_ids(spoil))))
+
+    def _sequence_ids(self, request_id: str | None) -> set[int]:
+        return set() if request_id is None else {each.sequence_id for each in self.groups[request_id].live}
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
@@ -273,6 +287,8 @@ class Cluster:
                     self._take(message)
                 case ReplicaLost(replica_id):
                     del self.replicas[replica_id]
+                case PrefixGivenUp():
+                    self.given_up.append(effect)
         self.core.check()
 
     def _take(self, message: ToFrontend) -> None:

@@ -79,7 +79,7 @@ class Crowd:
         else:
             reason = client.failure.reason
             self._simulation.watch.counts[f"failed: {reason.value}"] += 1
-            assert self._may_fail(reason), f"{plan.request_id} failed: {client.failure}"
+            assert self._may_fail(plan, reason), f"{plan.request_id} failed: {client.failure}"
 
     def _count_served(self, client: Client) -> None:
         counts, journal, kind = self._simulation.watch.counts, client.live.journal, client.plan.kind
@@ -89,11 +89,13 @@ class Crowd:
         counts["served with prompt logprobs"] += journal.prompt_logprobs is not None
         counts["served with a prefix hit"] += journal.cached_prompt_tokens > 0
 
-    def _may_fail(self, reason: Reason) -> bool:
+    def _may_fail(self, plan: ClientPlan, reason: Reason) -> bool:
         counts, config = self._simulation.watch.counts, self._simulation.scenario.config
         match reason:
             case Reason.STEP_FAILED:
                 return counts["steps failed"] >= config.max_failed_steps
+            case Reason.LOGITS_NOT_FINITE:
+                return self._simulation.watch.was_spoiled(plan.prompt_token_ids, plan.sampling.seed)
             case Reason.QUEUE_FULL:
                 return len(self._simulation.scenario.clients) > config.max_waiting
             case Reason.SCHEDULER_UNREACHABLE:

@@ -100,6 +100,13 @@ def fail_steps(simulation: "Simulation") -> None:
     simulation.recover_after(simulation.random.uniform(0.1, 3.0), device.recover)
 
 
+def spoil_sequences(simulation: "Simulation") -> None:
+    """What a device computes of single sequences is not finite."""
+    device = simulation.devices[simulation.random.choice(sorted(simulation.devices))]
+    device.nan_rate = simulation.random.uniform(0.1, 0.9)
+    simulation.recover_after(simulation.random.uniform(0.1, 3.0), device.recover)
+
+
 def slow_worker(simulation: "Simulation") -> None:
     device = simulation.devices[simulation.random.choice(sorted(simulation.devices))]
     device.step_s = simulation.random.choice((0.2, 0.5, 1.5, 5.0))
@@ -154,6 +161,7 @@ FAULTS: list[Fault] = [
     slow_link,
     noise,
     fail_steps,
+    spoil_sequences,
     slow_worker,
     repin,
 ]

@@ -99,7 +99,9 @@ class Simulation:
         self.note(place, "starts")
         self.watch.counts["workers"] += 1
         hardware = self.scenario.workers[sorted(self.devices).index(place)]
-        self.workers[place] = WorkerProcess(self.network, place, hardware, self.devices[place], self.random)
+        self.workers[place] = WorkerProcess(
+            self.network, place, hardware, self.devices[place], self.random, self.watch.spoiled
+        )
 
     def start_frontend(self, place: str) -> None:
         self.note(place, "starts")

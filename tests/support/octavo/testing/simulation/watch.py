@@ -22,6 +22,7 @@ from octavo.testing.simulation.worker_process import INJECTED
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.requests import PinRefused, Rejected
 from octavo.wire.steps import StepOutcome, StepPlan, StepResult
+from octavo.worker.sequences import WorkerSequence
 
 # Nothing is done for a client that has been gone for so long.
 _ZOMBIE_S = 20.0
@@ -43,6 +44,8 @@ class Watch:
         # When clients went, in seconds that schedulers were awake.
         self._gone: dict[Key, float] = {}
         self._awake_s = 0.0
+        # Prompts and seeds of sequences that got NaN.
+        self._spoiled: set[tuple[tuple[int, ...], int]] = set()
         self._turned_at = 0.0
 
     def came(self, frontend_id: int, request_id: str) -> None:
@@ -52,6 +55,15 @@ class Watch:
     def went(self, frontend_id: int, request_id: str) -> None:
         """Nobody waits for this request any more."""
         self._gone[frontend_id, request_id] = self._awake_s
+
+    def spoiled(self, sequence: WorkerSequence) -> None:
+        """A device has spoiled what it computed of a sequence."""
+        self.counts["sequences spoiled"] += 1
+        self._spoiled.add((tuple(sequence.token_ids[: sequence.prompt_length]), sequence.sampling.seed))
+
+    def was_spoiled(self, prompt_token_ids: list[int], seed: int) -> bool:
+        """Whether that ever happened to a request with this prompt and seed."""
+        return (tuple(prompt_token_ids), seed) in self._spoiled
 
     def turned(self, core: Scheduler) -> None:
         """The scheduler has done all that was due."""
@@ -91,6 +103,7 @@ class Watch:
 
     def _answered(self, result: StepResult) -> None:
         self.counts[f"steps {result.outcome.value}"] += 1
+        self.counts["sequences failed"] += len(result.failed)
         if result.outcome is StepOutcome.FAILED and not result.detail.startswith(INJECTED):
             # Where a plan was lost, what builds on it must fail.
             assert self._was_noisy(result.incarnation), f"a plan failed of itself: {result.detail}"

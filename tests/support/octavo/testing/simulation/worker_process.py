@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from octavo.testing.simulation.clock import Process
 from octavo.testing.simulation.network import Dealer, Network
+from octavo.testing.spoilable import SpoilableRunner
 from octavo.wire.steps import BlockMoves, StepTimes
-from octavo.worker.fake_runner import FakeRunner
 from octavo.worker.liveness import Liveness
 from octavo.worker.loop import WorkerLoop
 from octavo.worker.protocol import WorkerProtocol
@@ -46,29 +46,39 @@ class Hardware:
 
 @dataclass
 class Device:
-    """How a place's device does now: seconds that a step takes about, and the share of steps that fail."""
+    """How a place's device does now: seconds that a step takes about, the share of steps that fail, and the share of
+    those in which one sequence gets NaN."""
 
     normal_step_s: float
     failure_rate: float = 0.0
+    nan_rate: float = 0.0
 
     def __post_init__(self) -> None:
         self.step_s = self.normal_step_s
 
     def recover(self) -> None:
-        self.step_s, self.failure_rate = self.normal_step_s, 0.0
+        self.step_s, self.failure_rate, self.nan_rate = self.normal_step_s, 0.0, 0.0
 
 
-class SimulatedRunner(FakeRunner):
+class SimulatedRunner(SpoilableRunner):
     """Takes virtual time, fails at random, and compares all that it reads with what the sequence has said.
 
-    `work` is told how many seconds a step takes.
+    `work` is told how many seconds a step takes, and `spoiled` of whose sequence gets NaN.
     """
 
-    def __init__(self, hardware: Hardware, device: Device, random: Random, work: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        hardware: Hardware,
+        device: Device,
+        random: Random,
+        work: Callable[[float], None],
+        spoiled: Callable[[WorkerSequence], None],
+    ) -> None:
         super().__init__(**{name: getattr(hardware, name) for name in hardware.__dataclass_fields__})
         self._device = device
         self._random = random
         self._work = work
+        self._tell_spoiled = spoiled
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         seconds = self._device.step_s * self._random.uniform(0.5, 1.5)
@@ -76,14 +86,15 @@ class SimulatedRunner(FakeRunner):
         if self._random.random() < self._device.failure_rate:
             self._fail(moves, items)
         self._cache.move(moves)
+        self._spoil(items)
         for item in items:
             self._write(item)
-        for item in items:
+        for item in [item for item in items if not self._sees_nan(item)]:
             self._check_history(item.sequence, item.start, item.start + item.num_tokens)
-        sampled, candidates = self._choose(items)
+        sampled, candidates, failed = self._choose(items)
         prompt_logprobs = [part for item in items for part in self._prompt_logprobs(item)]
         # Of virtual time, for the clock on the wall is no function of the seed.
-        return StepOutput(sampled, candidates, prompt_logprobs, StepTimes(0, round(seconds * 1e6), 0))
+        return StepOutput(sampled, candidates, prompt_logprobs, failed, StepTimes(0, round(seconds * 1e6), 0))
 
     def _fail(self, moves: BlockMoves, items: list[WorkItem]) -> None:
         """Before anything has happened, or with garbage where the step was to write."""
@@ -93,6 +104,13 @@ class SimulatedRunner(FakeRunner):
                 for table in item.sequence.block_tables:
                     self._cache.write(table, item.start, [_GARBAGE] * item.num_tokens)
         raise InjectedError
+
+    def _spoil(self, items: list[WorkItem]) -> None:
+        self.to_spoil = ()
+        if items and self._random.random() < self._device.nan_rate:
+            sequence = self._random.choice(items).sequence
+            self.to_spoil = (sequence.sequence_id,)
+            self._tell_spoiled(sequence)
 
     def _check_history(self, sequence: WorkerSequence, start: int, end: int) -> None:
         for group, table in zip(self.kv_groups, sequence.block_tables, strict=True):
@@ -114,11 +132,19 @@ class _NeverAsked(StopSignal):
 class WorkerProcess(Process):
     """One life of the worker at a place."""
 
-    def __init__(self, network: Network, place: str, hardware: Hardware, device: Device, random: Random) -> None:
+    def __init__(
+        self,
+        network: Network,
+        place: str,
+        hardware: Hardware,
+        device: Device,
+        random: Random,
+        spoiled: Callable[[WorkerSequence], None],
+    ) -> None:
         super().__init__(network.clock, place)
         self.dealer = Dealer(network, "workers", place, self)
         self.protocol = WorkerProtocol(
-            place, SimulatedRunner(hardware, device, random, self.stall), partial(random.getrandbits, 64)
+            place, SimulatedRunner(hardware, device, random, self.stall, spoiled), partial(random.getrandbits, 64)
         )
         liveness = Liveness(self._time)
         self._loop = WorkerLoop(cast("Any", self.dealer), self.protocol, liveness, _NeverAsked(), self._time)

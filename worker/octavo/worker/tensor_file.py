@@ -1,0 +1,104 @@
+"""The tensors of a safetensors file, read one by one and not mapped.
+
+Mapped pages would count as this process's memory until the last tensor is gone, beside the copies that are laid out for
+the machine; and a file that somebody cuts short under a mapping ends the process that reads it.
+
+The format: https://github.com/huggingface/safetensors#format
+"""
+
+import math
+from dataclasses import dataclass
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
+
+import msgspec
+import torch
+from torch import Tensor
+
+from octavo.wire.model_directory import safetensors_header
+
+_DTYPES = MappingProxyType(
+    {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+        "I64": torch.int64,
+        "I32": torch.int32,
+        "I16": torch.int16,
+        "I8": torch.int8,
+        "U8": torch.uint8,
+        "BOOL": torch.bool,
+    }
+)
+# Before the header, its length.
+_PREFIX_BYTES = 8
+# Where the header keeps what is no tensor.
+_METADATA = "__metadata__"
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class TensorFileError(Exception):
+    """A file that is no safetensors file, or not all of one."""
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file; `offset`: of its first byte there."""
+
+    path: Path
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def read(self) -> Tensor:
+        """The tensor, in memory of its own. Raises `TensorFileError` if the file has become shorter, or `OSError`."""
+        if not self.num_bytes:
+            return torch.empty(self.shape, dtype=self.dtype)
+        # Not from the allocator, which keeps what is freed between blocks that stay.
+        memory = mmap(-1, self.num_bytes, MAP_PRIVATE | MAP_ANONYMOUS)
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            if file.readinto(memory) != self.num_bytes:
+                raise TensorFileError(f"{self.path} has become shorter while it was read")
+        return torch.frombuffer(memory, dtype=self.dtype).view(self.shape)
+
+
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors in the file at `path` by their names, in its order. Raises `TensorFileError`, or `OSError`."""
+    header, size = safetensors_header(path), path.stat().st_size
+    try:
+        entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        entries.pop(_METADATA, None)
+        found = {name: _stored(path, len(header), msgspec.json.decode(entries[name], type=_Entry)) for name in entries}
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise TensorFileError(f"{path} is no readable safetensors file: {error}") from error
+    end = max((each.offset + each.num_bytes for each in found.values()), default=0)
+    if end > size:
+        raise TensorFileError(f"{path} is no readable safetensors file: it has {size} bytes of at least {end}")
+    return found
+
+
+def _stored(path: Path, header_bytes: int, entry: _Entry) -> StoredTensor:
+    """Raises `ValueError` on an entry that does not agree with itself."""
+    if entry.dtype not in _DTYPES:
+        raise ValueError(f"dtype {entry.dtype} is none of {', '.join(_DTYPES)}")
+    begin, end = entry.data_offsets
+    stored = StoredTensor(path, _PREFIX_BYTES + header_bytes + begin, _DTYPES[entry.dtype], entry.shape)
+    if end - begin != stored.num_bytes:
+        raise ValueError(f"{end - begin} bytes for {list(entry.shape)} of {entry.dtype}")
+    return stored
