@@ -35,8 +35,8 @@ class AttentionBackend(Protocol):
     """Paged attention of one kind of device.
 
     Caches are [num_blocks, block_size, kv_heads, head_dim], but how a block's bytes lie inside it is the backend's own
-    affair: whoever moves blocks moves them whole, and only `write` and `attend` look into them. If it `masks_unwritten`,
-    what lies in a slot that was never written may be anything; else it must be finite.
+    affair: whoever moves blocks moves them whole, and only `write` and `attend` look into them. A slot that was never
+    written may hold anything if it `masks_unwritten`, and must be finite if not.
     """
 
     name: str

@@ -1,10 +1,9 @@
 """Paged attention on the CPU by Octavo's own kernels: `octavo.kernels.backend.AttentionBackend`."""
 
-from ctypes import byref
+from ctypes import byref, c_int64
 from dataclasses import dataclass
+from itertools import accumulate
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,18 +20,18 @@ from octavo.kernels.checks import (
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.structs import DTYPES, AttentionOp, GroupStep, LayerCachePointers
 
-# Tokens that one thread attends for at a time: enough to make use of keys in its cache, few enough to share out.
+# Tokens of a unit, as src/plan.cpp has it.
 _UNIT_TOKENS = 16
 _LANES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class NativeStep:
-    """What the layers of one KV group need in one step: `pointers` into `arrays`, which keep what they point to, and
+    """What the layers of one KV group need in one step: `pointers` into `tensors`, which keep what they point to, and
     for the checks `slot_mapping`, `num_tokens` and the `largest_block` that is read or written."""
 
     pointers: GroupStep
-    arrays: tuple[npt.NDArray[np.generic], ...]
+    tensors: tuple[Tensor, ...]
     slot_mapping: Tensor
     num_tokens: int
     largest_block: int
@@ -56,28 +55,31 @@ class NativeAttention:
         shape = self._shape
         check_lengths(batch.block_tables, batch.context_lens, batch.query_lens, shape.block_size)
         check_window(batch.window)
-        contexts, lengths = np.array(batch.context_lens, np.int64), np.array(batch.query_lens, np.int64)
+        first_tokens = list(accumulate(batch.query_lens, initial=0))
         tables, slots = _integers("block tables", batch.block_tables), _integers("slots", batch.slot_mapping)
-        if slots.shape != (lengths.sum(),):
-            raise ValueError(f"{len(slots)} slots for {lengths.sum()} query tokens")
-        lowest, largest = _read_blocks(tables, contexts, lengths, shape.block_size, batch.window)
-        check_block_ids(min(lowest, int(slots.min())))
-        first_tokens = np.concatenate(([0], np.cumsum(lengths)))
-        units = _units(contexts, lengths, shape.num_kv_heads)
-        arrays = slots, tables, contexts, first_tokens, units
+        if slots.shape != (first_tokens[-1],):
+            raise ValueError(f"{len(slots)} slots for {first_tokens[-1]} query tokens")
+        contexts, firsts = torch.tensor(batch.context_lens), torch.tensor(first_tokens)
+        num_units = shape.num_kv_heads * sum(-(-length // _UNIT_TOKENS) for length in batch.query_lens)
+        units = torch.empty((num_units, 4), dtype=torch.int32)
+        tensors = slots, tables, contexts, firsts, units
+        sizes = num_units, tables.shape[1], shape.block_size, batch.window
+        pointers = GroupStep(*(tensor.data_ptr() for tensor in tensors), *sizes)
         return NativeStep(
-            pointers=GroupStep(
-                *(array.ctypes.data for array in arrays),
-                len(units),
-                tables.shape[1],
-                shape.block_size,
-                batch.window,
-            ),
-            arrays=arrays,
+            pointers=pointers,
+            tensors=tensors,
             slot_mapping=batch.slot_mapping,
-            num_tokens=len(slots),
-            largest_block=max(largest, int(slots.max()) // shape.block_size),
+            num_tokens=first_tokens[-1],
+            largest_block=self._plan(pointers, len(contexts)),
         )
+
+    def _plan(self, step: GroupStep, num_sequences: int) -> int:
+        """Fills in the units of `step`; the largest id of the blocks that are read or written."""
+        blocks = (c_int64 * 2)()
+        self._functions.octavo_plan(byref(step), num_sequences, self._shape.num_kv_heads, step.units, blocks)
+        lowest, largest = blocks
+        check_block_ids(lowest)
+        return int(largest)
 
     def write(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, step: NativeStep) -> None:
         check_new_keys(key, value, key_cache, step.slot_mapping)
@@ -164,43 +166,14 @@ def obstacle(shape: CacheShape) -> str | None:
     return None
 
 
-def _integers(name: str, tensor: Tensor) -> npt.NDArray[np.int64]:
+def _integers(name: str, tensor: Tensor) -> Tensor:
     """What the kernels read without gaps, as 64-bit integers."""
     if tensor.dtype != torch.int64:
         raise ValueError(f"{name} are of {tensor.dtype}; the kernels read torch.int64")
-    return np.ascontiguousarray(tensor.numpy())
+    return tensor.contiguous()
 
 
 def _rows(heads: Tensor) -> Tensor:
     """`heads` ([tokens, heads, head_dim]) or a copy, with no gaps inside a token."""
     dense = heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
     return heads if dense else heads.contiguous()
-
-
-def _read_blocks(
-    tables: npt.NDArray[np.int64],
-    contexts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
-    block_size: int,
-    window: int,
-) -> tuple[int, int]:
-    """The lowest and the largest block id that a query looks at."""
-    firsts = np.maximum(contexts - lengths + 1 - window, 0) // block_size if window else np.zeros_like(contexts)
-    ends = -(-contexts // block_size)
-    logical = np.arange(tables.shape[1])
-    read = tables[(logical >= firsts[:, None]) & (logical < ends[:, None])]
-    return int(read.min()), int(read.max())
-
-
-def _units(contexts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], kv_heads: int) -> npt.NDArray[np.int32]:
-    """[units, 4] as `Unit` of src/types.h, those with most work first; the heads of the same tokens side by side."""
-    counts = -(-lengths // _UNIT_TOKENS)
-    sequences = np.repeat(np.arange(len(lengths)), counts)
-    starts = (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)) * _UNIT_TOKENS
-    ends = np.minimum(starts + _UNIT_TOKENS, lengths[sequences])
-    work = (ends - starts) * (contexts[sequences] - lengths[sequences] + ends)
-    order = np.argsort(-work, kind="stable")
-    units = np.empty((len(order), kv_heads, 4), np.int32)
-    units[..., 0], units[..., 1] = sequences[order, None], np.arange(kv_heads)
-    units[..., 2], units[..., 3] = starts[order, None], ends[order, None]
-    return units.reshape(-1, 4)

@@ -28,6 +28,8 @@ _VARIANTS = {
         "avx512_bf16": [*_AVX512, "-mavx512bf16"],
     }
 }
+# What is the same whatever the instruction set.
+_COMMON = ("library.cpp", "plan.cpp")
 _COMPILERS = ("g++", "c++", "clang++")
 
 
@@ -59,8 +61,8 @@ def build(library: Path = LIBRARY) -> None:
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             list(pool.map(lambda item: _compile_variant(compiler, *item), objects))
         partial = Path(folder, library.name)
-        main = str(SOURCES / "library.cpp")
-        _run([compiler, *_FLAGS, *defines, "-shared", main, *(str(path) for *_, path in objects), "-o", str(partial)])
+        parts = [*(SOURCES / name for name in _COMMON), *(path for *_, path in objects)]
+        _run([compiler, *_FLAGS, *defines, "-shared", *map(str, parts), "-o", str(partial)])
         partial.rename(library)
 
 
