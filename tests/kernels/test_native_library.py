@@ -26,9 +26,11 @@ SHAPE = CacheShape(16, 2, 64, torch.bfloat16)
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """What was loaded is forgotten, before and after."""
+    """What was loaded is forgotten, before and after, and nothing is asked for."""
     load.cache_clear()
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(VARIANT_VARIABLE, raising=False)
+        yield
     load.cache_clear()
     # Loading anew brings the best variant back.
     with suppress(NativeUnavailable):

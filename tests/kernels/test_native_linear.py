@@ -151,6 +151,23 @@ def test_inputs_of_another_shape_or_type_are_refused(library: NativeLibrary, inp
             call(inputs)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fp32_products_can_be_put_where_they_belong(library: NativeLibrary, dtype: torch.dtype) -> None:
+    linear = NativeLinear(library, random(33, 64, dtype=dtype), None)
+    rows, room = random(5, 64, dtype=dtype, seed=1), torch.full((9, 33), torch.nan)
+    assert linear.to_float(rows, out=room[2:7]).data_ptr() == room[2:7].data_ptr()
+    assert torch.equal(room[2:7], linear.to_float(rows))
+    assert room[[0, 1, 7, 8]].isnan().all()
+
+
+@pytest.mark.parametrize(
+    "out", [torch.zeros(2, 4), torch.zeros(3, 5), torch.zeros(3, 4).bfloat16(), torch.zeros(4, 3).T, torch.zeros(12)]
+)
+def test_room_that_does_not_fit_is_refused(library: NativeLibrary, out: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"for \[3, 4\] torch.float32 without gaps"):
+        NativeLinear(library, torch.zeros(4, 8), None).to_float(torch.zeros(3, 8), out=out)
+
+
 def test_a_gated_product_is_not_given_in_fp32(library: NativeLibrary) -> None:
     linear = NativeLinear(library, torch.zeros(4, 8), None, Activation.SILU)
     with pytest.raises(ValueError, match="not given in fp32"):

@@ -144,6 +144,7 @@ def test_two_that_share_nothing_fail_in_one_step(make_cluster: MakeCluster) -> N
     spoiled = {each.sequence_id for name in ("a", "b") for each in cluster.groups[name].live}
     cluster.handle(StepAnswered(1, replica.execute(spoil=spoiled)))
     assert cluster.rejected.keys() == {"a", "b"}
+    assert cluster.core.replicas[1].stats.tokens_sampled == 1
     assert_served(cluster, good)
 
 

@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
+from octavo.testing.native import threads
 from octavo.testing.tiny_model import VOCAB_SIZE, write_byte_model
 from octavo.worker import cli
 from octavo.worker.runner import Runner
@@ -60,7 +61,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Runner]:
 
 
 def start(model: Path, *arguments: str) -> Result:
-    """With room for one context, unless `arguments` say otherwise; a share of the machine's memory would take seconds."""
+    """With room for one context unless `arguments` say otherwise: to touch the default share takes seconds."""
     room = ["--kv-cache-memory", str(2048 * BYTES_PER_TOKEN)]
     return CliRunner().invoke(cli.worker, ["--model", str(model), *room, *arguments])
 
@@ -119,6 +120,13 @@ def test_a_wrong_model_is_refused(model: Path, served: list[Runner], name: str) 
 def test_pickled_weights_are_refused_with_the_command_that_converts(model: Path) -> None:
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
     assert f"run `octavo convert-weights {model} --output {model}-safetensors`" in refusal(model)
+
+
+def test_threads_are_no_more_than_a_quota_lets_run(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with threads(2):
+        monkeypatch.setattr(cli, "available_cores", lambda: 1)
+        assert start(model).exit_code == 0
+        assert torch.get_num_threads() == 1
 
 
 def test_random_weights_need_no_file(model: Path, served: list[Runner]) -> None:

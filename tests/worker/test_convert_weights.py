@@ -63,6 +63,13 @@ def test_tied_tensors_and_views_get_memory_of_their_own(source: Path, tmp_path: 
     assert torch.equal(converted["turned"], table.T)
 
 
+def test_a_directory_is_not_converted_in_its_place(source: Path) -> None:
+    save(source / "pytorch_model.bin", tensors())
+    with pytest.raises(ConvertError, match="cannot be converted in its place"):
+        convert_weights(source, source.parent / "." / source.name)
+    assert not (source / "model.safetensors").exists()
+
+
 def test_shards_are_converted_one_by_one(source: Path, tmp_path: Path) -> None:
     save(source / "pytorch_model-1.bin", {"a": torch.ones(2)})
     save(source / "pytorch_model-2.bin", {"b": torch.zeros(3), "c": torch.ones(1)})

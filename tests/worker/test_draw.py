@@ -71,7 +71,7 @@ def test_min_p_one_leaves_the_likeliest_and_its_equals() -> None:
     assert set(drawn(logits, 100, min_p=1.0)) == {1, 3}
 
 
-@pytest.mark.parametrize("candidates", [(64, 512), (1, 3), (2,), ()])
+@pytest.mark.parametrize("candidates", [64, 3, 2, 1])
 @pytest.mark.parametrize(
     ("top_k", "top_p", "min_p"),
     [
@@ -86,7 +86,7 @@ def test_min_p_one_leaves_the_likeliest_and_its_equals() -> None:
     ],
 )
 def test_the_cut_is_exact_however_few_candidates_are_tried_first(
-    top_k: int, top_p: float, min_p: float, candidates: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    top_k: int, top_p: float, min_p: float, candidates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draw, "_CANDIDATES", candidates)
     # Equal logits straddle every cut: the lower ids must win.
@@ -131,13 +131,23 @@ def test_tokens_ruled_out_are_never_drawn() -> None:
         assert set(drawn(logits, 200, **params)) == {3, 999}
 
 
+@pytest.mark.parametrize("params", [{"top_k": 10}, {"top_k": 100, "top_p": 0.9}, {"top_p": 0.999}, {"min_p": 1e-300}])
+def test_a_row_that_is_left_few_tokens_is_not_looked_through(
+    params: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draw, "pick_ranked", None)
+    logits = torch.full((1000,), float("-inf"))
+    logits[[3, 999]] = torch.tensor([0.0, 0.5])
+    assert set(drawn(logits, 200, **params)) == {3, 999}
+
+
 @pytest.mark.parametrize("params", [{"top_k": 300}, {"top_p": 0.9}, {"min_p": 0.001}, {"top_p": 0.9, "min_p": 0.01}])
 def test_how_many_candidates_are_tried_first_does_not_show(
     params: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits = torch.randn(3000, generator=torch.Generator().manual_seed(6))
     found = []
-    for candidates in ((), (64, 512), (2000,), (3000,)):
+    for candidates in (1, 64, 2000, 3000):
         monkeypatch.setattr(draw, "_CANDIDATES", candidates)
         found.append(drawn(logits, 60, **params))
     assert all(counts == found[0] for counts in found)

@@ -53,6 +53,9 @@ def test_every_kind_multiplies(kind: LinearKind, dtype: torch.dtype, biased: boo
         exact = layer.to_float(inputs)
         assert exact.dtype == torch.float32
         torch.testing.assert_close(exact, expected.float(), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        room = torch.empty(rows, 96)
+        assert layer.to_float(inputs, out=room) is room
+        assert torch.equal(room, exact)
 
 
 @pytest.mark.parametrize("kind", LinearKind)

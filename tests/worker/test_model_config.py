@@ -245,6 +245,8 @@ def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dic
         ({**PHI3, "rope_scaling": {"type": "longrope", **LONGROPE, "long_factor": [1.0]}}, "1 longrope factors .* 3"),
         ({**PHI3, "partial_rotary_factor": 0.7}, "5 of a head's 8 dimensions"),
         ({"num_key_value_heads": 3}, "8 attention heads do not share 3"),
+        ({**GEMMA3, "rope_parameters": {"sliding_attention": 5}}, "hold no parameters for sliding_attention"),
+        ({"hidden_size": 7, "head_dim": None}, "a hidden size of 7 leaves 8 heads nothing each"),
         ({"num_attention_heads": 0}, r"Expected `int` >= 1 - at `\$.num_attention_heads`"),
         ({"num_hidden_layers": 0}, r"Expected `int` >= 1 - at `\$.num_hidden_layers`"),
         ({"vocab_size": "many"}, r"Expected `int`, got `str` - at `\$.vocab_size`"),

@@ -65,7 +65,9 @@ def test_models_that_cannot_be_served_are_refused_by_name(tmp_path: Path, keys: 
         model_class(read(tmp_path, **keys))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"model_type": "no-such-type"}', '{"architectures": ["X"]}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"architectures": 5}', '{"model_type": "no-such-type"}', '{"architectures": ["X"]}']
+)
 def test_a_configuration_that_transformers_cannot_read_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json"):

@@ -41,8 +41,9 @@ def fetch(model: str, weight_files: str | None = "*.safetensors") -> Path:
         raise HubError(f"no directory {model} is here, and {_what_failed(name, error)}") from error
     if weight_files and not any(directory.glob(weight_files)):
         raise HubError(
-            f"{model} has no {weight_files} on the hub; if it has pytorch_model.bin, run"
-            f" `octavo convert-weights {model} --output {name.partition('/')[2]}` and serve that directory"
+            f"{model} has no {weight_files} on the hub (with HF_HUB_OFFLINE: in its cache); if it has"
+            f" pytorch_model.bin, run `octavo convert-weights {model} --output {name.partition('/')[2]}` and serve that"
+            " directory"
         )
     return directory
 

@@ -9,7 +9,7 @@ from octavo.scheduler.kv_cache_manager import KVCacheManager
 from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.step_deadlines import StepDeadlines
 from octavo.wire.requests import RejectReason
-from octavo.wire.steps import BlockMove, Remap, StepTimes, WorkerHello
+from octavo.wire.steps import BlockMove, Remap, StepResult, WorkerHello
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class ReplicaStats:
         busy = self.prepare_us + self.model_us + self.sample_us
         return self.tokens_computed * 1e6 / busy if busy else 1.0
 
-    def add(self, step: OutstandingStep, times: StepTimes) -> None:
+    def add(self, step: OutstandingStep, result: StepResult) -> None:
         self.steps += 1
         self.tokens_computed += step.num_tokens
-        self.tokens_sampled += len(step.samplers) + len(step.beams)
-        self.prepare_us += times.prepare_us
-        self.model_us += times.model_us
-        self.sample_us += times.sample_us
+        self.tokens_sampled += len(result.sampled) + len(result.candidates)
+        self.prepare_us += result.times.prepare_us
+        self.model_us += result.times.model_us
+        self.sample_us += result.times.sample_us
 
 
 @dataclass(eq=False)

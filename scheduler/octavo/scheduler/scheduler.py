@@ -384,7 +384,7 @@ class Scheduler:
         failures = results.separate(replica, step, result.failed)
         replica.answered(step, now, done=done)
         if done:
-            replica.stats.add(step, result.times)
+            replica.stats.add(step, result)
             self._end_failed(replica, failures)
             self._book(replica, results.accept(replica, step, result))
         else:
@@ -414,8 +414,8 @@ class Scheduler:
         """What is to start over does so from its known tokens, unless its steps have failed too often."""
         restarts, replica.restarts = replica.restarts, {}
         for group, (reason, detail) in restarts.items():
-            if group not in replica.running and group not in replica.swapped:
-                # It has finished or been aborted since.
+            if group.is_finished:
+                # Since then, or aborted.
                 continue
             if group.failed_steps < self.config.max_failed_steps:
                 group.preemptions += 1
@@ -468,10 +468,11 @@ class Scheduler:
 def _fail_step(replica: Replica, step: OutstandingStep, result: StepResult) -> None:
     """Every group in a failed or skipped step is to start over; one that was skipped is not to blame."""
     remapped = set(step.remapped)
+    blamed = set(step.groups) if result.outcome is StepOutcome.FAILED else set()
     groups = [*step.groups, *step.swapped_out]
     groups += [group for group in replica.running if not remapped.isdisjoint(group.sequences)]
     for group in dict.fromkeys(groups):
-        group.failed_steps += result.outcome is StepOutcome.FAILED and group in step.groups
+        group.failed_steps += group in blamed
         replica.restarts.setdefault(group, (RejectReason.STEP_FAILED, result.detail))
 
 

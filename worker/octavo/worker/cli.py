@@ -24,6 +24,7 @@ from octavo.worker.config import (
     parse_windows,
 )
 from octavo.worker.context_room import ContextRoomError, check_context_room
+from octavo.worker.cores import available_cores
 from octavo.worker.health import health_server
 from octavo.worker.liveness import Liveness
 from octavo.worker.loop import serve
@@ -309,7 +310,14 @@ def _make_model_runner(config: WorkerConfig, directory: Path) -> Runner:
             num_cpu_blocks=config.num_cpu_blocks,
             swap_memory=config.swap_memory,
             max_model_len=config.max_model_len,
-            threads=config.threads,
+            threads=config.threads or _usual_threads(),
         )
     except (KVCacheError, ModelConfigError, ModelRunnerError, WeightsError) as error:
         raise UnusableError(_one_line(error)) from error
+
+
+def _usual_threads() -> int:
+    """As many as torch takes, which does not know of a cgroup's quota: more would only wait for each other."""
+    import torch
+
+    return min(torch.get_num_threads(), available_cores())

@@ -17,7 +17,8 @@ def convert(source: str, output: Path) -> None:
     """Turn a model with pytorch_model.bin into one with safetensors.
 
     SOURCE is a directory, or a model of the Hugging Face hub as org/name. Nothing that a weight file names is run: what
-    holds more than tensors is refused. Configuration and tokenizer are copied. Prints the new directory.
+    holds more than tensors is refused. Configuration and tokenizer are copied. Prints the new directory; does nothing
+    if it is there already.
     """
     directory = output.absolute()
     try:

@@ -35,6 +35,8 @@ def convert_weights(source: Path, directory: Path) -> None:
     Raises `ConvertError`, or `PublishError` if `directory` holds something else.
     """
     files = _weight_files(source)
+    if directory.resolve() == source.resolve():
+        raise ConvertError(f"{source} cannot be converted in its place; name another directory to write")
     publish(directory, lambda partial: _write(source, files, partial))
 
 

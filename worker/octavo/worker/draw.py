@@ -1,26 +1,23 @@
 """From logits to token ids: greedy, or temperature, min-p, top-k and top-p by inverse CDF with one uniform per row.
 
-The vocabulary is not sorted: the largest few candidates nearly always settle a row; of one that they do not settle,
-only the part that its cuts can leave is.
+The vocabulary is not sorted: the largest few candidates nearly always settle a row; one that they do not settle is
+done by itself (`octavo.worker.ranked_row`).
 """
 
 from dataclasses import dataclass
 from math import inf, log
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from octavo.worker.largest import largest, likeliest
 from octavo.worker.masses import SPAN, span_masses, total_mass
+from octavo.worker.ranked_row import pick_ranked
 from octavo.worker.rng import uniforms
 from octavo.worker.sequences import WorkerSequence
 
-# Candidates to try, fewest first; what they do not settle is done row by row.
-_CANDIDATES = (64, 512)
-# Likelihoods that are told apart to find out where a row is cut.
-_BUCKETS_PER_NAT, _NUM_BUCKETS = 64, 4096
+# The candidates that are tried.
+_CANDIDATES = 64
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,8 @@ class _Cuts:
     top_p: Tensor
     whole: Tensor
 
-    def only(self, rows: Tensor) -> "_Cuts":
-        return _Cuts(*(tensor[rows] for tensor in (self.top_k, self.least, self.top_p, self.whole)))
+    def of(self, row: int) -> tuple[int, float, float, float]:
+        return int(self.top_k[row]), float(self.least[row]), float(self.top_p[row]), float(self.whole[row])
 
 
 def draw(rows: Rows, wanted: list[int]) -> Tensor:
@@ -131,18 +128,10 @@ def _invert(masses: Tensor, target: Tensor) -> Tensor:
 def _pick_candidate(rows: Rows, uniform: Tensor) -> Tensor:
     """[rows] token ids among those that the cuts leave."""
     cuts = _cuts(rows)
-    chosen = torch.empty_like(rows.likeliest)
-    left = torch.arange(len(chosen), device=chosen.device)
-    for count in _CANDIDATES:
-        part = rows.only(left.tolist())
-        values, tokens = largest(part.logits, count)
-        found, settled = _among(_scaled(values, part), tokens, cuts.only(left), uniform[left], part.logits.shape[1])
-        chosen[left[settled]] = found[settled]
-        left = left[~settled]
-        if not len(left):
-            break
-    for row in left[:, None]:
-        chosen[row] = _among_all(rows.only(row.tolist()), cuts.only(row), uniform[row])
+    values, tokens = largest(rows.logits, _CANDIDATES)
+    chosen, settled = _among(_scaled(values, rows), tokens, cuts, uniform, rows.logits.shape[1])
+    for row in (~settled).nonzero().squeeze(1).tolist():
+        chosen[row] = _among_all(rows.only([row]), cuts, row, float(uniform[row]))
     return chosen
 
 
@@ -165,9 +154,10 @@ def _among(scaled: Tensor, tokens: Tensor, cuts: _Cuts, uniform: Tensor, vocab_s
     are ([rows, n] each, in falling order).
 
     Among equally likely tokens lower ids come first. A row is settled if the least likely token kept beats the last
-    candidate, so that whatever was left out is below it, and if the mass that `top_p` is a share of is known.
+    candidate, so that whatever was left out is below it, and if the mass that `top_p` is a share of is known; or if
+    nothing that was left out is possible.
     """
-    count = scaled.shape[1]
+    count, beyond = scaled.shape[1], scaled[:, -1:]
     within = (torch.arange(count, device=scaled.device) < cuts.top_k) & (scaled >= cuts.least)
     masses = scaled.double().exp() * within
     cumulative = masses.cumsum(dim=-1)
@@ -175,35 +165,11 @@ def _among(scaled: Tensor, tokens: Tensor, cuts: _Cuts, uniform: Tensor, vocab_s
     kept = within & (cumulative - masses < cuts.top_p * whole)
     last = kept.sum(dim=-1, keepdim=True) - 1
     index = _invert(masses * kept, uniform * cumulative.gather(1, last))
-    is_known = (cuts.whole < inf) | (cuts.top_k <= count) | (scaled[:, -1:] < cuts.least)
-    settled = (is_known & (scaled.gather(1, last) > scaled[:, -1:])) | (count == vocab_size)
+    is_known = (cuts.whole < inf) | (cuts.top_k <= count) | (beyond < cuts.least)
+    settled = (is_known & (scaled.gather(1, last) > beyond)) | (beyond == -inf) | (count == vocab_size)
     return tokens.gather(1, index).squeeze(1), settled.squeeze(1)
 
 
-def _among_all(row: Rows, cuts: _Cuts, uniform: Tensor) -> Tensor:
-    """[1]: as `_among`, from all of one row that its cuts can leave. Of equally likely tokens the ids are looked up."""
-    scaled = _scaled(row.logits, row)[0]
-    values = scaled.cpu().numpy()
-    head = values[_may_be_kept(values, cuts)]
-    ranked = torch.from_numpy(-np.sort(-head)).to(scaled.device)[None]
-    places = torch.arange(len(head), device=scaled.device)[None]
-    place, _ = _among(ranked, places, cuts, uniform, len(values))
-    value = ranked[0, place]
-    equal = (scaled == value).nonzero().squeeze(1)
-    return equal[place - (ranked[0] > value).sum()]
-
-
-def _may_be_kept(scaled: npt.NDArray[np.float32], cuts: _Cuts) -> npt.NDArray[np.bool_]:
-    """[vocab_size]: a little more than those of a row that the cuts leave, found by counting how many tokens, and how
-    much of the mass, there are at every likelihood."""
-    buckets = np.minimum(scaled * -_BUCKETS_PER_NAT, _NUM_BUCKETS - 1).astype(np.int64)
-    last = [_NUM_BUCKETS]
-    if (top_k := int(cuts.top_k)) < len(scaled):
-        last.append(int(np.searchsorted(np.bincount(buckets).cumsum(), top_k)))
-    if (least := float(cuts.least)) > -inf:
-        last.append(int(min(least * -_BUCKETS_PER_NAT, _NUM_BUCKETS)))
-    if (whole := float(cuts.whole)) < inf:
-        masses = np.bincount(buckets, weights=np.exp(scaled))
-        last.append(int(np.searchsorted(masses.cumsum(), float(cuts.top_p) * whole)))
-    # One more: what is added up here is rounded otherwise.
-    return buckets <= min(last) + 1
+def _among_all(one: Rows, cuts: _Cuts, row: int, uniform: float) -> int:
+    """As `_among`, from all of `one` row, whose cuts are those of `row`."""
+    return pick_ranked(_scaled(one.logits, one)[0].cpu().numpy(), *cuts.of(row), uniform)

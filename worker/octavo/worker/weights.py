@@ -57,7 +57,9 @@ class Checkpoint:
     def __init__(self, directory: Path) -> None:
         paths = _weight_files(directory)
         self._directory = directory
-        self._stored = {name: stored for path in paths for name, stored in _readable(partial(stored_tensors, path)).items()}
+        self._stored = {
+            name: stored for path in paths for name, stored in _readable(partial(stored_tensors, path)).items()
+        }
         self._left = set(self._stored)
         self.num_bytes = sum(path.stat().st_size for path in paths)
 

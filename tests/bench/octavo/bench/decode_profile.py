@@ -12,7 +12,7 @@ from octavo.worker.models.decoder import Decoder
 _NUM_SEQUENCES, _NUM_STEPS = 64, 16
 
 
-def profile_decode(engine: InProcess, runner: ObservedRunner, decoder: Decoder) -> dict[str, float]:
+def profile_decode(engine: InProcess, runner: ObservedRunner, decoder: Decoder | None) -> dict[str, float]:
     """Milliseconds of a step of 64 sequences, by stage; where the layers of `decoder` are compiled, the model's by
     operation, and what is left of it as that of embeddings, last norm and LM head."""
     case = decoding(_NUM_SEQUENCES, 2 * _NUM_SEQUENCES, runner.model.vocab_size)
@@ -29,14 +29,19 @@ def profile_decode(engine: InProcess, runner: ObservedRunner, decoder: Decoder) 
 
 
 def _prefill(engine: InProcess, runner: ObservedRunner, case: Case) -> None:
-    """Runs until all sequences decode."""
+    """Runs until all sequences decode. Raises `RuntimeError` if they never do so together."""
     runner.take_steps()
     engine.submit(case)
     while runner.steps[-1:] != [StepShape(len(case.jobs), len(case.jobs))]:
         engine.advance(1)
+        if engine.is_idle:
+            raise RuntimeError(
+                f"{len(case.jobs)} sequences never decoded together, so there is no step to profile: their keys and"
+                f" values do not fit into {runner.num_blocks} blocks; profile a smaller model"
+            )
 
 
-def _observe(engine: InProcess, decoder: Decoder) -> tuple[dict[str, float], dict[str, float]]:
+def _observe(engine: InProcess, decoder: Decoder | None) -> tuple[dict[str, float], dict[str, float]]:
     """The seconds of each kind of operation and of each stage."""
     if not isinstance(decoder, CompiledLlama):
         return {}, engine.advance(_NUM_STEPS)

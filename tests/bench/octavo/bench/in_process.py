@@ -62,10 +62,15 @@ class InProcess:
             request = make_request(request_id, job.prompt_token_ids, _sampling(job), self._fingerprint)
             self._perform(self._core.handle(RequestSubmitted(_FRONTEND, request), self._now()))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was submitted is done."""
+        return not self._core.groups
+
     def advance(self, num_steps: int | None = None) -> dict[str, float]:
         """Runs so many steps, or until all is done; the seconds that each stage took."""
         before, scheduling, left = self._stats(), 0.0, num_steps
-        while self._core.groups and left != 0:
+        while not self.is_idle and left != 0:
             scheduling += self._step()
             left = None if left is None else left - 1
         after = self._stats()

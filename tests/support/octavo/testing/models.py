@@ -96,7 +96,8 @@ def last_logits(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
     )
     with torch.inference_mode():
         hidden = runner._model.forward(runner._paged_step(batch))
-        return runner._model.logits(hidden)[0]
+        # The next call may write to the same memory.
+        return runner._model.logits(hidden)[0].clone()
 
 
 def run_items(runner: Runner, items: list[WorkItem], moves: BlockMoves = NO_MOVES) -> StepOutput:

@@ -32,6 +32,7 @@ def library(request: pytest.FixtureRequest) -> Iterator[NativeLibrary]:
 @pytest.fixture(params=["compiled", "torch"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Once with Octavo's own kernels where they are compiled, once without; says which."""
+    monkeypatch.delenv(VARIANT_VARIABLE, raising=False)
     if request.param == "torch":
         monkeypatch.setenv(VARIANT_VARIABLE, "none")
     load.cache_clear()

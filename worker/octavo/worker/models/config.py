@@ -64,7 +64,7 @@ def read_config(directory: Path, max_model_len: int | None = None) -> DecoderCon
 def _decoder_config(file: ConfigFile, architecture: Architecture, max_model_len: int | None) -> DecoderConfig:
     _refuse_unimplemented(file)
     context = _context_length(file, max_model_len)
-    head_dim = file.head_dim or file.hidden_size // file.num_attention_heads
+    head_dim = _head_dim(file)
     types = layer_types(file, architecture)
     return DecoderConfig(
         architecture=architecture,
@@ -118,6 +118,13 @@ def _kv_heads(file: ConfigFile) -> int:
     if file.num_attention_heads % kv_heads:
         raise ConfigError(f"{file.num_attention_heads} attention heads do not share {kv_heads} KV heads evenly")
     return kv_heads
+
+
+def _head_dim(file: ConfigFile) -> int:
+    head_dim = file.head_dim or file.hidden_size // file.num_attention_heads
+    if not head_dim:
+        raise ConfigError(f"a hidden size of {file.hidden_size} leaves {file.num_attention_heads} heads nothing each")
+    return head_dim
 
 
 def _bias(file: ConfigFile, bias: bool | str) -> bool:

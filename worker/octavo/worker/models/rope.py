@@ -85,6 +85,8 @@ def _parameters(file: ConfigFile, architecture: Architecture, layer_type: str) -
         if nested:
             raise UnsupportedSetting(f"rope_parameters by layer type are not implemented for {file.architectures}")
         return dict(file.rope_scaling or parameters)
+    if not isinstance(parameters.get(layer_type, {}), dict):
+        raise ConfigError(f"rope_parameters = {parameters} hold no parameters for {layer_type}")
     if parameters and not nested:
         raise UnsupportedSetting(
             f"rope_parameters = {parameters} are not by layer type, as {file.architectures} has it"

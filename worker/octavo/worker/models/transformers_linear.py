@@ -53,7 +53,8 @@ def replace_linears(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             # A subclass may compute something else.
             if type(child) in (nn.Linear, Conv1D):
-                replaced.setdefault(child, _replacement(child))
+                if child not in replaced:
+                    replaced[child] = _replacement(child)
                 setattr(parent, name, replaced[child])
 
 

@@ -25,21 +25,30 @@ _ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
 _SHIFTING_ROTARY = ("dynamic", "longrope")
 
 
+class _ConfigFile(msgspec.Struct):
+    """What config.json says before transformers is asked."""
+
+    architectures: list[str] | None = None
+    model_type: str | None = None
+    auto_map: dict[str, Any] | None = None
+    quantization_config: dict[str, Any] | None = None
+
+
 def read_transformers_config(directory: Path) -> Any:
     """transformers' configuration object, which no code in `directory` has a part in. Raises `ConfigError`."""
     path = directory / "config.json"
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        file = msgspec.json.decode(path.read_bytes(), type=_ConfigFile)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    if file.get("quantization_config"):
+    if file.quantization_config:
         raise UnsupportedModel("quantization_config is not implemented")
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # Hundreds of classes read it, and raise as they like.
-        if file.get("auto_map") and str(file.get("model_type")) not in CONFIG_MAPPING:
+        if file.auto_map and file.model_type not in CONFIG_MAPPING:
             raise UnsupportedModel(
-                f"transformers {transformers.__version__} has no model_type {file.get('model_type')!r} of its own, and"
+                f"transformers {transformers.__version__} has no model_type {file.model_type!r} of its own, and"
                 " the code that auto_map names is never run; serve a model that needs none"
             ) from error
         reason = " ".join(str(error).split())
@@ -147,7 +156,7 @@ def load(config: Any, source: WeightSource, dtype: torch.dtype) -> Any:
 
 
 def _state(source: WeightSource, architecture: Any, config: Any, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All that is stored, in its dtype, for transformers keeps some of it so; else what the model has, made in `dtype`."""
+    """What is stored, as it is, for transformers to round; where nothing is, all parameters of the model in `dtype`."""
     if stored := source.shapes():
         state = {name: source.take(name, shape) for name, shape in stored.items()}
     else:

@@ -13,18 +13,31 @@
 
 namespace octavo::OCTAVO_VARIANT {
 
+// Weights that will be read soon. A few rows take as long as reading the weights does, and each operation would begin
+// with a wait for the first of its own.
+struct Ahead {
+  const char* at = nullptr;
+  const char* end = nullptr;
+
+  // Asks for the next few lines.
+  OCTAVO_INLINE void step() {
+    for (int line = 0; line < 4 && at < end; line++, at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
+
 // Of the pieces of one operation, how many were taken and how many are done.
 struct alignas(64) Progress {
   std::atomic<int64_t> taken{0}, done{0};
 
   // Until all are done. Spins first: the others are rarely far behind.
-  void wait(int64_t pieces) const {
+  void wait(int64_t pieces, Ahead& ahead) const {
     constexpr int kSpins = 5000;
     for (int spins = 0; done.load(std::memory_order_acquire) < pieces; spins++) {
       if (spins >= kSpins) {
         sched_yield();
         continue;
       }
+      ahead.step();
 #if defined(__x86_64__)
       _mm_pause();
 #elif defined(__aarch64__)
@@ -38,16 +51,19 @@ template <typename T>
 class Worker {
  public:
   // `room`: fp32, kAttentionRows x the largest head.
-  Worker(const Run& run, int threads, float* room) : run_(run), threads_(threads), room_(room) {}
+  Worker(const Run& run, int thread, int threads, float* room)
+      : run_(run), thread_(thread), threads_(threads), room_(room) {}
 
-  void execute(const Op& op, Progress& progress) const {
-    const int64_t pieces = count(op), some = std::max<int64_t>(1, op.kind == kAttention ? 1 : pieces / (threads_ * 8));
+  void execute(int64_t index, Progress& progress) {
+    const Op& op = run_.ops[index];
+    const int64_t pieces = count(op), some = at_a_time(op, pieces);
     for (int64_t first; (first = progress.taken.fetch_add(some, std::memory_order_relaxed)) < pieces;) {
       const int64_t last = std::min(first + some, pieces);
       perform(op, first, last);
       progress.done.fetch_add(last - first, std::memory_order_acq_rel);
     }
-    progress.wait(pieces);
+    look_ahead(index + 1);
+    progress.wait(pieces, ahead_);
   }
 
  private:
@@ -61,6 +77,23 @@ class Worker {
       case kAttention: return group(op).num_units;
       default: return run_.tokens;
     }
+  }
+
+  int64_t at_a_time(const Op& op, int64_t pieces) const {
+    return op.kind == kAttention ? 1 : std::max<int64_t>(1, pieces / (threads_ * 8));
+  }
+
+  // While this thread waits, it fetches what it will probably read first of the next product from `index` on.
+  void look_ahead(int64_t index) {
+    constexpr int64_t kRows = 32, kBytes = 128 << 10;
+    if (run_.tokens > kRows) return;
+    while (index < run_.num_ops && run_.ops[index].kind != kLinear) index++;
+    if (index >= run_.num_ops || index == looked_ahead_) return;
+    looked_ahead_ = index;
+    const Linear& next = run_.ops[index].linear;
+    const int64_t panel = next.inputs * kPanel * int64_t(sizeof(T)), some = at_a_time(run_.ops[index], count(run_.ops[index]));
+    ahead_.at = (const char*)next.weight + thread_ * some * panel;
+    ahead_.end = ahead_.at + std::min(some * panel, kBytes);
   }
 
   void perform(const Op& op, int64_t first, int64_t last) const {
@@ -79,8 +112,10 @@ class Worker {
   }
 
   const Run& run_;
-  const int threads_;
+  const int thread_, threads_;
   float* const room_;
+  Ahead ahead_;
+  int64_t looked_ahead_ = -1;
 };
 
 }  // namespace octavo::OCTAVO_VARIANT

@@ -116,11 +116,11 @@ void run_ops(const Run& run) {
   const int64_t room_size = kAttentionRows * largest_head(run);
   on_team(run.threads, [&](int thread, int threads) {
     std::vector<float> room(room_size);
-    const Worker<T> worker(run, threads, room.data());
+    Worker<T> worker(run, thread, threads, room.data());
     const bool timing = run.nanoseconds && thread == 0;
     int64_t before = timing ? now() : 0;
     for (int64_t i = 0; i < run.num_ops; i++) {
-      worker.execute(run.ops[i], progress[i]);
+      worker.execute(i, progress[i]);
       if (timing) {
         const int64_t after = now();
         run.nanoseconds[i] = after - before;
