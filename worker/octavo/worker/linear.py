@@ -90,8 +90,8 @@ class Linear:
         return self._multiply(inputs)
 
     def to_float(self, inputs: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """The result in fp32; not rounded to the weight's dtype before, where that can be had. Written to `out`, if that
-        is given: [tokens, out_features] fp32."""
+        """The result in fp32; not rounded to the weight's dtype before, where that can be had. Written to `out`, if
+        given: [tokens, out_features] fp32."""
         if self.native:
             return self.native.to_float(inputs, out=out)
         result = self._multiply(inputs)
