@@ -13,7 +13,7 @@ KERNELS := $(NATIVE)/lib/liboctavo_kernels.so
 SEEDS ?= 2000
 FIRST ?= 0
 
-.PHONY: help env serve test test-long simulate mutants bench bench-peers bench-scheduler memory-figures compose-test proto lock clean
+.PHONY: help env serve test test-long simulate mutants bench bench-peers bench-scheduler bench-sampler batch-invariance memory-figures models compose-test proto lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -79,6 +79,17 @@ $(PEERS)/.ready: pyproject.toml
 
 bench-scheduler: $(READY)  ## Measure the scheduler's steps; ARGS are those of octavo.bench.scheduler_step
 	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.scheduler_step $(ARGS)
+
+bench-sampler: $(READY)  ## Measure choosing tokens; ARGS are those of octavo.bench.sampler_step
+	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.sampler_step $(ARGS)
+
+batch-invariance: $(READY)  ## How many of 1,024 tokens differ between batch compositions (five minutes)
+	@$(BIN)/octavo prepare-model
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.batch_invariance $(ARGS)
+
+models: $(READY)  ## Try every architecture of transformers and write the tables of models (eight minutes)
+	@PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m octavo.testing.architecture_sweep --write docs/models.json
+	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.architecture_table
 
 memory-figures: $(READY)  ## What paging wastes and sharing saves, beside the paper's figures (a minute)
 	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.memory_figures

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from octavo.kernels import cache_ops, reference
-from octavo.kernels.native.library import VARIANT_VARIABLE, load
+from octavo.kernels.native.library import VARIANT_VARIABLE, find
 from octavo.testing.native import threads
 
 Moves = list[tuple[int, int]]
@@ -22,9 +22,9 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
             patch.setenv(VARIANT_VARIABLE, "none")
-        load.cache_clear()
+        find.cache_clear()
         yield
-    load.cache_clear()
+    find.cache_clear()
 
 
 def random_cache(num_blocks: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -15,7 +15,7 @@ from octavo.kernels.choice import choose_attention
 from octavo.kernels.native import library
 from octavo.kernels.native.attention import NativeAttention
 from octavo.kernels.native.build import LIBRARY
-from octavo.kernels.native.library import VARIANT_VARIABLE, NativeUnavailable, load
+from octavo.kernels.native.library import VARIANT_VARIABLE, NativeUnavailable, find, load
 from octavo.testing.native import VARIANTS, kernels, loaded
 
 __all__ = ["kernels"]
@@ -27,11 +27,11 @@ SHAPE = CacheShape(16, 2, 64, torch.bfloat16)
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """What was loaded is forgotten, before and after, and nothing is asked for."""
-    load.cache_clear()
+    find.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(VARIANT_VARIABLE, raising=False)
         yield
-    load.cache_clear()
+    find.cache_clear()
     # Loading anew brings the best variant back.
     with suppress(NativeUnavailable):
         load()
@@ -41,7 +41,7 @@ def fresh() -> Iterator[None]:
 def compiled(fresh: None) -> None:
     """Only where there is a library."""
     loaded()
-    load.cache_clear()
+    find.cache_clear()
 
 
 @pytest.mark.usefixtures("compiled")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import Gemma2Config, GraniteConfig, LlamaConfig, Olmo2Config, Qwen3Config, SmolLM3Config
 
-from octavo.kernels.native.library import VARIANT_VARIABLE, NativeLibrary, NativeUnavailable, load
+from octavo.kernels.native.library import VARIANT_VARIABLE, NativeLibrary, NativeUnavailable, find, load
 from octavo.testing.models import generate, last_logits, new_sequences, next_item, write_tiny_model
 from octavo.testing.native import library, loaded, threads
 from octavo.worker import linear
@@ -71,9 +71,9 @@ def torch_runner(directory: Path, dtype: str = "float32") -> ModelRunner:
     """One that Octavo's own kernels have no part in."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIANT_VARIABLE, "none")
-        load.cache_clear()
+        find.cache_clear()
         runner = runner_of(directory, dtype)
-    load.cache_clear()
+    find.cache_clear()
     # Now, so that it takes back no choice of a variant later.
     with suppress(NativeUnavailable):
         load()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, Olmo2Config, Phi3Config, Qwen3Config
 
-from octavo.kernels.native.library import VARIANT_VARIABLE, load
+from octavo.kernels.native.library import VARIANT_VARIABLE, find
 from octavo.testing.models import bundled_model as bundled_model
 from octavo.testing.models import new_sequences, run_step, write_tiny_model
 from octavo.testing.native import VARIANTS, loaded, threads
@@ -183,12 +183,12 @@ def test_exact_is_refused_for_other_architectures(tmp_path: Path) -> None:
 def test_exact_is_refused_without_compiled_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tiny_model(tmp_path, FAMILIES["llama"])
     monkeypatch.setenv(VARIANT_VARIABLE, "none")
-    load.cache_clear()
+    find.cache_clear()
     try:
         with pytest.raises(ModelRunnerError, match="for the whole model: OCTAVO_CPU_KERNELS=none turns them off"):
             ModelRunner(tmp_path, num_blocks=8, threads=1, exact=True)
     finally:
-        load.cache_clear()
+        find.cache_clear()
 
 
 def test_exact_is_refused_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.checks import check_moves
-from octavo.kernels.native.library import NativeUnavailable, load
+from octavo.kernels.native.library import NativeUnavailable, find
 from octavo.kernels.native.moves import move_blocks
 
 _BLOCK_DIM = 2
@@ -21,8 +21,10 @@ def swap_blocks(source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]
     """Copies blocks from one cache to another, which may be on another device, in place: one gather, one transfer, one
     scatter, or on the CPU one pass over the blocks. All blocks are read before any is written. Arguments as in
     `octavo.kernels.reference.move_blocks`."""
+    if not moves:
+        return
     check_moves(source, target, moves)
-    if moves and not _move_natively(source, target, moves):
+    if not _move_natively(source, target, moves):
         _gather_and_scatter(source, target, moves)
 
 
@@ -34,9 +36,8 @@ def _move_natively(source: Tensor, target: Tensor, moves: Sequence[tuple[int, in
         return False
     if source is target and not {read for read, _ in moves}.isdisjoint(written for _, written in moves):
         return False
-    try:
-        library = load()
-    except NativeUnavailable:
+    library = find()
+    if isinstance(library, NativeUnavailable):
         return False
     move_blocks(library, source, target, moves)
     return True

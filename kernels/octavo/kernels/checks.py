@@ -8,104 +8,91 @@ from torch import Tensor
 
 def check_caches(key_cache: Tensor, value_cache: Tensor) -> None:
     """Raises `ValueError` unless both are [num_blocks, block_size, kv_heads, head_dim], contiguous and alike."""
-    _require(
-        key_cache.dim() == 4, f"a cache is [num_blocks, block_size, kv_heads, head_dim], not {list(key_cache.shape)}"
-    )
-    _require(
-        key_cache.shape == value_cache.shape and key_cache.dtype == value_cache.dtype,
-        f"key cache {_describe(key_cache)} and value cache {_describe(value_cache)} differ",
-    )
-    _require(key_cache.is_contiguous() and value_cache.is_contiguous(), "caches must be contiguous")
+    if key_cache.dim() != 4:
+        raise ValueError(f"a cache is [num_blocks, block_size, kv_heads, head_dim], not {list(key_cache.shape)}")
+    if not (key_cache.shape == value_cache.shape and key_cache.dtype == value_cache.dtype):
+        raise ValueError(f"key cache {_describe(key_cache)} and value cache {_describe(value_cache)} differ")
+    if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
+        raise ValueError("caches must be contiguous")
 
 
 def check_new_keys(key: Tensor, value: Tensor, key_cache: Tensor, slot_mapping: Tensor) -> None:
     """Raises `ValueError` unless `key` and `value` are [tokens, kv_heads, head_dim] for that cache, one slot each."""
     expected = (len(slot_mapping), *key_cache.shape[2:])
     for name, tensor in (("key", key), ("value", value)):
-        _require(
-            tensor.shape == expected and tensor.dtype == key_cache.dtype,
-            f"{name} is {_describe(tensor)}, expected {list(expected)} {key_cache.dtype}",
-        )
-    _require(
-        slot_mapping.dim() == 1 and slot_mapping.dtype == torch.int64,
-        f"slot_mapping is {_describe(slot_mapping)}, expected [tokens] torch.int64",
-    )
+        if not (tensor.shape == expected and tensor.dtype == key_cache.dtype):
+            raise ValueError(f"{name} is {_describe(tensor)}, expected {list(expected)} {key_cache.dtype}")
+    if not (slot_mapping.dim() == 1 and slot_mapping.dtype == torch.int64):
+        raise ValueError(f"slot_mapping is {_describe(slot_mapping)}, expected [tokens] torch.int64")
 
 
 def check_query(query: Tensor, key_cache: Tensor, num_tokens: int) -> None:
     """Raises `ValueError` unless `query` is [num_tokens, query_heads, head_dim] with whole groups per KV head."""
-    _require(query.dim() == 3, f"query is [tokens, query_heads, head_dim], not {list(query.shape)}")
+    if query.dim() != 3:
+        raise ValueError(f"query is [tokens, query_heads, head_dim], not {list(query.shape)}")
     tokens, heads, head_dim = query.shape
     kv_heads = key_cache.shape[2]
-    _require(tokens == num_tokens, f"query has {tokens} rows for sequences of {num_tokens} query tokens in all")
-    _require(
-        head_dim == key_cache.shape[3] and query.dtype == key_cache.dtype,
-        f"query {_describe(query)} does not fit a cache {_describe(key_cache)}",
-    )
-    _require(heads % kv_heads == 0, f"{heads} query heads do not share {kv_heads} KV heads evenly")
+    if tokens != num_tokens:
+        raise ValueError(f"query has {tokens} rows for sequences of {num_tokens} query tokens in all")
+    if not (head_dim == key_cache.shape[3] and query.dtype == key_cache.dtype):
+        raise ValueError(f"query {_describe(query)} does not fit a cache {_describe(key_cache)}")
+    if heads % kv_heads != 0:
+        raise ValueError(f"{heads} query heads do not share {kv_heads} KV heads evenly")
 
 
 def check_lengths(
     block_tables: Tensor, context_lens: Sequence[int], query_lens: Sequence[int], block_size: int
 ) -> None:
     """Raises `ValueError` unless each sequence has 1 <= query <= context <= slots of its row of `block_tables`."""
-    _require(
-        block_tables.dim() == 2 and len(block_tables) == len(context_lens) == len(query_lens),
-        f"block tables {list(block_tables.shape)} for {len(context_lens)} contexts and {len(query_lens)} queries",
-    )
+    if not (block_tables.dim() == 2 and len(block_tables) == len(context_lens) == len(query_lens)):
+        raise ValueError(
+            f"block tables {list(block_tables.shape)} for {len(context_lens)} contexts and {len(query_lens)} queries"
+        )
     slots = block_tables.shape[1] * block_size
     for context, query in zip(context_lens, query_lens, strict=True):
-        _require(
-            1 <= query <= context <= slots, f"{query} query tokens, {context} context tokens, {slots} slots in the row"
-        )
+        if not (1 <= query <= context <= slots):
+            raise ValueError(f"{query} query tokens, {context} context tokens, {slots} slots in the row")
 
 
 def check_window(window: int) -> None:
     """Raises `ValueError` on a negative attention window."""
-    _require(window >= 0, f"a window of {window} tokens; 0 means none")
+    if window < 0:
+        raise ValueError(f"a window of {window} tokens; 0 means none")
 
 
 def check_scores(query: Tensor, softcap: float, sinks: Tensor | None) -> None:
     """Raises `ValueError` on a negative soft cap, and on `sinks` that are not one per head of `query`."""
-    _require(softcap >= 0, f"a soft cap of {softcap}; 0 means none")
-    _require(
-        sinks is None or sinks.shape == query.shape[1:2],
-        f"sinks {list(sinks.shape) if sinks is not None else None} for a query {list(query.shape)}",
-    )
+    if softcap < 0:
+        raise ValueError(f"a soft cap of {softcap}; 0 means none")
+    if not (sinks is None or sinks.shape == query.shape[1:2]):
+        raise ValueError(f"sinks {list(sinks.shape) if sinks is not None else None} for a query {list(query.shape)}")
 
 
 def check_block_ids(lowest: int) -> None:
     """Raises `ValueError` if `lowest`, the least block id that is to be read, stands for no block."""
-    _require(lowest >= 0, "a block table has no block where a query looks")
+    if lowest < 0:
+        raise ValueError("a block table has no block where a query looks")
 
 
 def check_moves(source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]) -> None:
     """Raises `ValueError` unless the caches are [layers, 2, num_blocks, block_size, kv_heads, head_dim], alike but for
     `num_blocks`, and each of the `moves` leads from a block of `source` to one of `target` that no other leads to."""
     for cache in (source, target):
-        _require(
-            cache.dim() == 6,
-            f"a cache is [layers, 2, num_blocks, block_size, kv_heads, head_dim], not {list(cache.shape)}",
-        )
-    _require(
-        _block_layout(source) == _block_layout(target),
-        f"blocks cannot move from {_describe(source)} to {_describe(target)}",
-    )
+        if cache.dim() != 6:
+            raise ValueError(
+                f"a cache is [layers, 2, num_blocks, block_size, kv_heads, head_dim], not {list(cache.shape)}"
+            )
+    if _block_layout(source) != _block_layout(target):
+        raise ValueError(f"blocks cannot move from {_describe(source)} to {_describe(target)}")
     for read, written in moves:
-        _require(
-            0 <= read < source.shape[2] and 0 <= written < target.shape[2],
-            f"block {read} of {source.shape[2]} cannot move to block {written} of {target.shape[2]}",
-        )
-    _require(len({written for _, written in moves}) == len(moves), "a block is the target of two moves")
+        if not (0 <= read < source.shape[2] and 0 <= written < target.shape[2]):
+            raise ValueError(f"block {read} of {source.shape[2]} cannot move to block {written} of {target.shape[2]}")
+    if len({written for _, written in moves}) != len(moves):
+        raise ValueError("a block is the target of two moves")
 
 
 def _block_layout(cache: Tensor) -> tuple[object, ...]:
     return cache.dtype, cache.shape[:2], cache.shape[3:]
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
 
 
 def _describe(tensor: Tensor) -> str:

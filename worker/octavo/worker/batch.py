@@ -1,6 +1,7 @@
 """Work items to tensors: all tokens of a step in one row, sequence after sequence, nothing padded but block tables."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -63,35 +64,43 @@ def build_batch(items: list[WorkItem], num_groups: int, block_size: int, device:
     sequence's `num_groups` tables."""
     query_lens = [item.num_tokens for item in items]
     context_lens = [item.start + item.num_tokens for item in items]
-    lengths = np.array(query_lens, dtype=np.int64)
-    first_rows = np.cumsum(lengths) - lengths
-    starts = np.array([item.start for item in items], dtype=np.int64)
-    positions = np.arange(lengths.sum()) + np.repeat(starts - first_rows, lengths)
+    positions = [position for item in items for position in _positions(item)]
+    slot_mappings = [_slots(items, group, block_size) for group in range(num_groups)]
+    fresh = [
+        slot // block_size
+        for slots in slot_mappings
+        for slot, position in zip(slots, positions, strict=True)
+        if position % block_size == 0
+    ]
     width = -(-max(context_lens) // block_size)
-    tables = [_block_tables(items, group, width) for group in range(num_groups)]
-    owners, logical, offsets = (
-        np.repeat(np.arange(len(items)), lengths),
-        positions // block_size,
-        positions % block_size,
-    )
-    blocks = [table[owners, logical] for table in tables]
     return Batch(
-        input_ids=_tensor(_token_ids(items), device),
-        positions=_tensor(positions, device),
-        slot_mappings=[torch.from_numpy(block_ids * block_size + offsets) for block_ids in blocks],
-        fresh_blocks=_tensor(np.concatenate([block_ids[offsets == 0] for block_ids in blocks]), device),
-        logit_rows=_logit_rows(items, first_rows.tolist(), device),
-        block_tables=[torch.from_numpy(table) for table in tables],
+        input_ids=_integers([token_id for item in items for token_id in _token_ids(item)], device),
+        positions=_integers(positions, device),
+        slot_mappings=[torch.tensor(slots) for slots in slot_mappings],
+        fresh_blocks=_integers(fresh, device),
+        logit_rows=_logit_rows(items, list(accumulate(query_lens[:-1], initial=0)), device),
+        block_tables=[torch.from_numpy(_block_tables(items, group, width)) for group in range(num_groups)],
         context_lens=context_lens,
         query_lens=query_lens,
     )
 
 
-def _token_ids(items: list[WorkItem]) -> Integers:
-    return np.array(
-        [token_id for item in items for token_id in item.sequence.token_ids[item.start : item.start + item.num_tokens]],
-        dtype=np.int64,
-    )
+def _positions(item: WorkItem) -> range:
+    return range(item.start, item.start + item.num_tokens)
+
+
+def _token_ids(item: WorkItem) -> list[int]:
+    return item.sequence.token_ids[item.start : item.start + item.num_tokens]
+
+
+def _slots(items: list[WorkItem], group: int, block_size: int) -> list[int]:
+    """Of all tokens. Lists, not arrays: a decode step has few, and each array operation costs more than they do."""
+    return [
+        block_ids[position // block_size] * block_size + position % block_size
+        for item in items
+        for block_ids in (item.sequence.block_tables[group],)
+        for position in _positions(item)
+    ]
 
 
 def _block_tables(items: list[WorkItem], group: int, width: int) -> Integers:
@@ -113,7 +122,7 @@ def _logit_rows(items: list[WorkItem], first_rows: list[int], device: torch.devi
     rows = [row for _, row in (*choosing, *watched)]
     rows += [row for span, first in spans for row in range(first, first + span.length)]
     return LogitRows(
-        rows=torch.tensor(rows, dtype=torch.int64).to(device),
+        rows=_integers(rows, device),
         num_choosing=len(choosing),
         choosers=[chooser for item, _ in choosing for chooser in item.choosers],
         chooser_rows=[index for index, (item, _) in enumerate(choosing) for _ in item.choosers],
@@ -130,5 +139,5 @@ def _prompt_span(item: WorkItem) -> PromptSpan | None:
     return PromptSpan(sequence, item.start + 1, length)
 
 
-def _tensor(array: Integers, device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device)
+def _integers(values: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=device)

@@ -4,6 +4,9 @@ them."""
 import torch
 from torch import Tensor
 
+from octavo.kernels.native.library import NativeUnavailable, find
+from octavo.kernels.native.likeliest import likeliest as native_likeliest
+
 # Neighbours looked at together for the one largest.
 _SPAN = 256
 
@@ -11,6 +14,9 @@ _SPAN = 256
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The largest of each row of `logits` ([rows, vocab_size] fp32) and its id, [rows] each; of equal ones the lowest
     id. A NaN counts as the largest of all."""
+    library = find()
+    if logits.device.type == "cpu" and logits.is_contiguous() and not isinstance(library, NativeUnavailable):
+        return native_likeliest(library, logits)
     size = logits.shape[1]
     span = _span_maxima(logits, _SPAN).argmax(dim=-1, keepdim=True)
     # Beyond the end the last one stands again: the first of equals is taken.

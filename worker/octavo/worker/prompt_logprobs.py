@@ -20,6 +20,8 @@ def prompt_logprobs(
 ) -> tuple[list[PromptLogprobs], list[SequenceFailure]]:
     """The logprobs of each span's tokens, and the sequences that fail because theirs are not finite. `hidden`: [rows,
     hidden_size], those before the tokens, span after span; `to_logits` makes [rows, vocab_size] of some of them."""
+    if not spans:
+        return [], []
     found: list[PromptLogprobs] = []
     failed: list[SequenceFailure] = []
     for part, span in zip(torch.split(hidden, [span.length for span in spans]), spans, strict=True):

@@ -6,6 +6,7 @@ draw (`octavo.worker.draw`).
 """
 
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def choose(logits: Tensor, choosers: list[WorkerSequence]) -> Choices:
     if not choosers:
         return Choices([], [], [])
     rows = Rows.of(logits.float(), choosers)
-    finite = torch.isfinite(rows.largest).tolist()
+    finite = [isfinite(value) for value in rows.largest.tolist()]
     samplers = [row for row, each in enumerate(choosers) if finite[row] and not each.sampling.beam]
     beams = [row for row, each in enumerate(choosers) if finite[row] and each.sampling.beam]
     sampled = _sample(rows, samplers) if samplers else []
@@ -49,6 +50,8 @@ def choose(logits: Tensor, choosers: list[WorkerSequence]) -> Choices:
 
 def broken(hidden: Tensor, sequences: list[WorkerSequence]) -> list[SequenceFailure]:
     """Those of `sequences` whose row of `hidden` ([rows, hidden_size]) is not finite."""
+    if not sequences:
+        return []
     finite = torch.isfinite(hidden).all(dim=-1).tolist()
     return [not_finite(each.sequence_id) for each, good in zip(sequences, finite, strict=True) if not good]
 

@@ -30,9 +30,24 @@ class NativeLibrary:
     functions: ctypes.CDLL
 
 
-@functools.cache
 def load() -> NativeLibrary:
     """The library for this CPU, or the variant that `OCTAVO_CPU_KERNELS` names. Raises `NativeUnavailable`."""
+    found = find()
+    if isinstance(found, NativeUnavailable):
+        raise found
+    return found
+
+
+@functools.cache
+def find() -> NativeLibrary | NativeUnavailable:
+    """As `load`, but the error is given back; looked for once."""
+    try:
+        return _load()
+    except NativeUnavailable as error:
+        return error
+
+
+def _load() -> NativeLibrary:
     wanted = os.environ.get(VARIANT_VARIABLE) or None
     if wanted == "none":
         raise NativeUnavailable(f"{VARIANT_VARIABLE}=none turns them off")
@@ -77,6 +92,7 @@ def _declare(library: ctypes.CDLL) -> None:
             ],
         ),
         ("octavo_plan", None, [POINTER(structs.GroupStep), c_int64, c_int64, c_void_p, c_void_p]),
+        ("octavo_likeliest", None, [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32]),
         ("octavo_move_blocks", None, [c_void_p, c_void_p, c_void_p, *[c_int64] * 5, c_int32]),
         ("octavo_run", None, [POINTER(structs.Run)]),
     ):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from octavo.kernels.native.library import VARIANT_VARIABLE, NativeLibrary, NativeUnavailable, load
+from octavo.kernels.native.library import VARIANT_VARIABLE, NativeLibrary, NativeUnavailable, find, load
 
 VARIANTS = ("avx512_bf16", "avx512", "avx2", "portable")
 
@@ -35,9 +35,9 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv(VARIANT_VARIABLE, raising=False)
     if request.param == "torch":
         monkeypatch.setenv(VARIANT_VARIABLE, "none")
-    load.cache_clear()
+    find.cache_clear()
     yield request.param
-    load.cache_clear()
+    find.cache_clear()
 
 
 @contextmanager
