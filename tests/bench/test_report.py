@@ -39,7 +39,7 @@ def report() -> Report:
         "c": Work(make_case("c", 100), [StepShape(500, 4), StepShape(500, 4)], weight_bytes=10_000),
     }
     one_thread = Yardsticks(1e5, best.layers_s, best.head_s)
-    alone = runs(ALONE, 2, 1.0, kv=100 << 20, kv_pools=200 << 20)
+    alone = runs(ALONE, 2, 1.0, kv=100 << 20)
     others = [runs(WHOLE, 2, 1.25), runs(WHOLE, 1, 1.5), runs(OPENVINO, 2, 2.0)]
     return Report({"threads": "[1, 2]"}, work, {2: [worse, best], 1: [one_thread]}, [alone, *others])
 
@@ -99,7 +99,7 @@ def test_the_text_has_every_figure_with_its_floor_and_ratios(report: Report) -> 
 
 
 def test_the_text_tells_where_memory_went(report: Report) -> None:
-    told = "600 MiB resident: 0 MiB weights, 100 MiB keys and values written (room for 200 MiB), 500 MiB more"
+    told = "600 MiB resident: 0 MiB weights, 100 MiB KV blocks, 500 MiB more"
     assert f"worker alone, 2 threads: ready after 2.5 s, at most {told}" in to_text(report)
 
 

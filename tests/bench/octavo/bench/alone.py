@@ -20,7 +20,7 @@ def _answers(model: Path, dtype: str, threads: int) -> dict[str, Answer]:
     engine = InProcess(observed)
 
     def memory(_: None) -> dict[str, int]:
-        return {"peak": peak_memory(os.getpid()), "kv": observed.kv_bytes, "kv_pools": observed.kv_pool_bytes}
+        return {"peak": peak_memory(os.getpid()), "kv": observed.kv_bytes}
 
     return {
         "run": lambda case: engine.run(Case.from_json(case)).to_json(),

@@ -16,8 +16,8 @@ OPENVINO = "OpenVINO GenAI"
 class Runs:
     """All that one system did with `threads` threads: its `measurements` by case, in the order of the rounds.
 
-    `memory`, in bytes: the `peak` of its computing process and, where known, keys and values that it has written (`kv`)
-    and has room for (`kv_pools`). `profile`: milliseconds of a decode step by what it does, where asked for.
+    `memory`, in bytes: the `peak` of its computing process and, where known, its blocks of keys and values (`kv`).
+    `profile`: milliseconds of a decode step by what it does, where asked for.
     """
 
     name: str

@@ -82,10 +82,7 @@ def _memory(runs: Runs, weight_bytes: int) -> str:
     if "kv" not in runs.memory:
         return text
     rest = runs.memory["peak"] - weight_bytes - runs.memory["kv"]
-    return (
-        f"{text}: {_mib(weight_bytes)} weights, {_mib(runs.memory['kv'])} keys and values written"
-        f" (room for {_mib(runs.memory['kv_pools'])}), {_mib(rest)} more"
-    )
+    return f"{text}: {_mib(weight_bytes)} weights, {_mib(runs.memory['kv'])} KV blocks, {_mib(rest)} more"
 
 
 def _mib(num_bytes: int) -> str:
