@@ -1,6 +1,7 @@
 """A measured process of its own: one line of JSON asks, one answers. Only the standard library is used here."""
 
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -19,6 +20,9 @@ def serve(make: Callable[[], dict[str, Answer]]) -> int:
     stdin ends. What is printed meanwhile goes to stderr."""
     answers_to = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    # A log that lags behind does not tell why its process died.
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)
     answers: dict[str, Answer] = {}
     _reply(answers_to, lambda: answers.update(make()))
     for line in sys.stdin:
