@@ -1,5 +1,6 @@
-"""Where the weights come from that `--load-format` names."""
+"""Where the weights come from that `--load-format` names, and tidying up once they are there."""
 
+import ctypes
 from pathlib import Path
 
 from octavo.worker.dummy_weights import DummyWeights
@@ -16,3 +17,11 @@ def open_weights(directory: Path, load_format: str) -> WeightSource:
         return DummyWeights()
     checkpoint = Checkpoint(directory)
     return WatchedWeights(checkpoint, LoadProgress(f"loading {directory}", checkpoint.num_bytes))
+
+
+def release_free_memory() -> None:
+    """Gives back what the C library keeps of freed memory: packing weights leaves it a good part of their size, which
+    blocks of keys and values can have. Does nothing where the C library is not glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

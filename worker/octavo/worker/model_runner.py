@@ -14,6 +14,7 @@ from octavo.worker.batch import Batch, build_batch
 from octavo.worker.kernel_path import kernel_path
 from octavo.worker.kv_cache import KVCache, num_blocks_in
 from octavo.worker.kv_layout import KVLayout
+from octavo.worker.loading import release_free_memory
 from octavo.worker.models.compiled import compiled
 from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.registry import load_model
@@ -79,6 +80,7 @@ class ModelRunner:
                 load_format=load_format,
                 model_impl=model_impl,
             )
+            release_free_memory()
             config = self._model.config
             self._layout = KVLayout.of(config, block_size, self._dtype)
             self.num_blocks = (

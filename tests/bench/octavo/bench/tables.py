@@ -63,7 +63,7 @@ def _best_threads(report: Report) -> Iterator[str]:
         for figure in report.figures:
             rows = [row for row in report.rows(figure) if row.system == WHOLE]
             if rows:
-                best = min(rows, key=lambda row: row.over_floor * row.floor)
+                best = min(rows, key=lambda row: row.over_floor * report.floor(figure, row.threads).seconds)
                 yield f"best --threads for {figure.case}, {figure.name}, through all processes: {best.threads}"
 
 
