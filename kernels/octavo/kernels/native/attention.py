@@ -20,7 +20,7 @@ from octavo.kernels.checks import (
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.structs import DTYPES, AttentionOp, GroupStep, LayerCachePointers
 
-# Tokens of a unit, as src/plan.cpp has it.
+# Tokens that one thread attends for at a time: enough to make use of keys in its cache, few enough to share out.
 _UNIT_TOKENS = 16
 _LANES = 16
 
@@ -76,7 +76,8 @@ class NativeAttention:
     def _plan(self, step: GroupStep, num_sequences: int) -> int:
         """Fills in the units of `step`; the largest id of the blocks that are read or written."""
         blocks = (c_int64 * 2)()
-        self._functions.octavo_plan(byref(step), num_sequences, self._shape.num_kv_heads, step.units, blocks)
+        sizes = num_sequences, self._shape.num_kv_heads, _UNIT_TOKENS
+        self._functions.octavo_plan(byref(step), *sizes, step.units, blocks)
         lowest, largest = blocks
         check_block_ids(lowest)
         return int(largest)

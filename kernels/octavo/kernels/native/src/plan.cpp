@@ -8,19 +8,16 @@
 namespace octavo {
 namespace {
 
-// Tokens that one thread attends for at a time: enough to make use of keys in its cache, few enough to share out.
-constexpr int64_t kUnitTokens = 16;
-
 struct Piece {
   int64_t sequence, first_token, last_token, work;
 };
 
-std::vector<Piece> pieces(const GroupStep& step, int64_t sequences) {
+std::vector<Piece> pieces(const GroupStep& step, int64_t sequences, int64_t unit_tokens) {
   std::vector<Piece> result;
   for (int64_t s = 0; s < sequences; s++) {
     const int64_t tokens = step.first_tokens[s + 1] - step.first_tokens[s], history = step.contexts[s] - tokens;
-    for (int64_t first = 0; first < tokens; first += kUnitTokens) {
-      const int64_t last = std::min(first + kUnitTokens, tokens);
+    for (int64_t first = 0; first < tokens; first += unit_tokens) {
+      const int64_t last = std::min(first + unit_tokens, tokens);
       result.push_back({s, first, last, (last - first) * (history + last)});
     }
   }
@@ -32,13 +29,13 @@ std::vector<Piece> pieces(const GroupStep& step, int64_t sequences) {
 }  // namespace
 }  // namespace octavo
 
-// Writes the units of `step`, for each KV head, to `units`, as many as there are for 16 tokens each, and the lowest and
-// the largest id of the blocks that are read or written to `blocks`.
+// Writes the units of `step`, one for each KV head and every `unit_tokens` tokens of a sequence, to `units`, and the lowest
+// and the largest id of the blocks that are read or written to `blocks`.
 extern "C" __attribute__((visibility("default"))) void octavo_plan(const octavo::GroupStep* step, int64_t sequences,
-                                                                   int64_t kv_heads, octavo::Unit* units,
-                                                                   int64_t* blocks) {
+                                                                   int64_t kv_heads, int64_t unit_tokens,
+                                                                   octavo::Unit* units, int64_t* blocks) {
   using namespace octavo;
-  for (const Piece& piece : pieces(*step, sequences))
+  for (const Piece& piece : pieces(*step, sequences, unit_tokens))
     for (int64_t head = 0; head < kv_heads; head++)
       *units++ = {int32_t(piece.sequence), int32_t(head), int32_t(piece.first_token), int32_t(piece.last_token)};
   int64_t lowest = INT64_MAX, largest = INT64_MIN;
