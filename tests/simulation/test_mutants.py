@@ -5,6 +5,7 @@ another and behind the history's hash; and parked blocks, but for those that lea
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from octavo.testing.simulation.scenario import draw
 from octavo.wire.requests import Lease, Request
 from octavo.wire.steps import BlockMove, StepResult
 from octavo.worker.protocol import WorkerProtocol
+from octavo.worker.runner import StepOutput
 from octavo.worker.sequence_table import SequenceTable
 from octavo.worker.sequences import WorkItem
 
@@ -133,8 +135,8 @@ def what_a_spoiled_sequence_wrote_is_shared(patch: Patch) -> None:
 def a_spoiled_sequence_is_computed_on(patch: Patch) -> None:
     complete = SequenceTable.complete
 
-    def keep(self: SequenceTable, items: list[WorkItem], sampled: Any, candidates: Any, failed: Any) -> None:
-        complete(self, items, sampled, candidates, [])
+    def keep(self: SequenceTable, items: list[WorkItem], output: StepOutput) -> None:
+        complete(self, items, replace(output, failed=[]))
 
     patch.setattr(SequenceTable, "complete", keep)
 

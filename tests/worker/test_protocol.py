@@ -70,8 +70,9 @@ def serving(protocol: WorkerProtocol) -> WorkerProtocol:
 
 
 def ask(protocol: WorkerProtocol, step: StepPlan) -> StepResult:
-    result = protocol.receive(step)
-    assert result is not None
+    protocol.receive(step)
+    result = protocol.answer()
+    assert not protocol.busy
     assert (result.epoch, result.incarnation, result.step_id) == (step.epoch, step.incarnation, step.step_id)
     return result
 
@@ -85,7 +86,8 @@ def test_hello_is_repeated_with_one_incarnation_until_welcomed(
         SCHEMA_VERSION, "w0", INCARNATION, runner.model, "fake", rank=0, world_size=1, num_blocks=16, num_cpu_blocks=4,
         block_size=4, kv_bytes_per_token=4, kv_groups=[KVGroup(0)],
     )  # fmt: skip
-    assert protocol.receive(WorkerWelcome(EPOCH)) is None
+    protocol.receive(WorkerWelcome(EPOCH))
+    assert not protocol.busy
     assert protocol.beat() == Heartbeat(EPOCH, INCARNATION, 0)
 
 
@@ -315,13 +317,15 @@ def test_forks_and_followers_of_a_failed_step_can_be_started_again(
 )
 def test_a_stale_plan_is_dropped_and_counted(serving: WorkerProtocol, stale: StepPlan) -> None:
     ask(serving, plan(5))
-    assert serving.receive(stale) is None
+    serving.receive(stale)
+    assert not serving.busy
     assert serving.dropped == 1
     assert ask(serving, plan(6)).outcome is StepOutcome.DONE
 
 
 def test_a_plan_before_the_welcome_is_dropped(protocol: WorkerProtocol) -> None:
-    assert protocol.receive(plan(1)) is None
+    protocol.receive(plan(1))
+    assert not protocol.busy
     assert protocol.dropped == 1
 
 

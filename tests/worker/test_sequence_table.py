@@ -1,5 +1,6 @@
 """The table of sequences follows every sound plan and refuses every other."""
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +17,18 @@ from octavo.wire.steps import (
     KVGroup,
     Remap,
     SampledToken,
+    SequenceFailure,
     SequenceFork,
     SequenceStart,
     SequenceWork,
     StepPlan,
+    StepTimes,
 )
 from octavo.worker.failures import no_token_left
 from octavo.worker.plan_checks import PlanError
+from octavo.worker.runner import StepOutput
 from octavo.worker.sequence_table import SequenceTable
-from octavo.worker.sequences import WorkerSequence, WorkItem
+from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
 
 VOCAB_SIZE = 50
 NUM_BLOCKS = 24
@@ -44,6 +48,7 @@ def make_table(*windows: int) -> SequenceTable:
         num_cpu_blocks=6,
         block_size=BLOCK_SIZE,
         kv_groups=[KVGroup(window) for window in windows or (0,)],
+        on_forget=lambda sequence_ids: None,
     )
 
 
@@ -53,7 +58,16 @@ def complete(table: SequenceTable, items: list[WorkItem], *token_ids: int) -> No
     sampling = [sequence.sequence_id for sequence in choosers if sequence.sampling.beam is None]
     beams = [sequence.sequence_id for sequence in choosers if sequence.sampling.beam is not None]
     sampled = [SampledToken(i, token) for i, token in zip(sampling, token_ids, strict=True)]
-    table.complete(items, sampled, [Candidates(i, [0, 1], [-0.5, -1.5]) for i in beams], [])
+    table.begin(items)
+    table.complete(items, output(sampled, [Candidates(i, [0, 1], [-0.5, -1.5]) for i in beams]))
+
+
+def output(
+    sampled: Sequence[SampledToken] = (),
+    candidates: Sequence[Candidates] = (),
+    failed: Sequence[SequenceFailure] = (),
+) -> StepOutput:
+    return StepOutput(list(sampled), list(candidates), [], list(failed), StepTimes(0, 0, 0))
 
 
 def sequences_of(table: SequenceTable) -> dict[int, WorkerSequence]:
@@ -290,7 +304,8 @@ def failing(table: SequenceTable, *sequence_ids: int) -> None:
     """Starts sequences that fail in their first step, and sequence 9, which does not."""
     starts = [start(sequence_id, [5, 6]) for sequence_id in (*sequence_ids, 9)]
     items = table.apply(plan(1, starts=starts, work=[work(s.sequence_id, 2, [i]) for i, s in enumerate(starts)]))
-    table.complete(items, [SampledToken(9, 7)], [], [no_token_left(sequence_id) for sequence_id in sequence_ids])
+    table.begin(items)
+    table.complete(items, output([SampledToken(9, 7)], failed=[no_token_left(each) for each in sequence_ids]))
 
 
 def test_a_failed_sequence_is_kept_by_its_failure_alone() -> None:
@@ -299,8 +314,8 @@ def test_a_failed_sequence_is_kept_by_its_failure_alone() -> None:
     assert set(sequences_of(table)) == {9}
     step = plan(2, work=[work(2, 1), work(9, 1), work(1, 1)])
     assert [item.sequence.sequence_id for item in table.apply(step)] == [9]
-    assert table.failures(step) == [no_token_left(2), no_token_left(1)]
-    assert table.failures(plan(3, work=[work(9, 1)])) == []
+    assert list(table.failures(step).values()) == [no_token_left(2), no_token_left(1)]
+    assert table.failures(plan(3, work=[work(9, 1)])) == {}
 
 
 def test_the_name_of_a_failed_sequence_is_taken_until_it_is_forgotten() -> None:
@@ -321,15 +336,15 @@ def test_failures_go_with_what_is_discarded_or_cleared(forget: str) -> None:
         table.discard(step)
     else:
         table.clear()
-    assert table.failures(step) == []
+    assert table.failures(step) == {}
 
 
 def test_a_failure_of_what_is_not_in_the_step_is_the_runners_fault() -> None:
     table = make_table()
     items = table.apply(plan(1, starts=[start(1, [5, 6])], work=[work(1, 1, [3])]))
     with pytest.raises(ValueError, match="not in the step"):
-        table.complete(items, [], [], [no_token_left(2)])
-    table.complete(items, [], [], [no_token_left(1)])
+        table.complete(items, output(failed=[no_token_left(2)]))
+    table.complete(items, output(failed=[no_token_left(1)]))
 
 
 def test_discarding_a_plan_forgets_all_it_would_have_changed_and_nothing_else() -> None:
@@ -371,10 +386,12 @@ def test_a_runner_that_returns_the_impossible_is_found_out(
     table = make_table()
     starts = [start(1, [5]), start(2, [6], params=beam_sampling())]
     items = table.apply(plan(1, starts=starts, work=[work(1, 1, [3]), work(2, 1, [4])]))
+    table.begin(items)
     with pytest.raises(ValueError, match=why):
-        table.complete(items, sampled, candidates, [])
-    assert [item.sequence.num_computed for item in items] == [0, 0]
-    table.complete(items, SAMPLED, OFFERED, [])
+        table.complete(items, output(sampled, candidates))
+    assert [item.sequence.token_ids for item in items] == [[5, PENDING_TOKEN], [6]]
+    table.complete(items, output(SAMPLED, OFFERED))
+    assert [item.sequence.token_ids for item in items] == [[5, 5], [6]]
 
 
 @dataclass

@@ -8,7 +8,7 @@ import hashlib
 import struct
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -29,7 +29,7 @@ from octavo.worker.failures import no_token_left
 from octavo.worker.fake_cache import FakeCache, FakeCacheError
 from octavo.worker.fake_config import read_eos_token_ids, read_positive
 from octavo.worker.fake_distribution import FakeDistribution, NoTokenLeftError, settings_digest
-from octavo.worker.runner import StepOutput
+from octavo.worker.runner import DoneStep, StepOutput
 from octavo.worker.sequences import WorkerSequence, WorkItem
 
 _GREEDY = b"greedy"
@@ -181,6 +181,12 @@ class FakeRunner:
         self.block_size = block_size
         self.kv_bytes_per_token = self._cache.slot_bytes * len(windows)
         self.kv_groups = [KVGroup(window) for window in windows]
+
+    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
+        return DoneStep(self.execute(moves, items))
+
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        """It keeps nothing of them."""
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         began = time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""The worker's main loop: the one file with its socket and its clock. One thread receives, computes and answers."""
+"""The worker's main loop: the one file with its socket and its clock. One thread receives, launches and answers."""
 
 import logging
 import math
@@ -21,6 +21,8 @@ from octavo.worker.stop_signal import StopSignal
 logger = logging.getLogger(__name__)
 
 _COMPLAINT_INTERVAL_S = 10.0
+# How often a step under way is looked after: a small share of the shortest.
+_STEP_WATCH_S = 50e-6
 # How long a goodbye may take to leave a process that is ending.
 _GOODBYE_LINGER_MS = 1_000
 
@@ -60,13 +62,27 @@ class WorkerLoop:
         self.malformed = 0
 
     def run(self) -> None:
-        """Turns until asked to stop; then says goodbye. A step under way is finished and answered first."""
+        """Turns until asked to stop; then says goodbye. Steps under way are finished and answered first."""
         while not self._stop.requested:
             self._liveness.turn()
             self._beat_if_due()
-            self._poller.poll(max(0, math.ceil((self._next_beat - self._clock()) * 1000)))
+            self._wait()
+            # The answer first: the scheduler plans the step after the next while the next is being launched.
+            self._answer_if_ready()
             self._receive()
         self._leave()
+
+    def _answer_if_ready(self) -> None:
+        if self._protocol.ready():
+            self._send(self._protocol.answer())
+
+    def _wait(self) -> None:
+        """Until there is a message, a step is done, or a beat is due."""
+        if not self._protocol.busy:
+            self._poller.poll(max(0, math.ceil((self._next_beat - self._clock()) * 1000)))
+            return
+        while not self._protocol.ready() and not self._poller.poll(0) and self._clock() < self._next_beat:
+            time.sleep(_STEP_WATCH_S)
 
     def _beat_if_due(self) -> None:
         now = self._clock()
@@ -84,9 +100,7 @@ class WorkerLoop:
         if message is None:
             return
         self._liveness.work()
-        answer = self._protocol.receive(message)
-        if answer is not None:
-            self._send(answer)
+        self._protocol.receive(message)
         self._note_registration()
 
     def _note_registration(self) -> None:
@@ -127,6 +141,8 @@ class WorkerLoop:
 
     def _leave(self) -> None:
         self._liveness.welcomed = False
+        while self._protocol.busy:
+            self._send(self._protocol.answer())
         goodbye = self._protocol.goodbye()
         if goodbye is not None:
             self._send(goodbye)

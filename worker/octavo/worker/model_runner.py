@@ -1,6 +1,7 @@
 """A model with its KV cache, running one step at a time: block moves, batch, forward pass, sampling."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.registry import load_model
 from octavo.worker.numerics import EXACT_DTYPE, model_obstacle, settings_obstacle
 from octavo.worker.prompt_logprobs import prompt_logprobs
-from octavo.worker.runner import StepOutput
+from octavo.worker.runner import DoneStep, StepOutput
 from octavo.worker.sampler import broken, choose
 from octavo.worker.sequences import WorkItem
 
@@ -110,6 +111,12 @@ class ModelRunner:
     def decoder(self) -> Decoder:
         """What computes the forward pass."""
         return self._model
+
+    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
+        return DoneStep(self.execute(moves, items))
+
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        """It keeps nothing of them."""
 
     @torch.inference_mode()
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:

@@ -1,7 +1,9 @@
-"""The worker's side of the conversation with the scheduler: message in, answer out. No socket, no clock."""
+"""The worker's side of the conversation with the scheduler: messages in, answers out. No socket, no clock."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.codec import decode_from_worker, encode
@@ -20,8 +22,9 @@ from octavo.wire.steps import (
     WorkerUnregistered,
     WorkerWelcome,
 )
-from octavo.worker.runner import Runner, StepOutput
-from octavo.worker.sequence_table import SequenceTable
+from octavo.worker.runner import DoneStep, LaunchedStep, Runner, StepOutput
+from octavo.worker.sequence_table import SequenceTable, members_of
+from octavo.worker.sequences import WorkItem
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,22 @@ _NO_OUTPUT = StepOutput([], [], [], [], StepTimes(0, 0, 0))
 
 class RefusedError(Exception):
     """The scheduler will not have this worker; its text says why."""
+
+
+@dataclass
+class _Launched:
+    """A plan that is not answered yet: what it computes (None: it is not computed), and what of it had `failed` before
+    or fails while it is under way."""
+
+    plan: StepPlan
+    items: list[WorkItem]
+    step: LaunchedStep | None
+    failed: dict[int, SequenceFailure] = field(default_factory=dict)
+
+    def note(self, failed: Iterable[SequenceFailure]) -> None:
+        """These were found dead only after the launch: what the step tells of them is worth nothing."""
+        members = {sequence.sequence_id for item in self.items for sequence in item.members}
+        self.failed |= {each.sequence_id: each for each in failed if each.sequence_id in members}
 
 
 class WorkerProtocol:
@@ -51,7 +70,10 @@ class WorkerProtocol:
             num_cpu_blocks=runner.num_cpu_blocks,
             block_size=runner.block_size,
             kv_groups=runner.kv_groups,
+            on_forget=runner.forget,
         )
+        self._launched: deque[_Launched] = deque()
+        self._answers: deque[StepResult] = deque()
         self.incarnation = draw_incarnation()
         self.epoch: int | None = None
         self.last_step_id = 0
@@ -66,11 +88,12 @@ class WorkerProtocol:
             return self._hello()
         return Heartbeat(self.epoch, self.incarnation, self.last_step_id)
 
-    def receive(self, message: ToWorker) -> StepResult | None:
-        """Takes one message; a plan is computed before this returns. Raises `RefusedError` on a refusal."""
+    def receive(self, message: ToWorker) -> None:
+        """Takes one message; a plan is begun. Raises `RefusedError` on a refusal, `DeviceLostError` if the device can
+        not go on."""
         match message:
             case StepPlan():
-                return self._answer(message)
+                self._take(message)
             case WorkerWelcome(epoch):
                 self._welcome(epoch)
             case WorkerUnregistered():
@@ -80,14 +103,31 @@ class WorkerProtocol:
                     self.reset()
             case WorkerRefused(detail):
                 raise RefusedError(detail)
-        return None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a plan is yet to be answered."""
+        return bool(self._answers or self._launched)
+
+    def ready(self) -> bool:
+        """Whether `answer` would not wait."""
+        return bool(self._answers) or (bool(self._launched) and _is_ready(self._launched[0]))
+
+    def answer(self) -> StepResult:
+        """The result of the oldest plan that has none, once it is done; only while `busy`."""
+        if not self._answers:
+            self._finish()
+        return self._answers.popleft()
 
     def goodbye(self) -> WorkerGoodbye | None:
         """The last message of a registered worker; None if nobody would understand it."""
         return None if self.epoch is None else WorkerGoodbye(self.epoch, self.incarnation)
 
     def reset(self) -> None:
-        """Back to connecting, as a new incarnation that holds nothing."""
+        """Back to connecting, as a new incarnation that holds nothing. Steps under way are left to end unheard: those
+        of the new incarnation come after them."""
+        self._launched.clear()
+        self._answers.clear()
         self._table.clear()
         self.incarnation = self._draw_incarnation()
         self.epoch = None
@@ -119,32 +159,74 @@ class WorkerProtocol:
             # Two schedulers have welcomed one incarnation: only a fresh one can belong to just one of them.
             self.reset()
 
-    def _answer(self, plan: StepPlan) -> StepResult | None:
+    def _take(self, plan: StepPlan) -> None:
         current = plan.epoch == self.epoch and plan.incarnation == self.incarnation
         if not current or plan.step_id <= self.last_step_id:
             self.dropped += 1
-            return None
+            return
         self.last_step_id = plan.step_id
-        if plan.answered_step_id < self._failed_step_id:
-            self._table.discard(plan)
-            return _result(plan, StepOutcome.SKIPPED, detail=f"step {self._failed_step_id} had failed")
+        if self._table.must_know(plan):
+            while self._launched:
+                self._finish()
+        if self._skips(plan):
+            self._launched.append(_Launched(plan, [], None))
+            return
         try:
-            return self._run(plan)
+            self._launch(plan)
         except Exception as error:
-            # Whatever it was, the scheduler recomputes the sequences; the worker and its other sequences live on.
-            logger.exception("step %d failed", plan.step_id)
-            self._failed_step_id = plan.step_id
-            self._table.discard(plan)
-            return _result(plan, StepOutcome.FAILED, detail=f"{type(error).__name__}: {error}"[:_MAX_DETAIL])
+            # Those before it may fail too, and then it was skipped.
+            while self._launched:
+                self._finish()
+            self._answers.append(self._skip(plan) if self._skips(plan) else self._fail(plan, error))
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _skips(self, plan: StepPlan) -> bool:
+        return plan.answered_step_id < self._failed_step_id
+
+    def _launch(self, plan: StepPlan) -> None:
         items = self._table.apply(plan)
-        output = self._runner.execute(plan.moves, items) if plan.moves or items else _NO_OUTPUT
-        self._table.complete(items, output.sampled, output.candidates, output.failed)
         failed = self._table.failures(plan)
+        step = self._runner.launch(plan.moves, items) if plan.moves or items else DoneStep(_NO_OUTPUT)
+        self._table.begin(items)
+        self._launched.append(_Launched(plan, items, step, failed))
+
+    def _finish(self) -> None:
+        """Answers the oldest of the launched."""
+        launched = self._launched.popleft()
+        if launched.step is None or self._skips(launched.plan):
+            self._answers.append(self._skip(launched.plan))
+            return
+        try:
+            self._answers.append(self._complete(launched, launched.step.output()))
+        except Exception as error:
+            self._answers.append(self._fail(launched.plan, error))
+
+    def _complete(self, launched: _Launched, output: StepOutput) -> StepResult:
+        """Raises what is wrong with `output`."""
         for failure in output.failed:
             logger.warning("sequence %x has failed: %s", failure.sequence_id, failure.detail)
-        return _result(plan, StepOutcome.DONE, output, failed=failed)
+        members = {sequence.sequence_id for item in launched.items for sequence in item.members}
+        output = output.without([each for each in launched.failed.values() if each.sequence_id in members])
+        self._table.complete(launched.items, output)
+        for later in self._launched:
+            later.note(output.failed)
+        failed = launched.failed | {failure.sequence_id: failure for failure in output.failed}
+        told = [failed[each] for each in members_of(launched.plan) if each in failed] if failed else []
+        return _result(launched.plan, StepOutcome.DONE, output, failed=told)
+
+    def _fail(self, plan: StepPlan, error: Exception) -> StepResult:
+        """Whatever it was, the scheduler recomputes the sequences; the worker and its other sequences live on."""
+        logger.error("step %d failed", plan.step_id, exc_info=error)
+        self._failed_step_id = plan.step_id
+        self._table.discard(plan)
+        return _result(plan, StepOutcome.FAILED, detail=f"{type(error).__name__}: {error}"[:_MAX_DETAIL])
+
+    def _skip(self, plan: StepPlan) -> StepResult:
+        self._table.discard(plan)
+        return _result(plan, StepOutcome.SKIPPED, detail=f"step {self._failed_step_id} had failed")
+
+
+def _is_ready(launched: _Launched) -> bool:
+    return launched.step is None or launched.step.ready()
 
 
 def _result(
@@ -152,7 +234,7 @@ def _result(
     outcome: StepOutcome,
     output: StepOutput = _NO_OUTPUT,
     *,
-    failed: Sequence[SequenceFailure] = (),
+    failed: Iterable[SequenceFailure] = (),
     detail: str = "",
 ) -> StepResult:
     return StepResult(

@@ -4,7 +4,8 @@ The table checks a plan before any of it reaches the device: an id that is out o
 neighbour's memory instead of raising.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 import msgspec
 
@@ -21,11 +22,15 @@ from octavo.wire.steps import (
     StepPlan,
 )
 from octavo.worker.plan_checks import PlanError, check_block_ids, check_distinct, check_moves
-from octavo.worker.sequences import WorkerSequence, WorkItem
+from octavo.worker.runner import StepOutput
+from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
 
 
 class SequenceTable:
-    """The sequences of one incarnation, by id; of those that have failed, just how, until they are forgotten."""
+    """The sequences of one incarnation, by id; of those that have failed, just how, until they are forgotten.
+
+    `on_forget` is told of every sequence that it lets go.
+    """
 
     def __init__(
         self,
@@ -36,6 +41,7 @@ class SequenceTable:
         num_cpu_blocks: int,
         block_size: int,
         kv_groups: list[KVGroup],
+        on_forget: Callable[[Iterable[int]], None],
     ) -> None:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
@@ -44,6 +50,7 @@ class SequenceTable:
         self._block_size = block_size
         self._kv_groups = kv_groups
         self._windows = [(index, group.window) for index, group in enumerate(kv_groups) if group.window]
+        self._on_forget = on_forget
         self._sequences: dict[int, WorkerSequence] = {}
         self._failed: dict[int, SequenceFailure] = {}
 
@@ -74,42 +81,57 @@ class SequenceTable:
             raise PlanError("a sequence has two shares of one step")
         return items
 
-    def complete(
-        self,
-        items: list[WorkItem],
-        sampled: list[SampledToken],
-        candidates: list[Candidates],
-        failed: list[SequenceFailure],
-    ) -> None:
-        """Records that `items` were computed, and appends what was `sampled`. Beams wait for the scheduler's choice.
+    def must_know(self, plan: StepPlan) -> bool:
+        """Whether `plan` can only be applied once tokens are known that are pending: it copies or compares them, or
+        chooses by them."""
+        copied = (fork.parent_id for fork in plan.forks)
+        compared = (work.sequence_id for work in plan.work if work.follower_ids)
+        reading = (each for each in members_of(plan) if each in self._sequences and self._known(each).reads_generated)
+        return any(self._is_pending(each) for each in chain(copied, compared, reading))
 
-        Raises `ValueError` if `sampled` or `candidates` are not those of the choosers in their order but for the
-        `failed`, or not in the vocabulary, or if another sequence failed than one of the items; all of that is the
-        runner's fault and not the plan's.
-        """
-        dead = _by_id(failed, items)
-        choosers = [each for item in items for each in item.choosers if each.sequence_id not in dead]
-        sampling = [sequence for sequence in choosers if sequence.sampling.beam is None]
-        beams = [sequence for sequence in choosers if sequence.sampling.beam is not None]
-        _check_answered("tokens", sampling, sampled)
-        _check_answered("candidates", beams, candidates)
-        chosen = [token.token_id for token in sampled]
-        self._check_vocabulary([*chosen, *(token_id for beam in candidates for token_id in beam.token_ids)])
+    def _is_pending(self, sequence_id: int) -> bool:
+        sequence = self._sequences.get(sequence_id)
+        return sequence is not None and sequence.has_pending_token
+
+    def begin(self, items: list[WorkItem]) -> None:
+        """Records that `items` are being computed: what their choosers sample is pending. Beams wait for the
+        scheduler's choice."""
         for item in items:
             for sequence in item.members:
                 self._advance(sequence, sequence.num_computed + item.num_tokens)
-        for sequence, token_id in zip(sampling, chosen, strict=True):
-            sequence.token_ids.append(token_id)
-        for sequence_id in dead:
-            del self._sequences[sequence_id]
-        self._failed |= dead
+            for sequence in item.choosers:
+                if sequence.sampling.beam is None:
+                    sequence.token_ids.append(PENDING_TOKEN)
 
-    def failures(self, plan: StepPlan) -> list[SequenceFailure]:
-        """Of all that `plan` has work for and that have failed, in this step or before it; in the order of the work."""
+    def complete(self, items: list[WorkItem], output: StepOutput) -> None:
+        """Puts what was sampled in the place of what was pending in `items`, which may have begun a further step, and
+        forgets what has failed.
+
+        Raises `ValueError` if the output is not that of the choosers in their order but for those that have failed, or
+        not in the vocabulary, or if another sequence failed than one of the items; all of that is the runner's fault
+        and not the plan's.
+        """
+        dead = _by_id(output.failed, items)
+        choosers = [(each, item.end) for item in items for each in item.choosers if each.sequence_id not in dead]
+        sampling = [(sequence, end) for sequence, end in choosers if sequence.sampling.beam is None]
+        beams = [sequence for sequence, _ in choosers if sequence.sampling.beam is not None]
+        _check_answered("tokens", [sequence for sequence, _ in sampling], output.sampled)
+        _check_answered("candidates", beams, output.candidates)
+        chosen = [token.token_id for token in output.sampled]
+        self._check_vocabulary([*chosen, *(token_id for beam in output.candidates for token_id in beam.token_ids)])
+        for (sequence, end), token_id in zip(sampling, chosen, strict=True):
+            sequence.token_ids[end] = token_id
+        for item in items:
+            for sequence in item.members:
+                if sequence.sequence_id in dead and self._sequences.get(sequence.sequence_id) is sequence:
+                    self._failed[sequence.sequence_id] = dead[sequence.sequence_id]
+                    self._drop(sequence.sequence_id)
+
+    def failures(self, plan: StepPlan) -> dict[int, SequenceFailure]:
+        """Of all that `plan` has work for and that have failed before it."""
         if not self._failed:
-            return []
-        members = (sequence_id for work in plan.work for sequence_id in (work.sequence_id, *work.follower_ids))
-        return [self._failed[sequence_id] for sequence_id in members if sequence_id in self._failed]
+            return {}
+        return {each: self._failed[each] for each in members_of(plan) if each in self._failed}
 
     def discard(self, plan: StepPlan) -> None:
         """Forgets all that a failed or skipped `plan` would have changed: the scheduler starts every one of them
@@ -123,13 +145,17 @@ class SequenceTable:
 
     def clear(self) -> None:
         """Forgets everything, as a new incarnation does."""
-        self._sequences.clear()
+        self._forget(list(self._sequences))
         self._failed.clear()
 
     def _forget(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:
-            self._sequences.pop(sequence_id, None)
             self._failed.pop(sequence_id, None)
+            self._drop(sequence_id)
+
+    def _drop(self, sequence_id: int) -> None:
+        if self._sequences.pop(sequence_id, None) is not None:
+            self._on_forget((sequence_id,))
 
     def _known(self, sequence_id: int) -> WorkerSequence:
         sequence = self._sequences.get(sequence_id)
@@ -270,6 +296,11 @@ class SequenceTable:
     def _check_vocabulary(self, token_ids: list[int]) -> None:
         if not self._in_vocabulary(token_ids):
             raise ValueError(f"the runner returned a token outside the vocabulary of {self._vocab_size}")
+
+
+def members_of(plan: StepPlan) -> Iterator[int]:
+    """All sequences that `plan` has work for, in its order."""
+    return (sequence_id for work in plan.work for sequence_id in (work.sequence_id, *work.follower_ids))
 
 
 def _by_id(failed: list[SequenceFailure], items: list[WorkItem]) -> dict[int, SequenceFailure]:

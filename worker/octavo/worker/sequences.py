@@ -10,11 +10,16 @@ if TYPE_CHECKING:
     from octavo.worker.logit_edits import LogitEdits
 
 
+# Stands in a sequence's tokens for one that a step under way samples: only the device knows it yet.
+PENDING_TOKEN = -1
+
+
 @dataclass(slots=True)
 class WorkerSequence:
-    """One sequence as the worker keeps it. `token_ids` is prompt then generated; `num_computed` counts those whose keys
-    and values are in the blocks of `block_tables` (logical to physical, one table per KV group; `NULL_BLOCK` where a
-    sliding window has passed). `edits` are the sampler's: what of the above it needs in another form."""
+    """One sequence as the worker keeps it. `token_ids` is prompt then generated, of which the last may be
+    `PENDING_TOKEN`s; `num_computed` counts those whose keys and values are in the blocks of `block_tables` (logical to
+    physical, one table per KV group; `NULL_BLOCK` where a sliding window has passed), or will be once the steps under
+    way are done. `edits` are the sampler's: what of the above it needs in another form."""
 
     sequence_id: int
     sequence_index: int
@@ -28,6 +33,16 @@ class WorkerSequence:
     @property
     def num_generated(self) -> int:
         return len(self.token_ids) - self.prompt_length
+
+    @property
+    def has_pending_token(self) -> bool:
+        return self.token_ids[-1] == PENDING_TOKEN
+
+    @property
+    def reads_generated(self) -> bool:
+        """Whether choosing its next token takes the values of those before, and not just their number."""
+        sampling = self.sampling
+        return sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
 
     def fork(self, sequence_id: int, sequence_index: int) -> "WorkerSequence":
         """A copy with tokens and tables of its own, under another id and index."""
@@ -57,6 +72,11 @@ class WorkItem:
     start: int
     num_tokens: int
     choosers: tuple[WorkerSequence, ...]
+
+    @property
+    def end(self) -> int:
+        """The position after the last."""
+        return self.start + self.num_tokens
 
     @property
     def members(self) -> tuple[WorkerSequence, ...]:

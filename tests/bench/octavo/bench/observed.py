@@ -1,8 +1,10 @@
 """What steps a runner is given."""
 
+from collections.abc import Iterable
+
 from octavo.bench.floors import StepShape
 from octavo.wire.steps import BlockMoves
-from octavo.worker.runner import Runner, StepOutput
+from octavo.worker.runner import LaunchedStep, Runner, StepOutput
 from octavo.worker.sequences import WorkItem
 
 
@@ -21,10 +23,16 @@ class ObservedRunner:
         self.kv_groups = runner.kv_groups
         self.steps: list[StepShape] = []
 
-    def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
+    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:
         if items:
             self.steps.append(step_shape(items))
-        return self._runner.execute(moves, items)
+        return self._runner.launch(moves, items)
+
+    def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
+        return self.launch(moves, items).output()
+
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        self._runner.forget(sequence_ids)
 
     def take_steps(self) -> list[StepShape]:
         steps, self.steps = self.steps, []

@@ -116,6 +116,7 @@ class FakeReplica:
             num_cpu_blocks=runner.num_cpu_blocks,
             block_size=runner.block_size,
             kv_groups=runner.kv_groups,
+            on_forget=runner.forget,
         )
         self.received: list[ToWorker] = []
         self.plans: deque[StepPlan] = deque()
@@ -141,8 +142,10 @@ class FakeReplica:
         if isinstance(self.runner, SpoilableRunner):
             self.runner.to_spoil = spoil
         output = self.runner.execute(plan.moves, items)
-        self.table.complete(items, output.sampled, output.candidates, output.failed)
-        return self._result(plan, StepOutcome.DONE, output, self.table.failures(plan))
+        self.table.begin(items)
+        self.table.complete(items, output)
+        failed = self.table.failures(plan)
+        return self._result(plan, StepOutcome.DONE, output, list(failed.values()))
 
     def _result(
         self, plan: StepPlan, outcome: StepOutcome, output: StepOutput, failed: Sequence[SequenceFailure] = ()

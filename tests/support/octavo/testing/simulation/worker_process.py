@@ -154,6 +154,7 @@ class WorkerProcess(Process):
         """One turn of the loop's own, but for the wait between two."""
         self._loop._beat_if_due()
         self._loop._receive()
+        self._loop._answer_if_ready()
         return self.local_now if self.dealer.has_arrived else self._loop._next_beat
 
     def leave(self) -> None:
