@@ -13,6 +13,7 @@ from octavo.wire.codec import (
     decode_to_worker,
     encode,
 )
+from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts
 from octavo.wire.requests import (
     MAX_PREFIXES,
     MAX_PRIORITY,
@@ -124,6 +125,7 @@ REQUEST = Request(
 LOGPROBS = Logprobs(-0.5, 2, [3, 7], [-0.25, -0.5])
 DELTA = Delta("r", 1, 0, 4, EPOCH, [7], FinishReason.STOP, 2, 1, 16, [LOGPROBS], [LOGPROBS, LOGPROBS], -3.5)
 PREFIXES = [Prefix("system", [1, 2, 3])]
+COSTS = StepCosts(PrefillCosts(0.004, 2.5e-5, 1e-9), SwapCosts(2e-5, 4e-5, 5e-5))
 HELLO = WorkerHello(
     schema_version=1,
     worker_id="w",
@@ -137,6 +139,7 @@ HELLO = WorkerHello(
     block_size=16,
     kv_bytes_per_token=4096,
     kv_groups=[KVGroup(0), KVGroup(4096)],
+    costs=COSTS,
 )
 PLAN = StepPlan(
     epoch=EPOCH,
@@ -192,7 +195,13 @@ DIRECTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "from worker": (
         decode_from_worker,
-        [HELLO, RESULT, Heartbeat(EPOCH, 3, 1), WorkerGoodbye(EPOCH, 3)],
+        [
+            HELLO,
+            msgspec.structs.replace(HELLO, costs=None),
+            RESULT,
+            Heartbeat(EPOCH, 3, 1),
+            WorkerGoodbye(EPOCH, 3),
+        ],
     ),
     "to worker": (
         decode_to_worker,
@@ -312,6 +321,10 @@ def test_results_out_of_range_are_refused(field: str, value: Any) -> None:
         ("kv_groups", []),
         ("kv_groups", [KVGroup(0)] * 257),
         ("kv_groups", [KVGroup(-1)]),
+        ("costs", StepCosts(PrefillCosts(-0.1, 0.0, 0.0), COSTS.swap)),
+        ("costs", StepCosts(PrefillCosts(0.0, float("nan"), 0.0), COSTS.swap)),
+        ("costs", StepCosts(PrefillCosts(0.0, 0.0, float("inf")), COSTS.swap)),
+        ("costs", StepCosts(COSTS.prefill, SwapCosts(3601.0, 0.0, 0.0))),
     ],
 )
 def test_workers_out_of_range_are_refused(field: str, value: Any) -> None:

@@ -15,7 +15,7 @@ import zmq.asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.scheduler.admin import SERVICE, start_admin_server
-from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.config import Preemption, SchedulerConfig
 from octavo.scheduler.event_log import Handled, Record, log_file, read_records, recorder, replay
 from octavo.scheduler.events import PrefixPinned, PrefixUnpinned
 from octavo.scheduler.scheduler import Scheduler
@@ -25,6 +25,7 @@ from octavo.testing.cluster import FakeReplica, make_request, reference_tokens, 
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from octavo.wire.base import SCHEMA_VERSION, Message
 from octavo.wire.codec import decode_to_frontend, decode_to_worker, encode
+from octavo.wire.costs import StepCosts
 from octavo.wire.requests import (
     Abort,
     Deltas,
@@ -54,7 +55,7 @@ from octavo.wire.steps import (
     WorkerUnregistered,
     WorkerWelcome,
 )
-from octavo.worker.fake_runner import FakeRunner
+from octavo.worker.fake_runner import FAKE_COSTS, FakeRunner
 
 EPOCH = 4711
 _PATIENCE_S = 10.0
@@ -354,6 +355,32 @@ async def test_a_prefix_that_a_worker_gives_up_is_written_to_the_log(
     await send(worker, Heartbeat(EPOCH + 1, 5, 1))
     assert isinstance(await to_worker(worker), WorkerUnregistered)
     assert "replica 0000000000000005 goes on without the pinned prefix 'system': NaN" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("preemption", "num_cpu_blocks", "costs", "warned"),
+    [
+        (Preemption.MEASURED, 8, None, True),
+        (Preemption.MEASURED, 8, FAKE_COSTS, False),
+        (Preemption.MEASURED, 0, None, False),
+        (Preemption.AUTO, 8, None, False),
+    ],
+)
+async def test_a_worker_without_costs_is_written_to_the_log_once_where_they_are_wanted(
+    service: Service,
+    replica: FakeReplica,
+    caplog: pytest.LogCaptureFixture,
+    preemption: Preemption,
+    num_cpu_blocks: int,
+    costs: StepCosts | None,
+    warned: bool,
+) -> None:
+    service.shell.core.config = SchedulerConfig(preemption=preemption)
+    replica.hello = msgspec.structs.replace(replica.hello, num_cpu_blocks=num_cpu_blocks, costs=costs)
+    worker = service.worker()
+    await join(worker, replica)
+    await join(worker, replica)
+    assert caplog.text.count("worker-5 has not measured its costs: preemption there is as with auto") == warned
 
 
 async def test_health_and_admin_answer_on_the_same_address(service: Service) -> None:

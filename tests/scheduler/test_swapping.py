@@ -125,6 +125,27 @@ class TestMoves:
         assert {move.source for move in back.moves.swap_in} == {move.target for move in out.moves.swap_out}
         cluster.run()
 
+    @pytest.mark.parametrize("windows", [(0,), (0, 40)])
+    def test_back_leave_out_what_others_hold_by_then(self, make_cluster: MakeCluster, windows: tuple[int, ...]) -> None:
+        """8 full blocks of 2 tokens, which are shared again; `short` ends and makes room before `early` does."""
+        cluster = make_cluster(preemption=Preemption.SWAP, watermark=0.0)
+        num_blocks = 20 * len(windows)
+        cluster.join(num_blocks=num_blocks, block_size=2, num_cpu_blocks=num_blocks, windows=windows)
+        early, late = (make_request(name, 18, max_tokens=20, shared=16) for name in ("early", "late"))
+        short = make_request("short", 6, max_tokens=8)
+        arrive(cluster, early, short, late)
+        kv, group = cluster.core.replicas[1].kv, cluster.groups["late"]
+        num_out = len(plan_until(cluster, swaps_out).moves.swap_out)
+        num_own = num_out - 8 * len(windows)
+        assert num_own > 0
+        drain(cluster)
+        assert kv.num_missing_swapped(group.live) <= num_own + len(windows)
+        assert len(plan_until(cluster, swaps_in).moves.swap_in) == num_own
+        tables = [kv.block_table(cluster.groups[name].live[0]) for name in ("early", "late")]
+        assert [blocks[:8] for blocks in tables[0]] == [blocks[:8] for blocks in tables[1]]
+        cluster.run()
+        assert outputs(cluster, early, short, late) == references(early, short, late)
+
     def test_out_come_before_the_step_writes_to_the_blocks_they_leave(self, make_cluster: MakeCluster) -> None:
         """The very step that swaps a group out gives its blocks to others: the worker must copy before it computes."""
         cluster = crowded(make_cluster)

@@ -24,6 +24,7 @@ from octavo.wire.base import (
     TokenIds,
     Value,
 )
+from octavo.wire.costs import StepCosts
 from octavo.wire.sampling import MAX_PARALLEL, MAX_STOP_TOKEN_IDS, Logprobs, SamplingParams
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -58,7 +59,8 @@ class KVGroup(Value, frozen=True):
 class WorkerHello(Message, frozen=True):
     """A worker offers itself. `worker_id` names the process's place and outlives it; `incarnation` is drawn anew for
     every registration and stands for one life of its (empty) block pools: `num_blocks` on the device, which any of
-    the `kv_groups` may use, and `num_cpu_blocks` to swap to. `kv_bytes_per_token` is that of all groups together."""
+    the `kv_groups` may use, and `num_cpu_blocks` to swap to. `kv_bytes_per_token` is that of all groups together;
+    `costs` is None if the worker did not measure, or has no CPU blocks to weigh."""
 
     schema_version: Count
     worker_id: Name
@@ -72,6 +74,7 @@ class WorkerHello(Message, frozen=True):
     block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)]
     kv_bytes_per_token: Count
     kv_groups: Annotated[list[KVGroup], Meta(min_length=1, max_length=MAX_KV_GROUPS)]
+    costs: StepCosts | None = None
 
 
 class WorkerWelcome(Message, frozen=True):

@@ -87,7 +87,7 @@ class Obstacle:
 def obstacle(draft: Draft, group: SequenceGroup, *, whole_prompt: bool = False) -> Obstacle | None:
     """What keeps `group` out of this step, if anything. With `whole_prompt` its prefill must not be cut, unless nothing
     else is in the step."""
-    replica, slots = draft.replica, draft.replica.config.max_parallel - draft.replica.num_running_seqs
+    replica, slots = draft.replica, draft.replica.max_parallel - draft.replica.num_running_seqs
     if replica.swapped:
         # Those that have run before have the older claim to blocks.
         return Obstacle(ObstacleKind.SWAPPED, 0, len(replica.swapped))

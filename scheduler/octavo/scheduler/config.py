@@ -16,20 +16,25 @@ class Policy(enum.StrEnum):
 
 
 class Preemption(enum.StrEnum):
-    """What becomes of the KV of a preempted group: recomputed, swapped to CPU memory, or (auto) swapped where several
-    sequences would have to be recomputed."""
+    """What becomes of the KV of a preempted group: recomputed, swapped to CPU memory, (auto) swapped where several
+    sequences would have to be recomputed, or (measured) whichever takes less time by what the worker has measured."""
 
     AUTO = "auto"
     RECOMPUTE = "recompute"
     SWAP = "swap"
+    MEASURED = "measured"
+
+
+# Tokens of a step by device. 512 keeps a CPU's decodes under about a quarter of a second apart while a long prompt is
+# prefilled beside them, and already fills its matrix units; a GPU's take 8,192.
+TOKEN_BUDGETS = {"cpu": 512, "cuda": 8192}
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a step and of patience. Raises `ValueError` on values that cannot work."""
 
-    # A step computes at most this many tokens. 512 keeps a CPU's decodes under about a quarter of a second apart while
-    # a long prompt is prefilled beside them, and already fills its matrix units.
-    max_num_batched_tokens: int = 512
+    # A step computes at most this many tokens. None: what suits the replica's device (`TOKEN_BUDGETS`).
+    max_num_batched_tokens: int | None = None
     # Sequences running at once on one replica.
     max_num_seqs: int = 256
     # Requests that wait at once; one more is refused, for it would wait longer than its client.
@@ -66,7 +71,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_failed_steps: int = 3
 
     def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < 1 or self.max_num_seqs < 1:
+        if self.max_num_seqs < 1 or (self.max_num_batched_tokens is not None and self.max_num_batched_tokens < 1):
             raise ValueError("max_num_batched_tokens and max_num_seqs must be at least 1")
         if not 1 <= self.max_steps_in_flight <= MAX_STEPS_IN_FLIGHT:
             raise ValueError(f"max_steps_in_flight must be 1 to {MAX_STEPS_IN_FLIGHT}")
@@ -79,7 +84,17 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         if any(weight <= 0.0 for weight in self.tenant_weights.values()):
             raise ValueError("tenant weights must be above 0")
 
+    def token_budget(self, device: str) -> int:
+        """Tokens that a step on this device (`cpu`, `cuda:1`, `fake`, ...) computes at most."""
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        return TOKEN_BUDGETS.get(device.partition(":")[0], TOKEN_BUDGETS["cpu"])
+
+    def max_parallel_on(self, device: str) -> int:
+        """Sequences that may run at once on a replica with this device: each may take a token of every step."""
+        return min(self.max_num_seqs, self.token_budget(device))
+
     @property
     def max_parallel(self) -> int:
-        """Sequences that may run at once on one replica: each may take a token of every step."""
-        return min(self.max_num_seqs, self.max_num_batched_tokens)
+        """Sequences that one request may have side by side, whatever the device."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens or TOKEN_BUDGETS["cpu"])

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from octavo.scheduler.config import Policy, Preemption, SchedulerConfig
+from octavo.scheduler.config import TOKEN_BUDGETS, Policy, Preemption, SchedulerConfig
 from octavo.wire.steps import MAX_STEPS_IN_FLIGHT
 
 _DEFAULTS = SchedulerConfig()
@@ -46,7 +46,7 @@ _OPTIONS = [
         "--max-num-batched-tokens",
         envvar="OCTAVO_MAX_NUM_BATCHED_TOKENS",
         type=click.IntRange(min=1),
-        default=_DEFAULTS.max_num_batched_tokens,
+        show_default=", ".join(f"{budget} on {device}" for device, budget in TOKEN_BUDGETS.items()),
         help="Tokens a step computes at most.",
     ),
     click.option(
@@ -89,7 +89,8 @@ _OPTIONS = [
         envvar="OCTAVO_PREEMPTION",
         type=click.Choice([preemption.value for preemption in Preemption]),
         default=_DEFAULTS.preemption.value,
-        help="What becomes of the KV of a request that must give its blocks up; auto swaps those of several sequences.",
+        help="What becomes of the KV of a request that must give its blocks up: auto swaps those of several sequences,"
+        " measured does what takes less time by the worker's measurements.",
     ),
     click.option(
         "--delay-factor",

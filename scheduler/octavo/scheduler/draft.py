@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from octavo.scheduler.block_table import Growth
-from octavo.scheduler.config import Preemption
+from octavo.scheduler.preemption import prefers_swapping
 from octavo.scheduler.replica import OutstandingStep, Replica
 from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.wire.base import NULL_BLOCK
@@ -191,17 +191,13 @@ class Draft:
     def preempt(self, group: SequenceGroup) -> None:
         """Takes all blocks of a running group, of which no step is outstanding (paper §4.5: all or nothing)."""
         group.preemptions += 1
-        if self._prefers_swapping(group) and self._can_swap(group):
+        if self._can_swap(group) and prefers_swapping(self.replica, group):
             group.swaps += 1
             self.swap_out += self.replica.swap_out(group)
             self.swapped_out.append(group)
         else:
             self.replica.evict(group)
             self.evicted.append(group)
-
-    def _prefers_swapping(self, group: SequenceGroup) -> bool:
-        preemption = self.replica.config.preemption
-        return preemption is Preemption.SWAP or (preemption is Preemption.AUTO and group.parallel > 1)
 
     def _can_swap(self, group: SequenceGroup) -> bool:
         """Never a prefix, nor a group in which one sequence waits for another's prefill: that is quickly computed."""

@@ -72,7 +72,7 @@ class _NextStep:
 
 
 def _next_step(replica: Replica, *, decodes: bool) -> _NextStep:
-    found, budget = survey(replica), replica.config.max_num_batched_tokens
+    found, budget = survey(replica), replica.token_budget
     decoding = [sequence for _, sequence in found.decodes] if decodes else []
     num_prefill = sum(_prefill_tokens(replica, group) for group in (*found.prefilling, *replica.prefixes))
     num_tokens = min(budget, num_prefill + len(decoding))
@@ -143,7 +143,7 @@ def _return_obstacle(replica: Replica, group: SequenceGroup) -> Obstacle | None:
     step = _next_step(replica, decodes=True)
     if step.num_taken > kv.num_free:
         return Obstacle(ObstacleKind.PREEMPTION, step.num_taken, kv.num_free)
-    slots = config.max_parallel - replica.num_running_seqs
+    slots = replica.max_parallel - replica.num_running_seqs
     if group.parallel > slots:
         return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
     # The paper's swapped groups come back in decode steps.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from octavo.scheduler.block_pool import BlockPool
 from octavo.scheduler.block_table import BlockTable, Growth, first_visible, present
+from octavo.scheduler.lost_spans import Span, lost_spans
 from octavo.scheduler.prefix_cache import CachedBlock, PrefixCache, block_hashes
 from octavo.scheduler.prefix_lookup import Begin, PrefixLookup, Tail
 from octavo.scheduler.sequence import Sequence
@@ -375,8 +376,37 @@ class KVCacheManager:
 
     def can_swap_out(self, sequences: Ordered[Sequence]) -> bool:
         """Whether CPU memory has room for what `sequences` hold."""
-        held = {block_id for sequence in sequences for block_id in present(self._computed(sequence))}
-        return len(held) <= self._swap_space.num_free
+        return self.num_to_swap(sequences) <= self._swap_space.num_free
+
+    def num_to_swap(self, sequences: Ordered[Sequence]) -> int:
+        """Blocks that a swap-out of `sequences` moves."""
+        return len(self._computed_blocks(sequences))
+
+    def num_own(self, sequences: Ordered[Sequence]) -> int:
+        """Of these blocks the ones that nobody else holds."""
+        held = self._held_by(sequences)
+        return sum(self._pool.ref_count(block_id) == held[block_id] for block_id in self._computed_blocks(sequences))
+
+    def lost_by(self, sequences: Ordered[Sequence], num_taken: int) -> list[Span]:
+        """What would have to be computed again of `sequences`, all that their group holds, if they gave up their blocks
+        and `num_taken` of these were taken before they came back."""
+        held = self._held_by(sequences)
+        own = {block_id for block_id, count in held.items() if self._pool.ref_count(block_id) == count}
+        tables = [(sequence, self._tables[sequence]) for sequence in sequences]
+        return lost_spans(tables, own - self._surviving(own, num_taken), self.block_size)
+
+    def _surviving(self, own: set[int], num_taken: int) -> set[int]:
+        """Of blocks that are given up together, those a prefix hit would find after `num_taken` have been taken: what
+        is not cached goes first, then chains from their tails."""
+        contents = ((self._cache.content(block_id), block_id) for block_id in own if self._prefix_caching)
+        cached = sorted((content.depth, block_id) for content, block_id in contents if content is not None)
+        return {block_id for _, block_id in cached[: max(0, min(len(cached), len(own) - num_taken))]}
+
+    def _computed_blocks(self, sequences: Ordered[Sequence]) -> set[int]:
+        return {block_id for sequence in sequences for block_id in present(self._computed(sequence))}
+
+    def _held_by(self, sequences: Ordered[Sequence]) -> Counter[int]:
+        return Counter(block_id for sequence in sequences for block_id in self._tables[sequence].block_ids)
 
     def swap_out(self, sequences: Ordered[Sequence]) -> list[BlockMove]:
         """Moves the blocks of a whole group to CPU blocks, shared as they were; their device blocks are free at once.
@@ -392,19 +422,22 @@ class KVCacheManager:
     def num_missing_swapped(self, sequences: Ordered[Sequence]) -> int:
         """Device blocks that a swapped group needs to come back and compute one more token for each sequence."""
         tables = [(sequence, self._swap_space.table(sequence)) for sequence in sequences]
-        held = {block_id for _, table in tables for block_id in table.block_ids}
+        held = {block_id for sequence, table in tables for block_id in self._to_bring_back(sequence, table)}
         new = sum(self.blocks_for(s.num_known) - len(table) * len(self._windows) for s, table in tables)
         written = [b[-1] for s, table in tables if s.num_computed % self.block_size for b in table.groups]
         # The last of a block's holders writes to it in place.
         return len(held) + new + len(written) - len(set(written))
 
     def swap_in(self, sequences: Ordered[Sequence]) -> list[BlockMove]:
-        """The way back; the tables get room for all known tokens."""
+        """The way back, but for what others hold by then: that is shared. The tables get room for all known tokens."""
         moved: dict[int, int] = {}
         for sequence in sequences:
             swapped = self._swap_space.table(sequence)
             missing = self.blocks_for(sequence.num_known) // len(self._windows) - len(swapped)
-            groups = [[self._bring_back(block_id, moved) for block_id in blocks] for blocks in swapped.groups]
+            groups = [
+                [self._bring_back(cpu_block, held, moved) for cpu_block, held in zip(blocks, found, strict=True)]
+                for blocks, found in zip(swapped.groups, self._held_by_others(sequence, swapped), strict=True)
+            ]
             self._tables[sequence] = BlockTable([[*blocks, *self._take(missing)] for blocks in groups])
         for sequence in sequences:
             self._swap_space.drop(sequence)
@@ -419,14 +452,37 @@ class KVCacheManager:
         count = -(-sequence.num_computed // self.block_size)
         return [blocks[:count] for blocks in self._tables[sequence].groups]
 
-    def _bring_back(self, block_id: int, moved: dict[int, int]) -> int:
-        if block_id == NULL_BLOCK:
+    def _held_by_others(self, sequence: Sequence, swapped: BlockTable) -> list[list[int | None]]:
+        """For each entry of a swapped sequence's tables the device block, if any, that holds the same for others."""
+        num_full = min(sequence.num_computed, sequence.num_known) // self.block_size
+        hashes = block_hashes(sequence, self.block_size)[:num_full]
+        partial = [None] * (len(swapped) - num_full)
+        return [
+            [*(self._held_block(group, value) for value in hashes), *partial] for group in range(len(self._windows))
+        ]
+
+    def _held_block(self, group: int, value: bytes) -> int | None:
+        block_id = self._cache.confirmed_block(group, value)
+        return block_id if block_id is not None and self._pool.ref_count(block_id) else None
+
+    def _to_bring_back(self, sequence: Sequence, swapped: BlockTable) -> list[int]:
+        found = self._held_by_others(sequence, swapped)
+        return [
+            cpu_block
+            for blocks, held in zip(swapped.groups, found, strict=True)
+            for cpu_block, block_id in zip(blocks, held, strict=True)
+            if cpu_block != NULL_BLOCK and block_id is None
+        ]
+
+    def _bring_back(self, cpu_block: int, held: int | None, moved: dict[int, int]) -> int:
+        if cpu_block == NULL_BLOCK:
             return NULL_BLOCK
-        if block_id in moved:
-            self._pool.share([moved[block_id]])
-        else:
-            (moved[block_id],) = self._take(1)
-        return moved[block_id]
+        block_id = moved.get(cpu_block) if held is None else held
+        if block_id is None:
+            (moved[cpu_block],) = self._take(1)
+            return moved[cpu_block]
+        self._pool.share([block_id])
+        return block_id
 
     # -- pin --------------------------------------------------------------------------------------------------------
 

@@ -94,6 +94,8 @@ class Replica:
             windows=[group.window for group in self.hello.kv_groups],
             num_cpu_blocks=self.hello.num_cpu_blocks,
         )
+        self.token_budget = self.config.token_budget(self.hello.device)
+        self.max_parallel = self.config.max_parallel_on(self.hello.device)
         self._deadlines = StepDeadlines(self.config)
         self.next_step_id = 1
         self._next_sequence_id = 1
@@ -240,7 +242,7 @@ class Replica:
     def check(self) -> None:
         """Asserts that blocks, sequences and counts agree."""
         self.kv.check()
-        assert self.num_running_seqs == sum(group.num_slots for group in self.running) <= self.config.max_parallel
+        assert self.num_running_seqs == sum(group.num_slots for group in self.running) <= self.max_parallel
         for groups, status in ((self.running, SequenceStatus.RUNNING), (self.swapped, SequenceStatus.SWAPPED)):
             for group in groups:
                 assert group.num_slots >= len(group.live)

@@ -80,7 +80,7 @@ def start_prefixes(draft: Draft) -> None:
     replica = draft.replica
     for group in list(replica.prefixes):
         fits = replica.kv.can_allocate(group.leaders(), 0) is AllocStatus.OK
-        if draft.budget and fits and replica.num_running_seqs < replica.config.max_parallel:
+        if draft.budget and fits and replica.num_running_seqs < replica.max_parallel:
             replica.prefixes.remove(group)
             draft.admit(group)
 
@@ -119,6 +119,6 @@ def _can_resume(draft: Draft, group: SequenceGroup) -> bool:
     spare = kv.watermark_blocks + group.parallel * kv.blocks_for(1) if replica.running else 0
     return (
         draft.budget >= len(holders)
-        and replica.num_running_seqs + group.parallel <= replica.config.max_parallel
+        and replica.num_running_seqs + group.parallel <= replica.max_parallel
         and kv.num_missing_swapped(holders) + spare <= kv.num_free
     )

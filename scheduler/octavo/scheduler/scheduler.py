@@ -357,7 +357,7 @@ class Scheduler:
     def _draft(self, replica: Replica, head: SequenceGroup | None, now: float) -> Draft | None:
         if not replica.may_plan:
             return None
-        draft = Draft(replica, self.config.max_num_batched_tokens)
+        draft = Draft(replica, replica.token_budget)
         return draft if POLICIES[self.config.policy].begin(draft, head, now) else None
 
     def _is_runnable(self, group: SequenceGroup) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import zmq
 import zmq.asyncio
 
+from octavo.scheduler.config import Preemption
 from octavo.scheduler.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
 from octavo.scheduler.events import (
     Effect,
@@ -218,6 +219,8 @@ class SchedulerShell:
                 *(hello.worker_id, hello.model.dtype, hello.device, hello.num_blocks, hello.block_size),
                 *(gib, hello.kv_bytes_per_token),
             )
+            if self.core.config.preemption is Preemption.MEASURED and hello.num_cpu_blocks and hello.costs is None:
+                _log.warning("worker %s has not measured its costs: preemption there is as with auto", hello.worker_id)
 
     def _is_rivalled(self, hello: WorkerHello, connection: bytes) -> bool:
         """Whether another living worker has this one's name: its connection takes a message and is not this one."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts
 from octavo.wire.model_directory import fingerprint, model_name
 from octavo.wire.sampling import Logprobs, SamplingParams
 from octavo.wire.steps import (
@@ -32,6 +33,9 @@ from octavo.worker.fake_distribution import FakeDistribution, NoTokenLeftError, 
 from octavo.worker.runner import DoneStep, StepOutput
 from octavo.worker.sequences import WorkerSequence, WorkItem
 
+# What a fake device tells of itself: moving a block costs as much as computing four of its tokens, so that sometimes one
+# is better and sometimes the other.
+FAKE_COSTS = StepCosts(PrefillCosts(0.0, 1e-6, 0.0), SwapCosts(0.0, 2e-6, 2e-6))
 _GREEDY = b"greedy"
 
 

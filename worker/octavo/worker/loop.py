@@ -11,6 +11,7 @@ import zmq
 
 from octavo.wire.base import Message
 from octavo.wire.codec import WireError, decode_to_worker, encode
+from octavo.wire.costs import StepCosts
 from octavo.wire.sockets import connect_dealer
 from octavo.wire.steps import HEARTBEAT_INTERVAL_S, ToWorker
 from octavo.worker.liveness import Liveness
@@ -27,13 +28,14 @@ _STEP_WATCH_S = 50e-6
 _GOODBYE_LINGER_MS = 1_000
 
 
-def serve(runner: Runner, *, worker_id: str, endpoint: str, liveness: Liveness) -> None:
-    """Serves plans from the scheduler at `endpoint` until SIGTERM or SIGINT. Only for the main thread.
+def serve(runner: Runner, *, worker_id: str, endpoint: str, liveness: Liveness, costs: StepCosts | None = None) -> None:
+    """Serves plans from the scheduler at `endpoint` until SIGTERM or SIGINT. Only for the main thread. `costs` are what
+    was measured of the runner.
 
     Raises `RefusedError` if the scheduler will not have this worker, `zmq.ZMQError` if `endpoint` cannot be used.
     """
     stop = StopSignal()
-    protocol = WorkerProtocol(worker_id, runner, lambda: secrets.randbits(64))
+    protocol = WorkerProtocol(worker_id, runner, lambda: secrets.randbits(64), costs)
     with stop.installed(), zmq.Context() as context, connect_dealer(context, endpoint) as socket:
         WorkerLoop(socket, protocol, liveness, stop).run()
 

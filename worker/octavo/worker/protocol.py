@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.codec import decode_from_worker, encode
+from octavo.wire.costs import StepCosts
 from octavo.wire.steps import (
     FromWorker,
     Heartbeat,
@@ -59,9 +60,12 @@ class WorkerProtocol:
     `octavo.wire.codec.WireError` if the runner is more than the wire can describe.
     """
 
-    def __init__(self, worker_id: str, runner: Runner, draw_incarnation: Callable[[], int]) -> None:
+    def __init__(
+        self, worker_id: str, runner: Runner, draw_incarnation: Callable[[], int], costs: StepCosts | None = None
+    ) -> None:
         self._worker_id = worker_id
         self._runner = runner
+        self._costs = costs
         self._draw_incarnation = draw_incarnation
         self._table = SequenceTable(
             vocab_size=runner.model.vocab_size,
@@ -149,6 +153,7 @@ class WorkerProtocol:
             block_size=runner.block_size,
             kv_bytes_per_token=runner.kv_bytes_per_token,
             kv_groups=runner.kv_groups,
+            costs=self._costs,
         )
 
     def _welcome(self, epoch: int) -> None:

@@ -18,6 +18,7 @@ from octavo.scheduler.replica import Replica
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import SequenceGroup
 from octavo.wire.base import SCHEMA_VERSION
+from octavo.wire.costs import StepCosts
 from octavo.wire.requests import CacheKey, Rejected, Request
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import (
@@ -39,8 +40,8 @@ _MODEL = ModelInfo("none", "fingerprint", "none", VOCAB_SIZE, max_model_len=1 <<
 _STEP_S = 0.01
 
 
-def hello(num_blocks: int, block_size: int) -> WorkerHello:
-    """A worker with one KV group and nowhere to swap to."""
+def hello(num_blocks: int, block_size: int, num_cpu_blocks: int = 0, costs: StepCosts | None = None) -> WorkerHello:
+    """A worker with one KV group."""
     return WorkerHello(
         schema_version=SCHEMA_VERSION,
         worker_id="instant",
@@ -50,10 +51,11 @@ def hello(num_blocks: int, block_size: int) -> WorkerHello:
         rank=0,
         world_size=1,
         num_blocks=num_blocks,
-        num_cpu_blocks=0,
+        num_cpu_blocks=num_cpu_blocks,
         block_size=block_size,
         kv_bytes_per_token=0,
         kv_groups=[KVGroup(window=0)],
+        costs=costs,
     )
 
 
@@ -86,12 +88,21 @@ class SchedulerAlone:
     then `accept`.
     """
 
-    def __init__(self, config: SchedulerConfig, *, num_blocks: int, block_size: int = 16, seed: int = 0) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        num_cpu_blocks: int = 0,
+        costs: StepCosts | None = None,
+        seed: int = 0,
+    ) -> None:
         self.core = Scheduler(config, epoch=1)
         self._random = random.Random(seed)
         self._now = 0.0
         self.core.handle(FrontendJoined(_FRONTEND), 0.0)
-        self.core.handle(ReplicaJoined(hello(num_blocks, block_size)), 0.0)
+        self.core.handle(ReplicaJoined(hello(num_blocks, block_size, num_cpu_blocks, costs)), 0.0)
 
     @property
     def replica(self) -> Replica:
@@ -137,12 +148,10 @@ class SchedulerAlone:
         self._now += _STEP_S
         return self.core.handle(StepAnswered(_INCARNATION, result), self._now)
 
-    def run(self) -> Iterator[None]:
-        """Runs all that was submitted, as many steps in flight as are allowed; yields when they have been planned."""
+    def run(self) -> Iterator[list[StepPlan]]:
+        """Runs all that was submitted, as many steps in flight as are allowed; yields the plans when they are made."""
         while self.core.groups:
-            for _ in range(self.core.config.max_steps_in_flight):
-                self.schedule()
-            yield
+            yield [plan for _ in range(self.core.config.max_steps_in_flight) for plan in plans(self.schedule())]
             self.accept(self.next_result())
         while self.replica.outstanding:
             self.accept(self.next_result())
@@ -159,5 +168,10 @@ class SchedulerAlone:
 
 def the_plan(effects: list[Effect]) -> StepPlan:
     """The plan among the effects of `schedule`. Raises `ValueError` if there is not exactly one."""
-    (plan,) = [e.message for e in effects if isinstance(e, SendToReplica) and isinstance(e.message, StepPlan)]
+    (plan,) = plans(effects)
     return plan
+
+
+def plans(effects: list[Effect]) -> list[StepPlan]:
+    """All plans among the effects of `schedule`."""
+    return [e.message for e in effects if isinstance(e, SendToReplica) and isinstance(e.message, StepPlan)]

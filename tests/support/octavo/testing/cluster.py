@@ -31,6 +31,7 @@ from octavo.scheduler.sequence import SequenceGroup
 from octavo.testing.spoilable import SpoilableRunner
 from octavo.wire import history
 from octavo.wire.base import SCHEMA_VERSION
+from octavo.wire.costs import StepCosts
 from octavo.wire.requests import CacheKey, Delta, Deltas, FinishReason, GeneratedSequence, Rejected, Request, ToFrontend
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import SequenceFailure, StepOutcome, StepPlan, StepResult, StepTimes, ToWorker, WorkerHello
@@ -93,7 +94,7 @@ def reference_tokens(request: Request, index: int = 0) -> list[int]:
 class FakeReplica:
     """A worker without its shell, with any runner: runs plans in order when told to."""
 
-    def __init__(self, runner: Runner, incarnation: int) -> None:
+    def __init__(self, runner: Runner, incarnation: int, costs: StepCosts | None = None) -> None:
         self.runner = runner
         self.hello = WorkerHello(
             schema_version=SCHEMA_VERSION,
@@ -108,6 +109,7 @@ class FakeReplica:
             block_size=runner.block_size,
             kv_bytes_per_token=runner.kv_bytes_per_token,
             kv_groups=runner.kv_groups,
+            costs=costs,
         )
         self.table = SequenceTable(
             vocab_size=runner.model.vocab_size,
@@ -224,6 +226,7 @@ class Cluster:
         num_cpu_blocks: int = 0,
         windows: tuple[int, ...] = (0,),
         runner: Runner | None = None,
+        costs: StepCosts | None = None,
     ) -> FakeReplica:
         """A replica with a fake model, or with `runner`."""
         if runner is None:
@@ -234,7 +237,7 @@ class Cluster:
                 num_cpu_blocks=num_cpu_blocks,
                 windows=windows,
             )
-        replica = FakeReplica(runner, incarnation)
+        replica = FakeReplica(runner, incarnation, costs)
         self.replicas[incarnation] = replica
         self.handle(ReplicaJoined(replica.hello))
         return replica
@@ -284,7 +287,7 @@ class Cluster:
                     if isinstance(message, StepPlan):
                         self.record(Planned(message))
                         tokens = sum(work.num_tokens for work in message.work)
-                        assert tokens <= self.core.config.max_num_batched_tokens, "a step beyond its budget"
+                        assert tokens <= self.core.replicas[replica_id].token_budget, "a step beyond its budget"
                     self.replicas[replica_id].take(message)
                 case SendToFrontend(_, message):
                     self._take(message)

@@ -88,7 +88,7 @@ def _config(random: Random) -> SchedulerConfig:
         max_steps_in_flight=random.choice((1, 2, 2)),
         watermark=random.choice((0.0, 0.01, 0.1)),
         policy=random.choice((Policy.CHUNKED, Policy.CHUNKED, Policy.PAPER)),
-        preemption=random.choice((Preemption.AUTO, Preemption.RECOMPUTE, Preemption.SWAP, Preemption.SWAP)),
+        preemption=random.choice((Preemption.AUTO, Preemption.RECOMPUTE, Preemption.SWAP, Preemption.MEASURED)),
         delay_factor=random.choice((0.0, 0.5)),
         priority_ageing_s=random.choice((0.0, 10.0)),
         overtaking_s=random.choice((0.0, 1.0)),

@@ -12,6 +12,7 @@ from octavo.testing.simulation.clock import Process
 from octavo.testing.simulation.network import Dealer, Network
 from octavo.testing.spoilable import SpoilableRunner
 from octavo.wire.steps import BlockMoves, StepTimes
+from octavo.worker.fake_runner import FAKE_COSTS
 from octavo.worker.liveness import Liveness
 from octavo.worker.loop import WorkerLoop
 from octavo.worker.protocol import WorkerProtocol
@@ -144,7 +145,10 @@ class WorkerProcess(Process):
         super().__init__(network.clock, place)
         self.dealer = Dealer(network, "workers", place, self)
         self.protocol = WorkerProtocol(
-            place, SimulatedRunner(hardware, device, random, self.stall, spoiled), partial(random.getrandbits, 64)
+            place,
+            SimulatedRunner(hardware, device, random, self.stall, spoiled),
+            partial(random.getrandbits, 64),
+            FAKE_COSTS,
         )
         liveness = Liveness(self._time)
         self._loop = WorkerLoop(cast("Any", self.dealer), self.protocol, liveness, _NeverAsked(), self._time)

@@ -1,0 +1,48 @@
+"""What steps cost on a worker, as it measured at its start: by this a scheduler weighs moving KV against computing it
+again."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from octavo.wire.base import Value
+
+Seconds = Annotated[float, Meta(ge=0.0, le=3600.0)]
+
+
+class PrefillCosts(Value, frozen=True):
+    """Seconds for any step, for each token that it computes, and for each pair of such a token and one that it attends
+    to (`attended_pairs`)."""
+
+    step_s: Seconds
+    token_s: Seconds
+    pair_s: Seconds
+
+
+class SwapCosts(Value, frozen=True):
+    """Seconds for all blocks that a step moves one way between device and CPU memory together, and for each of them:
+    out of the device, or into it."""
+
+    moves_s: Seconds
+    block_out_s: Seconds
+    block_in_s: Seconds
+
+
+class StepCosts(Value, frozen=True):
+    """What a scheduler weighs against each other."""
+
+    prefill: PrefillCosts
+    swap: SwapCosts
+
+
+def attended_pairs(context: int, num_tokens: int, windows: Sequence[int]) -> float:
+    """Pairs of a token and one that it attends to, itself included, for `num_tokens` tokens after `context` others: the
+    mean over KV groups, by their windows (0: none), which have about equally many layers."""
+    return sum(_pairs(context, num_tokens, window) for window in windows) / len(windows)
+
+
+def _pairs(context: int, num_tokens: int, window: int) -> int:
+    """The first tokens see all before them, those whose window has begun to slide as many as fit it."""
+    growing = min(max(window - context, 0), num_tokens) if window else num_tokens
+    return growing * context + growing * (growing + 1) // 2 + (num_tokens - growing) * window
