@@ -1,5 +1,6 @@
 """Which paged attention serves a cache, and why not a faster one."""
 
+import importlib.util
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +19,13 @@ class Choice:
     reason: str | None
 
 
-def choose_attention(shape: CacheShape, device: torch.device) -> Choice:
-    """Octavo's own kernels where they were compiled and serve `shape`, else torch."""
+def choose_attention(shape: CacheShape, device: torch.device, *, exact: bool = False) -> Choice:
+    """Octavo's own kernels where they serve `shape`, on the CPU if they were compiled and on a GPU if there is Triton;
+    else torch. With `exact`, GPU kernels whose result for a token does not depend on what is computed beside it; those
+    of the CPU are always so."""
     fallback = TorchAttention(shape, device)
     if device.type != "cpu":
-        return Choice(fallback, None)
+        return _choose_gpu_attention(shape, device, fallback, exact=exact)
     try:
         library = load()
     except NativeUnavailable as error:
@@ -30,3 +33,17 @@ def choose_attention(shape: CacheShape, device: torch.device) -> Choice:
     if reason := obstacle(shape):
         return Choice(fallback, reason)
     return Choice(NativeAttention(library, shape), None)
+
+
+def _choose_gpu_attention(
+    shape: CacheShape, device: torch.device, fallback: AttentionBackend, *, exact: bool
+) -> Choice:
+    if importlib.util.find_spec("triton") is None:
+        return Choice(fallback, "there is no Triton; install it with pip install 'octavo[gpu]'")
+    # Triton takes seconds to import, and a CPU has no use for it.
+    from octavo.kernels.triton.attention import TritonAttention
+    from octavo.kernels.triton.attention import obstacle as gpu_obstacle
+
+    if reason := gpu_obstacle(shape):
+        return Choice(fallback, reason)
+    return Choice(TritonAttention(shape, device, exact=exact), None)

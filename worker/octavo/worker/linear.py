@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable
 from enum import Enum
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +34,13 @@ class LinearKind(Enum):
     NATIVE = "native"
     ONEDNN = "onednn"
     PLAIN = "plain"
+
+
+class Weights(NamedTuple):
+    """`weight`: [out_features, in_features]; `bias`: [out_features]."""
+
+    weight: Tensor
+    bias: Tensor | None
 
 
 def best_kind(weight: Tensor) -> LinearKind:
@@ -77,13 +85,14 @@ class Linear:
     """y = x W^T + b for x of [tokens, in_features].
 
     Unless `kind` is `PLAIN`, a row of the result does not depend on how many rows there are. `native` holds the weight
-    where `kind` is `NATIVE`.
+    where `kind` is `NATIVE`, and `plain` where it is `PLAIN`, for kernels that multiply in its place.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, kind: LinearKind | None = None) -> None:
         """`weight`: [out_features, in_features]; `bias`: [out_features]. `kind` None: `best_kind`."""
         self.kind = best_kind(weight) if kind is None else kind
         self.native = NativeLinear(load(), weight, bias) if self.kind is LinearKind.NATIVE else None
+        self.plain = Weights(weight, bias) if self.kind is LinearKind.PLAIN else None
         self._multiply = self.native or _torch_linear(self.kind, weight, bias)
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -99,7 +108,7 @@ class Linear:
 
 
 class GatedLinear:
-    """activation(gate(x)) * up(x) for x of [tokens, in_features], gate and up fused. `native` as in `Linear`."""
+    """activation(gate(x)) * up(x), x of [tokens, in_features], gate and up fused. `native`, `plain`: as in `Linear`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str, *, kind: LinearKind | None = None) -> None:
         """`weight`: [2 * out_features, in_features], rows of gate, then of up; `activation` one of `ACTIVATIONS`."""
@@ -110,6 +119,7 @@ class GatedLinear:
         self.kind = chosen
         self.activation = activation
         self.native = NativeLinear(load(), weight, bias, native) if chosen is LinearKind.NATIVE else None
+        self.plain = Weights(weight, bias) if chosen is LinearKind.PLAIN else None
         self._multiply = self.native or _torch_linear(chosen, weight, bias)
 
     def __call__(self, inputs: Tensor) -> Tensor:

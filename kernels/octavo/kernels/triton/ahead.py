@@ -1,10 +1,20 @@
 """Compiles every kernel in every configuration for a GPU that need not be there: nothing ships that does not compile.
 
-`python -m octavo.kernels.triton.ahead` compiles all, prints what each takes, and fails if one does not compile.
+`python -m octavo.kernels.triton.ahead` compiles all, prints what each takes, and fails if one does not compile or takes
+more than there is.
 """
 
+import os
+import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -13,6 +23,10 @@ from triton.compiler import ASTSource
 
 # Hopper: compute capability 9.0, warps of 32.
 HOPPER = GPUTarget("cuda", 90, 32)
+# Shared memory that one program may have there, in bytes.
+SHARED_LIMIT = 227 << 10
+# Modules with kernels; each yields its variants.
+MODULES = ("draw", "gate", "inputs", "matmul", "moves", "norm", "paged_variants", "rope", "stats", "write")
 
 
 @dataclass(frozen=True)
@@ -21,6 +35,7 @@ class Variant:
 
     `signature`: the type of each argument that is no constant ("*bf16", "i32", "fp32"); `constants`: the constexprs by
     name; `aligned`: names of arguments that are multiples of 16 (all pointers are).
+    `requires_wgmma`: its results are promised to be Hopper's matrix instruction's, which must be in the PTX.
     """
 
     name: str
@@ -30,19 +45,19 @@ class Variant:
     num_warps: int = 4
     num_stages: int = 2
     aligned: frozenset[str] = field(default_factory=frozenset)
+    requires_wgmma: bool = False
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What came of a variant: bytes of shared memory, bytes spilled by each thread, the PTX."""
+    """What came of the variant `name`, for each program or thread: bytes of `shared` memory, `registers`, bytes
+    `spilled`; and the `matrix` instructions it uses: "wgmma", "mma" or none."""
 
-    variant: Variant
+    name: str
     shared: int
-    ptx: str
-
-    @property
-    def uses_tensor_cores(self) -> bool:
-        return "wgmma" in self.ptx or "mma.sync" in self.ptx
+    registers: int
+    spilled: int
+    matrix: str
 
 
 def compile_variant(variant: Variant, target: GPUTarget = HOPPER) -> Compiled:
@@ -58,9 +73,79 @@ def compile_variant(variant: Variant, target: GPUTarget = HOPPER) -> Compiled:
     source = ASTSource(variant.kernel, signature, constants, aligned)
     options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
     compiled = triton.compile(source, target=target, options=options)
-    return Compiled(variant, compiled.metadata.shared, compiled.asm["ptx"])
+    registers, spilled = _resources(compiled.asm["cubin"])
+    return Compiled(variant.name, compiled.metadata.shared, registers, spilled, _matrix(compiled.asm["ptx"]))
 
 
 def all_variants() -> Iterator[Variant]:
     """Of every module with kernels."""
-    yield from ()
+    for name in MODULES:
+        yield from import_module(f"octavo.kernels.triton.{name}").variants()
+
+
+def faults(variant: Variant, compiled: Compiled) -> list[str]:
+    """What is wrong with what came of a variant."""
+    found = []
+    if compiled.shared > SHARED_LIMIT:
+        found.append(f"takes {compiled.shared} bytes of shared memory; there are {SHARED_LIMIT}")
+    if variant.requires_wgmma and compiled.matrix != "wgmma":
+        found.append("does not use wgmma, on which the promise of its results rests")
+    return found
+
+
+def _matrix(ptx: str) -> str:
+    return next((kind for kind, name in (("wgmma", "wgmma.mma"), ("mma", "mma.sync")) if name in ptx), "")
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and spilled bytes of a thread, as the disassembler that comes with Triton tells."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        told = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    usage = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told.stdout)}
+    return usage["REG"], usage["STACK"] + usage["LOCAL"]
+
+
+def _compile_share(share: int, num_shares: int) -> list[tuple[Variant, Compiled | Exception]]:
+    """Every `num_shares`-th variant. Kernels cannot be sent from process to process: each makes its own."""
+    done: list[tuple[Variant, Compiled | Exception]] = []
+    for variant in list(all_variants())[share::num_shares]:
+        try:
+            done.append((_described(variant), compile_variant(variant)))
+        except Exception as error:
+            done.append((_described(variant), RuntimeError(f"{type(error).__name__}: {error}")))
+    return done
+
+
+def _described(variant: Variant) -> Variant:
+    """All but the kernel."""
+    return Variant(variant.name, None, {}, {}, requires_wgmma=variant.requires_wgmma)
+
+
+def main() -> int:
+    """The number of variants with a fault."""
+    processes = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(processes) as pool:
+        shares = pool.map(partial(_compile_share, num_shares=processes), range(processes))
+        done = [each for share in shares for each in share]
+    wrong = 0
+    for variant, compiled in sorted(done, key=lambda each: each[0].name):
+        if isinstance(compiled, Exception):
+            wrong += 1
+            print(f"{variant.name}: does not compile: {compiled}")
+            continue
+        found = faults(variant, compiled)
+        wrong += bool(found)
+        spilled = f", {compiled.spilled} bytes spilled" if compiled.spilled else ""
+        print(
+            f"{variant.name}: {compiled.registers} registers, {compiled.shared} bytes shared{spilled}"
+            f" {compiled.matrix} {'; '.join(found)}".rstrip()
+        )
+    print(f"{len(done)} variants, {wrong} with a fault")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main()))

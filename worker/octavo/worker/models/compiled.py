@@ -4,7 +4,6 @@ from collections import Counter
 from ctypes import Array, addressof, byref, c_int64, c_void_p
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.kernels.backend import AttentionBackend
@@ -16,6 +15,7 @@ from octavo.kernels.native.structs import DTYPES, GroupStep, Layer, Op, Run
 from octavo.worker.kv_cache import LayerCache
 from octavo.worker.models.config import DecoderConfig
 from octavo.worker.models.decoder import Decoder, PagedStep
+from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.llama import LlamaModel
 from octavo.worker.models.program import compile_layers, obstacle
 
@@ -46,9 +46,7 @@ class CompiledLlama:
 
     def forward(self, step: PagedStep) -> Tensor:
         """The last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
-        hidden = F.embedding(step.input_ids, self._model.embedding)
-        if self._model.embedding_scale != 1.0:
-            hidden = hidden * self._model.embedding_scale
+        hidden = self._model.embed(step.input_ids)
         self._run(step, hidden)
         norm = self._model.norm
         return rms_norm(self._library, hidden.index_select(0, step.rows), norm.weight, norm.eps)
@@ -110,8 +108,11 @@ class CompiledLlama:
         return self._layers
 
 
-def compiled(model: Decoder, attention: AttentionBackend) -> Decoder:
-    """`model`, or the same with its layers compiled where that can be."""
-    if not isinstance(model, LlamaModel) or not isinstance(attention, NativeAttention):
+def compiled(model: Decoder, attention: AttentionBackend, *, exact: bool = False) -> Decoder:
+    """`model`, or the same computed by Octavo's own kernels where they are for what `attention` runs on. `exact`: no
+    row may depend on the others; the CPU's kernels know no other way, a GPU's take one that is slower."""
+    if not isinstance(model, LlamaModel):
         return model
-    return model if obstacle(model) else CompiledLlama(model, load())
+    if isinstance(attention, NativeAttention):
+        return model if obstacle(model) else CompiledLlama(model, load())
+    return FusedLlama(model, exact=exact) if attention.name == "triton" else model

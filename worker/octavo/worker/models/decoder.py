@@ -40,8 +40,18 @@ class PagedStep:
         attention of `query` ([tokens, query_heads, head_dim]) over everything each token sees there."""
         cache = self.caches[layer]
         group = self.groups[cache.group]
-        self.attention.write(key, value, cache.keys, cache.values, group)
-        return self.attention.attend(query, cache.keys, cache.values, group, scale, softcap=softcap, sinks=sinks)
+        scales = _scales(cache)
+        self.attention.write(key, value, cache.keys, cache.values, group, **scales)
+        return self.attention.attend(
+            query, cache.keys, cache.values, group, scale, softcap=softcap, sinks=sinks, **scales
+        )
+
+
+def _scales(cache: LayerCache) -> dict[str, Any]:
+    """What attention over a narrow cache must be told besides; other kinds of attention know of none."""
+    if cache.key_scale == cache.value_scale == 1.0:
+        return {}
+    return {"key_scale": cache.key_scale, "value_scale": cache.value_scale}
 
 
 class Decoder(Protocol):

@@ -37,9 +37,14 @@ class LlamaModel:
         self.final_softcap = config.final_softcap
         checkpoint.finish()
 
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """[tokens, hidden_size]: what the first layer begins with, a tensor of its own."""
+        hidden = F.embedding(input_ids, self.embedding)
+        return hidden if self.embedding_scale == 1.0 else hidden * self.embedding_scale
+
     def forward(self, step: PagedStep) -> Tensor:
         """The last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
-        hidden = F.embedding(step.input_ids, self.embedding) * self.embedding_scale
+        hidden = self.embed(step.input_ids)
         angles = {table: table.at(step.positions, hidden.dtype) for table in self.rotary_tables}
         for index, layer in enumerate(self.layers):
             hidden = layer(hidden, index, step, _angles_of(layer, angles))
@@ -49,7 +54,10 @@ class LlamaModel:
         """[rows, vocab_size] fp32, of what `forward` gave; in `out` if that is given."""
         if not len(hidden):
             return hidden.new_empty((0, self.config.vocab_size), dtype=torch.float32)
-        logits = self.lm_head.to_float(hidden, out=out)
+        return self.bounded(self.lm_head.to_float(hidden, out=out))
+
+    def bounded(self, logits: Tensor) -> Tensor:
+        """The LM head's products ([rows, vocab_size] fp32) as the model scales and bounds them, in place."""
         if self.logits_scale != 1.0:
             logits = logits.mul_(self.logits_scale)
         if self.final_softcap:

@@ -1,0 +1,149 @@
+"""Paged attention on a GPU: `octavo.kernels.backend.AttentionBackend` in Triton."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.backend import CacheShape, GroupBatch
+from octavo.kernels.checks import check_scores, check_slopes
+from octavo.kernels.triton import launch
+from octavo.kernels.triton.arguments import check_dtypes, check_query
+from octavo.kernels.triton.language import POINTERS
+from octavo.kernels.triton.launch import Problem, Share
+from octavo.kernels.triton.splits import num_splits
+from octavo.kernels.triton.step import TritonStep
+from octavo.kernels.triton.tiles import EXACT_SPLIT_KEYS, MAX_GROUP, decode_tiles, exact_tiles, prefill_tiles
+from octavo.kernels.triton.write import reshape_and_cache
+
+__all__ = ["TritonAttention", "TritonStep", "obstacle"]
+
+# Of an H200, whose launches an interpreter on a CPU then makes too.
+_MULTIPROCESSORS = 132
+_LARGEST_HEAD = 256
+
+
+def obstacle(shape: CacheShape) -> str | None:
+    """Why the kernels cannot serve a cache of this shape; None if they can."""
+    if shape.dtype not in (*POINTERS, torch.float8_e4m3fn):
+        return f"keys and values of {shape.dtype}: the Triton kernels take bf16, fp16, fp32 and float8_e4m3fn"
+    if not (0 < shape.head_dim <= _LARGEST_HEAD and shape.head_dim % 8 == 0):
+        return f"heads of {shape.head_dim}: the Triton kernels take multiples of 8 up to {_LARGEST_HEAD}"
+    return None
+
+
+class TritonAttention:
+    """Decodes and chunks of prompts in kernels of their own; `exact`, all in one whose every sum has one order, so that
+    a token's bits are those that it would have alone, in any chunk, in any batch.
+
+    Raises `ValueError` on a `shape` that the kernels do not take.
+    """
+
+    name = "triton"
+    masks_unwritten = True
+
+    def __init__(self, shape: CacheShape, device: torch.device, *, exact: bool = False) -> None:
+        if reason := obstacle(shape):
+            raise ValueError(reason)
+        self._shape = shape
+        self._device = device
+        self._exact = exact
+        self._multiprocessors = _multiprocessors(device)
+
+    def step(self, batch: GroupBatch) -> TritonStep:
+        return TritonStep.of(batch, self._shape.block_size, self._device)
+
+    def write(
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        step: TritonStep,
+        *,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
+    ) -> None:
+        """A cache of fp8 gets `key` / `key_scale` and `value` / `value_scale`."""
+        reshape_and_cache(
+            key, value, key_cache, value_cache, step.slot_mapping, key_scale=key_scale, value_scale=value_scale
+        )
+
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        step: TritonStep,
+        scale: float,
+        *,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
+    ) -> Tensor:
+        """`scale` must be positive; keys and values are what is in the cache times `key_scale` and `value_scale`."""
+        check_query(query, key_cache, value_cache, step.num_tokens)
+        check_dtypes(query, key_cache, key_scale, value_scale)
+        check_scores(query, softcap, sinks)
+        check_slopes(query, alibi_slopes)
+        if scale <= 0:
+            raise ValueError(f"scores have a scale of {scale}; it must be positive")
+        problem = Problem(
+            query, key_cache, value_cache, step, scale, softcap, sinks, alibi_slopes, key_scale, value_scale
+        )
+        if problem.group > MAX_GROUP:
+            raise ValueError(f"{problem.group} query heads share a KV head; the kernels take up to {MAX_GROUP}")
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        for share in self._shares(problem):
+            launch.attend(problem, share, output)
+        return output
+
+    def _shares(self, problem: Problem) -> Iterator[Share]:
+        step = problem.step
+        if self._exact:
+            yield _exact(problem)
+            return
+        if step.num_decodes:
+            yield self._decode(problem)
+        if step.num_decodes < step.num_sequences:
+            yield self._prefill(problem)
+
+    def _decode(self, problem: Problem) -> Share:
+        count = problem.step.num_decodes
+        tiles = decode_tiles(problem.group, problem.head_dim, problem.query.dtype, problem.key_cache.dtype)
+        splits = self._splits(problem, count, 1)
+        return Share(0, count, count, 1, tiles, decode=True, num_splits=splits)
+
+    def _prefill(self, problem: Problem) -> Share:
+        step = problem.step
+        tiles = prefill_tiles(problem.group, problem.head_dim, problem.query.dtype, step.max_query_len)
+        tokens = step.num_tokens - step.num_decodes
+        share = Share(step.num_decodes, step.num_sequences, tokens, step.max_query_len, tiles)
+        splits = self._splits(problem, share.num_tiles(problem.group), step.max_query_len)
+        return Share(step.num_decodes, step.num_sequences, tokens, step.max_query_len, tiles, num_splits=splits)
+
+    def _splits(self, problem: Problem, num_tiles: int, max_query_len: int) -> int:
+        step = problem.step
+        seen = min(step.max_context_len, step.window + max_query_len) if step.window else step.max_context_len
+        return num_splits(num_tiles * problem.kv_heads, seen, self._multiprocessors)
+
+
+def _exact(problem: Problem) -> Share:
+    step = problem.step
+    return Share(
+        0,
+        step.num_sequences,
+        step.num_tokens,
+        max(1, step.max_query_len),
+        exact_tiles(problem.group, problem.head_dim, problem.query.dtype),
+        num_splits=max(1, -(-step.max_context_len // EXACT_SPLIT_KEYS)),
+        split_keys=EXACT_SPLIT_KEYS,
+    )
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,191 @@
+"""Launches the kernels of paged attention, in configurations that follow from what the host knows."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.triton.paged import attend_kernel, combine_kernel
+from octavo.kernels.triton.step import TritonStep
+from octavo.kernels.triton.tiles import Tiles, padded
+
+# Of what splits leave to be combined. More work than that is cut into launches one after the other.
+_SCRATCH_BYTES = 256 << 20
+COMBINING_WARPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One layer's attention: arguments of `octavo.kernels.triton.attention.TritonAttention.attend`."""
+
+    query: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    step: TritonStep
+    scale: float
+    softcap: float
+    sinks: Tensor | None
+    alibi_slopes: Tensor | None
+    key_scale: float
+    value_scale: float
+
+    @property
+    def kv_heads(self) -> int:
+        return self.key_cache.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        return self.key_cache.shape[3]
+
+    @property
+    def group(self) -> int:
+        return self.query.shape[1] // self.kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The sequences of a step that one configuration serves: from `first_sequence` up to `last_sequence`.
+
+    `decode`: each has one query token, in the row of its number; else they have up to `max_query_len`, `num_tokens` in
+    all. `num_splits` of their keys, by a device that sees how long each is, or of `split_keys` each (0: so many).
+    """
+
+    first_sequence: int
+    last_sequence: int
+    num_tokens: int
+    max_query_len: int
+    tiles: Tiles
+    decode: bool = False
+    num_splits: int = 1
+    split_keys: int = 0
+
+    @property
+    def fuses(self) -> bool:
+        """Whether a product and a sum may be rounded once. Splits that lie still are for bits that do too, whichever
+        code they come from: there, all is rounded as written."""
+        return self.split_keys == 0
+
+    def mask_all(self, window: int) -> bool:
+        """Whether all tiles of keys go through the loop with masks: most need them, memory decides how fast anyway, or
+        the bits must be those of one loop."""
+        return self.decode or self.split_keys > 0 or window > 0
+
+    def num_tiles(self, group: int) -> int:
+        """At least as many as there are tiles of queries."""
+        sequences = self.last_sequence - self.first_sequence
+        return sequences if self.decode else self.num_tokens // (self.tiles.rows // group) + sequences
+
+    def split_rows(self, group: int) -> int:
+        """At least as many as a tile has rows with a query."""
+        return min(self.tiles.rows // group, self.max_query_len) * group
+
+
+def attend(problem: Problem, share: Share, output: Tensor) -> None:
+    """Fills the rows of `output` that belong to the sequences of `share`. Arguments are checked by the caller."""
+    tiles, programs = share.num_tiles(problem.group), problem.kv_heads
+    if share.num_splits == 1:
+        _attend(problem, share, output, (tiles * programs, 1), 0, None, None)
+        return
+    rows = share.split_rows(problem.group)
+    tile_bytes = programs * share.num_splits * rows * (problem.head_dim + 2) * 4
+    together = min(tiles, max(1, _SCRATCH_BYTES // tile_bytes))
+    shape = (together * programs * share.num_splits, rows)
+    sums = torch.empty((*shape, problem.head_dim), dtype=torch.float32, device=output.device)
+    scores = torch.empty((*shape, 2), dtype=torch.float32, device=output.device)
+    for first_tile in range(0, tiles, together):
+        count = min(together, tiles - first_tile) * programs
+        _attend(problem, share, output, (count, share.num_splits), first_tile, sums, scores)
+        _combine(problem, share, output, (count, rows), first_tile, sums, scores)
+
+
+def _attend(
+    problem: Problem,
+    share: Share,
+    output: Tensor,
+    grid: tuple[int, int],
+    first_tile: int,
+    sums: Tensor | None,
+    scores: Tensor | None,
+) -> None:
+    step = problem.step
+    attend_kernel[grid](
+        output,
+        sums,
+        scores,
+        problem.query,
+        problem.key_cache,
+        problem.value_cache,
+        step.block_tables,
+        step.table_rows,
+        step.context_lens,
+        step.query_starts,
+        problem.sinks,
+        problem.alibi_slopes,
+        problem.scale * problem.key_scale,
+        problem.softcap,
+        problem.value_scale,
+        step.window,
+        problem.kv_heads,
+        first_tile,
+        share.first_sequence,
+        share.last_sequence,
+        share.split_rows(problem.group),
+        *problem.query.stride()[:2],
+        *output.stride()[:2],
+        *problem.key_cache.stride()[:3],
+        step.block_tables.stride(0),
+        BLOCK_SIZE=problem.key_cache.shape[1],
+        WINDOWED=step.window > 0,
+        CAPPED=problem.softcap > 0,
+        MASK_ALL=share.mask_all(step.window),
+        **tile_constants(problem.group, problem.head_dim, share),
+        num_warps=share.tiles.warps,
+        num_stages=share.tiles.stages,
+        enable_fp_fusion=share.fuses,
+    )
+
+
+def _combine(
+    problem: Problem,
+    share: Share,
+    output: Tensor,
+    grid: tuple[int, int],
+    first_tile: int,
+    sums: Tensor,
+    scores: Tensor,
+) -> None:
+    step = problem.step
+    combine_kernel[grid](
+        output,
+        sums,
+        scores,
+        step.context_lens,
+        step.query_starts,
+        problem.sinks,
+        problem.value_scale,
+        step.window,
+        problem.kv_heads,
+        share.num_splits,
+        first_tile,
+        share.first_sequence,
+        share.last_sequence,
+        grid[1],
+        *output.stride()[:2],
+        **tile_constants(problem.group, problem.head_dim, share),
+        num_warps=COMBINING_WARPS,
+        enable_fp_fusion=share.fuses,
+    )
+
+
+def tile_constants(group: int, head_dim: int, share: Share) -> dict[str, Any]:
+    """The constants that both kernels have."""
+    return {
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "PADDED_DIM": padded(head_dim),
+        "TILE_ROWS": share.tiles.rows,
+        "TILE_KEYS": share.tiles.keys,
+        "SPLIT_KEYS": share.split_keys,
+        "DECODE": share.decode,
+    }

@@ -1,0 +1,78 @@
+"""How large the tiles of paged attention are, and how many warps work on one. Sizes that suit an H200, by arithmetic:
+none of them has been measured yet."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+# Most query heads that may share a KV head: they are rows of one tile.
+MAX_GROUP = 128
+# Keys of a split in exact mode: where splits lie must not depend on the batch. A multiple of every tile's keys.
+EXACT_SPLIT_KEYS = 2048
+
+# A tile of keys in decode: two programs per multiprocessor then have 128 KiB under way, thrice what its share of the
+# bandwidth (33 KB/us) and a latency of about 1 us ask for, and 4 warps have 16 bytes to load, 8 times over.
+_DECODE_TILE_BYTES = 16 << 10
+# Tensor cores multiply 16 rows at least, Hopper's wgmma 64.
+_LEAST_ROWS = 16
+_WGMMA_ROWS = 64
+_MOST_ROWS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """`rows` of queries (tokens x heads of a group) and `keys` that a program multiplies at a time; `stages`: tiles of
+    keys being loaded or multiplied at once."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> Tiles:
+    """For one query token per sequence, computed in `dtype`: memory's speed decides."""
+    if dtype == torch.float32:
+        return _fp32_tiles(group)
+    keys = min(_DECODE_TILE_BYTES // (padded(head_dim) * cache_dtype.itemsize), 128)
+    rows = _rows(group)
+    return Tiles(rows, keys, 8 if rows > _WGMMA_ROWS else 4, stages=3)
+
+
+def prefill_tiles(group: int, head_dim: int, dtype: torch.dtype, max_query_len: int) -> Tiles:
+    """For chunks of at most `max_query_len` tokens, computed in `dtype`."""
+    if dtype == torch.float32:
+        return _fp32_tiles(group)
+    wanted = group * max_query_len
+    if wanted <= _LEAST_ROWS:
+        return _tensor_core_tiles(_rows(group), head_dim)
+    rows = _WGMMA_ROWS if wanted <= _WGMMA_ROWS and group <= _WGMMA_ROWS else _MOST_ROWS
+    return _tensor_core_tiles(rows, head_dim)
+
+
+def exact_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
+    """For any query: what a token's sums are made of must depend on its model alone."""
+    if dtype == torch.float32:
+        return _fp32_tiles(group)
+    return _tensor_core_tiles(max(_rows(group), _WGMMA_ROWS), head_dim)
+
+
+def _tensor_core_tiles(rows: int, head_dim: int) -> Tiles:
+    """As many keys as leave registers for the sums, and as many warps as have them."""
+    return Tiles(rows, 32 if padded(head_dim) > 128 else 64, 8 if rows > _WGMMA_ROWS else 4, stages=3)
+
+
+def _fp32_tiles(group: int) -> Tiles:
+    """No tensor core multiplies true fp32; larger tiles spill registers."""
+    rows = _rows(group)
+    return Tiles(rows, keys=16, warps=4 if rows == _LEAST_ROWS else 8, stages=2)
+
+
+def padded(head_dim: int) -> int:
+    """The width of a tile: tensor cores and Triton want a power of two."""
+    return max(16, int(triton.next_power_of_2(head_dim)))
+
+
+def _rows(group: int) -> int:
+    return max(_LEAST_ROWS, int(triton.next_power_of_2(group)))

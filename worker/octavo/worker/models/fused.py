@@ -1,0 +1,162 @@
+"""A Llama-family model on a GPU: Octavo's Triton kernels between the matrix products."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.worker.linear import GatedLinear, Linear, Weights
+from octavo.worker.models.config import DecoderConfig
+from octavo.worker.models.decoder import PagedStep
+from octavo.worker.models.layers import Attention, DecoderLayer, RMSNorm
+from octavo.worker.models.llama import LlamaModel
+
+# x W^T + b of x, W and b.
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+class FusedLlama:
+    """`octavo.worker.models.decoder.Decoder` with the results of `model`, but for roundings: what a kernel fuses is
+    computed in fp32 and rounded once, where torch's operations round after each.
+
+    Fused are: residual additions with the norms before and after them; norms of heads with rotary embedding and the
+    write of keys and values; activations with the gate. Norms over all heads at once (OLMo 2) are kernels of their own
+    before that, the embedding and what bounds the logits are torch's. Layers run as they stand for every architecture
+    of the family. `step.attention` is `octavo.kernels.triton.attention.TritonAttention`. Nothing waits for the device,
+    and no shape depends on what it holds: a step may be captured in a CUDA graph.
+
+    `exact`: each token's bits depend on no other tokens of a step but those it attends to, if attention's do not.
+
+    Raises `ValueError` on a model whose weights lie otherwise than `F.linear` takes them.
+    """
+
+    def __init__(self, model: LlamaModel, *, exact: bool = False) -> None:
+        # An install for the CPU has no Triton, and knows this class all the same.
+        from octavo.kernels.triton.gate import gated
+        from octavo.kernels.triton.matmul import linear
+        from octavo.kernels.triton.norm import add_rms_norm, rms_norm
+        from octavo.kernels.triton.rope import rope_and_cache
+
+        self._gated, self._rope_and_cache = gated, rope_and_cache
+        self._rms_norm, self._add_rms_norm = rms_norm, add_rms_norm
+        self._exact_product = linear
+        self._product: Product = linear if exact else F.linear
+        self.exact = exact
+        self._model = model
+        self._lm_head = _plain(model.lm_head)
+        self._layers = [_Layer.of(layer) for layer in model.layers]
+        self._next_norms = [*(layer.input_norm for layer in model.layers[1:]), model.norm]
+
+    @property
+    def config(self) -> DecoderConfig:
+        return self._model.config
+
+    def forward(self, step: PagedStep) -> Tensor:
+        """The last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
+        residual = self._model.embed(step.input_ids)
+        hidden = self._first_norm(residual)
+        for index, (layer, next_norm) in enumerate(zip(self._layers, self._next_norms, strict=True)):
+            update = self._attention(layer, hidden, index, step)
+            if layer is self._layers[-1]:
+                # Nothing attends to what comes after.
+                residual, update = (tensor.index_select(0, step.rows) for tensor in (residual, update))
+            given = layer.given
+            hidden = self._add(residual, update, given.attention_output_norm, given.post_attention_norm)
+            update = self._mlp(layer, hidden)
+            hidden = self._add(residual, update, given.mlp_output_norm, next_norm)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocab_size] fp32, of what `forward` gave."""
+        if not self.exact:
+            return self._model.logits(hidden)
+        return self._model.bounded(self._exact_product(hidden, *self._lm_head, out_float=True))
+
+    def _first_norm(self, residual: Tensor) -> Tensor:
+        norm = self._layers[0].given.input_norm
+        return residual if norm is None else self._rms_norm(residual, norm.weight, norm.eps)
+
+    def _attention(self, layer: "_Layer", hidden: Tensor, index: int, step: PagedStep) -> Tensor:
+        given, cache = layer.given.attention, step.caches[index]
+        group = step.groups[cache.group]
+        qkv = self._product(hidden, *layer.qkv)
+        q_weight, k_weight = self._head_norms(given, qkv)
+        cos, sin = (given.rotary.cos, given.rotary.sin) if given.rotary else (None, None)
+        query = self._rope_and_cache(
+            qkv,
+            step.positions,
+            cos,
+            sin,
+            q_weight,
+            k_weight,
+            self.config.rms_norm_eps,
+            cache.keys,
+            cache.values,
+            group.slot_mapping,
+            given.num_heads,
+            given.num_kv_heads,
+            cache.key_scale,
+            cache.value_scale,
+        )
+        # Scales are none of what all kinds of attention take.
+        attention: Any = step.attention
+        attended: Tensor = attention.attend(
+            query,
+            cache.keys,
+            cache.values,
+            group,
+            given.scale,
+            softcap=given.softcap,
+            key_scale=cache.key_scale,
+            value_scale=cache.value_scale,
+        )
+        return self._product(attended.flatten(1), *layer.output)
+
+    def _head_norms(self, attention: Attention, qkv: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The weights of norms over each head, of queries and of keys. Those over all heads are done here, in `qkv`."""
+        q_norm, k_norm, head_dim = attention.q_norm, attention.k_norm, attention.head_dim
+        if q_norm is None or k_norm is None:
+            return None, None
+        if len(q_norm.weight) == len(k_norm.weight) == head_dim:
+            return q_norm.weight, k_norm.weight
+        borders = [attention.num_heads * head_dim, (attention.num_heads + attention.num_kv_heads) * head_dim]
+        query, key, _ = qkv.tensor_split(borders, dim=1)
+        for heads, norm in ((query, q_norm), (key, k_norm)):
+            self._rms_norm(heads, norm.weight, norm.eps, out=heads)
+        return None, None
+
+    def _mlp(self, layer: "_Layer", hidden: Tensor) -> Tensor:
+        gate_up = self._product(hidden, *layer.gate_up)
+        return self._product(self._gated(gate_up, layer.given.mlp.gate_up.activation), *layer.down)
+
+    def _add(self, residual: Tensor, update: Tensor, update_norm: RMSNorm | None, norm: RMSNorm | None) -> Tensor:
+        """Adds `update` to `residual`, in place; the sum, normed."""
+        weight, update_weight = (None if given is None else given.weight for given in (norm, update_norm))
+        config = self.config
+        return self._add_rms_norm(
+            residual, update, weight, config.rms_norm_eps, scale=config.residual_scale, update_weight=update_weight
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A layer as it was `given`, and its weights."""
+
+    given: DecoderLayer
+    qkv: Weights
+    output: Weights
+    gate_up: Weights
+    down: Weights
+
+    @classmethod
+    def of(cls, layer: DecoderLayer) -> Self:
+        attention, mlp = layer.attention, layer.mlp
+        return cls(layer, _plain(attention.qkv), _plain(attention.output), _plain(mlp.gate_up), _plain(mlp.down))
+
+
+def _plain(layer: Linear | GatedLinear) -> Weights:
+    if layer.plain is None:
+        raise ValueError(f"a weight is multiplied by {layer.kind.value}; kernels for a GPU take plain ones")
+    return layer.plain
