@@ -1,0 +1,1 @@
+"""`python -m octavo.bench.gpu`: what one GPU gives, and how near to it Octavo comes, beside peers that are at hand."""

@@ -1,0 +1,181 @@
+"""K1, K2, K4 to K7: attention over blocks, beside the rate of copies, other kernels, and itself on easier ground."""
+
+from functools import partial
+from typing import Protocol
+
+from octavo.bench.gpu import peers
+from octavo.bench.gpu.cases import Case, Measured, NotMeasured, Target
+from octavo.bench.gpu.floors import Work, decode_attention, floor_s, prefill_attention
+from octavo.bench.gpu.machine import Machine
+from octavo.bench.gpu.problems import PagedProblem, ours, paged_problem
+from octavo.bench.gpu.shapes import AttentionShape
+from octavo.bench.gpu.timing import Call, Contenders
+
+OURS = "ours"
+# Those that K2 is judged by; others are told beside them.
+_JUDGES = (peers.FA3, peers.FLASHINFER, peers.CUDNN, peers.VLLM)
+_NEEDS = ("triton", "octavo.kernels.triton.attention")
+
+_SHARE = Target("share of the copy rate", "%", 80, 90, at_least=True)
+_PEERS = Target("time over the best of FA3, FlashInfer, cuDNN", "x", 1.15, 1.0)
+_SPLIT = Target("speed over one pass", "x", 4, 8, at_least=True)
+_PAGING = Target("time beyond that on contiguous keys and values", "%", 8, 3)
+_GROUP = Target("bytes per second over those of 32/8 heads", "%", 90, 97, at_least=True)
+_CHUNK = Target("speed over torch's flash attention on contiguous keys and values", "x", 1.0, 1.3, at_least=True)
+
+# Sequences and context: each at least 0.5 GB of one layer's keys and values.
+_LARGE = ((64, 2048), (256, 1024), (16, 8192))
+_LONG = ((1, 8192), (1, 32768), (4, 8192), (4, 32768))
+_HISTORIES, _CHUNK_TOKENS = (0, 6144, 14336), 2048
+
+
+class _DecodeFigure(Protocol):
+    def __call__(self, machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int) -> Measured: ...
+
+
+def cases(*, quick: bool) -> list[Case]:
+    """`quick`: so small that Triton's interpreter can compute them."""
+    shape = AttentionShape(8, 2, 64) if quick else AttentionShape()
+    large = ((3, 40),) if quick else _LARGE
+    long = ((1, 100),) if quick else _LONG
+    histories, chunk = ((0, 20), 24) if quick else (_HISTORIES, _CHUNK_TOKENS)
+    size = large[0]
+    return [
+        *(_decode_case("K1", _share, _SHARE, shape, *each) for each in large),
+        *(_decode_case("K2", _beside_peers, _PEERS, shape, *each, seconds=20.0) for each in large),
+        *(_decode_case("K4", _split, _SPLIT, shape, *each) for each in long),
+        _decode_case("K5", _paging, _PAGING, shape, *size, seconds=6.0),
+        _decode_case("K6", _group_of_seven, _GROUP, AttentionShape(28, 4, shape.head_dim), *size),
+        *(_prefill_case(shape, chunk, history) for history in histories),
+    ]
+
+
+def _decode_case(
+    goal: str,
+    measure: _DecodeFigure,
+    target: Target,
+    shape: AttentionShape,
+    num_sequences: int,
+    context: int,
+    seconds: float = 3.0,
+) -> Case:
+    return Case(
+        goal,
+        f"B={num_sequences}, ctx {context}",
+        target,
+        partial(measure, shape=shape, num_sequences=num_sequences, context=context),
+        (decode_attention([context] * num_sequences, shape),),
+        seconds,
+        modules=_NEEDS,
+    )
+
+
+def _decode(
+    machine: Machine, shape: AttentionShape, num_sequences: int, context: int, num_layers: int = 16
+) -> PagedProblem:
+    return paged_problem(
+        shape,
+        machine.device,
+        num_sequences=num_sequences,
+        context=context,
+        num_layers=2 if machine.quick else num_layers,
+    )
+
+
+def _share(machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int) -> Measured:
+    problem = _decode(machine, shape, num_sequences, context)
+    result = machine.race({OURS: ours(problem)})
+    sample = result.samples[OURS]
+    floor = floor_s([decode_attention([context] * num_sequences, shape)], machine.rates)
+    return Measured(100 * floor / sample.median, sample, notes={"layers": problem.num_layers})
+
+
+def _beside_peers(machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int) -> Measured:
+    problem = _decode(machine, shape, num_sequences, context, num_layers=4)
+    contenders = _with_peers(problem, peers.of_decodes())
+    result = machine.race(contenders)
+    best = result.best(*_JUDGES)
+    if best is None:
+        raise NotMeasured("; ".join(f"{name}: {result.missing.get(name, 'not here')}" for name in _JUDGES))
+    sample = result.samples.pop(OURS)
+    notes: dict[str, float | str] = {"best": best, "not in a graph": ", ".join(result.eager)}
+    return Measured(sample.median / result.samples[best].median, sample, result.samples, result.missing, notes)
+
+
+def _with_peers(problem: PagedProblem, others: dict[str, peers.Peer]) -> Contenders:
+    return {OURS: ours(problem), **{name: partial(peer, problem) for name, peer in others.items()}}
+
+
+def _split(machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int) -> Measured:
+    problem = _decode(machine, shape, num_sequences, context)
+    contenders = {OURS: ours(problem), "one pass": ours(problem, splits=False)}
+    samples = machine.race(contenders).samples
+    split = samples.pop(OURS)
+    return Measured(samples["one pass"].median / split.median, split, samples)
+
+
+def _paging(machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int) -> Measured:
+    """The blocks of all layers of an 8B model against a cache that has just the one layer, and blocks that are as long
+    as a sequence's neighbouring tokens can be."""
+    problem = _decode(machine, shape, num_sequences, context, num_layers=36)
+    contenders = {
+        OURS: ours(problem),
+        "contiguous": _one_layer_caches(machine, shape.with_block_size(256), num_sequences, context),
+        "blocks in order": _one_layer_caches(machine, shape, num_sequences, context),
+    }
+    samples = machine.race(contenders).samples
+    paged = samples.pop(OURS)
+    return Measured(100 * (paged.median / samples["contiguous"].median - 1), paged, samples)
+
+
+def _one_layer_caches(machine: Machine, shape: AttentionShape, num_sequences: int, context: int) -> list[Call]:
+    return [
+        call
+        for _ in range(2)
+        for call in ours(
+            paged_problem(
+                shape, machine.device, num_sequences=num_sequences, context=context, num_layers=1, shuffled=False
+            )
+        )
+    ]
+
+
+def _group_of_seven(machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int) -> Measured:
+    """`shape` has a group of 7; as many bytes of keys and values in either."""
+    plain = AttentionShape(8 * shape.kv_heads, 2 * shape.kv_heads, shape.head_dim)
+    seven, eight = (decode_attention([context] * num_sequences, each).bytes for each in (shape, plain))
+    contenders = {
+        OURS: ours(_decode(machine, shape, num_sequences, context)),
+        "32/8": ours(_decode(machine, plain, num_sequences, context)),
+    }
+    samples = machine.race(contenders).samples
+    sample = samples.pop(OURS)
+    return Measured(100 * (seven / sample.median) / (eight / samples["32/8"].median), sample, samples)
+
+
+def _prefill_case(shape: AttentionShape, chunk: int, history: int) -> Case:
+    work = prefill_attention(chunk, history, shape)
+    return Case(
+        "K7",
+        f"{chunk} after {history}",
+        _CHUNK,
+        partial(_chunk, shape=shape, chunk=chunk, history=history, work=work),
+        (work,),
+        seconds=20.0,
+        modules=_NEEDS,
+    )
+
+
+def _chunk(machine: Machine, *, shape: AttentionShape, chunk: int, history: int, work: Work) -> Measured:
+    context = history + chunk
+    layers = machine.rotations(context * shape.kv_bytes_per_token)
+    problem = paged_problem(
+        shape, machine.device, num_sequences=1, num_queries=chunk, context=context, num_layers=layers
+    )
+    result = machine.race(_with_peers(problem, peers.of_chunks()))
+    sample = result.samples.pop(OURS)
+    if peers.FLASH not in result.samples:
+        raise NotMeasured(f"no {peers.FLASH}: {result.missing[peers.FLASH]}")
+    notes: dict[str, float | str] = {"TFLOP/s": work.flops / sample.median / 1e12}
+    value = result.samples[peers.FLASH].median / sample.median
+    return Measured(value, sample, result.samples, result.missing, notes)

@@ -1,0 +1,107 @@
+"""What is measured: a case is one figure of a goal, and what came of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo.bench.gpu.floors import Floor
+from octavo.bench.gpu.samples import Sample
+
+if TYPE_CHECKING:
+    from octavo.bench.gpu.machine import Machine
+
+# Most wanted first; then the others, as they are written down.
+FIRST = ("K1", "K4", "R1", "R2", "R3", "E1")
+
+
+class NotMeasured(Exception):
+    """Something that the case needs is missing; its text says what."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a figure is (`what`, in `unit`), and the values wanted and hoped for. `at_least`: more is better."""
+
+    what: str
+    unit: str
+    goal: float
+    stretch: float
+    at_least: bool = False
+
+    def reached(self, value: float, bound: float) -> bool:
+        return value >= bound if self.at_least else value <= bound
+
+    def verdict(self, value: float) -> str:
+        if self.reached(value, self.stretch):
+            return "stretch"
+        return "goal" if self.reached(value, self.goal) else "missed"
+
+    def bounds(self) -> str:
+        sign = ">=" if self.at_least else "<="
+        return f"{sign} {self.goal:g} / {self.stretch:g} {self.unit}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The figure (`value`, in the target's unit), the seconds that ours and each peer took, why peers are `missing`,
+    and `notes` for whoever reads the JSON."""
+
+    value: float
+    ours: Sample | None = None
+    peers: dict[str, Sample] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What takes long to start (a model, processes), so that cases that come one after the other share it."""
+
+    name: str
+    start_s: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """`run` measures one figure, of the part named, of a goal. It takes about `seconds`, and `held` in addition, where
+    that does not run yet. `modules`: what it cannot do without. `floor`: of what ours does, where that has one."""
+
+    goal: str
+    part: str
+    target: Target
+    run: Callable[["Machine"], Measured]
+    floor: Floor = ()
+    seconds: float = 3.0
+    held: Held | None = None
+    modules: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return f"{self.goal} {self.part}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A case with one of: what was `measured`, why it was `skipped`, the traceback with which it `failed`."""
+
+    case: Case
+    floor_s: float | None = None
+    measured: Measured | None = None
+    skipped: str = ""
+    failed: str = ""
+    wall_s: float = 0.0
+
+
+def in_order(cases: list[Case]) -> list[Case]:
+    """The most wanted goals first."""
+    places = {goal: place for place, goal in enumerate(FIRST)}
+    return sorted(cases, key=lambda case: places.get(case.goal, len(FIRST)))
+
+
+def chosen(cases: list[Case], goals: list[str]) -> list[Case]:
+    """Those of `goals`; all if there are none. Raises `ValueError` on a goal that no case has."""
+    unknown = sorted(set(goals) - {case.goal for case in cases})
+    if unknown:
+        known = sorted({case.goal for case in cases})
+        raise ValueError(f"there is no goal {', '.join(unknown)}; there are {', '.join(known)}")
+    return [case for case in cases if not goals or case.goal in goals]

@@ -1,0 +1,89 @@
+"""What the machine gives at this moment: copies, matrix products, pinned transfers, launches. Always random data."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from octavo.bench.gpu.floors import Ceilings
+from octavo.bench.gpu.machine import Machine
+from octavo.bench.gpu.samples import Sample
+from octavo.bench.gpu.timing import Call, host_s
+
+_GIB = 1 << 30
+
+
+def measure_ceilings(machine: Machine) -> tuple[Ceilings, dict[str, Sample]]:
+    """The rates that floors are made of, and everything that was measured, by what it is and its unit."""
+    copy = _copy_rate(machine)
+    gemm = _gemm_rate(machine)
+    to_device, to_host = _pinned_rates(machine)
+    found = {
+        "device copy, read + written, TB/s": _scaled(copy, 1e-12),
+        "bf16 matrix product, TFLOP/s": _scaled(gemm, 1e-12),
+        "pinned to device, GB/s": _scaled(to_device, 1e-9),
+        "device to pinned, GB/s": _scaled(to_host, 1e-9),
+        "empty graph replay, us": _scaled(_graph_replay_s(machine), 1e6),
+        "launch of a small operation, us of the host": _scaled(_launch_s(machine), 1e6),
+    }
+    return Ceilings(copy.median, gemm.median, to_device.median, to_host.median), found
+
+
+def _copy_rate(machine: Machine) -> Sample:
+    """Bytes per second."""
+    size = (1 << 20) if machine.quick else 4 * _GIB
+    buffers = [_random_bytes(size, machine.device) for _ in range(2)]
+    # Back and forth: both are far larger than any cache.
+    calls = [partial(buffers[0].copy_, buffers[1]), partial(buffers[1].copy_, buffers[0])]
+    return _rate(machine, calls, 2 * size)
+
+
+def _gemm_rate(machine: Machine) -> Sample:
+    """Operations per second."""
+    size = 64 if machine.quick else 8192
+    sets = [
+        (_normal(size, machine), _normal(size, machine), torch.empty(size, size).to(machine.device, torch.bfloat16))
+        for _ in range(3)
+    ]
+    calls = [partial(torch.matmul, a, b, out=out) for a, b, out in sets]
+    return _rate(machine, calls, 2 * size**3)
+
+
+def _normal(size: int, machine: Machine) -> Tensor:
+    return torch.randn(size, size, device=machine.device, dtype=torch.bfloat16)
+
+
+def _pinned_rates(machine: Machine) -> tuple[Sample, Sample]:
+    """Bytes per second to the device, and to the host."""
+    size = (1 << 20) if machine.quick else _GIB
+    on_device = _random_bytes(size, machine.device)
+    on_host = torch.empty(size, dtype=torch.uint8, pin_memory=machine.device.type == "cuda").copy_(on_device)
+    to_device = _rate(machine, [partial(on_device.copy_, on_host, non_blocking=True)], size)
+    to_host = _rate(machine, [partial(on_host.copy_, on_device, non_blocking=True)], size)
+    return to_device, to_host
+
+
+def _graph_replay_s(machine: Machine) -> Sample:
+    """Of a graph with one kernel that does next to nothing."""
+    one = torch.randn(16, device=machine.device)
+    return machine.race({"replay": [partial(one.mul_, -1.0)]}).samples["replay"]
+
+
+def _launch_s(machine: Machine) -> Sample:
+    one = torch.randn(16, device=machine.device)
+    return Sample.of(host_s(partial(one.mul_, -1.0), machine.device, times=200))
+
+
+def _rate(machine: Machine, calls: Sequence[Call], amount: float) -> Sample:
+    """Of what a call does, per second. Not from a graph: a copy to the host may have no place in one."""
+    times = machine.race({"": calls}, graphs=False).samples[""]
+    return Sample(amount / times.median, amount / times.high, amount / times.low, times.count)
+
+
+def _scaled(sample: Sample, factor: float) -> Sample:
+    return Sample(sample.median * factor, sample.low * factor, sample.high * factor, sample.count)
+
+
+def _random_bytes(size: int, device: torch.device) -> Tensor:
+    return torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)

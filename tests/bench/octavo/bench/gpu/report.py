@@ -1,0 +1,157 @@
+"""What was found, as JSON and as a short table."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from octavo.bench.gpu.budget import absent
+from octavo.bench.gpu.cases import Case, Measured, Outcome
+from octavo.bench.gpu.floors import NOMINAL, Ceilings, floor_s
+from octavo.bench.gpu.samples import Sample
+
+_HEADS = ("", "ours", "floor", "best peer", "figure", "wanted / hoped for", "")
+_WIDTHS = (38, 10, 10, 20, 12, 24, 8)
+
+
+@dataclass
+class Report:
+    """`peers`: whether each is here. `ceilings` are samples by what they are and their unit, for the reader; floors are
+    made of `rates`."""
+
+    settings: dict[str, object]
+    peers: dict[str, bool] = field(default_factory=dict)
+    ceilings: dict[str, Sample] = field(default_factory=dict)
+    rates: Ceilings = NOMINAL
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "settings": self.settings,
+            "peers": self.peers,
+            "ceilings": {name: sample.to_json() for name, sample in self.ceilings.items()},
+            "rates": self.rates.to_json(),
+            "cases": [_case_json(outcome) for outcome in self.outcomes],
+        }
+
+    def write(self, path: Path) -> None:
+        """Whole or not at all: a call may be cut off at any moment."""
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+
+    def to_text(self) -> str:
+        found = [_row(outcome) for outcome in self.outcomes if outcome.measured]
+        rates = [f"{name}: {sample.median:.4g}" for name, sample in self.ceilings.items()]
+        return "\n".join([*rates, "", _columns(_HEADS), *found, *_left_out(self.outcomes), *self._absent_peers()])
+
+    def _absent_peers(self) -> Iterator[str]:
+        absent_peers = [name for name, there in self.peers.items() if not there]
+        if absent_peers:
+            yield f"peers that are not here: {', '.join(absent_peers)}"
+
+
+def plan_text(cases: Sequence[Case], peers: dict[str, bool]) -> str:
+    """What would be measured, with floors by nominal rates; and which peers are here."""
+    here = [name for name, there in peers.items() if there]
+    not_here = [name for name, there in peers.items() if not there]
+    lines = [_columns(("", "about", "floor", "wanted / hoped for"), (38, 8, 10, 26))]
+    lines += [_columns(_plan_cells(case), (38, 8, 10, 26)) for case in cases]
+    return "\n".join([*lines, "", f"peers here: {', '.join(here)}", f"not here: {', '.join(not_here) or 'none'}"])
+
+
+def _plan_cells(case: Case) -> tuple[str, ...]:
+    missing = absent(case.modules)
+    floor = duration(floor_s(case.floor, NOMINAL)) if case.floor else ""
+    seconds = case.seconds + (case.held.start_s if case.held else 0.0)
+    note = f"  needs {', '.join(missing)}" if missing else ""
+    return case.title, f"{seconds:.0f} s", floor, case.target.bounds() + note
+
+
+def progress(outcome: Outcome) -> str:
+    """One line as soon as a case is done."""
+    if outcome.measured:
+        return _row(outcome)
+    return next(_left_out([outcome]))
+
+
+def duration(seconds: float) -> str:
+    """In the unit that makes it a number of one to three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def _row(outcome: Outcome) -> str:
+    case, measured = outcome.case, outcome.measured
+    assert measured is not None
+    cells = (
+        case.title,
+        duration(measured.ours.median) if measured.ours else "",
+        duration(outcome.floor_s) if outcome.floor_s else "",
+        _best_peer(measured),
+        f"{measured.value:.4g} {case.target.unit}",
+        case.target.bounds(),
+        case.target.verdict(measured.value),
+    )
+    return _columns(cells)
+
+
+def _best_peer(measured: Measured) -> str:
+    if not measured.peers:
+        return ""
+    name, sample = min(measured.peers.items(), key=lambda peer: peer[1].median)
+    return f"{duration(sample.median)} {name}"
+
+
+def _left_out(outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """One line for each case that was not measured, and for each peer that did not run."""
+    for outcome in outcomes:
+        if outcome.skipped:
+            yield f"skipped {outcome.case.title}: {outcome.skipped}"
+        elif outcome.failed:
+            yield f"FAILED {outcome.case.title}: {outcome.failed.strip().splitlines()[-1]}"
+        elif outcome.measured:
+            for peer, reason in outcome.measured.missing.items():
+                yield f"without {peer} in {outcome.case.title}: {' '.join(reason.split())[:120]}"
+
+
+def _columns(cells: Sequence[str], widths: Sequence[int] = _WIDTHS) -> str:
+    """The first to the left, the others to the right."""
+    first, *others = cells
+    padded = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=False))]
+    return " ".join(padded).rstrip()
+
+
+def _case_json(outcome: Outcome) -> dict[str, object]:
+    case, measured = outcome.case, outcome.measured
+    target = case.target
+    value: dict[str, object] = {
+        "goal": case.goal,
+        "part": case.part,
+        "what": target.what,
+        "unit": target.unit,
+        "wanted": target.goal,
+        "hoped_for": target.stretch,
+        "at_least": target.at_least,
+        "floor_s": outcome.floor_s,
+        "wall_s": outcome.wall_s,
+        "skipped": outcome.skipped,
+        "failed": outcome.failed,
+    }
+    return value if measured is None else {**value, **_measured_json(measured, case, outcome.floor_s)}
+
+
+def _measured_json(measured: Measured, case: Case, floor: float | None) -> dict[str, object]:
+    ours = measured.ours
+    return {
+        "value": measured.value,
+        "verdict": case.target.verdict(measured.value),
+        "ours_s": ours.to_json() if ours else None,
+        "over_floor": ours.median / floor if ours and floor else None,
+        "peers_s": {name: sample.to_json() for name, sample in measured.peers.items()},
+        "to_peers": {name: sample.median / ours.median for name, sample in measured.peers.items() if ours},
+        "missing": measured.missing,
+        "notes": measured.notes,
+    }
