@@ -68,3 +68,11 @@ COPY --from=wheel /wheel /wheel
 RUN pip install --no-deps /wheel/*.whl
 USER 10001:0
 CMD ["worker"]
+
+# Triton compiles its launchers where it runs.
+FROM worker AS worker-gpu
+USER 0
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+ENV TRITON_CACHE_DIR=/triton
+USER 10001:0
+CMD ["worker"]

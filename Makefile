@@ -13,7 +13,7 @@ KERNELS := $(NATIVE)/lib/liboctavo_kernels.so
 SEEDS ?= 2000
 FIRST ?= 0
 
-.PHONY: help env serve test test-long simulate mutants bench bench-peers bench-scheduler bench-sampler batch-invariance memory-figures models compose-test proto lock clean
+.PHONY: help env serve test test-long simulate mutants bench bench-peers bench-gpu bench-preemption bench-scheduler bench-sampler batch-invariance memory-figures models compose-test proto lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -79,6 +79,12 @@ $(PEERS)/.ready: pyproject.toml
 
 bench-scheduler: $(READY)  ## Measure the scheduler's steps; ARGS are those of octavo.bench.scheduler_step
 	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.scheduler_step $(ARGS)
+
+bench-preemption: $(READY)  ## Simulate what preempted requests cost swapped, recomputed, and as measured
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.preemption_costs $(ARGS)
+
+bench-gpu: $(READY)  ## Measure a GPU's kernels and worker beside their peers (ten minutes); ARGS are those of octavo.bench.gpu
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.gpu $(ARGS)
 
 bench-sampler: $(READY)  ## Measure choosing tokens; ARGS are those of octavo.bench.sampler_step
 	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.sampler_step $(ARGS)

@@ -43,7 +43,7 @@ def test_a_mixed_step_is_flattened_in_order() -> None:
     assert batch.input_ids.tolist() == [15, 22, 23, 24, 25, 26, 30, 31, 32]
     assert batch.positions.tolist() == [5, 2, 3, 4, 5, 6, 0, 1, 2]
     assert [slots.tolist() for slots in batch.slot_mappings] == [[3 * 4 + 1, 22, 23, 8, 9, 10, 16, 17, 18]]
-    assert batch.logit_rows.rows.tolist() == [0, 8, 5]
+    assert batch.logit_rows.rows == [0, 8, 5]
     assert batch.fresh_blocks.tolist() == [2, 4]
     assert [tables.tolist() for tables in batch.block_tables] == [[[7, 3], [5, 2], [4, 0]]]
     assert batch.context_lens == [6, 7, 3]
@@ -69,14 +69,14 @@ def test_each_kv_group_has_its_own_tables_and_slots() -> None:
 def test_a_chunk_that_does_not_reach_the_end_chooses_nothing_but_is_watched() -> None:
     work = item([1, 2, 3, 4], [0], 0, 3)
     rows = build(work).logit_rows
-    assert (rows.rows.tolist(), rows.num_choosing, rows.choosers) == ([2], 0, [])
+    assert (rows.rows, rows.num_choosing, rows.choosers) == ([2], 0, [])
     assert rows.watched == [work.sequence]
 
 
 def test_followers_choose_from_the_row_of_their_leader() -> None:
     items = [item([1, 2, 3], [0], 0, 3, followers=2), item([1, 2], [1], 0, 1), item([4], [2], 0, 1)]
     rows = build(*items).logit_rows
-    assert (rows.rows.tolist(), rows.num_choosing) == ([2, 4, 3], 2)
+    assert (rows.rows, rows.num_choosing) == ([2, 4, 3], 2)
     assert rows.chooser_rows == [0, 0, 0, 1]
     assert rows.choosers == [*items[0].choosers, *items[2].choosers]
 
@@ -98,7 +98,7 @@ def test_the_rows_before_prompt_tokens_are_wanted_where_their_logprobs_are(
 ) -> None:
     work = item([1, 2, 3, 4, 5, 6], [0, 1], start, num_tokens, prompt_length=4, prompt_logprobs=0)
     wanted = build(work).logit_rows
-    assert wanted.rows.tolist() == rows
+    assert wanted.rows == rows
     assert wanted.prompt_spans == [PromptSpan(work.sequence, *span) for span in spans]
 
 
@@ -106,4 +106,4 @@ def test_prompt_rows_come_after_those_that_choose_and_those_that_are_watched() -
     rows = build(
         item([1, 2, 3], [0], 0, 3, prompt_logprobs=1), item([4, 5], [1], 0, 2), item([6, 7, 8], [2], 0, 2)
     ).logit_rows
-    assert (rows.rows.tolist(), rows.num_choosing) == ([2, 4, 6, 0, 1], 2)
+    assert (rows.rows, rows.num_choosing) == ([2, 4, 6, 0, 1], 2)

@@ -12,10 +12,9 @@ from torch import Tensor
 from transformers import Gemma2Config, GraniteConfig, LlamaConfig, Olmo2Config, Qwen3Config, SmolLM3Config
 
 from octavo.kernels.native.library import VARIANT_VARIABLE, NativeLibrary, NativeUnavailable, find, load
-from octavo.testing.models import generate, last_logits, new_sequences, next_item, write_tiny_model
+from octavo.testing.models import generate, last_logits, new_sequences, next_item, paged_step, write_tiny_model
 from octavo.testing.native import library, loaded, threads
 from octavo.worker import linear
-from octavo.worker.batch import build_batch
 from octavo.worker.linear import LinearKind
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.models.compiled import CompiledLlama, compiled
@@ -98,7 +97,7 @@ def expected(directories: dict[str, Path]) -> Callable[[str, str], Tensor]:
 
 def step_of(runner: ModelRunner, prompts: list[list[int]]) -> PagedStep:
     items = [next_item(sequence, len(sequence.token_ids)) for sequence in new_sequences(runner, prompts, 0)]
-    return runner._paged_step(build_batch(items, len(runner.kv_groups), runner.block_size, torch.device("cpu")))
+    return paged_step(runner, items)
 
 
 @torch.inference_mode()
@@ -203,9 +202,8 @@ def test_a_block_that_the_cache_does_not_have_is_refused(runner: ModelRunner) ->
     for wrong, message in ((64, "block 64 is named; the cache has 64"), (-1, "no block where a query looks")):
         [sequence] = new_sequences(runner, [PROMPTS[2]], 0)
         sequence.block_tables[0][2] = wrong
-        batch = build_batch([next_item(sequence, 80)], 1, 16, torch.device("cpu"))
         with pytest.raises(ValueError, match=message):
-            runner.decoder.forward(runner._paged_step(batch))
+            runner.decoder.forward(paged_step(runner, [next_item(sequence, 80)]))
 
 
 def test_a_step_of_another_number_of_tokens_is_refused(runner: ModelRunner) -> None:
@@ -219,8 +217,8 @@ def test_a_step_of_another_number_of_tokens_is_refused(runner: ModelRunner) -> N
 def test_what_the_kernels_cannot_compute_is_left_as_it_is(llama: Path, tmp_path: Path) -> None:
     loaded()
     native, torchs = runner_of(llama), torch_runner(llama)
-    assert compiled(torchs.decoder, torchs._attention) is torchs.decoder
-    assert compiled(torchs.decoder, native._attention) is torchs.decoder
+    assert compiled(torchs.decoder, torchs.attention) is torchs.decoder
+    assert compiled(torchs.decoder, native.attention) is torchs.decoder
     assert isinstance(torchs.decoder, LlamaModel)
     with pytest.raises(ValueError, match=r"a weight is multiplied by (onednn|plain)"):
         compile_layers(torchs.decoder)

@@ -26,3 +26,9 @@ def test_nothing_is_stored_or_left_over() -> None:
     weights.drop("lm_head.weight")
     weights.finish()
     assert weights.shapes() == {}
+
+
+def test_no_two_rows_of_a_large_matrix_are_alike() -> None:
+    matrix = DummyWeights().take("lm_head.weight", (4096, 1024))
+    assert len({row.tobytes() for row in matrix.numpy()}) == 4096
+    assert abs(float(matrix.std()) - 0.02) < 1e-3

@@ -47,13 +47,13 @@ def test_without_them_it_is_said_why_and_what_to_do(
     else:
         monkeypatch.setattr(library, "LIBRARY", tmp_path / "nowhere.so")
         why = "they were not compiled when Octavo was installed; run `python -m octavo.kernels.native.build`"
-    assert paths(tiny).startswith(f"torch (not Octavo's own CPU kernels: {why}")
+    assert paths(tiny).startswith(f"torch (not Octavo's own kernels: {why}")
 
 
 def test_a_block_size_that_they_do_not_serve_is_named(tiny: Path) -> None:
     loaded()
     assert paths(tiny, block_size=8) == (
-        "torch (not Octavo's own CPU kernels: they want blocks of a multiple of 16 tokens, not 8)"
+        "torch (not Octavo's own kernels: they want blocks of a multiple of 16 tokens, not 8)"
     )
 
 
@@ -68,7 +68,7 @@ def test_a_model_of_which_they_compute_only_a_part_is_told_apart(tmp_path: Path)
 
 
 def test_the_line_at_the_start_of_a_worker_says_it(tiny: Path, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = f"native {loaded().variant}\n" if kernels == "compiled" else "torch (not Octavo's own CPU kernels: "
+    expected = f"native {loaded().variant}\n" if kernels == "compiled" else "torch (not Octavo's own kernels: "
     monkeypatch.setattr(cli, "serve", lambda *_, **__: None)
     monkeypatch.setenv("OCTAVO_RUNTIME_DIR", str(tiny))
     options = ["--num-blocks", "8", "--dtype", "float32", "--health-address", "127.0.0.1:0"]

@@ -41,4 +41,5 @@ def test_the_room_that_a_group_does_not_fill_is_counted() -> None:
     assert layout.layers_per_group == 2
     assert layout.bytes_per_token == kv_bytes_per_token(6, 2, 4, 4)
     assert layout.bytes_per_block == 16 * kv_bytes_per_token(2, 2, 4, 4)
-    assert layout.shape(7) == (2, 2, 7, 16, 2, 4)
+    assert layout.shape(7) == (7, 2, 2, 16, 2, 4)
+    assert layout.shape(7, heads_first=True) == (7, 2, 2, 2, 16, 4)

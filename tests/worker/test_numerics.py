@@ -17,6 +17,7 @@ from octavo.testing.native import VARIANTS, loaded, threads
 from octavo.wire.sampling import Logprobs, SamplingParams
 from octavo.worker.model_runner import ModelRunner, ModelRunnerError
 from octavo.worker.models.compiled import CompiledLlama
+from octavo.worker.numerics import settings_obstacle
 
 # No size is a multiple of what vectors, panels and threads are cut by, where that can be.
 SIZES: dict[str, Any] = {
@@ -156,9 +157,9 @@ def test_exact_computes_in_float32(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"dtype": "bfloat16"}, "computes in float32; leave --dtype bfloat16 out"),
-        ({"dtype": "float16"}, "computes in float32; leave --dtype float16 out"),
-        ({"block_size": 8}, "needs Octavo's own CPU kernels for the whole model: they want blocks of a multiple of 16"),
+        ({"dtype": "bfloat16"}, "computes in float32 on a CPU; leave --dtype bfloat16 out"),
+        ({"dtype": "float16"}, "computes in float32 on a CPU; leave --dtype float16 out"),
+        ({"block_size": 8}, "needs Octavo's own kernels for the whole model: they want blocks of a multiple of 16"),
         ({"model_impl": "transformers"}, "needs a model that Octavo computes itself; .* Leave it out"),
     ],
 )
@@ -191,7 +192,6 @@ def test_exact_is_refused_without_compiled_kernels(tmp_path: Path, monkeypatch: 
         find.cache_clear()
 
 
-def test_exact_is_refused_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ModelRunnerError, match="is not there for cuda yet; use --device cpu, or leave it out"):
-        ModelRunner(tmp_path, device="cuda", exact=True)
+def test_exact_takes_any_dtype_on_a_gpu() -> None:
+    assert settings_obstacle("bfloat16", torch.device("cuda")) is None
+    assert settings_obstacle("bfloat16", torch.device("cpu")) is not None

@@ -67,8 +67,8 @@ def test_the_line_at_start_says_how_the_model_is_computed(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--dtype", "bfloat16"], "Error: --numerics exact computes in float32; leave --dtype bfloat16 out\n"),
-        (["--block-size", "8"], "Error: --numerics exact needs Octavo's own CPU kernels for the whole model: "),
+        (["--dtype", "bfloat16"], "Error: --numerics exact computes in float32 on a CPU; leave --dtype bfloat16 out\n"),
+        (["--block-size", "8"], "Error: --numerics exact needs Octavo's own kernels for the whole model: "),
         (["--model-impl", "transformers"], "Error: --numerics exact needs a model that Octavo computes itself; "),
     ],
 )

@@ -26,12 +26,12 @@ class PromptSpan:
 class LogitRows:
     """The tokens of a step whose logits are needed, and for what.
 
-    `rows`: int64 on the device; first the `num_choosing` that tokens are chosen from, then the last of each of the
+    `rows`: first the `num_choosing` that tokens are chosen from, then the last of each of the
     `watched` sequences, which choose nothing yet, then those before the tokens of each of the `prompt_spans`.
     `chooser_rows` says which of the former each of the `choosers` chooses from.
     """
 
-    rows: Tensor
+    rows: list[int]
     num_choosing: int
     choosers: list[WorkerSequence]
     chooser_rows: list[int]
@@ -78,7 +78,7 @@ def build_batch(items: list[WorkItem], num_groups: int, block_size: int, device:
         positions=_integers(positions, device),
         slot_mappings=[torch.tensor(slots) for slots in slot_mappings],
         fresh_blocks=_integers(fresh, device),
-        logit_rows=_logit_rows(items, list(accumulate(query_lens[:-1], initial=0)), device),
+        logit_rows=logit_rows(items),
         block_tables=[torch.from_numpy(_block_tables(items, group, width)) for group in range(num_groups)],
         context_lens=context_lens,
         query_lens=query_lens,
@@ -111,9 +111,11 @@ def _block_tables(items: list[WorkItem], group: int, width: int) -> Integers:
     return tables
 
 
-def _logit_rows(items: list[WorkItem], first_rows: list[int], device: torch.device) -> LogitRows:
-    """The last row of every item, and every row before a prompt token whose logprob is wanted. What is wrong with the
-    keys and values of a sequence shows in its last row, so none is relied on that has not been looked at."""
+def logit_rows(items: list[WorkItem]) -> LogitRows:
+    """Those of a step over the tokens of `items`, in this order: the last row of every item, and every row before a
+    prompt token whose logprob is wanted. What is wrong with the keys and values of a sequence shows in its last row, so
+    none is relied on that has not been looked at."""
+    first_rows = accumulate((item.num_tokens for item in items[:-1]), initial=0)
     placed = list(zip(items, first_rows, strict=True))
     ends = [(item, first + item.num_tokens - 1) for item, first in placed]
     choosing = [end for end in ends if end[0].choosers]
@@ -122,7 +124,7 @@ def _logit_rows(items: list[WorkItem], first_rows: list[int], device: torch.devi
     rows = [row for _, row in (*choosing, *watched)]
     rows += [row for span, first in spans for row in range(first, first + span.length)]
     return LogitRows(
-        rows=_integers(rows, device),
+        rows=rows,
         num_choosing=len(choosing),
         choosers=[chooser for item, _ in choosing for chooser in item.choosers],
         chooser_rows=[index for index, (item, _) in enumerate(choosing) for _ in item.choosers],

@@ -9,9 +9,11 @@ import click
 import zmq
 
 from octavo.wire.codec import WireError
+from octavo.wire.costs import StepCosts
 from octavo.wire.endpoints import EndpointError, default_endpoint, runtime_directory
 from octavo.wire.model_directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, resolve_model
 from octavo.wire.steps import MAX_BLOCK_SIZE
+from octavo.worker.calibrate import calibrate
 from octavo.worker.config import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_FAKE_BLOCKS,
@@ -25,11 +27,12 @@ from octavo.worker.config import (
 )
 from octavo.worker.context_room import ContextRoomError, check_context_room
 from octavo.worker.cores import available_cores
+from octavo.worker.gpu.options import GpuOptions
 from octavo.worker.health import health_server
 from octavo.worker.liveness import Liveness
 from octavo.worker.loop import serve
 from octavo.worker.protocol import RefusedError
-from octavo.worker.runner import Runner
+from octavo.worker.runner import DeviceLostError, Runner
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +109,15 @@ def _parsed(parse: Callable[[str], object]) -> Callable[[click.Context, click.Pa
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
     show_default=True,
-    help="Type of the computation and of the KV cache.",
+    help="Type of the computation, and of the KV cache.",
+)
+@click.option(
+    "--kv-cache-dtype",
+    envvar="OCTAVO_KV_CACHE_DTYPE",
+    type=click.Choice(["auto", "fp8"]),
+    default="auto",
+    show_default=True,
+    help="Another type for the KV cache: fp8 (e4m3) holds twice as many tokens as bfloat16, on a GPU.",
 )
 @click.option(
     "--numerics",
@@ -114,8 +125,8 @@ def _parsed(parse: Callable[[str], object]) -> Callable[[click.Context, click.Pa
     type=click.Choice(NUMERICS),
     default="default",
     show_default=True,
-    help="exact: float32, and a request's tokens and logprobs never depend on what runs beside it; refused where that"
-    " cannot be kept.",
+    help="exact: a request's tokens and logprobs never depend on what runs beside it (float32 on a CPU); refused where"
+    " that cannot be kept.",
 )
 @click.option(
     "--block-size",
@@ -159,6 +170,37 @@ def _parsed(parse: Callable[[str], object]) -> Callable[[click.Context, click.Pa
 )
 @click.option(
     "--threads", envvar="OCTAVO_THREADS", type=click.IntRange(1), help="CPU threads. [default: the device decides]"
+)
+@click.option(
+    "--gpu-memory-utilization",
+    envvar="OCTAVO_GPU_MEMORY_UTILIZATION",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.9,
+    show_default=True,
+    help="Share of a GPU's memory that may be used, by all processes on it together; what weights and steps leave of it"
+    " is for KV blocks.",
+)
+@click.option(
+    "--max-num-batched-tokens",
+    envvar="OCTAVO_MAX_NUM_BATCHED_TOKENS",
+    type=click.IntRange(1),
+    default=8192,
+    show_default=True,
+    help="Tokens of the largest step that room is left for on a GPU; give it as the scheduler's.",
+)
+@click.option(
+    "--cuda-graphs/--no-cuda-graphs",
+    envvar="OCTAVO_CUDA_GRAPHS",
+    default=True,
+    show_default=True,
+    help="Capture decode steps on a GPU: a start some seconds longer, and steps without launches.",
+)
+@click.option(
+    "--calibrate/--no-calibrate",
+    envvar="OCTAVO_CALIBRATE",
+    default=True,
+    show_default=True,
+    help="Measure at start what computing prompts and moving blocks cost, for the scheduler's --preemption measured.",
 )
 @click.option(
     "--health-address",
@@ -213,11 +255,17 @@ def run(config: WorkerConfig) -> None:
         with health_server(config.health_address, liveness):
             runner = _make_runner(config)
             click.echo(describe(runner, exact=config.numerics == "exact"))
-            serve(runner, worker_id=config.worker_id, endpoint=config.endpoint, liveness=liveness)
+            costs = _measured_costs(runner, config)
+            serve(runner, worker_id=config.worker_id, endpoint=config.endpoint, liveness=liveness, costs=costs)
     except EndpointError as error:
         raise click.ClickException(str(error)) from error
     except WireError as error:
         raise click.ClickException(f"this worker cannot be offered to a scheduler: {error}") from error
+    except DeviceLostError as error:
+        # Its scheduler recomputes what ran here; a new process gets a new context on the device.
+        raise click.ClickException(
+            f"{config.device} has failed and must be started anew: {_one_line(error)}"
+        ) from error
     except RefusedError as error:
         raise click.ClickException(f"the scheduler refused this worker: {error}") from error
     except zmq.ZMQError as error:
@@ -269,6 +317,28 @@ def _check_context_room(runner: Runner, config: WorkerConfig) -> None:
         logger.warning("requests as long as the context will be refused: %s", error)
 
 
+def _measured_costs(runner: Runner, config: WorkerConfig) -> StepCosts | None:
+    """What the scheduler's `--preemption measured` weighs; it does without where nothing was measured."""
+    if config.device == "fake":
+        from octavo.worker.fake_runner import FAKE_COSTS
+
+        return FAKE_COSTS
+    if not config.calibrate:
+        return None
+    try:
+        costs = calibrate(runner)
+    except Exception as error:
+        logger.warning("what steps cost could not be measured: %s", _one_line(error))
+        return None
+    if costs:
+        logger.info("a token of a prompt takes %.3g s, a block %.3g s out and %.3g s in", *_main_costs(costs))
+    return costs
+
+
+def _main_costs(costs: StepCosts) -> tuple[float, float, float]:
+    return costs.prefill.token_s, costs.swap.block_out_s, costs.swap.block_in_s
+
+
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -311,6 +381,12 @@ def _make_model_runner(config: WorkerConfig, directory: Path) -> Runner:
             swap_memory=config.swap_memory,
             max_model_len=config.max_model_len,
             threads=config.threads or _usual_threads(),
+            kv_cache_dtype=config.kv_cache_dtype,
+            gpu=GpuOptions(
+                memory_utilization=config.gpu_memory_utilization,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                cuda_graphs=config.cuda_graphs,
+            ),
         )
     except (KVCacheError, ModelConfigError, ModelRunnerError, WeightsError) as error:
         raise UnusableError(_one_line(error)) from error

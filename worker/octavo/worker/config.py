@@ -35,7 +35,8 @@ class ConfigError(ValueError):
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """What one worker is to be. `kv_cache_memory` and `swap_memory` (in CPU memory) are in bytes; `num_blocks` and
-    `num_cpu_blocks` win over them. `fake_windows` are those of the fake device's KV groups, 0 for none.
+    `num_cpu_blocks` win over them. Settings from `gpu_memory_utilization` on are a GPU's. `fake_windows` are those of
+    the fake device's KV groups, 0 for none.
 
     Raises `ConfigError` or `octavo.wire.endpoints.EndpointError` on what cannot be.
     """
@@ -57,6 +58,11 @@ class WorkerConfig:
     max_model_len: int | None
     threads: int | None
     insecure_tcp: bool
+    calibrate: bool
+    kv_cache_dtype: str
+    gpu_memory_utilization: float
+    max_num_batched_tokens: int
+    cuda_graphs: bool
     fake_step_ms: float
     fake_eos_probability: float
     fake_windows: tuple[int, ...]
@@ -78,6 +84,8 @@ class WorkerConfig:
             raise ConfigError(
                 f"num_cpu_blocks is {self.num_cpu_blocks}; it must be at most num_blocks, {self.num_blocks}"
             )
+        if self.kv_cache_dtype != "auto" and self.device != "cuda":
+            raise ConfigError(f"a KV cache of {self.kv_cache_dtype} is for --device cuda; drop it on {self.device}")
         self._check_fake()
 
     def _check_least(self, least: int, *names: str) -> None:

@@ -1,34 +1,40 @@
-"""A model with its KV cache, running one step at a time: block moves, batch, forward pass, sampling."""
+"""A model with its KV cache, put together from options: what computes it, where its blocks lie, what runs its steps."""
 
-import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from octavo.kernels.backend import GroupBatch
 from octavo.kernels.choice import choose_attention
 from octavo.wire.model_directory import fingerprint, model_name
-from octavo.wire.steps import MAX_BLOCK_SIZE, BlockMoves, KVGroup, ModelInfo, StepTimes
-from octavo.worker.batch import Batch, build_batch
+from octavo.wire.steps import MAX_BLOCK_SIZE, BlockMoves, KVGroup, ModelInfo
+from octavo.worker.executor import Executor
+from octavo.worker.gpu.options import GpuOptions
 from octavo.worker.kernel_path import kernel_path
-from octavo.worker.kv_cache import KVCache, num_blocks_in
+from octavo.worker.kv_cache import KVCache, available_memory, num_blocks_in
 from octavo.worker.kv_layout import KVLayout
 from octavo.worker.loading import release_free_memory
 from octavo.worker.models.compiled import compiled
-from octavo.worker.models.decoder import Decoder, PagedStep
+from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.registry import load_model
-from octavo.worker.numerics import EXACT_DTYPE, model_obstacle, settings_obstacle
-from octavo.worker.prompt_logprobs import prompt_logprobs
-from octavo.worker.runner import DoneStep, StepOutput
-from octavo.worker.sampler import broken, choose
+from octavo.worker.numerics import EXACT_CPU_DTYPE, model_obstacle, settings_obstacle
+from octavo.worker.paging import Paging
+from octavo.worker.runner import LaunchedStep, StepOutput
 from octavo.worker.sequences import WorkItem
+
+if TYPE_CHECKING:
+    # It takes Triton.
+    from octavo.worker.gpu.executor import GpuExecutor
 
 # The same on every CPU: replicas must agree, and `auto` must mean one thing.
 _AUTO_DTYPE = "bfloat16"
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 DTYPES = ("auto", *_DTYPES)
+# What keys and values may be kept in; `auto`: the dtype of the computation.
+KV_CACHE_DTYPES = ("auto", "fp8")
+# Pinned memory is taken from everybody else on the host.
+_PINNED_SHARE = 0.25
 
 
 class ModelRunnerError(Exception):
@@ -38,11 +44,11 @@ class ModelRunnerError(Exception):
 class ModelRunner:
     """The production `octavo.worker.runner.Runner`.
 
-    `dtype` is one of `DTYPES`; `exact`: see `octavo.worker.numerics`. `num_blocks`, if given, wins over
-    `kv_cache_memory` (bytes; None: a share of what is free), and `num_cpu_blocks` over `swap_memory` (bytes; None: a
-    quarter of the device blocks). `max_model_len` shortens the model's context; `threads` is torch's number of threads,
-    of the whole process; `load_format` is one of `octavo.wire.model_directory.LOAD_FORMATS`, `model_impl` of
-    `octavo.worker.config.MODEL_IMPLS`.
+    `dtype` is one of `DTYPES`, `kv_cache_dtype` of `KV_CACHE_DTYPES`; `exact`: see `octavo.worker.numerics`.
+    `num_blocks`, if given, wins over `kv_cache_memory` (bytes; None: a share of what is free, or what a GPU has left),
+    and `num_cpu_blocks` over `swap_memory` (bytes; None: a quarter of the device blocks). `max_model_len` shortens the
+    model's context; `threads` is torch's number of threads, of the whole process; `load_format` is one of
+    `octavo.wire.model_directory.LOAD_FORMATS`, `model_impl` of `octavo.worker.config.MODEL_IMPLS`.
     Raises `ModelRunnerError`, `ConfigError`, `WeightsError` or `KVCacheError`.
     """
 
@@ -62,6 +68,8 @@ class ModelRunner:
         threads: int | None = None,
         load_format: str = "auto",
         model_impl: str = "auto",
+        kv_cache_dtype: str = "auto",
+        gpu: GpuOptions = GpuOptions(),  # noqa: B008 (frozen)
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
@@ -70,7 +78,7 @@ class ModelRunner:
         self._device = _torch_device(device)
         if exact:
             _refuse(settings_obstacle(dtype, self._device))
-            dtype = EXACT_DTYPE
+            dtype = EXACT_CPU_DTYPE if self._device.type == "cpu" else dtype
         self._dtype = _torch_dtype(dtype, self._device)
         with torch.inference_mode():
             self._model = load_model(
@@ -83,22 +91,25 @@ class ModelRunner:
             )
             release_free_memory()
             config = self._model.config
-            self._layout = KVLayout.of(config, block_size, self._dtype)
-            self.num_blocks = (
-                num_blocks_in(kv_cache_memory, self._layout, self._device) if num_blocks is None else num_blocks
-            )
-            self.num_cpu_blocks = _num_cpu_blocks(num_cpu_blocks, swap_memory, self._layout, self.num_blocks)
-            choice = choose_attention(self._layout.cache_shape, self._device)
-            self._attention = choice.attention
-            self._model = compiled(self._model, self._attention)
-            self.kernels = kernel_path(choice, self._model)
+            cache_dtype = _cache_dtype(kv_cache_dtype, self._dtype, self._device)
+            self._layout = KVLayout.of(config, block_size, cache_dtype)
+            self.kv_groups = [KVGroup(group.window) for group in self._layout.groups]
+            choice = choose_attention(self._layout.cache_shape, self._device, exact=exact)
+            self.attention = choice.attention
+            if choice.reason and cache_dtype != self._dtype:
+                raise ModelRunnerError(f"--kv-cache-dtype {kv_cache_dtype} needs Octavo's GPU kernels: {choice.reason}")
+            self._model = compiled(self._model, choice.attention, exact=exact)
             if exact:
                 _refuse(model_obstacle(self._model, choice))
+            paging = Paging(choice.attention, self.kv_groups, block_size, config.max_model_len, self._device)
+            self.num_blocks = self._num_blocks(num_blocks, kv_cache_memory, paging, gpu)
+            self.num_cpu_blocks = _num_cpu_blocks(num_cpu_blocks, swap_memory, self._layout, self.num_blocks)
             self._kv_cache = KVCache(
                 self._layout, num_blocks=self.num_blocks, num_cpu_blocks=self.num_cpu_blocks, device=self._device
             )
+            self.executor = self._make_executor(paging, gpu)
+        self.kernels = kernel_path(choice, self._model)
         self.kv_bytes_per_token = self._layout.bytes_per_token
-        self.kv_groups = [KVGroup(group.window) for group in self._layout.groups]
         self.model = ModelInfo(
             name=model_name(directory),
             fingerprint=fingerprint(directory, load_format),
@@ -112,75 +123,45 @@ class ModelRunner:
         """What computes the forward pass."""
         return self._model
 
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
-        return DoneStep(self.execute(moves, items))
+    def _num_blocks(self, num_blocks: int | None, memory: int | None, paging: Paging, gpu: GpuOptions) -> int:
+        if num_blocks is not None:
+            return num_blocks
+        if memory is None and self._device.type == "cuda":
+            from octavo.worker.gpu.memory import memory_for_blocks
 
-    def forget(self, sequence_ids: Iterable[int]) -> None:
-        """It keeps nothing of them."""
+            memory = memory_for_blocks(self._model, self._layout, paging, gpu)
+        return num_blocks_in(memory, self._layout)
 
-    @torch.inference_mode()
-    def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
-        """Carries out `moves`, then computes `items` as one batch.
+    def _make_executor(self, paging: Paging, gpu: GpuOptions) -> "Executor | GpuExecutor":
+        if paging.attention.name != "triton":
+            return Executor(self._model, self._kv_cache, paging)
+        from octavo.worker.gpu.executor import GpuExecutor
+
+        return GpuExecutor(self._model, self._kv_cache, paging, gpu)
+
+    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:
+        """Begins with `moves`, then computes `items` as one batch.
 
         A sequence fails alone if it can choose no token, or if what the model gave it is not finite. Raises
         `ValueError` on moves or tables that name no block.
         """
-        began = time.monotonic_ns()
-        self._kv_cache.move(moves)
-        if not items:
-            return StepOutput([], [], [], [], StepTimes((self._now() - began) // 1000, 0, 0))
-        batch = build_batch(items, len(self.kv_groups), self.block_size, self._device)
-        step = self._paged_step(batch)
-        prepared = self._now()
-        if not self._attention.masks_unwritten:
-            self._kv_cache.clear(batch.fresh_blocks)
-        wanted = batch.logit_rows
-        hidden = self._model.forward(step)
-        counts = [wanted.num_choosing, len(wanted.watched), sum(span.length for span in wanted.prompt_spans)]
-        choosing, watched, prompt = torch.split(hidden, counts)
-        logits = self._model.logits(choosing)
-        computed = self._now()
-        choices = choose(_by_chooser(logits, wanted.chooser_rows), wanted.choosers)
-        prompts, failed = prompt_logprobs(prompt, wanted.prompt_spans, self._model.logits)
-        failed += broken(watched, wanted.watched)
-        times = StepTimes(
-            prepare_us=(prepared - began) // 1000,
-            model_us=(computed - prepared) // 1000,
-            sample_us=(self._now() - computed) // 1000,
-        )
-        return StepOutput(choices.sampled, choices.candidates, prompts, choices.failed, times).without(failed)
+        return self.executor.launch(moves, items)
 
-    def _paged_step(self, batch: Batch) -> PagedStep:
-        groups = (
-            GroupBatch(slot_mapping, block_tables, batch.context_lens, batch.query_lens, group.window)
-            for group, slot_mapping, block_tables in zip(
-                self.kv_groups, batch.slot_mappings, batch.block_tables, strict=True
-            )
-        )
-        return PagedStep(
-            input_ids=batch.input_ids,
-            positions=batch.positions,
-            rows=batch.logit_rows.rows,
-            attention=self._attention,
-            groups=[self._attention.step(group) for group in groups],
-            caches=self._kv_cache.layers,
-        )
+    def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
+        """As `launch`, but it waits."""
+        return self.launch(moves, items).output()
 
-    def _now(self) -> int:
-        """Nanoseconds, once the device has done what it was given."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.monotonic_ns()
-
-
-def _by_chooser(logits: Tensor, rows: list[int]) -> Tensor:
-    """One row per chooser; `logits` itself if each row has just one."""
-    return logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        """Lets go of what the device keeps of these sequences."""
+        self.executor.forget(sequence_ids)
 
 
 def _num_cpu_blocks(num_cpu_blocks: int | None, swap_memory: int | None, layout: KVLayout, num_blocks: int) -> int:
     if num_cpu_blocks is None:
-        num_cpu_blocks = num_blocks // 4 if swap_memory is None else swap_memory // layout.bytes_per_block
+        affordable = int(_PINNED_SHARE * available_memory()) if swap_memory is None else swap_memory
+        num_cpu_blocks = affordable // layout.bytes_per_block
+        if swap_memory is None:
+            num_cpu_blocks = min(num_cpu_blocks, num_blocks // 4)
     if not 0 <= num_cpu_blocks <= num_blocks:
         raise ModelRunnerError(
             f"{num_cpu_blocks} CPU blocks to swap to are asked for; with {num_blocks} device blocks 0 to {num_blocks}"
@@ -192,6 +173,18 @@ def _num_cpu_blocks(num_cpu_blocks: int | None, swap_memory: int | None, layout:
 def _refuse(obstacle: str | None) -> None:
     if obstacle:
         raise ModelRunnerError(f"--numerics exact {obstacle}")
+
+
+def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    if name not in KV_CACHE_DTYPES:
+        raise ModelRunnerError(
+            f"{name!r} is no type of a KV cache; --kv-cache-dtype takes {', '.join(KV_CACHE_DTYPES)}"
+        )
+    if name == "auto":
+        return dtype
+    if device.type != "cuda":
+        raise ModelRunnerError(f"--kv-cache-dtype {name} is for a GPU; leave it out on {device.type}")
+    return torch.float8_e4m3fn
 
 
 def _check_block_size(block_size: int) -> int:
@@ -206,7 +199,10 @@ def _torch_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise ModelRunnerError(f"{name!r} is no device; --device takes cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelRunnerError(f"{name!r} is asked for, but this torch ({torch.__version__}) finds no CUDA device")
+        raise ModelRunnerError(
+            f"{name!r} is asked for, but this torch ({torch.__version__}) finds no CUDA device: it takes a GPU, its"
+            " driver, and a torch that is built for CUDA; or use --device cpu"
+        )
     if device.type not in ("cpu", "cuda"):
         raise ModelRunnerError(f"{name!r} is not implemented; --device takes cpu, cuda or cuda:N")
     return device

@@ -11,8 +11,9 @@ import torch
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMoves
-from octavo.worker.batch import build_batch
+from octavo.worker.executor import Executor
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.models.decoder import PagedStep
 from octavo.worker.prepare import prepare_bundled_model
 from octavo.worker.runner import Runner, StepOutput
 from octavo.worker.sequences import WorkerSequence, WorkItem
@@ -91,13 +92,17 @@ def next_item(sequence: WorkerSequence, num_tokens: int, *followers: WorkerSeque
 def last_logits(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
     """[vocab_size]: the logits after `prompt`, computed in one step."""
     [sequence] = new_sequences(runner, [prompt], 0)
-    batch = build_batch(
-        [next_item(sequence, len(prompt))], len(runner.kv_groups), runner.block_size, torch.device("cpu")
-    )
     with torch.inference_mode():
-        hidden = runner._model.forward(runner._paged_step(batch))
+        hidden = runner._model.forward(paged_step(runner, [next_item(sequence, len(prompt))]))
         # The next call may write to the same memory.
         return runner._model.logits(hidden)[0].clone()
+
+
+def paged_step(runner: ModelRunner, items: list[WorkItem]) -> PagedStep:
+    """What the model computes of one step on the CPU."""
+    executor = runner.executor
+    assert isinstance(executor, Executor)
+    return executor.paged_step(executor.batch(items))
 
 
 def run_items(runner: Runner, items: list[WorkItem], moves: BlockMoves = NO_MOVES) -> StepOutput:

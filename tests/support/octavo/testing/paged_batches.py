@@ -1,10 +1,12 @@
 """Random attention problems over a paged cache whose blocks lie in a shuffled order."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from octavo.kernels import reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,29 @@ class PagedBatch:
     window: int
     softcap: float = 0.0
     sinks: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+
+    def slots(self, row: int, start: int) -> Tensor:
+        """[tokens] int64: where the tokens of a sequence lie from position `start` on."""
+        block_size = self.key_cache.shape[1]
+        positions = torch.arange(start, self.context_lens[row])
+        return self.block_tables[row, positions // block_size] * block_size + positions % block_size
+
+    def attended(self) -> Tensor:
+        """What the oracle makes of it."""
+        return reference.paged_attention(
+            self.query,
+            self.key_cache,
+            self.value_cache,
+            self.block_tables,
+            self.context_lens,
+            self.query_lens,
+            self.scale,
+            self.window,
+            self.softcap,
+            self.sinks,
+            self.alibi_slopes,
+        )
 
 
 def random_paged_batch(
@@ -53,6 +78,29 @@ def random_paged_batch(
     query = torch.randn((sum(query_lens), kv_heads * group, head_dim), generator=generator).to(dtype)
     contexts = [context for _, context in lengths]
     return PagedBatch(query, caches[0], caches[1], tables, contexts, query_lens, head_dim**-0.5, window)
+
+
+def on_a_gpu(batch: PagedBatch, device: torch.device, cache_dtype: torch.dtype | None = None) -> PagedBatch:
+    """The same with its caches one layer of a block-major pool on `device`, as strided views of it: all that holds no
+    token is NaN there, slots after a sequence's last token too. With a `cache_dtype` keys and values are rounded to
+    that. Only the tables stay where they are."""
+    num_blocks, block_size, kv_heads, head_dim = batch.key_cache.shape
+    pool = torch.full((num_blocks, 3, 2, kv_heads, block_size, head_dim), torch.nan)
+    layer = pool[:, 1].transpose(2, 3)
+    for row, (context, length) in enumerate(zip(batch.context_lens, batch.query_lens, strict=True)):
+        slots = batch.slots(row, max(0, context - length + 1 - batch.window) if batch.window else 0)
+        for part, cache in enumerate((batch.key_cache, batch.value_cache)):
+            places = slots // block_size, slots % block_size
+            layer[:, part].index_put_(places, cache[places].float())
+    layer = pool.to(device, cache_dtype or batch.query.dtype)[:, 1].transpose(2, 3)
+    return replace(
+        batch,
+        query=batch.query.to(device),
+        key_cache=layer[:, 0],
+        value_cache=layer[:, 1],
+        sinks=None if batch.sinks is None else batch.sinks.to(device),
+        alibi_slopes=None if batch.alibi_slopes is None else batch.alibi_slopes.to(device),
+    )
 
 
 def _passed_blocks(lengths: tuple[int, int], window: int, block_size: int) -> int:

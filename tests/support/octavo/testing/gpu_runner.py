@@ -1,0 +1,37 @@
+"""A runner as on a GPU: on one where there is one, else on the CPU with Triton's interpreter, which is slow."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octavo.kernels.backend import CacheShape
+from octavo.kernels.choice import Choice
+from octavo.worker import linear, model_runner
+from octavo.worker.gpu.options import GpuOptions
+from octavo.worker.linear import LinearKind
+from octavo.worker.model_runner import ModelRunner
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def gpu_runner(directory: Path, patch: pytest.MonkeyPatch, **options: Any) -> ModelRunner:
+    """In fp32 with room for 512 tokens unless `options` say otherwise."""
+    block_size = options.setdefault("block_size", 16)
+    options = {
+        "dtype": "float32",
+        "num_blocks": 512 // block_size,
+        "threads": 1,
+        "gpu": GpuOptions(graph_batch=8),
+    } | options
+    if DEVICE == "cpu":
+        patch.setattr(model_runner, "choose_attention", _interpreted)
+        patch.setattr(linear, "best_kind", lambda weight: LinearKind.PLAIN)
+    return ModelRunner(directory, device=DEVICE, **options)
+
+
+def _interpreted(shape: CacheShape, device: torch.device, *, exact: bool) -> Choice:
+    from octavo.kernels.triton.attention import TritonAttention
+
+    return Choice(TritonAttention(shape, device, exact=exact), None)

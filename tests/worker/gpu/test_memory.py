@@ -1,0 +1,65 @@
+"""What the profiling run computes, and what it makes of what it sees."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from octavo.testing.gpu_runner import gpu_runner
+from octavo.testing.models import write_tiny_model
+from octavo.worker.gpu import memory
+from octavo.worker.gpu.memory import memory_for_blocks, profile_prompts
+from octavo.worker.gpu.options import GpuOptions
+from octavo.worker.kv_cache import KVCacheError
+from octavo.worker.model_runner import ModelRunner
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("tokens", "longest", "prompts"),
+    [(8192, 4096, [4096, 4096]), (10, 4, [4, 4, 2]), (3, 4096, [3]), (1, 1, [1])],
+)
+def test_the_largest_step_is_filled_with_the_longest_prompts(tokens: int, longest: int, prompts: list[int]) -> None:
+    assert profile_prompts(tokens, longest) == prompts
+
+
+@pytest.fixture
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+    sizes: dict[str, Any] = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32}
+    write_tiny_model(tmp_path, LlamaConfig(**sizes, **heads))
+    return gpu_runner(tmp_path, monkeypatch)
+
+
+class _FakeGpu:
+    """One whose allocator is asked between steps; every measured step takes `step_gib` more."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, free_gib: float, step_gib: float) -> None:
+        patch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free_gib * GIB), 100 * GIB))
+        patch.setattr(torch.cuda, "empty_cache", lambda: None)
+        patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+        patch.setattr(torch.cuda, "memory_allocated", lambda device: 20 * GIB)
+        patch.setattr(torch.cuda, "max_memory_allocated", lambda device: int((20 + step_gib) * GIB))
+
+
+OPTIONS = GpuOptions(memory_utilization=0.9, max_num_batched_tokens=40, graph_batch=4)
+
+
+def left(runner: ModelRunner, options: GpuOptions = OPTIONS) -> int:
+    with torch.inference_mode():
+        return memory_for_blocks(runner._model, runner._layout, runner.executor._paging, options)
+
+
+def test_blocks_get_what_weights_and_steps_leave(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    _FakeGpu(monkeypatch, free_gib=70, step_gib=5)
+    assert left(runner, GpuOptions(0.9, 40, 4, cuda_graphs=False)) == (90 - 30 - 5) * GIB
+    assert left(runner) == (90 - 30 - 5 - 5) * GIB - memory._GRAPHS_BYTES
+
+
+def test_no_room_is_refused_with_what_to_do(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    _FakeGpu(monkeypatch, free_gib=12, step_gib=3)
+    with pytest.raises(KVCacheError, match=r"88\.0 GiB are in use.*raise --gpu-memory-utilization"):
+        left(runner)

@@ -1,0 +1,116 @@
+"""What the device knows of sequences follows what the host does with them."""
+
+import random
+
+import pytest
+import torch
+
+from octavo.testing.worker_plans import sampling
+from octavo.worker.gpu.rows import SequenceRows
+from octavo.worker.sequences import WorkerSequence
+
+CPU = torch.device("cpu")
+
+
+def sequence(sequence_id: int, *tables: list[int]) -> WorkerSequence:
+    return WorkerSequence(sequence_id, 0, sampling(), 1, [5], 0, [list(table) for table in tables])
+
+
+def table_of(rows: SequenceRows, each: WorkerSequence, group: int = 0) -> list[int]:
+    known: list[int] = rows.tables[group, rows.row_of(each)].tolist()
+    return known[: len(each.block_tables[group])]
+
+
+def test_a_sequence_keeps_its_row_until_it_is_forgotten() -> None:
+    rows = SequenceRows(1, 4, CPU, capacity=4)
+    first, second = sequence(1, [3]), sequence(2, [4])
+    assert rows.row_of(first) != rows.row_of(second)
+    assert rows.row_of(first) == rows.row_of(first)
+    freed = rows.row_of(first)
+    rows.forget([1, 99])
+    assert rows.row_of(sequence(3, [3])) == freed
+
+
+def test_nobody_has_the_last_row() -> None:
+    rows = SequenceRows(1, 4, CPU, capacity=4)
+    assert rows.nobody not in {rows.row_of(sequence(each, [1])) for each in range(3)}
+
+
+def test_only_what_has_changed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = SequenceRows(2, 8, CPU)
+    each = sequence(1, [7, 8], [9])
+    rows.row_of(each)
+    rows.tell([each])
+    rows.tables[0, rows.row_of(each), 0] = 99
+    each.block_tables[0].append(5)
+    rows.tell([each])
+    assert rows.tables[0, rows.row_of(each)].tolist()[:3] == [99, 8, 5]
+    assert table_of(rows, each, 1) == [9]
+
+
+def test_a_remapped_entry_is_told_again() -> None:
+    rows = SequenceRows(1, 8, CPU)
+    each = sequence(1, [7, 8, 9])
+    rows.row_of(each)
+    rows.tell([each])
+    each.block_tables[0][1] = 4
+    each.untell(0, 1)
+    rows.tell([each])
+    assert table_of(rows, each) == [7, 4, 9]
+
+
+def test_whoever_gets_a_used_row_is_told_wholly() -> None:
+    rows = SequenceRows(1, 8, CPU, capacity=2)
+    first = sequence(1, [7, 8, 9])
+    rows.row_of(first)
+    rows.tell([first])
+    rows.forget([1])
+    second = sequence(2, [1, 2])
+    rows.row_of(second)
+    rows.tell([second])
+    assert table_of(rows, second) == [1, 2]
+
+
+def test_more_rows_are_had_when_they_run_out_and_nothing_is_lost() -> None:
+    rows = SequenceRows(1, 2, CPU, capacity=2)
+    everybody = [sequence(each, [each, each + 50]) for each in range(9)]
+    for place, each in enumerate(everybody):
+        rows.row_of(each)
+        rows.tell([each])
+        rows.next_tokens[rows.row_of(each)] = place + 100
+    assert rows.generation == 3
+    assert [table_of(rows, each) for each in everybody] == [each.block_tables[0] for each in everybody]
+    assert [int(rows.next_tokens[rows.row_of(each)]) for each in everybody] == list(range(100, 109))
+    assert rows.nobody not in {rows.row_of(each) for each in everybody}
+
+
+def test_tables_are_right_after_any_history() -> None:
+    draw = random.Random(0)
+    rows = SequenceRows(2, 12, CPU, capacity=4)
+    alive: dict[int, WorkerSequence] = {}
+    for number in range(300):
+        match draw.randrange(5):
+            case 0:
+                alive[number] = sequence(number, [draw.randrange(90)], [draw.randrange(90)])
+            case 1 if alive:
+                forgotten = draw.choice(list(alive))
+                del alive[forgotten]
+                rows.forget([forgotten])
+            case 2 if alive:
+                each = draw.choice(list(alive.values()))
+                group = draw.randrange(2)
+                entry = draw.randrange(len(each.block_tables[group]))
+                each.block_tables[group][entry] = draw.randrange(90)
+                each.untell(group, entry)
+            case 3 if alive:
+                each = draw.choice(list(alive.values()))
+                if len(each.block_tables[0]) < 12:
+                    for table in each.block_tables:
+                        table.append(draw.randrange(90))
+            case _:
+                chosen = [each for each in alive.values() if draw.random() < 0.5]
+                for each in chosen:
+                    rows.row_of(each)
+                rows.tell(chosen)
+                for each in chosen:
+                    assert [table_of(rows, each, group) for group in range(2)] == each.block_tables

@@ -1,0 +1,1 @@
+"""Running steps on a GPU without waiting for it."""

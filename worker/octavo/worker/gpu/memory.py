@@ -1,0 +1,90 @@
+"""How much of a GPU's memory is left for KV blocks: what steps take besides is found by running the largest ones."""
+
+import gc
+import logging
+from dataclasses import replace
+
+import torch
+
+from octavo.wire.sampling import SamplingParams
+from octavo.wire.steps import BlockMoves
+from octavo.worker.gpu.executor import GpuExecutor
+from octavo.worker.gpu.options import GpuOptions
+from octavo.worker.kv_cache import KVCache, KVCacheError
+from octavo.worker.kv_layout import KVLayout
+from octavo.worker.models.decoder import Decoder
+from octavo.worker.paging import Paging
+from octavo.worker.sequences import WorkerSequence, WorkItem
+
+logger = logging.getLogger(__name__)
+
+_GIB = 1 << 30
+# What captured graphs take beside the tensors of a step.
+_GRAPHS_BYTES = 256 << 20
+
+
+def memory_for_blocks(model: Decoder, layout: KVLayout, paging: Paging, options: GpuOptions) -> int:
+    """Bytes. Raises `KVCacheError` if nothing is left."""
+    prefill, decode = _step_bytes(model, layout, paging, options)
+    free, total = torch.cuda.mem_get_info(paging.device)
+    # A captured step has memory of its own.
+    reserved = prefill + (decode + _GRAPHS_BYTES if options.cuda_graphs else 0)
+    left = int(options.memory_utilization * total) - (total - free) - reserved
+    logger.info(
+        "of %.1f GiB on %s, %.1f are in use; a step of %d tokens takes %.2f, captured decode steps %.2f; %.1f are left",
+        total / _GIB, paging.device, (total - free) / _GIB, options.max_num_batched_tokens, prefill / _GIB,
+        (reserved - prefill) / _GIB, left / _GIB,
+    )  # fmt: skip
+    if left < layout.bytes_per_block:
+        raise KVCacheError(
+            f"{options.memory_utilization:.0%} of the {total / _GIB:.1f} GiB on {paging.device} leave no room for KV"
+            f" blocks: {(total - free) / _GIB:.1f} GiB are in use, most of it weights, and steps take"
+            f" {reserved / _GIB:.1f}; raise --gpu-memory-utilization, lower --max-num-batched-tokens, or serve a"
+            " smaller model"
+        )
+    return left
+
+
+def _step_bytes(model: Decoder, layout: KVLayout, paging: Paging, options: GpuOptions) -> tuple[int, int]:
+    """What the largest prefill and the largest decode step take at most, beside weights and blocks."""
+    prompts = profile_prompts(options.max_num_batched_tokens, paging.max_model_len)
+    num_blocks = sum(-(-length // layout.block_size) for length in prompts) * len(layout.groups)
+    cache = KVCache(layout, num_blocks=num_blocks, num_cpu_blocks=0, device=paging.device)
+    executor = GpuExecutor(model, cache, paging, replace(options, cuda_graphs=False))
+    items = _items(prompts, layout)
+    decodes = [WorkItem(item.sequence, 0, 1, ()) for item in _items([1] * options.graph_batch, layout, num_blocks)]
+    found = (_peak(executor, items, paging.device), _peak(executor, decodes, paging.device))
+    del executor, cache
+    gc.collect()
+    torch.cuda.empty_cache()
+    return found
+
+
+def profile_prompts(num_tokens: int, max_model_len: int) -> list[int]:
+    """Lengths of the fewest prompts that are `num_tokens` together."""
+    whole, rest = divmod(num_tokens, max_model_len)
+    return [max_model_len] * whole + [rest] * (rest > 0)
+
+
+def _items(lengths: list[int], layout: KVLayout, num_blocks: int | None = None) -> list[WorkItem]:
+    """Prompts of these `lengths` in consecutive blocks, from the start again after `num_blocks`."""
+    items, used = [], 0
+    for index, length in enumerate(lengths):
+        width = -(-length // layout.block_size)
+        tables = []
+        for _ in layout.groups:
+            tables.append([block % num_blocks if num_blocks else block for block in range(used, used + width)])
+            used += width
+        sequence = WorkerSequence(index, 0, SamplingParams(max_tokens=1), length, [0] * length, 0, tables)
+        items.append(WorkItem(sequence, 0, length, (sequence,)))
+    return items
+
+
+def _peak(executor: GpuExecutor, items: list[WorkItem], device: torch.device) -> int:
+    """Bytes that are taken while `items` are computed, of those that are free now."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    executor.launch(BlockMoves(), items).output()
+    executor.forget(item.sequence.sequence_id for item in items)
+    return int(torch.cuda.max_memory_allocated(device)) - before
