@@ -78,6 +78,22 @@ def test_equals_the_reference_in_bfloat16() -> None:
     torch.testing.assert_close(attend(batch), oracle(batch), atol=2e-2, rtol=2e-2)
 
 
+def in_pool(caches: tuple[Tensor, Tensor], heads_first: bool) -> tuple[Tensor, Tensor]:
+    """The same keys and values as a layer of a pool of all layers holds them, on a CPU or, `heads_first`, on a GPU."""
+    blocks = torch.stack(caches, dim=1)[:, None].expand(-1, 3, -1, -1, -1, -1)
+    pool = blocks.transpose(3, 4).contiguous().transpose(3, 4) if heads_first else blocks.contiguous()
+    return pool[:, 1, 0], pool[:, 1, 1]
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("window", [0, 7])
+def test_a_layer_of_a_pool_is_read_as_a_cache_of_its_own(heads_first: bool, window: int) -> None:
+    batch = random_paged_batch(SHAPES["mixed"], block_size=16, window=window)
+    keys, values = in_pool((batch.key_cache, batch.value_cache), heads_first)
+    assert not keys.is_contiguous()
+    assert torch.equal(attend(replace(batch, key_cache=keys, value_cache=values)), attend(batch))
+
+
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(0, 40)), min_size=1, max_size=6),
@@ -169,17 +185,19 @@ def test_decode_temporaries_are_bounded() -> None:
     assert sum(len(group.rows) for group in plan.decode_groups) == len(contexts)
 
 
+@pytest.mark.parametrize("heads_first", [False, True])
 @pytest.mark.parametrize("block_size", [1, 16])
-def test_writes_keys_and_values_as_the_reference_does(block_size: int) -> None:
+def test_writes_keys_and_values_as_the_reference_does(block_size: int, heads_first: bool) -> None:
     tokens, heads = 9, 3
     # Strided, as the slice of a fused QKV projection is.
     key, value = torch.randn(tokens, 4 * heads, 8)[:, heads:-heads].chunk(2, dim=1)
     slots = torch.randperm(20 * block_size)[:tokens]
-    ours, theirs = torch.zeros(2, 2, 20, block_size, heads, 8)
-    attention.reshape_and_cache(key, value, ours[0], ours[1], slots)
-    reference.reshape_and_cache(key, value, theirs[0], theirs[1], slots)
-    assert torch.equal(ours, theirs)
-    assert ours.any()
+    plain = torch.zeros(2, 20, block_size, heads, 8).unbind()
+    ours, theirs = in_pool(plain, heads_first), plain
+    attention.reshape_and_cache(key, value, *ours, slots)
+    reference.reshape_and_cache(key, value, *theirs, slots)
+    assert all(map(torch.equal, ours, theirs))
+    assert all(cache.any() for cache in ours)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +232,10 @@ def test_new_keys_that_do_not_fit_the_cache_are_refused() -> None:
             write(new[:2], new, cache, cache, slots)
         with pytest.raises(ValueError, match="slot_mapping"):
             write(new, new, cache, cache, slots.int())
-        with pytest.raises(ValueError, match="contiguous"):
-            write(new, new, cache.transpose(0, 1), cache.transpose(0, 1), slots)
+        with pytest.raises(ValueError, match="the last one 1"):
+            write(new, new, cache.transpose(2, 3), cache.transpose(2, 3), slots)
+        with pytest.raises(ValueError, match="alike"):
+            write(new, new, cache, torch.zeros(4, 2, 2, 8).transpose(0, 1), slots)
 
 
 def test_a_plan_for_another_block_size_is_refused() -> None:

@@ -28,9 +28,9 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def random_cache(num_blocks: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """[2 layers, 2, num_blocks, 3 slots, 2 heads, 4]."""
+    """[num_blocks, 2 layers, 2, 3 slots, 2 heads, 4]."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn((2, 2, num_blocks, 3, 2, 4), generator=generator).to(dtype)
+    return torch.randn((num_blocks, 2, 2, 3, 2, 4), generator=generator).to(dtype)
 
 
 def random_moves(num_sources: int, num_targets: int, count: int, seed: int) -> Moves:
@@ -65,23 +65,23 @@ def test_swaps_are_those_of_the_reference(count: int, device: int, cpu: int, see
 @pytest.mark.parametrize("move", [cache_ops.swap_blocks, reference.move_blocks])
 def test_a_block_that_a_move_has_left_may_be_filled_by_another(move: Callable[[Tensor, Tensor, Moves], None]) -> None:
     cache = random_cache(4, torch.bfloat16)
-    first, second = cache[:, :, 1].clone(), cache[:, :, 2].clone()
+    first, second = cache[1].clone(), cache[2].clone()
     move(cache, cache, [(1, 3), (2, 1)])
-    assert torch.equal(cache[:, :, 3], first)
-    assert torch.equal(cache[:, :, 1], second)
-    assert torch.equal(cache[:, :, 2], second)
+    assert torch.equal(cache[3], first)
+    assert torch.equal(cache[1], second)
+    assert torch.equal(cache[2], second)
 
 
 def test_blocks_may_go_round_in_a_ring() -> None:
     cache = random_cache(5)
     before = cache.clone()
     cache_ops.copy_blocks(cache, [(0, 1), (1, 2), (2, 0), (4, 3)])
-    assert torch.equal(cache, before[:, :, [2, 0, 1, 4, 4]])
+    assert torch.equal(cache, before[[2, 0, 1, 4, 4]])
 
 
 def test_the_number_of_threads_does_not_show() -> None:
     source, moves = random_cache(40), random_moves(40, 60, 50, seed=0)
-    expected = torch.zeros(2, 2, 60, 3, 2, 4)
+    expected = torch.zeros(60, 2, 2, 3, 2, 4)
     reference.move_blocks(source, expected, moves)
     for count in (1, 2, 3):
         target = torch.zeros_like(expected)
@@ -90,11 +90,19 @@ def test_the_number_of_threads_does_not_show() -> None:
         assert torch.equal(target, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32])
+def test_blocks_of_every_dtype_move(dtype: torch.dtype) -> None:
+    cache = random_cache(4, dtype)
+    before = cache.clone().view(torch.uint8)
+    cache_ops.copy_blocks(cache, [(1, 3), (0, 2)])
+    assert torch.equal(cache.view(torch.uint8), before[[0, 1, 0, 1]])
+
+
 def test_caches_may_have_gaps() -> None:
     source, target = random_cache(6), random_cache(8, seed=1)
     expected = target.clone()
-    reference.move_blocks(source[:, :, ::2], expected[:, :, 1::2], [(2, 0), (0, 3)])
-    cache_ops.swap_blocks(source[:, :, ::2], target[:, :, 1::2], [(2, 0), (0, 3)])
+    reference.move_blocks(source[::2], expected[1::2], [(2, 0), (0, 3)])
+    cache_ops.swap_blocks(source[::2], target[1::2], [(2, 0), (0, 3)])
     assert torch.equal(target, expected)
 
 

@@ -83,18 +83,20 @@ def solved(name: str, dtype: torch.dtype) -> tuple[PagedBatch, Tensor]:
 
 @dataclass
 class Cache:
-    """The native form of one layer's keys and values; NaN wherever nothing was written."""
+    """The native form of one layer's keys and values, the second of a `pool` of three; NaN wherever nothing was
+    written."""
 
     attention: NativeAttention
+    pool: Tensor
     keys: Tensor
     values: Tensor
 
     @classmethod
     def like(cls, library: NativeLibrary, batch: PagedBatch) -> "Cache":
-        _, block_size, kv_heads, head_dim = batch.key_cache.shape
+        num_blocks, block_size, kv_heads, head_dim = batch.key_cache.shape
         shape = CacheShape(block_size, kv_heads, head_dim, batch.key_cache.dtype)
-        keys, values = (torch.full_like(batch.key_cache, torch.nan) for _ in range(2))
-        return cls(NativeAttention(library, shape), keys, values)
+        pool = torch.full((num_blocks, 3, 2, block_size, kv_heads, head_dim), torch.nan, dtype=shape.dtype)
+        return cls(NativeAttention(library, shape), pool, pool[:, 1, 0], pool[:, 1, 1])
 
     def step(self, batch: PagedBatch) -> NativeStep:
         slots = torch.cat([self.slots(batch, row, context - query) for row, query, context in sequences(batch)])
@@ -285,6 +287,7 @@ def test_writing_touches_its_own_slots_and_no_others(library: NativeLibrary) -> 
         written = ~tensor.isnan()
         assert written.sum() == 5 * 2 * 64
         assert written[batch.block_tables[0, 1]].sum() == written.sum()
+    assert cache.pool[:, ::2].isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -358,3 +361,5 @@ def test_a_cache_of_another_shape_is_refused(
         attention.check(cache, cache, step)
     with pytest.raises(ValueError, match="contiguous"):
         attention.check(cache.transpose(0, 1), cache.transpose(0, 1), step)
+    with pytest.raises(ValueError, match="the last one 1"):
+        attention.check(cache.transpose(2, 3), cache.transpose(2, 3), step)

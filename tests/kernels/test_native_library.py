@@ -137,9 +137,13 @@ def test_torch_serves_where_there_are_no_kernels(kernels: str) -> None:
 
 
 @pytest.mark.usefixtures("compiled")
-def test_a_gpu_is_no_matter_of_theirs() -> None:
+def test_a_gpu_is_no_matter_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     choice = choose_attention(SHAPE, torch.device("cuda"))
-    assert (choice.attention.name, choice.reason) == ("torch", None)
+    assert (choice.attention.name, choice.reason) == (
+        "torch",
+        "there is no Triton; install it with pip install 'octavo[gpu]'",
+    )
 
 
 def test_the_library_shares_torchs_openmp() -> None:

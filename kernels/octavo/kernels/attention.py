@@ -65,8 +65,10 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
     """Writes each token's key and value into its slot, in place. Arguments as in `octavo.kernels.reference`."""
     check_caches(key_cache, value_cache)
     check_new_keys(key, value, key_cache, slot_mapping)
+    block_size = key_cache.shape[1]
+    places = slot_mapping // block_size, slot_mapping % block_size
     for new, cache in ((key, key_cache), (value, value_cache)):
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, new)
+        cache.index_put_(places, new)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,16 @@ from torch import Tensor
 
 
 def check_caches(key_cache: Tensor, value_cache: Tensor) -> None:
-    """Raises `ValueError` unless both are [num_blocks, block_size, kv_heads, head_dim], contiguous and alike."""
+    """Raises `ValueError` unless both are [num_blocks, block_size, kv_heads, head_dim], alike in strides too, and a
+    head's elements lie side by side."""
     if key_cache.dim() != 4:
         raise ValueError(f"a cache is [num_blocks, block_size, kv_heads, head_dim], not {list(key_cache.shape)}")
     if not (key_cache.shape == value_cache.shape and key_cache.dtype == value_cache.dtype):
         raise ValueError(f"key cache {_describe(key_cache)} and value cache {_describe(value_cache)} differ")
-    if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
-        raise ValueError("caches must be contiguous")
+    if not (key_cache.stride() == value_cache.stride() and key_cache.stride(3) == 1):
+        raise ValueError(
+            f"caches of strides {key_cache.stride()} and {value_cache.stride()}; they must be alike, and the last one 1"
+        )
 
 
 def check_new_keys(key: Tensor, value: Tensor, key_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -68,6 +71,14 @@ def check_scores(query: Tensor, softcap: float, sinks: Tensor | None) -> None:
         raise ValueError(f"sinks {list(sinks.shape) if sinks is not None else None} for a query {list(query.shape)}")
 
 
+def check_slopes(query: Tensor, alibi_slopes: Tensor | None) -> None:
+    """Raises `ValueError` unless `alibi_slopes` are one fp32 per head of `query`, or none."""
+    if alibi_slopes is not None and not (
+        alibi_slopes.shape == query.shape[1:2] and alibi_slopes.dtype == torch.float32
+    ):
+        raise ValueError(f"alibi slopes {_describe(alibi_slopes)} for a query {list(query.shape)}")
+
+
 def check_block_ids(lowest: int) -> None:
     """Raises `ValueError` if `lowest`, the least block id that is to be read, stands for no block."""
     if lowest < 0:
@@ -75,24 +86,18 @@ def check_block_ids(lowest: int) -> None:
 
 
 def check_moves(source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]) -> None:
-    """Raises `ValueError` unless the caches are [layers, 2, num_blocks, block_size, kv_heads, head_dim], alike but for
+    """Raises `ValueError` unless the caches are [num_blocks, layers, 2, ...], of 6 dimensions, alike but for
     `num_blocks`, and each of the `moves` leads from a block of `source` to one of `target` that no other leads to."""
     for cache in (source, target):
         if cache.dim() != 6:
-            raise ValueError(
-                f"a cache is [layers, 2, num_blocks, block_size, kv_heads, head_dim], not {list(cache.shape)}"
-            )
-    if _block_layout(source) != _block_layout(target):
+            raise ValueError(f"a cache is [num_blocks, layers, 2, ...], 6 dimensions, not {list(cache.shape)}")
+    if source.dtype != target.dtype or source.shape[1:] != target.shape[1:]:
         raise ValueError(f"blocks cannot move from {_describe(source)} to {_describe(target)}")
     for read, written in moves:
-        if not (0 <= read < source.shape[2] and 0 <= written < target.shape[2]):
-            raise ValueError(f"block {read} of {source.shape[2]} cannot move to block {written} of {target.shape[2]}")
+        if not (0 <= read < len(source) and 0 <= written < len(target)):
+            raise ValueError(f"block {read} of {len(source)} cannot move to block {written} of {len(target)}")
     if len({written for _, written in moves}) != len(moves):
         raise ValueError("a block is the target of two moves")
-
-
-def _block_layout(cache: Tensor) -> tuple[object, ...]:
-    return cache.dtype, cache.shape[:2], cache.shape[3:]
 
 
 def _describe(tensor: Tensor) -> str:

@@ -17,6 +17,7 @@ from octavo.kernels.checks import (
     check_new_keys,
     check_query,
     check_scores,
+    check_slopes,
     check_window,
 )
 
@@ -48,6 +49,7 @@ def paged_attention(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of each sequence's last `query_lens` tokens over its first `context_lens` cached ones.
 
@@ -55,20 +57,22 @@ def paged_attention(
     logical to physical, rows padded with anything. Query head h reads KV head h // (query_heads / kv_heads). With a
     `window` (0: none) the token at position p sees positions p - window + 1 to p, and blocks wholly before that may be
     negative in the table. A `softcap` c (0: none) makes c * tanh(s / c) of a score s (Gemma 2). `sinks`
-    ([query_heads]) are scores of one more key per head, whose value is zero (GPT-OSS). Returns the shape and dtype of
-    `query`. Raises `ValueError` on arguments that do not fit each other.
+    ([query_heads]) are scores of one more key per head, whose value is zero (GPT-OSS). `alibi_slopes` ([query_heads]
+    fp32) add slope * (key position - query position) to a score (Press et al., "Train Short, Test Long", 2021). Returns
+    the shape and dtype of `query`. Raises `ValueError` on arguments that do not fit each other.
     """
     check_caches(key_cache, value_cache)
     check_query(query, key_cache, sum(query_lens))
     check_lengths(block_tables, context_lens, query_lens, key_cache.shape[1])
     check_window(window)
     check_scores(query, softcap, sinks)
+    check_slopes(query, alibi_slopes)
     output = torch.empty_like(query)
     row = 0
     for table, context, length in zip(block_tables.tolist(), context_lens, query_lens, strict=True):
         for position in range(context - length, context):
             visible = range(max(0, position + 1 - window) if window else 0, position + 1)
-            scores = _Scores(scale, softcap, sinks)
+            scores = _Scores(scale, softcap, sinks, alibi_slopes)
             output[row] = _attend(query[row].float(), key_cache, value_cache, table, visible, scores)
             row += 1
     return output
@@ -81,10 +85,14 @@ class _Scores:
     scale: float
     softcap: float
     sinks: Tensor | None
+    alibi_slopes: Tensor | None
 
-    def __call__(self, products: Tensor) -> Tensor:
+    def __call__(self, products: Tensor, distances: Tensor) -> Tensor:
+        """`products`: [query_heads, keys]; `distances`: [keys], key position - query position."""
         scores = products * self.scale
-        return self.softcap * torch.tanh(scores / self.softcap) if self.softcap else scores
+        if self.softcap:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        return scores if self.alibi_slopes is None else scores + self.alibi_slopes[:, None] * distances
 
 
 def _attend(
@@ -109,7 +117,8 @@ def _attend(
         keys, values = (
             cache[table[logical], slots].float().repeat_interleave(group, dim=1) for cache in (key_cache, value_cache)
         )
-        scores = score(torch.einsum("hd,shd->hs", query, keys))
+        distances = torch.arange(begin + slots.start, begin + slots.stop, device=query.device) - (visible.stop - 1)
+        scores = score(torch.einsum("hd,shd->hs", query, keys), distances)
         # Softmax is invariant to a shift: the running maximum keeps exp in range.
         shift = torch.maximum(largest, scores.amax(dim=1, keepdim=True))
         weights = torch.exp(scores - shift)
@@ -123,11 +132,11 @@ def _attend(
 def move_blocks(source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]) -> None:
     """Copies whole blocks from `source` to `target` (which may be one cache), in place, as if all were read first.
 
-    Caches: [layers, 2, num_blocks, block_size, kv_heads, head_dim], alike but for `num_blocks` and the device; `moves`:
+    Caches: [num_blocks, layers, 2, ...], alike but for `num_blocks` and the device, and of six dimensions; `moves`:
     pairs of a block id in `source` and one in `target`. Raises `ValueError` on caches that differ, on ids out of range,
     and on a target that is named twice.
     """
     check_moves(source, target, moves)
     before = source.clone()
     for read, written in moves:
-        target[:, :, written] = before[:, :, read]
+        target[written] = before[read]

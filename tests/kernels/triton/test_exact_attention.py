@@ -95,6 +95,18 @@ def test_a_larger_bound_of_contexts_leaves_the_bits_alone(sequences: Sequences) 
         assert all(map(torch.equal, bounded, short))
 
 
+def test_a_window_that_begins_in_another_split_leaves_the_bits_alone(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """Of a chunk's first query, which decides what its tile reads. Splits are combined by pairs."""
+    monkeypatch.setattr("octavo.kernels.triton.attention.EXACT_SPLIT_KEYS", 16)
+    monkeypatch.setattr("octavo.kernels.triton.launch.TILE_SPLITS", 2)
+    sequences = _sequences([120], device, torch.float32, window=70)
+    chunk = sequences.attend((0, 84, 92))[0]
+    for position in (84, 87, 91):
+        assert torch.equal(sequences.attend((0, position, position + 1))[0], chunk[position - 84 :][:1])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_so_it_is_in_16_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     monkeypatch.setattr("octavo.kernels.triton.attention.EXACT_SPLIT_KEYS", 64)

@@ -1,6 +1,8 @@
 """The paged keys and values of one worker: a tensor on its device, one on the CPU, and how many blocks of them fit."""
 
-from collections.abc import Iterator
+import errno
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo.kernels.cache_ops import copy_blocks, swap_blocks
 from octavo.kernels.native.memory import zeros
-from octavo.wire.steps import BlockMove, BlockMoves
+from octavo.wire.steps import BlockMoves
+from octavo.worker.block_mover import block_mover
 from octavo.worker.kv_layout import KVLayout
+from octavo.worker.pinned_memory import PinningError, pinned_zeros
 
-# Shares of the memory that is free once the weights are loaded; activations and other processes need the rest.
+# The share of the CPU's memory that is free once the weights are loaded; activations and other processes need the rest.
 _CPU_SHARE, _CPU_LIMIT = 0.1, 4 << 30
-_GPU_SHARE = 0.5
 
 
 class KVCacheError(Exception):
@@ -24,53 +26,83 @@ class KVCacheError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's keys and values in the blocks of KV `group`: [num_blocks, block_size, kv_heads, head_dim] each."""
+    """One layer's keys and values in the blocks of KV `group`: [num_blocks, block_size, kv_heads, head_dim] each, views
+    with gaps into the pool of all layers. In a narrow cache a key is what is stored times `key_scale`; values alike."""
 
     group: int
     keys: Tensor
     values: Tensor
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
 
 class KVCache:
     """Keys and values of `num_blocks` blocks on the model's device, and of `num_cpu_blocks` in the CPU's memory.
 
-    `layers` holds each layer's cache. Raises `KVCacheError` if there is no room.
+    `layers` holds each layer's cache, with its (key scale, value scale) of `scales` if those are given. On a GPU the
+    tokens of a head lie side by side in a block: a kernel reads them as one piece. Raises `KVCacheError` if there is no
+    room.
     """
 
-    def __init__(self, layout: KVLayout, *, num_blocks: int, num_cpu_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        num_blocks: int,
+        num_cpu_blocks: int,
+        device: torch.device,
+        scales: Sequence[tuple[float, float]] | None = None,
+    ) -> None:
         if num_blocks < 1:
             raise KVCacheError(f"{num_blocks} KV blocks are asked for; a sequence needs at least one")
+        heads_first = device.type != "cpu"
         with _room_for(layout, num_blocks, device, "--kv-cache-memory"):
-            self._blocks = _device_blocks(layout.shape(num_blocks), layout.dtype, device)
+            self._blocks = _device_blocks(layout.shape(num_blocks, heads_first=heads_first), layout.dtype, device)
         with _room_for(layout, num_cpu_blocks, torch.device("cpu"), "--swap-memory"):
-            self._cpu_blocks = _cpu_blocks(layout.shape(num_cpu_blocks), layout.dtype, device)
-        self.layers = _layer_caches(layout, self._blocks)
+            cpu_blocks = _cpu_blocks(layout.shape(num_cpu_blocks, heads_first=heads_first), layout.dtype, device)
+        self._mover = block_mover(self._blocks, cpu_blocks)
+        tokens_first = self._blocks.transpose(3, 4) if heads_first else self._blocks
+        self.layers = _layer_caches(layout, tokens_first, scales)
 
     def move(self, moves: BlockMoves) -> None:
-        """Swaps and copies whole blocks, in that order: all layers and all blocks of a kind at once.
+        """As `octavo.worker.block_mover.BlockMover.move`: on a GPU, blocks that leave may still be read for a while."""
+        self._mover.move(moves)
 
-        Raises `ValueError` on a block id out of range and on a target that two moves of a kind name.
-        """
-        swap_blocks(self._blocks, self._cpu_blocks, _pairs(moves.swap_out))
-        swap_blocks(self._cpu_blocks, self._blocks, _pairs(moves.swap_in))
-        copy_blocks(self._blocks, _pairs(moves.copy))
+    def before_writing(self, block_ids: Iterable[int]) -> None:
+        """To be called before a step that writes these blocks, on the stream that computes it."""
+        self._mover.before_writing(block_ids)
+
+    def finish_moves(self) -> None:
+        """What the device is given from now on begins only after all moves so far."""
+        self._mover.before_writing_any()
 
     def clear(self, block_ids: Tensor) -> None:
         """Zeroes blocks ([blocks] int64) about to be filled: masked slots are still multiplied by zero, and a NaN that
         an earlier owner left there would survive that."""
         if len(block_ids):
-            self._blocks.index_fill_(2, block_ids, 0)
+            self._mover.before_writing_any()
+            self._blocks.index_fill_(0, block_ids, 0)
 
 
 def _device_blocks(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return zeros(shape, dtype, touched=True)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise KVCacheError(f"there is no GPU, or no driver for one, to hold KV blocks on {device}")
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _cpu_blocks(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Pinned where a GPU swaps to them: it reads and fills them fastest so. Else they take no memory until used."""
-    return zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, pin_memory=True)
+    if device.type == "cpu":
+        return zeros(shape, dtype)
+    if math.prod(shape) * dtype.itemsize > available_memory():
+        # Pinned memory is taken at once, and whoever takes too much is killed.
+        raise OSError(errno.ENOMEM, "too little memory is free")
+    try:
+        return pinned_zeros(shape, dtype)
+    except PinningError as error:
+        raise KVCacheError(f"{error}; give fewer blocks with --swap-memory") from error
 
 
 @contextmanager
@@ -84,26 +116,23 @@ def _room_for(layout: KVLayout, num_blocks: int, device: torch.device, option: s
         ) from error
 
 
-def _layer_caches(layout: KVLayout, blocks: Tensor) -> list[LayerCache]:
-    """In the order of the layers: a group's layers lie in the places 0, 1, ... of its blocks."""
+def _layer_caches(layout: KVLayout, blocks: Tensor, scales: Sequence[tuple[float, float]] | None) -> list[LayerCache]:
+    """In the order of the layers: a group's layers lie in the places 0, 1, ... of its blocks. `blocks`: [num_blocks,
+    layers_per_group, 2, block_size, kv_heads, head_dim]."""
     caches = {
-        layer: LayerCache(index, blocks[place, 0], blocks[place, 1])
+        layer: LayerCache(index, blocks[:, place, 0], blocks[:, place, 1], *(scales[layer] if scales else ()))
         for index, group in enumerate(layout.groups)
         for place, layer in enumerate(group.layers)
     }
     return [caches[layer] for layer in range(len(caches))]
 
 
-def _pairs(moves: list[BlockMove]) -> list[tuple[int, int]]:
-    return [(move.source, move.target) for move in moves]
-
-
-def num_blocks_in(memory: int | None, layout: KVLayout, device: torch.device) -> int:
-    """How many blocks fit into `memory` bytes; None takes a share of what is free on `device`.
+def num_blocks_in(memory: int | None, layout: KVLayout) -> int:
+    """How many blocks fit into `memory` bytes; None takes a share of what is free of the CPU's memory.
 
     Raises `KVCacheError` if not one does.
     """
-    chosen = _default_memory(device) if memory is None else memory
+    chosen = min(_CPU_LIMIT, int(_CPU_SHARE * available_memory())) if memory is None else memory
     num_blocks = chosen // layout.bytes_per_block
     if num_blocks < 1:
         raise KVCacheError(
@@ -111,12 +140,6 @@ def num_blocks_in(memory: int | None, layout: KVLayout, device: torch.device) ->
             f" give at least {layout.bytes_per_block} with --kv-cache-memory"
         )
     return num_blocks
-
-
-def _default_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(_GPU_SHARE * torch.cuda.mem_get_info(device)[0])
-    return min(_CPU_LIMIT, int(_CPU_SHARE * available_memory()))
 
 
 def available_memory() -> int:

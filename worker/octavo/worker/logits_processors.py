@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.worker.device_upload import uploaded
 from octavo.worker.logit_edits import Ids, LogitEdits, TokenCounts
 from octavo.worker.sequences import WorkerSequence
 
@@ -33,7 +34,7 @@ def is_processed(sequence: WorkerSequence) -> bool:
 
 def process(logits: Tensor, sequences: list[WorkerSequence]) -> None:
     """Changes `logits` ([rows, vocab_size] fp32, contiguous, or log-probabilities of that shape) in place, each row for
-    its sequence; rows of sequences that ask for nothing stay as they are."""
+    its sequence; rows of sequences that ask for nothing stay as they are. It waits for no device."""
     edits = [_edits(sequence, logits.shape[1]) for sequence in sequences]
     _keep_allowed(logits, sequences, edits)
     _exclude(logits, sequences, edits)
@@ -62,7 +63,7 @@ def _keep_allowed(logits: Tensor, sequences: list[WorkerSequence], edits: list[L
     if rows:
         flat, at = logits.view(-1), _places([each.allowed for each in edits], logits)
         kept = flat.index_select(0, at)
-        logits.index_fill_(0, torch.tensor(rows, device=logits.device), -inf)
+        logits.index_fill_(0, uploaded(np.array(rows), logits.device), -inf)
         flat.index_copy_(0, at, kept)
 
 
@@ -75,7 +76,7 @@ def _exclude(logits: Tensor, sequences: list[WorkerSequence], edits: list[LogitE
 
 
 def _add_bias(logits: Tensor, edits: list[LogitEdits]) -> None:
-    biases = torch.from_numpy(np.concatenate([each.biases for each in edits])).to(logits.device)
+    biases = uploaded(np.concatenate([each.biases for each in edits]), logits.device)
     logits.view(-1).index_add_(0, _places([each.biased for each in edits], logits), biases)
 
 
@@ -89,12 +90,12 @@ def _penalise(logits: Tensor, sequences: list[WorkerSequence], edits: list[Logit
     lengths = [len(each.token_ids) for each in counted]
 
     def per_token(values: list[float]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), lengths)).to(logits.device)
+        return uploaded(np.repeat(np.array(values, dtype=np.float32), lengths), logits.device)
 
     # A penalty that fp32 rounds to 0 would make NaN of -inf; one near it may overflow.
     numbers = torch.finfo(torch.float32)
     repetition = per_token([each.sampling.repetition_penalty for each in sequences]).clamp_min(numbers.tiny)
-    counts = torch.from_numpy(np.concatenate([each.counts for each in counted])).to(logits.device)
+    counts = uploaded(np.concatenate([each.counts for each in counted]), logits.device)
     values = logits.view(-1).index_select(0, at)
     values = torch.where(values > 0, values / repetition, values * repetition).clamp_max(numbers.max)
     values -= per_token([each.sampling.frequency_penalty for each in sequences]) * counts
@@ -114,4 +115,4 @@ def _places(token_ids: list[Ids], logits: Tensor) -> Tensor:
     """Where in the flattened `logits` the tokens of all rows are, one array of ids for each."""
     starts = np.arange(len(token_ids)) * logits.shape[1]
     places = np.concatenate(token_ids) + np.repeat(starts, [len(ids) for ids in token_ids])
-    return torch.from_numpy(places).to(logits.device)
+    return uploaded(places, logits.device)

@@ -17,6 +17,7 @@ from octavo.worker.kv_layout import KVLayout
 from octavo.worker.loading import release_free_memory
 from octavo.worker.models.compiled import compiled
 from octavo.worker.models.decoder import Decoder
+from octavo.worker.models.llama import LlamaModel
 from octavo.worker.models.registry import load_model
 from octavo.worker.numerics import EXACT_CPU_DTYPE, model_obstacle, settings_obstacle
 from octavo.worker.paging import Paging
@@ -98,6 +99,7 @@ class ModelRunner:
             self.attention = choice.attention
             if choice.reason and cache_dtype != self._dtype:
                 raise ModelRunnerError(f"--kv-cache-dtype {kv_cache_dtype} needs Octavo's GPU kernels: {choice.reason}")
+            kv_scales = self._model.kv_scales if isinstance(self._model, LlamaModel) else None
             self._model = compiled(self._model, choice.attention, exact=exact)
             if exact:
                 _refuse(model_obstacle(self._model, choice))
@@ -105,7 +107,11 @@ class ModelRunner:
             self.num_blocks = self._num_blocks(num_blocks, kv_cache_memory, paging, gpu)
             self.num_cpu_blocks = _num_cpu_blocks(num_cpu_blocks, swap_memory, self._layout, self.num_blocks)
             self._kv_cache = KVCache(
-                self._layout, num_blocks=self.num_blocks, num_cpu_blocks=self.num_cpu_blocks, device=self._device
+                self._layout,
+                num_blocks=self.num_blocks,
+                num_cpu_blocks=self.num_cpu_blocks,
+                device=self._device,
+                scales=kv_scales if cache_dtype != self._dtype else None,
             )
             self.executor = self._make_executor(paging, gpu)
         self.kernels = kernel_path(choice, self._model)

@@ -39,4 +39,13 @@ def _logprobs(hidden: Tensor, span: PromptSpan, to_logits: Callable[[Tensor], Te
     token_ids = span.sequence.token_ids[span.start : span.start + span.length]
     for first in range(0, span.length, _ROWS):
         rows = slice(first, first + _ROWS)
-        yield from token_logprobs(to_logits(hidden[rows]), token_ids[rows], top)
+        yield from _some_logprobs(to_logits(hidden[rows]), token_ids[rows], top)
+
+
+def _some_logprobs(logits: Tensor, token_ids: list[int], top: int) -> list[Logprobs]:
+    if logits.device.type == "cpu":
+        return token_logprobs(logits, token_ids, top)
+    # It takes Triton, which a worker on a CPU does without.
+    from octavo.worker.device_logprobs import device_token_logprobs
+
+    return device_token_logprobs(logits, token_ids, top)

@@ -45,7 +45,7 @@ def choose(logits: Tensor, choosers: list[WorkerSequence]) -> Choices:
     sampled = _sample(rows, samplers) if samplers else []
     candidates = _candidates(rows.only(beams)) if beams else []
     answered = {each.sequence_id for each in sampled} | {each.sequence_id for each in candidates}
-    return Choices(sampled, candidates, _failures(choosers, finite, answered))
+    return Choices(sampled, candidates, failures(choosers, finite, answered))
 
 
 def broken(hidden: Tensor, sequences: list[WorkerSequence]) -> list[SequenceFailure]:
@@ -56,8 +56,8 @@ def broken(hidden: Tensor, sequences: list[WorkerSequence]) -> list[SequenceFail
     return [not_finite(each.sequence_id) for each, good in zip(sequences, finite, strict=True) if not good]
 
 
-def _failures(choosers: list[WorkerSequence], finite: list[bool], answered: set[int]) -> list[SequenceFailure]:
-    """Those of the choosers that are not answered."""
+def failures(choosers: list[WorkerSequence], finite: list[bool], answered: set[int]) -> list[SequenceFailure]:
+    """Those of the choosers, whose logits are `finite` or not, that are not answered."""
     return [
         no_token_left(chooser.sequence_id) if good else not_finite(chooser.sequence_id)
         for chooser, good in zip(choosers, finite, strict=True)

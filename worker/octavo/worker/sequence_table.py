@@ -214,6 +214,7 @@ class SequenceTable:
         # The scheduler may tell of a block after a window has left it.
         if table[remap.logical_index] != NULL_BLOCK:
             table[remap.logical_index] = remap.block_id
+            sequence.untell(remap.kv_group, remap.logical_index)
         return sequence
 
     def _share(self, work: SequenceWork) -> WorkItem:

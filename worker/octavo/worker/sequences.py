@@ -19,7 +19,8 @@ class WorkerSequence:
     """One sequence as the worker keeps it. `token_ids` is prompt then generated, of which the last may be
     `PENDING_TOKEN`s; `num_computed` counts those whose keys and values are in the blocks of `block_tables` (logical to
     physical, one table per KV group; `NULL_BLOCK` where a sliding window has passed), or will be once the steps under
-    way are done. `edits` are the sampler's: what of the above it needs in another form."""
+    way are done. `edits` are the sampler's: what of the above it needs in another form; and `num_told` a device's:
+    of how many entries of each block table it has been told, which have not changed since."""
 
     sequence_id: int
     sequence_index: int
@@ -29,6 +30,7 @@ class WorkerSequence:
     num_computed: int
     block_tables: list[list[int]]
     edits: "LogitEdits | None" = field(default=None, repr=False, compare=False)
+    num_told: list[int] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def num_generated(self) -> int:
@@ -43,6 +45,11 @@ class WorkerSequence:
         """Whether choosing its next token takes the values of those before, and not just their number."""
         sampling = self.sampling
         return sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+
+    def untell(self, group: int, logical_index: int) -> None:
+        """An entry of a block table is another from now on."""
+        if self.num_told:
+            self.num_told[group] = min(self.num_told[group], logical_index)
 
     def fork(self, sequence_id: int, sequence_index: int) -> "WorkerSequence":
         """A copy with tokens and tables of its own, under another id and index."""

@@ -143,6 +143,8 @@ class NativeAttention:
     def check(self, key_cache: Tensor, value_cache: Tensor, step: NativeStep) -> None:
         """Raises `ValueError` unless the caches are of this backend's shape and hold every block of `step`."""
         check_caches(key_cache, value_cache)
+        if not key_cache[:1].is_contiguous():
+            raise ValueError(f"a block of strides {key_cache.stride()[1:]} has gaps; it must be contiguous")
         shape = self._shape
         expected = (shape.block_size, shape.num_kv_heads, shape.head_dim)
         if key_cache.shape[1:] != expected or key_cache.dtype != shape.dtype:
@@ -153,7 +155,7 @@ class NativeAttention:
 
 def cache_pointers(key_cache: Tensor, value_cache: Tensor) -> LayerCachePointers:
     """Of one layer; they hold as long as the tensors."""
-    return LayerCachePointers(key_cache.data_ptr(), value_cache.data_ptr())
+    return LayerCachePointers(key_cache.data_ptr(), value_cache.data_ptr(), key_cache.stride(0))
 
 
 def obstacle(shape: CacheShape) -> str | None:

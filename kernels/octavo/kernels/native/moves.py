@@ -9,19 +9,14 @@ from octavo.kernels.native.library import NativeLibrary
 
 
 def move_blocks(library: NativeLibrary, source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]) -> None:
-    """Arguments as in `octavo.kernels.reference.move_blocks`, checked by the caller, but no block that is read may be
-    written."""
+    """Arguments as in `octavo.kernels.reference.move_blocks`, checked by the caller; caches without gaps, and no block
+    that is read may be written."""
     pairs = torch.tensor(moves, dtype=torch.int64)
-    layers, parts, num_blocks = source.shape[:3]
-    block_bytes = source[0, 0, 0].nbytes
     library.functions.octavo_move_blocks(
         source.data_ptr(),
         target.data_ptr(),
         pairs.data_ptr(),
         len(moves),
-        layers * parts,
-        num_blocks * block_bytes,
-        target.shape[2] * block_bytes,
-        block_bytes,
+        source[0].nbytes,
         torch.get_num_threads(),
     )

@@ -88,7 +88,7 @@ class AttentionOp(Structure):
 
 
 class LayerCachePointers(Structure):
-    _fields_ = (("keys", c_void_p), ("values", c_void_p))
+    _fields_ = (("keys", c_void_p), ("values", c_void_p), ("block_stride", c_int64))
 
 
 class GroupStep(Structure):

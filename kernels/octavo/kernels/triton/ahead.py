@@ -35,6 +35,7 @@ class Variant:
 
     `signature`: the type of each argument that is no constant ("*bf16", "i32", "fp32"); `constants`: the constexprs by
     name; `aligned`: names of arguments that are multiples of 16 (all pointers are).
+    `fuses`: products and sums may become one operation, which rounds once.
     `requires_wgmma`: its results are promised to be Hopper's matrix instruction's, which must be in the PTX.
     """
 
@@ -45,6 +46,7 @@ class Variant:
     num_warps: int = 4
     num_stages: int = 2
     aligned: frozenset[str] = field(default_factory=frozenset)
+    fuses: bool = True
     requires_wgmma: bool = False
 
 
@@ -71,7 +73,11 @@ def compile_variant(variant: Variant, target: GPUTarget = HOPPER) -> Compiled:
     }
     constants = {(names.index(name),): value for name, value in variant.constants.items()}
     source = ASTSource(variant.kernel, signature, constants, aligned)
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    options = {
+        "num_warps": variant.num_warps,
+        "num_stages": variant.num_stages,
+        "enable_fp_fusion": variant.fuses,
+    }
     compiled = triton.compile(source, target=target, options=options)
     registers, spilled = _resources(compiled.asm["cubin"])
     return Compiled(variant.name, compiled.metadata.shared, registers, spilled, _matrix(compiled.asm["ptx"]))

@@ -12,6 +12,8 @@ from octavo.kernels.triton.tiles import Tiles, padded
 
 # Of what splits leave to be combined. More work than that is cut into launches one after the other.
 _SCRATCH_BYTES = 256 << 20
+# Splits that are combined at a time, and warps that do.
+TILE_SPLITS = 32
 COMBINING_WARPS = 4
 
 
@@ -173,6 +175,7 @@ def _combine(
         grid[1],
         *output.stride()[:2],
         **tile_constants(problem.group, problem.head_dim, share),
+        TILE_SPLITS=TILE_SPLITS,
         num_warps=COMBINING_WARPS,
         enable_fp_fusion=share.fuses,
     )

@@ -11,8 +11,6 @@ import triton.language as tl
 from octavo.kernels.triton.softmax import attend_tiles, finite, normalized
 from octavo.kernels.triton.work import first_visible, queries_of, splits_of
 
-# Splits that are summed at once.
-_SPLITS = tl.constexpr(32)
 # What differs from step to step must not make Triton compile anew.
 _VARYING = ["window", "num_splits", "first_tile", "first_sequence", "last_sequence", "split_rows"]
 _UNALIGNED = ["block_tables", "table_rows", "context_lens", "query_starts", "sinks", "alibi_slopes"]
@@ -116,9 +114,10 @@ def combine_kernel(
     output_token_stride, output_head_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr, DECODE: tl.constexpr,
+    TILE_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (tiles of queries x KV heads, rows of a tile). The order of sums does not depend on how many splits there
-    may be: those without a key add nothing, and the sum over one is that one."""
+    """Grid: (tiles of queries x KV heads, rows of a tile). `TILE_SPLITS` are summed at a time, in an order that does
+    not depend on how many there may be: those without a key add nothing, and the sum over one is that one."""
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP
     pair, row = tl.program_id(0), tl.program_id(1)
     tile, kv_head = first_tile + pair // num_kv_heads, pair % num_kv_heads
@@ -135,8 +134,8 @@ def combine_kernel(
     largest = tl.full([1], float("-inf"), dtype=tl.float32)
     weighted = tl.zeros([1, PADDED_DIM], dtype=tl.float32)
     filled = (begin - origin) // share, tl.cdiv(end - origin, share)
-    for start in range(filled[0] // _SPLITS * _SPLITS, filled[1], _SPLITS):
-        splits = start + tl.arange(0, _SPLITS)
+    for start in range(filled[0] // TILE_SPLITS * TILE_SPLITS, filled[1], TILE_SPLITS):
+        splits = start + tl.arange(0, TILE_SPLITS)
         present = (splits >= filled[0]) & (splits < filled[1])
         programs = pair.to(tl.int64) * num_splits + splits
         scores_at = split_scores + programs * 2 * split_rows + row

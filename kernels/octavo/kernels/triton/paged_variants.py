@@ -7,7 +7,7 @@ import torch
 
 from octavo.kernels.triton.ahead import Variant
 from octavo.kernels.triton.language import POINTERS
-from octavo.kernels.triton.launch import COMBINING_WARPS, Share, tile_constants
+from octavo.kernels.triton.launch import COMBINING_WARPS, TILE_SPLITS, Share, tile_constants
 from octavo.kernels.triton.paged import attend_kernel, combine_kernel
 from octavo.kernels.triton.tiles import EXACT_SPLIT_KEYS, decode_tiles, exact_tiles, prefill_tiles
 
@@ -113,6 +113,7 @@ def _attending(case: _Case) -> Variant:
         num_warps=share.tiles.warps,
         num_stages=share.tiles.stages,
         aligned=frozenset(_INTEGERS - {"table_stride"}),
+        fuses=share.fuses,
         requires_wgmma=case.mode == "exact" and case.dtype != torch.float32,
     )
 
@@ -123,9 +124,10 @@ def _combining(case: _Case) -> Variant:
         name=f"combine: {case}",
         kernel=combine_kernel,
         signature=case.signature,
-        constants=absent | tile_constants(case.group, case.head_dim, case.share),
+        constants=absent | tile_constants(case.group, case.head_dim, case.share) | {"TILE_SPLITS": TILE_SPLITS},
         num_warps=COMBINING_WARPS,
         aligned=frozenset(_INTEGERS & set(combine_kernel.arg_names)),
+        fuses=case.share.fuses,
     )
 
 

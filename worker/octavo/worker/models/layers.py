@@ -28,7 +28,8 @@ class Attention:
 
     `qkv` is fused: the rows of all query heads, of all key heads, of all value heads. `q_norm` and `k_norm`: over one
     head if their weight is [head_dim], else over all heads at once. `scale` multiplies products of queries and keys,
-    and `softcap` (0: none) bounds them. `rotary` None: queries and keys know no positions.
+    and `softcap` (0: none) bounds them. `rotary` None: queries and keys know no positions. `kv_scales`: what a key and
+    a value are divided by in a cache of fp8.
     """
 
     qkv: Linear
@@ -41,6 +42,7 @@ class Attention:
     scale: float
     softcap: float
     rotary: RotaryTable | None
+    kv_scales: tuple[float, float] = (1.0, 1.0)
 
     def __call__(self, hidden: Tensor, layer: int, step: PagedStep, angles: Angles | None) -> Tensor:
         heads = self.qkv(hidden).view(len(hidden), -1, self.head_dim)

@@ -42,6 +42,11 @@ class LlamaModel:
         hidden = F.embedding(input_ids, self.embedding)
         return hidden if self.embedding_scale == 1.0 else hidden * self.embedding_scale
 
+    @property
+    def kv_scales(self) -> list[tuple[float, float]]:
+        """Of each layer's keys and values in a cache of fp8."""
+        return [layer.attention.kv_scales for layer in self.layers]
+
     def forward(self, step: PagedStep) -> Tensor:
         """The last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
         hidden = self.embed(step.input_ids)
@@ -141,7 +146,13 @@ class _Loader:
             scale=config.attention_scale,
             softcap=config.attention_softcap,
             rotary=None if rotary is None else self.rotary_tables[rotary],
+            kv_scales=(self._number(f"{prefix}.k_scale"), self._number(f"{prefix}.v_scale")),
         )
+
+    def _number(self, name: str) -> float:
+        """One that a checkpoint may hold, as those that were calibrated for an fp8 cache do; else 1."""
+        shape = self._checkpoint.shapes().get(name)
+        return 1.0 if shape is None else self._checkpoint.take(name, (1,) if shape == (1,) else ()).item()
 
     def _qkv(self, prefix: str, index: int) -> Linear:
         config = self._config

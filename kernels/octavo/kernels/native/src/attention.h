@@ -184,7 +184,7 @@ OCTAVO_INLINE void find_tiles(const Rows<T>& rows, const GroupStep& step, const 
     tiles[t] = {nullptr, nullptr};
     if (token >= end || token + kLanes <= begin) continue;
     const int64_t block = table[token / step.block_size], offset = token % step.block_size;
-    const int64_t at = ((block * rows.op.kv_heads + rows.kv_head) * step.block_size + offset) * rows.op.head_dim;
+    const int64_t at = block * cache.block_stride + (rows.kv_head * step.block_size + offset) * rows.op.head_dim;
     tiles[t] = {(const T*)cache.keys + at, (const T*)cache.values + at};
   }
 }

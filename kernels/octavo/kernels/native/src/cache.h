@@ -37,7 +37,7 @@ void prefetch_heads(const LayerCache& cache, int64_t slot, int64_t block_size, i
   const int64_t block = slot / block_size, offset = slot % block_size;
   constexpr int64_t line = 64 / sizeof(T);
   for (int64_t head = 0; head < kv_heads; head++) {
-    const int64_t at = (block * kv_heads + head) * block_size * head_dim;
+    const int64_t at = block * cache.block_stride + head * block_size * head_dim;
     const T* keys = (const T*)cache.keys + at + Layout<T>::key(offset, 0, head_dim);
     const T* values = (const T*)cache.values + at + Layout<T>::value(offset, 0, head_dim);
     for (int64_t i = 0; i < head_dim * kLanes; i += kLanes * Layout<T>::kDepth) __builtin_prefetch(keys + i, 1, 2);
@@ -51,7 +51,7 @@ void write_heads(const T* key, const T* value, const LayerCache& cache, int64_t 
                  int64_t kv_heads, int64_t head_dim) {
   const int64_t block = slot / block_size, offset = slot % block_size;
   for (int64_t head = 0; head < kv_heads; head++) {
-    const int64_t at = (block * kv_heads + head) * block_size * head_dim;
+    const int64_t at = block * cache.block_stride + head * block_size * head_dim;
     write_token(key + head * head_dim, value + head * head_dim, (T*)cache.keys + at, (T*)cache.values + at, offset,
                 head_dim);
   }

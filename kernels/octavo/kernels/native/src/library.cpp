@@ -89,16 +89,13 @@ OCTAVO_EXPORT void octavo_likeliest(const float* logits, int64_t rows, int64_t s
   chosen->likeliest(logits, rows, size, values, tokens, threads);
 }
 
-// Copies `num_moves` blocks of `block_bytes` in each of `planes` planes, from block moves[2 i] of the source to block
-// moves[2 i + 1] of the target. No source block may be a target.
+// Copies `num_moves` blocks of `block_bytes`, from block moves[2 i] of the source to block moves[2 i + 1] of the target. No
+// source block may be a target.
 OCTAVO_EXPORT void octavo_move_blocks(const char* source, char* target, const int64_t* moves, int64_t num_moves,
-                                      int64_t planes, int64_t source_plane_bytes, int64_t target_plane_bytes,
                                       int64_t block_bytes, int32_t threads) {
-#pragma omp parallel for collapse(2) num_threads(threads) schedule(static)
-  for (int64_t plane = 0; plane < planes; plane++)
-    for (int64_t move = 0; move < num_moves; move++)
-      std::memcpy(target + plane * target_plane_bytes + moves[2 * move + 1] * block_bytes,
-                  source + plane * source_plane_bytes + moves[2 * move] * block_bytes, block_bytes);
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t move = 0; move < num_moves; move++)
+    std::memcpy(target + moves[2 * move + 1] * block_bytes, source + moves[2 * move] * block_bytes, block_bytes);
 }
 
 OCTAVO_EXPORT void octavo_run(const Run* run) { chosen->run(*run); }

@@ -48,10 +48,12 @@ struct Attention {
   float scale, softcap;
 };
 
-// Keys and values of one layer: [num_blocks][kv_heads][block_size x head_dim], the innermost as in cache.h.
+// Keys and values of one layer: [num_blocks][kv_heads][block_size x head_dim], the innermost as in cache.h. Blocks are
+// `block_stride` elements apart: between them lie the same blocks of other layers.
 struct LayerCache {
   void* keys;
   void* values;
+  int64_t block_stride;
 };
 
 // Consecutive tokens of one sequence in this step, for one KV head: what one thread attends for at a time.

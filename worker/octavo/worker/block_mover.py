@@ -1,0 +1,167 @@
+"""Carrying out block moves beside the model: swaps on a stream of their own, copies on the model's.
+
+What orders the two streams is kept apart from what they do, so that it can be shown to be right without a GPU.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.kernels import cache_ops
+from octavo.kernels.checks import check_moves
+from octavo.wire.steps import BlockMove, BlockMoves
+from octavo.worker import device_moves
+from octavo.worker.device_moves import Pairs
+
+
+class Stream(Protocol):
+    """Work that is done in the order in which it was given, beside that of other streams."""
+
+    def record(self) -> Any:
+        """An event: all that this stream was given so far is done."""
+
+    def wait(self, event: Any) -> None:
+        """What this stream is given from now on begins only after `event`."""
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Within it, work is given to this stream."""
+
+
+class CudaStream:
+    """The stream of CUDA's that `find` gives whenever it is asked."""
+
+    def __init__(self, find: "Callable[[], torch.cuda.Stream]") -> None:
+        self._find = find
+
+    def record(self) -> Any:
+        return self._find().record_event()
+
+    def wait(self, event: Any) -> None:
+        self._find().wait_event(event)
+
+    def active(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._find())
+
+
+class NullStream:
+    """Work that is done at once: a CPU's."""
+
+    def record(self) -> None:
+        return None
+
+    def wait(self, event: Any) -> None:
+        """It is over."""
+
+    def active(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class _SwapOut:
+    """The `number`-th; under way until `done`."""
+
+    number: int
+    done: Any
+
+
+class BlockMover:
+    """Moves whole blocks within the model's pool, and between it and a pool in the CPU's memory.
+
+    All swaps go to the stream `side`, one after the other: what comes back from a CPU block is what went there, and a
+    CPU block is filled again only once it was read. Between `side` and `main`, where the model computes:
+
+    * a swap begins once `main` has done what it was given so far: that may write the blocks that leave, and read those
+      that are to be filled;
+    * after a swap-in, `main` waits for it;
+    * a swap-out runs on beside the model, which may read those blocks, until `before_writing` names one of them.
+    """
+
+    def __init__(
+        self,
+        blocks: Tensor,
+        cpu_blocks: Tensor,
+        main: Stream,
+        side: Stream,
+        *,
+        swap: Callable[[Tensor, Tensor, Pairs], None],
+        copy: Callable[[Tensor, Pairs], None],
+    ) -> None:
+        """`swap(source, target, pairs)` and `copy(pool, pairs)` give the work to the stream that is active."""
+        self._blocks, self._cpu_blocks = blocks, cpu_blocks
+        self._main, self._side = main, side
+        self._swap, self._copy = swap, copy
+        self._num_swap_outs = 0
+        # By block on the device: the last that may still read it.
+        self._swap_outs: dict[int, _SwapOut] = {}
+
+    def move(self, moves: BlockMoves) -> None:
+        """Swaps out, swaps in and copies, in that order: all layers and all blocks of a kind at once.
+
+        Raises `ValueError` on a block id out of range and on a target that two moves of a kind name: nothing moves.
+        """
+        swap_out, swap_in, copy = map(_pairs, (moves.swap_out, moves.swap_in, moves.copy))
+        check_moves(self._blocks, self._cpu_blocks, swap_out)
+        check_moves(self._cpu_blocks, self._blocks, swap_in)
+        check_moves(self._blocks, self._blocks, copy)
+        if swap_out or swap_in:
+            self._side.wait(self._main.record())
+        if swap_out:
+            self._move_out(swap_out)
+        if swap_in:
+            self._move_in(swap_in)
+        if copy:
+            self.before_writing(target for _, target in copy)
+            self._copy(self._blocks, copy)
+
+    def before_writing(self, block_ids: Iterable[int]) -> None:
+        """To be called before `main` is given work that writes these blocks: it will wait for the swap-outs under way
+        that read any of them. Other work does not wait for those."""
+        if not self._swap_outs:
+            return
+        reading = [self._swap_outs[block_id] for block_id in block_ids if block_id in self._swap_outs]
+        if reading:
+            self._wait_for(max(reading, key=lambda swap_out: swap_out.number))
+
+    def before_writing_any(self) -> None:
+        """As `before_writing` of all blocks."""
+        self.before_writing(list(self._swap_outs))
+
+    def _move_out(self, pairs: Pairs) -> None:
+        with self._side.active():
+            self._swap(self._blocks, self._cpu_blocks, pairs)
+        self._num_swap_outs += 1
+        swap_out = _SwapOut(self._num_swap_outs, self._side.record())
+        self._swap_outs.update((source, swap_out) for source, _ in pairs)
+
+    def _move_in(self, pairs: Pairs) -> None:
+        with self._side.active():
+            self._swap(self._cpu_blocks, self._blocks, pairs)
+        self._main.wait(self._side.record())
+        # All swap-outs so far were before it on the same stream.
+        self._swap_outs.clear()
+
+    def _wait_for(self, swap_out: _SwapOut) -> None:
+        """And so for all before it."""
+        self._main.wait(swap_out.done)
+        self._swap_outs = {
+            block_id: later for block_id, later in self._swap_outs.items() if later.number > swap_out.number
+        }
+
+
+def block_mover(blocks: Tensor, cpu_blocks: Tensor) -> BlockMover:
+    """For pools [num_blocks, layers, 2, ...]: both in the CPU's memory, or one on a GPU and one pinned."""
+    if not blocks.is_cuda:
+        streams = NullStream(), NullStream()
+        return BlockMover(blocks, cpu_blocks, *streams, swap=cache_ops.swap_blocks, copy=cache_ops.copy_blocks)
+    own = torch.cuda.Stream(blocks.device)  # type: ignore[no-untyped-call]
+    main, side = CudaStream(lambda: torch.cuda.current_stream(blocks.device)), CudaStream(lambda: own)
+    swap, copy = device_moves.swap_blocks, device_moves.copy_blocks
+    return BlockMover(blocks, cpu_blocks, main, side, swap=swap, copy=copy)
+
+
+def _pairs(moves: list[BlockMove]) -> Pairs:
+    return [(move.source, move.target) for move in moves]
