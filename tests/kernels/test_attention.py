@@ -192,8 +192,9 @@ def test_writes_keys_and_values_as_the_reference_does(block_size: int, heads_fir
     # Strided, as the slice of a fused QKV projection is.
     key, value = torch.randn(tokens, 4 * heads, 8)[:, heads:-heads].chunk(2, dim=1)
     slots = torch.randperm(20 * block_size)[:tokens]
-    plain = torch.zeros(2, 20, block_size, heads, 8).unbind()
-    ours, theirs = in_pool(plain, heads_first), plain
+    keys, values = torch.zeros(2, 20, block_size, heads, 8).unbind()
+    theirs = (keys, values)
+    ours = in_pool(theirs, heads_first)
     attention.reshape_and_cache(key, value, *ours, slots)
     reference.reshape_and_cache(key, value, *theirs, slots)
     assert all(map(torch.equal, ours, theirs))

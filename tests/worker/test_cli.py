@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from octavo.testing.tiny_model import write_byte_model
@@ -59,6 +60,27 @@ def test_a_machine_too_small_for_the_model_is_one_line_too(directory: Path, monk
     monkeypatch.setattr("octavo.worker.fake_runner.FakeRunner", too_large)
     result = start_worker("--model", str(directory / "model"))
     assert (result.exit_code, result.stderr) == (1, "Error: MemoryError\n")
+
+
+def test_a_gpu_without_memory_for_the_model_is_told_with_what_to_do(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("octavo.worker.model_runner.ModelRunner", too_large)
+    result = start_worker("--device", "cuda", "--model", str(directory / "model"))
+    assert result.exit_code == 1
+    assert "lower --max-num-batched-tokens, or serve a smaller model; torch says: CUDA out of memory" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_machine_without_a_gpu_or_its_driver_is_told_in_one_line(directory: Path) -> None:
+    result = start_worker("--device", "cuda", "--model", str(directory / "model"))
+    assert result.exit_code == 2
+    assert "finds no CUDA device" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import torch
 
 from octavo.wire.steps import BlockMove, BlockMoves
 from octavo.worker import kv_cache
+from octavo.worker.gpu.pinned_memory import PinningError
 from octavo.worker.kv_cache import KVCache, KVCacheError, available_memory, num_blocks_in
 from octavo.worker.kv_layout import KVLayout, group_layers
-from octavo.worker.pinned_memory import PinningError
 
 CPU = torch.device("cpu")
 # Stands for a GPU: tensors that have a layout and no content.

@@ -80,6 +80,13 @@ def test_two_in_flight_are_answered_like_one_after_the_other(
         assert tokens == expected_tokens([index + 1, 7, 8], param, 0, 11, vocabulary)
 
 
+def test_a_runner_that_is_done_at_once_meets_no_pending_token(tmp_path: Path) -> None:
+    write_byte_model(tmp_path)
+    found = answers(welcomed(SpoilableRunner(tmp_path, block_size=4, num_blocks=64)), decoding(PARAMS[:1], 6, 2), 2)
+    tokens = [token.token_id for result in found for token in result.sampled]
+    assert tokens == expected_tokens([1, 7, 8], PARAMS[0], 0, 5, FakeVocabulary.read(tmp_path))
+
+
 def test_a_launch_does_not_wait_for_the_step_before(protocol: WorkerProtocol, runner: DeferredRunner) -> None:
     first, second, third = decoding(PARAMS[:2], 3, ahead=2)
     protocol.receive(first)
@@ -160,6 +167,32 @@ def test_after_a_step_that_fails_late_those_under_way_are_skipped(
         expected_tokens([index, 7, 8], param, 0, 1, FakeVocabulary.read(tmp_path))[0]
         for index, param in enumerate(PARAMS[:2], 1)
     ]
+
+
+def test_a_plan_that_knows_of_a_failure_may_start_anew_what_was_to_be_skipped(
+    protocol: WorkerProtocol, runner: DeferredRunner
+) -> None:
+    first, *_ = decoding(PARAMS[:2], 3, ahead=2)
+    runner.fails = True
+    protocol.receive(first)
+    protocol.receive(plan(2, starts=[start(7, [5])], work=[work(7, 1, [50])], answered=0))
+    assert protocol.answer().outcome is StepOutcome.FAILED
+    protocol.receive(plan(3, starts=[start(7, [6])], work=[work(7, 1, [51])], answered=1))
+    assert protocol.answer().outcome is StepOutcome.SKIPPED
+    protocol.receive(plan(4, work=[work(7, 1)], answered=2))
+    assert [protocol.answer().outcome for _ in range(2)] == [StepOutcome.DONE, StepOutcome.DONE]
+
+
+def test_the_failure_of_a_sequence_is_not_that_of_the_next_with_its_id(
+    protocol: WorkerProtocol, runner: DeferredRunner
+) -> None:
+    runner.to_spoil = (1,)
+    protocol.receive(plan(1, starts=[start(1, [5])], work=[work(1, 1, [3])]))
+    runner.to_spoil = ()
+    protocol.receive(plan(2, forget=[1], starts=[start(1, [6])], work=[work(1, 1, [4])], answered=0))
+    assert len(protocol.answer().failed) == 1
+    protocol.receive(plan(3, work=[work(1, 1)], answered=1))
+    assert [len(protocol.answer().sampled) for _ in range(2)] == [1, 1]
 
 
 def test_a_plan_that_cannot_be_launched_is_answered_after_those_before_it(protocol: WorkerProtocol) -> None:

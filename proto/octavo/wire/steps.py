@@ -96,7 +96,7 @@ class WorkerUnregistered(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent by the worker's main loop, never by a thread beside it, while no step is being computed."""
+    """Sent by the worker's main loop, never by a thread beside it; while that waits for a step, too."""
 
     epoch: Identity
     incarnation: Identity

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -75,7 +75,8 @@ def assert_right(token: int, row: Floats, parameters: tuple[float, ...]) -> None
     assert ends[place] >= (parameters[0] - 1e-6) * ends[-1]
 
 
-@settings(max_examples=10)
+# In the interpreter shrinking takes minutes.
+@settings(max_examples=10, phases=(Phase.explicit, Phase.generate))
 @given(
     st.integers(1, 600),
     st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 999), PARAMETERS), min_size=4, max_size=6),

@@ -4,6 +4,8 @@ Tiny random models: one with full attention, one in which layers with windows al
 GPU it computes; without one Triton's interpreter does.
 """
 
+import itertools
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves, FailureReason
 from octavo.worker.gpu.executor import GpuExecutor, halves
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.prompt_logprobs import prompt_logprobs
 from octavo.worker.runner import DeviceLostError, StepOutput
 from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
 
@@ -93,10 +96,8 @@ def test_chunks_beside_decodes_give_the_tokens_of_the_cpu(plain: ModelRunner, ru
     assert finish(runner, sequences, NUM_TOKENS) == expected
 
 
-def test_the_next_step_is_launched_with_tokens_that_only_the_device_knows(
-    plain: ModelRunner, runner: ModelRunner
-) -> None:
-    expected = generate(plain, PROMPTS, NUM_TOKENS)
+def generated_ahead(runner: ModelRunner) -> list[list[int]]:
+    """What `generate` gives, with all steps launched before the first one is answered."""
     sequences = new_sequences(runner, PROMPTS, NUM_TOKENS)
     launched = []
     for _ in range(NUM_TOKENS):
@@ -107,7 +108,29 @@ def test_the_next_step_is_launched_with_tokens_that_only_the_device_knows(
             item.sequence.token_ids.append(PENDING_TOKEN)
             drop_passed_blocks(runner, item.sequence)
     sampled = [[each.token_id for each in step.output().sampled] for step in launched]
-    assert [list(tokens) for tokens in zip(*sampled, strict=True)] == expected
+    return [list(tokens) for tokens in zip(*sampled, strict=True)]
+
+
+def test_the_next_step_is_launched_with_tokens_that_only_the_device_knows(
+    plain: ModelRunner, runner: ModelRunner
+) -> None:
+    assert generated_ahead(runner) == generate(plain, PROMPTS, NUM_TOKENS)
+
+
+def test_a_step_that_runs_out_of_memory_late_reads_the_same_tokens_again(
+    plain: ModelRunner, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = itertools.count()
+
+    def scarce(*arguments: Any) -> Any:
+        # Each step fails once; then it is computed in two.
+        if next(calls) % 3 == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return prompt_logprobs(*arguments)
+
+    monkeypatch.setattr("octavo.worker.gpu.executor.prompt_logprobs", scarce)
+    assert generated_ahead(runner) == generate(plain, PROMPTS, NUM_TOKENS)
+    assert next(calls) == 3 * NUM_TOKENS
 
 
 def test_swapped_blocks_come_back(plain: ModelRunner, runner: ModelRunner) -> None:
@@ -124,7 +147,7 @@ def test_swapped_blocks_come_back(plain: ModelRunner, runner: ModelRunner) -> No
     first.block_tables = [
         [back[out[block]] if block >= 0 else block for block in table] for table in first.block_tables
     ]
-    first.num_told = []
+    runner.forget([first.sequence_id])
     run_items(runner, [next_item(first, 1), next_item(second, 1)], moves(swap_in=back))
     assert finish(runner, [first, second], NUM_TOKENS) == expected
 
@@ -211,9 +234,13 @@ def test_a_step_without_memory_is_computed_in_parts(
 ) -> None:
     expected = generate(plain, PROMPTS, NUM_TOKENS)
     forward = runner._model.forward
+    taken: list[weakref.ref[torch.Tensor]] = []
 
     def scarce(step: Any) -> torch.Tensor:
+        assert not any(each() is not None for each in taken), "what a larger step took is held"
         if len(step.input_ids) > 7:
+            hidden = torch.zeros(len(step.input_ids))
+            taken.append(weakref.ref(hidden))
             raise torch.OutOfMemoryError("CUDA out of memory")
         return forward(step)
 
@@ -238,9 +265,12 @@ def test_a_token_that_finds_no_memory_fails_its_step_and_the_next_one_is_compute
     assert [[each.token_id] for each in runner.execute(NO_MOVES, items).sampled] == generate(plain, PROMPTS[1:], 1)
 
 
-def test_a_device_that_is_lost_ends_the_worker(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("said_by", ["CUDA error", "Triton Error [CUDA]"])
+def test_a_device_that_is_lost_ends_the_worker(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, said_by: str
+) -> None:
     def lost(step: Any) -> torch.Tensor:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        raise RuntimeError(f"{said_by}: an illegal memory access was encountered")
 
     [sequence] = new_sequences(runner, PROMPTS[2:], 2)
     monkeypatch.setattr(runner._model, "forward", lost)
@@ -276,3 +306,9 @@ def test_what_a_forgotten_sequence_had_serves_the_next(plain: ModelRunner, runne
     for prompt in PROMPTS[:2]:
         assert generate(runner, [prompt], 2) == generate(plain, [prompt], 2)
         runner.forget([0])
+
+
+def test_warming_up_changes_no_answer(plain: ModelRunner, runner: ModelRunner) -> None:
+    assert isinstance(runner.executor, GpuExecutor)
+    runner.executor._warm_up(2)
+    assert generate(runner, PROMPTS[1:], 2) == generate(plain, PROMPTS[1:], 2)

@@ -71,6 +71,16 @@ def test_whoever_gets_a_used_row_is_told_wholly() -> None:
     assert table_of(rows, second) == [1, 2]
 
 
+def test_one_that_was_forgotten_and_comes_back_is_told_wholly() -> None:
+    rows = SequenceRows(1, 8, CPU, capacity=2)
+    first, second = sequence(1, [7, 8, 9]), sequence(2, [1, 2])
+    for each in (first, second, first):
+        rows.row_of(each)
+        rows.tell([each])
+        assert table_of(rows, each) == each.block_tables[0]
+        rows.forget([each.sequence_id])
+
+
 def test_more_rows_are_had_when_they_run_out_and_nothing_is_lost() -> None:
     rows = SequenceRows(1, 2, CPU, capacity=2)
     everybody = [sequence(each, [each, each + 50]) for each in range(9)]

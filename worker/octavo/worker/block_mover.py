@@ -14,8 +14,8 @@ from torch import Tensor
 from octavo.kernels import cache_ops
 from octavo.kernels.checks import check_moves
 from octavo.wire.steps import BlockMove, BlockMoves
-from octavo.worker import device_moves
-from octavo.worker.device_moves import Pairs
+from octavo.worker.gpu import moves as gpu_moves
+from octavo.worker.gpu.moves import Pairs
 
 
 class Stream(Protocol):
@@ -159,7 +159,7 @@ def block_mover(blocks: Tensor, cpu_blocks: Tensor) -> BlockMover:
         return BlockMover(blocks, cpu_blocks, *streams, swap=cache_ops.swap_blocks, copy=cache_ops.copy_blocks)
     own = torch.cuda.Stream(blocks.device)  # type: ignore[no-untyped-call]
     main, side = CudaStream(lambda: torch.cuda.current_stream(blocks.device)), CudaStream(lambda: own)
-    swap, copy = device_moves.swap_blocks, device_moves.copy_blocks
+    swap, copy = gpu_moves.swap_blocks, gpu_moves.copy_blocks
     return BlockMover(blocks, cpu_blocks, main, side, swap=swap, copy=copy)
 
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 
+import numpy as np
+import numpy.typing as npt
+
 from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts, attended_pairs
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves
@@ -31,7 +34,11 @@ _LEAST_SIZES = 2
 _MOST_MOVED_BYTES = 32 << 20
 _SEQUENCE_ID = 1
 
+# Quantities whose proportion varies less than this are told apart by noise alone.
+_SAME = 1e-6
+
 Clock = Callable[[], float]
+Numbers = npt.NDArray[np.float64]
 Quantities = tuple[float, float, float]
 
 
@@ -63,50 +70,26 @@ def calibrate(runner: Runner, clock: Clock = time.perf_counter) -> StepCosts | N
 
 def fit(samples: list[Sample]) -> list[float]:
     """The costs, none negative, that explain samples with the least sum of squares: of all sets of costs that may be
-    above zero, the best whose solution is."""
-    solutions = (_solve(samples, kept) for size in range(1, 4) for kept in combinations(range(3), size))
-    usable = [solution for solution in solutions if solution is not None and min(solution) >= 0.0]
-    return min(usable, key=lambda costs: _error(samples, costs), default=[0.0, 0.0, 0.0])
+    above zero, the best whose solution is. Costs that the samples do not tell apart are not in a set together."""
+    quantities = np.array([sample.quantities for sample in samples]).reshape(-1, 3)
+    seconds = np.array([sample.seconds for sample in samples])
+    # They are of very different sizes.
+    scales = np.where(quantities.any(axis=0), quantities.max(axis=0, initial=0.0), 1.0)
+    kept = (list(each) for size in (1, 2, 3) for each in combinations(range(3), size))
+    solutions = [found for each in kept if (found := _solve(quantities / scales, seconds, each)) is not None]
+    least: list[float] = (min(solutions, key=lambda found: found[0])[1] / scales if solutions else np.zeros(3)).tolist()
+    return least
 
 
-def _error(samples: list[Sample], costs: list[float]) -> float:
-    return sum((sum(cost * q for cost, q in zip(costs, s.quantities, strict=True)) - s.seconds) ** 2 for s in samples)
-
-
-def _solve(samples: list[Sample], kept: tuple[int, ...]) -> list[float] | None:
-    """Least squares with only the costs `kept`, by the normal equations; None where the samples do not tell them
-    apart. Quantities are scaled by their largest, for they are of very different sizes."""
-    scales = [max((sample.quantities[k] for sample in samples), default=0.0) for k in kept]
-    if not all(scales):
+def _solve(quantities: Numbers, seconds: Numbers, kept: list[int]) -> tuple[float, Numbers] | None:
+    """Least squares with only the costs `kept`: the sum of squares and the costs; None if they are not told apart, or
+    not all are positive."""
+    solution, _, rank, _ = np.linalg.lstsq(quantities[:, kept], seconds, rcond=_SAME)
+    if rank < len(kept) or solution.min() < 0.0:
         return None
-    rows = [[s.quantities[k] / scale for k, scale in zip(kept, scales, strict=True)] for s in samples]
-    matrix = [
-        [sum(row[i] * row[j] for row in rows) for j in range(len(kept))]
-        + [sum(row[i] * sample.seconds for row, sample in zip(rows, samples, strict=True))]
-        for i in range(len(kept))
-    ]
-    solution = _eliminate(matrix)
-    if solution is None:
-        return None
-    costs = [0.0, 0.0, 0.0]
-    for k, scale, value in zip(kept, scales, solution, strict=True):
-        costs[k] = value / scale
-    return costs
-
-
-def _eliminate(matrix: list[list[float]]) -> list[float] | None:
-    """Gauss and Jordan's elimination, largest pivot first; None if the matrix is all but singular."""
-    size = len(matrix)
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda row: abs(matrix[row][column]))
-        if abs(matrix[pivot][column]) < 1e-12:
-            return None
-        matrix[column], matrix[pivot] = matrix[pivot], matrix[column]
-        for row in range(size):
-            if row != column:
-                factor = matrix[row][column] / matrix[column][column]
-                matrix[row] = [a - factor * b for a, b in zip(matrix[row], matrix[column], strict=True)]
-    return [matrix[row][-1] / matrix[row][row] for row in range(size)]
+    costs = np.zeros(3)
+    costs[kept] = solution
+    return float(np.square(quantities @ costs - seconds).sum()), costs
 
 
 # -- what is timed ----------------------------------------------------------------------------------------------------

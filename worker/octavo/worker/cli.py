@@ -13,7 +13,6 @@ from octavo.wire.costs import StepCosts
 from octavo.wire.endpoints import EndpointError, default_endpoint, runtime_directory
 from octavo.wire.model_directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, resolve_model
 from octavo.wire.steps import MAX_BLOCK_SIZE
-from octavo.worker.calibrate import calibrate
 from octavo.worker.config import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_FAKE_BLOCKS,
@@ -325,6 +324,8 @@ def _measured_costs(runner: Runner, config: WorkerConfig) -> StepCosts | None:
         return FAKE_COSTS
     if not config.calibrate:
         return None
+    from octavo.worker.calibrate import calibrate
+
     try:
         costs = calibrate(runner)
     except Exception as error:
@@ -361,6 +362,8 @@ def _make_fake_runner(config: WorkerConfig, directory: Path) -> Runner:
 
 def _make_model_runner(config: WorkerConfig, directory: Path) -> Runner:
     # Importing torch takes seconds and a gigabyte: the fake device, and --help, must not need it.
+    import torch
+
     from octavo.worker.kv_cache import KVCacheError
     from octavo.worker.model_runner import ModelRunner, ModelRunnerError
     from octavo.worker.models.config import ConfigError as ModelConfigError
@@ -390,6 +393,12 @@ def _make_model_runner(config: WorkerConfig, directory: Path) -> Runner:
         )
     except (KVCacheError, ModelConfigError, ModelRunnerError, WeightsError) as error:
         raise UnusableError(_one_line(error)) from error
+    except torch.OutOfMemoryError as error:
+        # Another process may have it, and end.
+        raise click.ClickException(
+            f"{config.device} has too little memory for {config.model}: end what else runs there, lower"
+            f" --max-num-batched-tokens, or serve a smaller model; torch says: {_one_line(error)}"
+        ) from error
 
 
 def _usual_threads() -> int:

@@ -33,8 +33,8 @@ from octavo.worker.fake_distribution import FakeDistribution, NoTokenLeftError, 
 from octavo.worker.runner import DoneStep, StepOutput
 from octavo.worker.sequences import WorkerSequence, WorkItem
 
-# What a fake device tells of itself: moving a block costs as much as computing four of its tokens, so that sometimes one
-# is better and sometimes the other.
+# What a fake device tells of itself: moving a block costs as much as computing four of its tokens, so that now one is
+# better and now the other.
 FAKE_COSTS = StepCosts(PrefillCosts(0.0, 1e-6, 0.0), SwapCosts(0.0, 2e-6, 2e-6))
 _GREEDY = b"greedy"
 

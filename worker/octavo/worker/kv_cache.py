@@ -13,8 +13,8 @@ from torch import Tensor
 from octavo.kernels.native.memory import zeros
 from octavo.wire.steps import BlockMoves
 from octavo.worker.block_mover import block_mover
+from octavo.worker.gpu.pinned_memory import PinningError, pinned_zeros
 from octavo.worker.kv_layout import KVLayout
-from octavo.worker.pinned_memory import PinningError, pinned_zeros
 
 # The share of the CPU's memory that is free once the weights are loaded; activations and other processes need the rest.
 _CPU_SHARE, _CPU_LIMIT = 0.1, 4 << 30

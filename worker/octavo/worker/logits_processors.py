@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.worker.device_upload import uploaded
+from octavo.worker.gpu.transfer import upload
 from octavo.worker.logit_edits import Ids, LogitEdits, TokenCounts
 from octavo.worker.sequences import WorkerSequence
 
@@ -63,7 +63,7 @@ def _keep_allowed(logits: Tensor, sequences: list[WorkerSequence], edits: list[L
     if rows:
         flat, at = logits.view(-1), _places([each.allowed for each in edits], logits)
         kept = flat.index_select(0, at)
-        logits.index_fill_(0, uploaded(np.array(rows), logits.device), -inf)
+        logits.index_fill_(0, upload(np.array(rows), logits.device), -inf)
         flat.index_copy_(0, at, kept)
 
 
@@ -76,7 +76,7 @@ def _exclude(logits: Tensor, sequences: list[WorkerSequence], edits: list[LogitE
 
 
 def _add_bias(logits: Tensor, edits: list[LogitEdits]) -> None:
-    biases = uploaded(np.concatenate([each.biases for each in edits]), logits.device)
+    biases = upload(np.concatenate([each.biases for each in edits]), logits.device)
     logits.view(-1).index_add_(0, _places([each.biased for each in edits], logits), biases)
 
 
@@ -90,12 +90,12 @@ def _penalise(logits: Tensor, sequences: list[WorkerSequence], edits: list[Logit
     lengths = [len(each.token_ids) for each in counted]
 
     def per_token(values: list[float]) -> Tensor:
-        return uploaded(np.repeat(np.array(values, dtype=np.float32), lengths), logits.device)
+        return upload(np.repeat(np.array(values, dtype=np.float32), lengths), logits.device)
 
     # A penalty that fp32 rounds to 0 would make NaN of -inf; one near it may overflow.
     numbers = torch.finfo(torch.float32)
     repetition = per_token([each.sampling.repetition_penalty for each in sequences]).clamp_min(numbers.tiny)
-    counts = uploaded(np.concatenate([each.counts for each in counted]), logits.device)
+    counts = upload(np.concatenate([each.counts for each in counted]), logits.device)
     values = logits.view(-1).index_select(0, at)
     values = torch.where(values > 0, values / repetition, values * repetition).clamp_max(numbers.max)
     values -= per_token([each.sampling.frequency_penalty for each in sequences]) * counts
@@ -115,4 +115,4 @@ def _places(token_ids: list[Ids], logits: Tensor) -> Tensor:
     """Where in the flattened `logits` the tokens of all rows are, one array of ids for each."""
     starts = np.arange(len(token_ids)) * logits.shape[1]
     places = np.concatenate(token_ids) + np.repeat(starts, [len(ids) for ids in token_ids])
-    return uploaded(places, logits.device)
+    return upload(places, logits.device)

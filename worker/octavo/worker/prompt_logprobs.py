@@ -46,6 +46,6 @@ def _some_logprobs(logits: Tensor, token_ids: list[int], top: int) -> list[Logpr
     if logits.device.type == "cpu":
         return token_logprobs(logits, token_ids, top)
     # It takes Triton, which a worker on a CPU does without.
-    from octavo.worker.device_logprobs import device_token_logprobs
+    from octavo.worker.gpu.logprobs import device_token_logprobs
 
     return device_token_logprobs(logits, token_ids, top)

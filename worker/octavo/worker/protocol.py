@@ -3,7 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.codec import decode_from_worker, encode
@@ -37,20 +37,14 @@ class RefusedError(Exception):
     """The scheduler will not have this worker; its text says why."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Launched:
-    """A plan that is not answered yet: what it computes (None: it is not computed), and what of it had `failed` before
-    or fails while it is under way."""
+    """A plan that is being computed, and what of it had `failed` before."""
 
     plan: StepPlan
     items: list[WorkItem]
-    step: LaunchedStep | None
-    failed: dict[int, SequenceFailure] = field(default_factory=dict)
-
-    def note(self, failed: Iterable[SequenceFailure]) -> None:
-        """These were found dead only after the launch: what the step tells of them is worth nothing."""
-        members = {sequence.sequence_id for item in self.items for sequence in item.members}
-        self.failed |= {each.sequence_id: each for each in failed if each.sequence_id in members}
+    step: LaunchedStep
+    failed: dict[int, SequenceFailure]
 
 
 class WorkerProtocol:
@@ -115,7 +109,7 @@ class WorkerProtocol:
 
     def ready(self) -> bool:
         """Whether `answer` would not wait."""
-        return bool(self._answers) or (bool(self._launched) and _is_ready(self._launched[0]))
+        return bool(self._answers) or (bool(self._launched) and self._launched[0].step.ready())
 
     def answer(self) -> StepResult:
         """The result of the oldest plan that has none, once it is done; only while `busy`."""
@@ -170,18 +164,19 @@ class WorkerProtocol:
             self.dropped += 1
             return
         self.last_step_id = plan.step_id
-        if self._table.must_know(plan):
-            while self._launched:
-                self._finish()
+        # So a runner that is done with a step at once never meets a pending token.
+        while self._launched and self._launched[0].step.ready():
+            self._finish()
+        if self._skips(plan) or self._table.must_know(plan):
+            self._finish_all()
         if self._skips(plan):
-            self._launched.append(_Launched(plan, [], None))
+            self._answers.append(self._skip(plan))
             return
         try:
             self._launch(plan)
         except Exception as error:
             # Those before it may fail too, and then it was skipped.
-            while self._launched:
-                self._finish()
+            self._finish_all()
             self._answers.append(self._skip(plan) if self._skips(plan) else self._fail(plan, error))
 
     def _skips(self, plan: StepPlan) -> bool:
@@ -194,26 +189,30 @@ class WorkerProtocol:
         self._table.begin(items)
         self._launched.append(_Launched(plan, items, step, failed))
 
+    def _finish_all(self) -> None:
+        while self._launched:
+            self._finish()
+
     def _finish(self) -> None:
-        """Answers the oldest of the launched."""
+        """Answers the oldest of the launched; if it fails, those after it too, for they were planned without knowing.
+
+        These are over at once, for what they sampled is nobody's: a plan that knows may start their sequences anew."""
         launched = self._launched.popleft()
-        if launched.step is None or self._skips(launched.plan):
-            self._answers.append(self._skip(launched.plan))
-            return
         try:
             self._answers.append(self._complete(launched, launched.step.output()))
         except Exception as error:
             self._answers.append(self._fail(launched.plan, error))
+            self._answers.extend(self._skip(later.plan) for later in self._launched)
+            self._launched.clear()
 
     def _complete(self, launched: _Launched, output: StepOutput) -> StepResult:
         """Raises what is wrong with `output`."""
         for failure in output.failed:
             logger.warning("sequence %x has failed: %s", failure.sequence_id, failure.detail)
-        members = {sequence.sequence_id for item in launched.items for sequence in item.members}
-        output = output.without([each for each in launched.failed.values() if each.sequence_id in members])
+        members = (sequence for item in launched.items for sequence in item.members)
+        # What a sequence gets after it has failed is worth nothing.
+        output = output.without([sequence.failure for sequence in members if sequence.failure])
         self._table.complete(launched.items, output)
-        for later in self._launched:
-            later.note(output.failed)
         failed = launched.failed | {failure.sequence_id: failure for failure in output.failed}
         told = [failed[each] for each in members_of(launched.plan) if each in failed] if failed else []
         return _result(launched.plan, StepOutcome.DONE, output, failed=told)
@@ -228,10 +227,6 @@ class WorkerProtocol:
     def _skip(self, plan: StepPlan) -> StepResult:
         self._table.discard(plan)
         return _result(plan, StepOutcome.SKIPPED, detail=f"step {self._failed_step_id} had failed")
-
-
-def _is_ready(launched: _Launched) -> bool:
-    return launched.step is None or launched.step.ready()
 
 
 def _result(

@@ -30,10 +30,10 @@ class StepOutput:
     times: StepTimes
 
     def without(self, failed: list[SequenceFailure]) -> "StepOutput":
-        """The same, but that these have failed too: of them nothing else is told."""
+        """The same, but that these have failed, for the reasons given here: of them nothing else is told."""
         if not failed:
             return self
-        dead = {failure.sequence_id: failure for failure in (*failed, *self.failed)}
+        dead = {failure.sequence_id: failure for failure in (*self.failed, *failed)}
         return StepOutput(
             [each for each in self.sampled if each.sequence_id not in dead],
             [each for each in self.candidates if each.sequence_id not in dead],
@@ -77,7 +77,8 @@ class Runner(Protocol):
     `launch` begins a step and may come back before it is done: it carries out `moves`, in their order, then computes
     all `items` (either may be empty) as one batch. It writes the keys and values of every item before it reads any, and
     changes no sequence. Steps are done in the order of their launches; a token that one of them samples may be pending
-    (`octavo.worker.sequences.PENDING_TOKEN`) in the items of the next, unless a member of these `reads_generated`.
+    (`octavo.worker.sequences.PENDING_TOKEN`) in the items of the next, unless that was `ready` before or a member of
+    these `reads_generated`.
     A sequence that cannot go on is told as failed; whatever is raised fails the step and nothing else, but for
     `DeviceLostError`.
 

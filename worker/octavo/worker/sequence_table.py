@@ -85,7 +85,7 @@ class SequenceTable:
         """Whether `plan` can only be applied once tokens are known that are pending: it copies or compares them, or
         chooses by them."""
         copied = (fork.parent_id for fork in plan.forks)
-        compared = (work.sequence_id for work in plan.work if work.follower_ids)
+        compared = (each for work in plan.work if work.follower_ids for each in (work.sequence_id, *work.follower_ids))
         reading = (each for each in members_of(plan) if each in self._sequences and self._known(each).reads_generated)
         return any(self._is_pending(each) for each in chain(copied, compared, reading))
 
@@ -121,11 +121,17 @@ class SequenceTable:
         self._check_vocabulary([*chosen, *(token_id for beam in output.candidates for token_id in beam.token_ids)])
         for (sequence, end), token_id in zip(sampling, chosen, strict=True):
             sequence.token_ids[end] = token_id
-        for item in items:
-            for sequence in item.members:
-                if sequence.sequence_id in dead and self._sequences.get(sequence.sequence_id) is sequence:
-                    self._failed[sequence.sequence_id] = dead[sequence.sequence_id]
-                    self._drop(sequence.sequence_id)
+        members = (sequence for item in items for sequence in item.members) if dead else ()
+        for sequence in members:
+            if failure := dead.get(sequence.sequence_id):
+                self._fail(sequence, failure)
+
+    def _fail(self, sequence: WorkerSequence, failure: SequenceFailure) -> None:
+        """It may have been forgotten, and another have its id by now."""
+        sequence.failure = failure
+        if self._sequences.get(sequence.sequence_id) is sequence:
+            self._failed[sequence.sequence_id] = failure
+            self._drop(sequence.sequence_id)
 
     def failures(self, plan: StepPlan) -> dict[int, SequenceFailure]:
         """Of all that `plan` has work for and that have failed before it."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo.wire.sampling import SamplingParams
+from octavo.wire.steps import SequenceFailure
 
 if TYPE_CHECKING:
     # It takes numpy, which a worker without arithmetic does without.
@@ -20,7 +21,8 @@ class WorkerSequence:
     `PENDING_TOKEN`s; `num_computed` counts those whose keys and values are in the blocks of `block_tables` (logical to
     physical, one table per KV group; `NULL_BLOCK` where a sliding window has passed), or will be once the steps under
     way are done. `edits` are the sampler's: what of the above it needs in another form; and `num_told` a device's:
-    of how many entries of each block table it has been told, which have not changed since."""
+    of how many entries of each block table it has been told, which have not changed since. `failure`: why it cannot go
+    on, though steps under way may still hold it."""
 
     sequence_id: int
     sequence_index: int
@@ -31,6 +33,7 @@ class WorkerSequence:
     block_tables: list[list[int]]
     edits: "LogitEdits | None" = field(default=None, repr=False, compare=False)
     num_told: list[int] = field(default_factory=list, repr=False, compare=False)
+    failure: SequenceFailure | None = field(default=None, repr=False, compare=False)
 
     @property
     def num_generated(self) -> int:

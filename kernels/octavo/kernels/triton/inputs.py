@@ -9,9 +9,12 @@ from torch import Tensor
 from octavo.kernels.triton.ahead import Variant
 
 _BLOCK = 128
+# What differs from step to step must not make Triton compile anew: counts, and where arrays begin in larger ones.
+_VARYING = ["num_tokens", "padded_tokens", "capacity", "slots_stride"]
+_UNALIGNED = ["tokens", "positions", "rows", "input_ids", "positions_out", "slots", "rows_out", "context_lens"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_UNALIGNED)
 def _prepare(
     tokens,
     positions,

@@ -49,7 +49,8 @@ def _turn(
     tl.store(targets + rest_dims, cached(rest, scale, dtype), present & rest_mask)
 
 
-@triton.jit
+# Both may begin anywhere in larger arrays, and that must not make Triton compile anew.
+@triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
 def _rope_and_cache_kernel(
     qkv,
     query,

@@ -2,74 +2,36 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.wire.steps import BlockMoves, PromptLogprobs, SequenceFailure, StepTimes
-from octavo.worker import device_sampler
+from octavo.wire.steps import BlockMove, BlockMoves
 from octavo.worker.batch import LogitRows, logit_rows
-from octavo.worker.device_sampler import DeviceBroken, DeviceChoices
+from octavo.worker.gpu import sampler
 from octavo.worker.gpu.graphs import DecodeGraphs, Outputs
 from octavo.worker.gpu.inputs import StepInputs, decodes_first
+from octavo.worker.gpu.launched import GpuStep, Moves, Part, device_errors
 from octavo.worker.gpu.options import GpuOptions
 from octavo.worker.gpu.rows import SequenceRows
-from octavo.worker.gpu.timeline import Mark, mark
+from octavo.worker.gpu.timeline import mark
 from octavo.worker.gpu.transfer import upload
+from octavo.worker.gpu.warm_up import warm_up_items
 from octavo.worker.kv_cache import KVCache
-from octavo.worker.models.decoder import Decoder
+from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.paging import Paging
 from octavo.worker.prompt_logprobs import prompt_logprobs
-from octavo.worker.readback import Readback
-from octavo.worker.runner import DeviceLostError, LaunchedStep, StepOutput
+from octavo.worker.runner import LaunchedStep
 from octavo.worker.sequences import WorkItem
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What was queued for some of a step's items, and what will come back of it."""
-
-    choices: DeviceChoices
-    broken: DeviceBroken
-    prompts: list[PromptLogprobs]
-    failed_prompts: list[SequenceFailure]
-
-    def output(self, times: StepTimes) -> StepOutput:
-        choices = self.choices.choices()
-        failed = [*self.broken.failures(), *self.failed_prompts]
-        return StepOutput(choices.sampled, choices.candidates, self.prompts, choices.failed, times).without(failed)
-
-
-class GpuStep:
-    """`octavo.worker.runner.LaunchedStep`: `parts` of the items, computed one after the other, mostly one."""
-
-    def __init__(self, items: list[WorkItem], parts: list[_Part], prepare_us: int, marks: tuple[Mark, Mark, Mark]):
-        self._items = items
-        self._parts = parts
-        self._prepare_us = prepare_us
-        self._began, self._computed, self._ended = marks
-
-    def ready(self) -> bool:
-        with _device_errors():
-            return self._ended.passed()
-
-    def output(self) -> StepOutput:
-        with _device_errors():
-            self._ended.wait()
-        times = StepTimes(
-            self._prepare_us,
-            self._computed.microseconds_since(self._began),
-            self._ended.microseconds_since(self._computed),
-        )
-        return _in_order(self._items, [part.output(times) for part in self._parts], times)
+# A row of logits for each of the choosers, the hidden states of the watched, and those of prompt tokens.
+_Computed = tuple[Tensor, Tensor, Tensor]
 
 
 class GpuExecutor:
@@ -89,26 +51,42 @@ class GpuExecutor:
         self._inputs = StepInputs(paging, cache.layers, self._rows, options.graph_batch)
         self._generation = 0
         self._graphs = self._captured(options)
+        if self._device.type == "cuda":
+            self._warm_up(options.max_num_batched_tokens)
 
     @torch.inference_mode()
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:
         """Raises `DeviceLostError` if the device is beyond help."""
         began = time.monotonic_ns()
-        with _device_errors():
+        with device_errors():
             self._cache.move(moves)
             if not items:
                 self._cache.finish_moves()
-                return _Moves(mark(self._device))
-            start = mark(self._device)
+                return Moves(mark(self._device))
             self._cache.before_writing(_written_blocks(items, self._paging.block_size))
-            parts, computed = self._launch(decodes_first(items))
+            parts = self._launch(decodes_first(items))
             # The copies of the results were queued by the parts.
             ended = mark(self._device)
-        return GpuStep(items, parts, (time.monotonic_ns() - began) // 1000, (start, computed, ended))
+        return GpuStep(items, parts, (time.monotonic_ns() - began) // 1000, ended)
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
         """Lets go of what the device keeps of them."""
         self._rows.forget(sequence_ids)
+
+    @torch.inference_mode()
+    def _warm_up(self, most_tokens: int) -> None:
+        """Kernels are compiled now, and not while a request waits."""
+        began = time.monotonic()
+        num_blocks = len(self._cache.layers[0].keys)
+        for size in (self._graphs.largest, 1):
+            _, logits = self._graphs.replay(size)
+        sampler.warm_up(logits)
+        if num_blocks > 1:
+            self._cache.move(BlockMoves(copy=[BlockMove(0, 1)]))
+        for item in warm_up_items(self._paging, num_blocks, most_tokens):
+            self.launch(BlockMoves(), [item]).output()
+            self.forget([item.sequence.sequence_id])
+        logger.info("warmed up in %.1f s", time.monotonic() - began)
 
     @torch.inference_mode()
     def _captured(self, options: GpuOptions) -> DecodeGraphs:
@@ -124,32 +102,32 @@ class GpuExecutor:
             return DecodeGraphs(self._decode, options.graph_batch, self._device, captured=False)
         return graphs
 
-    def _launch(self, items: list[WorkItem]) -> tuple[list[_Part], Mark]:
-        """The parts, and when the model was computed for the last of them."""
+    def _launch(self, items: list[WorkItem]) -> list[Part]:
         try:
-            part, computed = self._launch_batch(items)
+            return [self._launch_batch(items)]
         except torch.OutOfMemoryError:
             if len(items) == 1 and items[0].num_tokens == 1:
                 raise
-            logger.warning("no memory for %d tokens in one go; computing them in two", _num_tokens(items))
-            torch.cuda.empty_cache()
-            first, second = halves(items)
-            parts, _ = self._launch(first)
-            others, computed = self._launch(second)
-            return [*parts, *others], computed
-        return [part], computed
+        # Not where the error is handled: its traceback holds all that the step had taken.
+        logger.warning("no memory for %d tokens in one go; computing them in two", _num_tokens(items))
+        torch.cuda.empty_cache()
+        first, second = halves(items)
+        return [*self._launch(first), *self._launch(second)]
 
-    def _launch_batch(self, items: list[WorkItem]) -> tuple[_Part, Mark]:
+    def _launch_batch(self, items: list[WorkItem]) -> Part:
         wanted = logit_rows(items)
         self._tell_device(items)
-        choosing, watched, prompt = self._compute(items, wanted)
+        compute = self._prepared(items, wanted)
+        # What the device does not do while the host prepares is not the model's time.
+        began = mark(self._device)
+        choosing, watched, prompt = compute()
         computed = mark(self._device)
-        readback = Readback(self._device)
-        choices = device_sampler.launch(choosing, wanted.choosers, readback)
-        self._keep_tokens(wanted, choices.tokens)
-        broken = device_sampler.launch_broken(watched, wanted.watched, readback)
+        choices = sampler.launch(choosing, wanted.choosers)
+        broken = sampler.launch_broken(watched, wanted.watched)
         prompts, failed = prompt_logprobs(prompt, wanted.prompt_spans, self._model.logits)
-        return _Part(choices, broken, prompts, failed), computed
+        # Last: where memory runs out before, the same tokens are read once more.
+        self._keep_tokens(wanted, choices.tokens)
+        return Part(began, computed, choices, broken, prompts, failed)
 
     def _tell_device(self, items: list[WorkItem]) -> None:
         for item in items:
@@ -160,22 +138,24 @@ class GpuExecutor:
             self._graphs.drop()
         self._rows.tell(item.sequence for item in items)
 
-    def _compute(self, items: list[WorkItem], wanted: LogitRows) -> tuple[Tensor, Tensor, Tensor]:
-        """A row of logits for each of the choosers, the hidden states of the watched, and of the prompt tokens."""
-        num_choosing, num_watched = wanted.num_choosing, len(wanted.watched)
+    def _prepared(self, items: list[WorkItem], wanted: LogitRows) -> Callable[[], _Computed]:
+        """What computes `items`, whose inputs are queued."""
         if _num_tokens(items) == len(items) <= self._graphs.largest and not wanted.prompt_spans:
-            hidden, logits = self._replay(items)
-            choosers = _rows(logits, [wanted.rows[index] for index in wanted.chooser_rows])
-            return choosers, _rows(hidden, wanted.rows[num_choosing:]), hidden[:0]
-        hidden = self._model.forward(self._inputs.step(items, wanted.rows))
-        counts = [num_choosing, num_watched, len(hidden) - num_choosing - num_watched]
-        choosing, watched, prompt = torch.split(hidden, counts)
-        return _rows(self._model.logits(choosing), wanted.chooser_rows), watched, prompt
+            size = self._graphs.padded(len(items))
+            self._inputs.fill(items, size)
+            return partial(self._replay, size, wanted)
+        return partial(self._forward, self._inputs.step(items, wanted.rows), wanted)
 
-    def _replay(self, items: list[WorkItem]) -> Outputs:
-        size = self._graphs.padded(len(items))
-        self._inputs.fill(items, size)
-        return self._graphs.replay(size)
+    def _replay(self, size: int, wanted: LogitRows) -> _Computed:
+        hidden, logits = self._graphs.replay(size)
+        choosers = _rows(logits, [wanted.rows[index] for index in wanted.chooser_rows])
+        return choosers, _rows(hidden, wanted.rows[wanted.num_choosing :]), hidden[:0]
+
+    def _forward(self, step: PagedStep, wanted: LogitRows) -> _Computed:
+        hidden = self._model.forward(step)
+        counts = [wanted.num_choosing, len(wanted.watched)]
+        choosing, watched, prompt = torch.split(hidden, [*counts, len(hidden) - sum(counts)])
+        return _rows(self._model.logits(choosing), wanted.chooser_rows), watched, prompt
 
     def _decode(self, size: int) -> Outputs:
         hidden = self._model.forward(self._inputs.decode_step(size))
@@ -188,21 +168,6 @@ class GpuExecutor:
         ]
         if rows:
             self._rows.next_tokens.index_copy_(0, _places(rows, self._device), tokens)
-
-
-@dataclass(frozen=True)
-class _Moves:
-    """A step that only moves blocks."""
-
-    ended: Mark
-
-    def ready(self) -> bool:
-        return self.ended.passed()
-
-    def output(self) -> StepOutput:
-        with _device_errors():
-            self.ended.wait()
-        return StepOutput([], [], [], [], StepTimes(0, 0, 0))
 
 
 def halves(items: list[WorkItem]) -> tuple[list[WorkItem], list[WorkItem]]:
@@ -235,44 +200,3 @@ def _rows(tensor: Tensor, rows: list[int]) -> Tensor:
     if rows == list(range(len(rows))):
         return tensor[: len(rows)]
     return tensor.index_select(0, _places(rows, tensor.device))
-
-
-def _in_order(items: list[WorkItem], outputs: list[StepOutput], times: StepTimes) -> StepOutput:
-    """One output of all parts, in the order of `items`."""
-    members = (sequence.sequence_id for item in items for sequence in item.members)
-    place = {sequence_id: index for index, sequence_id in enumerate(members)}
-
-    def ordered(answers: Iterable[Any]) -> list[Any]:
-        return sorted(answers, key=lambda answer: place[answer.sequence_id])
-
-    failed = {failure.sequence_id: failure for output in outputs for failure in output.failed}
-    return StepOutput(
-        ordered(each for output in outputs for each in output.sampled),
-        ordered(each for output in outputs for each in output.candidates),
-        ordered(_joined(each for output in outputs for each in output.prompt_logprobs)),
-        [],
-        times,
-    ).without(ordered(failed.values()))
-
-
-def _joined(parts: Iterable[PromptLogprobs]) -> Iterable[PromptLogprobs]:
-    """One of each sequence: halves of a prompt come one after the other."""
-    found: dict[int, PromptLogprobs] = {}
-    for part in parts:
-        before = found.get(part.sequence_id)
-        logprobs = [*before.logprobs, *part.logprobs] if before else part.logprobs
-        found[part.sequence_id] = PromptLogprobs(part.sequence_id, (before or part).start, logprobs)
-    return found.values()
-
-
-@contextmanager
-def _device_errors() -> Iterator[None]:
-    """After an error of its own a CUDA device does nothing more for this process; a lack of memory is none."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        if "CUDA error" in str(error):
-            raise DeviceLostError(str(error)) from error
-        raise

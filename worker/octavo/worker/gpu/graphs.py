@@ -1,7 +1,8 @@
 """A decode step without its launches: captured once for each of some batch sizes, and replayed."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -68,6 +69,8 @@ class DecodeGraphs:
     def drop(self) -> None:
         """Forgets what was captured: something that it reads lies elsewhere now."""
         self._replays.clear()
+        # Torch takes a pool that no graph has any more for a fault if it still holds a library's workspace.
+        self._pool = None
 
     def _capture(self, size: int) -> Replay:
         if not self._captured:
@@ -79,7 +82,7 @@ class DecodeGraphs:
             outputs = self._room_for(self._compute(size), size)
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool), _waiting_refused():
             for kept, made in zip(outputs, self._compute(size), strict=True):
                 kept.copy_(made)
         self._pool = self._pool or graph.pool()
@@ -97,3 +100,15 @@ class DecodeGraphs:
             self._outputs = hidden, logits
         hidden, logits = self._outputs
         return hidden[:size], logits[:size]
+
+
+@contextmanager
+def _waiting_refused() -> Iterator[None]:
+    """Torch raises `RuntimeError` where it would wait for the device. CUDA would do so too, but a capture that CUDA has
+    ended leaves torch's stream, memory and generators in disorder for good."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

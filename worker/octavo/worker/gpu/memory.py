@@ -27,8 +27,9 @@ def memory_for_blocks(model: Decoder, layout: KVLayout, paging: Paging, options:
     """Bytes. Raises `KVCacheError` if nothing is left."""
     prefill, decode = _step_bytes(model, layout, paging, options)
     free, total = torch.cuda.mem_get_info(paging.device)
-    # A captured step has memory of its own.
-    reserved = prefill + (decode + _GRAPHS_BYTES if options.cuda_graphs else 0)
+    # A captured step has memory of its own, and puts its logits where those of all sizes lie.
+    logits = 4 * options.graph_batch * model.config.vocab_size
+    reserved = prefill + (decode + logits + _GRAPHS_BYTES if options.cuda_graphs else 0)
     left = int(options.memory_utilization * total) - (total - free) - reserved
     logger.info(
         "of %.1f GiB on %s, %.1f are in use; a step of %d tokens takes %.2f, captured decode steps %.2f; %.1f are left",

@@ -38,7 +38,6 @@ class SequenceRows:
             if not self._free:
                 self._grow()
             row = self._rows[sequence.sequence_id] = self._free.pop()
-        if not sequence.num_told:
             sequence.num_told = [0] * len(self.tables)
         return row
 

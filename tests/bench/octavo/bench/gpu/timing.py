@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -80,14 +81,31 @@ def _contender(name: str, calls: Sequence[Call], device: torch.device, *, graphs
 
 def _captured(run: Call) -> "torch.cuda.CUDAGraph | None":
     """None if it cannot be captured."""
-    graph = torch.cuda.CUDAGraph()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph):
-            run()
+            _run_unwaited(run)
     except RuntimeError:
-        torch.cuda.synchronize()
+        _recover(stream)
         return None
     return graph
+
+
+def _run_unwaited(run: Call) -> None:
+    """Raises `RuntimeError` where torch would wait for the device: before CUDA, which would end the capture."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def _recover(stream: "torch.cuda.Stream") -> None:
+    """A capture that CUDA has ended leaves torch on the stream of captures, and its random numbers in one for good."""
+    torch.cuda.set_stream(stream)
+    torch.cuda.synchronize()
+    make_generator: Callable[..., Any] = torch.Generator
+    torch.cuda.default_generators[stream.device_index].graphsafe_set_state(make_generator(device=stream.device))
 
 
 def _in_turns(

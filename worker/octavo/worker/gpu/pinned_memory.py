@@ -13,8 +13,8 @@ from octavo.kernels.native.memory import zeros
 
 logger = logging.getLogger(__name__)
 
-# For all of CUDA's contexts.
-_PORTABLE = 1
+# For all of CUDA's contexts, and where kernels read and write it themselves.
+_PORTABLE_AND_MAPPED = 1 | 2
 
 
 class PinningError(Exception):
@@ -42,6 +42,6 @@ def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def _pin(tensor: Tensor, cudart: Any) -> None:
     """By `cudart`, torch's binding to CUDA's runtime; until `tensor` is gone."""
     address = tensor.data_ptr()
-    if code := int(cudart.cudaHostRegister(address, tensor.nbytes, _PORTABLE)):
+    if code := int(cudart.cudaHostRegister(address, tensor.nbytes, _PORTABLE_AND_MAPPED)):
         raise PinningError(f"CUDA does not pin {tensor.nbytes} bytes of the CPU's memory (its error {code})")
     weakref.finalize(tensor, cudart.cudaHostUnregister, address)

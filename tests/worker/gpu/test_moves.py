@@ -10,10 +10,10 @@ from torch import Tensor
 
 from octavo.kernels import reference
 from octavo.wire.steps import BlockMove, BlockMoves
-from octavo.worker import device_moves
 from octavo.worker.block_mover import block_mover
-from octavo.worker.device_moves import Pairs, copy_blocks, runs, swap_blocks
-from octavo.worker.pinned_memory import pinned_zeros
+from octavo.worker.gpu import moves
+from octavo.worker.gpu.moves import Pairs, copy_blocks, runs, swap_blocks
+from octavo.worker.gpu.pinned_memory import pinned_zeros
 
 
 def random_pool(num_blocks: int, seed: int = 0) -> Tensor:
@@ -40,7 +40,7 @@ def test_neighbours_in_both_pools_make_one_run_in_whatever_order_they_come() -> 
 @pytest.mark.parametrize("copy_engine", [True, False])
 def test_swaps_are_those_of_the_reference(copy_engine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     source, ours = random_pool(8), random_pool(6, seed=1)
-    monkeypatch.setattr(device_moves, "_COPY_ENGINE_BYTES", source[0].nbytes + (not copy_engine))
+    monkeypatch.setattr(moves, "_COPY_ENGINE_BYTES", source[0].nbytes + (not copy_engine))
     theirs = ours.clone()
     pairs = [(3, 1), (4, 2), (0, 5), (4, 0)]
     swap_blocks(source, ours, pairs)

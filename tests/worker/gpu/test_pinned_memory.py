@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from octavo.worker.pinned_memory import PinningError, pinned_zeros
+from octavo.worker.gpu.pinned_memory import PinningError, pinned_zeros
 
 
 @dataclass
@@ -18,7 +18,7 @@ class FakeCudart:
     registered: dict[int, int] = field(default_factory=dict)
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
-        assert flags == 1
+        assert flags == 1 | 2
         if not self.code:
             self.registered[address] = size
         return self.code

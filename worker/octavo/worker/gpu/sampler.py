@@ -17,12 +17,11 @@ from torch import Tensor
 from octavo.kernels.triton.draw import TEMPERATURE, UNIFORM, draw
 from octavo.wire.sampling import BeamSearch, EarlyStopping, Logprobs, SamplingParams
 from octavo.wire.steps import Candidates, SampledToken, SequenceFailure
-from octavo.worker.device_beams import DeviceCandidates, launch_candidates
-from octavo.worker.device_logprobs import DeviceLogprobs, launch_logprobs
-from octavo.worker.device_upload import uploaded
 from octavo.worker.failures import not_finite
+from octavo.worker.gpu.beams import DeviceCandidates, launch_candidates
+from octavo.worker.gpu.logprobs import DeviceLogprobs, launch_logprobs
+from octavo.worker.gpu.transfer import download, upload
 from octavo.worker.logits_processors import is_processed, process
-from octavo.worker.readback import Readback
 from octavo.worker.rng import uniforms
 from octavo.worker.sampler import Choices, failures
 from octavo.worker.sequences import WorkerSequence
@@ -89,7 +88,7 @@ class DeviceBroken:
         return [not_finite(each.sequence_id) for each, good in rows if not good]
 
 
-def launch(logits: Tensor, choosers: list[WorkerSequence], readback: Readback) -> DeviceChoices:
+def launch(logits: Tensor, choosers: list[WorkerSequence]) -> DeviceChoices:
     """Starts what `octavo.worker.sampler.choose` does with `logits` ([rows, vocab_size], any float dtype, the ids of a
     row side by side; left as they are) and waits for nothing.
 
@@ -104,29 +103,30 @@ def launch(logits: Tensor, choosers: list[WorkerSequence], readback: Readback) -
     ]
     table = _parameters([*choosers, *(choosers[row] for row in processed)])
     table[beams + processed] = _GREEDY
-    plain, changed = torch.split(uploaded(table, logits.device), [len(choosers), len(processed)])
+    plain, changed = torch.split(upload(table, logits.device), [len(choosers), len(processed)])
     drawn = draw(logits, plain)
-    tokens, left = drawn.tokens, drawn.largest
+    tokens, largest = drawn.tokens, download(drawn.largest)
+    left = largest
     if processed:
         index = _index(processed, logits)
         again = draw(_processed(logits, index, [choosers[row] for row in processed]), changed)
-        left = left.index_copy(0, index, again.largest)
+        left = download(drawn.largest.index_copy(0, index, again.largest))
         tokens.index_copy_(0, index, again.tokens)
     return DeviceChoices(
         tokens,
         choosers,
-        readback.copy(tokens),
-        readback.copy(drawn.largest),
-        readback.copy(left),
+        download(tokens),
+        largest,
+        left,
         wanting,
-        _logprobs(logits, tokens, choosers, wanting, readback),
-        _candidates(logits, choosers, beams, readback),
+        _logprobs(logits, tokens, choosers, wanting),
+        _candidates(logits, choosers, beams),
     )
 
 
-def launch_broken(hidden: Tensor, sequences: list[WorkerSequence], readback: Readback) -> DeviceBroken:
+def launch_broken(hidden: Tensor, sequences: list[WorkerSequence]) -> DeviceBroken:
     """Starts what `octavo.worker.sampler.broken` does with `hidden` ([rows, hidden_size]) and waits for nothing."""
-    return DeviceBroken(sequences, readback.copy(torch.isfinite(hidden).all(dim=-1)))
+    return DeviceBroken(sequences, download(torch.isfinite(hidden).all(dim=-1)))
 
 
 def warm_up(logits: Tensor) -> None:
@@ -141,7 +141,7 @@ def warm_up(logits: Tensor) -> None:
     sequences = [
         WorkerSequence(row, 0, SamplingParams(max_tokens=1, **each), 1, [0], 1, []) for row, each in enumerate(asked)
     ]
-    launch(logits[:1].repeat(len(sequences), 1), sequences, Readback(logits.device))
+    launch(logits[:1].repeat(len(sequences), 1), sequences)
 
 
 def _parameters(sequences: list[WorkerSequence]) -> Parameters:
@@ -167,23 +167,21 @@ def _processed(logits: Tensor, index: Tensor, sequences: list[WorkerSequence]) -
 
 
 def _logprobs(
-    logits: Tensor, tokens: Tensor, choosers: list[WorkerSequence], wanting: list[int], readback: Readback
+    logits: Tensor, tokens: Tensor, choosers: list[WorkerSequence], wanting: list[int]
 ) -> DeviceLogprobs | None:
     tops = [choosers[row].sampling.logprobs or 0 for row in wanting]
     if not tops:
         return None
     index = _index(wanting, logits)
-    return launch_logprobs(logits.index_select(0, index), tokens.index_select(0, index), tops, readback)
+    return launch_logprobs(logits.index_select(0, index), tokens.index_select(0, index), tops)
 
 
-def _candidates(
-    logits: Tensor, choosers: list[WorkerSequence], beams: list[int], readback: Readback
-) -> DeviceCandidates | None:
+def _candidates(logits: Tensor, choosers: list[WorkerSequence], beams: list[int]) -> DeviceCandidates | None:
     if not beams:
         return None
     rows = logits.index_select(0, _index(beams, logits))
-    return launch_candidates(rows, [choosers[row] for row in beams], readback)
+    return launch_candidates(rows, [choosers[row] for row in beams])
 
 
 def _index(rows: list[int], logits: Tensor) -> Tensor:
-    return uploaded(np.array(rows, dtype=np.int64), logits.device)
+    return upload(np.array(rows, dtype=np.int64), logits.device)

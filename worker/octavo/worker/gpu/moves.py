@@ -1,7 +1,10 @@
 """Moving blocks within a GPU's memory, and between it and the CPU's: given to the current stream, nobody waits."""
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from octavo.worker.gpu.transfer import upload
 
 Pairs = list[tuple[int, int]]
 
@@ -54,6 +57,4 @@ def runs(pairs: Pairs) -> list[tuple[int, int, int]]:
 
 def _on_device(pairs: Pairs, device: torch.device) -> Tensor:
     """[pairs, 2] int32."""
-    tensor = torch.tensor(pairs, dtype=torch.int32)
-    # Torch keeps the pinned copy until the transfer is done.
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    return upload(np.array(pairs, dtype=np.int32), device)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -21,12 +21,13 @@ from octavo.testing.choosers import beam, chooser
 from octavo.testing.plain_sampler import plain_choice, plain_logprobs
 from octavo.wire.sampling import Logprobs
 from octavo.wire.steps import Candidates, FailureReason
-from octavo.worker import device_logprobs
-from octavo.worker.device_logprobs import device_token_logprobs
-from octavo.worker.device_sampler import launch, launch_broken, warm_up
+from octavo.worker.gpu import logprobs
+from octavo.worker.gpu.logprobs import device_token_logprobs
+from octavo.worker.gpu.sampler import launch, launch_broken, warm_up
+from octavo.worker.gpu.timeline import mark
+from octavo.worker.gpu.transfer import download
 from octavo.worker.largest import ranked
 from octavo.worker.logprobs import NotFiniteError, token_logprobs
-from octavo.worker.readback import Readback
 from octavo.worker.sampler import Choices, broken, choose
 from octavo.worker.sequences import WorkerSequence
 
@@ -47,10 +48,8 @@ def quick() -> Iterator[None]:
 
 
 def chosen(logits: Tensor, rows: list[WorkerSequence]) -> Choices:
-    readback = Readback(DEVICE)
-    launched = launch(logits.to(DEVICE), rows, readback)
-    readback.record()
-    readback.wait()
+    launched = launch(logits.to(DEVICE), rows)
+    mark(DEVICE).wait()
     assert torch.equal(launched.tokens.cpu(), launched.token_ids)
     return launched.choices()
 
@@ -130,7 +129,8 @@ SAMPLING = st.fixed_dictionaries(
 ROW = st.tuples(SAMPLING, st.integers(0, 4), st.integers(0, 2**64 - 1), st.lists(st.integers(0, 49), max_size=6))
 
 
-@settings(max_examples=15)
+# In the interpreter shrinking takes minutes.
+@settings(max_examples=15, phases=(Phase.explicit, Phase.generate))
 @given(st.integers(50, 600), st.integers(0, 99), st.lists(ROW, min_size=1, max_size=5))
 def test_every_row_chooses_what_it_does_on_a_cpu_and_by_sorting(
     size: int, seed: int, asked: list[tuple[dict[str, Any], int, int, list[int]]]
@@ -168,7 +168,7 @@ def test_a_row_chooses_the_same_to_the_last_bit_alone_as_in_a_batch(dtype: torch
 
 
 def test_many_rows_may_want_logprobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_logprobs, "_ROWS", 3)
+    monkeypatch.setattr(logprobs, "_ROWS", 3)
     logits = random_logits(8, 50)
     rows = [chooser(temperature=0.0, seed=row, logprobs=row % 3) for row in range(8)]
     assert_same(chosen(logits, rows), choose(logits, rows))
@@ -220,17 +220,15 @@ def test_all_can_be_compiled_beforehand(dtype: torch.dtype) -> None:
 
 def test_every_row_needs_its_sequence() -> None:
     with pytest.raises(ValueError, match="2 rows of logits for 1 sequences"):
-        launch(torch.zeros(2, 8), [chooser()], Readback(DEVICE))
+        launch(torch.zeros(2, 8), [chooser()])
 
 
 def test_hidden_states_that_are_not_finite_break_their_sequence() -> None:
     hidden = torch.zeros(4, 5)
     hidden[1, 4], hidden[3, 0] = nan, -inf
     sequences = [chooser(seed=row) for row in range(4)]
-    readback = Readback(DEVICE)
-    launched = launch_broken(hidden.to(DEVICE), sequences, readback)
-    readback.record()
-    readback.wait()
+    launched = launch_broken(hidden.to(DEVICE), sequences)
+    mark(DEVICE).wait()
     assert launched.failures() == broken(hidden, sequences)
 
 
@@ -257,13 +255,10 @@ def test_logprobs_of_given_tokens_are_those_of_the_cpu() -> None:
 
 
 def test_what_was_copied_stays_when_the_device_goes_on() -> None:
-    readback, values = Readback(DEVICE), torch.arange(5, device=DEVICE)
-    copied = readback.copy(values)
+    values = torch.arange(5, device=DEVICE)
+    copied = download(values)
     values += 1
-    assert not readback.ready()
-    readback.record()
-    readback.wait()
-    assert readback.ready()
+    mark(DEVICE).wait()
     assert copied.tolist() == [0, 1, 2, 3, 4]
 
 
@@ -332,12 +327,11 @@ def on_device() -> Tensor:
 def test_nothing_waits_between_launch_and_choices(
     on_device: Tensor, strict_device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, readback = mixed_rows(), Readback(DEVICE)
+    rows = mixed_rows()
     with never_waiting(monkeypatch):
-        launched = launch(on_device, rows, readback)
-        launch_broken(on_device, rows, readback)
-    readback.record()
-    readback.wait()
+        launched = launch(on_device, rows)
+        launch_broken(on_device, rows)
+    mark(DEVICE).wait()
     assert len(launched.choices().sampled) == len(KINDS)
 
 

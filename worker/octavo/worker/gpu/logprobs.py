@@ -7,9 +7,10 @@ from torch import Tensor
 
 from octavo.kernels.triton.stats import log_masses
 from octavo.wire.sampling import Logprobs
+from octavo.worker.gpu.timeline import mark
+from octavo.worker.gpu.transfer import download
 from octavo.worker.largest import ranked
 from octavo.worker.logprobs import NotFiniteError, listed
-from octavo.worker.readback import Readback
 
 # Rows done at a time: ranking takes several copies of them.
 _ROWS = 64
@@ -35,21 +36,19 @@ class DeviceLogprobs:
         return [Logprobs(logprob, rank, ids, values) for logprob, rank, (ids, values) in rows]
 
 
-def launch_logprobs(logits: Tensor, token_ids: Tensor, tops: list[int], readback: Readback) -> DeviceLogprobs:
+def launch_logprobs(logits: Tensor, token_ids: Tensor, tops: list[int]) -> DeviceLogprobs:
     """`octavo.worker.logprobs.row_logprobs` of `logits` ([rows, vocab_size] of any float dtype, one row at least) and
     `token_ids` ([rows] int64 on the device), whose numbers do not depend on the rows beside a row."""
     rows = zip(torch.split(logits, _ROWS), torch.split(token_ids, _ROWS), strict=True)
     parts = [_launched(some.float(), ids[:, None], max(1, *tops)) for some, ids in rows]
-    return DeviceLogprobs(tops, *(readback.copy(torch.cat(column)) for column in zip(*parts, strict=True)))
+    return DeviceLogprobs(tops, *(download(torch.cat(column)) for column in zip(*parts, strict=True)))
 
 
 def device_token_logprobs(logits: Tensor, token_ids: list[int], top: int) -> list[Logprobs]:
     """`octavo.worker.logprobs.token_logprobs` by the same arithmetic; it waits. Raises `NotFiniteError`."""
-    readback = Readback(logits.device)
     ids = torch.tensor(token_ids, device=logits.device)
-    found = launch_logprobs(logits, ids, [top] * len(token_ids), readback)
-    readback.record()
-    readback.wait()
+    found = launch_logprobs(logits, ids, [top] * len(token_ids))
+    mark(logits.device).wait()
     if not torch.isfinite(found.largest).all():
         raise NotFiniteError("no logprobs: the model gave logits that are not finite")
     return found.listed()

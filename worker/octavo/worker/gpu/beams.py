@@ -7,10 +7,10 @@ from torch import Tensor
 from octavo.kernels.triton.stats import log_masses
 from octavo.wire.steps import Candidates
 from octavo.worker.beam_candidates import num_candidates
+from octavo.worker.gpu.transfer import download
 from octavo.worker.largest import ranked
 from octavo.worker.logits_processors import is_processed, process
 from octavo.worker.logprobs import listed
-from octavo.worker.readback import Readback
 from octavo.worker.sequences import WorkerSequence
 
 
@@ -30,7 +30,7 @@ class DeviceCandidates:
         return [Candidates(beam.sequence_id, token_ids, values) for beam, (token_ids, values) in rows]
 
 
-def launch_candidates(logits: Tensor, beams: list[WorkerSequence], readback: Readback) -> DeviceCandidates:
+def launch_candidates(logits: Tensor, beams: list[WorkerSequence]) -> DeviceCandidates:
     """`octavo.worker.beam_candidates.beam_candidates` of `logits` ([beams, vocab_size] of any float dtype, one row at
     least), whose numbers do not depend on the rows beside a row."""
     counts = [num_candidates(beam) for beam in beams]
@@ -39,4 +39,4 @@ def launch_candidates(logits: Tensor, beams: list[WorkerSequence], readback: Rea
     if any(is_processed(beam) for beam in beams):
         process(logprobs, beams)
     values, token_ids = ranked(logprobs, max(counts))
-    return DeviceCandidates(beams, readback.copy(token_ids), readback.copy(values), counts)
+    return DeviceCandidates(beams, download(token_ids), download(values), counts)

@@ -1,0 +1,115 @@
+"""What comes of steps that a GPU was given: told once it is past them."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from octavo.wire.steps import PromptLogprobs, SequenceFailure, StepTimes
+from octavo.worker.gpu.sampler import DeviceBroken, DeviceChoices
+from octavo.worker.gpu.timeline import Mark
+from octavo.worker.runner import DeviceLostError, StepOutput
+from octavo.worker.sequences import WorkItem
+
+# What torch and Triton say of an error of the device's.
+_LOST = ("CUDA error", "Triton Error [CUDA]")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What was queued for some of a step's items, and what will come back of it. The model `began` once its inputs were
+    there, and was `computed` before tokens are chosen."""
+
+    began: Mark
+    computed: Mark
+    choices: DeviceChoices
+    broken: DeviceBroken
+    prompts: list[PromptLogprobs]
+    failed_prompts: list[SequenceFailure]
+
+    def output(self, times: StepTimes) -> StepOutput:
+        choices = self.choices.choices()
+        failed = [*self.broken.failures(), *self.failed_prompts]
+        return StepOutput(choices.sampled, choices.candidates, self.prompts, choices.failed, times).without(failed)
+
+
+class GpuStep:
+    """`octavo.worker.runner.LaunchedStep`: `parts` of the items, computed one after the other, mostly one."""
+
+    def __init__(self, items: list[WorkItem], parts: list[Part], prepare_us: int, ended: Mark):
+        self._items = items
+        self._parts = parts
+        self._prepare_us = prepare_us
+        self._ended = ended
+
+    def ready(self) -> bool:
+        with device_errors():
+            return self._ended.passed()
+
+    def output(self) -> StepOutput:
+        with device_errors():
+            self._ended.wait()
+        began, computed = self._parts[0].began, self._parts[-1].computed
+        times = StepTimes(
+            self._prepare_us, computed.microseconds_since(began), self._ended.microseconds_since(computed)
+        )
+        return _in_order(self._items, [part.output(times) for part in self._parts], times)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """A step that only moves blocks."""
+
+    ended: Mark
+
+    def ready(self) -> bool:
+        with device_errors():
+            return self.ended.passed()
+
+    def output(self) -> StepOutput:
+        with device_errors():
+            self.ended.wait()
+        return StepOutput([], [], [], [], StepTimes(0, 0, 0))
+
+
+def _in_order(items: list[WorkItem], outputs: list[StepOutput], times: StepTimes) -> StepOutput:
+    """One output of all parts, in the order of `items`."""
+    members = (sequence.sequence_id for item in items for sequence in item.members)
+    place = {sequence_id: index for index, sequence_id in enumerate(members)}
+
+    def ordered(answers: Iterable[Any]) -> list[Any]:
+        return sorted(answers, key=lambda answer: place[answer.sequence_id])
+
+    failed = {failure.sequence_id: failure for output in outputs for failure in output.failed}
+    return StepOutput(
+        ordered(each for output in outputs for each in output.sampled),
+        ordered(each for output in outputs for each in output.candidates),
+        ordered(_joined(each for output in outputs for each in output.prompt_logprobs)),
+        [],
+        times,
+    ).without(ordered(failed.values()))
+
+
+def _joined(parts: Iterable[PromptLogprobs]) -> Iterable[PromptLogprobs]:
+    """One of each sequence: halves of a prompt come one after the other."""
+    found: dict[int, PromptLogprobs] = {}
+    for part in parts:
+        before = found.get(part.sequence_id)
+        logprobs = [*before.logprobs, *part.logprobs] if before else part.logprobs
+        found[part.sequence_id] = PromptLogprobs(part.sequence_id, (before or part).start, logprobs)
+    return found.values()
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """After an error of its own a CUDA device does nothing more for this process; a lack of memory is none."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if any(said in str(error) for said in _LOST):
+            raise DeviceLostError(str(error)) from error
+        raise
