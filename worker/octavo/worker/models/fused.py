@@ -69,10 +69,13 @@ class FusedLlama:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocab_size] fp32, of what `forward` gave."""
-        if not self.exact:
+        """[rows, vocab_size] of what `forward` gave: fp32 if it is `exact` or if the model bounds them; else as the LM
+        head rounds them, which fp32 would only say at greater length."""
+        if self.exact:
+            return self._model.bounded(self._exact_product(hidden, *self._lm_head, out_float=True))
+        if self.config.logits_scale != 1.0 or self.config.final_softcap:
             return self._model.logits(hidden)
-        return self._model.bounded(self._exact_product(hidden, *self._lm_head, out_float=True))
+        return F.linear(hidden, *self._lm_head)
 
     def _first_norm(self, residual: Tensor) -> Tensor:
         norm = self._layers[0].given.input_norm
