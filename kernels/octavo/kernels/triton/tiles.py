@@ -2,9 +2,9 @@
 none of them has been measured yet."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
-import triton
 
 # Most query heads that may share a KV head: they are rows of one tile.
 MAX_GROUP = 128
@@ -31,6 +31,7 @@ class Tiles:
     stages: int
 
 
+@lru_cache
 def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> Tiles:
     """For one query token per sequence, computed in `dtype`: memory's speed decides."""
     if dtype == torch.float32:
@@ -40,6 +41,7 @@ def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, cache_dtype: tor
     return Tiles(rows, keys, 8 if rows > _WGMMA_ROWS else 4, stages=3)
 
 
+@lru_cache
 def prefill_tiles(group: int, head_dim: int, dtype: torch.dtype, max_query_len: int) -> Tiles:
     """For chunks of at most `max_query_len` tokens, computed in `dtype`."""
     if dtype == torch.float32:
@@ -51,6 +53,7 @@ def prefill_tiles(group: int, head_dim: int, dtype: torch.dtype, max_query_len: 
     return _tensor_core_tiles(rows, head_dim)
 
 
+@lru_cache
 def exact_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
     """For any query: what a token's sums are made of must depend on its model alone."""
     if dtype == torch.float32:
@@ -71,8 +74,13 @@ def _fp32_tiles(group: int) -> Tiles:
 
 def padded(head_dim: int) -> int:
     """The width of a tile: tensor cores and Triton want a power of two."""
-    return max(16, int(triton.next_power_of_2(head_dim)))
+    return max(16, next_power_of_2(head_dim))
 
 
 def _rows(group: int) -> int:
-    return max(_LEAST_ROWS, int(triton.next_power_of_2(group)))
+    return max(_LEAST_ROWS, next_power_of_2(group))
+
+
+def next_power_of_2(number: int) -> int:
+    """The least one that is not below `number`. (Triton's own takes microseconds, for every layer of every step.)"""
+    return 1 << (number - 1).bit_length()
