@@ -13,7 +13,7 @@ KERNELS := $(NATIVE)/lib/liboctavo_kernels.so
 SEEDS ?= 2000
 FIRST ?= 0
 
-.PHONY: help env serve test test-long simulate mutants bench bench-peers bench-gpu bench-preemption bench-scheduler bench-sampler batch-invariance memory-figures models compose-test proto lock clean
+.PHONY: help env serve test test-checks test-most test-kernels test-long simulate mutants bench bench-peers bench-gpu bench-preemption bench-scheduler bench-sampler batch-invariance memory-figures models compose-test proto lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -42,12 +42,25 @@ serve: $(READY)  ## Start frontend, scheduler and one worker here, with the bund
 	@$(BIN)/octavo serve
 
 test: $(READY)  ## Lint, type-check and run every test this machine can run
+	@# Two at a time: none of them keeps more than a core busy for long.
+	@$(MAKE) --no-print-directory --jobs=2 test-most test-checks test-kernels
+
+test-checks: $(READY)
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --quiet --check
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/python -m octavo.v1.generate --check
 	@$(BIN)/buf lint proto
-	@$(BIN)/python -m pytest
+
+test-most: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/kernels/triton --ignore=tests/worker/gpu
+
+test-kernels: $(READY)
+	@mkdir -p build
+	@# Its lines would get between those of the tests beside it.
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --basetemp=$(CURDIR)/build/test-kernels -p no:cacheprovider \
+	  tests/kernels/triton tests/worker/gpu > build/test-kernels.txt 2>&1; \
+	  status=$$?; cat build/test-kernels.txt; exit $$status
 
 test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour instead of half a minute
 	@OCTAVO_TEST_LONG=20 $(BIN)/python -m pytest --timeout=3600 tests/scheduler/test_*_machine.py \
