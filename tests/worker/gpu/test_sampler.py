@@ -214,8 +214,10 @@ def test_no_rows_no_choices() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_all_can_be_compiled_beforehand(dtype: torch.dtype) -> None:
-    warm_up(torch.zeros(2, 60, dtype=dtype, device=DEVICE))
+def test_all_can_be_compiled_beforehand_and_leaves_logits_as_they_are(dtype: torch.dtype) -> None:
+    logits = torch.zeros(2, 60, dtype=dtype, device=DEVICE)
+    warm_up(logits)
+    assert not logits.any()
 
 
 def test_every_row_needs_its_sequence() -> None:
