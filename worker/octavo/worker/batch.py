@@ -26,9 +26,9 @@ class PromptSpan:
 class LogitRows:
     """The tokens of a step whose logits are needed, and for what.
 
-    `rows`: first the `num_choosing` that tokens are chosen from, then the last of each of the
-    `watched` sequences, which choose nothing yet, then those before the tokens of each of the `prompt_spans`.
-    `chooser_rows` says which of the former each of the `choosers` chooses from.
+    `rows`: first the `num_choosing` that tokens are chosen from, then the last of each of the `watched` sequences,
+    which choose nothing yet, then those before the tokens of each of the `prompt_spans`. `chooser_rows` says which of
+    the former each of the `choosers` chooses from.
     """
 
     rows: list[int]
