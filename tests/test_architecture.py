@@ -17,13 +17,19 @@ _WATCHED = _HEAVY | {"grpc", "zmq", "tokenizers", "octavo"}
 ALLOWED: dict[str, tuple[str, set[str]]] = {
     "octavo.wire": ("proto", {"zmq"}),
     "octavo.v1": ("proto", {"grpc"}),
+    "octavo.telemetry": ("proto", set()),
     "octavo.kernels": ("kernels", {"torch", "triton", "numpy"}),
-    "octavo.scheduler": ("scheduler", {"octavo.wire", "octavo.v1", "zmq", "grpc"}),
-    "octavo.frontend": ("frontend", {"octavo.wire", "octavo.v1", "zmq", "grpc", "transformers", "tokenizers"}),
-    "octavo.cli": ("frontend", {"octavo.wire", "grpc"}),
+    "octavo.scheduler": ("scheduler", {"octavo.wire", "octavo.v1", "octavo.telemetry", "zmq", "grpc"}),
+    "octavo.frontend": (
+        "frontend",
+        {"octavo.wire", "octavo.v1", "octavo.telemetry", "zmq", "grpc", "transformers", "tokenizers"},
+    ),
+    "octavo.client": ("frontend", {"octavo.v1", "grpc"}),
+    "octavo.llm": ("frontend", {"octavo.client", "octavo.cli", "octavo.wire"}),
+    "octavo.cli": ("frontend", {"octavo.wire", "octavo.telemetry", "grpc"}),
     "octavo.worker": (
         "worker",
-        {"octavo.wire", "octavo.kernels", "zmq", "grpc", "tokenizers", *_HEAVY},
+        {"octavo.wire", "octavo.telemetry", "octavo.kernels", "zmq", "grpc", "tokenizers", *_HEAVY},
     ),
 }
 # The core decides; only these carry its decisions to sockets, clocks and flags.

@@ -18,7 +18,7 @@ PASSED_ON, SET = (
     dict(re.findall(r"^\| `(OCTAVO_\w+)` \| ([^|]+) \|", table, flags=re.MULTILINE))
     for table in PAGE.split("\nOutside Compose the processes")
 )
-OF_THE_BUILD = {"OCTAVO_PORT", "OCTAVO_BUILD_NETWORK"}
+OF_THE_BUILD = {"OCTAVO_PORT", "OCTAVO_HTTP_PORT", "OCTAVO_BUILD_NETWORK"}
 
 
 def service(name: str) -> str:

@@ -37,7 +37,7 @@ def config(model_directory: Path, tmp_path: Path) -> FrontendConfig:
         scheduler_grace_s=1.5,
         worker_grace_s=0.3,
         drain_timeout_s=5.0,
-        tokenizer_threads=1,
+        text_processes=1,
     )
 
 

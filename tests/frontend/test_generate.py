@@ -148,11 +148,11 @@ async def test_the_wire_may_repeat_and_lose(scheduler: FakeScheduler, stub: Any)
 
 
 async def test_a_slow_reader_gets_merged_deltas(scheduler: FakeScheduler, frontend: FrontendServer) -> None:
-    events = frontend.generation.generate(GenerationRequest(prompt="hello", max_new_tokens=50), None)
+    events = frontend.generation.generate(GenerationRequest(prompt="hello", max_new_tokens=50))
     await anext(events)
     while scheduler.running:
         await asyncio.sleep(0.005)
-    kinds = [type(event).__name__ async for event in events]
+    kinds = [type(event).__name__ async for _, event in events]
     assert kinds == ["Piece", "Finished", "Usage"]
 
 

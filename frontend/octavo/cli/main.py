@@ -31,10 +31,8 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
 _EXTRA_OF: Final = {
     **dict.fromkeys(("torch", "gguf", "safetensors", "numpy", "tqdm"), "worker"),
     "accelerate": "gguf",
-    **dict.fromkeys(
-        ("transformers", "tokenizers", "huggingface_hub", "jinja2", "grpc_reflection", "grpc_status", "google"),
-        "frontend",
-    ),
+    **dict.fromkeys(("transformers", "tokenizers", "huggingface_hub", "jinja2", "google"), "frontend"),
+    **dict.fromkeys(("grpc_reflection", "grpc_status", "starlette", "uvicorn", "llguidance"), "frontend"),
 }
 
 

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import click
 
-from octavo.frontend.config import GENERATION_CONFIGS, FrontendConfig
+from octavo.frontend.config import GENERATION_CONFIGS, TOOL_PARSERS, FrontendConfig
 from octavo.frontend.pinned_prefixes import PinnedPrefixesError
 from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint
 from octavo.wire.model_directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
 
 _log = logging.getLogger(__name__)
 _SECONDS = click.FloatRange(min=0)
+_COUNT = click.IntRange(min=1)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
@@ -87,8 +89,102 @@ _SECONDS = click.FloatRange(min=0)
 @click.option(
     "--pinned-prefixes",
     envvar="OCTAVO_PINNED_PREFIXES",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=_FILE,
     help='JSON file {"name": "text", ...}: beginnings of prompts that stay computed, for requests to name.',
+)
+@click.option(
+    "--http-listen",
+    envvar="OCTAVO_HTTP_LISTEN",
+    default="127.0.0.1:8000",
+    help="Public HTTP address: the OpenAI API, metrics and the page. Empty: no HTTP.",
+)
+@click.option(
+    "--api-keys",
+    envvar="OCTAVO_API_KEYS",
+    type=_FILE,
+    help="JSON file of tenants and their API keys; without one nobody is asked for a key.",
+)
+@click.option("--tls-certificate", envvar="OCTAVO_TLS_CERTIFICATE", type=_FILE, help="PEM file, for gRPC and HTTP.")
+@click.option("--tls-key", envvar="OCTAVO_TLS_KEY", type=_FILE, help="PEM file of the certificate's key.")
+@click.option(
+    "--tls-client-ca",
+    envvar="OCTAVO_TLS_CLIENT_CA",
+    type=_FILE,
+    help="PEM file: clients must show a certificate that one of these authorities has signed.",
+)
+@click.option(
+    "--max-requests", envvar="OCTAVO_MAX_REQUESTS", type=_COUNT, default=2048, help="Requests that are held at once."
+)
+@click.option(
+    "--max-work-tokens",
+    envvar="OCTAVO_MAX_WORK_TOKENS",
+    type=_COUNT,
+    default=8_000_000,
+    help="Tokens of prompts and answers that all requests held may be about to take.",
+)
+@click.option(
+    "--tenant-max-requests",
+    envvar="OCTAVO_TENANT_MAX_REQUESTS",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Requests of one tenant that are held at once; 0: no bound of its own.",
+)
+@click.option(
+    "--tenant-max-work-tokens",
+    envvar="OCTAVO_TENANT_MAX_WORK_TOKENS",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Tokens of work of one tenant; 0: no bound of its own.",
+)
+@click.option(
+    "--stall-timeout",
+    envvar="OCTAVO_STALL_TIMEOUT",
+    type=_SECONDS,
+    default=30.0,
+    help="Seconds until a client that reads nothing is cut off.",
+)
+@click.option(
+    "--max-request-time",
+    envvar="OCTAVO_MAX_REQUEST_TIME",
+    type=_SECONDS,
+    default=3600.0,
+    help="Seconds that a request may take in all.",
+)
+@click.option(
+    "--max-detach-grace",
+    envvar="OCTAVO_MAX_DETACH_GRACE",
+    type=_SECONDS,
+    default=120.0,
+    help="Seconds that a request is kept without a reader, at most.",
+)
+@click.option(
+    "--text-processes",
+    envvar="OCTAVO_TEXT_PROCESSES",
+    type=click.IntRange(1, 64),
+    default=2,
+    help="Processes that tokenize, fill chat templates and compile grammars.",
+)
+@click.option(
+    "--text-timeout",
+    envvar="OCTAVO_TEXT_TIMEOUT",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    help="Seconds that one such task may take.",
+)
+@click.option(
+    "--scheduler-admin",
+    envvar="OCTAVO_SCHEDULER_ADMIN",
+    help="Admin address of the scheduler, for the page's live view. Default: no live view.",
+)
+@click.option(
+    "--tool-parser",
+    envvar="OCTAVO_TOOL_PARSER",
+    type=click.Choice(TOOL_PARSERS),
+    default="auto",
+    help="How tool calls are found in an answer: in the model's own format (auto), in a given one, or never (none).",
+)
+@click.option(
+    "--model-alias", "model_aliases", envvar="OCTAVO_MODEL_ALIASES", multiple=True, help="A further name of the model."
 )
 def frontend(
     model: str,
@@ -102,8 +198,25 @@ def frontend(
     worker_grace: float,
     drain_timeout: float,
     pinned_prefixes: Path | None,
+    http_listen: str,
+    api_keys: Path | None,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+    tls_client_ca: Path | None,
+    max_requests: int,
+    max_work_tokens: int,
+    tenant_max_requests: int,
+    tenant_max_work_tokens: int,
+    stall_timeout: float,
+    max_request_time: float,
+    max_detach_grace: float,
+    text_processes: int,
+    text_timeout: float,
+    scheduler_admin: str | None,
+    tool_parser: str,
+    model_aliases: tuple[str, ...],
 ) -> None:
-    """Run one frontend: it serves gRPC, tokenizes, and keeps the journal of running requests. Needs no torch."""
+    """Run one frontend: it serves gRPC and HTTP, tokenizes, keeps the journal of running requests. Needs no torch."""
     try:
         check_endpoint(frontend_endpoint, insecure_tcp=insecure_tcp)
         directory = resolve_model(model, load_format)
@@ -118,6 +231,23 @@ def frontend(
             pinned_prefixes=pinned_prefixes,
             load_format=load_format,
             generation_config=generation_config,
+            http_listen=http_listen,
+            api_keys=api_keys,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+            tls_client_ca=tls_client_ca,
+            max_requests=max_requests,
+            max_work_tokens=max_work_tokens,
+            tenant_max_requests=tenant_max_requests,
+            tenant_max_work_tokens=tenant_max_work_tokens,
+            stall_timeout_s=stall_timeout,
+            max_request_s=max_request_time,
+            max_detach_grace_s=max_detach_grace,
+            text_processes=text_processes,
+            text_timeout_s=text_timeout,
+            scheduler_admin=scheduler_admin or "",
+            tool_parser=tool_parser,
+            model_aliases=model_aliases,
         )
     except (EndpointError, ModelDirectoryError) as error:
         raise click.UsageError(str(error)) from error

@@ -5,6 +5,8 @@ from pathlib import Path
 
 # Whether the model's generation_config.json says what stands in for what a request leaves out.
 GENERATION_CONFIGS = ("auto", "none")
+# How tool calls are found in an answer: `auto` asks the model's chat template.
+TOOL_PARSERS = ("auto", "hermes", "llama", "none")
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,37 @@ class FrontendConfig:
     worker_grace_s: float = 30.0
     # How long running streams may go on after SIGTERM.
     drain_timeout_s: float = 30.0
-    # Tokenizing releases the GIL, so two threads serve two cores; more would take cores from the workers.
-    tokenizer_threads: int = 2
+    # Of processes that tokenize, fill chat templates and compile grammars, and what one such task may take.
+    text_processes: int = 2
+    text_timeout_s: float = 10.0
     # JSON object of names and texts: prefixes that this frontend has the scheduler pin.
     pinned_prefixes: Path | None = None
     # Where the workers' weights come from, one of `octavo.wire.model_directory.LOAD_FORMATS`: the fingerprint tells.
     load_format: str = "auto"
     # One of `GENERATION_CONFIGS`.
     generation_config: str = "auto"
+    # Where HTTP is served (host:port or unix:path); empty: nowhere.
+    http_listen: str = ""
+    # JSON file of tenants and their keys; None: nobody is asked for one.
+    api_keys: Path | None = None
+    # PEM files, for gRPC and HTTP alike; with `tls_client_ca` clients must show a certificate of its.
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    # Of all requests together, at the door.
+    max_requests: int = 2048
+    max_work_tokens: int = 8_000_000
+    # The same of one tenant, where the file of keys says nothing of it; 0: no own bound.
+    tenant_max_requests: int = 0
+    tenant_max_work_tokens: int = 0
+    # A client that has not read anything for so long is cut off.
+    stall_timeout_s: float = 30.0
+    # The longest a request may take, and be kept without a reader.
+    max_request_s: float = 3600.0
+    max_detach_grace_s: float = 120.0
+    # The scheduler's Admin service, for the live view of the page; empty: none.
+    scheduler_admin: str = ""
+    # How tool calls are found in an answer, one of `TOOL_PARSERS`.
+    tool_parser: str = "auto"
+    # The model's further names.
+    model_aliases: tuple[str, ...] = ()

@@ -2,18 +2,19 @@
 
 ServiceError
 ├── InvalidRequest       the request is wrong and stays wrong
+├── Unauthenticated      the call's credentials are missing or wrong
 ├── NotFound             it names something that is not served here
 ├── AlreadyExists        its id is taken
 ├── Unsupported          it uses a field this server does not know, or not together with another
+├── OutOfRange           it asks for events that are not kept, or have not come yet
 ├── Overloaded           there is no room now
 ├── Unavailable          what is behind the door is away; trying again may help
 ├── DeadlineExceeded     the client's time is up
-├── Aborted              somebody aborted it by id
+├── Aborted              somebody aborted it by id, or took over its stream
 └── Broken               Octavo failed
 """
 
 import enum
-from typing import ClassVar
 
 DOMAIN = "octavo"
 
@@ -22,20 +23,33 @@ class Reason(enum.StrEnum):
     """The stable, machine-readable half of an error: `google.rpc.ErrorInfo.reason`."""
 
     BAD_PARAMETER = "BAD_PARAMETER"
+    BAD_CONSTRAINT = "BAD_CONSTRAINT"
+    BAD_JSON = "BAD_JSON"
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
     NEVER_FITS_KV = "NEVER_FITS_KV"
+    TOO_LARGE = "TOO_LARGE"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
     MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
     PREFIX_NOT_FOUND = "PREFIX_NOT_FOUND"
+    REQUEST_NOT_FOUND = "REQUEST_NOT_FOUND"
+    ROUTE_NOT_FOUND = "ROUTE_NOT_FOUND"
     DUPLICATE_ID = "DUPLICATE_ID"
     UNSUPPORTED_FIELD = "UNSUPPORTED_FIELD"
+    ATTACH_OFFSET_GONE = "ATTACH_OFFSET_GONE"
     TOO_MANY_REQUESTS = "TOO_MANY_REQUESTS"
+    TOO_MUCH_WORK = "TOO_MUCH_WORK"
+    TENANT_QUOTA = "TENANT_QUOTA"
     QUEUE_FULL = "QUEUE_FULL"
     NO_WORKER = "NO_WORKER"
     MODEL_MISMATCH = "MODEL_MISMATCH"
     SCHEDULER_UNREACHABLE = "SCHEDULER_UNREACHABLE"
     DRAINING = "DRAINING"
     DEADLINE = "DEADLINE"
+    QUEUE_TIMEOUT = "QUEUE_TIMEOUT"
+    TEXT_TIMEOUT = "TEXT_TIMEOUT"
+    SLOW_READER = "SLOW_READER"
     ABORTED = "ABORTED"
+    SUPERSEDED = "SUPERSEDED"
     STEP_FAILED = "STEP_FAILED"
     LOGITS_NOT_FINITE = "LOGITS_NOT_FINITE"
     NO_TOKEN_LEFT = "NO_TOKEN_LEFT"
@@ -50,16 +64,22 @@ class ServiceError(Exception):
     succeed later.
     """
 
-    retry_after_s: ClassVar[float | None] = None
+    retry_after_s: float | None = None
 
-    def __init__(self, reason: Reason, message: str, **metadata: object) -> None:
+    def __init__(self, reason: Reason, message: str, *, retry_after_s: float | None = None, **metadata: object) -> None:
         super().__init__(message)
         self.reason = reason
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
         self.metadata = {key: str(value) for key, value in metadata.items()}
 
 
 class InvalidRequest(ServiceError):
     """The request is wrong and stays wrong."""
+
+
+class Unauthenticated(ServiceError):
+    """The call's credentials are missing or wrong."""
 
 
 class NotFound(ServiceError):
@@ -73,6 +93,10 @@ class AlreadyExists(ServiceError):
 class Unsupported(ServiceError):
     """The request uses a field that this server does not know, or does not have together with another that is used;
     ignoring it would answer another question."""
+
+
+class OutOfRange(ServiceError):
+    """The request asks for events that are not kept any more, or have not come yet."""
 
 
 class Overloaded(ServiceError):
@@ -92,7 +116,7 @@ class DeadlineExceeded(ServiceError):
 
 
 class Aborted(ServiceError):
-    """The request was aborted by its id."""
+    """The request was aborted by its id, or another reader has taken over its stream."""
 
 
 class Broken(ServiceError):

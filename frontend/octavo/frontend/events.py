@@ -1,10 +1,12 @@
 """What a generation tells the door it came through, in order: one `Started`; `Piece`s, with one `Finished` after the
-last of each sequence; one `Usage`."""
+last of each sequence; one `Usage`. `Notice`s may come anywhere before that."""
 
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from octavo.wire.requests import NoticeKind
 from octavo.wire.sampling import Logprobs
 
 
@@ -77,7 +79,23 @@ class Usage:
     decode_time_s: float
 
 
-Event = Started | Piece | Finished | Usage
+@dataclass(frozen=True)
+class Notice:
+    """Progress that is no output. `queue_position` counts from 1 on where the request waits in the queue, and is 0
+    elsewhere."""
+
+    kind: NoticeKind
+    queue_position: int = 0
+
+
+Event = Started | Piece | Finished | Usage | Notice
+
+
+class Emitted(NamedTuple):
+    """An event and its place in its request's stream: offsets grow strictly, from 1 on."""
+
+    offset: int
+    event: Event
 
 
 def joined(pieces: Sequence[Piece], index: int) -> Piece:

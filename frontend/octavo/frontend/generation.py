@@ -1,14 +1,15 @@
 """The single path behind every door: from a request to its events, whatever happens to the processes behind."""
 
 import asyncio
-import functools
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from octavo.frontend.access import Access
+from octavo.frontend.admission import Admission
 from octavo.frontend.answer import Answer
+from octavo.frontend.caller import ANYBODY, Caller
 from octavo.frontend.completion import Completion, EndRules
 from octavo.frontend.errors import (
     Aborted,
@@ -17,11 +18,11 @@ from octavo.frontend.errors import (
     NotFound,
     Reason,
     Unavailable,
-    bad_parameter,
 )
-from octavo.frontend.events import Event, Started
+from octavo.frontend.events import Emitted, Event, Started
 from octavo.frontend.journal import Journal
 from octavo.frontend.model_defaults import ModelDefaults
+from octavo.frontend.observer import Observer
 from octavo.frontend.reader import Reader
 from octavo.frontend.readiness import Readiness
 from octavo.frontend.request import GenerationRequest, Prompt
@@ -29,7 +30,8 @@ from octavo.frontend.resolution import Limits, check_token_ids, resolve_sampling
 from octavo.frontend.scheduler_client import Availability, SchedulerClient
 from octavo.frontend.scheduler_session import LiveRequest
 from octavo.frontend.stop_strings import StopStrings
-from octavo.frontend.tokenizer import ChatTemplateError, ModelTokenizer
+from octavo.frontend.text_pool import TextPool
+from octavo.frontend.tokenizer import ModelTokenizer
 from octavo.frontend.validation import check_form, check_prompt_size
 from octavo.wire.requests import ServiceStatus
 from octavo.wire.sampling import SamplingParams
@@ -54,7 +56,10 @@ class Generation:
         tokenizer: ModelTokenizer,
         defaults: ModelDefaults,
         scheduler: SchedulerClient,
-        threads: ThreadPoolExecutor,
+        text: TextPool,
+        access: Access,
+        admission: Admission,
+        observer: Observer,
         worker_grace_s: float,
     ) -> None:
         self.model_name = model_name
@@ -62,7 +67,10 @@ class Generation:
         self.draining = False
         self._defaults = defaults
         self._scheduler = scheduler
-        self._threads = threads
+        self._text = text
+        self._access = access
+        self._admission = admission
+        self._observer = observer
         self._readiness = Readiness(scheduler, model_name, worker_grace_s)
         self._running: dict[str, _Running] = {}
 
@@ -87,15 +95,19 @@ class Generation:
         """`max_model_len`, or 0 while no worker has said what it serves."""
         return self.max_model_len if _model_of(self._scheduler.status) else 0
 
-    async def generate(self, request: GenerationRequest, deadline: float | None) -> AsyncGenerator[Event]:
+    async def generate(
+        self, request: GenerationRequest, caller: Caller = ANYBODY, deadline: float | None = None
+    ) -> AsyncGenerator[Emitted]:
         """The events of one request. `deadline` is a time of the event loop's clock.
 
         Raises `ServiceError`. Closing the iterator aborts the request.
         """
         running = self._admit(request)
         try:
+            offset = 0
             async for event in self._run(request, running, deadline):
-                yield event
+                offset += 1
+                yield Emitted(offset, event)
         except TimeoutError:
             raise DeadlineExceeded(
                 Reason.DEADLINE, "the deadline passed before the answer was complete; allow more time or ask for less"
@@ -105,8 +117,8 @@ class Generation:
             if running.submitted is not None:
                 self._scheduler.release(running.submitted)
 
-    def abort(self, request_id: str) -> bool:
-        """Ends a request by its id; whether it was running."""
+    def abort(self, request_id: str, caller: Caller = ANYBODY) -> bool:
+        """Ends a request of the caller's tenant by its id; whether it was running."""
         running = self._running.get(request_id)
         if running is None:
             return False
@@ -122,23 +134,19 @@ class Generation:
                 )
             )
 
-    async def encode(self, prompt: Prompt, *, continues: bool = False) -> list[int]:
-        """The prompt's token ids, made off the event loop; `continues` says whether others come before them.
+    async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
+        """The prompt's token ids, made off the event loop; `add_special_tokens` is of a text: whether the tokenizer
+        adds what it adds by itself.
 
         Raises `InvalidRequest`.
         """
         check_prompt_size(prompt, self.max_model_len)
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._threads, _encode, self.tokenizer, prompt, continues)
-        except ChatTemplateError as error:
-            raise bad_parameter("chat.messages", "not what the model's chat template takes", str(error)) from error
+        return await self._text.encode(prompt, add_special_tokens=add_special_tokens)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of the ids, made off the event loop. Raises `InvalidRequest` for ids outside the vocabulary."""
         check_token_ids("ids", token_ids, self._defaults.vocab_size)
-        decode = functools.partial(self.tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+        return await self._text.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def check_model(self, model: str) -> None:
         """Raises `NotFound` unless `model` is empty or the name of the one served."""
@@ -192,7 +200,7 @@ class Generation:
         limits = self._limits(await self._readiness.wait(running.reader))
         name = request.pinned_prefix
         prefix = await self._readiness.prefix(name, running.reader) if name else []
-        prompt_token_ids = prefix + await self.encode(request.prompt, continues=bool(prefix))
+        prompt_token_ids = prefix + await self.encode(request.prompt, add_special_tokens=not prefix)
         running.reader.check()
         return Journal(
             running.request_id,
@@ -241,12 +249,3 @@ class Generation:
 
 def _model_of(status: ServiceStatus | None) -> ModelInfo | None:
     return status.model if status else None
-
-
-def _encode(tokenizer: ModelTokenizer, prompt: Prompt, continues: bool) -> list[int]:
-    match prompt:
-        case str():
-            return tokenizer.encode(prompt, continues=continues)
-        case tuple():
-            return tokenizer.encode_chat(prompt)
-    return prompt

@@ -16,8 +16,10 @@ from octavo.frontend.errors import (
     DeadlineExceeded,
     InvalidRequest,
     NotFound,
+    OutOfRange,
     Overloaded,
     ServiceError,
+    Unauthenticated,
     Unavailable,
     Unsupported,
 )
@@ -25,9 +27,11 @@ from octavo.frontend.errors import (
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _CODES: Final[dict[type[ServiceError], grpc.StatusCode]] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     NotFound: grpc.StatusCode.NOT_FOUND,
     AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     Unsupported: grpc.StatusCode.UNIMPLEMENTED,
+    OutOfRange: grpc.StatusCode.OUT_OF_RANGE,
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,

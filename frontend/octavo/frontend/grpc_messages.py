@@ -7,10 +7,11 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from octavo.frontend import events
+from octavo.frontend.chat import Chat, ChatMessage
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.request import GenerationRequest, Prompt
-from octavo.frontend.tokenizer import ChatMessage
 from octavo.v1 import generation_pb2 as pb
+from octavo.wire.requests import NoticeKind
 from octavo.wire.sampling import BeamSearch, EarlyStopping, Logprobs
 
 _REASONS: Final = {
@@ -21,6 +22,12 @@ _MATCH_FIELDS: Final = {
     events.MatchKind.STOP_STRING: "stop_string",
     events.MatchKind.STOP_TOKEN: "stop_token_id",
     events.MatchKind.EOS_TOKEN: "eos_token_id",
+}
+_NOTICES: Final = {
+    NoticeKind.QUEUED: pb.Notice.KIND_QUEUED,
+    NoticeKind.PREEMPTED: pb.Notice.KIND_PREEMPTED,
+    NoticeKind.RESUMED: pb.Notice.KIND_RESUMED,
+    NoticeKind.WORKER_LOST: pb.Notice.KIND_WORKER_LOST,
 }
 _EARLY_STOPPING: Final[dict[int, EarlyStopping]] = {
     pb.EARLY_STOPPING_UNSPECIFIED: EarlyStopping.OFF,
@@ -97,9 +104,10 @@ def _prompt(message: pb.GenerateRequest) -> Prompt:
     raise bad_parameter("prompt", "missing", "one of text, token_ids and chat must be set")
 
 
-def read_chat(message: pb.ChatPrompt) -> tuple[ChatMessage, ...]:
+def read_chat(message: pb.ChatPrompt) -> Chat:
     """The conversation, in order."""
-    return tuple(ChatMessage(role=m.role, content=m.content) for m in message.messages)
+    messages = tuple(ChatMessage(role=m.role, content=m.content) for m in message.messages)
+    return Chat(messages)
 
 
 def default_true(options: pb.ResponseOptions, name: str) -> bool:
@@ -107,17 +115,20 @@ def default_true(options: pb.ResponseOptions, name: str) -> bool:
     return bool(getattr(options, name)) if options.HasField(name) else True
 
 
-def write_event(event: events.Event, options: pb.ResponseOptions) -> pb.GenerateResponse:
+def write_event(emitted: events.Emitted, options: pb.ResponseOptions) -> pb.GenerateResponse:
     """The event as a message; deltas carry what was asked for."""
+    offset, event = emitted
     match event:
         case events.Piece():
-            return pb.GenerateResponse(delta=_delta(event, options))
+            return pb.GenerateResponse(event_offset=offset, delta=_delta(event, options))
         case events.Started():
-            return pb.GenerateResponse(started=_started(event))
+            return pb.GenerateResponse(event_offset=offset, started=_started(event))
         case events.Finished():
-            return pb.GenerateResponse(finished=_finished(event))
+            return pb.GenerateResponse(event_offset=offset, finished=_finished(event))
         case events.Usage():
-            return pb.GenerateResponse(usage=_usage(event))
+            return pb.GenerateResponse(event_offset=offset, usage=_usage(event))
+        case events.Notice():
+            return pb.GenerateResponse(event_offset=offset, notice=_notice(event))
 
 
 def _delta(event: events.Piece, options: pb.ResponseOptions) -> pb.TokenDelta:
@@ -154,6 +165,10 @@ def _logprobs(token_ids: Sequence[int], logprobs: Sequence[Logprobs]) -> list[pb
 
 def _candidate(token_id: int, logprob: float) -> pb.Candidate:
     return pb.Candidate(id=token_id, logprob=logprob)
+
+
+def _notice(event: events.Notice) -> pb.Notice:
+    return pb.Notice(kind=_NOTICES[event.kind], queue_position=event.queue_position or None)
 
 
 def _finished(event: events.Finished) -> pb.Finished:

@@ -37,10 +37,10 @@ class GenerationService(services.GenerationServiceServicer):
         async with _answering(context):
             check_generate(request, self._generation.max_model_len)
             refuse_unknown_fields(request)
-            events = self._generation.generate(read_request(request), _deadline(context))
+            events = self._generation.generate(read_request(request), deadline=_deadline(context))
             async with contextlib.aclosing(events):
-                async for event in events:
-                    await context.write(write_event(event, request.response))
+                async for emitted in events:
+                    await context.write(write_event(emitted, request.response))
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         async with _answering(context):

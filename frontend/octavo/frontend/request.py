@@ -3,18 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from octavo.frontend.tokenizer import ChatMessage
+from octavo.frontend.chat import Chat
+from octavo.frontend.constraint import Constraint
 from octavo.wire.sampling import BeamSearch
 
 # Text, token ids, or a chat.
-Prompt = str | list[int] | tuple[ChatMessage, ...]
+Prompt = str | list[int] | Chat
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
     """What a client asks for. None means "left out", as do empty texts and collections.
 
-    `top_logprobs` and `prompt_logprobs` are how many alternatives to report with each token's logprob.
+    `top_logprobs` and `prompt_logprobs` are how many alternatives to report with each token's logprob. `max_queue_s`
+    and `detach_grace_s` are seconds: how long it may wait to be computed, and how long it is kept without a reader.
+    `add_special_tokens` is of a text: whether the tokenizer adds what it adds by itself. `traceparent` is the W3C trace
+    context of the caller.
     """
 
     prompt: Prompt
@@ -48,6 +52,11 @@ class GenerationRequest:
     priority: int = 0
     salt: str = ""
     pinned_prefix: str = ""
+    constraint: Constraint | None = None
+    max_queue_s: float | None = None
+    detach_grace_s: float = 0.0
+    add_special_tokens: bool = True
+    traceparent: str = ""
 
     @property
     def parallel(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from octavo.frontend.errors import (
     AlreadyExists,
     Broken,
+    DeadlineExceeded,
     InvalidRequest,
     Overloaded,
     Reason,
@@ -31,6 +32,7 @@ from octavo.wire.requests import (
     FrontendHello,
     FrontendWelcome,
     Lease,
+    Notices,
     PinPrefixes,
     PinRefused,
     PrefixesChanged,
@@ -60,7 +62,7 @@ class LiveRequest:
     reader: Reader
 
 
-_Current = StatusChanged | Renewed | Deltas | Rejected | PrefixesChanged | PinRefused
+_Current = StatusChanged | Renewed | Deltas | Notices | Rejected | PrefixesChanged | PinRefused
 
 
 class SchedulerSession:
@@ -146,6 +148,8 @@ class SchedulerSession:
                 self.status = message.status
             case Rejected():
                 self._reject(message)
+            case Notices():
+                pass
             case PrefixesChanged():
                 self.prefixes.changed(message.prefixes)
             case PinRefused():
@@ -246,5 +250,9 @@ def _rejection(message: Rejected) -> ServiceError:
             return Broken(Reason.LOGITS_NOT_FINITE, detail)
         case RejectReason.NO_TOKEN_LEFT:
             return InvalidRequest(Reason.NO_TOKEN_LEFT, detail)
+        case RejectReason.BAD_GRAMMAR:
+            return InvalidRequest(Reason.BAD_CONSTRAINT, detail)
+        case RejectReason.QUEUE_TIMEOUT:
+            return DeadlineExceeded(Reason.QUEUE_TIMEOUT, detail)
         case RejectReason.ALREADY_COMPLETE:
             return Broken(Reason.STREAM_BROKEN, detail)

@@ -3,20 +3,26 @@
 import asyncio
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from octavo.frontend.access import Access
+from octavo.frontend.admission import Admission
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.generation import Generation
 from octavo.frontend.grpc_service import SERVICE_NAME, GenerationService
+from octavo.frontend.http_server import HttpServer
 from octavo.frontend.model_defaults import read_model_defaults
+from octavo.frontend.observer import Observer
+from octavo.frontend.openai.app import build_app
 from octavo.frontend.pinned_prefixes import read_pinned_prefixes
 from octavo.frontend.reflection import add_reflection
 from octavo.frontend.scheduler_client import SchedulerClient
+from octavo.frontend.text_pool import TextPool
 from octavo.frontend.tokenizer import ModelTokenizer, check_vocabulary
+from octavo.frontend.vllm_engine.service import add_vllm_engine
 from octavo.v1 import generation_pb2_grpc as services
 from octavo.wire.endpoints import EndpointError
 from octavo.wire.model_directory import fingerprint
@@ -54,7 +60,8 @@ class FrontendServer:
         check_vocabulary(tokenizer, config.model_directory, defaults.vocab_size)
         path = config.pinned_prefixes
         prefixes = read_pinned_prefixes(path, tokenizer.encode, defaults.max_model_len) if path else {}
-        self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
+        self._text = TextPool(tokenizer, config.text_processes, config.text_timeout_s)
+        access = Access()
         self.scheduler = SchedulerClient(
             config.scheduler_endpoint,
             fingerprint(config.model_directory, config.load_format),
@@ -66,20 +73,29 @@ class FrontendServer:
             tokenizer=tokenizer,
             defaults=defaults,
             scheduler=self.scheduler,
-            threads=self._threads,
+            text=self._text,
+            access=access,
+            admission=Admission(config),
+            observer=Observer(),
             worker_grace_s=config.worker_grace_s,
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server = grpc.aio.server(options=_OPTIONS)
         services.add_GenerationServiceServicer_to_server(GenerationService(self.generation), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        add_reflection(self._server, (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name))
+        engines = add_vllm_engine(self._server, self.generation)
+        health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+        add_reflection(self._server, (SERVICE_NAME, health_name, *engines))
         self.port = self._bind(config.listen)
+        self._http = HttpServer(build_app(self.generation, access, config), config) if config.http_listen else None
+        self.http_port = self._http.port if self._http else 0
 
     async def serve(self, stopping: asyncio.Event) -> None:
         """Runs until `stopping` is set, then drains. Raises `SchedulerRefused`."""
         await self._set_ready(False)
         await self._server.start()
+        if self._http:
+            await self._http.start()
         _log.info("serving %s on %s", self._config.served_model_name, self._config.listen)
         link = asyncio.create_task(self.scheduler.run())
         readiness = asyncio.create_task(self._follow_readiness())
@@ -90,9 +106,11 @@ class FrontendServer:
             if stop.done():
                 await self._drain()
         finally:
+            if self._http:
+                await self._http.stop()
             await self._server.stop(_STOP_GRACE_S)
             await _end(readiness, stop, link)
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._text.close()
 
     def _bind(self, listen: str) -> int:
         try:

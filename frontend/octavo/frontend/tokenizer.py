@@ -5,13 +5,13 @@ The tokenizer objects are never changed after loading, so any number of threads 
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from octavo.frontend.chat import Chat, ChatMessage
 from octavo.frontend.control_tokens import ControlTokens, ReservedText
 from octavo.frontend.detokenizer import Detokenizer, Vocabulary
 from octavo.wire.model_directory import ModelDirectoryError
@@ -21,14 +21,6 @@ _log = logging.getLogger(__name__)
 
 class ChatTemplateError(Exception):
     """The messages cannot be put into the model's chat format; `str()` says why."""
-
-
-@dataclass(frozen=True)
-class ChatMessage:
-    """`role` must come from a fixed list, for templates build control tokens from it; `content` is plain text."""
-
-    role: str
-    content: str
 
 
 class ModelTokenizer:
@@ -54,13 +46,13 @@ class ModelTokenizer:
         a text that continues another."""
         return _encode(self._tokenizer, text, add_special_tokens=not continues)
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def encode_chat(self, chat: Chat) -> list[int]:
         """The conversation in the model's chat format, up to where the assistant is to speak.
 
         Control tokens come from the template alone; those that a client writes are text. Where a client did write
         some, the pieces between the template's control tokens are tokenized apart. Raises `ChatTemplateError`.
         """
-        rendered = self._render(messages)
+        rendered = self._render(chat.messages)
         if not self._control_tokens.holds_break(rendered):
             return _encode(self._tokenizer, rendered, add_special_tokens=False)
         return [i for text, is_control in self._control_tokens.split(rendered) for i in self._piece(text, is_control)]

@@ -3,6 +3,7 @@
 from collections.abc import Sized
 from typing import Final
 
+from octavo.frontend.chat import Chat
 from octavo.frontend.errors import InvalidRequest, Reason, Unsupported, bad_parameter
 from octavo.frontend.request import GenerationRequest, Prompt
 from octavo.wire.requests import MAX_PRIORITY
@@ -162,9 +163,9 @@ def _check_prefix(request: GenerationRequest) -> None:
 
 
 def _check_prompt_form(prompt: Prompt) -> None:
-    if not prompt:
+    if not (prompt.messages if isinstance(prompt, Chat) else prompt):
         raise bad_parameter("prompt", "empty", "there must be at least one token to continue; send some text")
-    for message in prompt if isinstance(prompt, tuple) else ():
+    for message in prompt.messages if isinstance(prompt, Chat) else ():
         if message.role not in ROLES:
             raise bad_parameter("chat.messages.role", repr(message.role[:64]), f"it must be one of {', '.join(ROLES)}")
 
@@ -173,6 +174,6 @@ def _num_bytes(prompt: Prompt) -> int:
     match prompt:
         case str():
             return len(prompt.encode())
-        case tuple():
-            return sum(len(message.content.encode()) + _BYTES_PER_MESSAGE for message in prompt)
+        case Chat(messages):
+            return sum(len(message.content.encode()) + _BYTES_PER_MESSAGE for message in messages)
     return 0

@@ -16,10 +16,29 @@ class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REQUEST_STATE_WAITING: _ClassVar[RequestState]
     REQUEST_STATE_RUNNING: _ClassVar[RequestState]
     REQUEST_STATE_SWAPPED: _ClassVar[RequestState]
+
+class BlockState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BLOCK_STATE_UNSPECIFIED: _ClassVar[BlockState]
+    BLOCK_STATE_FREE: _ClassVar[BlockState]
+    BLOCK_STATE_CACHED: _ClassVar[BlockState]
+    BLOCK_STATE_PRIVATE: _ClassVar[BlockState]
+    BLOCK_STATE_SHARED: _ClassVar[BlockState]
+    BLOCK_STATE_PINNED: _ClassVar[BlockState]
+    BLOCK_STATE_PARKED: _ClassVar[BlockState]
+    BLOCK_STATE_SWAPPED: _ClassVar[BlockState]
 REQUEST_STATE_UNSPECIFIED: RequestState
 REQUEST_STATE_WAITING: RequestState
 REQUEST_STATE_RUNNING: RequestState
 REQUEST_STATE_SWAPPED: RequestState
+BLOCK_STATE_UNSPECIFIED: BlockState
+BLOCK_STATE_FREE: BlockState
+BLOCK_STATE_CACHED: BlockState
+BLOCK_STATE_PRIVATE: BlockState
+BLOCK_STATE_SHARED: BlockState
+BLOCK_STATE_PINNED: BlockState
+BLOCK_STATE_PARKED: BlockState
+BLOCK_STATE_SWAPPED: BlockState
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()
@@ -246,6 +265,46 @@ class WatchStepsResponse(_message.Message):
     record: bytes
     missed: int
     def __init__(self, step: _Optional[int] = ..., record: _Optional[bytes] = ..., missed: _Optional[int] = ...) -> None: ...
+
+class WatchBlocksRequest(_message.Message):
+    __slots__ = ("interval_ms",)
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    interval_ms: int
+    def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
+
+class WatchBlocksResponse(_message.Message):
+    __slots__ = ("load", "workers", "requests")
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    load: GetLoadResponse
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerBlocks]
+    requests: _containers.RepeatedCompositeFieldContainer[RequestStatus]
+    def __init__(self, load: _Optional[_Union[GetLoadResponse, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerBlocks, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ...) -> None: ...
+
+class WorkerBlocks(_message.Message):
+    __slots__ = ("worker_id", "states", "cpu_states", "owners")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    CPU_STATES_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    states: bytes
+    cpu_states: bytes
+    owners: _containers.RepeatedCompositeFieldContainer[BlockOwner]
+    def __init__(self, worker_id: _Optional[str] = ..., states: _Optional[bytes] = ..., cpu_states: _Optional[bytes] = ..., owners: _Optional[_Iterable[_Union[BlockOwner, _Mapping]]] = ...) -> None: ...
+
+class BlockOwner(_message.Message):
+    __slots__ = ("request_id", "prefix_name", "block_ids", "cpu_block_ids")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_NAME_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    CPU_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    prefix_name: str
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    cpu_block_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., prefix_name: _Optional[str] = ..., block_ids: _Optional[_Iterable[int]] = ..., cpu_block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PinPrefixRequest(_message.Message):
     __slots__ = ("name", "token_ids")

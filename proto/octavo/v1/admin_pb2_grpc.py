@@ -58,6 +58,11 @@ class AdminServiceStub:
                 request_serializer=octavo_dot_v1_dot_admin__pb2.WatchStepsRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_admin__pb2.WatchStepsResponse.FromString,
                 _registered_method=True)
+        self.WatchBlocks = channel.unary_stream(
+                '/octavo.v1.AdminService/WatchBlocks',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.WatchBlocksRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.WatchBlocksResponse.FromString,
+                _registered_method=True)
         self.PinPrefix = channel.unary_unary(
                 '/octavo.v1.AdminService/PinPrefix',
                 request_serializer=octavo_dot_v1_dot_admin__pb2.PinPrefixRequest.SerializeToString,
@@ -111,6 +116,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchBlocks(self, request, context):
+        """What every block of every worker is used for, again and again until the call is cancelled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PinPrefix(self, request, context):
         """Keeps the beginning of many prompts computed on every worker, for requests to name.
         """
@@ -154,6 +166,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.WatchSteps,
                     request_deserializer=octavo_dot_v1_dot_admin__pb2.WatchStepsRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_admin__pb2.WatchStepsResponse.SerializeToString,
+            ),
+            'WatchBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchBlocks,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.WatchBlocksRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.WatchBlocksResponse.SerializeToString,
             ),
             'PinPrefix': grpc.unary_unary_rpc_method_handler(
                     servicer.PinPrefix,
@@ -283,6 +300,33 @@ class AdminService:
             '/octavo.v1.AdminService/WatchSteps',
             octavo_dot_v1_dot_admin__pb2.WatchStepsRequest.SerializeToString,
             octavo_dot_v1_dot_admin__pb2.WatchStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.v1.AdminService/WatchBlocks',
+            octavo_dot_v1_dot_admin__pb2.WatchBlocksRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.WatchBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

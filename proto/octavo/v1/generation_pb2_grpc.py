@@ -44,6 +44,11 @@ class GenerationServiceStub:
                 request_serializer=octavo_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_stream(
+                '/octavo.v1.GenerationService/Attach',
+                request_serializer=octavo_dot_v1_dot_generation__pb2.AttachRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_generation__pb2.AttachResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/octavo.v1.GenerationService/Abort',
                 request_serializer=octavo_dot_v1_dot_generation__pb2.AbortRequest.SerializeToString,
@@ -76,7 +81,17 @@ class GenerationServiceServicer:
 
     def Generate(self, request, context):
         """Events in order: one `started`; `delta`s, and after the last of its sequence one `finished`; one `usage`, the last.
-        Sequences that run side by side have their deltas mixed. Closing the stream aborts the request.
+        `notice`s may come anywhere, before `started` too. Sequences that run side by side have their deltas mixed.
+        Closing the stream aborts the request, unless it has a `detach_grace`. The call's deadline is the request's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request, context):
+        """Goes on with the events of a request after one that was received: of a request that runs, or that has a
+        `detach_grace` and ended less than that ago. The events are those that Generate gave or would have given. A request
+        has one reader: an older one gets ABORTED. Closing the stream is the same as closing that of Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,6 +132,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=octavo_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Attach': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=octavo_dot_v1_dot_generation__pb2.AttachRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_generation__pb2.AttachResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -171,6 +191,33 @@ class GenerationService:
             '/octavo.v1.GenerationService/Generate',
             octavo_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             octavo_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.v1.GenerationService/Attach',
+            octavo_dot_v1_dot_generation__pb2.AttachRequest.SerializeToString,
+            octavo_dot_v1_dot_generation__pb2.AttachResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 # Grows with every change of a message; both ends name theirs in the hello and must agree exactly.
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 MAX_MESSAGE_BYTES = 32 << 20
 MAX_TOKENS = 1 << 20
@@ -22,6 +22,8 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Identity = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
+# W3C trace context of the span that a message belongs to; empty where nothing is traced.
+TraceParent = Annotated[str, Meta(max_length=64)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
 
 

@@ -11,7 +11,18 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from octavo.wire.base import MAX_SEQUENCES, MAX_TOKENS, Count, Identity, Message, Name, Text, TokenIds, Value
+from octavo.wire.base import (
+    MAX_SEQUENCES,
+    MAX_TOKENS,
+    Count,
+    Identity,
+    Message,
+    Name,
+    Text,
+    TokenIds,
+    TraceParent,
+    Value,
+)
 from octavo.wire.sampling import MAX_PARALLEL, Logprobs, SamplingParams
 from octavo.wire.steps import ModelInfo
 
@@ -50,6 +61,8 @@ class RejectReason(enum.StrEnum):
     STEP_FAILED = "step_failed"
     NOT_FINITE = "not_finite"
     NO_TOKEN_LEFT = "no_token_left"
+    BAD_GRAMMAR = "bad_grammar"
+    QUEUE_TIMEOUT = "queue_timeout"
 
 
 class GeneratedSequence(Value, frozen=True):
@@ -79,6 +92,9 @@ class Request(Value, frozen=True):
     `attempt` grows with every submission of a frontend, whatever the request, so that no answer to an earlier one can
     be taken for an answer to this. `resubmitted` says that the request was submitted before: it may have been accepted,
     and waits for what it needs rather than being refused.
+
+    `max_queue_ms` (None: no limit) is the age at which the request is rejected if it has never been admitted to a
+    replica. `traceparent` names the frontend's span of it.
     """
 
     request_id: Name
@@ -92,6 +108,8 @@ class Request(Value, frozen=True):
     tenant: Annotated[str, Meta(max_length=256)]
     cache_key: CacheKey
     age_ms: Count
+    max_queue_ms: Count | None = None
+    traceparent: TraceParent = ""
 
 
 class FrontendHello(Message, frozen=True):
@@ -238,6 +256,32 @@ class Deltas(Message, frozen=True):
     deltas: Annotated[list[Delta], Meta(max_length=MAX_SEQUENCES)]
 
 
+class NoticeKind(enum.StrEnum):
+    """What has happened to a request that is no output: it waits behind others; it lost its blocks to others; its
+    replica was lost; it runs again after one of these."""
+
+    QUEUED = "queued"
+    PREEMPTED = "preempted"
+    WORKER_LOST = "worker_lost"
+    RESUMED = "resumed"
+
+
+class Notice(Value, frozen=True):
+    """Progress of one request. `queue_position`: from 1 on, where it waits in a queue; 0 elsewhere."""
+
+    request_id: Name
+    attempt: Attempt
+    kind: NoticeKind
+    queue_position: Count
+
+
+class Notices(Message, frozen=True):
+    """What there is to tell one frontend of its requests besides their tokens."""
+
+    epoch: Identity
+    notices: Annotated[list[Notice], Meta(max_length=MAX_LIVE_REQUESTS)]
+
+
 class Rejected(Message, frozen=True):
     """The request will not run; nothing is held for it."""
 
@@ -268,6 +312,7 @@ ToFrontend = (
     | PinRefused
     | Renewed
     | Deltas
+    | Notices
     | Rejected
     | Refused
     | Unregistered

@@ -11,6 +11,8 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
 MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_TOP_LOGPROBS = 20
+# Of a grammar, in characters.
+MAX_GRAMMAR = 1 << 18
 # Sequences of one request that run side by side: n, best_of or the width of a beam.
 MAX_PARALLEL = 16
 
@@ -51,6 +53,9 @@ class SamplingParams(Value, frozen=True, kw_only=True):
     `presence_penalty` and `frequency_penalty` (0 is off) are subtracted for generated ones, once or per occurrence.
     `logit_bias` is added; an `allowed_token_ids` that is not empty excludes all others, as `banned_token_ids` are.
 
+    `grammar`, where not empty, is what the text of every sequence must match: a grammar of the llguidance library,
+    which a frontend has compiled before. EOS ends a sequence where the grammar lets the text end, and only there.
+
     `logprobs`: how many alternatives to report with each token's logprob (None: report none); `prompt_logprobs` the
     same for the prompt. Both are of the model's own distribution, before any of the above.
     """
@@ -75,6 +80,7 @@ class SamplingParams(Value, frozen=True, kw_only=True):
     banned_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] = field(default_factory=list)
     logprobs: TopLogprobs | None = None
     prompt_logprobs: TopLogprobs | None = None
+    grammar: Annotated[str, Meta(max_length=MAX_GRAMMAR)] = ""
 
     @property
     def parallel(self) -> int:

@@ -22,6 +22,7 @@ from octavo.wire.base import (
     Text,
     TokenId,
     TokenIds,
+    TraceParent,
     Value,
 )
 from octavo.wire.costs import StepCosts
@@ -146,6 +147,7 @@ class SequenceStart(Value, frozen=True):
     generated_token_ids: TokenIds
     num_computed: Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
     sampling: SamplingParams
+    traceparent: TraceParent = ""
 
 
 class SequenceFork(Value, frozen=True):
@@ -240,11 +242,12 @@ class PromptLogprobs(Value, frozen=True):
 
 
 class FailureReason(enum.StrEnum):
-    """Why a sequence cannot go on: the model gave it numbers that are not finite; or its own exclusions left no token
-    to choose."""
+    """Why a sequence cannot go on: the model gave it numbers that are not finite; its own exclusions left no token
+    to choose; or its grammar cannot be followed."""
 
     NOT_FINITE = "not_finite"
     NO_TOKEN_LEFT = "no_token_left"
+    BAD_GRAMMAR = "bad_grammar"
 
 
 class SequenceFailure(Value, frozen=True):

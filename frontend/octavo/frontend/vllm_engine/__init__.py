@@ -1,0 +1,1 @@
+"""The gRPC door for gateways that speak vLLM's engine protocol."""

@@ -1,0 +1,1 @@
+"""The offline API: the same processes, started and stopped with an object."""
