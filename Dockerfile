@@ -37,8 +37,8 @@ ARG PIP_EXTRA_INDEX_URL
 RUN useradd --uid 10001 --gid 0 --no-create-home --home-dir /tmp octavo \
     && install --directory --owner=10001 --group=0 --mode=0775 /var/cache/octavo
 ENV HOME=/tmp OCTAVO_CACHE=/var/cache/octavo HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
-COPY --from=requirements /requirements/base.txt /requirements/
-RUN pip install --requirement /requirements/base.txt
+COPY --from=requirements /requirements/base.txt /requirements/tracing.txt /requirements/
+RUN pip install --requirement /requirements/base.txt --requirement /requirements/tracing.txt
 # Not the source folder: its top-level names must not become import names.
 WORKDIR /tmp
 ENTRYPOINT ["octavo"]
@@ -50,8 +50,8 @@ USER 10001:0
 CMD ["scheduler"]
 
 FROM base AS frontend
-COPY --from=requirements /requirements/frontend.txt /requirements/
-RUN pip install --requirement /requirements/frontend.txt
+COPY --from=requirements /requirements/frontend.txt /requirements/vllm-engine.txt /requirements/
+RUN pip install --requirement /requirements/frontend.txt --requirement /requirements/vllm-engine.txt
 COPY --from=wheel /wheel /wheel
 RUN pip install --no-deps /wheel/*.whl
 USER 10001:0

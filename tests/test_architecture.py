@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
     "octavo.scheduler": ("scheduler", {"octavo.wire", "octavo.v1", "octavo.telemetry", "zmq", "grpc"}),
     "octavo.frontend": (
         "frontend",
-        {"octavo.wire", "octavo.v1", "octavo.telemetry", "zmq", "grpc", "transformers", "tokenizers"},
+        {"octavo.wire", "octavo.v1", "octavo.client", "octavo.telemetry", "zmq", "grpc", "transformers", "tokenizers"},
     ),
     "octavo.client": ("frontend", {"octavo.v1", "grpc"}),
     "octavo.llm": ("frontend", {"octavo.client", "octavo.cli", "octavo.wire"}),
@@ -33,7 +33,16 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
     ),
 }
 # The core decides; only these carry its decisions to sockets, clocks and flags.
-SCHEDULER_SHELL = {"shell.py", "step_feed.py", "admin.py", "cli.py", "admin_client.py", "admin_cli.py", "top.py"}
+SCHEDULER_SHELL = {
+    "shell.py",
+    "step_feed.py",
+    "admin.py",
+    "cli.py",
+    "admin_client.py",
+    "admin_cli.py",
+    "top.py",
+    "vitals.py",
+}
 IMPURE = {"zmq", "grpc", "asyncio", "time", "threading", "logging", "os", "random", "secrets", "socket"}
 
 

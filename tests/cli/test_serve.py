@@ -1,5 +1,6 @@
 """What `octavo serve` tells the processes it starts."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from octavo.cli import serve as module
+from octavo.cli.supervision import SupervisionError
 
 
 @pytest.fixture
@@ -36,6 +38,45 @@ def test_the_processes_find_the_pinned_prefixes_from_anywhere(tmp_path: Path, to
     assert told["OCTAVO_PINNED_PREFIXES"] == str(tmp_path / "prefixes.json")
     serve()
     assert "OCTAVO_PINNED_PREFIXES" not in told
+
+
+def test_the_processes_find_keys_and_certificates_from_anywhere(tmp_path: Path, told: dict[str, str]) -> None:
+    flags = ("--api-keys", "--tls-certificate", "--tls-key", "--tls-client-ca")
+    for flag in flags:
+        Path(f"{flag}.file").touch()
+    serve(*(argument for flag in flags for argument in (flag, f"{flag}.file")))
+    for flag in flags:
+        assert told["OCTAVO_" + flag[2:].upper().replace("-", "_")] == str(tmp_path / f"{flag}.file")
+
+
+def test_the_page_sees_the_scheduler(tmp_path: Path, told: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    serve()
+    assert told["OCTAVO_SCHEDULER_ADMIN"] == f"unix:{tmp_path}/run/admin.sock"
+    monkeypatch.setenv("OCTAVO_ADMIN_ADDRESS", "127.0.0.1:50052")
+    serve()
+    assert told["OCTAVO_SCHEDULER_ADMIN"] == "127.0.0.1:50052"
+
+
+def test_what_is_served_where_is_said_with_what_callers_need(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    environment = {"OCTAVO_MODEL": str(tmp_path)}
+    greeting = module._greeting("0.0.0.0:5", "0.0.0.0:6", environment)
+    assert " on 127.0.0.1:5 (gRPC) and http://127.0.0.1:6 (OpenAI API and page). Try:" in greeting
+    assert "Each with" not in greeting
+    environment |= {"OCTAVO_TLS_CERTIFICATE": "c", "OCTAVO_API_KEYS": "k"}
+    greeting = module._greeting("unix:/x", "127.0.0.1:6", environment)
+    assert "https://127.0.0.1:6" in greeting
+    assert "Each with --ca-certificate CA --api-key KEY." in greeting
+    assert " on unix:/x (gRPC). Try:" in module._greeting("unix:/x", "", environment)
+
+
+def test_an_http_address_that_is_taken_is_found_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(SupervisionError, match=f"cannot listen on {address}, choose another --http-listen"):
+            module._check_bindable(address)
+    for free in (address, "", "unix:/x", "[::1]:0"):
+        module._check_bindable(free)
 
 
 def test_the_hub_is_asked_once_and_all_processes_get_the_directory(

@@ -4,11 +4,12 @@ import pytest
 
 from octavo.frontend.answer import Answer
 from octavo.frontend.completion import Completion, EndRules
-from octavo.frontend.detokenizer import Vocabulary
+from octavo.frontend.detokenizer import make_detokenizer
 from octavo.frontend.errors import Broken
 from octavo.frontend.events import Finished, FinishReason, Piece
 from octavo.frontend.journal import Journal, Verdict
 from octavo.frontend.stop_strings import StopStrings
+from octavo.frontend.vocabulary import Vocabulary
 from octavo.testing.tokenizers import byte_level_tokenizer
 from octavo.wire import history
 from octavo.wire.requests import Delta
@@ -27,9 +28,11 @@ class Running:
         sampling = SamplingParams(max_tokens=3, num_sequences=num_sequences, logprobs=0 if ranked else None)
         self.journal = Journal("r", [1], sampling, 0.0)
         rules = EndRules(3, 0, frozenset(), frozenset(), include_stop=False)
-        detokenizer = Vocabulary(TOKENIZER).detokenizer
+        vocabulary = Vocabulary(TOKENIZER)
         completions = [
-            Completion(rules, detokenizer(skip_special_tokens=True), StopStrings((".",), include_stop=False))
+            Completion(
+                rules, make_detokenizer(vocabulary, skip_special_tokens=True), StopStrings((".",), include_stop=False)
+            )
             for _ in self.journal.sequences
         ]
         self.answer = Answer(

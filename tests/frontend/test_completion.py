@@ -1,13 +1,18 @@
 """The token that ends a completion, what it is called, and the text before it."""
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from octavo.frontend.completion import Completion, EndRules
-from octavo.frontend.detokenizer import Vocabulary
+from octavo.frontend.detokenizer import make_detokenizer
 from octavo.frontend.events import Finished, FinishReason, Match, MatchKind
 from octavo.frontend.stop_strings import StopStrings
+from octavo.frontend.vocabulary import Vocabulary
 from octavo.testing.tokenizers import byte_level_tokenizer, id_of
 from octavo.wire.sampling import Logprobs
 
 TOKENIZER = byte_level_tokenizer()
+VOCABULARY = Vocabulary(TOKENIZER)
 END = id_of(TOKENIZER, "<|end|>")
 
 
@@ -25,7 +30,7 @@ def completion(
     skip: bool = True,
 ) -> Completion:
     rules = EndRules(max_tokens, min_tokens, frozenset(stop_ids or {END}), frozenset({END}), include)
-    detokenizer = Vocabulary(TOKENIZER).detokenizer(skip_special_tokens=skip)
+    detokenizer = make_detokenizer(VOCABULARY, skip_special_tokens=skip)
     return Completion(rules, detokenizer, StopStrings(stops, include_stop=include))
 
 
@@ -68,7 +73,7 @@ def test_tokens_count_up_to_the_one_that_completes_the_stop_string() -> None:
 
 
 def test_half_a_character_at_the_limit_becomes_a_replacement() -> None:
-    first_byte = next(i for i in range(256) if Vocabulary(TOKENIZER).bytes_of(i) == b"\xe6")
+    first_byte = next(i for i in range(256) if VOCABULARY.pieces[i] == b"\xe6")
     assert completion(max_tokens=1).feed([first_byte]).text == "�"
 
 
@@ -99,3 +104,38 @@ def test_the_sum_of_logprobs_does_not_depend_on_the_pieces() -> None:
     for start, end in ((0, 3), (3, 4), (4, 7)):
         cut.feed(ids("x") * (end - start), logprobs[start:end])
     assert cut.cumulative_logprob == whole.cumulative_logprob
+
+
+BYTE_IDS = {VOCABULARY.pieces[token_id]: token_id for token_id in range(TOKENIZER.get_vocab_size())}
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    text=st.text("aé日🙂", max_size=12),
+    stops=st.lists(st.text("aé日🙂", min_size=1, max_size=3), max_size=2),
+    pieces=st.lists(st.integers(1, 5), max_size=20),
+    include=st.booleans(),
+)
+def test_nothing_of_a_stop_string_is_let_out_whatever_tokens_it_spans(
+    text: str, stops: list[str], pieces: list[int], include: bool
+) -> None:
+    # Every token is a byte: most end in the middle of a character.
+    waiting = [BYTE_IDS[bytes([byte])] for byte in text.encode()]
+    sequence = completion(stops=tuple(stops), include=include)
+    let_out = ""
+    for size in [*pieces, len(waiting)]:
+        if not sequence.finished:
+            let_out += sequence.feed(waiting[:size]).text
+            waiting = waiting[size:]
+    if not sequence.finished:
+        let_out += sequence.feed([END]).text
+    assert let_out == _up_to_stop(text, stops, include)
+
+
+def _up_to_stop(text: str, stops: list[str], include: bool) -> str:
+    """The rule itself, on the whole text: what is complete first wins, of those the longest."""
+    for end in range(1, len(text) + 1):
+        if ending := [stop for stop in stops if text[:end].endswith(stop)]:
+            return text[:end] if include else text[: end - max(map(len, ending))]
+    # The end token is special, and skipped.
+    return text

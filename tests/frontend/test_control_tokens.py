@@ -1,5 +1,7 @@
 """No way of writing content makes a control token that the template did not write."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,6 +37,14 @@ def test_a_template_that_writes_the_other_part(token: str) -> None:
             for content in (left + token[start:end] + right for left in before for right in after):
                 rendered = token[:start] + CONTROL.guard(content) + token[end:]
                 assert control_tokens_in(rendered) == [], (token[:start], content, token[end:])
+
+
+def test_many_control_tokens_and_many_texts_take_no_time() -> None:
+    control = ControlTokens(f"<|reserved_special_token_{number}|>" for number in range(256))
+    started = time.process_time()
+    for number in range(2000):
+        assert control.guard(f"some words {number} <") != ""
+    assert time.process_time() - started < 1.0
 
 
 def test_innocent_content_is_left_alone() -> None:

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from octavo.frontend.cli import frontend
-from octavo.frontend.client_cli import health
+from octavo.frontend.client_cli import generate, health
 
 
 @dataclasses.dataclass
@@ -25,12 +25,19 @@ class Running:
     address: str
 
 
+@pytest.fixture(autouse=True)
+def http_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the port that a service of this machine may have."""
+    monkeypatch.setenv("OCTAVO_HTTP_LISTEN", f"unix:{tmp_path}/http.sock")
+
+
 @pytest.fixture
 def running(model_directory: Path, tmp_path: Path) -> Iterator[Running]:
     # Not a port: one that is free now may be taken when the process gets to it.
     address = f"unix:{tmp_path}/public.sock"
+    addresses = ("--listen", address, "--health-address", f"unix:{tmp_path}/probes.sock")
     process = subprocess.Popen(
-        [sys.executable, "-m", "octavo.cli.main", "frontend", "--model", str(model_directory), "--listen", address],
+        [sys.executable, "-m", "octavo.cli.main", "frontend", "--model", str(model_directory), *addresses],
         env={**os.environ, "OCTAVO_FRONTEND_ENDPOINT": f"ipc://{tmp_path}/frontends.sock"},
         stderr=subprocess.PIPE,
         text=True,
@@ -63,6 +70,38 @@ def test_it_lives_without_a_scheduler_and_without_torch_and_ends_well(running: R
     running.process.send_signal(signal.SIGTERM)
     _, errors = running.process.communicate(timeout=10)
     assert running.process.returncode == 0, errors
+
+
+def test_probes_have_an_address_of_their_own(running: Running, tmp_path: Path) -> None:
+    wait_until_alive(running)
+    probes = f"unix:{tmp_path}/probes.sock"
+    assert CliRunner().invoke(health, [probes]).exit_code == 0
+    ready = CliRunner().invoke(health, [probes, "--service", "octavo.v1.GenerationService"])
+    assert ready.stdout == f"{probes}: NOT_SERVING\n"
+    assert "UNIMPLEMENTED" in CliRunner().invoke(generate, ["hi", "--server", probes]).stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "content", "words"),
+    [
+        (
+            "--api-keys",
+            '{"tenants": {"alice": {"keys": ["sk-zebrafinch"]}}}',
+            "has a key of tenant 'alice' that is too",
+        ),
+        ("--tls-certificate", "zebrafinch", "TLS needs a certificate and its key; give --tls-key too"),
+    ],
+)
+def test_keys_and_certificates_that_are_none(
+    model_directory: Path, tmp_path: Path, flag: str, content: str, words: str
+) -> None:
+    (tmp_path / "file").write_text(content)
+    arguments = ["--model", str(model_directory), "--frontend-endpoint", f"ipc://{tmp_path}/x"]
+    result = run(*arguments, "--listen", f"unix:{tmp_path}/public.sock", flag, f"{tmp_path}/file")
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "zebrafinch" not in result.stderr
 
 
 def test_no_model_there(tmp_path: Path) -> None:

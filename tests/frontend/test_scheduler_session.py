@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from octavo.frontend import events
 from octavo.frontend.errors import AlreadyExists, Broken, InvalidRequest, Overloaded, ServiceError, Unavailable
 from octavo.frontend.journal import Journal
 from octavo.frontend.reader import Reader
@@ -22,6 +23,9 @@ from octavo.wire.requests import (
     FrontendWelcome,
     GeneratedSequence,
     Lease,
+    Notice,
+    NoticeKind,
+    Notices,
     PinPrefixes,
     PinRefused,
     Prefix,
@@ -249,6 +253,17 @@ def test_the_rejection_of_an_earlier_attempt_is_ignored(session: SchedulerSessio
     reason = RejectReason.STEP_FAILED
     session.receive(Rejected(epoch=EPOCH, request_id="r", attempt=1, reason=reason, detail="why"), 1.0)
     assert request.reader.failure is None
+
+
+def test_notices_go_to_the_request_that_they_are_about_as_long_as_it_runs(session: SchedulerSession) -> None:
+    request = live(session)
+    kinds = [NoticeKind.QUEUED, NoticeKind.PREEMPTED, NoticeKind.WORKER_LOST]
+    told = [Notice("r", 1, kinds[0], 2), Notice("r", 0, kinds[1], 1), Notice("other", 1, kinds[2], 1)]
+    assert session.receive(Notices(EPOCH, told), 0.0) == []
+    assert request.reader.take_notices() == [events.Notice(NoticeKind.QUEUED, 2)]
+    session.receive(deltas(0, [1, 2, 3, 4, 5, 6]), 0.0)
+    session.receive(Notices(EPOCH, told), 0.0)
+    assert request.reader.take_notices() == []
 
 
 def test_no_rejection_is_without_an_error(session: SchedulerSession) -> None:

@@ -1,16 +1,21 @@
 """Text to ids with a model directory's own tokenizer, and what a directory is refused for."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 from transformers import AutoTokenizer
 
 from octavo.frontend.chat import Chat, ChatMessage
-from octavo.frontend.tokenizer import ChatTemplateError, ModelTokenizer, check_vocabulary
+from octavo.frontend.chat_template import ChatTemplateError
+from octavo.frontend.tokenizer import ModelTokenizer, check_vocabulary
+from octavo.frontend.tokenizer_files import read_tokenizer_files_apart
 from octavo.testing.tiny_model import END_TOKEN_ID, START_TOKEN_ID, write_byte_model
 from octavo.wire.model_directory import ModelDirectoryError
 
@@ -113,6 +118,35 @@ def test_a_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelDirectoryError, match="cannot load the tokenizer in"):
         ModelTokenizer(tmp_path)
+
+
+def test_what_was_read_apart_is_the_same(model_directory: Path, tokenizer: ModelTokenizer) -> None:
+    assert read_tokenizer_files_apart(model_directory) == tokenizer.files
+
+
+def test_a_broken_file_is_named_by_the_process_that_reads_it(tmp_path: Path) -> None:
+    write_byte_model(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelDirectoryError, match="cannot load the tokenizer in"):
+        read_tokenizer_files_apart(tmp_path)
+
+
+def test_a_tokenizer_in_use_needs_no_library_of_models(tokenizer: ModelTokenizer, tmp_path: Path) -> None:
+    (tmp_path / "files").write_bytes(msgspec.json.encode(tokenizer.files))
+    script = """
+import sys
+import msgspec
+sys.modules["transformers"] = None
+from pathlib import Path
+import octavo.frontend.server
+from octavo.frontend.text_tasks import EncodeText, perform
+from octavo.frontend.tokenizer import ModelTokenizer
+from octavo.frontend.tokenizer_files import TokenizerFiles
+files = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=TokenizerFiles)
+print(len(perform(ModelTokenizer(files), EncodeText("abc", False)).token_ids))
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "files")]
+    assert subprocess.run(command, capture_output=True, check=True, timeout=60).stdout == b"3\n"
 
 
 @pytest.mark.parametrize("usable", [True, False])

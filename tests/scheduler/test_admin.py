@@ -2,8 +2,6 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -13,29 +11,13 @@ from octavo.scheduler.event_log import Planned, log_file, read_records, recorder
 from octavo.scheduler.events import FrontendJoined, RequestSubmitted
 from octavo.scheduler.sequence import SequenceStatus
 from octavo.scheduler.step_feed import StepFeed
-from octavo.testing.cluster import FRONTEND, Cluster, make_request
-from octavo.testing.operated import admin_server
+from octavo.testing.cluster import FRONTEND, make_request
 from octavo.v1 import admin_pb2 as pb
-from octavo.v1 import admin_pb2_grpc as services
 from octavo.wire.requests import PrefixesChanged
 
-from .conftest import MakeCluster
+from .conftest import Connect, MakeCluster
 
 _PATIENCE_S = 10.0
-Connect = Callable[..., Awaitable[Any]]
-
-
-@pytest.fixture
-async def connect() -> AsyncIterator[Connect]:
-    """Serves a cluster and gives a stub."""
-    async with AsyncExitStack() as held:
-
-        async def start(cluster: Cluster, feed: StepFeed | None = None) -> Any:
-            address = await held.enter_async_context(admin_server(cluster, feed))
-            channel = await held.enter_async_context(grpc.aio.insecure_channel(address))
-            return services.AdminServiceStub(channel)
-
-        yield start
 
 
 def refused(error: "pytest.ExceptionInfo[grpc.aio.AioRpcError]") -> tuple[grpc.StatusCode, str]:

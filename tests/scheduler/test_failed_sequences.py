@@ -189,6 +189,24 @@ def test_a_sequence_may_run_out_of_tokens_half_way(make_cluster: MakeCluster) ->
     assert cluster.rejected["waiting"].reason is RejectReason.NO_TOKEN_LEFT
 
 
+@IN_FLIGHT
+def test_a_request_whose_grammar_cannot_be_followed_fails_alone(make_cluster: MakeCluster, in_flight: int) -> None:
+    cluster = make_cluster(max_steps_in_flight=in_flight)
+    replica = cluster.join()
+    lost = make_request("lost", 9, 5, num_sequences=3, temperature=1.0)
+    cluster.submit(lost, other := make_request("other", 9, 5, shared=4))
+    cluster.schedule()
+    result = replica.execute()
+    first, *others = result.sampled
+    failure = SequenceFailure(first.sequence_id, FailureReason.BAD_GRAMMAR, "no rule is left")
+    cluster.handle(StepAnswered(1, msgspec.structs.replace(result, sampled=others, failed=[failure])))
+    rejection = cluster.rejected["lost"]
+    assert (rejection.reason, rejection.detail) == (RejectReason.BAD_GRAMMAR, "no rule is left")
+    assert cluster.rejected.keys() == {"lost"}
+    assert_served(cluster, other)
+    assert cluster.deltas["other", 0][0].preemptions == 0
+
+
 def test_a_prefix_that_is_not_finite_is_not_pinned(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     replica = cluster.join()

@@ -69,6 +69,20 @@ class TestSettings:
         assert [start.sampling for start in starts(second, request)] == [request.sampling] * 2
         assert outputs(cluster, request) == references(request)
 
+    def test_carry_the_grammar_and_the_trace_to_every_replica(self, make_cluster: MakeCluster) -> None:
+        cluster = make_cluster()
+        trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        request = make_request("r", 6, 9, num_sequences=2, temperature=1.0, grammar="start: /[ab]+/")
+        for incarnation in (1, 2):
+            replica = cluster.join(incarnation)
+            cluster.submit(msgspec.structs.replace(request, attempt=incarnation, traceparent=trace))
+            cluster.schedule()
+            # Equal tokens: the second is forked from the first.
+            [start] = starts(replica, request)
+            assert (start.sampling.grammar, start.traceparent) == ("start: /[ab]+/", trace)
+            assert plans(replica)[0].forks
+            cluster.leave(incarnation)
+
     def test_keep_prompt_and_generated_tokens_apart(self, make_cluster: MakeCluster) -> None:
         """Penalties, `min_tokens` and the random numbers depend on the border between them."""
         cluster = make_cluster(watermark=0.0, preemption=Preemption.RECOMPUTE, prefix_caching=False)

@@ -23,6 +23,7 @@ from octavo.wire.sampling import BeamSearch, EarlyStopping
 
 from .expectations import Expectations, assert_worker_agrees
 from .journal import Journal
+from .plain_block_map import assert_block_map_agrees
 
 # Hypothesis makes the machine itself, so no fixture can hand it a directory.
 _MODEL = write_fake_model(Path(tempfile.mkdtemp(prefix="octavo-model-")))
@@ -263,6 +264,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def workers_agree(self) -> None:
         for incarnation, worker in self.cluster.replicas.items():
             assert_worker_agrees(self.cluster.core.replicas[incarnation], worker)
+
+    @invariant()
+    def every_block_is_mapped(self) -> None:
+        for replica in self.cluster.core.replicas.values():
+            assert_block_map_agrees(replica)
 
     def _assert_misfit(self, request: Request, reason: RejectReason) -> None:
         core, parallel = self.cluster.core, request.sampling.parallel

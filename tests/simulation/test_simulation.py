@@ -27,7 +27,13 @@ AT_LEAST = {
     **{"steps failed": 120, "steps skipped": 45, "replicas lost": 140, "frontends lost": 40},
     **{"resubmissions": 200, "resubmissions with tokens": 80},
     **{"sequences spoiled": 60, "failed: LOGITS_NOT_FINITE": 30},
-    **{"failed: STEP_FAILED": 30, "failed: QUEUE_FULL": 30, "failed: SCHEDULER_UNREACHABLE": 15},
+    **{"told: queued": 1000, "told: preempted": 230, "told: worker_lost": 240, "told: resumed": 1000},
+    **{
+        "failed: QUEUE_TIMEOUT": 45,
+        "failed: STEP_FAILED": 30,
+        "failed: QUEUE_FULL": 30,
+        "failed: SCHEDULER_UNREACHABLE": 15,
+    },
 }
 
 

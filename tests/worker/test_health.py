@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.wire.endpoints import EndpointError
 from octavo.worker.health import READY_SERVICE, health_server
-from octavo.worker.liveness import DEADLINE_S, Liveness
+from octavo.worker.liveness import DEADLINE_S, STEP_DEADLINE_S, Liveness
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -64,6 +64,38 @@ def test_a_loop_that_does_not_turn_is_dead_unless_it_works() -> None:
     assert not liveness.ready
     liveness.welcomed = True
     assert liveness.ready
+
+
+def test_a_step_has_a_deadline_of_its_own() -> None:
+    clock = Clock()
+    liveness = Liveness(clock)
+    liveness.turn(idle=True)
+    liveness.work()
+    liveness.owe()
+    clock.now += STEP_DEADLINE_S
+    assert liveness.alive
+    clock.now += 0.1
+    assert not liveness.alive, "however long the loop may work"
+    liveness.done()
+    liveness.turn(idle=False)
+    assert liveness.alive
+    for _ in range(100):
+        clock.now += STEP_DEADLINE_S / 99
+        liveness.turn(idle=False)
+    assert not liveness.alive, "a loop that turns while its device hangs"
+    liveness.turn(idle=True)
+    assert liveness.alive
+
+
+def test_steps_that_are_done_in_time_add_up_to_no_delay() -> None:
+    clock = Clock()
+    liveness = Liveness(clock)
+    for _ in range(10):
+        liveness.owe()
+        clock.now += STEP_DEADLINE_S * 0.9
+        liveness.turn(idle=False)
+        liveness.done()
+        assert liveness.alive
 
 
 def test_health_follows_the_loop_from_loading_to_hanging_and_back(directory: Path) -> None:

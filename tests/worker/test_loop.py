@@ -15,6 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from octavo.testing.metrics import told
 from octavo.testing.scripted_scheduler import ScriptedScheduler, scripted_scheduler
 from octavo.testing.tiny_model import write_byte_model
 from octavo.testing.worker_plans import EPOCH, plan, sampling, start, work
@@ -33,8 +34,9 @@ from octavo.wire.steps import (
     WorkerWelcome,
 )
 from octavo.worker.fake_runner import FakeRunner, FakeVocabulary, expected_tokens
-from octavo.worker.liveness import Liveness
+from octavo.worker.liveness import STEP_DEADLINE_S, Liveness
 from octavo.worker.loop import serve
+from octavo.worker.metrics import WorkerMetrics
 from octavo.worker.runner import StepOutput
 from octavo.worker.sequences import WorkItem
 
@@ -192,6 +194,41 @@ def test_a_step_under_way_is_answered_before_the_goodbye(place: Place) -> None:
     assert isinstance(result, StepResult)
     assert (result.step_id, result.outcome) == (1, StepOutcome.DONE)
     assert isinstance(goodbye, WorkerGoodbye)
+
+
+class HangingRunner(SignallingRunner):
+    """One whose step takes longer than it may, by a clock that only it moves."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, block_size=16, num_blocks=8)
+        self.now = 1000.0
+        self.liveness = Liveness(lambda: self.now)
+        self.alive: list[bool] = []
+
+    def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
+        for seconds in (STEP_DEADLINE_S, 1.0):
+            self.now += seconds
+            self.alive.append(self.liveness.alive)
+        return super().execute(moves, items)
+
+
+def test_a_worker_whose_step_hangs_does_not_look_alive_and_counts_it_when_it_is_done(place: Place) -> None:
+    def script() -> None:
+        with scripted_scheduler(place.endpoint) as scheduler:
+            incarnation = welcome(scheduler)
+            scheduler.send(plan(1, starts=[start(5, [7, 8])], work=[work(5, 2, [4])], incarnation=incarnation))
+            scheduler.wait_for(WorkerGoodbye)
+
+    runner, metrics = HangingRunner(place.model), WorkerMetrics(lambda: 0.0)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(script)
+        serve(runner, worker_id="w0", endpoint=place.endpoint, liveness=runner.liveness, metrics=metrics)
+        done.result(timeout=20)
+    assert runner.alive == [True, False]
+    assert runner.liveness.alive, "it has come back"
+    found = told(metrics)
+    assert (found["octavo_worker_tokens_total"], found["octavo_worker_sequences"]) == (2, 1)
+    assert found["octavo_worker_step_seconds_count"] == 1
 
 
 def test_an_impossible_address_ends_the_worker_with_one_line(place: Place) -> None:

@@ -2,12 +2,14 @@
 
 import importlib
 import logging
-import sys
+import os
 from typing import Any, Final
 
 import click
 
 from octavo.cli.supervision import follow_supervisor
+
+_log = logging.getLogger(__name__)
 
 # Name of the subcommand -> where its click command lives, and its line in `octavo --help`, so that printing that
 # imports nothing.
@@ -32,6 +34,7 @@ _EXTRA_OF: Final = {
     **dict.fromkeys(("torch", "gguf", "safetensors", "numpy", "tqdm"), "worker"),
     "accelerate": "gguf",
     **dict.fromkeys(("transformers", "tokenizers", "huggingface_hub", "jinja2", "google"), "frontend"),
+    "opentelemetry": "tracing",
     **dict.fromkeys(("grpc_reflection", "grpc_status", "starlette", "uvicorn", "llguidance"), "frontend"),
 }
 
@@ -53,6 +56,17 @@ class _Dispatcher(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return self._explained(ctx)
+        except click.ClickException as error:
+            from octavo.telemetry import logs
+
+            if not logs.is_json():
+                raise
+            _log.error(error.format_message())
+            ctx.exit(error.exit_code)
+
+    def _explained(self, ctx: click.Context) -> Any:
         # Commands import what is heavy when they run, so this is not only about loading them.
         try:
             return super().invoke(ctx)
@@ -84,14 +98,24 @@ def _explain(command: str, error: ModuleNotFoundError) -> None:
     default="info",
     help="Least severe log line to print, to stderr.",
 )
-def main(log_level: str) -> None:
+@click.option(
+    "--log-format",
+    envvar="OCTAVO_LOG_FORMAT",
+    type=click.Choice(["console", "json"]),
+    default="console",
+    help="Log lines for people (console), or one JSON object each (json).",
+)
+@click.pass_context
+def main(context: click.Context, log_level: str, log_format: str) -> None:
     """PagedAttention serving: a frontend, a scheduler and workers."""
+    # Not before it is known what is to be done: `--help` needs none of it.
+    from octavo.telemetry import logs
+
     follow_supervisor()
-    logging.basicConfig(
-        level=log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s",
-    )
+    logs.configure(log_level, log_format)
+    if context.invoked_subcommand == "serve":
+        # Its processes log as it does.
+        os.environ.update(OCTAVO_LOG_LEVEL=log_level, OCTAVO_LOG_FORMAT=log_format)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,14 @@ _SERVICE = "octavo.v1.GenerationService"
 _PROBE_INTERVAL_S = 0.1
 # For a process to end once asked to; a frontend has its drain time before.
 _PATIENCE_S = 5.0
+# What callers must add where the server asks for it.
+_FLAGS_FOR = {
+    "OCTAVO_TLS_CERTIFICATE": "--ca-certificate CA",
+    "OCTAVO_TLS_CLIENT_CA": "--client-certificate CERTIFICATE --client-key KEY",
+    "OCTAVO_API_KEYS": "--api-key KEY",
+}
+# The processes find it from anywhere.
+_FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 
 
 @click.command()
@@ -60,6 +69,26 @@ _PATIENCE_S = 5.0
     default="127.0.0.1:50051",
     help="Public gRPC address of the frontend.",
 )
+@click.option(
+    "--http-listen",
+    envvar="OCTAVO_HTTP_LISTEN",
+    default="127.0.0.1:8000",
+    help="Public HTTP address of the frontend. Empty: no HTTP.",
+)
+@click.option(
+    "--api-keys",
+    envvar="OCTAVO_API_KEYS",
+    type=_FILE,
+    help="JSON file of tenants and their API keys; without one nobody is asked for a key.",
+)
+@click.option("--tls-certificate", envvar="OCTAVO_TLS_CERTIFICATE", type=_FILE, help="PEM file, for gRPC and HTTP.")
+@click.option("--tls-key", envvar="OCTAVO_TLS_KEY", type=_FILE, help="PEM file of the certificate's key.")
+@click.option(
+    "--tls-client-ca",
+    envvar="OCTAVO_TLS_CLIENT_CA",
+    type=_FILE,
+    help="PEM file: clients must show a certificate that one of these authorities has signed.",
+)
 @click.option("--workers", type=click.IntRange(1, 64), default=1, help="How many workers to start.")
 @click.option("--ready-timeout", type=click.FloatRange(min=1), default=300.0, help="Seconds to become ready in.")
 @click.option(
@@ -72,7 +101,7 @@ _PATIENCE_S = 5.0
 @click.option(
     "--pinned-prefixes",
     envvar="OCTAVO_PINNED_PREFIXES",
-    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    type=_FILE,
     help='JSON file {"name": "text", ...}: beginnings of prompts that stay computed, for requests to name.',
 )
 @click.option(
@@ -98,6 +127,7 @@ def serve(
     model: str,
     load_format: str,
     listen: str,
+    http_listen: str,
     workers: int,
     ready_timeout: float,
     drain_timeout: float,
@@ -113,7 +143,7 @@ def serve(
         with claimed(f"unix:{runtime_directory()}/serve"):
             model = _locate(model, load_format)
             environment = _environment(model, listen, drain_timeout, {**settings, "load_format": load_format})
-            asyncio.run(_serve(model, listen, workers, ready_timeout, drain_timeout, environment))
+            asyncio.run(_serve(model, listen, http_listen, workers, ready_timeout, drain_timeout, environment))
     except (EndpointError, ModelDirectoryError, SupervisionError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -129,17 +159,36 @@ def _locate(model: str, load_format: str) -> str:
 def _environment(model: str, listen: str, drain_timeout: float, settings: Mapping[str, str | None]) -> dict[str, str]:
     """What the processes are told; `settings` are passed on by their names, where they are given."""
     given = {f"OCTAVO_{name.upper()}": value for name, value in settings.items() if value is not None}
-    return {"OCTAVO_MODEL": model, "OCTAVO_LISTEN": listen, "OCTAVO_DRAIN_TIMEOUT": str(drain_timeout), **given}
+    # For the page's live view.
+    admin = os.environ.get("OCTAVO_ADMIN_ADDRESS") or f"unix:{runtime_directory()}/admin.sock"
+    return {
+        "OCTAVO_MODEL": model,
+        "OCTAVO_LISTEN": listen,
+        "OCTAVO_DRAIN_TIMEOUT": str(drain_timeout),
+        "OCTAVO_SCHEDULER_ADMIN": os.environ.get("OCTAVO_SCHEDULER_ADMIN") or admin,
+        **given,
+    }
 
 
 async def _serve(
-    model: str, listen: str, workers: int, ready_timeout: float, drain_timeout: float, environment: dict[str, str]
+    model: str,
+    listen: str,
+    http_listen: str,
+    workers: int,
+    ready_timeout: float,
+    drain_timeout: float,
+    environment: dict[str, str],
 ) -> None:
     began = time.monotonic()
     await _prepare(model)
     await _check_free(listen)
+    _check_bindable(http_listen)
+    # Not every probe of the public port has a certificate that it takes.
+    probe = f"unix:{runtime_directory()}/frontend-health.sock"
     scheduler = Child("scheduler", ["scheduler"], environment)
-    frontend = Child("frontend", ["frontend"], environment)
+    # Flags, for a variable cannot be empty.
+    flags = ["--http-listen", http_listen, "--health-address", probe]
+    frontend = Child("frontend", ["frontend", *flags], environment)
     crew = [
         Child(f"worker {n}", ["worker"], {**environment, "OCTAVO_WORKER_ID": f"{os.uname().nodename}-{n}"})
         for n in range(workers)
@@ -147,7 +196,7 @@ async def _serve(
     children = [scheduler, frontend, *crew]
     stop = _stop_event(children)
     supervised = [asyncio.create_task(child.supervise(), name=child.name) for child in children]
-    announced = asyncio.create_task(_announce(listen, model, began, ready_timeout))
+    announced = asyncio.create_task(_announce(probe, _greeting(listen, http_listen, environment), began, ready_timeout))
     try:
         await _until_stopped([*supervised, announced], stop)
     finally:
@@ -174,6 +223,21 @@ async def _check_free(listen: str) -> None:
     async with grpc.aio.insecure_channel(_reachable(listen)) as channel:
         if await _status(health_pb2_grpc.HealthStub(channel), "") is not None:
             raise SupervisionError(f"another server answers on {listen}; stop it or choose another --listen address")
+
+
+def _check_bindable(http_listen: str) -> None:
+    """Raises `SupervisionError` if something listens already where HTTP is to be served."""
+    host, _, port = http_listen.rpartition(":")
+    if http_listen.startswith("unix:") or not port.isdecimal():
+        return
+    try:
+        socket.create_server(
+            (host.strip("[]"), int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        ).close()
+    except (OSError, OverflowError) as error:
+        raise SupervisionError(
+            f"cannot listen on {http_listen}, choose another --http-listen address: {error}"
+        ) from error
 
 
 def _stop_event(children: Sequence[Child]) -> asyncio.Event:
@@ -203,24 +267,34 @@ async def _until_stopped(tasks: list["asyncio.Task[None]"], stop: asyncio.Event)
             await task
 
 
-async def _announce(listen: str, model: str, began: float, timeout: float) -> None:
+async def _announce(probe: str, greeting: str, began: float, timeout: float) -> None:
     """Says when the service answers, and how to call it. Raises `SupervisionError` if it takes too long."""
-    address = _reachable(listen)
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(probe) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while await _status(stub, _SERVICE) != health_pb2.HealthCheckResponse.SERVING:
             if time.monotonic() - began > timeout:
                 raise SupervisionError(f"not ready within {timeout:.0f} s; the log above says what is missing")
             await asyncio.sleep(_PROBE_INTERVAL_S)
+    click.echo(f"\nOctavo is ready after {time.monotonic() - began:.1f} s: {greeting}\nCtrl-C stops it.\n")
+
+
+def _greeting(listen: str, http_listen: str, environment: Mapping[str, str]) -> str:
+    """What is served where, and commands that call it."""
+    address, http = _reachable(listen), _reachable(http_listen)
+    scheme = "https" if "OCTAVO_TLS_CERTIFICATE" in environment else "http"
     program = "octavo" if shutil.which("octavo") else os.path.relpath(Path(sys.executable).with_name("octavo"))
-    click.echo(
-        f"\nOctavo is ready after {time.monotonic() - began:.1f} s:"
-        f" {model_name(resolve_model(model))} on {address} (gRPC). Try:\n\n"
-        f'  {program} generate "The capital of France is" --server {address}\n'
-        f"  {program} chat --server {address}\n"
-        f"  {program} health {address} --service {_SERVICE}\n\n"
-        "Ctrl-C stops it.\n"
-    )
+    flags = " ".join(flag for variable, flag in _FLAGS_FOR.items() if variable in environment)
+    calls = [
+        f'{program} generate "The capital of France is" --server {address}',
+        f"{program} chat --server {address}",
+        f"{program} health {address} --service {_SERVICE}",
+    ]
+    where = f"{address} (gRPC)"
+    if http:
+        where += f" and {http if http.startswith('unix:') else f'{scheme}://{http}'} (OpenAI API and page)"
+    lines = "".join(f"  {call}\n" for call in calls)
+    lines += f"\nEach with {flags}.\n" if flags else ""
+    return f"{model_name(resolve_model(environment['OCTAVO_MODEL']))} on {where}. Try:\n\n{lines}"
 
 
 async def _status(stub: health_pb2_grpc.HealthStub, service: str) -> int | None:

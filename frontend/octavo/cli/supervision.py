@@ -14,7 +14,7 @@ from typing import Final
 
 _log = logging.getLogger(__name__)
 
-_PARENT: Final = "OCTAVO_SUPERVISOR_PID"
+PARENT_VARIABLE: Final = "OCTAVO_SUPERVISOR_PID"
 _PR_SET_PDEATHSIG: Final = 1
 # A process that dies this often within this time will not get better by itself.
 _MAX_DEATHS: Final = 4
@@ -31,7 +31,7 @@ class SupervisionError(Exception):
 
 def follow_supervisor() -> None:
     """Called by every command first: a child of `octavo serve` gets SIGTERM when that process dies, however it dies."""
-    supervisor = os.environ.get(_PARENT)
+    supervisor = os.environ.get(PARENT_VARIABLE)
     if supervisor is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -84,7 +84,7 @@ class Child:
             self.process.kill()
 
     async def _spawn(self) -> asyncio.subprocess.Process:
-        environment = {**os.environ, **self.environment, _PARENT: str(os.getpid())}
+        environment = {**os.environ, **self.environment, PARENT_VARIABLE: str(os.getpid())}
         # A session of its own: Ctrl-C reaches the supervisor alone, which stops the children in order.
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "octavo.cli.main", *self.arguments), env=environment, start_new_session=True

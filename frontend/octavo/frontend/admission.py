@@ -1,31 +1,211 @@
 """Bounds on requests and on tokens of work, kept at the door before anything is spent on a request."""
 
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from octavo.frontend.api_keys import Bounds
+from octavo.frontend.chat import Chat
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.request import GenerationRequest
+from octavo.frontend.errors import Overloaded, Reason
+from octavo.frontend.request import GenerationRequest, Prompt
+from octavo.frontend.service_rate import ServiceRate
+
+# Of a text in most languages and vocabularies; the border of a chat's message costs some tokens too.
+_BYTES_PER_TOKEN: Final = 3
+_BYTES_PER_MESSAGE: Final = 12
+# Of an answer that may take the whole context; most end long before.
+_GUESSED_ANSWER: Final = 1024
+_SHORTEST_RETRY_S: Final = 0.1
+_LONGEST_RETRY_S: Final = 60.0
+
+
+@dataclass
+class Held:
+    """What is admitted and not released: requests, and the tokens that they are still about to take."""
+
+    requests: int = 0
+    work_tokens: int = 0
 
 
 class Ticket:
     """One request's share of what is admitted. Must be released, whatever becomes of the request."""
 
+    def __init__(self, admission: "Admission", tenant: str, tokens: int) -> None:
+        self._admission = admission
+        self._tenant = tenant
+        self._total = tokens
+        self._done = 0
+        self._open = True
+
+    @property
+    def work_tokens(self) -> int:
+        """What it is still about to take."""
+        return max(0, self._total - self._done)
+
     def correct(self, tokens: int) -> None:
         """Its work is so many tokens, now that its prompt is tokenized and its limits are resolved."""
+        if self._open:
+            self._change(more=tokens - self._total)
 
     def progress(self, tokens: int) -> None:
         """So many tokens of its work are done."""
+        if self._open:
+            self._admission.worked(tokens)
+            self._change(done=tokens)
 
     def release(self) -> None:
         """It has ended. Idempotent."""
+        if self._open:
+            self._change(more=-self._total)
+            self._open = False
+            self._admission.close(self._tenant)
+
+    def _change(self, more: int = 0, done: int = 0) -> None:
+        before = self.work_tokens
+        self._total += more
+        self._done += done
+        self._admission.book(self._tenant, self.work_tokens - before)
 
 
 class Admission:
-    """The books of one frontend. Belongs to one event loop."""
+    """The books of one frontend. Belongs to one event loop. `bounds` are those of tenants with some of their own."""
 
-    def __init__(self, config: FrontendConfig) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: FrontendConfig,
+        bounds: Mapping[str, Bounds] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._bounds = Bounds(config.max_requests, config.max_work_tokens)
+        self._tenant_bounds = bounds or {}
+        self._other_bounds = Bounds(config.tenant_max_requests, config.tenant_max_work_tokens)
+        self._held = Held()
+        self._tenants: dict[str, Held] = {}
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._rate = ServiceRate(clock())
+
+    @property
+    def requests(self) -> int:
+        """How many are held."""
+        return self._held.requests
+
+    @property
+    def work_tokens(self) -> int:
+        """What they are still about to take."""
+        return self._held.work_tokens
+
+    @property
+    def tenants(self) -> Mapping[str, Held]:
+        """The same of each tenant that has any."""
+        return self._tenants
+
+    @property
+    def service_rate(self) -> float:
+        """Tokens of work done per second."""
+        return self._rate.at(self._clock(), busy=self.requests > 0)
 
     def admit(self, request: GenerationRequest, tenant: str) -> Ticket:
         """Takes the request in, by an estimate of its work from its form alone.
 
         Raises `Overloaded`, with the time after which there should be room.
         """
-        return Ticket()
+        tokens = estimated_work(request)
+        self._check_all(tokens)
+        self._check_tenant(tenant, tokens)
+        self._tenants.setdefault(tenant, Held())
+        self.book(tenant, tokens)
+        for held in (self._held, self._tenants[tenant]):
+            held.requests += 1
+        return Ticket(self, tenant, tokens)
+
+    def book(self, tenant: str, tokens: int) -> None:
+        """What a ticket is about to take has grown by so many tokens. For tickets alone, as are the next two."""
+        # While it is known whether anything was held until now.
+        self._rate.done(0, self._clock(), busy=self.requests > 0)
+        self._held.work_tokens += tokens
+        self._tenants[tenant].work_tokens += tokens
+
+    def worked(self, tokens: int) -> None:
+        """So many tokens of a ticket's work are done."""
+        self._rate.done(tokens, self._clock(), busy=self.requests > 0)
+
+    def close(self, tenant: str) -> None:
+        """A ticket that takes nothing any more is given back."""
+        self._held.requests -= 1
+        self._tenants[tenant].requests -= 1
+        if not self._tenants[tenant].requests:
+            del self._tenants[tenant]
+
+    def _check_all(self, tokens: int) -> None:
+        held, bounds = self._held, self._bounds
+        if held.requests >= bounds.max_requests:
+            raise self._refusal(
+                Reason.TOO_MANY_REQUESTS, f"the server holds {held.requests} requests, as many as it may", held
+            )
+        if _too_much(held, tokens, bounds.max_work_tokens):
+            raise self._refusal(
+                Reason.TOO_MUCH_WORK,
+                f"the request is about {tokens} tokens of work, and the server holds {held.work_tokens} of the"
+                f" {bounds.max_work_tokens} that it may",
+                held,
+            )
+
+    def _check_tenant(self, tenant: str, tokens: int) -> None:
+        held, bounds = self._tenants.get(tenant, Held()), self._tenant_bounds.get(tenant, self._other_bounds)
+        if bounds.max_requests and held.requests >= bounds.max_requests:
+            raise self._refusal(
+                Reason.TENANT_QUOTA, f"this tenant has {held.requests} requests here, as many as it may", held
+            )
+        if bounds.max_work_tokens and _too_much(held, tokens, bounds.max_work_tokens):
+            raise self._refusal(
+                Reason.TENANT_QUOTA,
+                f"the request is about {tokens} tokens of work, and this tenant has {held.work_tokens} of the"
+                f" {bounds.max_work_tokens} that it may have here",
+                held,
+            )
+
+    def _refusal(self, reason: Reason, what: str, held: Held) -> Overloaded:
+        retry_after_s = self._retry_after_s(held)
+        return Overloaded(
+            reason,
+            f"{what}; try again in {retry_after_s:.1f} s",
+            retry_after_s=retry_after_s,
+            requests=held.requests,
+            work_tokens=held.work_tokens,
+        )
+
+    def _retry_after_s(self, held: Held) -> float:
+        """When what is held should be done; not the same for all, lest they all come back together."""
+        seconds = held.work_tokens / max(self.service_rate, 1.0) * self._rng.uniform(0.5, 1.5)
+        return min(max(seconds, _SHORTEST_RETRY_S), _LONGEST_RETRY_S)
+
+
+def _too_much(held: Held, tokens: int, bound: int) -> bool:
+    # What is larger than the bound by itself would otherwise never run.
+    return held.requests > 0 and held.work_tokens + tokens > bound
+
+
+def estimated_work(request: GenerationRequest) -> int:
+    """Tokens that the prompt and all answers may take, from the request's form alone."""
+    answer = _GUESSED_ANSWER if request.max_new_tokens is None else request.max_new_tokens
+    return _prompt_tokens(request.prompt) + request.parallel * answer
+
+
+def _prompt_tokens(prompt: Prompt) -> int:
+    match prompt:
+        case str():
+            return -(-_num_bytes(prompt) // _BYTES_PER_TOKEN)
+        case Chat():
+            return -(-(prompt.num_bytes + len(prompt.messages) * _BYTES_PER_MESSAGE) // _BYTES_PER_TOKEN)
+    return len(prompt)
+
+
+def _num_bytes(text: str) -> int:
+    # Most texts are ASCII, and of those the length is known.
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

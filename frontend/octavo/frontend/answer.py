@@ -8,6 +8,9 @@ from octavo.frontend.errors import Broken, Reason
 from octavo.frontend.events import Finished, Piece, Usage, joined
 from octavo.frontend.journal import Journal
 
+# Of a sequence in one turn, so that one message to a slow reader, and one turn of the event loop, stay small.
+MAX_PIECE_TOKENS = 512
+
 
 class Answer:
     """The sequences of one request on their way to the client.
@@ -27,6 +30,13 @@ class Answer:
         # What was not sent yet, by sequence.
         self._held: list[list[Piece]] = [[] for _ in self._completions]
         self._told_end: set[int] = set()
+        # The latest `advance` has left some tokens.
+        self.behind = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens taken, of all sequences together."""
+        return sum(completion.num_tokens for completion in self._completions)
 
     @property
     def finished(self) -> bool:
@@ -34,15 +44,22 @@ class Answer:
         return all(completion.finished for completion in self._completions)
 
     def advance(self) -> list[Piece | Finished]:
-        """Takes what the journal has got since the last call, and gives what is due to be sent.
+        """Takes what the journal has got since the last call, as far as one turn may, and gives what is due to be sent.
 
         All that came since then at once, so a slow reader gets fewer, larger pieces.
         """
+        self.behind = False
         for sequence, completion, held in zip(self._journal.sequences, self._completions, self._held, strict=True):
-            seen = completion.num_tokens
-            if completion.finished is None and len(sequence.token_ids) > seen:
-                held.append(completion.feed(sequence.token_ids[seen:], sequence.logprobs[seen:]))
+            start = completion.num_tokens
+            end = min(len(sequence.token_ids), start + MAX_PIECE_TOKENS)
+            if completion.finished is None and end > start:
+                held.append(completion.feed(sequence.token_ids[start:end], sequence.logprobs[start:end]))
+                self.behind |= completion.finished is None and end < len(sequence.token_ids)
         return [event for place, index in self._due() for event in self._flush(place, index)]
+
+    def sequence_of(self, place: int) -> int:
+        """The sequence that was sent as the one of that index of the answer."""
+        return self._best()[place] if self._is_ranked else place
 
     def ended_here(self) -> list[int]:
         """Sequences that have ended by what only the frontend sees, and still run for the scheduler."""
@@ -66,7 +83,7 @@ class Answer:
         last = first if journal.last_token_at is None else journal.last_token_at
         return Usage(
             prompt_tokens=len(journal.prompt_token_ids),
-            completion_tokens=sum(completion.num_tokens for completion in self._completions),
+            completion_tokens=self.num_tokens,
             preemptions=journal.preemptions,
             swaps=journal.swaps,
             cached_prompt_tokens=journal.cached_prompt_tokens,

@@ -1,6 +1,6 @@
 """A conversation as clients send it, free of any door's message types. All of it is plain text."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 
@@ -49,3 +49,17 @@ class Chat:
     template_variables: Mapping[str, object] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all the text that the client has written; a lower bound where variables are other than texts."""
+        return sum(len(text.encode("utf-8", "replace")) for text in self._texts())
+
+    def _texts(self) -> Iterator[str]:
+        for message in self.messages:
+            yield from (message.content, message.name, message.tool_call_id)
+            for call in message.tool_calls:
+                yield from (call.id, call.name, call.arguments_json)
+        for tool in self.tools:
+            yield from (tool.name, tool.description, tool.parameters_json)
+        yield from map(str, self.template_variables.values())

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import click
 
+from octavo.frontend.api_keys import ApiKeysError
 from octavo.frontend.config import GENERATION_CONFIGS, TOOL_PARSERS, FrontendConfig
 from octavo.frontend.pinned_prefixes import PinnedPrefixesError
+from octavo.frontend.tls import TlsError
+from octavo.telemetry import tracing
 from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint
 from octavo.wire.model_directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
 
@@ -97,6 +100,11 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     envvar="OCTAVO_HTTP_LISTEN",
     default="127.0.0.1:8000",
     help="Public HTTP address: the OpenAI API, metrics and the page. Empty: no HTTP.",
+)
+@click.option(
+    "--health-address",
+    help="Further address that serves gRPC health alone, in the clear: for probes that have no certificate. Default:"
+    " none.",
 )
 @click.option(
     "--api-keys",
@@ -186,6 +194,12 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--model-alias", "model_aliases", envvar="OCTAVO_MODEL_ALIASES", multiple=True, help="A further name of the model."
 )
+@click.option(
+    "--otlp-endpoint",
+    envvar="OCTAVO_OTLP_ENDPOINT",
+    default="",
+    help="OTLP collector (gRPC) to send traces to, as http://host:port. Default: no traces.",
+)
 def frontend(
     model: str,
     load_format: str,
@@ -199,6 +213,7 @@ def frontend(
     drain_timeout: float,
     pinned_prefixes: Path | None,
     http_listen: str,
+    health_address: str | None,
     api_keys: Path | None,
     tls_certificate: Path | None,
     tls_key: Path | None,
@@ -215,6 +230,7 @@ def frontend(
     scheduler_admin: str | None,
     tool_parser: str,
     model_aliases: tuple[str, ...],
+    otlp_endpoint: str,
 ) -> None:
     """Run one frontend: it serves gRPC and HTTP, tokenizes, keeps the journal of running requests. Needs no torch."""
     try:
@@ -232,6 +248,7 @@ def frontend(
             load_format=load_format,
             generation_config=generation_config,
             http_listen=http_listen,
+            health_address=health_address or "",
             api_keys=api_keys,
             tls_certificate=tls_certificate,
             tls_key=tls_key,
@@ -251,30 +268,35 @@ def frontend(
         )
     except (EndpointError, ModelDirectoryError) as error:
         raise click.UsageError(str(error)) from error
-    _run(config)
+    _run(config, otlp_endpoint)
 
 
-def _run(config: FrontendConfig) -> None:
-    # The tokenizer's library imports torch wherever it is installed, which costs seconds and memory for nothing;
-    # and where it is not, says so at every start.
+def _run(config: FrontendConfig, otlp_endpoint: str) -> None:
+    # Should transformers be needed all the same (for a configuration that leaves out what its family implies), it
+    # imports torch wherever that is installed, which costs seconds and memory for nothing.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # Texts are tokenized one by one, so the library's own pool of a thread per core would only lie about.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    asyncio.run(_serve(config))
+    with tracing.exported(otlp_endpoint, "octavo-frontend"):
+        asyncio.run(_serve(config))
 
 
 async def _serve(config: FrontendConfig) -> None:
     from octavo.frontend.scheduler_client import SchedulerRefused
     from octavo.frontend.server import FrontendServer
+    from octavo.frontend.tokenizer import ModelTokenizer
+    from octavo.frontend.tokenizer_files import read_tokenizer_files_apart
 
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with ExitStack() as held:
         with _start_errors():
-            held.enter_context(claimed(config.listen))
-            server = FrontendServer(config)
+            for address in (config.listen, config.http_listen, config.health_address):
+                held.enter_context(claimed(address))
+            tokenizer = ModelTokenizer(read_tokenizer_files_apart(config.model_directory))
+            server = FrontendServer(config, tokenizer)
         try:
             await server.serve(stopping)
         except SchedulerRefused as error:
@@ -288,5 +310,5 @@ def _start_errors() -> Iterator[None]:
         yield
     except EndpointError as error:
         raise click.ClickException(f"the frontend cannot start: {error}") from error
-    except (ModelDirectoryError, PinnedPrefixesError) as error:
+    except (ModelDirectoryError, PinnedPrefixesError, ApiKeysError, TlsError) as error:
         raise click.UsageError(str(error)) from error

@@ -33,6 +33,8 @@ class FrontendConfig:
     generation_config: str = "auto"
     # Where HTTP is served (host:port or unix:path); empty: nowhere.
     http_listen: str = ""
+    # Where health alone is served, in the clear and without keys (host:port or unix:path); empty: nowhere.
+    health_address: str = ""
     # JSON file of tenants and their keys; None: nobody is asked for one.
     api_keys: Path | None = None
     # PEM files, for gRPC and HTTP alike; with `tls_client_ca` clients must show a certificate of its.

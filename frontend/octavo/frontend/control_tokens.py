@@ -17,21 +17,29 @@ class ControlTokens:
     """`texts` are the strings that the tokenizer would turn into control tokens."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = sorted(texts, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, self._texts)) or "(?!)")
+        by_length = sorted(texts, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, by_length)) or "(?!)")
+        self._single = [text for text in by_length if len(text) == 1]
+        # Their proper beginnings and ends. There may be hundreds of tokens, and as many strings in a chat.
+        self._longest = max(map(len, by_length), default=0)
+        self._starts = {text[:length] for text in by_length for length in range(1, len(text))}
+        self._ends = {text[-length:] for text in by_length for length in range(1, len(text))}
+        # A null that a client writes at worst costs him a break that need not be.
+        self._all = "\0".join(by_length)
 
     def guard(self, content: str) -> str:
         """`content` with a break in every control token it holds, and in every part of one that it begins, ends or is:
         a template may write the other part. Raises `ReservedText`."""
-        if reserved := next((text for text in self._texts if len(text) == 1 and text in content), None):
+        if reserved := next((text for text in self._single if text in content), None):
             raise ReservedText(f"{reserved!r} is a control token of this model")
         content = content.replace(_BREAK, "")
         content = self._pattern.sub(lambda match: _broken(match[0]), content)
-        if tail := max((_overlap(content, text) for text in self._texts), default=0):
+        lengths = range(min(len(content), self._longest) - 1, 0, -1)
+        if tail := next((n for n in lengths if content[-n:] in self._starts), 0):
             content = content[:-tail] + _broken(content[-tail:])
-        if head := max((_overlap(text, content) for text in self._texts), default=0):
+        if head := next((n for n in lengths if content[:n] in self._ends), 0):
             content = _broken(content[:head]) + content[head:]
-        return _broken(content) if any(content in text for text in self._texts if content) else content
+        return _broken(content) if 0 < len(content) < self._longest and content in self._all else content
 
     def split(self, rendered: str) -> Iterator[tuple[str, bool]]:
         """Cuts a rendered chat into (text, whether it is a control token of the template's own), without breaks."""
@@ -55,11 +63,3 @@ class ControlTokens:
 
 def _broken(text: str) -> str:
     return text[0] + _BREAK + text[1:] if len(text) > 1 else _BREAK + text + _BREAK
-
-
-def _overlap(left: str, right: str) -> int:
-    """Length of the longest proper part of `right`'s beginning (and `left`'s end) that the two share."""
-    for length in range(min(len(left), len(right)) - 1, 0, -1):
-        if left.endswith(right[:length]):
-            return length
-    return 0

@@ -1,58 +1,43 @@
 """The single path behind every door: from a request to its events, whatever happens to the processes behind."""
 
 import asyncio
+import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 
 from octavo.frontend.access import Access
 from octavo.frontend.admission import Admission
-from octavo.frontend.answer import Answer
 from octavo.frontend.caller import ANYBODY, Caller
-from octavo.frontend.completion import Completion, EndRules
-from octavo.frontend.errors import (
-    Aborted,
-    AlreadyExists,
-    DeadlineExceeded,
-    NotFound,
-    Reason,
-    Unavailable,
-)
-from octavo.frontend.events import Emitted, Event, Started
-from octavo.frontend.journal import Journal
+from octavo.frontend.errors import Aborted, AlreadyExists, NotFound, Reason, ServiceError, Unavailable
+from octavo.frontend.events import Emitted
+from octavo.frontend.failures import log_failure
+from octavo.frontend.meter import Meter
 from octavo.frontend.model_defaults import ModelDefaults
 from octavo.frontend.observer import Observer
-from octavo.frontend.reader import Reader
+from octavo.frontend.preparation import Preparation
 from octavo.frontend.readiness import Readiness
+from octavo.frontend.registry import Patience, Registry, internal
 from octavo.frontend.request import GenerationRequest, Prompt
-from octavo.frontend.resolution import Limits, check_token_ids, resolve_sampling
+from octavo.frontend.resolution import check_token_ids, model_len
+from octavo.frontend.running import Running
 from octavo.frontend.scheduler_client import Availability, SchedulerClient
-from octavo.frontend.scheduler_session import LiveRequest
-from octavo.frontend.stop_strings import StopStrings
+from octavo.frontend.stream import Stream
 from octavo.frontend.text_pool import TextPool
 from octavo.frontend.tokenizer import ModelTokenizer
 from octavo.frontend.validation import check_form, check_prompt_size
-from octavo.wire.requests import ServiceStatus
-from octavo.wire.sampling import SamplingParams
-from octavo.wire.steps import ModelInfo
+from octavo.telemetry import tracing
 
-
-@dataclass
-class _Running:
-    """A request from its check to the end of its stream. `submitted` is set once the scheduler has it."""
-
-    request_id: str
-    reader: Reader = field(default_factory=Reader)
-    submitted: LiveRequest | None = None
+_log = logging.getLogger(__name__)
 
 
 class Generation:
-    """All running requests of one frontend. Belongs to one event loop."""
+    """All requests of one frontend. Belongs to one event loop. `model_names` are all that the model goes by."""
 
     def __init__(
         self,
-        model_name: str,
+        model_names: Sequence[str],
         tokenizer: ModelTokenizer,
         defaults: ModelDefaults,
         scheduler: SchedulerClient,
@@ -61,8 +46,9 @@ class Generation:
         admission: Admission,
         observer: Observer,
         worker_grace_s: float,
+        patience: Patience,
     ) -> None:
-        self.model_name = model_name
+        self.model_names = tuple(model_names)
         self.tokenizer = tokenizer
         self.draining = False
         self._defaults = defaults
@@ -71,13 +57,24 @@ class Generation:
         self._access = access
         self._admission = admission
         self._observer = observer
-        self._readiness = Readiness(scheduler, model_name, worker_grace_s)
-        self._running: dict[str, _Running] = {}
+        self._registry = Registry(scheduler, patience)
+        readiness = Readiness(scheduler, self.model_name, worker_grace_s)
+        self._preparation = Preparation(self.model_name, tokenizer, defaults, text, readiness)
+
+    @property
+    def model_name(self) -> str:
+        """The first of the model's names."""
+        return self.model_names[0]
+
+    @property
+    def stall_timeout_s(self) -> float:
+        """How long a door may wait until its client takes an event; see `octavo.frontend.pacing`."""
+        return self._registry.patience.stall_timeout_s
 
     @property
     def num_running(self) -> int:
-        """Requests between their check and the end of their stream."""
-        return len(self._running)
+        """Requests between their admission and their end, whether somebody reads them or not."""
+        return self._registry.num_running
 
     @property
     def ready(self) -> bool:
@@ -85,54 +82,60 @@ class Generation:
         return not self.draining and self._scheduler.availability is Availability.READY
 
     @property
+    def makes_progress(self) -> bool:
+        """Whether requests get on: the scheduler has not been away for longer than they survive."""
+        return self._scheduler.away_s() <= self._scheduler.grace_s
+
+    @property
     def max_model_len(self) -> int:
         """The context in tokens: the model's, or less where its workers were started with less."""
-        info = _model_of(self._scheduler.status)
-        return min(self._defaults.max_model_len, info.max_model_len) if info else self._defaults.max_model_len
+        return model_len(self._defaults, self._scheduler.status)
 
     @property
     def served_model_len(self) -> int:
         """`max_model_len`, or 0 while no worker has said what it serves."""
-        return self.max_model_len if _model_of(self._scheduler.status) else 0
+        status = self._scheduler.status
+        return self.max_model_len if status and status.model else 0
 
-    async def generate(
+    def generate(
         self, request: GenerationRequest, caller: Caller = ANYBODY, deadline: float | None = None
     ) -> AsyncGenerator[Emitted]:
         """The events of one request. `deadline` is a time of the event loop's clock.
 
-        Raises `ServiceError`. Closing the iterator aborts the request.
+        Raises `ServiceError`. Closing the iterator aborts the request, unless it may run on without a reader.
         """
-        running = self._admit(request)
-        try:
-            offset = 0
-            async for event in self._run(request, running, deadline):
-                offset += 1
-                yield Emitted(offset, event)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                Reason.DEADLINE, "the deadline passed before the answer was complete; allow more time or ask for less"
-            ) from None
-        finally:
-            del self._running[running.request_id]
-            if running.submitted is not None:
-                self._scheduler.release(running.submitted)
+        return self._registry.read(partial(self._open, request, caller, deadline), 0)
+
+    def attach(
+        self, request_id: str, after: int, caller: Caller = ANYBODY, deadline: float | None = None
+    ) -> AsyncGenerator[Emitted]:
+        """The events of a request that come after the offset `after`, the same again where they were told before.
+
+        Takes over from an earlier reader. The deadline is the reading's, not the request's. Raises `ServiceError`.
+        Closing the iterator is the same as closing that of `generate`.
+        """
+        return self._registry.read(partial(self._registry.attachable, request_id, after, caller), after, deadline)
+
+    def request_of(self, request_id: str, caller: Caller = ANYBODY) -> GenerationRequest:
+        """What was asked for under that id. Raises `NotFound`."""
+        return self._registry.find(request_id, caller).request
+
+    def prompt_tokens_of(self, request_id: str) -> int | None:
+        """The length of the prompt of the request with that id; None before it is tokenized."""
+        running = self._registry.get(request_id)
+        return len(running.stream.journal.prompt_token_ids) if running and running.stream else None
 
     def abort(self, request_id: str, caller: Caller = ANYBODY) -> bool:
         """Ends a request of the caller's tenant by its id; whether it was running."""
-        running = self._running.get(request_id)
-        if running is None:
+        running = self._registry.get(request_id)
+        if running is None or running.ended or not running.belongs_to(caller):
             return False
-        running.reader.fail(Aborted(Reason.ABORTED, f"request {request_id} was aborted by its id"))
+        self._registry.end(running, Aborted(Reason.ABORTED, f"request {request_id} was aborted by its id"))
         return True
 
     def cut_off(self) -> None:
         """Ends what still runs, at the end of a drain."""
-        for running in self._running.values():
-            running.reader.fail(
-                Unavailable(
-                    Reason.DRAINING, "this frontend shut down before the answer was complete; send it to another"
-                )
-            )
+        self._registry.cut_off()
 
     async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """The prompt's token ids, made off the event loop; `add_special_tokens` is of a text: whether the tokenizer
@@ -149,8 +152,8 @@ class Generation:
         return await self._text.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def check_model(self, model: str) -> None:
-        """Raises `NotFound` unless `model` is empty or the name of the one served."""
-        if model not in ("", self.model_name):
+        """Raises `NotFound` unless `model` is empty or a name of the one served."""
+        if model and model not in self.model_names:
             raise NotFound(
                 Reason.MODEL_NOT_FOUND,
                 f"model {model[:256]!r} is not served here; use {self.model_name!r} or leave it out",
@@ -158,94 +161,52 @@ class Generation:
                 served=self.model_name,
             )
 
-    def _admit(self, request: GenerationRequest) -> _Running:
+    def _open(self, request: GenerationRequest, caller: Caller, deadline: float | None) -> Running:
+        self._observer.arrived()
+        try:
+            running = self._admit(request, caller)
+        except ServiceError as error:
+            self._observer.refused(error)
+            raise
+        self._registry.add(running, deadline)
+        running.preparing = asyncio.create_task(self._begin(running))
+        return running
+
+    def _admit(self, request: GenerationRequest, caller: Caller) -> Running:
         if self.draining:
             raise Unavailable(Reason.DRAINING, "this frontend is shutting down; send the request to another one")
         self.check_model(request.model)
         check_form(request)
-        request_id = request.request_id or secrets.token_hex(16)
-        if request_id in self._running:
+        check_prompt_size(request.prompt, self.max_model_len)
+        request_id = self._free_id(request.request_id)
+        tenant, salt = self._access.tenant(request, caller), self._access.salt(request, caller)
+        ticket = self._admission.admit(request, tenant)
+        span = tracing.start_span("request", request.traceparent, request_id=request_id, model=self.model_name)
+        arrived_at = time.monotonic()
+        meter = Meter(self._observer, ticket, span, arrived_at)
+        grace_s = min(request.detach_grace_s, self._registry.patience.max_detach_grace_s)
+        return Running(request, request_id, tenant, salt, arrived_at, grace_s, meter)
+
+    def _free_id(self, request_id: str) -> str:
+        if self._registry.get(request_id):
             raise AlreadyExists(
                 Reason.DUPLICATE_ID,
-                f"a request with id {request_id!r} is running; wait for it, or leave the id out to get a fresh one",
+                f"a request with id {request_id!r} is running, or kept to be attached to; wait for it, or leave the id"
+                " out to get a fresh one",
                 request_id=request_id,
             )
-        running = self._running[request_id] = _Running(request_id)
-        return running
+        return request_id or secrets.token_hex(16)
 
-    async def _run(self, request: GenerationRequest, running: _Running, deadline: float | None) -> AsyncIterator[Event]:
-        async with asyncio.timeout_at(deadline):
-            journal = await self._prepare(request, running)
-            submitted = running.submitted = self._scheduler.submit(journal, running.reader)
-            while not journal.begun:
-                await running.reader.wait()
-        yield self._started(journal)
-        answer = self._answer(request, journal)
-        while True:
-            events = answer.advance()
-            for index in answer.ended_here():
-                self._scheduler.end_sequence(submitted, index)
-            for event in events:
-                yield event
-            if answer.finished:
-                break
-            answer.check_ends()
-            async with asyncio.timeout_at(deadline):
-                await running.reader.wait()
-        yield answer.usage()
-
-    async def _prepare(self, request: GenerationRequest, running: _Running) -> Journal:
-        arrived_at = time.monotonic()
-        check_prompt_size(request.prompt, self.max_model_len)
-        limits = self._limits(await self._readiness.wait(running.reader))
-        name = request.pinned_prefix
-        prefix = await self._readiness.prefix(name, running.reader) if name else []
-        prompt_token_ids = prefix + await self.encode(request.prompt, add_special_tokens=not prefix)
-        running.reader.check()
-        return Journal(
-            running.request_id,
-            prompt_token_ids,
-            resolve_sampling(request, prompt_token_ids, self._defaults, limits),
-            arrived_at,
-            priority=request.priority,
-            tenant=request.tenant,
-            salt=request.salt,
-        )
-
-    def _limits(self, status: ServiceStatus) -> Limits:
-        assert status.model is not None
-        return Limits(
-            status.model.vocab_size,
-            self.max_model_len,
-            status.capacity_tokens,
-            status.max_parallel,
-            status.block_size,
-        )
-
-    def _started(self, journal: Journal) -> Started:
-        return Started(
-            request_id=journal.request_id,
-            model=self.model_name,
-            prompt_token_ids=journal.prompt_token_ids,
-            seed=journal.sampling.seed,
-            prompt_logprobs=journal.prompt_logprobs or [],
-        )
-
-    def _answer(self, request: GenerationRequest, journal: Journal) -> Answer:
-        completions = [self._completion(request, journal.sampling) for _ in journal.sequences]
-        return Answer(journal, completions, num_results=request.num_sequences, incremental=request.incremental)
-
-    def _completion(self, request: GenerationRequest, sampling: SamplingParams) -> Completion:
-        rules = EndRules(
-            max_tokens=sampling.max_tokens,
-            min_tokens=sampling.min_tokens,
-            stop_token_ids=frozenset(sampling.stop_token_ids),
-            eos_token_ids=self._defaults.eos_token_ids - set(request.stop_token_ids),
-            include_stop=request.include_stop,
-        )
-        detokenizer = self.tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
-        return Completion(rules, detokenizer, StopStrings(request.stop_strings, include_stop=request.include_stop))
-
-
-def _model_of(status: ServiceStatus | None) -> ModelInfo | None:
-    return status.model if status else None
+    async def _begin(self, running: Running) -> None:
+        """A task of its own, for its reader may go away and another come."""
+        try:
+            journal = await self._preparation.journal(running)
+            running.meter.prepared(journal)
+            shape = self._preparation.shape(running.request, journal.sampling)
+            running.stream = Stream(journal, running.reader, shape)
+            running.live = self._scheduler.submit(journal, running.reader)
+        except ServiceError as error:
+            running.reader.fail(error)
+        except Exception:
+            log_failure(_log, "a request could not be prepared")
+            running.reader.fail(internal())

@@ -18,6 +18,7 @@ from octavo.frontend.errors import (
     NotFound,
     OutOfRange,
     Overloaded,
+    Reason,
     ServiceError,
     Unauthenticated,
     Unavailable,
@@ -38,14 +39,20 @@ _CODES: Final[dict[type[ServiceError], grpc.StatusCode]] = {
     Aborted: grpc.StatusCode.CANCELLED,
     Broken: grpc.StatusCode.INTERNAL,
 }
+# Nobody cancelled the request: its reading was ended by the server.
+_ABORTED: Final = frozenset({Reason.SUPERSEDED, Reason.SLOW_READER})
 
 
 async def abort_with(context: "grpc.aio.ServicerContext[object, object]", error: ServiceError) -> NoReturn:
     """Ends the call with the error; without headers if nothing was sent yet, so that clients may retry."""
     status = to_status(error)
-    code = _CODES[type(error)]
-    await context.abort(code, status.message, ((_DETAILS_KEY, status.SerializeToString()),))
+    await context.abort(code_of(error), status.message, ((_DETAILS_KEY, status.SerializeToString()),))
     raise AssertionError("abort returned")
+
+
+def code_of(error: ServiceError) -> grpc.StatusCode:
+    """The error's status code."""
+    return grpc.StatusCode.ABORTED if error.reason in _ABORTED else _CODES[type(error)]
 
 
 def to_status(error: ServiceError) -> Status:
@@ -55,7 +62,7 @@ def to_status(error: ServiceError) -> Status:
         delay = Duration()
         delay.FromNanoseconds(round(error.retry_after_s * 1e9))
         details.append(_pack(RetryInfo(retry_delay=delay)))
-    number: int = _CODES[type(error)].value[0]
+    number: int = code_of(error).value[0]
     return Status(code=number, message=str(error), details=details)
 
 

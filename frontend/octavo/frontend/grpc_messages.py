@@ -1,18 +1,15 @@
-"""octavo.v1 messages to and from the types behind every door."""
+"""What happens behind every door as octavo.v1 messages to clients."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
 
 from octavo.frontend import events
-from octavo.frontend.chat import Chat, ChatMessage
-from octavo.frontend.errors import bad_parameter
-from octavo.frontend.request import GenerationRequest, Prompt
+from octavo.frontend.grpc_requests import default_true
 from octavo.v1 import generation_pb2 as pb
 from octavo.wire.requests import NoticeKind
-from octavo.wire.sampling import BeamSearch, EarlyStopping, Logprobs
+from octavo.wire.sampling import Logprobs
 
 _REASONS: Final = {
     events.FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -29,100 +26,19 @@ _NOTICES: Final = {
     NoticeKind.RESUMED: pb.Notice.KIND_RESUMED,
     NoticeKind.WORKER_LOST: pb.Notice.KIND_WORKER_LOST,
 }
-_EARLY_STOPPING: Final[dict[int, EarlyStopping]] = {
-    pb.EARLY_STOPPING_UNSPECIFIED: EarlyStopping.OFF,
-    pb.EARLY_STOPPING_ON: EarlyStopping.ON,
-    pb.EARLY_STOPPING_OFF: EarlyStopping.OFF,
-    pb.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
-}
-_SAMPLING: Final = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "seed",
-    "best_of",
-)
+
+# The bytes that a token stands for.
+Pieces = Callable[[int], bytes]
 
 
-def read_request(message: pb.GenerateRequest) -> GenerationRequest:
-    """Raises `InvalidRequest` where the message has no prompt or an unknown value of an enum."""
-    sampling, stopping, response = message.sampling, message.stopping, message.response
-    return GenerationRequest(
-        prompt=_prompt(message),
-        request_id=message.request_id,
-        model=message.model,
-        **{field: _optional(sampling, field) for field in _SAMPLING},
-        num_sequences=sampling.num_sequences if sampling.HasField("num_sequences") else 1,
-        beam=_beam(sampling.beam_search) if sampling.HasField("beam_search") else None,
-        logit_bias=dict(sampling.logit_bias),
-        allowed_token_ids=tuple(sampling.allowed_token_ids),
-        banned_token_ids=tuple(sampling.banned_token_ids),
-        max_new_tokens=_optional(stopping, "max_new_tokens"),
-        min_new_tokens=stopping.min_new_tokens,
-        stop_strings=tuple(stopping.stop_strings),
-        stop_token_ids=tuple(stopping.stop_token_ids),
-        include_stop=stopping.include_stop,
-        ignore_eos=stopping.ignore_eos,
-        skip_special_tokens=default_true(response, "skip_special_tokens"),
-        top_logprobs=_optional(response, "top_logprobs"),
-        prompt_logprobs=_optional(response, "prompt_logprobs"),
-        incremental=default_true(response, "incremental"),
-        tenant=message.scheduling.tenant,
-        priority=message.scheduling.priority,
-        salt=message.cache.salt,
-        pinned_prefix=message.cache.pinned_prefix,
-    )
-
-
-def _optional(message: Message, field: str) -> Any:
-    return getattr(message, field) if message.HasField(field) else None
-
-
-def _beam(message: pb.BeamSearch) -> BeamSearch:
-    length_penalty = _optional(message, "length_penalty")
-    if message.early_stopping not in _EARLY_STOPPING:
-        raise bad_parameter("early_stopping", message.early_stopping, "it must be a value of the enum EarlyStopping")
-    return BeamSearch(
-        width=message.beam_width,
-        length_penalty=1.0 if length_penalty is None else length_penalty,
-        early_stopping=_EARLY_STOPPING[message.early_stopping],
-    )
-
-
-def _prompt(message: pb.GenerateRequest) -> Prompt:
-    match message.WhichOneof("prompt"):
-        case "text":
-            return message.text
-        case "token_ids":
-            return list(message.token_ids.ids)
-        case "chat":
-            return read_chat(message.chat)
-    raise bad_parameter("prompt", "missing", "one of text, token_ids and chat must be set")
-
-
-def read_chat(message: pb.ChatPrompt) -> Chat:
-    """The conversation, in order."""
-    messages = tuple(ChatMessage(role=m.role, content=m.content) for m in message.messages)
-    return Chat(messages)
-
-
-def default_true(options: pb.ResponseOptions, name: str) -> bool:
-    """An optional switch that is on unless turned off."""
-    return bool(getattr(options, name)) if options.HasField(name) else True
-
-
-def write_event(emitted: events.Emitted, options: pb.ResponseOptions) -> pb.GenerateResponse:
+def write_event(emitted: events.Emitted, options: pb.ResponseOptions, piece: Pieces) -> pb.GenerateResponse:
     """The event as a message; deltas carry what was asked for."""
     offset, event = emitted
     match event:
         case events.Piece():
-            return pb.GenerateResponse(event_offset=offset, delta=_delta(event, options))
+            return pb.GenerateResponse(event_offset=offset, delta=_delta(event, options, piece))
         case events.Started():
-            return pb.GenerateResponse(event_offset=offset, started=_started(event))
+            return pb.GenerateResponse(event_offset=offset, started=_started(event, piece))
         case events.Finished():
             return pb.GenerateResponse(event_offset=offset, finished=_finished(event))
         case events.Usage():
@@ -131,40 +47,42 @@ def write_event(emitted: events.Emitted, options: pb.ResponseOptions) -> pb.Gene
             return pb.GenerateResponse(event_offset=offset, notice=_notice(event))
 
 
-def _delta(event: events.Piece, options: pb.ResponseOptions) -> pb.TokenDelta:
+def _delta(event: events.Piece, options: pb.ResponseOptions, piece: Pieces) -> pb.TokenDelta:
     return pb.TokenDelta(
         index=event.index,
         text=event.text if default_true(options, "text") else "",
         token_ids=event.token_ids if default_true(options, "token_ids") else (),
         # They may be there for the server's own use.
-        logprobs=_logprobs(event.token_ids, event.logprobs) if options.HasField("top_logprobs") else (),
+        logprobs=_logprobs(event.token_ids, event.logprobs, piece) if options.HasField("top_logprobs") else (),
     )
 
 
-def _started(event: events.Started) -> pb.Started:
+def _started(event: events.Started, piece: Pieces) -> pb.Started:
     return pb.Started(
         request_id=event.request_id,
         model=event.model,
         prompt_tokens=len(event.prompt_token_ids),
-        prompt_logprobs=_logprobs(event.prompt_token_ids[1:], event.prompt_logprobs) if event.prompt_logprobs else (),
+        prompt_logprobs=_logprobs(event.prompt_token_ids[1:], event.prompt_logprobs, piece)
+        if event.prompt_logprobs
+        else (),
         seed=event.seed,
     )
 
 
-def _logprobs(token_ids: Sequence[int], logprobs: Sequence[Logprobs]) -> list[pb.TokenLogprobs]:
+def _logprobs(token_ids: Sequence[int], logprobs: Sequence[Logprobs], piece: Pieces) -> list[pb.TokenLogprobs]:
     return [
         pb.TokenLogprobs(
             id=token_id,
             logprob=token.logprob,
             rank=token.rank,
-            top=map(_candidate, token.top_token_ids, token.top_logprobs),
+            top=[
+                pb.Candidate(id=other_id, logprob=logprob, piece=piece(other_id))
+                for other_id, logprob in zip(token.top_token_ids, token.top_logprobs, strict=True)
+            ],
+            piece=piece(token_id),
         )
         for token_id, token in zip(token_ids, logprobs, strict=True)
     ]
-
-
-def _candidate(token_id: int, logprob: float) -> pb.Candidate:
-    return pb.Candidate(id=token_id, logprob=logprob)
 
 
 def _notice(event: events.Notice) -> pb.Notice:

@@ -3,16 +3,26 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
-from octavo.frontend.errors import Broken, Reason, ServiceError
+from octavo.frontend.access import tenant_from_headers
+from octavo.frontend.chat import Chat
+from octavo.frontend.errors import Broken, Reason, ServiceError, bad_parameter
+from octavo.frontend.events import Emitted
+from octavo.frontend.failures import log_failure
 from octavo.frontend.generation import Generation
+from octavo.frontend.grpc_access import caller_of
 from octavo.frontend.grpc_errors import abort_with
 from octavo.frontend.grpc_limits import check_abort, check_chat, check_detokenize, check_generate
-from octavo.frontend.grpc_messages import read_chat, read_request, write_event
+from octavo.frontend.grpc_messages import write_event
+from octavo.frontend.grpc_requests import check_options, read_chat, read_request
+from octavo.frontend.pacing import within
 from octavo.frontend.request import GenerationRequest
 from octavo.frontend.unknown_fields import refuse_unknown_fields
 from octavo.frontend.validation import check_form
@@ -34,32 +44,70 @@ class GenerationService(services.GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """Writes the events itself instead of yielding them: a generator would not be closed when a write fails."""
-        async with _answering(context):
+        async with answering(context):
             check_generate(request, self._generation.max_model_len)
             refuse_unknown_fields(request)
-            events = self._generation.generate(read_request(request), deadline=_deadline(context))
-            async with contextlib.aclosing(events):
-                async for emitted in events:
-                    await context.write(write_event(emitted, request.response))
+            caller, metadata = caller_of(context), _metadata(context)
+            asked = read_request(request, metadata)
+            tenant = asked.tenant or tenant_from_headers(metadata, caller)
+            asked = replace(asked, tenant=tenant, request_id=asked.request_id or secrets.token_hex(16))
+            events = self._generation.generate(asked, caller, deadline_of(context))
+            await self._answer(events, asked.request_id, request.response, context, lambda event: event)
+
+    async def Attach(self, request: pb.AttachRequest, context: Context) -> None:
+        async with answering(context):
+            refuse_unknown_fields(request)
+            caller, after = caller_of(context), request.after_event_offset
+            check_options(request.response, self._generation.request_of(request.request_id, caller))
+            events = self._generation.attach(request.request_id, after, caller, deadline_of(context))
+            await self._answer(
+                events, request.request_id, request.response, context, lambda event: pb.AttachResponse(event=event)
+            )
+
+    async def _answer(
+        self,
+        events: AsyncGenerator[Emitted],
+        request_id: str,
+        options: pb.ResponseOptions,
+        context: Context,
+        wrap: Callable[[pb.GenerateResponse], Message],
+    ) -> None:
+        stall_timeout_s, piece = self._generation.stall_timeout_s, self._generation.tokenizer.piece
+        has_begun = False
+        async with contextlib.aclosing(events):
+            async for emitted in events:
+                if not has_begun:
+                    has_begun = True
+                    await context.send_initial_metadata(self._initial_metadata(request_id))
+                message = wrap(write_event(emitted, options, piece))
+                await within(stall_timeout_s, context.write(message))
+
+    def _initial_metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
+        prompt_tokens = self._generation.prompt_tokens_of(request_id)
+        # Metadata holds ASCII only; `started` has the id in any case.
+        named = (("x-request-id", request_id),) if request_id.isascii() else ()
+        return (*named, ("x-prompt-tokens", str(prompt_tokens)))
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        async with _answering(context):
+        async with answering(context):
             check_abort(request)
             refuse_unknown_fields(request)
-            return pb.AbortResponse(aborted=[i for i in request.request_ids if self._generation.abort(i)])
+            caller = caller_of(context)
+            return pb.AbortResponse(aborted=[i for i in request.request_ids if self._generation.abort(i, caller)])
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        async with _answering(context):
+        async with answering(context):
             check_chat(request.chat)
             refuse_unknown_fields(request)
             self._generation.check_model(request.model)
-            prompt = read_chat(request.chat) if request.WhichOneof("input") == "chat" else request.text
+            prompt = _tokenized(request)
             check_form(GenerationRequest(prompt=prompt))
-            ids = await self._generation.encode(prompt)
+            add = request.add_special_tokens if request.HasField("add_special_tokens") else True
+            ids = await self._generation.encode(prompt, add_special_tokens=add)
             return pb.TokenizeResponse(ids=ids, max_model_len=self._generation.max_model_len)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        async with _answering(context):
+        async with answering(context):
             check_detokenize(request, self._generation.max_model_len)
             refuse_unknown_fields(request)
             self._generation.check_model(request.model)
@@ -67,17 +115,19 @@ class GenerationService(services.GenerationServiceServicer):
             return pb.DetokenizeResponse(text=text)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        async with _answering(context):
+        async with answering(context):
             refuse_unknown_fields(request)
             generation = self._generation
             length = generation.served_model_len
             return pb.ListModelsResponse(
-                models=[pb.Model(id=generation.model_name, max_model_len=length, ready=generation.ready)]
+                models=[
+                    pb.Model(id=name, max_model_len=length, ready=generation.ready) for name in generation.model_names
+                ]
             )
 
 
 @contextlib.asynccontextmanager
-async def _answering(context: Context) -> AsyncIterator[None]:
+async def answering(context: Context) -> AsyncIterator[None]:
     """Answers with the error that ends the block."""
     try:
         yield
@@ -89,10 +139,24 @@ async def _answering(context: Context) -> AsyncIterator[None]:
         if context.cancelled() or context.done():
             # The client left while a message was being written; grpc.aio has no public name for that error.
             raise asyncio.CancelledError from error
-        _log.exception("a request failed")
+        log_failure(_log, "a request failed")
         await abort_with(context, Broken(Reason.INTERNAL, "the server failed on this request; its log says why"))
 
 
-def _deadline(context: Context) -> float | None:
+def _tokenized(request: pb.TokenizeRequest) -> str | Chat:
+    if request.WhichOneof("input") != "chat":
+        return request.text
+    if request.HasField("add_special_tokens"):
+        rule = "a chat has the special tokens that its template writes; leave it out"
+        raise bad_parameter("add_special_tokens", "set together with a chat", rule)
+    return read_chat(request.chat)
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def deadline_of(context: Context) -> float | None:
+    """The call's deadline, as a time of the event loop's clock."""
     remaining = context.time_remaining()
     return None if remaining is None else asyncio.get_running_loop().time() + remaining

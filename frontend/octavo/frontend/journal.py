@@ -79,6 +79,8 @@ class Journal:
         priority: int = 0,
         tenant: str = "",
         salt: str = "",
+        max_queue_s: float | None = None,
+        traceparent: str = "",
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = list(prompt_token_ids)
@@ -87,6 +89,8 @@ class Journal:
         self.priority = priority
         self.tenant = tenant
         self.cache_key = CacheKey(salt=salt)
+        self.max_queue_s = max_queue_s
+        self.traceparent = traceparent
         # That of the latest submission; 0 before the first.
         self.attempt = 0
         self.sequences = [SequenceJournal(sampling) for _ in range(sampling.num_sequences)]
@@ -165,6 +169,8 @@ class Journal:
             tenant=self.tenant,
             cache_key=self.cache_key,
             age_ms=max(0, round((now - self.arrived_at) * 1000)),
+            max_queue_ms=None if self.max_queue_s is None else round(self.max_queue_s * 1000),
+            traceparent=self.traceparent,
         )
 
     def lease(self) -> Lease:

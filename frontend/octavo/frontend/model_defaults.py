@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
 from octavo.frontend.validation import RANGES
 from octavo.wire.model_directory import CONTEXT_KEYS, ModelDirectoryError
 
@@ -114,6 +112,9 @@ def _size(directory: Path, config: dict[str, Any], names: Sequence[str]) -> int:
 
 
 def _usual_size(directory: Path, names: Sequence[str]) -> Any:
+    # Few models need it, and it is large.
+    from transformers import AutoConfig
+
     try:
         config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
         text_config = config.get_text_config(decoder=True)

@@ -3,40 +3,38 @@
 import time
 
 from octavo.frontend.errors import Reason, Unavailable
-from octavo.frontend.reader import Reader
 from octavo.frontend.resolution import find_prefix
 from octavo.frontend.scheduler_client import Availability, SchedulerClient, unreachable
 from octavo.wire.requests import ServiceStatus
 
 
 class Readiness:
-    """What of the service is there, asked by requests that may be aborted while they wait."""
+    """What of the service is there."""
 
     def __init__(self, scheduler: SchedulerClient, model_name: str, worker_grace_s: float) -> None:
         self._scheduler = scheduler
         self._model_name = model_name
         self._worker_grace_s = worker_grace_s
 
-    async def wait(self, reader: Reader) -> ServiceStatus:
-        """Returns once there are workers of this frontend's model. Raises `Unavailable`, and the reader's failure."""
+    async def wait(self) -> ServiceStatus:
+        """Returns once there are workers of this frontend's model. Raises `Unavailable`."""
         waiting_since = time.monotonic()
         while (availability := self._scheduler.availability) is not Availability.READY:
-            reader.check()
             self._check_worth_waiting(availability, time.monotonic() - waiting_since)
             await self._scheduler.changed()
         status = self._scheduler.status
         assert status is not None
         return status
 
-    async def prefix(self, name: str, reader: Reader) -> list[int]:
+    async def prefix(self, name: str) -> list[int]:
         """The token ids of a pinned prefix; waits until the scheduler has said what is pinned.
 
-        Raises `NotFound`, `Unavailable`, and the reader's failure.
+        Raises `NotFound` and `Unavailable`.
         """
         prefixes = self._scheduler.prefixes
         while name not in prefixes.known and not prefixes.told:
             await self._scheduler.changed()
-            await self.wait(reader)
+            await self.wait()
         return find_prefix(name, prefixes.known)
 
     def _check_worth_waiting(self, availability: Availability, waited_s: float) -> None:

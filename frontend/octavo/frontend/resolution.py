@@ -8,6 +8,7 @@ from typing import TypeVar
 from octavo.frontend.errors import InvalidRequest, NotFound, Reason, bad_parameter
 from octavo.frontend.model_defaults import ModelDefaults
 from octavo.frontend.request import GenerationRequest
+from octavo.wire.requests import ServiceStatus
 from octavo.wire.sampling import MAX_STOP_TOKEN_IDS, SamplingParams
 
 T = TypeVar("T")
@@ -27,10 +28,23 @@ class Limits:
     block_size: int = 1
 
 
+def model_len(defaults: ModelDefaults, status: ServiceStatus | None) -> int:
+    """The context in tokens: the model's, or less where its workers were started with less."""
+    info = status.model if status else None
+    return min(defaults.max_model_len, info.max_model_len) if info else defaults.max_model_len
+
+
 def resolve_sampling(
-    request: GenerationRequest, prompt_token_ids: Sequence[int], defaults: ModelDefaults, limits: Limits
+    request: GenerationRequest,
+    prompt_token_ids: Sequence[int],
+    defaults: ModelDefaults,
+    limits: Limits,
+    grammar: str = "",
 ) -> SamplingParams:
-    """The parameters in force. Raises `InvalidRequest` for token ids, a length or a limit that cannot be."""
+    """The parameters in force; `grammar` is what the request's constraint became.
+
+    Raises `InvalidRequest` for token ids, a length or a limit that cannot be.
+    """
     _check_parallel(request, limits.max_parallel)
     check_token_ids("prompt token id", prompt_token_ids, limits.vocab_size)
     for field in ("stop_token_ids", "logit_bias", "allowed_token_ids", "banned_token_ids"):
@@ -60,6 +74,7 @@ def resolve_sampling(
         # The best are known by their logprobs, whoever sees these.
         logprobs=0 if request.top_logprobs is None and request.best_of is not None else request.top_logprobs,
         prompt_logprobs=request.prompt_logprobs,
+        grammar=grammar,
     )
 
 

@@ -72,6 +72,11 @@ class SchedulerClient:
         return self._session.model_fingerprint
 
     @property
+    def journals(self) -> list[Journal]:
+        """Those of all requests in the scheduler's hands."""
+        return [request.journal for request in self._session.live.values()]
+
+    @property
     def availability(self) -> Availability:
         """What stands between a request and a worker, now."""
         status = self._session.status

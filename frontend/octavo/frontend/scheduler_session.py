@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from octavo.frontend import events
 from octavo.frontend.errors import (
     AlreadyExists,
     Broken,
@@ -149,7 +150,7 @@ class SchedulerSession:
             case Rejected():
                 self._reject(message)
             case Notices():
-                pass
+                self._pass_on(message)
             case PrefixesChanged():
                 self.prefixes.changed(message.prefixes)
             case PinRefused():
@@ -215,6 +216,12 @@ class SchedulerSession:
         if self.epoch is None:
             return []
         return [Submit(epoch=self.epoch, request=journal.submit(self.model_fingerprint, now))]
+
+    def _pass_on(self, message: Notices) -> None:
+        for notice in message.notices:
+            request = self.live.get(notice.request_id)
+            if request is not None and request.journal.attempt == notice.attempt and not request.journal.complete:
+                request.reader.tell(events.Notice(notice.kind, notice.queue_position))
 
     def _reject(self, message: Rejected) -> None:
         request = self.live.get(message.request_id)

@@ -8,21 +8,26 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from octavo.frontend.access import Access
+from octavo.frontend.access import build_access
 from octavo.frontend.admission import Admission
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.generation import Generation
+from octavo.frontend.grpc_access import interceptors
 from octavo.frontend.grpc_service import SERVICE_NAME, GenerationService
+from octavo.frontend.http_access import AccessMiddleware
 from octavo.frontend.http_server import HttpServer
+from octavo.frontend.metrics import FrontendMetrics
 from octavo.frontend.model_defaults import read_model_defaults
-from octavo.frontend.observer import Observer
 from octavo.frontend.openai.app import build_app
 from octavo.frontend.pinned_prefixes import read_pinned_prefixes
 from octavo.frontend.reflection import add_reflection
+from octavo.frontend.registry import Patience
 from octavo.frontend.scheduler_client import SchedulerClient
 from octavo.frontend.text_pool import TextPool
+from octavo.frontend.tls import server_credentials
 from octavo.frontend.tokenizer import ModelTokenizer, check_vocabulary
 from octavo.frontend.vllm_engine.service import add_vllm_engine
+from octavo.telemetry.metrics import expose
 from octavo.v1 import generation_pb2_grpc as services
 from octavo.wire.endpoints import EndpointError
 from octavo.wire.model_directory import fingerprint
@@ -34,6 +39,11 @@ _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_send_message_length", 32 << 20),
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.max_concurrent_streams", 1024),
+    ("grpc.max_allowed_incoming_connections", 4096),
+    # Of a connection that says nothing, or encrypts nothing.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # None but the identity: what a small message unpacks to has no bound.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     # Two frontends on one port would share it silently.
     ("grpc.so_reuseport", 0),
     # A frozen or vanished client is found within 15 s, and its requests end.
@@ -51,55 +61,66 @@ _STOP_GRACE_S = 1.0
 class FrontendServer:
     """Parts of a running frontend. `port` is the one bound, for `listen` may leave the choice to the system."""
 
-    def __init__(self, config: FrontendConfig) -> None:
-        """Reads the model directory. Raises `ModelDirectoryError`; `PinnedPrefixesError` for an unusable file of these;
-        `EndpointError` if the address cannot be had."""
+    def __init__(self, config: FrontendConfig, tokenizer: ModelTokenizer | None = None) -> None:
+        """Reads the model directory, its tokenizer too where none is given. Raises `ModelDirectoryError`;
+        `PinnedPrefixesError`, `ApiKeysError` and `TlsError` for unusable files of these; `EndpointError` if the address
+        cannot be had."""
         self._config = config
+        access, credentials = build_access(config), server_credentials(config)
         defaults = read_model_defaults(config.model_directory, config.generation_config)
-        tokenizer = ModelTokenizer(config.model_directory)
+        tokenizer = tokenizer or ModelTokenizer(config.model_directory)
         check_vocabulary(tokenizer, config.model_directory, defaults.vocab_size)
         path = config.pinned_prefixes
         prefixes = read_pinned_prefixes(path, tokenizer.encode, defaults.max_model_len) if path else {}
         self._text = TextPool(tokenizer, config.text_processes, config.text_timeout_s)
-        access = Access()
         self.scheduler = SchedulerClient(
             config.scheduler_endpoint,
             fingerprint(config.model_directory, config.load_format),
             config.scheduler_grace_s,
             prefixes,
         )
+        admission = Admission(config, access.bounds)
+        self._metrics = FrontendMetrics(config.served_model_name, admission, lambda: self.scheduler.journals)
+        expose("frontend", self._metrics)
         self.generation = Generation(
-            model_name=config.served_model_name,
+            model_names=(config.served_model_name, *config.model_aliases),
             tokenizer=tokenizer,
             defaults=defaults,
             scheduler=self.scheduler,
             text=self._text,
             access=access,
-            admission=Admission(config),
-            observer=Observer(),
+            admission=admission,
+            observer=self._metrics,
             worker_grace_s=config.worker_grace_s,
+            patience=Patience(config.max_request_s, config.max_detach_grace_s, config.stall_timeout_s),
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(interceptors=interceptors(access), options=_OPTIONS)
         services.add_GenerationServiceServicer_to_server(GenerationService(self.generation), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        engines = add_vllm_engine(self._server, self.generation)
+        engines = add_vllm_engine(self._server, self.generation, self.scheduler, config)
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         add_reflection(self._server, (SERVICE_NAME, health_name, *engines))
-        self.port = self._bind(config.listen)
-        self._http = HttpServer(build_app(self.generation, access, config), config) if config.http_listen else None
+        self.port = _bind(self._server, config.listen, credentials)
+        self._probes = grpc.aio.server(options=_OPTIONS)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
+        if config.health_address:
+            _bind(self._probes, config.health_address, None)
+        app = AccessMiddleware(build_app(self.generation, access, config), access)
+        self._http = HttpServer(app, config) if config.http_listen else None
         self.http_port = self._http.port if self._http else 0
 
     async def serve(self, stopping: asyncio.Event) -> None:
         """Runs until `stopping` is set, then drains. Raises `SchedulerRefused`."""
         await self._set_ready(False)
-        await self._server.start()
+        await asyncio.gather(self._server.start(), self._probes.start())
         if self._http:
             await self._http.start()
         _log.info("serving %s on %s", self._config.served_model_name, self._config.listen)
         link = asyncio.create_task(self.scheduler.run())
         readiness = asyncio.create_task(self._follow_readiness())
         stop = asyncio.create_task(stopping.wait())
+        lag = asyncio.create_task(self._metrics.measure_lag())
         try:
             await asyncio.wait((link, readiness, stop), return_when=asyncio.FIRST_COMPLETED)
             readiness.cancel()
@@ -108,15 +129,9 @@ class FrontendServer:
         finally:
             if self._http:
                 await self._http.stop()
-            await self._server.stop(_STOP_GRACE_S)
-            await _end(readiness, stop, link)
+            await asyncio.gather(self._server.stop(_STOP_GRACE_S), self._probes.stop(_STOP_GRACE_S))
+            await _end(lag, readiness, stop, link)
             self._text.close()
-
-    def _bind(self, listen: str) -> int:
-        try:
-            return self._server.add_insecure_port(listen)
-        except RuntimeError as error:
-            raise EndpointError(f"cannot listen on {listen}, choose another address: {error}") from error
 
     async def _follow_readiness(self) -> None:
         ready = False
@@ -142,6 +157,15 @@ class FrontendServer:
         if self.generation.num_running:
             _log.warning("cutting off %d requests that outlasted the drain time", self.generation.num_running)
             self.generation.cut_off()
+
+
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise EndpointError(f"cannot listen on {address}, choose another address: {error}") from error
 
 
 async def _end(*tasks: "asyncio.Task[Any]") -> None:

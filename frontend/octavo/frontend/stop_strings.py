@@ -1,11 +1,10 @@
 """Finds stop strings in a text that arrives in pieces, holding back no more than could be the start of one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Scanned:
+class Scanned(NamedTuple):
     """`text` may be sent. `matched` is the stop string that ends the text here, if one was found."""
 
     text: str
@@ -28,6 +27,8 @@ class StopStrings:
 
         No stop string is found that ends in a piece for which `searching` is off; it may begin there.
         """
+        if not self._stop_strings:
+            return Scanned(text)
         buffer = self._held + text
         if searching and (found := self._matches(buffer)):
             end, start, stop = min(found)
@@ -49,8 +50,12 @@ class StopStrings:
         return [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
 
     def _longest_possible_start(self, buffer: str) -> int:
-        longest = max((len(stop) for stop in self._stop_strings), default=1)
-        for length in range(min(longest - 1, len(buffer)), 0, -1):
-            if any(stop.startswith(buffer[-length:]) for stop in self._stop_strings):
-                return length
-        return 0
+        return max(_overlap(buffer, stop) for stop in self._stop_strings)
+
+
+def _overlap(buffer: str, stop: str) -> int:
+    """Length of the longest end of `buffer` that begins `stop` without being all of it."""
+    at = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1))
+    while at >= 0 and not stop.startswith(buffer[at:]):
+        at = buffer.find(stop[0], at + 1)
+    return len(buffer) - at if at >= 0 else 0

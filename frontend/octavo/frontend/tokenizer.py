@@ -1,41 +1,45 @@
-"""Text to token ids: a model directory's own tokenizer and chat template, read without torch and without running code.
+"""Text to token ids: a model directory's own tokenizer and chat template, read without running code.
 
 The tokenizer objects are never changed after loading, so any number of threads may use them at once.
 """
 
+import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from octavo.frontend.chat import Chat, ChatMessage
-from octavo.frontend.control_tokens import ControlTokens, ReservedText
-from octavo.frontend.detokenizer import Detokenizer, Vocabulary
+from octavo.frontend.chat import Chat
+from octavo.frontend.chat_template import ChatTemplate
+from octavo.frontend.control_tokens import ControlTokens
+from octavo.frontend.detokenizer import Detokenizer, make_detokenizer
+from octavo.frontend.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from octavo.frontend.vocabulary import Vocabulary
 from octavo.wire.model_directory import ModelDirectoryError
 
 _log = logging.getLogger(__name__)
 
 
-class ChatTemplateError(Exception):
-    """The messages cannot be put into the model's chat format; `str()` says why."""
-
-
 class ModelTokenizer:
     """Everything the frontend does between text and token ids."""
 
-    def __init__(self, directory: Path) -> None:
-        """Raises `ModelDirectoryError` if `directory` holds no tokenizer that can be used."""
-        self._library = _load(directory)
-        self._tokenizer = _plain_copy(self._library.backend_tokenizer)
-        # Reads control tokens as ordinary text.
-        self._literal_tokenizer = _plain_copy(self._library.backend_tokenizer)
-        self._literal_tokenizer.encode_special_tokens = True
+    def __init__(self, source: Path | TokenizerFiles) -> None:
+        """Of a model directory, or of what was read there. Raises `ModelDirectoryError` if that holds no tokenizer that
+        can be used."""
+        self.files = read_tokenizer_files(source) if isinstance(source, Path) else source
+        self._tokenizer = _plain_copy(self.files.tokenizer)
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._control_tokens = ControlTokens(token.content for token in added if token.special)
         self._vocabulary = Vocabulary(self._tokenizer)
+        self._template = ChatTemplate(self.files, self._control_tokens)
+
+    @functools.cached_property
+    def _literal_tokenizer(self) -> Tokenizer:
+        """Reads control tokens as ordinary text. Few chats need it."""
+        tokenizer = _plain_copy(self.files.tokenizer)
+        tokenizer.encode_special_tokens = True
+        return tokenizer
 
     def ids(self, *, added: bool) -> dict[str, int]:
         """Every token with its id; those added to the vocabulary (control tokens mostly) only if `added`."""
@@ -47,15 +51,15 @@ class ModelTokenizer:
         return _encode(self._tokenizer, text, add_special_tokens=not continues)
 
     def encode_chat(self, chat: Chat) -> list[int]:
-        """The conversation in the model's chat format, up to where the assistant is to speak.
+        """The conversation in the model's chat format.
 
         Control tokens come from the template alone; those that a client writes are text. Where a client did write
         some, the pieces between the template's control tokens are tokenized apart. Raises `ChatTemplateError`.
         """
-        rendered = self._render(chat.messages)
+        rendered = self._template.render(chat)
         if not self._control_tokens.holds_break(rendered):
             return _encode(self._tokenizer, rendered, add_special_tokens=False)
-        return [i for text, is_control in self._control_tokens.split(rendered) for i in self._piece(text, is_control)]
+        return [i for text, is_control in self._control_tokens.split(rendered) for i in self._encoded(text, is_control)]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of all the ids; ids outside the vocabulary have none."""
@@ -63,20 +67,19 @@ class ModelTokenizer:
         [text] = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         return str(text)
 
+    def is_special(self, text: str) -> bool:
+        """Whether `text` is a token that decoding may skip."""
+        return self._vocabulary.is_special(text)
+
+    def piece(self, token_id: int) -> bytes:
+        """The bytes that the token stands for in the midst of a text; an id outside the vocabulary has none."""
+        return self._vocabulary.pieces[token_id]
+
     def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
         """A new stream whose pieces, joined, are what `decode` gives for all its ids."""
-        return self._vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
+        return make_detokenizer(self._vocabulary, skip_special_tokens=skip_special_tokens)
 
-    def _render(self, messages: Sequence[ChatMessage]) -> str:
-        try:
-            guarded = [{"role": m.role, "content": self._control_tokens.guard(m.content)} for m in messages]
-            rendered = self._library.apply_chat_template(guarded, tokenize=False, add_generation_prompt=True)
-        except (ReservedText, ValueError, TypeError, jinja2.TemplateError) as error:
-            raise ChatTemplateError(str(error)) from error
-        assert isinstance(rendered, str)
-        return rendered
-
-    def _piece(self, text: str, is_control: bool) -> list[int]:
+    def _encoded(self, text: str, is_control: bool) -> list[int]:
         tokenizer = self._tokenizer if is_control else self._literal_tokenizer
         return _encode(tokenizer, text, add_special_tokens=False)
 
@@ -104,24 +107,8 @@ def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> lis
     return ids
 
 
-def _load(directory: Path) -> PreTrainedTokenizerFast:
-    try:
-        library = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # The library raises whatever a broken file makes it stumble over.
-        raise ModelDirectoryError(f"cannot load the tokenizer in {directory}: {_reason(error)}") from error
-    if not isinstance(library, PreTrainedTokenizerFast):
-        raise ModelDirectoryError(f"the tokenizer in {directory} has no tokenizer.json; convert it to a fast one")
-    return library
-
-
-def _reason(error: Exception) -> str:
-    if "trust_remote_code" in str(error):
-        return "it is code of the model's own (auto_map), which is never run; serve a model with a tokenizer.json"
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _plain_copy(tokenizer: Tokenizer) -> Tokenizer:
-    copy = Tokenizer.from_str(tokenizer.to_str())
+def _plain_copy(tokenizer_json: str) -> Tokenizer:
+    copy = Tokenizer.from_str(tokenizer_json)
     # Either may be left in tokenizer.json by training; a server never cuts or pads what it was given.
     copy.no_truncation()
     copy.no_padding()

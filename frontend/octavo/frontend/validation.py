@@ -3,7 +3,10 @@
 from collections.abc import Sized
 from typing import Final
 
+from octavo.frontend import chat_form
 from octavo.frontend.chat import Chat
+from octavo.frontend.chat_form import check_bytes, check_label
+from octavo.frontend.constraint import Constraint, ConstraintKind
 from octavo.frontend.errors import InvalidRequest, Reason, Unsupported, bad_parameter
 from octavo.frontend.request import GenerationRequest, Prompt
 from octavo.wire.requests import MAX_PRIORITY
@@ -20,8 +23,11 @@ MAX_REQUEST_ID_LENGTH = 128
 MAX_STOP_STRINGS = 8
 MAX_STOP_STRING_BYTES = 256
 MAX_TEMPERATURE = 100.0
-# Templates build control tokens from roles, so only these are let through.
-ROLES = ("system", "developer", "user", "assistant", "tool")
+# Of a schema, an expression or a grammar, and of all choices together.
+MAX_CONSTRAINT_BYTES = 65536
+MAX_CHOICES = 1024
+# Of the time a request may be told to wait or be kept, in seconds.
+MAX_WAIT_S = 86400.0
 # No tokenizer in use needs more bytes for a token on average; what is longer cannot fit and is not worth tokenizing.
 _BYTES_PER_TOKEN = 8
 _SLACK_BYTES = 1024
@@ -50,6 +56,8 @@ RANGES: Final[dict[str, tuple[float, float, str]]] = {
     "top_logprobs": _TOP,
     "prompt_logprobs": _TOP,
     "priority": (-MAX_PRIORITY, MAX_PRIORITY, f"between -{MAX_PRIORITY} and {MAX_PRIORITY}"),
+    "max_queue_s": (0.001, MAX_WAIT_S, f"between 0.001 and {MAX_WAIT_S:g} seconds; leave it out for no limit"),
+    "detach_grace_s": (0.0, MAX_WAIT_S, f"between 0 (not kept) and {MAX_WAIT_S:g} seconds"),
 }
 _BIAS: Final = (-100.0, 100.0, "between -100 and 100; use banned_token_ids to exclude a token")
 _LENGTH_PENALTY: Final = (-100.0, 100.0, "between -100 and 100")
@@ -66,7 +74,7 @@ _LABELS: Final = {"request_id": MAX_REQUEST_ID_LENGTH, "tenant": MAX_LABEL_LENGT
 def check_form(request: GenerationRequest) -> None:
     """Raises `InvalidRequest` for what is wrong whatever the model, `Unsupported` for what cannot be had together."""
     for field, most in _LABELS.items():
-        _check_label(field, getattr(request, field), most)
+        check_label(field, getattr(request, field), most)
     for field, bounds in RANGES.items():
         _check_range(field, getattr(request, field), bounds)
     for field, most in _MOST.items():
@@ -77,13 +85,13 @@ def check_form(request: GenerationRequest) -> None:
     _check_parallel(request)
     _check_beam(request)
     _check_prefix(request)
+    _check_constraint(request)
     _check_prompt_form(request.prompt)
 
 
 def check_count(field: str, values: Sized, most: int) -> None:
     """Raises `InvalidRequest` for a field that is repeated more often than `most` times."""
-    if len(values) > most:
-        raise bad_parameter(field, f"repeated {len(values)} times", f"at most {most} may be")
+    chat_form.check_count(field, len(values), most)
 
 
 def check_prompt_size(prompt: Prompt, max_model_len: int) -> None:
@@ -98,11 +106,6 @@ def check_prompt_size(prompt: Prompt, max_model_len: int) -> None:
             prompt_bytes=size,
             max_prompt_bytes=bound,
         )
-
-
-def _check_label(field: str, text: str, most: int) -> None:
-    if len(text) > most or not text.isprintable():
-        raise bad_parameter(field, f"{len(text)} characters", f"it may hold at most {most} printable ones")
 
 
 def _check_range(field: str, value: float | None, bounds: tuple[float, float, str]) -> None:
@@ -162,12 +165,32 @@ def _check_prefix(request: GenerationRequest) -> None:
         raise bad_parameter("salt", "set together with pinned_prefix", rule)
 
 
+def _check_constraint(request: GenerationRequest) -> None:
+    if (constraint := request.constraint) is None:
+        return
+    if request.ignore_eos:
+        rule = "a constrained text ends with EOS where it may end; leave out ignore_eos or the constraint"
+        raise bad_parameter("ignore_eos", "set together with a constraint", rule)
+    if constraint.kind is ConstraintKind.CHOICE:
+        _check_choices(constraint)
+    elif constraint.kind is not ConstraintKind.JSON_OBJECT:
+        if not constraint.text:
+            raise bad_parameter(f"constraint.{constraint.kind}", "empty", "it must say what the text is to match")
+        check_bytes(f"constraint.{constraint.kind}", constraint.text, MAX_CONSTRAINT_BYTES)
+
+
+def _check_choices(constraint: Constraint) -> None:
+    check_count("constraint.choice", constraint.choices, MAX_CHOICES)
+    if not any(constraint.choices):
+        raise bad_parameter("constraint.choice", "empty", "there must be a text to choose")
+    check_bytes("constraint.choice", "".join(constraint.choices), MAX_CONSTRAINT_BYTES)
+
+
 def _check_prompt_form(prompt: Prompt) -> None:
     if not (prompt.messages if isinstance(prompt, Chat) else prompt):
         raise bad_parameter("prompt", "empty", "there must be at least one token to continue; send some text")
-    for message in prompt.messages if isinstance(prompt, Chat) else ():
-        if message.role not in ROLES:
-            raise bad_parameter("chat.messages.role", repr(message.role[:64]), f"it must be one of {', '.join(ROLES)}")
+    if isinstance(prompt, Chat):
+        chat_form.check_chat(prompt)
 
 
 def _num_bytes(prompt: Prompt) -> int:
@@ -175,5 +198,5 @@ def _num_bytes(prompt: Prompt) -> int:
         case str():
             return len(prompt.encode())
         case Chat(messages):
-            return sum(len(message.content.encode()) + _BYTES_PER_MESSAGE for message in messages)
+            return prompt.num_bytes + len(messages) * _BYTES_PER_MESSAGE
     return 0

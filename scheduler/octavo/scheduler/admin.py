@@ -1,12 +1,21 @@
 """The scheduler's gRPC side: health and the Admin service, answered from the core's own books."""
 
+import asyncio
 import contextlib
+import heapq
 from typing import Any, NoReturn, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from octavo.scheduler.admin_messages import read_state, write_explanation, write_load, write_prefix, write_status
+from octavo.scheduler.admin_messages import (
+    read_state,
+    write_blocks,
+    write_explanation,
+    write_load,
+    write_prefix,
+    write_status,
+)
 from octavo.scheduler.events import Event, PrefixPinned, PrefixUnpinned
 from octavo.scheduler.explain import explain, homes_of_groups
 from octavo.scheduler.scheduler import Scheduler
@@ -20,9 +29,15 @@ from octavo.wire.requests import Prefix
 SERVICE = "octavo.v1.AdminService"
 _MAX_PAGE = 1000
 _MAX_NAME_LENGTH = 256
+# Between two answers of WatchBlocks, where none is named and in all.
+_INTERVAL_MS, _MIN_INTERVAL_MS, _MAX_INTERVAL_MS = 1000, 100, 60_000
 _MAX_TOKEN_ID = 2**31 - 1
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc, name-defined]  # missing from the stubs
+    """Says of each service what it was set to."""
 
 
 class Operated(Protocol):
@@ -72,6 +87,25 @@ class AdminService(services.AdminServiceServicer):
         async with contextlib.aclosing(self._feed.follow(request.from_step)) as entries:
             async for entry in entries:
                 await context.write(pb.WatchStepsResponse(step=entry.number, record=entry.record, missed=entry.missed))
+
+    async def WatchBlocks(self, request: pb.WatchBlocksRequest, context: Context) -> None:
+        """Nothing is kept for a reader: one that is slow is told less often."""
+        interval_ms = request.interval_ms or _INTERVAL_MS
+        if not _MIN_INTERVAL_MS <= interval_ms <= _MAX_INTERVAL_MS:
+            allowed = f"use {_MIN_INTERVAL_MS} to {_MAX_INTERVAL_MS}, or 0 for {_INTERVAL_MS}"
+            await _refuse(context, f"interval_ms is {interval_ms}; {allowed}")
+        while True:
+            await context.write(self._blocks())
+            await asyncio.sleep(interval_ms / 1000)
+
+    def _blocks(self) -> pb.WatchBlocksResponse:
+        core, now = self._shell.core, self._shell.now()
+        homes, first = homes_of_groups(core), heapq.nsmallest(_MAX_PAGE, core.groups, key=_serial)
+        return pb.WatchBlocksResponse(
+            load=write_load(core, self._shell.dropped_messages),
+            workers=[write_blocks(replica) for replica in core.replicas.values()],
+            requests=[write_status(group, homes.get(group), now) for group in first],
+        )
 
     async def PinPrefix(self, request: pb.PinPrefixRequest, context: Context) -> pb.PinPrefixResponse:
         prefix = Prefix(request.name, list(request.token_ids))
@@ -131,11 +165,13 @@ def _malformed(prefix: Prefix) -> str | None:
     return None
 
 
-async def start_admin_server(shell: Operated, feed: StepFeed, address: str) -> grpc.aio.Server:
+async def start_admin_server(
+    shell: Operated, feed: StepFeed, address: str, servicer: HealthServicer | None = None
+) -> grpc.aio.Server:
     """Serves health and Admin on `address` (host:port or unix:path). Raises `RuntimeError` if it cannot be bound."""
     server = grpc.aio.server()
     services.add_AdminServiceServicer_to_server(AdminService(shell, feed), server)
-    servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing from the stubs
+    servicer = servicer or HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     for service in ("", SERVICE):
         await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)

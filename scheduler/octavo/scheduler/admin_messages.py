@@ -5,6 +5,7 @@ from collections import Counter
 from google.protobuf.duration_pb2 import Duration
 
 from octavo.scheduler.admission import ObstacleKind
+from octavo.scheduler.block_map import Owner, block_map
 from octavo.scheduler.explain import Explanation, ReplicaObstacle
 from octavo.scheduler.replica import Replica
 from octavo.scheduler.scheduler import Scheduler
@@ -76,6 +77,23 @@ def _worker(replica: Replica) -> pb.Worker:
         token_rate=stats.token_rate if stats.steps else 0.0,
         times=pb.StageTimes(prepare_us=stats.prepare_us, model_us=stats.model_us, sample_us=stats.sample_us),
     )
+
+
+def write_blocks(replica: Replica) -> pb.WorkerBlocks:
+    """What a worker's blocks are used for."""
+    found = block_map(replica)
+    return pb.WorkerBlocks(
+        worker_id=replica.hello.worker_id,
+        states=found.states,
+        cpu_states=found.cpu_states,
+        owners=[_owner(owner) for owner in found.owners],
+    )
+
+
+def _owner(owner: Owner) -> pb.BlockOwner:
+    if owner.is_prefix:
+        return pb.BlockOwner(prefix_name=owner.name, block_ids=owner.block_ids, cpu_block_ids=owner.cpu_block_ids)
+    return pb.BlockOwner(request_id=owner.name, block_ids=owner.block_ids, cpu_block_ids=owner.cpu_block_ids)
 
 
 def _tenants(queue: WaitingQueue) -> list[pb.TenantLoad]:

@@ -1,7 +1,7 @@
 """One device's KV blocks: which are free, and how many hold each of the others."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 
 
 class BlockPool:
@@ -22,6 +22,11 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def free_block_ids(self) -> KeysView[int]:
+        """In the order in which they are taken."""
+        return self._free.keys()
 
     def ref_count(self, block_id: int) -> int:
         """How many hold the block."""

@@ -5,24 +5,31 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
 import zmq
 
-from octavo.scheduler.admin import start_admin_server
+from octavo.scheduler.admin import HealthServicer, start_admin_server
 from octavo.scheduler.admin_client import default_admin_address
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.config_flags import config_flags, read_config
-from octavo.scheduler.event_log import EventLogError, log_file, read_records, recorder
+from octavo.scheduler.event_log import EventLogError, Recorder, log_file, read_records, recorder
 from octavo.scheduler.event_log import replay as replay_log
 from octavo.scheduler.garbage import collect_seldom
+from octavo.scheduler.metrics import SchedulerMetrics
+from octavo.scheduler.request_spans import RequestSpans
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.shell import SchedulerShell
 from octavo.scheduler.step_feed import StepFeed
+from octavo.scheduler.vitals import Vitals
+from octavo.telemetry import tracing
+from octavo.telemetry.metrics import expose, serve
 from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint
 from octavo.wire.sockets import bind_router
 
@@ -65,46 +72,81 @@ _log = logging.getLogger(__name__)
     help="Write every event and plan to this file, for `octavo replay`; where it exists, to one beside it. It will hold"
     " prompts as token ids.",
 )
+@click.option(
+    "--metrics-listen",
+    envvar="OCTAVO_METRICS_LISTEN",
+    default="",
+    help="Where to serve Prometheus metrics, as host:port; never public. Default: nowhere.",
+)
+@click.option(
+    "--otlp-endpoint",
+    envvar="OCTAVO_OTLP_ENDPOINT",
+    default="",
+    help="OTLP collector (gRPC) to send traces to, as http://host:port. Default: no traces.",
+)
 def scheduler(
     frontend_endpoint: str,
     worker_endpoint: str,
     admin_address: str,
     insecure_tcp: bool,
     event_log: Path | None,
+    metrics_listen: str,
+    otlp_endpoint: str,
     **settings: Any,
 ) -> None:
     """Run the scheduler: it owns the queues and the block manager, and needs no GPU and no torch."""
     config = read_config(settings)
     collect_seldom()
-    asyncio.run(_serve(config, frontend_endpoint, worker_endpoint, admin_address, insecure_tcp, event_log))
+    places = _Places(frontend_endpoint, worker_endpoint, admin_address, insecure_tcp, event_log, metrics_listen)
+    with tracing.exported(otlp_endpoint, "octavo-scheduler"):
+        asyncio.run(_serve(config, places))
 
 
-async def _serve(
-    config: SchedulerConfig,
-    frontend_endpoint: str,
-    worker_endpoint: str,
-    admin_address: str,
-    insecure_tcp: bool,
-    event_log: Path | None,
-) -> None:
+@dataclass(frozen=True)
+class _Places:
+    """Where the scheduler listens, and writes its log if there is one; no metrics without an address."""
+
+    frontends: str
+    workers: str
+    admin: str
+    insecure_tcp: bool
+    event_log: Path | None
+    metrics: str
+
+
+async def _serve(config: SchedulerConfig, places: _Places) -> None:
+    spans = RequestSpans(time.monotonic)
+    metrics = SchedulerMetrics(time.monotonic, spans)
+    core, feed, servicer = Scheduler(config, secrets.randbits(64), metrics), StepFeed(), HealthServicer()
     with ExitStack() as held:
         with _start_errors():
-            for endpoint in (frontend_endpoint, worker_endpoint):
-                check_endpoint(endpoint, insecure_tcp=insecure_tcp)
-            for address in (frontend_endpoint, worker_endpoint, admin_address):
-                held.enter_context(claimed(address))
-            context = held.enter_context(zmq.Context())
-            frontends = held.enter_context(bind_router(context, frontend_endpoint))
-            workers = held.enter_context(bind_router(context, worker_endpoint))
-            core = Scheduler(config, epoch=secrets.randbits(64))
-            feed, logs = StepFeed(), []
-            if event_log:
-                logs.append(log_file(held.enter_context(_new_file(event_log, core.epoch))))
-            shell = SchedulerShell(core, frontends, workers, recorder(feed.append, *logs))
-            server = await start_admin_server(shell, feed, admin_address)
-        _log.info("epoch %016x: frontends at %s, workers at %s", shell.core.epoch, frontend_endpoint, worker_endpoint)
-        await _until_signal(shell)
+            frontends, workers = _bind(places, held)
+            shell = SchedulerShell(core, frontends, workers, _record(places, feed, core, held), begin_span=spans.begin)
+            if places.metrics:
+                expose("scheduler", metrics)
+                held.enter_context(serve(places.metrics))
+            server = await start_admin_server(shell, feed, places.admin, servicer)
+        _log.info("epoch %016x: frontends at %s, workers at %s", core.epoch, places.frontends, places.workers)
+        vitals = Vitals(shell, servicer, metrics.publish if places.metrics else None)
+        await _until_signal(shell.run(), vitals.follow())
         await server.stop(grace=1.0)
+
+
+def _bind(places: _Places, held: ExitStack) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
+    """The sockets of frontends and of workers."""
+    for endpoint in (places.frontends, places.workers):
+        check_endpoint(endpoint, insecure_tcp=places.insecure_tcp)
+    for address in (places.frontends, places.workers, places.admin):
+        held.enter_context(claimed(address))
+    context = held.enter_context(zmq.Context())
+    frontends = held.enter_context(bind_router(context, places.frontends))
+    return frontends, held.enter_context(bind_router(context, places.workers))
+
+
+def _record(places: _Places, feed: StepFeed, core: Scheduler, held: ExitStack) -> Recorder:
+    if places.event_log is None:
+        return recorder(feed.append)
+    return recorder(feed.append, log_file(held.enter_context(_new_file(places.event_log, core.epoch))))
 
 
 @contextmanager
@@ -125,8 +167,8 @@ def _new_file(path: Path, epoch: int) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
-async def _until_signal(shell: SchedulerShell) -> None:
-    running = asyncio.create_task(shell.run())
+async def _until_signal(*serving: Coroutine[None, None, None]) -> None:
+    running = asyncio.gather(*serving)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     try:

@@ -42,6 +42,8 @@ class Draft:
     # Those that lost their blocks to this step: kept in CPU memory, or to be recomputed.
     swapped_out: list[SequenceGroup] = field(default_factory=list)
     evicted: list[SequenceGroup] = field(default_factory=list)
+    # Those that it brings back from CPU memory.
+    resumed: list[SequenceGroup] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.step_id = self.replica.next_step_id
@@ -111,6 +113,7 @@ class Draft:
                 list(sequence.generated_token_ids),
                 sequence.num_computed,
                 group.sampling,
+                group.request.traceparent,
             )
         )
 
@@ -211,6 +214,7 @@ class Draft:
     def resume(self, group: SequenceGroup) -> None:
         """Brings a swapped group back and computes on."""
         self.swap_in += self.replica.swap_in(group)
+        self.resumed.append(group)
         self._compute_known(group, self.replica.holders(group))
 
     # -- send -------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from octavo.scheduler.block_pool import BlockPool
@@ -61,8 +62,8 @@ class KVCacheManager:
         self._windowed = [group for group, window in enumerate(windows) if window]
         self._prefix_caching = prefix_caching
         self._pool = BlockPool(num_blocks)
-        self._swap_space = SwapSpace(num_cpu_blocks)
         self._cache = PrefixCache(len(self._windows))
+        self._swap_space = SwapSpace(num_cpu_blocks, block_size, self._pool, self._cache)
         self._lookup = PrefixLookup(self._cache, block_size, self._windows)
         self._tables: dict[Sequence, BlockTable] = {}
         # Blocks by the step whose answer frees them.
@@ -92,18 +93,18 @@ class KVCacheManager:
     @property
     def num_pinned(self) -> int:
         """Blocks that pinned prefixes keep for good."""
-        return len({block_id for pin in self._pins.values() for block_id in pin.block_ids})
+        return len(self._all_pinned())
 
     @property
     def num_parked(self) -> int:
         """Blocks that are free as soon as outstanding steps are answered."""
-        parked = Counter(block_id for block_ids in self._parked.values() for block_id in block_ids)
+        parked = Counter(self.parked_block_ids)
         return sum(self._pool.ref_count(block_id) == count for block_id, count in parked.items())
 
     @property
     def num_cached_free(self) -> int:
-        """Free blocks that a prefix hit would find; counted by a walk over all that are cached."""
-        return sum(self._pool.ref_count(block_id) == 0 for block_id in self._cache.block_ids)
+        """Free blocks that a prefix hit would find."""
+        return len(self.cached_free_block_ids)
 
     @property
     def num_cpu_blocks(self) -> int:
@@ -129,6 +130,26 @@ class KVCacheManager:
     def block_table(self, sequence: Sequence) -> list[list[int]]:
         """The sequence's blocks, one list per KV group; to be read."""
         return self._tables[sequence].groups
+
+    def cpu_block_table(self, sequence: Sequence) -> list[list[int]]:
+        """The same for a sequence that is swapped out, in CPU blocks."""
+        return self._swap_space.table(sequence).groups
+
+    @property
+    def cached_free_block_ids(self) -> AbstractSet[int]:
+        """Free blocks that a prefix hit would find: a walk over the fewer of all that are free and all that are
+        cached."""
+        return self._pool.free_block_ids & self._cache.block_ids
+
+    @property
+    def parked_block_ids(self) -> list[int]:
+        """Blocks that wait for outstanding steps, as often as they do; others may hold them too."""
+        return [block_id for block_ids in self._parked.values() for block_id in block_ids]
+
+    @property
+    def pinned_block_ids(self) -> dict[str, list[int]]:
+        """The blocks of each pinned prefix, by its name."""
+        return {name: pin.block_ids for name, pin in self._pins.items()}
 
     def ref_count(self, block_id: int) -> int:
         """How many tables, parking lots and pins hold a block."""
@@ -323,7 +344,7 @@ class KVCacheManager:
 
         To be called before the step that brought this to light is booked as answered.
         """
-        pinned = {block_id for pin in self._pins.values() for block_id in pin.block_ids}
+        pinned = self._all_pinned()
         held = self._tables[sequence].block_ids if sequence is not None else []
         for block_id in {*self._cache.filled_by(sequence_id), *held} - pinned:
             self._cache.remove(block_id)
@@ -421,24 +442,13 @@ class KVCacheManager:
 
     def num_missing_swapped(self, sequences: Ordered[Sequence]) -> int:
         """Device blocks that a swapped group needs to come back and compute one more token for each sequence."""
-        tables = [(sequence, self._swap_space.table(sequence)) for sequence in sequences]
-        held = {block_id for sequence, table in tables for block_id in self._to_bring_back(sequence, table)}
-        new = sum(self.blocks_for(s.num_known) - len(table) * len(self._windows) for s, table in tables)
-        written = [b[-1] for s, table in tables if s.num_computed % self.block_size for b in table.groups]
-        # The last of a block's holders writes to it in place.
-        return len(held) + new + len(written) - len(set(written))
+        return self._swap_space.num_missing(sequences)
 
     def swap_in(self, sequences: Ordered[Sequence]) -> list[BlockMove]:
         """The way back, but for what others hold by then: that is shared. The tables get room for all known tokens."""
         moved: dict[int, int] = {}
         for sequence in sequences:
-            swapped = self._swap_space.table(sequence)
-            missing = self.blocks_for(sequence.num_known) // len(self._windows) - len(swapped)
-            groups = [
-                [self._bring_back(cpu_block, held, moved) for cpu_block, held in zip(blocks, found, strict=True)]
-                for blocks, found in zip(swapped.groups, self._held_by_others(sequence, swapped), strict=True)
-            ]
-            self._tables[sequence] = BlockTable([[*blocks, *self._take(missing)] for blocks in groups])
+            self._tables[sequence] = BlockTable(self._swap_space.bring_back(sequence, moved, self._take))
         for sequence in sequences:
             self._swap_space.drop(sequence)
         return [BlockMove(source, target) for source, target in moved.items()]
@@ -451,38 +461,6 @@ class KVCacheManager:
         """The blocks with any computed token in them."""
         count = -(-sequence.num_computed // self.block_size)
         return [blocks[:count] for blocks in self._tables[sequence].groups]
-
-    def _held_by_others(self, sequence: Sequence, swapped: BlockTable) -> list[list[int | None]]:
-        """For each entry of a swapped sequence's tables the device block, if any, that holds the same for others."""
-        num_full = min(sequence.num_computed, sequence.num_known) // self.block_size
-        hashes = block_hashes(sequence, self.block_size)[:num_full]
-        partial = [None] * (len(swapped) - num_full)
-        return [
-            [*(self._held_block(group, value) for value in hashes), *partial] for group in range(len(self._windows))
-        ]
-
-    def _held_block(self, group: int, value: bytes) -> int | None:
-        block_id = self._cache.confirmed_block(group, value)
-        return block_id if block_id is not None and self._pool.ref_count(block_id) else None
-
-    def _to_bring_back(self, sequence: Sequence, swapped: BlockTable) -> list[int]:
-        found = self._held_by_others(sequence, swapped)
-        return [
-            cpu_block
-            for blocks, held in zip(swapped.groups, found, strict=True)
-            for cpu_block, block_id in zip(blocks, held, strict=True)
-            if cpu_block != NULL_BLOCK and block_id is None
-        ]
-
-    def _bring_back(self, cpu_block: int, held: int | None, moved: dict[int, int]) -> int:
-        if cpu_block == NULL_BLOCK:
-            return NULL_BLOCK
-        block_id = moved.get(cpu_block) if held is None else held
-        if block_id is None:
-            (moved[cpu_block],) = self._take(1)
-            return moved[cpu_block]
-        self._pool.share([block_id])
-        return block_id
 
     # -- pin --------------------------------------------------------------------------------------------------------
 
@@ -509,6 +487,9 @@ class KVCacheManager:
         if pin.tail is not None:
             self._lookup.tails.remove(pin.tail)
         self._release(pin.block_ids)
+
+    def _all_pinned(self) -> set[int]:
+        return {block_id for pin in self._pins.values() for block_id in pin.block_ids}
 
     def is_pinned(self, name: str) -> bool:
         """Whether the prefix of this name is computed and kept here."""

@@ -9,7 +9,7 @@ import hashlib
 import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import KeysView
 
 from octavo.scheduler.sequence import Sequence
 from octavo.wire.base import Value
@@ -78,7 +78,7 @@ class PrefixCache:
         return len(self._content_of)
 
     @property
-    def block_ids(self) -> Collection[int]:
+    def block_ids(self) -> KeysView[int]:
         """All blocks with indexed content."""
         return self._content_of.keys()
 

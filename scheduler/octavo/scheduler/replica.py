@@ -121,6 +121,16 @@ class Replica:
         """Blocks that pinned prefixes may take."""
         return int(self.kv.num_blocks * self.config.max_pinned_share)
 
+    @property
+    def answered_at(self) -> float:
+        """When it answered last, or registered."""
+        return self._answered_at
+
+    @property
+    def step_allowance(self) -> float:
+        """Seconds that the step may take whose answer comes next; 0 if there is none."""
+        return self._deadlines.allowance(self.outstanding[0].num_tokens) if self.outstanding else 0.0
+
     def new_sequence_id(self) -> int:
         """A name for one stay of a sequence."""
         self._next_sequence_id += 1
@@ -129,8 +139,8 @@ class Replica:
     def heard(self, now: float) -> None:
         self._heard_at = now
 
-    def answered(self, step: OutstandingStep, now: float, *, done: bool) -> None:
-        """Books the answer to the oldest outstanding step."""
+    def answered(self, step: OutstandingStep, now: float, *, done: bool) -> float:
+        """Books the answer to the oldest outstanding step; how long it took, in seconds."""
         assert self.outstanding[0] is step
         seconds = now - max(step.sent_at, self._answered_at)
         self._deadlines.observe(step.num_tokens, seconds)
@@ -140,6 +150,7 @@ class Replica:
         self.answered_step_id = step.step_id
         self.outstanding.popleft()
         self.kv.step_answered(step.step_id, valid=done)
+        return seconds
 
     def overdue(self, now: float) -> str | None:
         """Why the worker counts as lost, if it does: its step is late, or with nothing to compute it is silent."""
@@ -149,7 +160,7 @@ class Replica:
         step = self.outstanding[0]
         # Plans run in order: the clock of a step starts at the answer before it.
         elapsed = now - max(step.sent_at, self._answered_at)
-        allowance = self._deadlines.allowance(step.num_tokens)
+        allowance = self.step_allowance
         return f"step {step.step_id} has taken {elapsed:.1f} s of {allowance:.1f} s" if elapsed > allowance else None
 
     def add(self, group: SequenceGroup) -> None:

@@ -7,7 +7,7 @@ from octavo.scheduler.beam_search import Beam, Continuation
 from octavo.scheduler.replica import OutstandingStep, Replica
 from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.wire import history
-from octavo.wire.requests import Delta
+from octavo.wire.requests import Delta, FinishReason
 from octavo.wire.sampling import Logprobs
 from octavo.wire.steps import (
     Candidates,
@@ -25,10 +25,12 @@ _NO_LOGPROBS: list[Logprobs] = []
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step brought: deltas by frontend, groups that have ended, and prefixes whose KV is computed."""
+    """What a step brought: deltas by frontend, groups that have ended, why sequences have, and prefixes whose KV is
+    computed."""
 
     deltas: defaultdict[int, list[Delta]] = field(default_factory=lambda: defaultdict(list))
     finished: list[SequenceGroup] = field(default_factory=list)
+    reasons: list[FinishReason] = field(default_factory=list)
     prefixes: list[SequenceGroup] = field(default_factory=list)
 
 
@@ -149,6 +151,7 @@ def _append_sampled(
         )
     )
     if sequence.finish_reason is not None:
+        outcome.reasons.append(sequence.finish_reason)
         _finish(replica, group, sequence, outcome)
 
 
@@ -248,4 +251,5 @@ def _end_search(replica: Replica, group: SequenceGroup, outcome: Outcome) -> Non
         )
         for index, hypothesis in enumerate(best)
     ]
+    outcome.reasons += [hypothesis.finish_reason for hypothesis in best]
     outcome.finished.append(group)

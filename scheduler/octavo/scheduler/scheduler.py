@@ -32,16 +32,22 @@ from octavo.scheduler.events import (
     Tick,
 )
 from octavo.scheduler.kv_cache_manager import KVCacheManager
+from octavo.scheduler.notices import NoticeBoard
+from octavo.scheduler.observer import SchedulerObserver
 from octavo.scheduler.placement import POLICIES, next_admission
 from octavo.scheduler.prefix_cache import root_hash
 from octavo.scheduler.prefix_pins import PrefixPins
+from octavo.scheduler.queue_times import QueueTimes, describe_wait
 from octavo.scheduler.replica import OutstandingStep, Replica
 from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus, new_sequences
 from octavo.scheduler.waiting_queue import WaitingQueue
 from octavo.wire.requests import (
     Deltas,
+    FinishReason,
     FrontendWelcome,
     Lease,
+    NoticeKind,
+    Notices,
     PinRefused,
     Prefix,
     PrefixesChanged,
@@ -74,9 +80,10 @@ class Frontend:
 class Scheduler:
     """Queues, replicas and leases. `handle` every event, then `schedule` once for all that arrived together."""
 
-    def __init__(self, config: SchedulerConfig, epoch: int) -> None:
+    def __init__(self, config: SchedulerConfig, epoch: int, observer: SchedulerObserver | None = None) -> None:
         self.config = config
         self.epoch = epoch
+        self._observer = observer or SchedulerObserver()
         self.waiting = WaitingQueue(config.tenant_weights)
         self.prefixes = PrefixPins()
         # By incarnation, in order of registration.
@@ -87,6 +94,8 @@ class Scheduler:
         self.model: ModelInfo | None = None
         self._frontends: dict[int, Frontend] = {}
         self._replica_of: dict[SequenceGroup, Replica] = {}
+        self._notices = NoticeBoard()
+        self._queue_times = QueueTimes()
         self._next_serial = 1
         self._effects: list[Effect] = []
         self.preemptions = 0
@@ -131,15 +140,16 @@ class Scheduler:
                 self._answer(self.replicas[replica_id], result, now)
             case Tick():
                 self._tick(now)
-        return self._take_effects()
+        return self._take_effects(now)
 
     def schedule(self, now: float) -> list[Effect]:
         """Plans a step for every replica that can take one, and admits from the waiting queue to these steps."""
+        self._reject_overdue(now)
         policy = POLICIES[self.config.policy]
         head = next(self.waiting.candidates(1, self._is_runnable), None)
         drafts = [draft for replica in self.replicas.values() if (draft := self._draft(replica, head, now))]
         while admission := next_admission(self.waiting, drafts, self._is_runnable, self.config, now):
-            self._admit(*admission)
+            self._admit(*admission, now)
         for draft in drafts:
             if policy.end(draft):
                 plan = draft.send(self.epoch, now)
@@ -148,7 +158,9 @@ class Scheduler:
                     served = (group for group, _ in (*draft.samplers, *draft.beams))
                     self.waiting.charge_each(group for group in served if group.prefix_name is None)
             self._requeue_preempted(draft)
-        return self._take_effects()
+        if drafts or not self.replicas:
+            self._notices.passed()
+        return self._take_effects(now)
 
     def replica_of_worker(self, worker_id: str) -> Replica | None:
         """The replica that the worker of this name registered last."""
@@ -181,6 +193,7 @@ class Scheduler:
         held = groups.get(request.request_id)
         if held and held.request.attempt >= request.attempt:
             # A frontend counts its submissions: the same came twice, or an older one late.
+            self._observer.ended(request.traceparent)
             return
         if held:
             self._drop(held)
@@ -190,6 +203,8 @@ class Scheduler:
         group = self._new_group(request, frontend_id, now)
         groups[request.request_id] = group
         self.waiting.enter(group)
+        self._queue_times.add(group)
+        self._notices.enters(group)
 
     def _new_group(self, request: Request, frontend_id: int, now: float) -> SequenceGroup:
         arrival = now - request.age_ms / 1000.0
@@ -214,7 +229,7 @@ class Scheduler:
         named = {lease.request_id: lease.attempt for lease in live}
         for group in list(frontend.groups.values()):
             if named.get(group.request.request_id) != group.request.attempt:
-                self._drop(group)
+                self._abandon(group)
         unknown = [lease for lease in live if lease.request_id not in frontend.groups]
         self._to_frontend(frontend_id, Renewed(self.epoch, unknown, self.status()))
 
@@ -222,7 +237,7 @@ class Scheduler:
         groups = self._frontends[frontend_id].groups
         for request_id in request_ids:
             if group := groups.get(request_id):
-                self._drop(group)
+                self._abandon(group)
 
     def _end_sequence(self, frontend_id: int, request_id: str, attempt: int, sequence_index: int) -> None:
         group = self._frontends[frontend_id].groups.get(request_id)
@@ -230,6 +245,8 @@ class Scheduler:
             return
         wanted = [sequence for sequence in group.live if not sequence.is_unwanted]
         ended = [sequence for sequence in wanted if sequence.index == sequence_index]
+        if ended:
+            self._observer.finished(FinishReason.STOP)
         if wanted == ended:
             self._drop(group)
         elif ended:
@@ -246,9 +263,14 @@ class Scheduler:
 
     def _lose_frontend(self, frontend_id: int) -> None:
         for group in list(self._frontends[frontend_id].groups.values()):
-            self._drop(group)
+            self._abandon(group)
         del self._frontends[frontend_id]
         self._effects.append(FrontendLost(frontend_id))
+
+    def _abandon(self, group: SequenceGroup) -> None:
+        """Nobody waits for the group any more."""
+        self._observer.aborted()
+        self._drop(group)
 
     def _drop(self, group: SequenceGroup) -> None:
         """Ends a group wherever it is; its blocks come back once outstanding steps are answered."""
@@ -261,6 +283,9 @@ class Scheduler:
 
     def _forget(self, group: SequenceGroup) -> None:
         self.waiting.leave(group)
+        self._queue_times.discard(group)
+        self._notices.forget(group)
+        self._observer.ended(group.request.traceparent)
         if group.frontend_id is not None:
             del self._frontends[group.frontend_id].groups[group.request_id]
 
@@ -334,13 +359,16 @@ class Scheduler:
                 group.preemptions += 1
                 for sequence in group.live:
                     sequence.restart()
-                self._requeue(group)
+                self._requeue(group, NoticeKind.WORKER_LOST)
+        self._observer.replica_lost()
         self._effects.append(ReplicaLost(replica_id, reason))
         self._tell_status()
 
-    def _requeue(self, group: SequenceGroup) -> None:
+    def _requeue(self, group: SequenceGroup, why: NoticeKind) -> None:
         del self._replica_of[group]
         self.waiting.resume(group)
+        self._notices.stops(group, why)
+        self._observer.traced(group.request.traceparent, why.name.lower())
 
     def status(self) -> ServiceStatus:
         """What frontends need to know of the replicas."""
@@ -364,16 +392,31 @@ class Scheduler:
         """Whether any replica could ever hold the group; not if its own, a larger one, was lost."""
         return any(has_capacity(group.request, replica) for replica in self.replicas.values())
 
-    def _admit(self, group: SequenceGroup, draft: Draft) -> None:
+    def _admit(self, group: SequenceGroup, draft: Draft, now: float) -> None:
+        has_run, is_new_here = group.has_run, group.cached_prompt_tokens is None
         self.waiting.remove(group)
+        self._queue_times.discard(group)
         self._replica_of[group] = draft.replica
         self.waiting.charge(group, draft.admit(group))
+        self._notices.runs(group)
+        if not has_run:
+            self._observer.admitted(now - group.arrival)
+            self._observer.traced(group.request.traceparent, "admitted")
+        if is_new_here:
+            self._observer.prefix_lookup(len(group.request.prompt_token_ids), group.cached_prompt_tokens or 0)
 
     def _requeue_preempted(self, draft: Draft) -> None:
         self.preemptions += len(draft.evicted) + len(draft.swapped_out)
         self.swaps += len(draft.swapped_out)
         for group in draft.evicted:
+            self._observer.preempted(swapped=False)
             self._come_back(draft.replica, group)
+        for group in draft.swapped_out:
+            self._observer.preempted(swapped=True)
+            self._notices.stops(group, NoticeKind.PREEMPTED)
+            self._observer.traced(group.request.traceparent, "preempted")
+        for group in draft.resumed:
+            self._notices.runs(group)
 
     def _answer(self, replica: Replica, result: StepResult, now: float) -> None:
         step = replica.outstanding[0] if replica.outstanding else None
@@ -382,9 +425,11 @@ class Scheduler:
             return
         done = result.outcome is StepOutcome.DONE
         failures = results.separate(replica, step, result.failed)
-        replica.answered(step, now, done=done)
+        seconds = replica.answered(step, now, done=done)
         if done:
             replica.stats.add(step, result)
+            num_sampled = len(result.sampled) + len(result.candidates)
+            self._observer.step(step.num_tokens, num_sampled, len(step.groups), seconds)
             self._end_failed(replica, failures)
             self._book(replica, results.accept(replica, step, result))
         else:
@@ -395,6 +440,8 @@ class Scheduler:
     def _book(self, replica: Replica, outcome: results.Outcome) -> None:
         for frontend_id, deltas in outcome.deltas.items():
             self._to_frontend(frontend_id, Deltas(self.epoch, deltas))
+        for reason in outcome.reasons:
+            self._observer.finished(reason)
         for group in outcome.finished:
             replica.remove(group)
             del self._replica_of[group]
@@ -434,7 +481,7 @@ class Scheduler:
 
     def _come_back(self, replica: Replica, group: SequenceGroup) -> None:
         if group.prefix_name is None:
-            self._requeue(group)
+            self._requeue(group, NoticeKind.PREEMPTED)
         else:
             replica.prefixes.append(group)
 
@@ -447,6 +494,15 @@ class Scheduler:
         for replica in list(self.replicas.values()):
             if reason := replica.overdue(now):
                 self._lose_replica(replica.replica_id, reason)
+        self._notices.follow(self.waiting, now)
+
+    def _reject_overdue(self, now: float) -> None:
+        """Before anything is admitted, so that nothing is computed of those whose time is over."""
+        if overdue := self._queue_times.overdue(now):
+            positions = self.waiting.positions(overdue)
+            for group, position in zip(overdue, positions, strict=True):
+                detail = describe_wait(group, position, self.replicas.values(), now)
+                self._reject(group, RejectReason.QUEUE_TIMEOUT, detail)
 
     def _reject(self, group: SequenceGroup, reason: RejectReason, detail: str) -> None:
         """Ends a group that was accepted."""
@@ -455,14 +511,25 @@ class Scheduler:
         self._drop(group)
 
     def _refuse(self, frontend_id: int, request: Request, reason: RejectReason, detail: str) -> None:
+        self._observer.rejected(reason)
+        self._observer.ended(request.traceparent, reason)
         self._to_frontend(frontend_id, Rejected(self.epoch, request.request_id, request.attempt, reason, detail))
 
     def _to_frontend(self, frontend_id: int, message: ToFrontend) -> None:
         self._effects.append(SendToFrontend(frontend_id, message))
 
-    def _take_effects(self) -> list[Effect]:
+    def _take_effects(self, now: float) -> list[Effect]:
+        if len(self._notices):
+            for frontend_id, notices in self._notices.take(self._positions, now).items():
+                self._to_frontend(frontend_id, Notices(self.epoch, notices))
         effects, self._effects = self._effects, []
         return effects
+
+    def _positions(self, groups: list[SequenceGroup]) -> list[int]:
+        """Where groups that wait, or are swapped out, come in their queues, from 1 on."""
+        waiting = [group for group in groups if group not in self._replica_of]
+        found = dict(zip(waiting, self.waiting.positions(waiting), strict=True))
+        return [found.get(group) or self._replica_of[group].swapped.index(group) + 1 for group in groups]
 
 
 def _fail_step(replica: Replica, step: OutstandingStep, result: StepResult) -> None:

@@ -197,6 +197,11 @@ class SequenceGroup:
         return self.request.request_id
 
     @property
+    def has_run(self) -> bool:
+        """Whether it was ever admitted, as far as is known: here, or before it was submitted again."""
+        return self.cached_prompt_tokens is not None or any(known.token_ids for known in self.request.generated)
+
+    @property
     def live(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence.status is not SequenceStatus.FINISHED]
 

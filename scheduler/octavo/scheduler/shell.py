@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -33,7 +34,17 @@ from octavo.scheduler.events import (
 from octavo.scheduler.scheduler import Scheduler
 from octavo.wire.base import SCHEMA_VERSION, Message
 from octavo.wire.codec import WireError, decode_from_frontend, decode_from_worker, encode
-from octavo.wire.requests import Abort, EndSequence, FrontendHello, PinPrefixes, Refused, Renew, Submit, Unregistered
+from octavo.wire.requests import (
+    Abort,
+    EndSequence,
+    FrontendHello,
+    PinPrefixes,
+    Refused,
+    Renew,
+    Request,
+    Submit,
+    Unregistered,
+)
 from octavo.wire.steps import (
     Heartbeat,
     StepPlan,
@@ -108,9 +119,11 @@ class SchedulerShell:
         worker_socket: "zmq.Socket[bytes]",
         record: Recorder = write_nothing,
         clock: Callable[[], float] = time.monotonic,
+        begin_span: Callable[[Request], Request] = lambda request: request,
     ) -> None:
         self.core = core
         self._record = record
+        self._begin_span = begin_span
         record(Began(SCHEMA_VERSION, core.epoch, core.config))
         self.dropped_messages = 0
         self._frontends = Wire(frontend_socket)
@@ -177,6 +190,8 @@ class SchedulerShell:
             self._drop(f"{type(message).__name__} from an unregistered frontend")
             self._frontends.reply(connection, Unregistered(self.core.epoch))
             return
+        if isinstance(message, Submit):
+            message = msgspec.structs.replace(message, request=self._begin_span(message.request))
         self._handle(_frontend_event(frontend_id, message), now)
 
     def _frontend_hello(self, connection: bytes, hello: FrontendHello, now: float) -> None:

@@ -1,16 +1,29 @@
-"""CPU blocks, and what swapped sequences keep in them."""
+"""CPU blocks, what swapped sequences keep in them, and what it takes to bring that back."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 
 from octavo.scheduler.block_pool import BlockPool
 from octavo.scheduler.block_table import BlockTable
+from octavo.scheduler.prefix_cache import PrefixCache, block_hashes
 from octavo.scheduler.sequence import Sequence
 from octavo.wire.base import NULL_BLOCK
 
+# Gives so many device blocks, all new.
+Take = Callable[[int], list[int]]
+
 
 class SwapSpace:
-    """The tables of swapped sequences; their blocks are numbers in a pool of their own."""
+    """The tables of swapped sequences; their blocks are numbers in a pool of their own.
 
-    def __init__(self, num_blocks: int) -> None:
+    `device` and `cache` are those of the device's blocks: what others hold there by now need not be brought back.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, device: BlockPool, cache: PrefixCache) -> None:
         self._pool = BlockPool(num_blocks)
+        self._block_size = block_size
+        self._device = device
+        self._cache = cache
         self._tables: dict[Sequence, BlockTable] = {}
 
     @property
@@ -40,6 +53,62 @@ class SwapSpace:
         else:
             (moved[block_id],) = self._pool.allocate(1)
         return moved[block_id]
+
+    def num_missing(self, sequences: Ordered[Sequence]) -> int:
+        """Device blocks that a swapped group needs to come back and compute one more token for each sequence."""
+        held = {block_id for sequence in sequences for block_id in self._to_bring_back(sequence)}
+        new = sum(self._num_new(sequence) * len(self._tables[sequence].groups) for sequence in sequences)
+        begun = [sequence for sequence in sequences if sequence.num_computed % self._block_size]
+        written = [blocks[-1] for sequence in begun for blocks in self._tables[sequence].groups]
+        # The last of a block's holders writes to it in place.
+        return len(held) + new + len(written) - len(set(written))
+
+    def bring_back(self, sequence: Sequence, moved: dict[int, int], take: Take) -> list[list[int]]:
+        """The sequence's tables on the device, with room for all its known tokens: of what others hold there, shared;
+        of the rest in new blocks, each with its CPU block added to `moved`, unless it has one already."""
+        swapped = self._tables[sequence]
+        return [
+            [self._return(cpu_block, held, moved, take) for cpu_block, held in zip(blocks, found, strict=True)]
+            + take(self._num_new(sequence))
+            for blocks, found in zip(swapped.groups, self._held_by_others(sequence), strict=True)
+        ]
+
+    def _return(self, cpu_block: int, held: int | None, moved: dict[int, int], take: Take) -> int:
+        if cpu_block == NULL_BLOCK:
+            return NULL_BLOCK
+        block_id = moved.get(cpu_block) if held is None else held
+        if block_id is None:
+            (moved[cpu_block],) = take(1)
+            return moved[cpu_block]
+        self._device.share([block_id])
+        return block_id
+
+    def _num_new(self, sequence: Sequence) -> int:
+        """Blocks of each KV group for known tokens that were not computed."""
+        return -(-sequence.num_known // self._block_size) - len(self._tables[sequence])
+
+    def _to_bring_back(self, sequence: Sequence) -> list[int]:
+        found = self._held_by_others(sequence)
+        return [
+            cpu_block
+            for blocks, held in zip(self._tables[sequence].groups, found, strict=True)
+            for cpu_block, block_id in zip(blocks, held, strict=True)
+            if cpu_block != NULL_BLOCK and block_id is None
+        ]
+
+    def _held_by_others(self, sequence: Sequence) -> list[list[int | None]]:
+        """For each entry of the sequence's tables the device block, if any, that holds the same for others."""
+        swapped = self._tables[sequence]
+        num_full = min(sequence.num_computed, sequence.num_known) // self._block_size
+        hashes = block_hashes(sequence, self._block_size)[:num_full]
+        partial = [None] * (len(swapped) - num_full)
+        return [
+            [*(self._held_block(group, value) for value in hashes), *partial] for group in range(len(swapped.groups))
+        ]
+
+    def _held_block(self, group: int, value: bytes) -> int | None:
+        block_id = self._cache.confirmed_block(group, value)
+        return block_id if block_id is not None and self._device.ref_count(block_id) else None
 
     def drop(self, sequence: Sequence) -> None:
         """Gives a sequence's blocks up."""

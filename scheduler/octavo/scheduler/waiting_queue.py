@@ -11,7 +11,7 @@ than that by a lower priority's wait cannot get in front of it.
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 
 from octavo.scheduler.sequence import SequenceGroup
 
@@ -46,6 +46,22 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[SequenceGroup]:
         """In the order in which they would be admitted if all fitted and all were equally long."""
         return chain(self._resumed, *(tenant.waiting for tenant in self._by_service()))
+
+    def positions(self, groups: Iterable[SequenceGroup]) -> list[int]:
+        """Where each of some groups that wait comes in that order, from 1 on."""
+        tenants = self._by_service()
+        before = list(accumulate((len(tenant.waiting) for tenant in tenants), initial=len(self._resumed)))
+        first = {tenant.name: count for tenant, count in zip(tenants, before, strict=False)}
+        return [self._position(group, first) for group in groups]
+
+    def _position(self, group: SequenceGroup, first: Mapping[str, int]) -> int:
+        """`first`: how many come before each tenant."""
+        place = _place(self._resumed, group)
+        if place is None:
+            place = _place(self.tenant(group).waiting, group)
+            assert place is not None, f"request {group.request_id} is not waiting"
+            place += first[group.request.tenant]
+        return place + 1
 
     @property
     def tenants(self) -> list[Tenant]:
@@ -133,8 +149,13 @@ class WaitingQueue:
 
 
 def _remove(groups: list[SequenceGroup], group: SequenceGroup) -> bool:
-    position = bisect.bisect_left(groups, group.order, key=lambda waiting: waiting.order)
-    if position == len(groups) or groups[position] is not group:
+    place = _place(groups, group)
+    if place is None:
         return False
-    del groups[position]
+    del groups[place]
     return True
+
+
+def _place(groups: list[SequenceGroup], group: SequenceGroup) -> int | None:
+    place = bisect.bisect_left(groups, group.order, key=lambda waiting: waiting.order)
+    return place if place < len(groups) and groups[place] is group else None

@@ -18,7 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from octavo.kernels.triton import draw as draw_module
 from octavo.kernels.triton import stats
 from octavo.testing.choosers import beam, chooser
+from octavo.testing.constraints import DIGITS, WORDS, compiled
 from octavo.testing.plain_sampler import plain_choice, plain_logprobs
+from octavo.testing.tiny_model import END_TOKEN_ID, VOCAB_SIZE, write_byte_model
 from octavo.wire.sampling import Logprobs
 from octavo.wire.steps import Candidates, FailureReason
 from octavo.worker.gpu import logprobs
@@ -26,6 +28,8 @@ from octavo.worker.gpu.logprobs import device_token_logprobs
 from octavo.worker.gpu.sampler import launch, launch_broken, warm_up
 from octavo.worker.gpu.timeline import mark
 from octavo.worker.gpu.transfer import download
+from octavo.worker.grammar_masks import NO_MASKS, Masks, masks_of
+from octavo.worker.grammars import Grammars
 from octavo.worker.largest import ranked
 from octavo.worker.logprobs import NotFiniteError, token_logprobs
 from octavo.worker.sampler import Choices, broken, choose
@@ -47,8 +51,8 @@ def quick() -> Iterator[None]:
         yield
 
 
-def chosen(logits: Tensor, rows: list[WorkerSequence]) -> Choices:
-    launched = launch(logits.to(DEVICE), rows)
+def chosen(logits: Tensor, rows: list[WorkerSequence], masks: Masks = NO_MASKS) -> Choices:
+    launched = launch(logits.to(DEVICE), rows, masks)
     mark(DEVICE).wait()
     assert torch.equal(launched.tokens.cpu(), launched.token_ids)
     return launched.choices()
@@ -206,6 +210,61 @@ def test_a_sequence_that_excludes_every_token_fails_alone(params: dict[str, Any]
         (9, FailureReason.NO_TOKEN_LEFT),
     ]
     assert_same(choices, choose(logits, rows))
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    directory = tmp_path_factory.mktemp("model")
+    write_byte_model(directory)
+    return Grammars(directory)
+
+
+def constrained_rows(grammars: Grammars) -> list[WorkerSequence]:
+    """Some that go on, some that must end, some that cannot, between others without a grammar."""
+    digits, words = compiled(DIGITS, grammars.vocabulary), compiled(WORDS, grammars.vocabulary)
+    whole = grammars.vocabulary.tokenize_str("yes")
+    return [
+        chooser(seed=1, top_k=9),
+        chooser(seed=2, grammar=digits, logprobs=3),
+        chooser(seed=3, grammar=digits, temperature=0.0, repetition_penalty=1.5, generated=whole[:0]),
+        beam(2, seed=4, grammar=words, stop_token_ids=[END_TOKEN_ID]),
+        beam(2, seed=5),
+        chooser(seed=6, grammar=words, generated=whole, top_p=0.5),
+        chooser(seed=7, grammar=words, generated=whole, stop_token_ids=[END_TOKEN_ID], min_tokens=9),
+        beam(1, seed=8, grammar=digits, generated=whole),
+        chooser(seed=9, grammar="start: !", logit_bias=[(3, 50.0)]),
+        chooser(seed=10, banned_token_ids=[4], logprobs=1),
+    ]
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 300, 200])
+def test_grammars_leave_what_they_do_on_a_cpu(grammars: Grammars, vocab_size: int) -> None:
+    rows = constrained_rows(grammars)
+    masks, logits = masks_of(rows, grammars), random_logits(len(rows), vocab_size)
+    found, expected = chosen(logits, rows, masks), choose(logits, rows, masks)
+    assert_same(found, expected)
+    assert [(each.sequence_id, each.reason) for each in found.failed][-2:] == [
+        (8, FailureReason.BAD_GRAMMAR),
+        (9, FailureReason.BAD_GRAMMAR),
+    ]
+    assert {each.sequence_id for each in found.sampled} >= {1, 2, 3, 10}
+    constrained = rows[1:4]
+    alone = chosen(logits[1:4], constrained, masks_of(constrained, grammars))
+    ids = {each.sequence_id for each in constrained}
+    assert alone.sampled == [each for each in found.sampled if each.sequence_id in ids]
+    assert alone.candidates == [each for each in found.candidates if each.sequence_id in ids]
+
+
+def test_nothing_waits_where_there_are_grammars(
+    grammars: Grammars, strict_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = constrained_rows(grammars)
+    logits = random_logits(len(rows), VOCAB_SIZE).to(DEVICE)
+    with never_waiting(monkeypatch):
+        masks = masks_of(rows, grammars)
+        launched = launch(logits, rows, masks)
+    mark(DEVICE).wait()
+    assert len(launched.choices().sampled) == 5
 
 
 def test_no_rows_no_choices() -> None:

@@ -7,14 +7,16 @@ to add up to one again. There is no temperature.
 from torch import Tensor
 
 from octavo.wire.steps import Candidates
+from octavo.worker.grammar_masks import NO_MASKS, Masks
 from octavo.worker.largest import largest
 from octavo.worker.logits_processors import is_processed, process
 from octavo.worker.logprobs import listed, log_norms
 from octavo.worker.sequences import WorkerSequence
 
 
-def beam_candidates(logits: Tensor, beams: list[WorkerSequence]) -> list[Candidates]:
-    """The candidates of each of `beams` from its row of `logits` ([rows, vocab_size] fp32, the model's own).
+def beam_candidates(logits: Tensor, beams: list[WorkerSequence], masks: Masks = NO_MASKS) -> list[Candidates]:
+    """The candidates of each of `beams` from its row of `logits` ([rows, vocab_size] fp32, the model's own); `masks`
+    of those with grammars.
 
     So many that, even if all that could end a hypothesis are among them, each beam can go on: those that no processor
     excludes, in falling order, equal ones by rising id. Raises `NotFiniteError`.
@@ -23,7 +25,7 @@ def beam_candidates(logits: Tensor, beams: list[WorkerSequence]) -> list[Candida
     counts = [num_candidates(beam) for beam in beams]
     logprobs = logits - top - norm
     if any(is_processed(beam) for beam in beams):
-        process(logprobs, beams)
+        process(logprobs, beams, masks)
     values, tokens = largest(logprobs, max(counts))
     rows = zip(beams, listed(tokens, values, counts), strict=True)
     return [Candidates(beam.sequence_id, token_ids, values) for beam, (token_ids, values) in rows]

@@ -1,13 +1,17 @@
 """The command `octavo worker`: flags to configuration, configuration to a running worker, errors to one line."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 import zmq
 
+from octavo.telemetry import tracing
+from octavo.telemetry.metrics import MetricsError, expose
+from octavo.telemetry.metrics import serve as serve_metrics
 from octavo.wire.codec import WireError
 from octavo.wire.costs import StepCosts
 from octavo.wire.endpoints import EndpointError, default_endpoint, runtime_directory
@@ -30,6 +34,7 @@ from octavo.worker.gpu.options import GpuOptions
 from octavo.worker.health import health_server
 from octavo.worker.liveness import Liveness
 from octavo.worker.loop import serve
+from octavo.worker.metrics import WorkerMetrics
 from octavo.worker.protocol import RefusedError
 from octavo.worker.runner import DeviceLostError, Runner
 
@@ -236,6 +241,18 @@ def _parsed(parse: Callable[[str], object]) -> Callable[[click.Context, click.Pa
     show_default=True,
     help="The windows of the fake device's KV groups; 0 sees all tokens.",
 )
+@click.option(
+    "--metrics-listen",
+    envvar="OCTAVO_METRICS_LISTEN",
+    default="",
+    help="Where to serve Prometheus metrics, as host:port; never public. Default: nowhere.",
+)
+@click.option(
+    "--otlp-endpoint",
+    envvar="OCTAVO_OTLP_ENDPOINT",
+    default="",
+    help="OTLP collector (gRPC) to send traces to, as http://host:port. Default: no traces.",
+)
 def worker(**options: Any) -> None:
     """Run one worker: it loads the model, joins the scheduler and computes its plans until SIGTERM."""
     try:
@@ -249,14 +266,21 @@ def worker(**options: Any) -> None:
 
 def run(config: WorkerConfig) -> None:
     """Runs a worker to its end. Raises `click.ClickException` with one line if it cannot start or is refused."""
-    liveness = Liveness()
+    liveness, metrics = Liveness(), WorkerMetrics()
     try:
-        with health_server(config.health_address, liveness):
+        with health_server(config.health_address, liveness), _told(config, metrics):
             runner = _make_runner(config)
             click.echo(describe(runner, exact=config.numerics == "exact"))
-            costs = _measured_costs(runner, config)
-            serve(runner, worker_id=config.worker_id, endpoint=config.endpoint, liveness=liveness, costs=costs)
-    except EndpointError as error:
+            metrics.loaded(config.worker_id, runner)
+            serve(
+                runner,
+                worker_id=config.worker_id,
+                endpoint=config.endpoint,
+                liveness=liveness,
+                costs=_measured_costs(runner, config),
+                metrics=metrics,
+            )
+    except (EndpointError, MetricsError) as error:
         raise click.ClickException(str(error)) from error
     except WireError as error:
         raise click.ClickException(f"this worker cannot be offered to a scheduler: {error}") from error
@@ -269,6 +293,17 @@ def run(config: WorkerConfig) -> None:
         raise click.ClickException(f"the scheduler refused this worker: {error}") from error
     except zmq.ZMQError as error:
         raise click.ClickException(f"cannot use {config.endpoint}: {error}; check --worker-endpoint") from error
+
+
+@contextmanager
+def _told(config: WorkerConfig, metrics: WorkerMetrics) -> Iterator[None]:
+    """Serves metrics and sends traces, where these are asked for."""
+    with ExitStack() as held:
+        held.enter_context(tracing.exported(config.otlp_endpoint, "octavo-worker"))
+        if config.metrics_listen:
+            expose("worker", metrics)
+            held.enter_context(serve_metrics(config.metrics_listen))
+        yield
 
 
 def describe(runner: Runner, *, exact: bool = False) -> str:
@@ -347,7 +382,7 @@ def _one_line(error: BaseException) -> str:
 def _make_fake_runner(config: WorkerConfig, directory: Path) -> Runner:
     from octavo.worker.fake_runner import FakeRunner
 
-    return FakeRunner(
+    runner = FakeRunner(
         directory,
         load_format=config.load_format,
         block_size=config.block_size,
@@ -358,6 +393,8 @@ def _make_fake_runner(config: WorkerConfig, directory: Path) -> Runner:
         step_ms=config.fake_step_ms,
         eos_probability=config.fake_eos_probability,
     )
+    runner.grammars.load()
+    return runner
 
 
 def _make_model_runner(config: WorkerConfig, directory: Path) -> Runner:
@@ -370,7 +407,7 @@ def _make_model_runner(config: WorkerConfig, directory: Path) -> Runner:
     from octavo.worker.weights import WeightsError
 
     try:
-        return ModelRunner(
+        runner = ModelRunner(
             directory,
             load_format=config.load_format,
             model_impl=config.model_impl,
@@ -399,6 +436,8 @@ def _make_model_runner(config: WorkerConfig, directory: Path) -> Runner:
             f"{config.device} has too little memory for {config.model}: end what else runs there, lower"
             f" --max-num-batched-tokens, or serve a smaller model; torch says: {_one_line(error)}"
         ) from error
+    runner.grammars.load()
+    return runner
 
 
 def _usual_threads() -> int:

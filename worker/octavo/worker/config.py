@@ -66,6 +66,8 @@ class WorkerConfig:
     fake_step_ms: float
     fake_eos_probability: float
     fake_windows: tuple[int, ...]
+    metrics_listen: str = ""
+    otlp_endpoint: str = ""
 
     def __post_init__(self) -> None:
         check_endpoint(self.endpoint, insecure_tcp=self.insecure_tcp)

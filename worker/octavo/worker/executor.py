@@ -9,6 +9,8 @@ from torch import Tensor
 from octavo.kernels.backend import GroupBatch
 from octavo.wire.steps import BlockMoves, StepTimes
 from octavo.worker.batch import Batch, build_batch
+from octavo.worker.grammar_masks import masks_of
+from octavo.worker.grammars import Grammars
 from octavo.worker.kv_cache import KVCache
 from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.paging import Paging
@@ -21,10 +23,11 @@ from octavo.worker.sequences import WorkItem
 class Executor:
     """Runs steps of `model` over the blocks of `cache`."""
 
-    def __init__(self, model: Decoder, cache: KVCache, paging: Paging) -> None:
+    def __init__(self, model: Decoder, cache: KVCache, paging: Paging, grammars: Grammars) -> None:
         self._model = model
         self._cache = cache
         self._paging = paging
+        self._grammars = grammars
         self._device = paging.device
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
@@ -55,7 +58,8 @@ class Executor:
         choosing, watched, prompt = torch.split(hidden, counts)
         logits = self._model.logits(choosing)
         computed = self._now()
-        choices = choose(_by_chooser(logits, wanted.chooser_rows), wanted.choosers)
+        masks = masks_of(wanted.choosers, self._grammars)
+        choices = choose(_by_chooser(logits, wanted.chooser_rows), wanted.choosers, masks)
         prompts, failed = prompt_logprobs(prompt, wanted.prompt_spans, self._model.logits)
         failed += broken(watched, wanted.watched)
         times = StepTimes(

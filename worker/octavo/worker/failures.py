@@ -13,11 +13,21 @@ def not_finite(sequence_id: int) -> SequenceFailure:
     )
 
 
-def no_token_left(sequence_id: int) -> SequenceFailure:
-    """It excludes all that the model holds possible."""
+def no_token_left(sequence_id: int, *, constrained: bool = False) -> SequenceFailure:
+    """It excludes all that the model holds possible, where it is `constrained` together with its grammar."""
+    grammar = "of those that its grammar lets come next, " if constrained else ""
     return SequenceFailure(
         sequence_id,
         FailureReason.NO_TOKEN_LEFT,
-        "no token is left to choose: allowed_token_ids, banned_token_ids and, before the fewest tokens asked for are"
-        " generated, the stop tokens exclude all that the model holds possible; exclude fewer",
+        f"no token is left to choose: {grammar}allowed_token_ids, banned_token_ids and, before the fewest tokens asked"
+        " for are generated, the stop tokens exclude all that the model holds possible; exclude fewer",
+    )
+
+
+def bad_grammar(sequence_id: int, reason: str) -> SequenceFailure:
+    """Its grammar cannot be compiled, or not be followed any further."""
+    return SequenceFailure(
+        sequence_id,
+        FailureReason.BAD_GRAMMAR,
+        f"the grammar of this request cannot be followed: {reason}; ask without a constraint, or for a simpler one",
     )

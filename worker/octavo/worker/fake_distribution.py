@@ -57,15 +57,18 @@ class FakeDistribution:
         place = (ordinary - self._head) * pow(self._stride, -1, self._num_ordinary) % self._num_ordinary
         return 1 + self.eos_first + place
 
-    def permitted(self, sampling: SamplingParams, num_generated: int, count: int) -> list[int]:
-        """The `count` likeliest tokens that `sampling` does not exclude after `num_generated` tokens; fewer where there
-        are not as many. Raises `NoTokenLeftError` if there is none."""
+    def permitted(
+        self, sampling: SamplingParams, num_generated: int, count: int, mask: bytes | None = None
+    ) -> list[int]:
+        """The `count` likeliest tokens that neither `sampling` excludes after `num_generated` tokens, nor `mask`, if
+        there is one (a bit for each id that may come, lowest first); fewer where there are not as many. Raises
+        `NoTokenLeftError` if there is none."""
         excluded = set(sampling.banned_token_ids)
         if num_generated < sampling.min_tokens:
             excluded.update(sampling.stop_token_ids)
         found: list[int] = []
         for token_id in self._ranked(sampling.allowed_token_ids):
-            if token_id not in excluded:
+            if token_id not in excluded and (mask is None or _is_set(mask, token_id)):
                 found.append(token_id)
                 if len(found) == count:
                     return found
@@ -103,6 +106,10 @@ class FakeDistribution:
         while math.gcd(stride, self._num_ordinary) != 1:
             stride += 1
         return stride
+
+
+def _is_set(mask: bytes, token_id: int) -> bool:
+    return token_id < 8 * len(mask) and bool(mask[token_id // 8] >> token_id % 8 & 1)
 
 
 def settings_digest(sampling: SamplingParams, *, drawn: bool) -> bytes:

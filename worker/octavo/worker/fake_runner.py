@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts
+from octavo.wire.grammar import GrammarError
 from octavo.wire.model_directory import fingerprint, model_name
 from octavo.wire.sampling import Logprobs, SamplingParams
 from octavo.wire.steps import (
@@ -26,10 +27,11 @@ from octavo.wire.steps import (
     SequenceFailure,
     StepTimes,
 )
-from octavo.worker.failures import no_token_left
+from octavo.worker.failures import bad_grammar, no_token_left
 from octavo.worker.fake_cache import FakeCache, FakeCacheError
 from octavo.worker.fake_config import read_eos_token_ids, read_positive
 from octavo.worker.fake_distribution import FakeDistribution, NoTokenLeftError, settings_digest
+from octavo.worker.grammars import Grammars
 from octavo.worker.runner import DoneStep, StepOutput
 from octavo.worker.sequences import WorkerSequence, WorkItem
 
@@ -61,23 +63,33 @@ class FakeVocabulary:
         eos = (token for token in read_eos_token_ids(directory) if token < size)
         return cls(size, tuple(sorted(eos)), eos_probability)
 
-    def choose(self, history: bytes, sampling: SamplingParams, sequence_index: int, num_generated: int) -> int:
-        """The token after `history` (int32 ids): the likeliest that is not excluded.
+    def choose(
+        self,
+        history: bytes,
+        sampling: SamplingParams,
+        sequence_index: int,
+        num_generated: int,
+        mask: bytes | None = None,
+    ) -> int:
+        """The token after `history` (int32 ids): the likeliest that is not excluded, by the `mask` of a grammar
+        neither.
 
         As in a real model, a greedy choice knows no seed and no index. Raises `NoTokenLeftError`.
         """
         drawn = sampling.temperature > 0
         key = struct.pack("<QQ", sampling.seed, sequence_index) if drawn else _GREEDY
         distribution = self._distribution(history, key + settings_digest(sampling, drawn=drawn))
-        return distribution.permitted(sampling, num_generated, 1)[0]
+        return distribution.permitted(sampling, num_generated, 1, mask)[0]
 
-    def candidates(self, history: bytes, sampling: SamplingParams, num_generated: int) -> list[tuple[int, float]]:
+    def candidates(
+        self, history: bytes, sampling: SamplingParams, num_generated: int, mask: bytes | None = None
+    ) -> list[tuple[int, float]]:
         """The tokens a beam may go on with after `history` and their logprobs, likeliest first: as many as a search can
         want of it, where there are. Raises `NoTokenLeftError`."""
         assert sampling.beam is not None, "only beams have candidates"
         count = max(2, 1 + len(sampling.stop_token_ids)) * sampling.beam.width
         distribution = self._distribution(history, _GREEDY + settings_digest(sampling, drawn=False))
-        likeliest = distribution.permitted(sampling, num_generated, count)
+        likeliest = distribution.permitted(sampling, num_generated, count, mask)
         return [(token_id, distribution.logprob(token_id)) for token_id in likeliest]
 
     def logprobs(self, history: bytes, token_id: int, top: int) -> Logprobs:
@@ -168,6 +180,7 @@ class FakeRunner:
                 " give at most as many with --num-cpu-blocks"
             )
         self._vocabulary = FakeVocabulary.read(directory, eos_probability)
+        self.grammars = Grammars(directory)
         self._step_s = step_ms / 1000
         self._cache = FakeCache(num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, block_size=block_size)
         self._window = 0 if 0 in windows else max(windows)
@@ -226,19 +239,29 @@ class FakeRunner:
                     else:
                         candidates.append(self._offer(chooser, history))
                 except NoTokenLeftError:
-                    failed.append(no_token_left(chooser.sequence_id))
+                    constrained = bool(chooser.sampling.grammar)
+                    failed.append(no_token_left(chooser.sequence_id, constrained=constrained))
+                except GrammarError as error:
+                    failed.append(bad_grammar(chooser.sequence_id, str(error)))
         return sampled, candidates, failed
 
     def _sample(self, sequence: WorkerSequence, history: bytes) -> SampledToken:
         sampling = sequence.sampling
-        token_id = self._vocabulary.choose(history, sampling, sequence.sequence_index, sequence.num_generated)
+        token_id = self._vocabulary.choose(
+            history, sampling, sequence.sequence_index, sequence.num_generated, self._mask(sequence)
+        )
         wanted = sampling.logprobs
         logprobs = None if wanted is None else self._vocabulary.logprobs(history, token_id, wanted)
         return SampledToken(sequence.sequence_id, token_id, logprobs)
 
     def _offer(self, sequence: WorkerSequence, history: bytes) -> Candidates:
-        offered = self._vocabulary.candidates(history, sequence.sampling, sequence.num_generated)
+        mask = self._mask(sequence)
+        offered = self._vocabulary.candidates(history, sequence.sampling, sequence.num_generated, mask)
         return Candidates(sequence.sequence_id, [token for token, _ in offered], [logprob for _, logprob in offered])
+
+    def _mask(self, sequence: WorkerSequence) -> bytes | None:
+        """What its grammar allows, if it has one. Raises `GrammarError`."""
+        return self.grammars.allowed(sequence) if sequence.sampling.grammar else None
 
     def _prompt_logprobs(self, item: WorkItem) -> list[PromptLogprobs]:
         """Those of the prompt tokens after the item's own positions, if they are wanted and there are any."""

@@ -1,9 +1,9 @@
 """What a request does to its logits before a token is chosen: exclusions, biases and penalties.
 
-The order is that of vLLM's V1 sampler: allowed ids, banned ids, stop ids before `min_tokens`, logit bias, repetition
-penalty (CTRL, Keskar et al. 2019), frequency and presence penalties; temperature, min-p, top-k and top-p follow when
-the token is drawn. An excluded logit is -inf and stays so, which is why only the bias's place before the penalties and
-theirs among each other matter.
+The order is that of vLLM's V1 sampler: what a grammar allows, allowed ids, banned ids, stop ids before `min_tokens`,
+logit bias, repetition penalty (CTRL, Keskar et al. 2019), frequency and presence penalties; temperature, min-p, top-k
+and top-p follow when the token is drawn. An excluded logit is -inf and stays so, which is why only the bias's place
+before the penalties and theirs among each other matter.
 
 Ids beyond the vocabulary exclude and favour nothing. All counts come from the sequence's tokens, so a sequence that was
 computed anew is penalised as before. Only the logits of tokens that a request names or has are touched.
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from octavo.worker.gpu.transfer import upload
+from octavo.worker.grammar_masks import NO_MASKS, Masks
 from octavo.worker.logit_edits import Ids, LogitEdits, TokenCounts
 from octavo.worker.sequences import WorkerSequence
 
@@ -24,7 +25,8 @@ def is_processed(sequence: WorkerSequence) -> bool:
     """Whether `process` changes anything for the next token of `sequence`."""
     sampling = sequence.sampling
     return bool(
-        sampling.logit_bias
+        sampling.grammar
+        or sampling.logit_bias
         or sampling.allowed_token_ids
         or sampling.banned_token_ids
         or _is_penalised(sequence)
@@ -32,9 +34,11 @@ def is_processed(sequence: WorkerSequence) -> bool:
     )
 
 
-def process(logits: Tensor, sequences: list[WorkerSequence]) -> None:
+def process(logits: Tensor, sequences: list[WorkerSequence], masks: Masks = NO_MASKS) -> None:
     """Changes `logits` ([rows, vocab_size] fp32, contiguous, or log-probabilities of that shape) in place, each row for
-    its sequence; rows of sequences that ask for nothing stay as they are. It waits for no device."""
+    its sequence, and with its mask if it has a grammar; rows of sequences that ask for nothing stay as they are. It
+    waits for no device."""
+    masks.apply(logits, sequences)
     edits = [_edits(sequence, logits.shape[1]) for sequence in sequences]
     _keep_allowed(logits, sequences, edits)
     _exclude(logits, sequences, edits)

@@ -13,8 +13,9 @@ from octavo.wire.base import Message
 from octavo.wire.codec import WireError, decode_to_worker, encode
 from octavo.wire.costs import StepCosts
 from octavo.wire.sockets import connect_dealer
-from octavo.wire.steps import HEARTBEAT_INTERVAL_S, ToWorker
+from octavo.wire.steps import HEARTBEAT_INTERVAL_S, StepPlan, ToWorker
 from octavo.worker.liveness import Liveness
+from octavo.worker.metrics import WorkerMetrics
 from octavo.worker.protocol import WorkerProtocol
 from octavo.worker.runner import Runner
 from octavo.worker.stop_signal import StopSignal
@@ -28,7 +29,15 @@ _STEP_WATCH_S = 50e-6
 _GOODBYE_LINGER_MS = 1_000
 
 
-def serve(runner: Runner, *, worker_id: str, endpoint: str, liveness: Liveness, costs: StepCosts | None = None) -> None:
+def serve(
+    runner: Runner,
+    *,
+    worker_id: str,
+    endpoint: str,
+    liveness: Liveness,
+    costs: StepCosts | None = None,
+    metrics: WorkerMetrics | None = None,
+) -> None:
     """Serves plans from the scheduler at `endpoint` until SIGTERM or SIGINT. Only for the main thread. `costs` are what
     was measured of the runner.
 
@@ -37,7 +46,7 @@ def serve(runner: Runner, *, worker_id: str, endpoint: str, liveness: Liveness, 
     stop = StopSignal()
     protocol = WorkerProtocol(worker_id, runner, lambda: secrets.randbits(64), costs)
     with stop.installed(), zmq.Context() as context, connect_dealer(context, endpoint) as socket:
-        WorkerLoop(socket, protocol, liveness, stop).run()
+        WorkerLoop(socket, protocol, liveness, stop, metrics=metrics).run()
 
 
 class WorkerLoop:
@@ -50,12 +59,14 @@ class WorkerLoop:
         liveness: Liveness,
         stop: StopSignal,
         clock: Callable[[], float] = time.monotonic,
+        metrics: WorkerMetrics | None = None,
     ) -> None:
         self._socket = socket
         self._protocol = protocol
         self._liveness = liveness
         self._stop = stop
         self._clock = clock
+        self._metrics = metrics or WorkerMetrics(clock)
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(stop.fileno(), zmq.POLLIN)
@@ -66,7 +77,7 @@ class WorkerLoop:
     def run(self) -> None:
         """Turns until asked to stop; then says goodbye. Steps under way are finished and answered first."""
         while not self._stop.requested:
-            self._liveness.turn()
+            self._liveness.turn(idle=not self._protocol.busy)
             self._beat_if_due()
             self._wait()
             # The answer first: the scheduler plans the step after the next while the next is being launched.
@@ -76,7 +87,13 @@ class WorkerLoop:
 
     def _answer_if_ready(self) -> None:
         if self._protocol.ready():
-            self._send(self._protocol.answer())
+            self._answer()
+
+    def _answer(self) -> None:
+        result = self._protocol.answer()
+        self._liveness.done()
+        self._metrics.answered(result, self._protocol.num_sequences)
+        self._send(result)
 
     def _wait(self) -> None:
         """Until there is a message, a step is done, or a beat is due."""
@@ -102,6 +119,9 @@ class WorkerLoop:
         if message is None:
             return
         self._liveness.work()
+        if isinstance(message, StepPlan):
+            self._liveness.owe()
+            self._metrics.received(message)
         self._protocol.receive(message)
         self._note_registration()
 
@@ -144,7 +164,7 @@ class WorkerLoop:
     def _leave(self) -> None:
         self._liveness.welcomed = False
         while self._protocol.busy:
-            self._send(self._protocol.answer())
+            self._answer()
         goodbye = self._protocol.goodbye()
         if goodbye is not None:
             self._send(goodbye)

@@ -11,6 +11,7 @@ from octavo.wire.model_directory import fingerprint, model_name
 from octavo.wire.steps import MAX_BLOCK_SIZE, BlockMoves, KVGroup, ModelInfo
 from octavo.worker.executor import Executor
 from octavo.worker.gpu.options import GpuOptions
+from octavo.worker.grammars import Grammars
 from octavo.worker.kernel_path import kernel_path
 from octavo.worker.kv_cache import KVCache, available_memory, num_blocks_in
 from octavo.worker.kv_layout import KVLayout
@@ -113,6 +114,7 @@ class ModelRunner:
                 device=self._device,
                 scales=kv_scales if cache_dtype != self._dtype else None,
             )
+            self.grammars = Grammars(directory)
             self.executor = self._make_executor(paging, gpu)
         self.kernels = kernel_path(choice, self._model)
         self.kv_bytes_per_token = self._layout.bytes_per_token
@@ -140,10 +142,10 @@ class ModelRunner:
 
     def _make_executor(self, paging: Paging, gpu: GpuOptions) -> "Executor | GpuExecutor":
         if paging.attention.name != "triton":
-            return Executor(self._model, self._kv_cache, paging)
+            return Executor(self._model, self._kv_cache, paging, self.grammars)
         from octavo.worker.gpu.executor import GpuExecutor
 
-        return GpuExecutor(self._model, self._kv_cache, paging, gpu)
+        return GpuExecutor(self._model, self._kv_cache, paging, self.grammars, gpu)
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:
         """Begins with `moves`, then computes `items` as one batch.

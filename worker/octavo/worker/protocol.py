@@ -107,6 +107,11 @@ class WorkerProtocol:
         """Whether a plan is yet to be answered."""
         return bool(self._answers or self._launched)
 
+    @property
+    def num_sequences(self) -> int:
+        """Those that are held."""
+        return len(self._table)
+
     def ready(self) -> bool:
         """Whether `answer` would not wait."""
         return bool(self._answers) or (bool(self._launched) and self._launched[0].step.ready())

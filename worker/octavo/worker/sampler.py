@@ -16,6 +16,7 @@ from octavo.wire.steps import Candidates, SampledToken, SequenceFailure
 from octavo.worker.beam_candidates import beam_candidates
 from octavo.worker.draw import Rows, draw
 from octavo.worker.failures import no_token_left, not_finite
+from octavo.worker.grammar_masks import NO_MASKS, Masks
 from octavo.worker.logits_processors import is_processed, process
 from octavo.worker.logprobs import row_logprobs
 from octavo.worker.sequences import WorkerSequence
@@ -31,8 +32,9 @@ class Choices:
     failed: list[SequenceFailure]
 
 
-def choose(logits: Tensor, choosers: list[WorkerSequence]) -> Choices:
-    """What each of `choosers` gets from its row of `logits` ([rows, vocab_size], any float dtype; left as they are).
+def choose(logits: Tensor, choosers: list[WorkerSequence], masks: Masks = NO_MASKS) -> Choices:
+    """What each of `choosers` gets from its row of `logits` ([rows, vocab_size], any float dtype; left as they are);
+    `masks` of those with grammars.
 
     It fails if its row has a NaN, a positive infinity, or nothing finite, or if it excludes all that is finite.
     """
@@ -42,10 +44,10 @@ def choose(logits: Tensor, choosers: list[WorkerSequence]) -> Choices:
     finite = [isfinite(value) for value in rows.largest.tolist()]
     samplers = [row for row, each in enumerate(choosers) if finite[row] and not each.sampling.beam]
     beams = [row for row, each in enumerate(choosers) if finite[row] and each.sampling.beam]
-    sampled = _sample(rows, samplers) if samplers else []
-    candidates = _candidates(rows.only(beams)) if beams else []
+    sampled = _sample(rows, samplers, masks) if samplers else []
+    candidates = _candidates(rows.only(beams), masks) if beams else []
     answered = {each.sequence_id for each in sampled} | {each.sequence_id for each in candidates}
-    return Choices(sampled, candidates, failures(choosers, finite, answered))
+    return Choices(sampled, candidates, failures(choosers, finite, answered, masks))
 
 
 def broken(hidden: Tensor, sequences: list[WorkerSequence]) -> list[SequenceFailure]:
@@ -56,22 +58,29 @@ def broken(hidden: Tensor, sequences: list[WorkerSequence]) -> list[SequenceFail
     return [not_finite(each.sequence_id) for each, good in zip(sequences, finite, strict=True) if not good]
 
 
-def failures(choosers: list[WorkerSequence], finite: list[bool], answered: set[int]) -> list[SequenceFailure]:
+def failures(
+    choosers: list[WorkerSequence], finite: list[bool], answered: set[int], masks: Masks
+) -> list[SequenceFailure]:
     """Those of the choosers, whose logits are `finite` or not, that are not answered."""
     return [
-        no_token_left(chooser.sequence_id) if good else not_finite(chooser.sequence_id)
+        _failure(chooser, masks) if good else not_finite(chooser.sequence_id)
         for chooser, good in zip(choosers, finite, strict=True)
         if chooser.sequence_id not in answered
     ]
 
 
-def _sample(rows: Rows, samplers: list[int]) -> list[SampledToken]:
+def _failure(chooser: WorkerSequence, masks: Masks) -> SequenceFailure:
+    stuck = no_token_left(chooser.sequence_id, constrained=bool(chooser.sampling.grammar))
+    return masks.failed.get(chooser.sequence_id, stuck)
+
+
+def _sample(rows: Rows, samplers: list[int], masks: Masks) -> list[SampledToken]:
     """Those of `samplers` for whom their processors leave a token."""
     processed = [row for row in samplers if is_processed(rows.sequences[row])]
     chosen = draw(rows, sorted(set(samplers) - set(processed)))
     stuck: set[int] = set()
     if processed:
-        changed = _processed(rows, processed)
+        changed = _processed(rows, processed, masks)
         possible = torch.isfinite(changed.largest).tolist()
         stuck = {row for row, good in zip(processed, possible, strict=True) if not good}
         tokens = draw(changed, [index for index, good in enumerate(possible) if good])
@@ -82,16 +91,16 @@ def _sample(rows: Rows, samplers: list[int]) -> list[SampledToken]:
     return [SampledToken(rows.sequences[row].sequence_id, token_ids[row], logprobs.get(row)) for row in lucky]
 
 
-def _candidates(beams: Rows) -> list[Candidates]:
+def _candidates(beams: Rows, masks: Masks) -> list[Candidates]:
     """Those of the beams for whom their processors leave a token."""
-    return [found for found in beam_candidates(beams.logits, beams.sequences) if found.token_ids]
+    return [found for found in beam_candidates(beams.logits, beams.sequences, masks) if found.token_ids]
 
 
-def _processed(rows: Rows, wanted: list[int]) -> Rows:
+def _processed(rows: Rows, wanted: list[int], masks: Masks) -> Rows:
     """Copies of these rows that the processors have changed."""
     index = torch.tensor(wanted, device=rows.logits.device)
     logits, sequences = rows.logits.index_select(0, index), [rows.sequences[row] for row in wanted]
-    process(logits, sequences)
+    process(logits, sequences, masks)
     return Rows.of(logits, sequences)
 
 

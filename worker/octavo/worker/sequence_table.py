@@ -9,6 +9,7 @@ from itertools import chain
 
 import msgspec
 
+from octavo.telemetry.tracing import NOTHING, Span, start_span
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import (
     Candidates,
@@ -121,6 +122,8 @@ class SequenceTable:
         self._check_vocabulary([*chosen, *(token_id for beam in output.candidates for token_id in beam.token_ids)])
         for (sequence, end), token_id in zip(sampling, chosen, strict=True):
             sequence.token_ids[end] = token_id
+            if end == sequence.prompt_length:
+                sequence.span.event("first_token")
         members = (sequence for item in items for sequence in item.members) if dead else ()
         for sequence in members:
             if failure := dead.get(sequence.sequence_id):
@@ -160,8 +163,10 @@ class SequenceTable:
             self._drop(sequence_id)
 
     def _drop(self, sequence_id: int) -> None:
-        if self._sequences.pop(sequence_id, None) is not None:
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is not None:
             self._on_forget((sequence_id,))
+            sequence.span.end(sequence.failure.reason if sequence.failure else "")
 
     def _known(self, sequence_id: int) -> WorkerSequence:
         sequence = self._sequences.get(sequence_id)
@@ -183,6 +188,7 @@ class SequenceTable:
             start.prompt_token_ids + start.generated_token_ids,
             start.num_computed,
             [[] for _ in self._kv_groups],
+            span=_span(start),
         )
         if not sequence.prompt_length:
             raise PlanError(f"{sequence} starts without a prompt")
@@ -303,6 +309,18 @@ class SequenceTable:
     def _check_vocabulary(self, token_ids: list[int]) -> None:
         if not self._in_vocabulary(token_ids):
             raise ValueError(f"the runner returned a token outside the vocabulary of {self._vocab_size}")
+
+
+def _span(start: SequenceStart) -> Span:
+    if not start.traceparent:
+        return NOTHING
+    return start_span(
+        "sequence",
+        start.traceparent,
+        index=start.sequence_index,
+        prompt_tokens=len(start.prompt_token_ids),
+        computed_tokens=start.num_computed,
+    )
 
 
 def members_of(plan: StepPlan) -> Iterator[int]:

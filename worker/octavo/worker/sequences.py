@@ -3,11 +3,13 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from octavo.telemetry.tracing import NOTHING, Span
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import SequenceFailure
 
 if TYPE_CHECKING:
-    # It takes numpy, which a worker without arithmetic does without.
+    # They take numpy and llguidance, which few sequences need.
+    from octavo.worker.grammars import Follower
     from octavo.worker.logit_edits import LogitEdits
 
 
@@ -20,9 +22,9 @@ class WorkerSequence:
     """One sequence as the worker keeps it. `token_ids` is prompt then generated, of which the last may be
     `PENDING_TOKEN`s; `num_computed` counts those whose keys and values are in the blocks of `block_tables` (logical to
     physical, one table per KV group; `NULL_BLOCK` where a sliding window has passed), or will be once the steps under
-    way are done. `edits` are the sampler's: what of the above it needs in another form; and `num_told` a device's:
-    of how many entries of each block table it has been told, which have not changed since. `failure`: why it cannot go
-    on, though steps under way may still hold it."""
+    way are done. `edits` and the `follower` of its grammar are the sampler's: what of the above it needs in another
+    form; and `num_told` a device's: of how many entries of each block table it has been told, which have not changed
+    since. `failure`: why it cannot go on, though steps under way may still hold it."""
 
     sequence_id: int
     sequence_index: int
@@ -32,8 +34,10 @@ class WorkerSequence:
     num_computed: int
     block_tables: list[list[int]]
     edits: "LogitEdits | None" = field(default=None, repr=False, compare=False)
+    follower: "Follower | None" = field(default=None, repr=False, compare=False)
     num_told: list[int] = field(default_factory=list, repr=False, compare=False)
     failure: SequenceFailure | None = field(default=None, repr=False, compare=False)
+    span: Span = field(default=NOTHING, repr=False, compare=False)
 
     @property
     def num_generated(self) -> int:
@@ -47,7 +51,8 @@ class WorkerSequence:
     def reads_generated(self) -> bool:
         """Whether choosing its next token takes the values of those before, and not just their number."""
         sampling = self.sampling
-        return sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+        penalties = sampling.repetition_penalty - 1, sampling.presence_penalty, sampling.frequency_penalty
+        return any(penalties) or bool(sampling.grammar)
 
     def untell(self, group: int, logical_index: int) -> None:
         """An entry of a block table is another from now on."""

@@ -1,12 +1,61 @@
 """The routes of the HTTP port."""
 
+from typing import Final
+
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from octavo.frontend.access import Access
 from octavo.frontend.config import FrontendConfig
+from octavo.frontend.errors import InvalidRequest, NotFound, Reason
 from octavo.frontend.generation import Generation
+from octavo.frontend.openai import operations
+from octavo.frontend.openai.chat_completions import chat_completions
+from octavo.frontend.openai.completions import completions
+from octavo.frontend.openai.door import Door, Handler, route
+from octavo.frontend.openai.errors import error_response
+from octavo.frontend.openai.models import get_model, list_models
+from octavo.frontend.openai.responses import responses
+from octavo.frontend.openai.tokens import detokenize, tokenize
+from octavo.frontend.page import routes as page
+
+# They are tried in this order.
+_ROUTES: Final[dict[tuple[str, str], Handler]] = {
+    ("POST", "/v1/chat/completions"): chat_completions,
+    ("POST", "/v1/completions"): completions,
+    ("POST", "/v1/responses"): responses,
+    ("GET", "/v1/models"): list_models,
+    ("GET", "/v1/models/{name:path}"): get_model,
+    ("POST", "/tokenize"): tokenize,
+    ("POST", "/detokenize"): detokenize,
+    ("GET", "/livez"): operations.livez,
+    ("GET", "/health"): operations.health,
+    ("GET", "/ready"): operations.ready,
+    ("GET", "/metrics"): operations.show_metrics,
+    ("GET", "/version"): operations.version,
+    ("GET", "/load"): operations.load,
+}
 
 
 def build_app(generation: Generation, access: Access, config: FrontendConfig) -> Starlette:
     """The ASGI application."""
-    return Starlette(routes=[])
+    door = Door(generation, access, config)
+    return Starlette(
+        routes=[
+            *(route(door, path, handler, method) for (method, path), handler in _ROUTES.items()),
+            *page.routes(door),
+        ],
+        exception_handlers={HTTPException: _no_route},
+    )
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:256]
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        wrong = InvalidRequest(Reason.ROUTE_NOT_FOUND, f"{path} is not for {request.method}; use {allowed}")
+        return error_response(wrong, 405)
+    return error_response(NotFound(Reason.ROUTE_NOT_FOUND, f"there is nothing at {path}; look into the documentation"))

@@ -1,10 +1,26 @@
-"""vllm.grpc.engine.VllmEngine, on the public gRPC port."""
+"""vllm.grpc.engine.VllmEngine, on the public gRPC port, where the package of its messages is installed."""
+
+import importlib.util
+import logging
 
 import grpc
 
+from octavo.frontend.config import FrontendConfig
 from octavo.frontend.generation import Generation
+from octavo.frontend.scheduler_client import SchedulerClient
+
+_log = logging.getLogger(__name__)
 
 
-def add_vllm_engine(server: grpc.aio.Server, generation: Generation) -> list[str]:
-    """Adds the service where the package of its messages (smg-grpc-proto) is installed; the names of what was added."""
-    return []
+def add_vllm_engine(
+    server: grpc.aio.Server, generation: Generation, scheduler: SchedulerClient, config: FrontendConfig
+) -> list[str]:
+    """Adds the service; the full names of what was added."""
+    if importlib.util.find_spec("smg_grpc_proto") is None:
+        _log.debug("no VllmEngine service: smg-grpc-proto is not installed (pip install 'octavo[vllm-engine]')")
+        return []
+    from octavo.frontend.vllm_engine.protocol import pb, services
+    from octavo.frontend.vllm_engine.servicer import VllmEngine
+
+    services.add_VllmEngineServicer_to_server(VllmEngine(generation, scheduler, config), server)
+    return [str(pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name)]

@@ -26,13 +26,26 @@ from octavo.scheduler.events import (
     StepAnswered,
     Tick,
 )
+from octavo.scheduler.observer import SchedulerObserver
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import SequenceGroup
+from octavo.testing.notice_book import NoticeBook
 from octavo.testing.spoilable import SpoilableRunner
 from octavo.wire import history
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.costs import StepCosts
-from octavo.wire.requests import CacheKey, Delta, Deltas, FinishReason, GeneratedSequence, Rejected, Request, ToFrontend
+from octavo.wire.requests import (
+    CacheKey,
+    Delta,
+    Deltas,
+    FinishReason,
+    GeneratedSequence,
+    Notice,
+    Notices,
+    Rejected,
+    Request,
+    ToFrontend,
+)
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import SequenceFailure, StepOutcome, StepPlan, StepResult, StepTimes, ToWorker, WorkerHello
 from octavo.worker.fake_runner import FakeVocabulary, expected_tokens
@@ -173,20 +186,28 @@ class Cluster:
     """One core, any replicas, one frontend. Checks every invariant after every event.
 
     `streams` holds the tokens of each request's sequences, by request id and sequence index; `tokens` those of each
-    request's first.
+    request's first; `notices` what each was told besides.
     """
 
-    def __init__(self, directory: Path, record: Recorder = write_nothing, **config: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        record: Recorder = write_nothing,
+        observer: SchedulerObserver | None = None,
+        **config: Any,
+    ) -> None:
         self.record = record
-        self.core = Scheduler(SchedulerConfig(**config), epoch=99)
+        self.core = Scheduler(SchedulerConfig(**config), 99, observer)
         self.now = 0.0
         self.replicas: dict[int, FakeReplica] = {}
         self.streams: dict[Stream, list[int]] = {}
         self.ended: dict[Stream, FinishReason] = {}
         self.deltas: dict[Stream, list[Delta]] = defaultdict(list)
         self.rejected: dict[str, Rejected] = {}
+        self.notices: dict[str, list[Notice]] = defaultdict(list)
         self.to_frontend: list[ToFrontend] = []
         self.given_up: list[PrefixGivenUp] = []
+        self._notice_book = NoticeBook()
         self._directory = directory
         record(Began(SCHEMA_VERSION, self.core.epoch, self.core.config))
         self.handle(FrontendJoined(FRONTEND))
@@ -296,11 +317,15 @@ class Cluster:
                 case PrefixGivenUp():
                     self.given_up.append(effect)
         self.core.check()
+        self._notice_book.check(self.core, effects)
 
     def _take(self, message: ToFrontend) -> None:
         self.to_frontend.append(message)
         if isinstance(message, Rejected):
             self.rejected[message.request_id] = message
+        if isinstance(message, Notices):
+            for notice in message.notices:
+                self.notices[notice.request_id].append(notice)
         if not isinstance(message, Deltas):
             return
         for delta in message.deltas:

@@ -19,6 +19,9 @@ from octavo.wire.requests import (
     EndSequence,
     FrontendHello,
     FrontendWelcome,
+    Notice,
+    NoticeKind,
+    Notices,
     PinPrefixes,
     PinRefused,
     Prefix,
@@ -110,6 +113,13 @@ class FakeScheduler:
         self.replicas = replicas
         for frontend in self._known:
             await self._send(frontend, StatusChanged(epoch=self.epoch, status=self._status()))
+
+    async def tell(self, request_id: str, *kinds: NoticeKind, queue_position: int = 0) -> None:
+        """Notices about a request that it holds or held, in one message."""
+        attempt = next(request.attempt for request in reversed(self.submitted) if request.request_id == request_id)
+        notices = [Notice(request_id, attempt, kind, queue_position) for kind in kinds]
+        for frontend in self._known:
+            await self._send(frontend, Notices(epoch=self.epoch, notices=notices))
 
     async def send_raw(self, *frames: bytes) -> None:
         """The same frames to every frontend, whatever they are."""

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Protocol, Self, cast
 
 import grpc
+import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
@@ -44,8 +45,8 @@ class Generation:
 
 
 def collect(stream: Iterable[generation_pb2.GenerateResponse]) -> Generation:
-    """Reads a stream to its end, checking the order of its events."""
-    events = list(stream)
+    """Reads a stream to its end, checking the order of its events but for notices."""
+    events = without_notices(stream)
     kinds = [event.WhichOneof("event") for event in events]
     deltas = [event.delta for event in events if event.HasField("delta")]
     assert kinds == ["started", *["delta"] * len(deltas), "finished", "usage"], kinds
@@ -57,6 +58,11 @@ def collect(stream: Iterable[generation_pb2.GenerateResponse]) -> Generation:
         finished=events[-2].finished,
         usage=events[-1].usage,
     )
+
+
+def without_notices(stream: Iterable[generation_pb2.GenerateResponse]) -> list[generation_pb2.GenerateResponse]:
+    """The events that every answer has, whatever else went on."""
+    return [event for event in stream if not event.HasField("notice")]
 
 
 @dataclass
@@ -73,7 +79,7 @@ def collect_choices(stream: Iterable[generation_pb2.GenerateResponse]) -> Choice
     """Reads a stream to its end, checking that each sequence's deltas come before its end, and its end once."""
     token_ids: dict[int, list[int]] = {}
     finished: dict[int, generation_pb2.Finished] = {}
-    started, *events, last = list(stream)
+    started, *events, last = without_notices(stream)
     assert started.HasField("started")
     assert last.HasField("usage")
     for event in events:
@@ -110,6 +116,10 @@ class Stack:
         return f"unix:{self.directory}/frontend.sock"
 
     @property
+    def http_socket(self) -> Path:
+        return self.directory / "http.sock"
+
+    @property
     def admin_address(self) -> str:
         return f"unix:{self.directory}/admin.sock"
 
@@ -143,6 +153,8 @@ class Stack:
             "OCTAVO_RUNTIME_DIR": str(self.directory),
             "OCTAVO_MODEL": str(self.model),
             "OCTAVO_LISTEN": self.address,
+            "OCTAVO_HTTP_LISTEN": f"unix:{self.http_socket}",
+            "OCTAVO_SCHEDULER_ADMIN": self.admin_address,
             **self.environment,
             **environment,
         }
@@ -162,6 +174,11 @@ class Stack:
         self.wait_ready()
         self.wait_for(lambda: len(self.load().workers) == workers)
         return self
+
+    def http(self) -> httpx.Client:
+        """A client of the frontend's HTTP port; to be closed."""
+        transport = httpx.HTTPTransport(uds=str(self.http_socket))
+        return httpx.Client(transport=transport, base_url="http://octavo", timeout=60, trust_env=False)
 
     def log(self, name: str) -> str:
         return (self.directory / f"{name}.log").read_text(errors="replace")

@@ -29,6 +29,13 @@ def byte_fallback_tokenizer() -> Tokenizer:
     return _with_special_tokens(tokenizer)
 
 
+def unstripped_tokenizer() -> Tokenizer:
+    """As Gemma's: the same, but a space at the start of a text stays there."""
+    tokenizer = byte_fallback_tokenizer()
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
 def metaspace_tokenizer() -> Tokenizer:
     """As T5's: pieces with a visible space, the first of which is not written."""
     pieces = ["<unk>", "▁", *WORDS, *("▁" + word for word in WORDS)]
@@ -42,6 +49,21 @@ def word_piece_tokenizer() -> Tokenizer:
     pieces = ["[UNK]", *WORDS, *("##" + word for word in WORDS)]
     tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece()
+    return _with_special_tokens(tokenizer)
+
+
+def word_end_tokenizer() -> Tokenizer:
+    """As GPT's first: the end of a word is written."""
+    pieces = [*WORDS, *(word + "</w>" for word in WORDS)]
+    tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[]))
+    tokenizer.decoder = decoders.BPEDecoder()
+    return _with_special_tokens(tokenizer)
+
+
+def spaced_tokenizer() -> Tokenizer:
+    """Without a decoder: every token is a word."""
+    pieces = ["[UNK]", *WORDS]
+    tokenizer = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
     return _with_special_tokens(tokenizer)
 
 

@@ -8,6 +8,7 @@ from octavo.kernels.triton.stats import log_masses
 from octavo.wire.steps import Candidates
 from octavo.worker.beam_candidates import num_candidates
 from octavo.worker.gpu.transfer import download
+from octavo.worker.grammar_masks import NO_MASKS, Masks
 from octavo.worker.largest import ranked
 from octavo.worker.logits_processors import is_processed, process
 from octavo.worker.logprobs import listed
@@ -30,13 +31,13 @@ class DeviceCandidates:
         return [Candidates(beam.sequence_id, token_ids, values) for beam, (token_ids, values) in rows]
 
 
-def launch_candidates(logits: Tensor, beams: list[WorkerSequence]) -> DeviceCandidates:
+def launch_candidates(logits: Tensor, beams: list[WorkerSequence], masks: Masks = NO_MASKS) -> DeviceCandidates:
     """`octavo.worker.beam_candidates.beam_candidates` of `logits` ([beams, vocab_size] of any float dtype, one row at
     least), whose numbers do not depend on the rows beside a row."""
     counts = [num_candidates(beam) for beam in beams]
     largest, norm = log_masses(logits)
     logprobs = logits.float() - largest[:, None] - norm[:, None]
     if any(is_processed(beam) for beam in beams):
-        process(logprobs, beams)
+        process(logprobs, beams, masks)
     values, token_ids = ranked(logprobs, max(counts))
     return DeviceCandidates(beams, download(token_ids), download(values), counts)

@@ -20,6 +20,8 @@ from octavo.worker.gpu.rows import SequenceRows
 from octavo.worker.gpu.timeline import mark
 from octavo.worker.gpu.transfer import upload
 from octavo.worker.gpu.warm_up import warm_up_items
+from octavo.worker.grammar_masks import masks_of
+from octavo.worker.grammars import Grammars
 from octavo.worker.kv_cache import KVCache
 from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.fused import FusedLlama
@@ -41,10 +43,11 @@ class GpuExecutor:
     finds no memory is computed in halves.
     """
 
-    def __init__(self, model: Decoder, cache: KVCache, paging: Paging, options: GpuOptions) -> None:
+    def __init__(self, model: Decoder, cache: KVCache, paging: Paging, grammars: Grammars, options: GpuOptions) -> None:
         self._model = model
         self._cache = cache
         self._paging = paging
+        self._grammars = grammars
         self._device = paging.device
         width = -(-paging.max_model_len // paging.block_size)
         self._rows = SequenceRows(len(paging.groups), width, paging.device)
@@ -122,7 +125,9 @@ class GpuExecutor:
         began = mark(self._device)
         choosing, watched, prompt = compute()
         computed = mark(self._device)
-        choices = sampler.launch(choosing, wanted.choosers)
+        # Made while the device computes.
+        masks = masks_of(wanted.choosers, self._grammars)
+        choices = sampler.launch(choosing, wanted.choosers, masks)
         broken = sampler.launch_broken(watched, wanted.watched)
         prompts, failed = prompt_logprobs(prompt, wanted.prompt_spans, self._model.logits)
         # Last: where memory runs out before, the same tokens are read once more.

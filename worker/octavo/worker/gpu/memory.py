@@ -3,6 +3,7 @@
 import gc
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -10,6 +11,7 @@ from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMoves
 from octavo.worker.gpu.executor import GpuExecutor
 from octavo.worker.gpu.options import GpuOptions
+from octavo.worker.grammars import Grammars
 from octavo.worker.kv_cache import KVCache, KVCacheError
 from octavo.worker.kv_layout import KVLayout
 from octavo.worker.models.decoder import Decoder
@@ -51,7 +53,8 @@ def _step_bytes(model: Decoder, layout: KVLayout, paging: Paging, options: GpuOp
     prompts = profile_prompts(options.max_num_batched_tokens, paging.max_model_len)
     num_blocks = sum(-(-length // layout.block_size) for length in prompts) * len(layout.groups)
     cache = KVCache(layout, num_blocks=num_blocks, num_cpu_blocks=0, device=paging.device)
-    executor = GpuExecutor(model, cache, paging, replace(options, cuda_graphs=False))
+    # Its steps choose no token.
+    executor = GpuExecutor(model, cache, paging, Grammars(Path()), replace(options, cuda_graphs=False))
     items = _items(prompts, layout)
     decodes = [WorkItem(item.sequence, 0, 1, ()) for item in _items([1] * options.graph_batch, layout, num_blocks)]
     found = (_peak(executor, items, paging.device), _peak(executor, decodes, paging.device))

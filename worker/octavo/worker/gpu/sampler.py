@@ -21,6 +21,7 @@ from octavo.worker.failures import not_finite
 from octavo.worker.gpu.beams import DeviceCandidates, launch_candidates
 from octavo.worker.gpu.logprobs import DeviceLogprobs, launch_logprobs
 from octavo.worker.gpu.transfer import download, upload
+from octavo.worker.grammar_masks import NO_MASKS, Masks
 from octavo.worker.logits_processors import is_processed, process
 from octavo.worker.rng import uniforms
 from octavo.worker.sampler import Choices, failures
@@ -38,7 +39,7 @@ class DeviceChoices:
 
     On the CPU, once the step is read back: the `token_ids`, the `largest` logit of each row, and what is the largest of
     those that its processors have `left`, [rows] each; the `logprobs` of the rows `wanting` them; the beams'
-    `candidates`.
+    `candidates`. `masks` are those of choosers with grammars.
     """
 
     tokens: Tensor
@@ -49,13 +50,14 @@ class DeviceChoices:
     wanting: list[int]
     logprobs: DeviceLogprobs | None
     candidates: DeviceCandidates | None
+    masks: Masks
 
     def choices(self) -> Choices:
         """What `octavo.worker.sampler.choose` answers. To be called once the step is read back."""
         finite = [isfinite(value) for value in self.largest.tolist()]
         sampled, candidates = self._sampled(finite), self._candidates(finite)
         answered = {each.sequence_id for each in sampled} | {each.sequence_id for each in candidates}
-        return Choices(sampled, candidates, failures(self.choosers, finite, answered))
+        return Choices(sampled, candidates, failures(self.choosers, finite, answered, self.masks))
 
     def _sampled(self, finite: list[bool]) -> list[SampledToken]:
         logprobs: dict[int, Logprobs] = {}
@@ -88,11 +90,11 @@ class DeviceBroken:
         return [not_finite(each.sequence_id) for each, good in rows if not good]
 
 
-def launch(logits: Tensor, choosers: list[WorkerSequence]) -> DeviceChoices:
+def launch(logits: Tensor, choosers: list[WorkerSequence], masks: Masks = NO_MASKS) -> DeviceChoices:
     """Starts what `octavo.worker.sampler.choose` does with `logits` ([rows, vocab_size], any float dtype, the ids of a
     row side by side; left as they are) and waits for nothing.
 
-    Of a sequence with penalties all tokens must be known. Raises `ValueError`.
+    Of a sequence with penalties or a grammar all tokens must be known. Raises `ValueError`.
     """
     if len(logits) != len(choosers):
         raise ValueError(f"{len(logits)} rows of logits for {len(choosers)} sequences that choose from them")
@@ -109,7 +111,7 @@ def launch(logits: Tensor, choosers: list[WorkerSequence]) -> DeviceChoices:
     left = largest
     if processed:
         index = _index(processed, logits)
-        again = draw(_processed(logits, index, [choosers[row] for row in processed]), changed)
+        again = draw(_processed(logits, index, [choosers[row] for row in processed], masks), changed)
         left = download(drawn.largest.index_copy(0, index, again.largest))
         tokens.index_copy_(0, index, again.tokens)
     return DeviceChoices(
@@ -120,7 +122,8 @@ def launch(logits: Tensor, choosers: list[WorkerSequence]) -> DeviceChoices:
         left,
         wanting,
         _logprobs(logits, tokens, choosers, wanting),
-        _candidates(logits, choosers, beams),
+        _candidates(logits, choosers, beams, masks),
+        masks,
     )
 
 
@@ -158,11 +161,10 @@ def _parameters(sequences: list[WorkerSequence]) -> Parameters:
     return table
 
 
-def _processed(logits: Tensor, index: Tensor, sequences: list[WorkerSequence]) -> Tensor:
+def _processed(logits: Tensor, index: Tensor, sequences: list[WorkerSequence], masks: Masks) -> Tensor:
     """Copies of the rows `index` ([rows] int64) that the processors have changed."""
     copies = logits.index_select(0, index).float()
-    # Masks of the tokens that structured output allows belong here, before the processors: one bit per id and row.
-    process(copies, sequences)
+    process(copies, sequences, masks)
     return copies
 
 
@@ -176,11 +178,13 @@ def _logprobs(
     return launch_logprobs(logits.index_select(0, index), tokens.index_select(0, index), tops)
 
 
-def _candidates(logits: Tensor, choosers: list[WorkerSequence], beams: list[int]) -> DeviceCandidates | None:
+def _candidates(
+    logits: Tensor, choosers: list[WorkerSequence], beams: list[int], masks: Masks
+) -> DeviceCandidates | None:
     if not beams:
         return None
     rows = logits.index_select(0, _index(beams, logits))
-    return launch_candidates(rows, [choosers[row] for row in beams])
+    return launch_candidates(rows, [choosers[row] for row in beams], masks)
 
 
 def _index(rows: list[int], logits: Tensor) -> Tensor:

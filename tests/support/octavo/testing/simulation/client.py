@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable
 
-from octavo.frontend.answer import Answer
 from octavo.frontend.completion import Completion, EndRules
 from octavo.frontend.errors import ServiceError
-from octavo.frontend.events import Finished, Piece
+from octavo.frontend.events import Emitted, Finished, Notice, Piece
 from octavo.frontend.journal import Journal
 from octavo.frontend.reader import Reader
 from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
 from octavo.frontend.stop_strings import StopStrings
+from octavo.frontend.stream import Shape, Stream
 from octavo.testing.simulation.reference import Reference, reference
 from octavo.testing.simulation.workload import ClientPlan, Model
-from octavo.wire.requests import FromFrontend
+from octavo.wire.requests import FromFrontend, NoticeKind
 
 
 class _Words:
@@ -28,9 +28,14 @@ class _Words:
 class _ClientReader(Reader):
     """Notes that there is something to see; nobody waits here."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal) -> None:
         super().__init__()
         self.has_news = False
+        self._journal = journal
+
+    def tell(self, notice: Notice) -> None:
+        assert not self._journal.complete, f"{self._journal.request_id} has all its tokens, and is told {notice}"
+        super().tell(notice)
 
     def notify(self) -> None:
         self.has_news = True
@@ -55,14 +60,16 @@ class Client:
             priority=plan.priority,
             tenant=plan.tenant,
             salt=plan.salt,
+            max_queue_s=plan.max_queue_s,
         )
-        self._reader = _ClientReader()
+        self._reader = _ClientReader(self._journal)
         self.live = LiveRequest(self._journal, self._reader)
-        completions = [_completion(plan, model) for _ in self._journal.sequences]
-        self._answer = Answer(self._journal, completions, num_results=plan.num_results, incremental=plan.incremental)
+        shape = Shape("model", plan.num_results, plan.incremental, lambda: _completion(plan, model))
+        self._stream = Stream(self._journal, self._reader, shape)
+        self._told: list[Emitted] = []
         self._received: list[list[int]] = [[] for _ in range(plan.num_results)]
         self._ended: set[int] = set()
-        self._num_checked = [0] * len(completions)
+        self._num_checked = [0] * len(self._journal.sequences)
 
     @property
     def failure(self) -> ServiceError | None:
@@ -76,32 +83,31 @@ class Client:
 
     def advance(self, session: SchedulerSession) -> list[FromFrontend]:
         """Reads what has come; what is to be said to the scheduler. Raises `AssertionError` on a wrong token."""
-        if not self._reader.has_news or self.failure:
-            return []
-        self._reader.has_news = False
-        self._check_journal()
-        if not self._journal.begun:
-            return []
-        events = self._answer.advance()
-        messages = [
-            message for index in self._answer.ended_here() for message in session.end_sequence(self.live, index)
-        ]
-        for event in events:
-            self._take(event)
-        if self._answer.finished:
-            self._check_whole()
-            self.is_served = True
-        else:
-            self._answer.check_ends()
+        messages: list[FromFrontend] = []
+        while self._reader.has_news and not (self.failure or self.is_served):
+            self._reader.has_news = False
+            self._check_journal()
+            for emitted in self._stream.advance():
+                self._take(emitted)
+            for index in self._stream.ended_here():
+                messages += session.end_sequence(self.live, index)
+            if self._stream.finished:
+                self._check_whole()
+                self.is_served = True
         return messages
 
-    def _take(self, event: Piece | Finished) -> None:
-        place = event.index
-        assert place not in self._ended, f"result {place} goes on after its end"
-        if isinstance(event, Finished):
-            self._ended.add(place)
-        else:
-            self._received[place] += event.token_ids
+    def _take(self, emitted: Emitted) -> None:
+        self._told.append(emitted)
+        assert emitted.offset == len(self._told), f"event {len(self._told)} has the offset {emitted.offset}"
+        match emitted.event:
+            case Notice(kind, queue_position):
+                assert (queue_position == 0) == (kind is NoticeKind.RESUMED)
+            case Finished(index=place):
+                assert place not in self._ended, f"result {place} ends twice"
+                self._ended.add(place)
+            case Piece(index=place) as piece:
+                assert place not in self._ended, f"result {place} goes on after its end"
+                self._received[place] += piece.token_ids
 
     def _check_journal(self) -> None:
         """What the frontend has accepted begins what was to be generated."""
@@ -119,6 +125,8 @@ class Client:
         assert self._received == expected, f"{self.plan.request_id} got {self._received}, not {expected}"
         assert self._ended == set(range(self.plan.num_results)), f"{self.plan.request_id} was not told every end"
         assert self._journal.prompt_logprobs == self._reference.prompt_logprobs, "other prompt logprobs"
+        again = [emitted for batch in self._stream.told_after(0) for emitted in batch]
+        assert again == self._told, f"{self.plan.request_id} reads something else when it reads again"
         totals = [sequence.cumulative_logprob for sequence in self._journal.sequences]
         assert totals == self._reference.cumulative_logprobs, "other scores"
         for sequence, logprobs in zip(self._journal.sequences, self._reference.logprobs, strict=True):

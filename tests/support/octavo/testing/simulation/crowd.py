@@ -96,6 +96,8 @@ class Crowd:
                 return counts["steps failed"] >= config.max_failed_steps
             case Reason.LOGITS_NOT_FINITE:
                 return self._simulation.watch.was_spoiled(plan.prompt_token_ids, plan.sampling.seed)
+            case Reason.QUEUE_TIMEOUT:
+                return plan.max_queue_s is not None
             case Reason.QUEUE_FULL:
                 return len(self._simulation.scenario.clients) > config.max_waiting
             case Reason.SCHEDULER_UNREACHABLE:

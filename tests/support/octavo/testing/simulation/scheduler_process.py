@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.draft import Draft
 from octavo.scheduler.events import Effect, Event, PrefixPinned, PrefixUnpinned, ReplicaHeard, Tick
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import SequenceGroup
 from octavo.scheduler.shell import SchedulerShell
+from octavo.testing.notice_book import NoticeBook
 from octavo.testing.simulation.clock import Process
 from octavo.testing.simulation.network import Network, Router
 from octavo.testing.simulation.watch import Watch
@@ -22,18 +25,27 @@ class _WatchedScheduler(Scheduler):
     def __init__(self, config: SchedulerConfig, epoch: int, watch: Watch) -> None:
         super().__init__(config, epoch)
         self._watch = watch
+        self._notice_book = NoticeBook()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         effects = super().handle(event, now)
         if effects or not isinstance(event, Tick | ReplicaHeard):
-            self.check()
-            self._watch.effects(effects)
+            self._look_at(effects)
         return effects
 
     def schedule(self, now: float) -> list[Effect]:
         effects = super().schedule(now)
-        self.check()
+        self._look_at(effects)
         return effects
+
+    def _look_at(self, effects: list[Effect]) -> None:
+        self.check()
+        self._notice_book.check(self, effects)
+        self._watch.effects(effects)
+
+    def _admit(self, group: SequenceGroup, draft: Draft, now: float) -> None:
+        self._watch.admitted(group, now)
+        super()._admit(group, draft, now)
 
 
 class SchedulerProcess(Process):

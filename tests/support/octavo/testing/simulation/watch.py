@@ -17,10 +17,11 @@ from octavo.scheduler.events import (
     StepAnswered,
 )
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import SequenceGroup
 from octavo.testing.simulation.network import Network
 from octavo.testing.simulation.worker_process import INJECTED
 from octavo.wire.base import NULL_BLOCK
-from octavo.wire.requests import PinRefused, Rejected
+from octavo.wire.requests import Notices, PinRefused, Rejected, RejectReason
 from octavo.wire.steps import StepOutcome, StepPlan, StepResult
 from octavo.worker.sequences import WorkerSequence
 
@@ -28,6 +29,7 @@ from octavo.worker.sequences import WorkerSequence
 _ZOMBIE_S = 20.0
 # The longest that a scheduler which is awake lets pass between two turns.
 _LONGEST_NAP_S = 0.2
+_ROUNDING_MS = 0.001
 
 # Of a request: its frontend, and its name there.
 Key = tuple[int, str]
@@ -47,6 +49,8 @@ class Watch:
         # Prompts and seeds of sequences that got NaN.
         self._spoiled: set[tuple[tuple[int, ...], int]] = set()
         self._turned_at = 0.0
+        # Attempts that ran, by frontend.
+        self._admitted: set[tuple[int, str, int]] = set()
 
     def came(self, frontend_id: int, request_id: str) -> None:
         """A client waits for this request."""
@@ -98,8 +102,27 @@ class Watch:
                     self._lost(replica_id, reason)
                 case FrontendLost():
                     self.counts["frontends lost"] += 1
-                case SendToFrontend(_, Rejected() | PinRefused() as message):
-                    self.counts[type(message).__name__] += 1
+                case SendToFrontend(_, Notices(_, notices)):
+                    self.counts.update(f"told: {notice.kind.value}" for notice in notices)
+                case SendToFrontend(frontend_id, Rejected() as message):
+                    self._rejected(frontend_id, message)
+                case SendToFrontend(_, PinRefused()):
+                    self.counts["PinRefused"] += 1
+
+    def admitted(self, group: SequenceGroup, now: float) -> None:
+        """A scheduler gives a request to a replica."""
+        request = group.request
+        assert group.frontend_id is not None
+        if request.max_queue_ms is not None and not group.has_run:
+            waited_ms = 1000 * (now - group.arrival)
+            assert waited_ms <= request.max_queue_ms + _ROUNDING_MS, f"{request.request_id} runs past its time"
+        self._admitted.add((group.frontend_id, request.request_id, request.attempt))
+
+    def _rejected(self, frontend_id: int, message: Rejected) -> None:
+        self.counts["Rejected"] += 1
+        if message.reason is RejectReason.QUEUE_TIMEOUT:
+            key = (frontend_id, message.request_id, message.attempt)
+            assert key not in self._admitted, f"{message.request_id} ran, and is said to have waited too long"
 
     def _answered(self, result: StepResult) -> None:
         self.counts[f"steps {result.outcome.value}"] += 1

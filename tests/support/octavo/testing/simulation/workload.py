@@ -22,7 +22,8 @@ class Model:
 
 @dataclass(frozen=True)
 class ClientPlan:
-    """One client: when it comes, to which frontend, what it wants, and when it loses patience (seconds after it came).
+    """One client: when it comes, to which frontend, what it wants, when it loses patience (seconds after it came), and
+    for how long it would have its request wait in the queue.
 
     `stop_token_id` stands for a stop string: only its frontend looks for it.
     """
@@ -39,6 +40,7 @@ class ClientPlan:
     priority: int
     tenant: str
     salt: str
+    max_queue_s: float | None
 
     @property
     def kind(self) -> str:
@@ -96,6 +98,7 @@ class Workload:
             priority=random.choice((0, 0, 0, 2, -1)),
             tenant=random.choice(("", "", "acme", "zenith")),
             salt=random.choice(("", "", "", "salt")),
+            max_queue_s=random.choice((0.1, 1.0, 5.0)) if random.random() < 0.15 else None,
         )
 
     def _prompt(self) -> list[int]:

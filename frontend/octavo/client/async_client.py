@@ -1,0 +1,188 @@
+"""The client for asyncio. Belongs to the event loop in which it is first used."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import grpc
+
+from octavo.client.channels import DEFAULT_ADDRESS, Tls, open_async_channel
+from octavo.client.errors import OctavoError, to_error
+from octavo.client.events import Event
+from octavo.client.jobs import Defaults, Job, cut_short, make_collector, make_job, make_tokenize_request, read_models
+from octavo.client.params import RequestOptions, SamplingParams
+from octavo.client.prompts import Chat, Message, Prompt, Tool
+from octavo.client.results import Model, Result
+from octavo.client.retries import Attempt, RetryPolicy
+from octavo.v1 import generation_pb2 as pb
+from octavo.v1 import generation_pb2_grpc as services
+
+_ABORT_S: Final = 2.0
+
+
+class AsyncStream(AsyncIterator[Event]):
+    """The events of a running request. A lost connection is made again, and the stream goes on where it was: no event
+    is lost and none comes twice. Closing it, or leaving its `async with` block, aborts the request."""
+
+    def __init__(self, stub: Any, job: Job, metadata: Sequence[tuple[str, str]]) -> None:
+        self._stub = stub
+        self._job = job
+        self._metadata = metadata
+        self._attempt = Attempt()
+        self._ended = False
+        self._open()
+
+    @property
+    def request_id(self) -> str:
+        """What the request is called, on the server too."""
+        return self._job.request_id
+
+    async def __anext__(self) -> Event:
+        """Raises `OctavoError`."""
+        while not self._ended:
+            try:
+                event = self._job.accept(await anext(self._messages))
+            except StopAsyncIteration:
+                await self._again(cut_short())
+            except grpc.RpcError as failure:
+                await self._again(to_error(failure))
+            else:
+                if event is not None:
+                    return event
+        raise StopAsyncIteration
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Aborts the request, unless its answer is complete."""
+        if self._ended:
+            return
+        self._ended = True
+        self._call.cancel()
+        if not self._job.complete:
+            # With a grace time the server would go on with it.
+            with contextlib.suppress(grpc.RpcError):
+                await self._stub.Abort(self._job.abort_request(), timeout=_ABORT_S, metadata=self._metadata)
+
+    def _open(self) -> None:
+        timeout = self._job.recovery.remaining_s()
+        if self._attempt.attach:
+            self._call = self._stub.Attach(self._job.attach_request(), timeout=timeout, metadata=self._metadata)
+        else:
+            self._call = self._stub.Generate(self._job.generate_request(), timeout=timeout, metadata=self._metadata)
+        self._messages = aiter(self._call)
+
+    async def _again(self, error: OctavoError) -> None:
+        self._ended = True
+        if self._job.complete:
+            return
+        self._attempt = self._job.recovery.after(error, self._attempt)
+        self._ended = False
+        await asyncio.sleep(self._attempt.pause_s)
+        self._open()
+
+
+class AsyncClient:
+    """A connection to a frontend at `address` (host:port or unix:path), made when it is first needed.
+
+    `api_key`, `tls` and `model` go with every call. `timeout` is that of calls that have none, in seconds; None: none.
+    `detach_grace` is how long the server keeps a stream whose connection was lost. All calls raise `OctavoError`.
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        api_key: str | None = None,
+        tls: Tls | None = None,
+        model: str = "",
+        timeout: float | None = None,
+        detach_grace: float = 30.0,
+        retries: RetryPolicy | None = None,
+    ) -> None:
+        """Raises `OSError` for a certificate's file that cannot be read."""
+        self._defaults = Defaults(api_key, model, timeout, detach_grace, retries or RetryPolicy())
+        self._channel = open_async_channel(address, tls)
+        self._stub: Any = services.GenerationServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Ends the connection, and with it all calls."""
+        await self._channel.close(None)
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
+    ) -> Result:
+        """The whole answer. It is asked for again where it was lost on its way."""
+        collector = make_collector(prompt, params)
+        async with self._open(prompt, params, options, streams=False) as stream:
+            async for event in stream:
+                collector.add(event)
+        return collector.result()
+
+    async def chat(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        tools: Sequence[Tool] = (),
+    ) -> Result:
+        """The assistant's answer to a conversation; `generate` and `stream` take a `Chat`, which can say more."""
+        return await self.generate(Chat(messages, tools), params, options)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
+    ) -> AsyncStream:
+        """The answer's events as they come. To stop early, close the stream."""
+        return self._open(prompt, params, options, streams=True)
+
+    async def tokenize(self, prompt: str | Chat, *, add_special_tokens: bool = True) -> list[int]:
+        """The prompt's token ids; `add_special_tokens` is of a text: whether it gets a BOS and the like."""
+        request = make_tokenize_request(self._defaults.model, prompt, add_special_tokens)
+        return list((await self._unary(self._stub.Tokenize, request)).ids)
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids."""
+        request = pb.DetokenizeRequest(
+            model=self._defaults.model, ids=token_ids, skip_special_tokens=skip_special_tokens
+        )
+        return str((await self._unary(self._stub.Detokenize, request)).text)
+
+    async def models(self) -> list[Model]:
+        """What is served."""
+        return read_models(await self._unary(self._stub.ListModels, pb.ListModelsRequest()))
+
+    async def abort(self, *request_ids: str) -> list[str]:
+        """Ends requests by their ids; those of them that were running."""
+        return list((await self._unary(self._stub.Abort, pb.AbortRequest(request_ids=request_ids))).aborted)
+
+    def _open(
+        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None, *, streams: bool
+    ) -> AsyncStream:
+        job = make_job(self._defaults, prompt, params, options, streams=streams)
+        return AsyncStream(self._stub, job, self._defaults.metadata)
+
+    async def _unary(self, method: Any, request: Any) -> Any:
+        recovery, attempt = self._defaults.recovery(), Attempt()
+        while True:
+            try:
+                return await method(request, timeout=recovery.remaining_s(), metadata=self._defaults.metadata)
+            except grpc.RpcError as failure:
+                attempt = recovery.after(to_error(failure), attempt)
+            await asyncio.sleep(attempt.pause_s)

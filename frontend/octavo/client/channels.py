@@ -1,0 +1,68 @@
+"""Connections: where to, how encrypted, as whom."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
+OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    # A prompt's logprobs can be this large.
+    ("grpc.max_receive_message_length", 32 << 20),
+    # A lost server is looked for again at once, and a new one found soon.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A server that vanished without a word is found within 30 s.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+
+
+@dataclass(frozen=True)
+class Tls:
+    """PEM files: the authority to trust, if it is none of the system's; and, where the server asks for one, the
+    client's own certificate with its key."""
+
+    ca_certificate: str | Path | None = None
+    client_certificate: str | Path | None = None
+    client_key: str | Path | None = None
+    # The name in the server's certificate, where it is not that of the address.
+    server_name: str | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Raises `OSError` for a file that cannot be read, and `ValueError` where only one of certificate and key is
+        given."""
+        if (self.client_certificate is None) != (self.client_key is None):
+            raise ValueError("client_certificate and client_key belong together; give both or neither")
+        return grpc.ssl_channel_credentials(
+            _content(self.ca_certificate), _content(self.client_key), _content(self.client_certificate)
+        )
+
+
+def open_channel(address: str, tls: Tls | None = None) -> grpc.Channel:
+    """A connection for ordinary code, made when it is first needed. Raises what `Tls.credentials` does."""
+    if tls is None:
+        return grpc.insecure_channel(address, OPTIONS)
+    return grpc.secure_channel(address, tls.credentials(), _options(tls))
+
+
+def open_async_channel(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
+    """The same for asyncio."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, OPTIONS)
+    return grpc.aio.secure_channel(address, tls.credentials(), _options(tls))
+
+
+def metadata_of(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """What every call carries."""
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
+
+
+def _options(tls: Tls) -> tuple[tuple[str, int | str], ...]:
+    return (*OPTIONS, ("grpc.ssl_target_name_override", tls.server_name)) if tls.server_name else OPTIONS
+
+
+def _content(path: str | Path | None) -> bytes | None:
+    return None if path is None else Path(path).read_bytes()

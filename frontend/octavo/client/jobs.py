@@ -1,0 +1,134 @@
+"""What the two clients share: a request with its defaults filled in, and the way through its stream."""
+
+import time
+import uuid
+from dataclasses import dataclass, field, replace
+
+import grpc
+
+from octavo.client.channels import metadata_of
+from octavo.client.errors import OctavoError, make_error
+from octavo.client.events import Event, Usage
+from octavo.client.messages import read_event
+from octavo.client.params import RequestOptions, SamplingParams, generate_request
+from octavo.client.prompts import Chat, Prompt, chat_message
+from octavo.client.results import Collector, Model
+from octavo.client.retries import Recovery, RetryPolicy
+from octavo.v1 import generation_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What holds for all calls of a client. Times are in seconds."""
+
+    api_key: str | None
+    model: str
+    timeout: float | None
+    detach_grace: float
+    retries: RetryPolicy
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What every call carries."""
+        return metadata_of(self.api_key)
+
+    def recovery(self, timeout: float | None = None) -> Recovery:
+        """The state of a call that can be made again as it is."""
+        return Recovery(self.retries, time.monotonic, _deadline(self.timeout if timeout is None else timeout))
+
+
+@dataclass
+class Job:
+    """A request, and how far its stream is read."""
+
+    request: pb.GenerateRequest
+    recovery: Recovery
+    # Whether the id was chosen here.
+    own_id: bool
+    complete: bool = field(default=False, init=False)
+    _sent: bool = field(default=False, init=False)
+
+    @property
+    def request_id(self) -> str:
+        """What the request is called, on the server too."""
+        return str(self.request.request_id)
+
+    def generate_request(self) -> pb.GenerateRequest:
+        """What starts it, or starts it anew: under another id then, for the server may keep what failed a while."""
+        if self._sent and self.own_id:
+            self.request.request_id = _new_id()
+        self._sent = True
+        return self.request
+
+    def abort_request(self) -> pb.AbortRequest:
+        """What ends it, wherever it stands."""
+        return pb.AbortRequest(request_ids=[self.request_id])
+
+    def attach_request(self) -> pb.AttachRequest:
+        """What goes on where the stream was lost."""
+        return pb.AttachRequest(
+            request_id=self.request_id,
+            after_event_offset=self.recovery.last_offset,
+            response=self.request.response,
+        )
+
+    def accept(self, message: pb.GenerateResponse | pb.AttachResponse) -> Event | None:
+        """The event of a message, unless it is an old one."""
+        if isinstance(message, pb.AttachResponse):
+            message = message.event
+        if not self.recovery.accept(message.event_offset):
+            return None
+        event = read_event(message)
+        self.complete = self.complete or isinstance(event, Usage)
+        return event
+
+
+def make_job(
+    defaults: Defaults, prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None, *, streams: bool
+) -> Job:
+    """Raises `ValueError` for what no message can hold."""
+    options = options or RequestOptions()
+    grace = defaults.detach_grace if options.detach_grace is None else options.detach_grace
+    filled = replace(
+        options,
+        # Chosen here, for only a request whose id is known can be attached to.
+        request_id=options.request_id or _new_id(),
+        model=options.model or defaults.model,
+        detach_grace=grace,
+    )
+    recovery = defaults.recovery(options.timeout)
+    recovery.attachable = grace > 0
+    recovery.restartable = not streams
+    request = generate_request(prompt, params or SamplingParams(), filled, incremental=streams)
+    return Job(request, recovery, own_id=not options.request_id)
+
+
+def make_collector(prompt: Prompt, params: SamplingParams | None) -> Collector:
+    """What puts the answer together."""
+    params = params or SamplingParams()
+    return Collector(prompt, params.logprobs is not None, params.prompt_logprobs is not None)
+
+
+def cut_short() -> OctavoError:
+    """The error for a stream that ended well but too early."""
+    return make_error(grpc.StatusCode.UNAVAILABLE, "the stream ended before its last event")
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def make_tokenize_request(model: str, prompt: str | Chat, add_special_tokens: bool) -> pb.TokenizeRequest:
+    """Raises `ValueError` for a message that is none."""
+    if isinstance(prompt, Chat):
+        return pb.TokenizeRequest(model=model, chat=chat_message(prompt))
+    return pb.TokenizeRequest(model=model, text=prompt, add_special_tokens=add_special_tokens)
+
+
+def read_models(response: pb.ListModelsResponse) -> list[Model]:
+    """What is served."""
+    return [Model(model.id, model.max_model_len, model.ready) for model in response.models]

@@ -1,0 +1,192 @@
+"""How a request is to be answered, and what else can be said of it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from google.protobuf.duration_pb2 import Duration
+
+from octavo.client.prompts import Prompt, prompt_fields
+from octavo.v1 import generation_pb2 as pb
+
+_CONSTRAINTS: Final = ("json_object", "json_schema", "regex", "choice", "grammar")
+_EARLY_STOPPING: Final = {
+    None: pb.EARLY_STOPPING_UNSPECIFIED,
+    True: pb.EARLY_STOPPING_ON,
+    False: pb.EARLY_STOPPING_OFF,
+    "never": pb.EARLY_STOPPING_NEVER,
+}
+
+
+@dataclass(frozen=True)
+class BeamSearch:
+    """Finds the likeliest sequences instead of sampling. `early_stopping` is that of transformers."""
+
+    beam_width: int
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """None is what the model's makers recommend, or else the neutral value; for `max_tokens`, what there is room for.
+
+    At most one of `json_object`, `json_schema` (its text, or the schema itself), `regex`, `choice` and `grammar` (Lark
+    or GBNF) may be set: what the text must match. `logprobs` and `prompt_logprobs` are how many alternatives to report
+    with each token. `stop_token_ids` end a sequence besides EOS; `ignore_eos` takes EOS for any other token.
+    """
+
+    n: int | None = None
+    best_of: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    beam_search: BeamSearch | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] = ()
+    banned_token_ids: Sequence[int] = ()
+    json_object: bool = False
+    json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for two constraints at once."""
+        given = [name for name in _CONSTRAINTS if getattr(self, name) not in (None, False)]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} cannot be had together; leave all but one out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions:
+    """What a request is called, who asks, and how long it may take. Times are in seconds.
+
+    `timeout` covers the whole call, with all attempts; None: the client's. `detach_grace` is how long the server keeps
+    the request without a reader, which is how long a broken connection may last; 0 gives a stream up with it, and None
+    is the client's.
+    """
+
+    request_id: str = ""
+    model: str = ""
+    priority: int | None = None
+    tenant: str = ""
+    cache_salt: str = ""
+    pinned_prefix: str = ""
+    max_queue_time: float | None = None
+    timeout: float | None = None
+    detach_grace: float | None = None
+
+
+def generate_request(
+    prompt: Prompt, params: SamplingParams, options: RequestOptions, *, incremental: bool = True
+) -> pb.GenerateRequest:
+    """The message; `options` as they are to be sent. Raises `ValueError` for what no message can hold."""
+    try:
+        return pb.GenerateRequest(
+            request_id=options.request_id,
+            model=options.model,
+            sampling=_sampling(params),
+            stopping=_stopping(params),
+            response=_response(params, incremental),
+            scheduling=_scheduling(options),
+            cache=pb.CacheOptions(salt=options.cache_salt, pinned_prefix=options.pinned_prefix),
+            constraint=_constraint(params),
+            **prompt_fields(prompt),
+        )
+    except TypeError as error:
+        raise ValueError(f"a parameter has a value of the wrong type: {error}") from error
+
+
+def _sampling(params: SamplingParams) -> pb.SamplingParams:
+    return pb.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        repetition_penalty=params.repetition_penalty,
+        seed=params.seed,
+        num_sequences=params.n,
+        best_of=params.best_of,
+        logit_bias=params.logit_bias,
+        allowed_token_ids=params.allowed_token_ids,
+        banned_token_ids=params.banned_token_ids,
+        beam_search=_beam_search(params.beam_search),
+    )
+
+
+def _beam_search(beam: BeamSearch | None) -> pb.BeamSearch | None:
+    if beam is None:
+        return None
+    return pb.BeamSearch(
+        beam_width=beam.beam_width,
+        length_penalty=beam.length_penalty,
+        early_stopping=_EARLY_STOPPING[beam.early_stopping],
+    )
+
+
+def _stopping(params: SamplingParams) -> pb.StoppingCriteria:
+    return pb.StoppingCriteria(
+        max_new_tokens=params.max_tokens,
+        min_new_tokens=params.min_tokens,
+        stop_strings=(params.stop,) if isinstance(params.stop, str) else params.stop,
+        stop_token_ids=params.stop_token_ids,
+        include_stop=params.include_stop_str_in_output,
+        ignore_eos=params.ignore_eos,
+    )
+
+
+def _response(params: SamplingParams, incremental: bool) -> pb.ResponseOptions:
+    return pb.ResponseOptions(
+        top_logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        skip_special_tokens=params.skip_special_tokens,
+        incremental=incremental,
+    )
+
+
+def _scheduling(options: RequestOptions) -> pb.SchedulingHints:
+    return pb.SchedulingHints(
+        tenant=options.tenant,
+        priority=options.priority,
+        max_queue_time=_duration(options.max_queue_time),
+        detach_grace=_duration(options.detach_grace or None),
+    )
+
+
+def _duration(seconds: float | None) -> Duration | None:
+    if seconds is None:
+        return None
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+def _constraint(params: SamplingParams) -> pb.OutputConstraint | None:
+    if params.json_object:
+        return pb.OutputConstraint(json_object=True)
+    if params.json_schema is not None:
+        schema = params.json_schema
+        return pb.OutputConstraint(json_schema=schema if isinstance(schema, str) else json.dumps(dict(schema)))
+    if params.regex is not None:
+        return pb.OutputConstraint(regex=params.regex)
+    if params.choice is not None:
+        return pb.OutputConstraint(choice=pb.ChoiceList(choices=params.choice))
+    return pb.OutputConstraint(grammar=params.grammar) if params.grammar is not None else None

@@ -1,0 +1,75 @@
+"""Checks a chat against the rules that need neither the model nor its template."""
+
+import re
+from typing import Final
+
+from octavo.frontend.chat import Chat, ChatMessage, Tool
+from octavo.frontend.errors import bad_parameter
+
+MAX_TOOLS: Final = 128
+# Of one message.
+MAX_TOOL_CALLS: Final = 128
+# Of the JSON text of a tool's parameters, or of a call's arguments.
+MAX_JSON_BYTES: Final = 65536
+MAX_NAME_LENGTH: Final = 256
+# Templates build control tokens from roles, so only these are let through.
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+
+
+def check_chat(chat: Chat) -> None:
+    """Raises `InvalidRequest`."""
+    check_count("chat.tools", len(chat.tools), MAX_TOOLS)
+    for message in chat.messages:
+        _check_message(message)
+    for tool in chat.tools:
+        _check_tool(tool)
+
+
+def check_count(field: str, count: int, most: int) -> None:
+    """Raises `InvalidRequest` for a field that is repeated more often than `most` times."""
+    if count > most:
+        raise bad_parameter(field, f"repeated {count} times", f"at most {most} may be")
+
+
+def check_label(field: str, text: str, most: int) -> None:
+    """Raises `InvalidRequest` for more than `most` characters, or one that cannot be printed."""
+    if len(text) > most or not text.isprintable():
+        raise bad_parameter(field, f"{len(text)} characters", f"it may hold at most {most} printable ones")
+
+
+def check_bytes(field: str, text: str, most: int) -> None:
+    """Raises `InvalidRequest` for a text of more than `most` bytes."""
+    # A character has four bytes at most, so most texts need not be encoded.
+    if 4 * len(text) > most and (size := len(text.encode(errors="surrogatepass"))) > most:
+        raise bad_parameter(field, f"{size} bytes long", f"at most {most} are taken; shorten it")
+
+
+def _check_message(message: ChatMessage) -> None:
+    if message.role not in ROLES:
+        raise bad_parameter("chat.messages.role", repr(message.role[:64]), f"it must be one of {', '.join(ROLES)}")
+    check_label("chat.messages.name", message.name, MAX_NAME_LENGTH)
+    check_label("chat.messages.tool_call_id", message.tool_call_id, MAX_NAME_LENGTH)
+    if message.tool_call_id and message.role != "tool":
+        raise bad_parameter("chat.messages.tool_call_id", f"of the role {message.role!r}", "only a tool answers a call")
+    if message.tool_calls:
+        _check_calls(message)
+
+
+def _check_calls(message: ChatMessage) -> None:
+    if message.role != "assistant":
+        raise bad_parameter(
+            "chat.messages.tool_calls", f"of the role {message.role!r}", "only an assistant calls tools"
+        )
+    check_count("chat.messages.tool_calls", len(message.tool_calls), MAX_TOOL_CALLS)
+    for call in message.tool_calls:
+        check_label("chat.messages.tool_calls.id", call.id, MAX_NAME_LENGTH)
+        check_label("chat.messages.tool_calls.name", call.name, MAX_NAME_LENGTH)
+        check_bytes("chat.messages.tool_calls.arguments_json", call.arguments_json, MAX_JSON_BYTES)
+
+
+def _check_tool(tool: Tool) -> None:
+    if not _TOOL_NAME.fullmatch(tool.name):
+        rule = "it must have 1 to 128 of the characters A-Z a-z 0-9 _ . : / -"
+        raise bad_parameter("chat.tools.name", ascii(tool.name[:64]), rule)
+    check_bytes("chat.tools.parameters_json", tool.parameters_json, MAX_JSON_BYTES)

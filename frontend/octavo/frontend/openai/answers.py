@@ -1,0 +1,168 @@
+"""From the events of a call's generations to its answer: one object, or a stream of chunks."""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from octavo.frontend.events import Finished, FinishReason, MatchKind, Notice, Piece, Started, joined
+from octavo.frontend.openai.calls import Placed
+from octavo.frontend.openai.door import SYSTEM_FINGERPRINT
+from octavo.frontend.openai.schemas import Sampling
+from octavo.frontend.openai.sse import DONE, comment
+from octavo.frontend.openai.usage import UsageSum
+
+encode = msgspec.json.Encoder().encode
+_REASONS: Final = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+class Choice(Protocol):
+    """One of the answer's texts. Its objects are `choices` of chunks, as JSON; a stream asks for them in order."""
+
+    def begin(self, started: Started) -> bytes:
+        """The first object of a stream; may be empty."""
+        ...
+
+    def piece(self, piece: Piece) -> bytes:
+        """The object of new tokens; empty where there is nothing to show yet."""
+        ...
+
+    def end(self, finished: Finished) -> Sequence[bytes]:
+        """The last objects; the very last has the reason."""
+        ...
+
+    def whole(self, started: Started, piece: Piece, finished: Finished) -> dict[str, Any]:
+        """The choice of an answer that is no stream."""
+        ...
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a call's answer looks like. Generation `place` of the call has the choices from `place * n` on."""
+
+    kind: str
+    id: str
+    model: str
+    n: int
+    make_choice: Callable[[int], Choice]
+    include_usage: bool = False
+    continuous_usage: bool = False
+    # Further fields of an answer that is no stream, and of a stream's first chunk.
+    extra: Callable[[Started], dict[str, Any]] = lambda _: {}
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """The fields that every object of the answer begins with."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+        }
+
+
+def usage_options(body: Sampling) -> dict[str, Any]:
+    """What of the usage a stream shows, as arguments of `Form`."""
+    options = body.stream_options
+    if options is None:
+        return {}
+    return {
+        "include_usage": bool(options.include_usage),
+        "continuous_usage": bool(options.include_usage and options.continuous_usage_stats),
+    }
+
+
+def finish_reason(finished: Finished) -> str:
+    """OpenAI's word for it."""
+    return _REASONS[finished.reason]
+
+
+def stop_reason(finished: Finished) -> str | int | None:
+    """vLLM's: the stop string or token that ended the choice, unless it was EOS."""
+    match = finished.match
+    return None if match is None or match.kind is MatchKind.EOS_TOKEN else match.value
+
+
+async def stream(form: Form, events: AsyncGenerator[Placed]) -> AsyncGenerator[bytes]:
+    """The server-sent events of the answer."""
+    chunks = _Chunks(form)
+    choices: dict[int, Choice] = {}
+    async with aclosing(events):
+        async for place, event in events:
+            chunks.usage.note(place, event)
+            match event:
+                case Piece():
+                    yield chunks.of(choices[place * form.n + event.index].piece(event))
+                case Started():
+                    for index in range(place * form.n, (place + 1) * form.n):
+                        choices[index] = form.make_choice(index)
+                        yield chunks.of(choices[index].begin(event), form.extra(event) if index == 0 else None)
+                case Finished():
+                    objects = choices[place * form.n + event.index].end(event)
+                    yield b"".join(map(chunks.of, objects))
+                case Notice():
+                    yield _notice(event)
+    yield chunks.last() + DONE
+
+
+async def answer(form: Form, events: AsyncGenerator[Placed]) -> dict[str, Any]:
+    """The whole answer as one object."""
+    usage, started = UsageSum(), dict[int, Started]()
+    pieces: dict[int, list[Piece]] = {}
+    finished: dict[int, Finished] = {}
+    async with aclosing(events):
+        async for place, event in events:
+            usage.note(place, event)
+            match event:
+                case Piece():
+                    pieces.setdefault(place * form.n + event.index, []).append(event)
+                case Started():
+                    started[place] = event
+                case Finished():
+                    finished[place * form.n + event.index] = event
+    choices = [
+        form.make_choice(i).whole(started[i // form.n], joined(pieces.get(i, ()), i % form.n), finished[i])
+        for i in sorted(finished)
+    ]
+    return {**form.head(form.kind), "choices": choices, "usage": usage.object(), **form.extra(started[0])}
+
+
+class _Chunks:
+    """Chunks of one stream; what they have in common is encoded once."""
+
+    def __init__(self, form: Form) -> None:
+        self.usage = UsageSum()
+        self._form = form
+        kind = form.kind if form.kind == "text_completion" else f"{form.kind}.chunk"
+        self._head = b"data: " + encode(form.head(kind))[:-1]
+        self._before = self._head + b',"choices":['
+        self._behind = b'],"usage":null}\n\n' if form.include_usage else b"]}\n\n"
+
+    def of(self, choice: bytes, extra: dict[str, Any] | None = None) -> bytes:
+        """The event of a choice's object; nothing of an empty one."""
+        if not choice:
+            return b""
+        if extra or self._form.continuous_usage:
+            return self._before + choice + b"]" + self._more(extra or {}) + b"}\n\n"
+        return self._before + choice + self._behind
+
+    def last(self) -> bytes:
+        """The event of the usage, if it is asked for."""
+        if not self._form.include_usage:
+            return b""
+        return self._before + b'],"usage":' + encode(self.usage.object()) + b"}\n\n"
+
+    def _more(self, extra: dict[str, Any]) -> bytes:
+        fields = dict(extra)
+        if self._form.include_usage:
+            fields["usage"] = self.usage.object() if self._form.continuous_usage else None
+        return b"," + encode(fields)[1:-1] if fields else b""
+
+
+def _notice(notice: Notice) -> bytes:
+    place = f" {notice.queue_position}" if notice.queue_position else ""
+    return comment(f"{notice.kind.value}{place}")

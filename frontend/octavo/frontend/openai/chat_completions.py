@@ -1,0 +1,196 @@
+"""POST /v1/chat/completions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.frontend.chat import Tool
+from octavo.frontend.constraint import Constraint
+from octavo.frontend.errors import bad_parameter
+from octavo.frontend.events import Finished, FinishReason, Piece, Started
+from octavo.frontend.openai.answers import Form, answer, encode, finish_reason, stop_reason, stream, usage_options
+from octavo.frontend.openai.calls import fresh_id, generations, origin_of
+from octavo.frontend.openai.connection import read_body, while_connected
+from octavo.frontend.openai.door import Door
+from octavo.frontend.openai.fields import decoded, read_fields, unknown_fields_header
+from octavo.frontend.openai.logprobs import ChatLogprobs, prompt_logprobs_of
+from octavo.frontend.openai.messages import chat_of, tools_of
+from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
+from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, ChatBody
+from octavo.frontend.openai.sse import EventStream
+from octavo.frontend.openai.tool_calls import ToolCallParser, constraint_for, make_parser, needs_special_tokens
+from octavo.frontend.openai.tool_parsers import ParsedDelta, ToolCallDelta
+from octavo.frontend.openai.tools import ToolChoiceMode, read_tool_choice
+from octavo.frontend.request import GenerationRequest
+from octavo.frontend.tokenizer import ModelTokenizer
+
+
+@dataclass(frozen=True)
+class _Tools:
+    """What the model is told of, whether its answer is searched for calls, and what forces these."""
+
+    told: tuple[Tool, ...] = ()
+    parser: str | None = None
+    constraint: Constraint | None = None
+    keeps_special_tokens: bool = False
+    one_call: bool = False
+
+
+async def chat_completions(door: Door, request: Request) -> Response:
+    """Answers one call."""
+    body, unknown = read_fields(await read_body(request), ChatBody, CHAT_UNSUPPORTED)
+    _check(body)
+    call = body.request_id or fresh_id()
+    tools = _tools(door, body)
+    events = generations(door, request, [_asked(body, tools, call, request)], seconds("timeout", body.timeout))
+    form = _form(door, body, tools, f"chatcmpl-{call}")
+    headers = unknown_fields_header(unknown)
+    if body.stream:
+        return EventStream(stream(form, events), ping_s=door.ping_s, headers=headers)
+    whole = await while_connected(request, answer(form, events))
+    return Response(encode(whole), headers=headers, media_type="application/json")
+
+
+def _check(body: ChatBody) -> None:
+    if body.top_logprobs and not body.logprobs:
+        raise bad_parameter("top_logprobs", body.top_logprobs, "logprobs must be true then")
+    if body.prompt_logprobs is not None and body.stream:
+        raise bad_parameter("prompt_logprobs", body.prompt_logprobs, "a stream has none; leave out stream")
+
+
+def _tools(door: Door, body: ChatBody) -> _Tools:
+    tools = tools_of(body)
+    choice = read_tool_choice(decoded("tool_choice", body.tool_choice, object), tools)
+    if not tools or choice.mode is ToolChoiceMode.NONE:
+        return _Tools()
+    parallel = body.parallel_tool_calls is not False
+    constraint = constraint_for(tools, choice, parallel=parallel, kind=door.tool_format)
+    keeps = needs_special_tokens(door.tool_format, door.generation.tokenizer)
+    return _Tools(tools, door.tool_format, constraint, keeps, one_call=not parallel)
+
+
+def _asked(body: ChatBody, tools: _Tools, call: str, request: Request) -> GenerationRequest:
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    asked = GenerationRequest(
+        prompt=chat_of(body, tools.told),
+        request_id=call,
+        max_new_tokens=most,
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        **sampling_of(body),
+        **origin_of(request),
+    )
+    if tools.keeps_special_tokens:
+        asked = replace(asked, skip_special_tokens=False)
+    return replace(asked, constraint=_only_one(asked.constraint, tools.constraint))
+
+
+def _only_one(asked: Constraint | None, forced: Constraint | None) -> Constraint | None:
+    if asked and forced:
+        rule = "a forced call excludes a format of the answer; leave one of them out"
+        raise bad_parameter("tool_choice", "set together with structured output", rule)
+    return asked or forced
+
+
+def _form(door: Door, body: ChatBody, tools: _Tools, call: str) -> Form:
+    tokenizer = door.generation.tokenizer
+
+    def make_choice(index: int) -> _Choice:
+        return _Choice(index, tokenizer, body, tools)
+
+    def extra(started: Started) -> dict[str, Any]:
+        ids = started.prompt_token_ids
+        found: dict[str, Any] = {"prompt_token_ids": ids} if body.return_token_ids else {}
+        if body.prompt_logprobs is not None:
+            found["prompt_logprobs"] = prompt_logprobs_of(tokenizer, ids, started.prompt_logprobs)
+        return found
+
+    model = body.model or door.generation.model_name
+    n = number_of_choices(body)
+    return Form("chat.completion", call, model, n, make_choice, extra=extra, **usage_options(body))
+
+
+class _Choice:
+    """One answer of the assistant."""
+
+    def __init__(self, index: int, tokenizer: ModelTokenizer, body: ChatBody, tools: _Tools) -> None:
+        self._index = index
+        self._parser: ToolCallParser | None = make_parser(tools.parser) if tools.parser else None
+        self._one_call = tools.one_call
+        self._logprobs = ChatLogprobs(tokenizer, body.top_logprobs or 0) if body.logprobs else None
+        self._shows_ids = bool(body.return_token_ids)
+        self._is_plain = self._parser is None and self._logprobs is None and not self._shows_ids
+        self._before = b'{"index":%d,"delta":{"content":' % index
+
+    def begin(self, started: Started) -> bytes:
+        return self._object({"role": "assistant", "content": ""})
+
+    def piece(self, piece: Piece) -> bytes:
+        if self._is_plain:
+            if not piece.text:
+                return b""
+            return self._before + encode(piece.text) + b'},"logprobs":null,"finish_reason":null}'
+        delta = _delta(self._parsed(self._parser.feed(piece.text) if self._parser else ParsedDelta(piece.text)))
+        if not delta and self._logprobs is None and not self._shows_ids:
+            return b""
+        return self._object(delta, **self._tokens(piece))
+
+    def end(self, finished: Finished) -> Sequence[bytes]:
+        rest = _delta(self._parsed(self._parser.finish())) if self._parser else {}
+        last = {"finish_reason": self._reason(finished), "stop_reason": stop_reason(finished)}
+        return [*([self._object(rest)] if rest else []), self._object({}, **last)]
+
+    def whole(self, started: Started, piece: Piece, finished: Finished) -> dict[str, Any]:
+        tokens = {"logprobs": None, **self._tokens(piece)}
+        reason = {"message": self._message(piece.text), "finish_reason": self._reason(finished)}
+        return {"index": self._index, **reason, **tokens, "stop_reason": stop_reason(finished)}
+
+    def _message(self, text: str) -> dict[str, Any]:
+        calls: tuple[ToolCallDelta, ...] = ()
+        if self._parser:
+            first, last = self._parsed(self._parser.feed(text)), self._parsed(self._parser.finish())
+            text, calls = first.content + last.content, first.calls + last.calls
+        message = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        return {**message, "tool_calls": _whole_calls(calls)} if calls else message
+
+    def _parsed(self, parsed: ParsedDelta) -> ParsedDelta:
+        return replace(parsed, calls=tuple(c for c in parsed.calls if c.index == 0)) if self._one_call else parsed
+
+    def _tokens(self, piece: Piece) -> dict[str, Any]:
+        found: dict[str, Any] = {"token_ids": piece.token_ids} if self._shows_ids else {}
+        if self._logprobs:
+            found["logprobs"] = self._logprobs.of(piece.token_ids, piece.logprobs)
+        return found
+
+    def _reason(self, finished: Finished) -> str:
+        called = self._parser is not None and self._parser.any_calls and finished.reason is FinishReason.STOP
+        return "tool_calls" if called else finish_reason(finished)
+
+    def _object(self, delta: dict[str, Any], **fields: object) -> bytes:
+        return encode({"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None, **fields})
+
+
+def _delta(parsed: ParsedDelta) -> dict[str, Any]:
+    found: dict[str, Any] = {"content": parsed.content} if parsed.content else {}
+    if parsed.calls:
+        found["tool_calls"] = [_call_delta(call) for call in parsed.calls]
+    return found
+
+
+def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _whole_calls(calls: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
+    """The calls with the parts of their arguments joined."""
+    arguments = {call.index: "".join(c.arguments for c in calls if c.index == call.index) for call in calls}
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments[call.index]}}
+        for call in calls
+        if call.id
+    ]

@@ -1,0 +1,171 @@
+"""POST /v1/completions."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.frontend.errors import bad_parameter
+from octavo.frontend.events import Finished, FinishReason, Piece, Started, Usage
+from octavo.frontend.openai.answers import Form, answer, encode, finish_reason, stop_reason, stream, usage_options
+from octavo.frontend.openai.calls import Placed, fresh_id, generations, origin_of
+from octavo.frontend.openai.connection import read_body, while_connected
+from octavo.frontend.openai.door import Door
+from octavo.frontend.openai.fields import read_fields, unknown_fields_header
+from octavo.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs_of
+from octavo.frontend.openai.prompts import read_prompts
+from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
+from octavo.frontend.openai.schemas import COMPLETION_UNSUPPORTED, CompletionBody
+from octavo.frontend.openai.sse import EventStream
+from octavo.frontend.request import GenerationRequest
+from octavo.frontend.tokenizer import ModelTokenizer
+from octavo.wire.sampling import MAX_TOP_LOGPROBS, Logprobs
+
+# What OpenAI's API answers where nobody says how long.
+_MAX_TOKENS = 16
+
+
+async def completions(door: Door, request: Request) -> Response:
+    """Answers one call."""
+    body, unknown = read_fields(await read_body(request), CompletionBody, COMPLETION_UNSUPPORTED)
+    _check(body)
+    call = body.request_id or fresh_id()
+    prompts = read_prompts(body.prompt)
+    texts = [await _text(door, prompt) for prompt in prompts] if body.echo else []
+    events = generations(door, request, _asked(body, prompts, call, request), seconds("timeout", body.timeout))
+    form = _form(door, body, f"cmpl-{call}", texts)
+    if body.max_tokens == 0:
+        events = _without_answers(events)
+    headers = unknown_fields_header(unknown)
+    if body.stream:
+        return EventStream(stream(form, events), ping_s=door.ping_s, headers=headers)
+    whole = await while_connected(request, answer(form, events))
+    return Response(encode(whole), headers=headers, media_type="application/json")
+
+
+def _check(body: CompletionBody) -> None:
+    if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP_LOGPROBS:
+        raise bad_parameter("logprobs", body.logprobs, f"it must be between 0 and {MAX_TOP_LOGPROBS}")
+    if body.prompt_logprobs is not None and body.stream:
+        raise bad_parameter("prompt_logprobs", body.prompt_logprobs, "a stream has none; use echo and logprobs")
+    if body.max_tokens == 0 and not body.echo:
+        raise bad_parameter("max_tokens", 0, "without echo there would be no answer; it must be at least 1")
+
+
+async def _text(door: Door, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else await door.generation.decode(prompt, skip_special_tokens=False)
+
+
+def _asked(
+    body: CompletionBody, prompts: Sequence[str | list[int]], call: str, request: Request
+) -> list[GenerationRequest]:
+    """One generation for each prompt. Without an answer to make, one token is made and not shown."""
+    fields = {
+        **sampling_of(body),
+        **origin_of(request),
+        "max_new_tokens": _MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1,
+        "top_logprobs": body.logprobs,
+        "add_special_tokens": body.add_special_tokens is not False,
+    }
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        fields["prompt_logprobs"] = body.logprobs
+    ids = [call] if len(prompts) == 1 else [f"{call}-{place}" for place in range(len(prompts))]
+    return [GenerationRequest(prompt=prompt, request_id=i, **fields) for prompt, i in zip(prompts, ids, strict=True)]
+
+
+def _form(door: Door, body: CompletionBody, call: str, texts: Sequence[str]) -> Form:
+    n = number_of_choices(body)
+
+    def make_choice(index: int) -> _Choice:
+        echo = texts[index // n] if texts else None
+        return _Choice(index, door.generation.tokenizer, body, echo)
+
+    model = body.model or door.generation.model_name
+    return Form("text_completion", call, model, n, make_choice, **usage_options(body))
+
+
+async def _without_answers(events: AsyncGenerator[Placed]) -> AsyncGenerator[Placed]:
+    """The events, with nothing generated."""
+    async with aclosing(events):
+        async for place, event in events:
+            match event:
+                case Piece():
+                    continue
+                case Finished():
+                    yield place, replace(event, reason=FinishReason.LENGTH, match=None)
+                case Usage():
+                    yield place, replace(event, completion_tokens=0)
+                case _:
+                    yield place, event
+
+
+class _Choice:
+    """One choice of a completion; it begins with the prompt where that is echoed."""
+
+    def __init__(self, index: int, tokenizer: ModelTokenizer, body: CompletionBody, echo: str | None) -> None:
+        self._index = index
+        self._tokenizer = tokenizer
+        self._echo = echo
+        self._logprobs = None if body.logprobs is None else CompletionLogprobs(tokenizer, body.logprobs)
+        self._shows_ids = bool(body.return_token_ids)
+        self._shows_prompt_logprobs = body.prompt_logprobs is not None
+        self._before = b'{"index":%d,"text":' % index
+
+    def begin(self, started: Started) -> bytes:
+        if self._echo is None and not self._shows_ids:
+            return b""
+        ids = {"prompt_token_ids": started.prompt_token_ids} if self._shows_ids else {}
+        return encode({**self._object(self._prompt(started)), "finish_reason": None, **ids})
+
+    def piece(self, piece: Piece) -> bytes:
+        if self._logprobs is None and not self._shows_ids:
+            if not piece.text:
+                return b""
+            return self._before + encode(piece.text) + b',"logprobs":null,"finish_reason":null}'
+        found = self._object(_Shown(piece.text, piece.token_ids, piece.logprobs))
+        ids = {"token_ids": piece.token_ids} if self._shows_ids else {}
+        return encode({**found, "finish_reason": None, **ids})
+
+    def end(self, finished: Finished) -> Sequence[bytes]:
+        return [encode({**self._object(_Shown("", [], [])), **_ending(finished)})]
+
+    def whole(self, started: Started, piece: Piece, finished: Finished) -> dict[str, Any]:
+        prompt = self._prompt(started)
+        shown = _Shown(
+            prompt.text + piece.text, [*prompt.token_ids, *piece.token_ids], [*prompt.logprobs, *piece.logprobs]
+        )
+        found = {**self._object(shown), **_ending(finished)}
+        if self._shows_ids:
+            found |= {"token_ids": piece.token_ids, "prompt_token_ids": started.prompt_token_ids}
+        if self._shows_prompt_logprobs:
+            ids = started.prompt_token_ids
+            found["prompt_logprobs"] = prompt_logprobs_of(self._tokenizer, ids, started.prompt_logprobs)
+        return found
+
+    def _prompt(self, started: Started) -> "_Shown":
+        if self._echo is None:
+            return _Shown("", [], [])
+        logprobs = [None, *started.prompt_logprobs] if self._logprobs else []
+        return _Shown(self._echo, started.prompt_token_ids, logprobs)
+
+    def _object(self, shown: "_Shown") -> dict[str, Any]:
+        found: dict[str, Any] = {"index": self._index, "text": shown.text, "logprobs": None}
+        if self._logprobs and shown.token_ids:
+            found["logprobs"] = self._logprobs.of(shown.token_ids, shown.logprobs)
+        return found
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Text and its tokens; the first token of a prompt has no logprob."""
+
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[Logprobs | None]
+
+
+def _ending(finished: Finished) -> dict[str, Any]:
+    return {"finish_reason": finish_reason(finished), "stop_reason": stop_reason(finished)}

@@ -1,0 +1,82 @@
+"""What every handler of the HTTP door is given, and how a route becomes one."""
+
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from octavo.frontend.access import Access
+from octavo.frontend.caller import ANYBODY, Caller
+from octavo.frontend.config import FrontendConfig
+from octavo.frontend.errors import Broken, Reason, ServiceError
+from octavo.frontend.failures import log_failure
+from octavo.frontend.generation import Generation
+from octavo.frontend.openai.connection import ClientGone
+from octavo.frontend.openai.errors import error_response
+from octavo.frontend.openai.tool_calls import detect_kind
+
+_log = logging.getLogger(__name__)
+
+# The silence after which a stream says that it is alive.
+PING_S = 15.0
+VERSION: Final = version("octavo")
+# The same for all answers of one build, as clients expect that compare answers of one seed.
+SYSTEM_FINGERPRINT: Final = f"octavo-{VERSION}"
+
+
+@dataclass(frozen=True)
+class Door:
+    """The services behind the routes. `started_at` is a Unix time, `tool_format` what the model writes calls in."""
+
+    generation: Generation
+    access: Access
+    config: FrontendConfig
+    started_at: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def ping_s(self) -> float:
+        return PING_S
+
+    @functools.cached_property
+    def tool_format(self) -> str:
+        parser = self.config.tool_parser
+        return detect_kind(self.generation.tokenizer.files.tool_template) if parser == "auto" else parser
+
+
+Handler = Callable[[Door, Request], Awaitable[Response]]
+
+
+def caller_of(request: Request) -> Caller:
+    """Who calls, as the credentials of the call said; anybody where none are asked for."""
+    return getattr(request.state, "caller", ANYBODY)
+
+
+def route(door: Door, path: str, handler: Handler, method: str) -> Route:
+    """A route whose failures are answered as OpenAI error objects."""
+
+    @functools.wraps(handler)
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(door, request)
+        except ServiceError as error:
+            return error_response(error)
+        except ClientGone:
+            # Nobody hears it.
+            return Response(status_code=499)
+        except Exception:
+            log_failure(_log, "a request failed")
+            return error_response(internal_error())
+
+    return Route(path, answer, methods=[method])
+
+
+def internal_error() -> Broken:
+    """The error of a fault of ours."""
+    return Broken(Reason.INTERNAL, "the server failed on this request; its log says why")

@@ -1,0 +1,86 @@
+"""Errors as HTTP clients get them: a status, and OpenAI's error object."""
+
+import math
+import re
+from typing import Final
+
+import msgspec
+from starlette.responses import Response
+
+from octavo.frontend.errors import (
+    Aborted,
+    AlreadyExists,
+    Broken,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    OutOfRange,
+    Overloaded,
+    Reason,
+    ServiceError,
+    Unauthenticated,
+    Unavailable,
+    Unsupported,
+)
+
+_STATUS: Final[dict[type[ServiceError], int]] = {
+    InvalidRequest: 400,
+    Unauthenticated: 401,
+    NotFound: 404,
+    AlreadyExists: 409,
+    Unsupported: 400,
+    OutOfRange: 400,
+    Overloaded: 429,
+    Unavailable: 503,
+    DeadlineExceeded: 504,
+    Aborted: 409,
+    Broken: 500,
+}
+_TYPES: Final = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
+# What the API behind every door calls its fields -> what they are called here.
+_NAMES: Final = {
+    "num_sequences": "n",
+    "beam_width": "n",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_strings": "stop",
+    "salt": "cache_salt",
+    "chat.messages": "messages",
+    "chat.messages.role": "messages.role",
+    "text_or_ids": "prompt",
+}
+_NAME: Final = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, sorted(_NAMES, key=len, reverse=True)))})(?!\w)")
+
+
+def status_of(error: ServiceError) -> int:
+    """The HTTP status of an error."""
+    return 413 if error.reason is Reason.TOO_LARGE else _STATUS[type(error)]
+
+
+def error_object(error: ServiceError) -> dict[str, object]:
+    """OpenAI's error object; `code` is our reason."""
+    status = status_of(error)
+    kind = _TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
+    field = error.metadata.get("field")
+    return {
+        "message": _NAME.sub(lambda found: _NAMES[found[0]], str(error)),
+        "type": kind,
+        "param": _NAMES.get(field, field) if field else None,
+        "code": error.reason.lower(),
+    }
+
+
+def error_body(error: ServiceError) -> bytes:
+    """The error as JSON."""
+    return msgspec.json.encode({"error": error_object(error)})
+
+
+def error_response(error: ServiceError, status: int | None = None) -> Response:
+    """The error as an answer of its own; `status` stands in for the error's own."""
+    headers = {}
+    if error.retry_after_s is not None:
+        # Whole seconds, and not before there is room.
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    if isinstance(error, Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
+    return Response(error_body(error), status or status_of(error), headers, "application/json")

@@ -1,0 +1,91 @@
+"""Logprobs in the two forms that OpenAI's API has for them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.frontend.tokenizer import ModelTokenizer
+from octavo.wire.sampling import Logprobs
+
+# The least that JSON clients are shown; they have no infinity.
+_LEAST = -9999.0
+
+
+def token_text(tokenizer: ModelTokenizer, token_id: int) -> str:
+    """What a token is called; one that is no whole text is called by its bytes."""
+    piece = tokenizer.piece(token_id)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+class CompletionLogprobs:
+    """Of one choice of a completion: what becomes of each piece depends on the length of those before."""
+
+    def __init__(self, tokenizer: ModelTokenizer, top: int) -> None:
+        self._tokenizer = tokenizer
+        self._top = top
+        self._offset = 0
+
+    def of(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs | None]) -> dict[str, Any]:
+        """The object of the next tokens. The first of a prompt has no logprob."""
+        tokens = [token_text(self._tokenizer, token_id) for token_id in token_ids]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(token)
+        pairs = list(zip(tokens, logprobs, strict=True))
+        return {
+            "tokens": tokens,
+            "token_logprobs": [None if found is None else max(found.logprob, _LEAST) for _, found in pairs],
+            "top_logprobs": [None if found is None else self._alternatives(token, found) for token, found in pairs],
+            "text_offset": offsets,
+        }
+
+    def _alternatives(self, token: str, found: Logprobs) -> dict[str, float]:
+        pairs = list(zip(found.top_token_ids, found.top_logprobs, strict=True))[: self._top]
+        named = {token_text(self._tokenizer, token_id): max(logprob, _LEAST) for token_id, logprob in pairs}
+        # The token itself is always among them, as clients that look for the likeliest expect.
+        return {**named, token: max(found.logprob, _LEAST)}
+
+
+class ChatLogprobs:
+    """Of one choice of a chat."""
+
+    def __init__(self, tokenizer: ModelTokenizer, top: int) -> None:
+        self._tokenizer = tokenizer
+        self._top = top
+
+    def of(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs | None]) -> dict[str, Any]:
+        """The object of the next tokens."""
+        pairs = zip(token_ids, logprobs, strict=True)
+        return {"content": [self._token(token_id, found) for token_id, found in pairs if found], "refusal": None}
+
+    def _token(self, token_id: int, found: Logprobs) -> dict[str, Any]:
+        pairs = list(zip(found.top_token_ids, found.top_logprobs, strict=True))[: self._top]
+        return {**self._entry(token_id, found.logprob), "top_logprobs": [self._entry(*pair) for pair in pairs]}
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": token_text(self._tokenizer, token_id),
+            "logprob": max(logprob, _LEAST),
+            "bytes": list(self._tokenizer.piece(token_id)),
+        }
+
+
+def prompt_logprobs_of(
+    tokenizer: ModelTokenizer, token_ids: Sequence[int], logprobs: Sequence[Logprobs]
+) -> list[dict[str, Any] | None]:
+    """vLLM's form for a prompt: for each of its tokens but the first, candidates by their id."""
+    return [None, *(_candidates(tokenizer, *pair) for pair in zip(token_ids[1:], logprobs, strict=True))]
+
+
+def _candidates(tokenizer: ModelTokenizer, token_id: int, found: Logprobs) -> dict[str, Any]:
+    ranked = [
+        *((i, p, rank) for rank, (i, p) in enumerate(zip(found.top_token_ids, found.top_logprobs, strict=True), 1)),
+        (token_id, found.logprob, found.rank),
+    ]
+    return {
+        str(i): {"logprob": max(p, _LEAST), "rank": rank, "decoded_token": token_text(tokenizer, i)}
+        for i, p, rank in ranked
+    }

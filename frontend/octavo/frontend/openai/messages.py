@@ -1,0 +1,101 @@
+"""The messages of a chat, as OpenAI's clients write them."""
+
+from typing import Any, Protocol
+
+from msgspec import Raw
+
+from octavo.frontend.chat import Chat, ChatMessage, Tool, ToolCall
+from octavo.frontend.errors import bad_parameter
+from octavo.frontend.openai.fields import decoded, given, unsupported_field
+from octavo.frontend.openai.schemas import Message, Part, ToolCallBody
+from octavo.frontend.openai.tools import read_tools
+
+_MAX_VARIABLES = 1 << 14
+
+
+class ChatFields(Protocol):
+    """The fields of a body that make a chat's prompt."""
+
+    @property
+    def messages(self) -> list[Message]: ...
+    @property
+    def tools(self) -> Raw: ...
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+    @property
+    def chat_template_kwargs(self) -> Raw: ...
+    @property
+    def reasoning_effort(self) -> str | None: ...
+
+
+def chat_of(body: ChatFields, tools: tuple[Tool, ...]) -> Chat:
+    """The chat, with those `tools` that the model is to know of. Raises `InvalidRequest`, and `Unsupported` for content
+    that is no text."""
+    continues = bool(body.continue_final_message)
+    return Chat(
+        messages=tuple(_message(place, message) for place, message in enumerate(body.messages)),
+        tools=tools,
+        template_variables=_variables(body),
+        add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
+        continue_final_message=continues,
+    )
+
+
+def tools_of(body: ChatFields) -> tuple[Tool, ...]:
+    """The functions that the model may call. Raises `InvalidRequest`, `Unsupported`."""
+    return read_tools(decoded("tools", body.tools, object))
+
+
+def _variables(body: ChatFields) -> dict[str, Any]:
+    variables = decoded("chat_template_kwargs", body.chat_template_kwargs, dict[str, Any], _MAX_VARIABLES) or {}
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    return variables
+
+
+def _message(place: int, message: Message) -> ChatMessage:
+    field = f"messages[{place}]"
+    for name in ("audio", "function_call"):
+        if given(getattr(message, name)):
+            raise unsupported_field(f"{field}.{name}")
+    _check_content(field, message)
+    return ChatMessage(
+        role=message.role,
+        content=_text(field, message),
+        name=message.name or "",
+        tool_calls=tuple(_tool_call(f"{field}.tool_calls", call) for call in message.tool_calls or ()),
+        tool_call_id=message.tool_call_id or "",
+    )
+
+
+def _check_content(field: str, message: Message) -> None:
+    is_assistant = message.role == "assistant"
+    if message.tool_calls and not is_assistant:
+        raise bad_parameter(
+            f"{field}.tool_calls", f"of the role {message.role[:64]!r}", "only an assistant calls tools"
+        )
+    if message.content is None and not (is_assistant and (message.tool_calls or message.refusal)):
+        raise bad_parameter(f"{field}.content", "missing", "only an assistant's that calls tools may be left out")
+
+
+def _text(field: str, message: Message) -> str:
+    if isinstance(message.content, list):
+        parts = (_part(f"{field}.content[{place}]", part) for place, part in enumerate(message.content))
+        return "\n".join(parts)
+    return message.content or message.refusal or ""
+
+
+def _part(field: str, part: Part) -> str:
+    if part.type != "text":
+        raise unsupported_field(f"{field} of type {part.type[:64]!r}", "only text is known here")
+    if part.text is None:
+        raise bad_parameter(f"{field}.text", "missing", "it must be set")
+    return part.text
+
+
+def _tool_call(field: str, call: ToolCallBody) -> ToolCall:
+    if call.type != "function":
+        raise unsupported_field(f"{field} of type {call.type[:64]!r}", "only functions are known here")
+    return ToolCall(call.id, call.function.name, call.function.arguments or "{}")

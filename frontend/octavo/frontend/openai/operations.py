@@ -1,0 +1,46 @@
+"""What operators and their tools ask: whether it lives, what it does, which version it is."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.frontend.openai.answers import encode
+from octavo.frontend.openai.door import VERSION, Door
+from octavo.telemetry import metrics
+
+
+async def livez(door: Door, request: Request) -> Response:
+    """Says that the event loop turns."""
+    return _json({"status": "alive"})
+
+
+async def health(door: Door, request: Request) -> Response:
+    """Whether requests get on: the scheduler answers, or has not been away for longer than they survive."""
+    return _state("healthy" if door.generation.makes_progress else "stuck", door.generation.makes_progress)
+
+
+async def ready(door: Door, request: Request) -> Response:
+    """Whether a new request would be taken and could run now."""
+    return _state("ready" if door.generation.ready else "not ready", door.generation.ready)
+
+
+async def show_metrics(door: Door, request: Request) -> Response:
+    """All metrics of this process, for Prometheus."""
+    body, content_type = metrics.render()
+    return Response(body, headers={"content-type": content_type})
+
+
+async def version(door: Door, request: Request) -> Response:
+    return _json({"version": VERSION})
+
+
+async def load(door: Door, request: Request) -> Response:
+    """Requests that are held now, in vLLM's form."""
+    return _json({"server_load": door.generation.num_running})
+
+
+def _state(status: str, is_good: bool) -> Response:
+    return _json({"status": status}, 200 if is_good else 503)
+
+
+def _json(content: dict[str, object], status: int = 200) -> Response:
+    return Response(encode(content), status, media_type="application/json")

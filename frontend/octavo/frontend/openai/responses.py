@@ -1,0 +1,128 @@
+"""POST /v1/responses: OpenAI's newer API, for text and functions. Answers are not kept."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from octavo.frontend.chat import Tool
+from octavo.frontend.constraint import Constraint
+from octavo.frontend.errors import bad_parameter
+from octavo.frontend.openai.answers import encode
+from octavo.frontend.openai.calls import Placed, fresh_id, generations, origin_of
+from octavo.frontend.openai.connection import read_body, while_connected
+from octavo.frontend.openai.door import Door, route
+from octavo.frontend.openai.fields import decoded, read_fields, unknown_fields_header
+from octavo.frontend.openai.responses_input import chat_of, format_of
+from octavo.frontend.openai.responses_output import ResponseAnswer
+from octavo.frontend.openai.responses_schemas import RESPONSES_UNSUPPORTED, ResponsesBody
+from octavo.frontend.openai.sampling import sampling_of, seconds
+from octavo.frontend.openai.sse import EventStream
+from octavo.frontend.openai.tool_calls import NONE, constraint_for, make_parser, needs_special_tokens
+from octavo.frontend.openai.tools import ToolChoice, ToolChoiceMode, read_tool_choice, read_tools
+from octavo.frontend.request import GenerationRequest
+
+
+def routes(door: Door) -> list[Route]:
+    """What this module serves."""
+    return [route(door, "/v1/responses", responses, "POST")]
+
+
+async def responses(door: Door, request: Request) -> Response:
+    """Answers one call."""
+    body, unknown = read_fields(await read_body(request), ResponsesBody, RESPONSES_UNSUPPORTED)
+    told = read_tools(decoded("tools", body.tools, object))
+    choice = read_tool_choice(decoded("tool_choice", body.tool_choice, object), told)
+    tools = () if choice.mode is ToolChoiceMode.NONE else told
+    call = body.request_id or fresh_id()
+    asked = _asked(door, body, tools, choice, call, request)
+    parser = make_parser(door.tool_format if tools else NONE)
+    answer = ResponseAnswer(_response(door, body, call), parser, one_call=body.parallel_tool_calls is False)
+    events = generations(door, request, [asked], seconds("timeout", body.timeout))
+    headers = unknown_fields_header(unknown)
+    if body.stream:
+        return EventStream(_stream(answer, events), ping_s=door.ping_s, headers=headers, on_error=answer.fail)
+    whole = await while_connected(request, _whole(answer, events))
+    return Response(encode(whole), headers=headers, media_type="application/json")
+
+
+def _asked(
+    door: Door, body: ResponsesBody, tools: tuple[Tool, ...], choice: ToolChoice, call: str, request: Request
+) -> GenerationRequest:
+    forced = constraint_for(tools, choice, parallel=body.parallel_tool_calls is not False, kind=door.tool_format)
+    sampling = sampling_of(body)
+    sampling["constraint"] = _only_one(format_of(body), forced)
+    if tools and needs_special_tokens(door.tool_format, door.generation.tokenizer):
+        sampling["skip_special_tokens"] = False
+    return GenerationRequest(
+        prompt=chat_of(body, tools),
+        request_id=call,
+        max_new_tokens=body.max_output_tokens,
+        **sampling,
+        **origin_of(request),
+    )
+
+
+def _only_one(asked: Constraint | None, forced: Constraint | None) -> Constraint | None:
+    if asked and forced:
+        rule = "a forced call excludes a format of the answer; leave one of them out"
+        raise bad_parameter("tool_choice", "set together with text.format", rule)
+    return asked or forced
+
+
+async def _stream(answer: ResponseAnswer, events: AsyncGenerator[Placed]) -> AsyncGenerator[bytes]:
+    async with aclosing(events):
+        async for _, event in events:
+            yield answer.take(event)
+    yield answer.finish()
+
+
+async def _whole(answer: ResponseAnswer, events: AsyncGenerator[Placed]) -> dict[str, Any]:
+    async with aclosing(events):
+        async for _, event in events:
+            answer.take(event)
+    answer.finish()
+    return answer.response
+
+
+def _response(door: Door, body: ResponsesBody, call: str) -> dict[str, Any]:
+    """The fields that do not change: what was asked for."""
+    reasoning = body.reasoning
+    return {
+        "id": f"resp_{call}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "model": body.model or door.generation.model_name,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": decoded("metadata", body.metadata, dict[str, str]) or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": None},
+        "background": False,
+        "service_tier": "default",
+        "store": False,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "text": {"format": _format(body)},
+        "tool_choice": decoded("tool_choice", body.tool_choice, object) or "auto",
+        "tools": decoded("tools", body.tools, object) or [],
+        "truncation": "disabled",
+        "user": decoded("user", body.user, str),
+    }
+
+
+def _format(body: ResponsesBody) -> dict[str, Any]:
+    form = body.text.format if body.text else None
+    if form is None or form.type != "json_schema":
+        return {"type": form.type if form else "text"}
+    schema = decoded("text.format.schema", form.schema, object)
+    return {"type": form.type, "name": form.name, "schema": schema, "strict": form.strict}

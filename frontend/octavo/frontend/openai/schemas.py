@@ -1,0 +1,232 @@
+"""The bodies of requests, as OpenAI's clients and vLLM's users send them. None means "left out" everywhere."""
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Raw
+
+from octavo.frontend.openai.fields import Neutral
+
+MAX_MESSAGES: Final = 4096
+MAX_PARTS: Final = 1024
+MAX_TOOL_CALLS: Final = 128
+# More cannot fit in any context; checked before anything walks over them.
+_MAX_IDS: Final = 1 << 21
+
+Ids = Annotated[list[int], Meta(max_length=_MAX_IDS)]
+FewIds = Annotated[list[int], Meta(max_length=1024)]
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A body, or a part of one."""
+
+
+class StreamOptions(_Body, frozen=True, kw_only=True):
+    """How a stream reports its usage."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class JsonSchema(_Body, frozen=True, kw_only=True):
+    """OpenAI's wrapping of a schema. `schema` is JSON text."""
+
+    name: str = ""
+    description: str | None = None
+    schema: Raw = Raw()
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body, frozen=True, kw_only=True):
+    """OpenAI's way to ask for structured output."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's way. `json` is a schema, or the text of one."""
+
+    json: Raw = Raw()
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(max_length=1024)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class Sampling(_Body, frozen=True, kw_only=True):
+    """What completions and chats have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    best_of: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], Meta(max_length=64)] | None = None
+    logit_bias: Annotated[dict[int, float], Meta(max_length=1024)] | None = None
+    response_format: ResponseFormat | None = None
+    # vLLM's.
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: FewIds | None = None
+    allowed_token_ids: FewIds | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Raw = Raw()
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Meta(max_length=1024)] | None = None
+    guided_grammar: str | None = None
+    # Octavo's: seconds in all and in the queue, and the name of a pinned prefix.
+    timeout: float | None = None
+    max_queue_time: float | None = None
+    pinned_prefix: str | None = None
+    # They say nothing about the answer.
+    user: Raw = Raw()
+    metadata: Raw = Raw()
+    safety_identifier: Raw = Raw()
+    prompt_cache_key: Raw = Raw()
+    prompt_cache_retention: Raw = Raw()
+
+
+class CompletionBody(Sampling, frozen=True, kw_only=True):
+    """Of /v1/completions."""
+
+    prompt: Raw
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+
+
+class Part(_Body, frozen=True, kw_only=True):
+    """A part of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class Function(_Body, frozen=True, kw_only=True):
+    """A function that was called, or is to be."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallBody(_Body, frozen=True, kw_only=True):
+    """A call of an assistant's."""
+
+    function: Function
+    id: str = ""
+    type: str = "function"
+
+
+class Message(_Body, frozen=True, kw_only=True):
+    """One message of a chat; `refusal` is what an assistant may have said instead of content."""
+
+    role: str
+    content: str | Annotated[list[Part], Meta(max_length=MAX_PARTS)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCallBody], Meta(max_length=MAX_TOOL_CALLS)] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    audio: Raw = Raw()
+    function_call: Raw = Raw()
+
+
+Messages = Annotated[list[Message], Meta(max_length=MAX_MESSAGES)]
+
+
+class ChatBody(Sampling, frozen=True, kw_only=True):
+    """Of /v1/chat/completions."""
+
+    messages: Messages
+    tools: Raw = Raw()
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Raw = Raw()
+    reasoning_effort: str | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tool_choice: Raw = Raw()
+    parallel_tool_calls: bool | None = None
+
+
+class TokenizeBody(_Body, frozen=True, kw_only=True):
+    """Of /tokenize: a text, or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages = msgspec.field(default_factory=list)
+    tools: Raw = Raw()
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Raw = Raw()
+    reasoning_effort: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(_Body, frozen=True, kw_only=True):
+    """Of /detokenize."""
+
+    tokens: Ids
+    model: str | None = None
+
+
+_UNSUPPORTED: Final[Neutral] = {
+    "store": (b"false",),
+    "service_tier": (b'"auto"', b'"default"'),
+    "bad_words": (b"[]",),
+    "truncate_prompt_tokens": (),
+    "logits_processors": (),
+    "prompt_embeds": (),
+    "vllm_xargs": (),
+    "kv_transfer_params": (),
+    "mm_processor_kwargs": (),
+    "spaces_between_special_tokens": (b"true",),
+    "return_tokens_as_token_ids": (b"false",),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "ttft_target": (),
+    "verbosity": (b'"medium"',),
+    "moderation": (),
+}
+COMPLETION_UNSUPPORTED: Final[Neutral] = {**_UNSUPPORTED, "suffix": (b'""',)}
+CHAT_UNSUPPORTED: Final[Neutral] = {
+    **_UNSUPPORTED,
+    "add_special_tokens": (b"false",),
+    "audio": (),
+    "modalities": (b'["text"]',),
+    "prediction": (),
+    "web_search_options": (),
+    "functions": (b"[]",),
+    "function_call": (),
+    "chat_template": (),
+    "documents": (b"[]",),
+    "echo": (b"false",),
+    "include_reasoning": (b"true",),
+}
+TOKENIZE_UNSUPPORTED: Final[Neutral] = {
+    "chat_template": (),
+    "mm_processor_kwargs": (),
+    "return_tokens_as_token_ids": (b"false",),
+}

@@ -1,0 +1,165 @@
+"""Server-sent events: a response that is written as its events come, and says that it is alive when none do."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Final
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo.frontend.errors import ServiceError
+from octavo.frontend.failures import log_failure
+from octavo.frontend.openai.connection import until_gone
+from octavo.frontend.openai.door import internal_error
+from octavo.frontend.openai.errors import error_body, error_response
+
+_log = logging.getLogger(__name__)
+
+DONE: Final = b"data: [DONE]\n\n"
+PING: Final = b": ping\n\n"
+_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies that gather an answer first would undo the streaming.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def data(payload: bytes) -> bytes:
+    """An event of JSON text."""
+    return b"data: %b\n\n" % payload
+
+
+def comment(text: str) -> bytes:
+    """What clients skip."""
+    return f": {text}\n\n".encode("ascii")
+
+
+def error_events(error: ServiceError) -> bytes:
+    """How a stream ends that an error ends."""
+    return data(error_body(error)) + DONE
+
+
+class EventStream(Response):
+    """Sends what `source` yields: whole events, or comments.
+
+    An error before the first event is an answer of its own, with its status; later ones become `on_error(error)`.
+    Comments alone do not begin the answer until `ping_s` seconds of silence have. `source` is closed when the client
+    goes away.
+    """
+
+    def __init__(
+        self,
+        source: AsyncGenerator[bytes],
+        *,
+        ping_s: float,
+        headers: Mapping[str, str] | None = None,
+        on_error: Callable[[ServiceError], bytes] = error_events,
+    ) -> None:
+        self._source = source
+        self._ping_s = ping_s
+        self._extra = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
+        self._on_error = on_error
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outbox = _Outbox()
+        pump = asyncio.ensure_future(self._pump(outbox))
+        gone = asyncio.ensure_future(until_gone(receive))
+        gone.add_done_callback(lambda _: outbox.end())
+        try:
+            if await outbox.wait_for_start(self._ping_s) and outbox.failure:
+                await error_response(outbox.failure)(scope, receive, send)
+            else:
+                await self._write(outbox, send)
+        finally:
+            pump.cancel()
+            gone.cancel()
+            await asyncio.gather(pump, gone, return_exceptions=True)
+
+    async def _pump(self, outbox: "_Outbox") -> None:
+        try:
+            async with contextlib.aclosing(self._source) as source:
+                async for event in source:
+                    await outbox.put(event)
+        except ServiceError as error:
+            outbox.failure = error
+        except Exception:
+            log_failure(_log, "a stream failed")
+            outbox.failure = internal_error()
+        finally:
+            outbox.end()
+
+    async def _write(self, outbox: "_Outbox", send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS + self._extra})
+        more = True
+        while more:
+            body = await outbox.take(self._ping_s)
+            more = not outbox.ended
+            if not more and outbox.failure:
+                body += self._on_error(outbox.failure)
+            outbox.close()
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+            outbox.open()
+
+
+class _Outbox:
+    """What is to be sent next. All that comes in one turn of the event loop leaves in one piece.
+
+    It is closed while that is on its way: what a slow client makes wait then is merged where it is made.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.failure: ServiceError | None = None
+        self._held: list[bytes] = []
+        self._has_begun = False
+        self._changed = asyncio.Event()
+        self._is_open = asyncio.Event()
+        self._is_open.set()
+
+    def close(self) -> None:
+        """Takes nothing more."""
+        self._is_open.clear()
+
+    def open(self) -> None:
+        """Takes more."""
+        self._is_open.set()
+
+    async def put(self, event: bytes) -> None:
+        """Takes an event in, or waits until it may."""
+        if not event:
+            return
+        await self._is_open.wait()
+        self._held.append(event)
+        self._has_begun = self._has_begun or event[:1] != b":"
+        self._changed.set()
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        self.ended = True
+        self._changed.set()
+
+    async def wait_for_start(self, ping_s: float) -> bool:
+        """Returns once there is an event, `ping_s` seconds have passed, or all is over; whether that is so."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ping_s):
+                while not self._has_begun and not self.ended:
+                    self._changed.clear()
+                    await self._changed.wait()
+        return self.ended
+
+    async def take(self, ping_s: float) -> bytes:
+        """All that is held; a ping where nothing comes for `ping_s` seconds, nothing where all is over."""
+        if not self._held and not self.ended:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(ping_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                return PING
+        body = b"".join(self._held)
+        self._held.clear()
+        return body

@@ -1,0 +1,51 @@
+"""POST /tokenize and /detokenize, as vLLM has them."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.frontend.errors import bad_parameter
+from octavo.frontend.openai.answers import encode
+from octavo.frontend.openai.connection import read_body, while_connected
+from octavo.frontend.openai.door import Door
+from octavo.frontend.openai.fields import read_fields, unknown_fields_header, unsupported_field
+from octavo.frontend.openai.logprobs import token_text
+from octavo.frontend.openai.messages import chat_of, tools_of
+from octavo.frontend.openai.schemas import TOKENIZE_UNSUPPORTED, DetokenizeBody, TokenizeBody
+from octavo.frontend.request import GenerationRequest, Prompt
+from octavo.frontend.validation import check_count, check_form
+
+
+async def tokenize(door: Door, request: Request) -> Response:
+    """The token ids of a text, or of a chat."""
+    body, unknown = read_fields(await read_body(request), TokenizeBody, TOKENIZE_UNSUPPORTED)
+    door.generation.check_model(body.model or "")
+    prompt = _prompt(body)
+    check_form(GenerationRequest(prompt=prompt))
+    adds = body.add_special_tokens is not False
+    ids = await while_connected(request, door.generation.encode(prompt, add_special_tokens=adds))
+    found: dict[str, Any] = {"count": len(ids), "max_model_len": door.generation.max_model_len, "tokens": ids}
+    if body.return_token_strs:
+        found["token_strs"] = [token_text(door.generation.tokenizer, token_id) for token_id in ids]
+    return Response(encode(found), headers=unknown_fields_header(unknown), media_type="application/json")
+
+
+async def detokenize(door: Door, request: Request) -> Response:
+    """The text of token ids, special ones included."""
+    body, unknown = read_fields(await read_body(request), DetokenizeBody, {})
+    door.generation.check_model(body.model or "")
+    check_count("tokens", body.tokens, door.generation.max_model_len)
+    text = await while_connected(request, door.generation.decode(body.tokens, skip_special_tokens=False))
+    found = {"prompt": text}
+    return Response(encode(found), headers=unknown_fields_header(unknown), media_type="application/json")
+
+
+def _prompt(body: TokenizeBody) -> Prompt:
+    if (body.prompt is None) == (not body.messages):
+        raise bad_parameter("prompt", "not what there must be", "either prompt or messages must be set")
+    if body.prompt is not None:
+        return body.prompt
+    if body.add_special_tokens:
+        raise unsupported_field("add_special_tokens of a chat", "its template has all that it needs")
+    return chat_of(body, tools_of(body))

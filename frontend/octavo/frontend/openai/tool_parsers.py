@@ -1,0 +1,232 @@
+"""Finds calls of functions in a text that arrives in pieces.
+
+A call is a JSON object with a name and arguments, behind a marker or at the start of the text. While one may be coming
+nothing of it is let out; what turns out to be none is let out as content, and the search goes on behind it. So every
+character is looked at once, and what is found does not depend on the pieces.
+"""
+
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import msgspec
+
+_STRUCTURE: Final = re.compile(r'[{}\[\]"]')
+_IN_STRING: Final = re.compile(r'["\\]')
+_SPACE: Final = re.compile(r"\s*")
+
+_State = Callable[[bool], bool]
+
+
+@dataclass(frozen=True)
+class ToolCallDelta:
+    """A call, whole; `arguments` are the text of a JSON object. `index` counts the calls of an answer."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class ParsedDelta:
+    """Content and calls that have become certain."""
+
+    content: str = ""
+    calls: tuple[ToolCallDelta, ...] = ()
+
+
+class _Call(msgspec.Struct):
+    """As models write it, the arguments under either name."""
+
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+
+    def arguments_json(self) -> str:
+        own = bytes(self.arguments)
+        return (bytes(self.parameters) if own == b"{}" else own).decode()
+
+
+class PlainParser:
+    """Finds nothing."""
+
+    any_calls = False
+
+    def feed(self, text: str) -> ParsedDelta:
+        """The text as it is."""
+        return ParsedDelta(text)
+
+    def finish(self) -> ParsedDelta:
+        """Nothing was held back."""
+        return ParsedDelta()
+
+
+class _Parser:
+    """A state is a method: it decides about the start of `_held`, sets the next state and says True; or it says False
+    where that takes more text. `final`: there is none."""
+
+    OPEN: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.any_calls = False
+        self._num_calls = 0
+        self._held = ""
+        # How far `_held` was looked at, and where in it an object begins.
+        self._at = 0
+        self._begin = 0
+        self._depth = 0
+        self._in_string = False
+        # Nothing but space has followed the last call.
+        self._behind_call = False
+        self._state = self._first()
+        self._content: list[str] = []
+        self._calls: list[ToolCallDelta] = []
+
+    def feed(self, text: str) -> ParsedDelta:
+        """What has become certain with the next piece."""
+        self._held += text
+        return self._advance(final=False)
+
+    def finish(self) -> ParsedDelta:
+        """The rest, once it is known that nothing follows."""
+        return self._advance(final=True)
+
+    def _advance(self, *, final: bool) -> ParsedDelta:
+        self._content, self._calls = [], []
+        while self._state(final):
+            pass
+        return ParsedDelta("".join(self._content), tuple(self._calls))
+
+    def _first(self) -> _State:
+        return self._search
+
+    def _after_call(self, final: bool) -> bool:
+        raise NotImplementedError
+
+    def _search(self, final: bool) -> bool:
+        found = self._held.find(self.OPEN)
+        if found < 0:
+            self._emit(len(self._held) if final else self._longest_certain())
+            return False
+        # Space before a call belongs to it.
+        self._emit(len(self._held[:found].rstrip()))
+        self._begin_object(self._held.index(self.OPEN) + len(self.OPEN))
+        return True
+
+    def _longest_certain(self) -> int:
+        """How much of `_held` cannot be the start of a call and of the space before it."""
+        most = min(len(self.OPEN) - 1, len(self._held))
+        start = next((n for n in range(most, 0, -1) if self._held.endswith(self.OPEN[:n])), 0)
+        return len(self._held[: len(self._held) - start].rstrip())
+
+    def _begin_object(self, at: int) -> None:
+        self._at, self._depth, self._in_string = at, 0, False
+        self._state = self._find_object
+
+    def _find_object(self, final: bool) -> bool:
+        self._at = _end_of_space(self._held, self._at)
+        if self._at == len(self._held):
+            return final and self._no_call()
+        if self._held[self._at] != "{":
+            return self._no_call()
+        self._begin, self._state = self._at, self._read_object
+        return True
+
+    def _read_object(self, final: bool) -> bool:
+        while found := (_IN_STRING if self._in_string else _STRUCTURE).search(self._held, self._at):
+            self._at = found.end()
+            if found[0] == "\\":
+                # Whatever it escapes is skipped, now or with the next piece.
+                self._at += 1
+            elif found[0] == '"':
+                self._in_string = not self._in_string
+            else:
+                self._depth += 1 if found[0] in "{[" else -1
+                if self._depth == 0:
+                    return self._end_object()
+        self._at = max(self._at, len(self._held))
+        return final and self._no_call()
+
+    def _end_object(self) -> bool:
+        try:
+            call = msgspec.json.decode(self._held[self._begin : self._at], type=_Call)
+            arguments = call.arguments_json()
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return self._no_call()
+        if not call.name or not arguments.startswith("{"):
+            return self._no_call()
+        self._calls.append(ToolCallDelta(self._num_calls, f"call_{secrets.token_hex(12)}", call.name, arguments))
+        self._num_calls += 1
+        self.any_calls = self._behind_call = True
+        self._held, self._state = self._held[self._at :], self._after_call
+        return True
+
+    def _no_call(self) -> bool:
+        """What was looked at is content."""
+        self._behind_call = False
+        self._emit(self._at)
+        self._state = self._search
+        return True
+
+    def _emit(self, length: int) -> None:
+        text, self._held = self._held[:length], self._held[length:]
+        if text and not (self._behind_call and text.isspace()):
+            self._behind_call = False
+            self._content.append(text)
+
+
+class HermesParser(_Parser):
+    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Hermes and Qwen write it, amid any text."""
+
+    OPEN = "<tool_call>"
+    _CLOSE: Final = "</tool_call>"
+
+    def _after_call(self, final: bool) -> bool:
+        """A missing end is forgiven."""
+        start = _end_of_space(self._held, 0)
+        rest = self._held[start : start + len(self._CLOSE)]
+        if rest != self._CLOSE and self._CLOSE.startswith(rest) and not final:
+            return False
+        if self._CLOSE.startswith(rest):
+            self._held = self._held[start + len(rest) :]
+        self._state = self._search
+        return True
+
+
+class LlamaParser(_Parser):
+    """{"name": ..., "parameters": {...}} as Llama 3 writes it: at the start, or anywhere behind <|python_tag|>; further
+    calls behind semicolons."""
+
+    OPEN = "<|python_tag|>"
+
+    def _first(self) -> _State:
+        return self._start
+
+    def _start(self, final: bool) -> bool:
+        start = _end_of_space(self._held, 0)
+        if start == len(self._held) and not final:
+            return False
+        if self._held[start : start + 1] == "{":
+            self._begin_object(start)
+        else:
+            self._state = self._search
+        return True
+
+    def _after_call(self, final: bool) -> bool:
+        start = _end_of_space(self._held, 0)
+        if start == len(self._held) and not final:
+            return False
+        if self._held[start : start + 1] == ";":
+            self._begin_object(start + 1)
+        else:
+            self._state = self._search
+        return True
+
+
+def _end_of_space(text: str, start: int) -> int:
+    found = _SPACE.match(text, start)
+    assert found
+    return found.end()

@@ -1,0 +1,119 @@
+"""Their request as ours. In most of its fields 0 means "left out"; what it cannot say, Octavo's own defaults decide."""
+
+from typing import Any, Final
+
+from octavo.frontend.constraint import Constraint, ConstraintKind
+from octavo.frontend.errors import Reason, Unsupported, bad_parameter
+from octavo.frontend.request import GenerationRequest, Prompt
+from octavo.frontend.resolution import check_room
+from octavo.frontend.unknown_fields import refuse_unknown_fields
+from octavo.frontend.validation import MAX_STOP_STRINGS, check_count
+from octavo.wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+
+# What needs another engine: images, and KV that comes from somewhere else.
+_UNSUPPORTED: Final = (
+    "kv_transfer_params",
+    "mm_inputs",
+    "extra_mm_inputs",
+    "kv_transfer_params_json",
+    "media_refs",
+)
+_TEXT_CONSTRAINTS: Final = {
+    "json_schema": ConstraintKind.JSON_SCHEMA,
+    "regex": ConstraintKind.REGEX,
+    "grammar": ConstraintKind.GRAMMAR,
+}
+# Where 0 is "left out", for the protocol has no other word for it.
+_OR_NONE: Final = (
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
+
+
+def read_generate(message: Any, max_model_len: int) -> GenerationRequest:
+    """Raises `InvalidRequest`; and `Unsupported` for what is asked for and cannot be had."""
+    params = message.sampling_params
+    _check_counts(message, max_model_len)
+    _check_supported(message)
+    refuse_unknown_fields(message)
+    return GenerationRequest(
+        prompt=_prompt(message),
+        request_id=message.request_id,
+        **_given(params),
+        temperature=_optional(params, "temperature"),
+        seed=_optional(params, "seed"),
+        num_sequences=params.n or 1,
+        logit_bias=dict(params.logit_bias),
+        max_new_tokens=_optional(params, "max_tokens"),
+        min_new_tokens=params.min_tokens,
+        stop_strings=tuple(params.stop),
+        stop_token_ids=tuple(params.stop_token_ids),
+        include_stop=params.include_stop_str_in_output,
+        ignore_eos=params.ignore_eos,
+        # Only stop strings are looked for in the text, which itself is not sent.
+        skip_special_tokens=params.skip_special_tokens,
+        top_logprobs=_optional(params, "logprobs"),
+        prompt_logprobs=_optional(params, "prompt_logprobs"),
+        incremental=message.stream,
+        constraint=_constraint(params),
+    )
+
+
+def _given(params: Any) -> dict[str, Any]:
+    return {field: getattr(params, field) or None for field in _OR_NONE}
+
+
+def _prompt(message: Any) -> Prompt:
+    match message.WhichOneof("input"):
+        case "text":
+            return str(message.text)
+        case "tokenized":
+            return list(message.tokenized.input_ids)
+    raise bad_parameter("input", "missing", "one of tokenized and text must be set")
+
+
+def _constraint(params: Any) -> Constraint | None:
+    match params.WhichOneof("constraint"):
+        case None:
+            return None
+        case "json_object":
+            return Constraint(ConstraintKind.JSON_OBJECT) if params.json_object else None
+        case "choice":
+            return Constraint(ConstraintKind.CHOICE, choices=tuple(params.choice.choices))
+        case field:
+            return Constraint(_TEXT_CONSTRAINTS[field], getattr(params, field))
+
+
+def _check_counts(message: Any, max_model_len: int) -> None:
+    """Of what a walk over would stop the event loop, if there were millions of them."""
+    params = message.sampling_params
+    check_room(len(message.tokenized.input_ids), max_model_len)
+    check_count("logit_bias", params.logit_bias, MAX_LOGIT_BIAS)
+    check_count("stop", params.stop, MAX_STOP_STRINGS)
+    check_count("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
+
+
+def _check_supported(message: Any) -> None:
+    params = message.sampling_params
+    set_fields = {descriptor.name for descriptor, _ in message.ListFields()}
+    for field in _UNSUPPORTED:
+        if field in set_fields:
+            raise _unsupported(field, "leave it out")
+    if message.data_parallel_rank:
+        raise _unsupported("data_parallel_rank", "there is one rank, which is 0; the scheduler chooses the worker")
+    if params.HasField("truncate_prompt_tokens"):
+        raise _unsupported("truncate_prompt_tokens", "send a prompt that fits")
+    if params.HasField("structural_tag"):
+        raise _unsupported("structural_tag", "use json_schema, regex, grammar or choice")
+
+
+def _unsupported(field: str, what_to_do: str) -> Unsupported:
+    return Unsupported(Reason.UNSUPPORTED_FIELD, f"{field} cannot be had from this server; {what_to_do}", field=field)
+
+
+def _optional(message: Any, field: str) -> Any:
+    return getattr(message, field) if message.HasField(field) else None

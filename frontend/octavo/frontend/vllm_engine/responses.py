@@ -1,0 +1,121 @@
+"""Our events as their messages: chunks as they come where a stream is asked for, and a whole for every sequence."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from octavo.frontend.events import Event, Finished, FinishReason, MatchKind, Piece, Started, Usage
+from octavo.frontend.vllm_engine.protocol import pb
+from octavo.wire.sampling import Logprobs
+
+_REASONS: Final = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+@dataclass
+class _Sequence:
+    """What there is of one so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    finished: Finished | None = None
+
+
+@dataclass
+class Responses:
+    """The way of one request's events. `streams` is whether the client wants chunks, `logprobs` whether it wants those
+    of the generated tokens."""
+
+    streams: bool
+    logprobs: bool
+    _started: Started | None = None
+    _sequences: dict[int, _Sequence] = field(default_factory=dict)
+    _told_prompt: bool = False
+
+    def of(self, event: Event) -> Iterator[Any]:
+        """The messages that an event brings, maybe none. Wholes come last, for only then the cached part of the prompt
+        is known."""
+        match event:
+            case Started():
+                self._started = event
+            case Piece():
+                yield from self._of_piece(event)
+            case Finished():
+                self._sequence(event.index).finished = event
+            case Usage():
+                for index in sorted(self._sequences):
+                    yield self._complete(index, self._sequences[index], event)
+
+    def _of_piece(self, piece: Piece) -> Iterator[Any]:
+        sequence = self._sequence(piece.index)
+        sequence.token_ids += piece.token_ids
+        sequence.logprobs += piece.logprobs
+        if self.streams and piece.token_ids:
+            chunk = pb.GenerateStreamChunk(
+                token_ids=piece.token_ids,
+                prompt_tokens=self._num_prompt_tokens,
+                completion_tokens=len(sequence.token_ids),
+                output_logprobs=self._output_logprobs(piece.token_ids, piece.logprobs),
+                input_logprobs=None if self._told_prompt else self._input_logprobs(),
+                index=piece.index,
+            )
+            self._told_prompt = True
+            yield pb.GenerateResponse(chunk=chunk)
+
+    def _complete(self, index: int, sequence: _Sequence, usage: Usage) -> Any:
+        assert sequence.finished is not None
+        return pb.GenerateResponse(
+            complete=pb.GenerateComplete(
+                output_ids=sequence.token_ids,
+                finish_reason=_REASONS[sequence.finished.reason],
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=len(sequence.token_ids),
+                cached_tokens=usage.cached_prompt_tokens,
+                output_logprobs=self._output_logprobs(sequence.token_ids, sequence.logprobs),
+                input_logprobs=self._input_logprobs(),
+                index=index,
+                **_matched(sequence.finished),
+            )
+        )
+
+    def _sequence(self, index: int) -> _Sequence:
+        return self._sequences.setdefault(index, _Sequence())
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        assert self._started is not None
+        return len(self._started.prompt_token_ids)
+
+    def _output_logprobs(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs]) -> Any:
+        if not self.logprobs:
+            return None
+        return pb.OutputLogProbs(
+            token_logprobs=[token.logprob for token in logprobs], token_ids=token_ids, top_logprobs=map(_top, logprobs)
+        )
+
+    def _input_logprobs(self) -> Any:
+        """The first token of a prompt has none."""
+        assert self._started is not None
+        logprobs = self._started.prompt_logprobs
+        if not logprobs:
+            return None
+        return pb.InputLogProbs(
+            token_logprobs=[pb.InputTokenLogProb(), *(pb.InputTokenLogProb(value=t.logprob) for t in logprobs)],
+            token_ids=self._started.prompt_token_ids,
+            top_logprobs=[pb.TopLogProbs(), *map(_top, logprobs)],
+        )
+
+
+def _top(token: Logprobs) -> Any:
+    return pb.TopLogProbs(values=token.top_logprobs, token_ids=token.top_token_ids)
+
+
+def _matched(finished: Finished) -> dict[str, str | int]:
+    """EOS is no stop that was matched."""
+    match finished.match:
+        case None:
+            return {}
+        case match if match.kind is MatchKind.STOP_STRING:
+            return {"matched_stop_str": match.value}
+        case match if match.kind is MatchKind.STOP_TOKEN:
+            return {"matched_token_id": match.value}
+    return {}

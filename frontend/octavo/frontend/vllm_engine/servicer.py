@@ -1,0 +1,155 @@
+"""vllm.grpc.engine.VllmEngine: messages into calls of `Generation` and back. Holds nothing."""
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import grpc
+
+from octavo.frontend.config import FrontendConfig
+from octavo.frontend.errors import DeadlineExceeded, Overloaded, Reason, Unsupported
+from octavo.frontend.generation import Generation
+from octavo.frontend.grpc_access import caller_of
+from octavo.frontend.grpc_errors import abort_with
+from octavo.frontend.grpc_limits import MAX_ABORTED_IDS
+from octavo.frontend.grpc_service import answering, deadline_of
+from octavo.frontend.pacing import within
+from octavo.frontend.scheduler_client import SchedulerClient
+from octavo.frontend.unknown_fields import refuse_unknown_fields
+from octavo.frontend.validation import check_count
+from octavo.frontend.vllm_engine.model_files import chunks, read_model_files, tokenizer_archive
+from octavo.frontend.vllm_engine.protocol import common, pb, services
+from octavo.frontend.vllm_engine.requests import read_generate
+from octavo.frontend.vllm_engine.responses import Responses
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class VllmEngine(services.VllmEngineServicer):  # type: ignore[misc]
+    """Calls that need another kind of engine answer UNIMPLEMENTED."""
+
+    def __init__(self, generation: Generation, scheduler: SchedulerClient, config: FrontendConfig) -> None:
+        """Raises `ModelDirectoryError`."""
+        self._generation = generation
+        self._scheduler = scheduler
+        self._name = config.served_model_name
+        self._stall_timeout_s = config.stall_timeout_s
+        self._files = read_model_files(config.model_directory, config.generation_config)
+        self._archive = functools.cache(functools.partial(tokenizer_archive, config.model_directory))
+        self._began = time.monotonic()
+
+    async def Generate(self, request: Any, context: Context) -> None:
+        """Writes the messages itself instead of yielding them: a generator would not be closed when a write fails."""
+        async with _answering(context):
+            read = read_generate(request, self._generation.max_model_len)
+            responses = Responses(request.stream, read.top_logprobs is not None)
+            events = self._generation.generate(read, caller_of(context), deadline_of(context))
+            async with contextlib.aclosing(events):
+                async for _, event in events:
+                    for response in responses.of(event):
+                        await within(self._stall_timeout_s, context.write(response))
+
+    async def Abort(self, request: Any, context: Context) -> Any:
+        """What does not run, or runs no more, is aborted as well as it can be."""
+        async with _answering(context):
+            check_count("request_ids", request.request_ids, MAX_ABORTED_IDS)
+            refuse_unknown_fields(request)
+            for request_id in request.request_ids:
+                self._generation.abort(request_id, caller_of(context))
+            return pb.AbortResponse()
+
+    async def HealthCheck(self, request: Any, context: Context) -> Any:
+        ready = self._generation.ready
+        message = "ready" if ready else f"not ready: {self._scheduler.availability.name}"
+        return pb.HealthCheckResponse(healthy=ready, message=message)
+
+    async def GetModelInfo(self, request: Any, context: Context) -> Any:
+        files, length = self._files, self._generation.max_model_len
+        return pb.GetModelInfoResponse(
+            model_path=str(files.directory),
+            tokenizer_path=str(files.directory),
+            is_generation=True,
+            max_context_length=length,
+            # A token must be left for the answer.
+            max_req_input_len=length - 1,
+            vocab_size=files.defaults.vocab_size,
+            served_model_name=self._name,
+            model_type=str(files.config.get("model_type", "")),
+            architectures=files.architectures,
+            eos_token_ids=sorted(files.defaults.eos_token_ids),
+            bos_token_id=files.bos_token_id,
+            pad_token_id=files.pad_token_id,
+            default_sampling_params_json=files.default_sampling(),
+        )
+
+    async def GetServerInfo(self, request: Any, context: Context) -> Any:
+        status = self._scheduler.status
+        model = status.model if status else None
+        return pb.GetServerInfoResponse(
+            active_requests=self._generation.num_running,
+            uptime_seconds=time.monotonic() - self._began,
+            # What gateways of this protocol look for.
+            server_type="vllm-grpc",
+            data_parallel_size=1,
+            block_size=status.block_size if status and model else 0,
+            model_dtype=model.dtype if model else "",
+            constrained_decoding_start="first_token",
+        )
+
+    async def GetLoads(self, request: Any, context: Context) -> Any:
+        """Of this frontend's requests: the scheduler alone knows which of them wait."""
+        running, status = self._generation.num_running, self._scheduler.status
+        load = pb.SchedulerLoad(
+            num_running_reqs=running,
+            num_total_reqs=running,
+            max_total_num_tokens=status.capacity_tokens if status else 0,
+        )
+        return pb.GetLoadsResponse(
+            timestamp=datetime.now(UTC).isoformat(), version=version("octavo"), dp_rank_count=1, loads=[load]
+        )
+
+    async def GetTokenizer(self, request: Any, context: Context) -> None:
+        async with _answering(context):
+            archive = await asyncio.get_running_loop().run_in_executor(None, self._archive)
+            for data, digest in chunks(archive):
+                chunk = common.GetTokenizerChunk(data=data, sha256=digest)
+                await within(self._stall_timeout_s, context.write(chunk))
+
+    async def Embed(self, request: Any, context: Context) -> None:
+        await _refuse("embeddings", context)
+
+    async def FlushCache(self, request: Any, context: Context) -> None:
+        await _refuse("emptying the prefix cache, which all frontends share,", context)
+
+    async def StartProfile(self, request: Any, context: Context) -> None:
+        await _refuse("a profiler", context)
+
+    async def StopProfile(self, request: Any, context: Context) -> None:
+        await _refuse("a profiler", context)
+
+    async def SubscribeKvEvents(self, request: Any, context: Context) -> None:
+        await _refuse("events of the KV cache", context)
+
+
+async def _refuse(what: str, context: Context) -> None:
+    await abort_with(context, Unsupported(Reason.UNSUPPORTED_FIELD, f"{what} cannot be had from this server"))
+
+
+@contextlib.asynccontextmanager
+async def _answering(context: Context) -> AsyncIterator[None]:
+    """Gateways take DEADLINE_EXCEEDED for a fault of the worker and send the request again, and again; one that has
+    waited too long has found no room."""
+    async with answering(context):
+        try:
+            yield
+        except DeadlineExceeded as error:
+            if error.reason is not Reason.QUEUE_TIMEOUT:
+                raise
+            overloaded = Overloaded(error.reason, str(error))
+            overloaded.metadata = error.metadata
+            raise overloaded from error

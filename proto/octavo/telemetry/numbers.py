@@ -1,0 +1,90 @@
+"""Numbers that one thread writes and any thread may read, and the metric families made of them when somebody asks."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+# Upper bounds in seconds: of steps and gaps between tokens, of what clients wait for, and of whole requests.
+SHORT_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+WAIT_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+LONG_S: Final = (0.1, 0.3, 0.5, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
+SIZES: Final = tuple(float(2**power) for power in range(15))
+
+
+class Histogram:
+    """How many values were at most as large as each of `bounds`, which grow, and the sum of all."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def family(self, name: str, text: str, labels: Mapping[str, str] | None = None) -> Metric:
+        # The number of values is read off the same copy, so the buckets agree whatever is observed meanwhile.
+        cumulative = accumulate(self._counts.copy())
+        names = [*map(str, self._bounds), "+Inf"]
+        labels = labels or {}
+        family = HistogramMetricFamily(name, text, labels=list(labels))
+        family.add_metric(list(labels.values()), list(zip(names, map(float, cumulative), strict=True)), self._sum)
+        return family
+
+
+class Tally:
+    """How often each of a few names came, of which there are never more than some dozens; `known` are told from the
+    start."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, *known: str) -> None:
+        self._counts = dict.fromkeys(known, 0.0)
+
+    def add(self, name: str, count: float = 1) -> None:
+        self._counts[name] = self._counts.get(name, 0) + count
+
+    @property
+    def total(self) -> float:
+        return sum(self._counts.copy().values())
+
+    def family(self, name: str, text: str, label: str) -> Metric:
+        family = CounterMetricFamily(name, text, labels=[label])
+        for value, count in self._counts.copy().items():
+            family.add_metric([value], count)
+        return family
+
+
+def counter(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
+    """A number that only grows; `name` without its `_total`."""
+    labels = labels or {}
+    family = CounterMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def gauge(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
+    """A number that comes and goes."""
+    return gauges(name, text, tuple(labels or ()), [(tuple((labels or {}).values()), value)])
+
+
+def gauges(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    """One gauge for each of `rows`: its values of `labels`, and its own."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family
+
+
+def counters(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    """The same for counters; `name` without its `_total`."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family

@@ -1,0 +1,54 @@
+"""What the scheduler's loop says of itself again and again: whether it serves, and its books for who reads metrics."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+from octavo.scheduler.admin import SERVICE, HealthServicer, Operated
+from octavo.scheduler.admin_messages import write_load
+from octavo.scheduler.progress import Progress
+from octavo.v1.admin_pb2 import GetLoadResponse
+
+_INTERVAL_S: Final = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class Vitals:
+    """Runs in the shell's event loop, so what it reads is never half changed. Without `publish` nobody reads the
+    books."""
+
+    def __init__(
+        self, shell: Operated, servicer: HealthServicer, publish: Callable[[GetLoadResponse], None] | None = None
+    ) -> None:
+        self._shell = shell
+        self._servicer = servicer
+        self._publish = publish
+        self._progress = Progress()
+        self._serving: bool | None = None
+
+    async def follow(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(_INTERVAL_S)
+
+    async def look(self) -> None:
+        """Once."""
+        core = self._shell.core
+        if self._publish:
+            self._publish(write_load(core, self._shell.dropped_messages))
+        stalled = self._progress.stalled(core, self._shell.now())
+        if (stalled is None) != self._serving:
+            self._serving = stalled is None
+            if stalled:
+                _log.error("not serving: %s", stalled)
+            for service in ("", SERVICE):
+                await self._servicer.set(service, _status(self._serving))
+
+
+def _status(serving: bool) -> "HealthCheckResponse.ServingStatus.ValueType":
+    return HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING

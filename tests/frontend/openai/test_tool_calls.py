@@ -1,0 +1,187 @@
+"""Which format a model calls tools in, and that what is forced to be a call is found as one."""
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from octavo.frontend.chat import Tool
+from octavo.frontend.errors import InvalidRequest, Unsupported
+from octavo.frontend.grammars import grammar_of, load_vocabulary
+from octavo.frontend.openai.tool_calls import (
+    HERMES,
+    LLAMA,
+    NONE,
+    constraint_for,
+    detect_kind,
+    make_parser,
+    needs_special_tokens,
+)
+from octavo.frontend.openai.tools import MAX_TOOLS, ToolChoice, ToolChoiceMode, read_tool_choice, read_tools
+from octavo.frontend.tokenizer import ModelTokenizer
+from octavo.wire.grammar import compile_grammar
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"point": {"$ref": "#/$defs/point"}},
+    "required": ["point"],
+    "additionalProperties": False,
+    "$defs": {"point": {"type": "array", "items": {"type": "integer"}, "minItems": 1}},
+}
+TOOLS = (Tool("move", "", json.dumps(SCHEMA)), Tool("stop_now"))
+MOVE = '{"point": [1, 2]}'
+REQUIRED = ToolChoice(ToolChoiceMode.REQUIRED)
+
+
+def written(kind: str, name: str, arguments: str) -> str:
+    if kind == HERMES:
+        return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+    return f'{{"name": "{name}", "parameters": {arguments}}}'
+
+
+def accepts(model_directory: Any, grammar: str, text: str) -> bool:
+    vocabulary = load_vocabulary(model_directory)
+    matcher: LLMatcher = compile_grammar(grammar, vocabulary)
+    ids = vocabulary.tokenize_str(text)
+    return matcher.consume_tokens(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("kind", [HERMES, LLAMA])
+@pytest.mark.parametrize(
+    ("choice", "parallel", "calls", "accepted"),
+    [
+        (REQUIRED, True, [("move", MOVE)], True),
+        (REQUIRED, True, [("move", MOVE), ("stop_now", "{}")], True),
+        (REQUIRED, False, [("move", MOVE), ("stop_now", "{}")], False),
+        (REQUIRED, True, [("move", '{"point": ["x"]}')], False),
+        (REQUIRED, True, [("else", "{}")], False),
+        (REQUIRED, True, [], False),
+        (ToolChoice(ToolChoiceMode.FUNCTION, "stop_now"), True, [("stop_now", '{"x": 1}')], True),
+        (ToolChoice(ToolChoiceMode.FUNCTION, "stop_now"), True, [("move", MOVE)], False),
+    ],
+)
+def test_a_forced_answer_is_calls_that_the_parser_finds(
+    model_directory: Any, kind: str, choice: ToolChoice, parallel: bool, calls: list[tuple[str, str]], accepted: bool
+) -> None:
+    constraint = constraint_for(TOOLS, choice, parallel=parallel, kind=kind)
+    assert constraint
+    text = ("\n" if kind == HERMES else "; ").join(written(kind, name, arguments) for name, arguments in calls)
+    grammar = grammar_of(constraint, load_vocabulary(model_directory))
+    assert accepts(model_directory, grammar, text) == accepted
+    if accepted:
+        parser = make_parser(kind)
+        deltas = [parser.feed(text), parser.finish()]
+        assert "".join(delta.content for delta in deltas) == ""
+        assert [(call.name, call.arguments) for delta in deltas for call in delta.calls] == calls
+
+
+@pytest.mark.parametrize("mode", [ToolChoiceMode.AUTO, ToolChoiceMode.NONE])
+def test_an_answer_that_need_not_call_is_free(mode: ToolChoiceMode) -> None:
+    assert constraint_for(TOOLS, ToolChoice(mode), parallel=True, kind=NONE) is None
+
+
+def test_a_call_cannot_be_forced_where_no_format_is_known() -> None:
+    with pytest.raises(Unsupported, match="--tool-parser"):
+        constraint_for(TOOLS, REQUIRED, parallel=True, kind=NONE)
+
+
+@pytest.mark.parametrize(
+    ("template", "kind"),
+    [
+        ('For each call return a JSON object within <tool_call></tool_call> tags: {"name": <function-name>', HERMES),
+        ("{{ '<|python_tag|>' + call.name }}", LLAMA),
+        ('Respond in the format {"name": function name, "parameters": dictionary}', LLAMA),
+        ("{{ messages[0].content }}", NONE),
+        ("", NONE),
+    ],
+)
+def test_the_format_is_what_the_template_says(template: str, kind: str) -> None:
+    assert detect_kind(template) == kind
+
+
+def test_special_tokens_are_needed_where_a_marker_is_one(model_directory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = ModelTokenizer(model_directory)
+    assert not needs_special_tokens(LLAMA, tokenizer)
+    monkeypatch.setattr(tokenizer, "is_special", lambda text: text == "<|python_tag|>")
+    assert needs_special_tokens(LLAMA, tokenizer)
+    assert not needs_special_tokens(HERMES, tokenizer)
+    assert not needs_special_tokens(NONE, tokenizer)
+
+
+FLAT = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
+NESTED = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("item", [FLAT, NESTED])
+def test_tools_of_both_apis_are_the_same(item: dict[str, Any]) -> None:
+    assert read_tools([item]) == (Tool("f", "d", '{"type":"object"}'),)
+
+
+def test_left_out_tools_are_none() -> None:
+    assert read_tools(None) == read_tools([]) == ()
+
+
+def named(name: object, **fields: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({}, "list of at most 128"),
+        ([named(f"f{n}") for n in range(MAX_TOOLS + 1)], "list of at most 128"),
+        (["f"], r"tools\[0\] is not an object"),
+        ([named("f"), named("f")], "naming a function twice"),
+        ([named("")], r"tools\[0\]\.name is ''"),
+        ([named("a b")], "letters, digits"),
+        ([named("a\n")], "letters, digits"),
+        ([named("a" * 65)], "1 to 64 letters"),
+        ([named(3)], r"tools\[0\]\.name is 3"),
+        ([named("f", description=3)], "description is not a text"),
+        ([named("f", parameters="{}")], "parameters is not an object"),
+        ([named("f", colour="red")], "with 'colour'"),
+    ],
+)
+def test_bad_tools_are_refused(value: object, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        read_tools(value)
+
+
+def test_other_kinds_of_tools_are_not_known() -> None:
+    with pytest.raises(Unsupported, match="of type 'web_search'; only functions"):
+        read_tools([{"type": "web_search"}])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, ToolChoice(ToolChoiceMode.AUTO)),
+        ("none", ToolChoice(ToolChoiceMode.NONE)),
+        ("required", REQUIRED),
+        ({"type": "function", "function": {"name": "move"}}, ToolChoice(ToolChoiceMode.FUNCTION, "move")),
+        ({"type": "function", "name": "move"}, ToolChoice(ToolChoiceMode.FUNCTION, "move")),
+    ],
+)
+def test_a_choice_in_either_form(value: object, expected: ToolChoice) -> None:
+    assert read_tool_choice(value, TOOLS) == expected
+
+
+def test_without_tools_there_is_nothing_to_choose() -> None:
+    assert read_tool_choice(None, ()) == ToolChoice(ToolChoiceMode.NONE)
+
+
+@pytest.mark.parametrize(
+    ("value", "tools", "message"),
+    [
+        ("required", (), "no tools to choose from"),
+        ({"type": "function", "name": "f"}, (), "no tools to choose from"),
+        ({"type": "function", "name": "f"}, TOOLS, "'f', but it must name one of the tools"),
+        ("sometimes", TOOLS, 'must be "none", "auto"'),
+        ({"type": "allowed_tools"}, TOOLS, 'must be "none", "auto"'),
+        (3, TOOLS, 'must be "none", "auto"'),
+    ],
+)
+def test_bad_choices_are_refused(value: object, tools: tuple[Tool, ...], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        read_tool_choice(value, tools)

@@ -1,0 +1,120 @@
+"""Calls are found whatever the pieces, nothing of their markup becomes content, and nothing else is lost."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.frontend.openai.tool_calls import HERMES, LLAMA, NONE, make_parser
+
+CALL = '{"name": "add", "arguments": {"a": 1, "b": "}<tool_call>\\""}}'
+ARGUMENTS = '{"a": 1, "b": "}<tool_call>\\""}'
+SHORT = '{"name": "now", "parameters": {}}'
+quickly = settings(max_examples=300, deadline=None, derandomize=True)
+# What an answer is made of: whole calls, their parts, and innocent text.
+parts = st.lists(
+    st.sampled_from(
+        [
+            *("<tool_call>", "</tool_call>", "<|python_tag|>", CALL, SHORT, '{"a": {', "}", '"', "\\", ";", "; "),
+            *("<", "<tool", " ", "\n", "text", '{"name": 1}', '{"name": "f", "arguments": []}', "日本 {"),
+        ]
+    ),
+    max_size=10,
+)
+
+
+def parse(kind: str, pieces: Sequence[str]) -> tuple[str, list[tuple[int, str, str]], bool]:
+    parser = make_parser(kind)
+    deltas = [*map(parser.feed, pieces), parser.finish()]
+    calls = [(call.index, call.name, call.arguments) for delta in deltas for call in delta.calls]
+    return "".join(delta.content for delta in deltas), calls, parser.any_calls
+
+
+def cut(data: st.DataObject, text: str) -> list[str]:
+    ends = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    return [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize("kind", [HERMES, LLAMA, NONE])
+@quickly
+@given(parts=parts, data=st.data())
+def test_any_cut_gives_the_same(kind: str, parts: list[str], data: st.DataObject) -> None:
+    text = "".join(parts)
+    whole = parse(kind, [text])
+    assert parse(kind, cut(data, text)) == whole
+    assert parse(kind, list(text)) == whole
+    assert whole[2] == bool(whole[1])
+
+
+@pytest.mark.parametrize("kind", [HERMES, LLAMA])
+@quickly
+@given(parts=parts)
+def test_without_calls_every_character_is_content(kind: str, parts: list[str]) -> None:
+    text = "".join(parts)
+    content, calls, _ = parse(kind, list(text))
+    assert calls or content == text
+
+
+@pytest.mark.parametrize("kind", [HERMES, LLAMA])
+@quickly
+@given(parts=parts)
+def test_arguments_are_json_objects(kind: str, parts: list[str]) -> None:
+    _, calls, _ = parse(kind, ["".join(parts)])
+    assert all(isinstance(json.loads(arguments), dict) for _, _, arguments in calls)
+    assert [index for index, _, _ in calls] == list(range(len(calls)))
+
+
+def test_hermes_calls_amid_text() -> None:
+    text = f"Let me see.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>{SHORT}</tool_call>\n"
+    assert parse(HERMES, list(text)) == ("Let me see.", [(0, "add", ARGUMENTS), (1, "now", "{}")], True)
+
+
+def test_text_behind_a_call_is_content() -> None:
+    assert parse(HERMES, [f"<tool_call>{SHORT}</tool_call>\nDone. "])[0] == "\nDone. "
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n</tool_ca"])
+def test_a_call_that_is_not_closed_is_one(end: str) -> None:
+    assert parse(HERMES, list(f"<tool_call>{SHORT}{end}")) == ("", [(0, "now", "{}")], True)
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_call>", f"<tool_call>{CALL[:-1]}", "<tool_call>{'name': 'x'}</tool_call>", "<to"]
+)
+def test_what_is_no_call_is_content(text: str) -> None:
+    assert parse(HERMES, list(text)) == (text, [], False)
+
+
+def test_llama_calls_at_the_start() -> None:
+    text = f'{SHORT}; {{"name": "f", "parameters": {{"x": [1]}}}}'
+    assert parse(LLAMA, list(text)) == ("", [(0, "now", "{}"), (1, "f", '{"x": [1]}')], True)
+
+
+def test_llama_calls_behind_the_marker() -> None:
+    assert parse(LLAMA, list(f"Well.\n<|python_tag|>{SHORT}")) == ("Well.", [(0, "now", "{}")], True)
+
+
+@pytest.mark.parametrize("text", ['{"answer": 42}', "print(1)", "<|python_tag|>print(1)", f"I say {SHORT}"])
+def test_llama_text_that_is_no_call(text: str) -> None:
+    assert parse(LLAMA, list(text)) == (text, [], False)
+
+
+def test_content_is_let_out_as_soon_as_it_is_certain() -> None:
+    parser = make_parser(HERMES)
+    assert [parser.feed(piece).content for piece in ("Hi", " there <", "b> ", "x")] == ["Hi", " there", " <b>", " x"]
+
+
+def test_every_call_has_an_id_of_its_own() -> None:
+    deltas = make_parser(LLAMA).feed(f"{SHORT};{SHORT}").calls
+    assert all(call.id.startswith("call_") for call in deltas)
+    assert len({call.id for call in deltas}) == 2
+
+
+@pytest.mark.parametrize("kind", [HERMES, LLAMA])
+@pytest.mark.parametrize("unit", ["<tool_call>{", "<|python_tag|>{", '{"', "\\", " ", "<tool_call"])
+def test_long_nonsense_takes_no_longer_per_character(kind: str, unit: str) -> None:
+    # A search that began anew at every marker would take minutes.
+    text = unit * (200_000 // len(unit))
+    assert parse(kind, [text[at : at + 1000] for at in range(0, len(text), 1000)]) == (text, [], False)

@@ -1,0 +1,64 @@
+"""The HTTP port of a real frontend in this process, and an Admin service that says what a test puts into it."""
+
+import asyncio
+import dataclasses
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from octavo.frontend.config import FrontendConfig
+from octavo.frontend.server import FrontendServer
+from octavo.v1 import admin_pb2 as pb
+from octavo.v1 import admin_pb2_grpc as services
+
+
+class FakeAdmin(services.AdminServiceServicer):
+    """A call gets what `answers` holds and what is put there later; None ends it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.answers: asyncio.Queue[pb.WatchBlocksResponse | None] = asyncio.Queue()
+        self.calls = 0
+        self.open_calls = 0
+
+    def put(self, waiting: int) -> None:
+        """An answer that tells of so many requests."""
+        self.answers.put_nowait(pb.WatchBlocksResponse(load=pb.GetLoadResponse(waiting=waiting)))
+
+    async def WatchBlocks(self, request: pb.WatchBlocksRequest, context: Any) -> None:
+        self.calls += 1
+        self.open_calls += 1
+        try:
+            while (answer := await self.answers.get()) is not None:
+                await context.write(answer)
+        finally:
+            self.open_calls -= 1
+
+
+@pytest.fixture
+def config(config: FrontendConfig) -> FrontendConfig:
+    return dataclasses.replace(config, http_listen="127.0.0.1:0")
+
+
+@pytest.fixture
+async def http(frontend: FrontendServer) -> AsyncIterator[httpx.AsyncClient]:
+    url = f"http://127.0.0.1:{frontend.http_port}"
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture
+async def admin() -> AsyncIterator[FakeAdmin]:
+    # Not in pytest's directory, whose path may be too long for a socket.
+    with tempfile.TemporaryDirectory(prefix="octavo-") as directory:
+        admin, server = FakeAdmin(f"unix:{Path(directory)}/admin.sock"), grpc.aio.server()
+        services.add_AdminServiceServicer_to_server(admin, server)
+        server.add_insecure_port(admin.address)
+        await server.start()
+        yield admin
+        await server.stop(None)

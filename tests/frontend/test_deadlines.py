@@ -1,0 +1,66 @@
+"""How long a request may take: until its caller's deadline, the server's own, and the time it may wait."""
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from octavo.frontend.config import FrontendConfig
+from octavo.frontend.errors import DeadlineExceeded, Reason
+from octavo.frontend.request import GenerationRequest
+from octavo.frontend.server import FrontendServer
+from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.testing.frontends import running_frontend
+from octavo.testing.grpc_calls import collect, reason_of
+from octavo.v1 import generation_pb2 as pb
+from octavo.wire.requests import RejectReason
+
+REQUEST = GenerationRequest(prompt="hello", request_id="mine", max_new_tokens=20)
+
+
+async def refusal(server: FrontendServer, request: GenerationRequest, deadline: float | None = None) -> Reason:
+    with pytest.raises(DeadlineExceeded) as caught:
+        [event async for event in server.generation.generate(request, deadline=deadline)]
+    return caught.value.reason
+
+
+async def test_a_deadline_ends_a_request_where_nobody_takes_its_events(
+    scheduler: FakeScheduler, frontend: FrontendServer, eventually: Any
+) -> None:
+    scheduler.hold_after = 3
+    await eventually(lambda: frontend.generation.ready)
+    events = frontend.generation.generate(REQUEST, deadline=asyncio.get_running_loop().time() + 0.2)
+    await anext(events)
+    # Its reader does nothing, and still its work ends.
+    await eventually(lambda: scheduler.aborted == ["mine"] and frontend.generation.num_running == 0)
+    with pytest.raises(DeadlineExceeded):
+        [event async for event in events]
+
+
+async def test_no_request_takes_longer_than_the_server_lets_it(
+    scheduler: FakeScheduler, config: FrontendConfig
+) -> None:
+    scheduler.hold_after = 3
+    async with running_frontend(dataclasses.replace(config, max_request_s=0.1)) as (server, _):
+        assert await refusal(server, REQUEST) is Reason.DEADLINE
+        assert await refusal(server, REQUEST, asyncio.get_running_loop().time() + 60) is Reason.DEADLINE
+
+
+async def test_waiting_for_a_worker_is_waiting_in_the_queue(scheduler: FakeScheduler, config: FrontendConfig) -> None:
+    scheduler.replicas = 0
+    async with running_frontend(dataclasses.replace(config, worker_grace_s=30.0)) as (server, _):
+        assert await refusal(server, dataclasses.replace(REQUEST, max_queue_s=0.1)) is Reason.QUEUE_TIMEOUT
+        assert server.generation.num_running == 0
+    assert scheduler.submitted == []
+
+
+async def test_a_scheduler_that_has_not_begun_in_time_says_so(scheduler: FakeScheduler, stub: Any) -> None:
+    scheduler.rejection = RejectReason.QUEUE_TIMEOUT
+    request = pb.GenerateRequest(text="x", scheduling=pb.SchedulingHints(max_queue_time=Duration(seconds=1)))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(stub.Generate(request))
+    assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.DEADLINE_EXCEEDED, "QUEUE_TIMEOUT")
+    assert scheduler.submitted[0].max_queue_ms == 1000

@@ -1,0 +1,65 @@
+"""What the blocks of a replica are used for, counted block by block from whoever holds it."""
+
+from collections import Counter
+
+from octavo.scheduler.block_map import BlockMap, block_map
+from octavo.scheduler.block_table import present
+from octavo.scheduler.replica import Replica
+from octavo.v1 import admin_pb2 as pb
+
+
+def assert_block_map_agrees(replica: Replica) -> BlockMap:
+    """The map of a replica, which says what a plain count does."""
+    found = block_map(replica)
+    assert list(found.states) == _states(replica)
+    assert list(found.cpu_states) == _cpu_states(replica)
+    for owner in found.owners:
+        assert len(set(owner.block_ids)) == len(owner.block_ids)
+        assert len(set(owner.cpu_block_ids)) == len(owner.cpu_block_ids)
+    named = sorted(
+        (owner.name, owner.is_prefix, set(owner.block_ids), set(owner.cpu_block_ids)) for owner in found.owners
+    )
+    assert named == sorted(_owners(replica))
+    return found
+
+
+def _states(replica: Replica) -> list[int]:
+    kv = replica.kv
+    sequences = Counter(block_id for table in kv._tables.values() for block_id in table.block_ids)
+    pins = Counter(block_id for pin in kv._pins.values() for block_id in pin.block_ids)
+    parked = Counter(block_id for block_ids in kv._parked.values() for block_id in block_ids)
+    states = []
+    for block_id in range(kv.num_blocks):
+        held = sequences[block_id]
+        assert kv.ref_count(block_id) == held + pins[block_id] + parked[block_id]
+        if pins[block_id]:
+            states.append(pb.BLOCK_STATE_PINNED)
+        elif held:
+            states.append(pb.BLOCK_STATE_SHARED if held > 1 else pb.BLOCK_STATE_PRIVATE)
+        elif parked[block_id]:
+            states.append(pb.BLOCK_STATE_PARKED)
+        else:
+            cached = kv._cache.content(block_id) is not None
+            states.append(pb.BLOCK_STATE_CACHED if cached else pb.BLOCK_STATE_FREE)
+    return [int(state) for state in states]
+
+
+def _cpu_states(replica: Replica) -> list[int]:
+    space = replica.kv._swap_space
+    held = {block_id for table in space._tables.values() for block_id in table.block_ids}
+    return [
+        int(pb.BLOCK_STATE_SWAPPED if block_id in held else pb.BLOCK_STATE_FREE) for block_id in range(space.num_blocks)
+    ]
+
+
+def _owners(replica: Replica) -> list[tuple[str, bool, set[int], set[int]]]:
+    """From the tables: each sequence belongs to one group."""
+    kv = replica.kv
+    owners = [(name, True, set(pin.block_ids), set[int]()) for name, pin in kv._pins.items()]
+    for group in (*replica.running, *replica.swapped):
+        members = set(group.sequences)
+        tables = [present(t.groups) for s, t in kv._tables.items() if s in members]
+        cpu_tables = [present(t.groups) for s, t in kv._swap_space._tables.items() if s in members]
+        name, is_prefix = group.prefix_name or group.request_id, group.prefix_name is not None
+        owners.append((name, is_prefix, set().union(*tables), set().union(*cpu_tables)))
+    return owners

@@ -1,0 +1,51 @@
+"""Certificates as an operator has them made, by OpenSSL's command line."""
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """PEM files."""
+
+    certificate: Path
+    key: Path
+
+
+def make_authority(directory: Path, name: str) -> Pair:
+    """A certificate that signs others. Skips the test where there is no OpenSSL."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command")
+    pair = Pair(directory / f"{name}.pem", directory / f"{name}.key")
+    _openssl(
+        "req", "-x509", *_CURVE, "-subj", f"/CN={name}", "-days", "2", "-keyout", pair.key, "-out", pair.certificate
+    )
+    return pair
+
+
+def make_certificate(authority: Pair, name: str) -> Pair:
+    """A certificate for `name` and for 127.0.0.1, which servers and clients may use."""
+    pair = Pair(authority.key.with_name(f"{name}.pem"), authority.key.with_name(f"{name}.key"))
+    names = ("-addext", f"subjectAltName=DNS:{name},IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE")
+    signed = ("-CA", authority.certificate, "-CAkey", authority.key, "-days", "2")
+    _openssl(
+        "req", "-x509", *_CURVE, *signed, "-subj", f"/CN={name}", *names, "-keyout", pair.key, "-out", pair.certificate
+    )
+    return pair
+
+
+def encrypt(key: Path) -> Path:
+    """The key under a passphrase."""
+    encrypted = key.with_suffix(".encrypted")
+    _openssl("ec", "-in", key, "-aes128", "-passout", "pass:secret", "-out", encrypted)
+    return encrypted
+
+
+def _openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)

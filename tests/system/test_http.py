@@ -1,0 +1,64 @@
+"""The HTTP port of a frontend among real processes."""
+
+import json
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from octavo.testing.stack import Stack
+
+from .conftest import StartStack
+
+pytestmark = pytest.mark.system
+
+ASK = {"prompt": [f"prompt {i}" for i in range(6)], "seed": 7, "max_tokens": 60, "ignore_eos": True}
+
+
+@pytest.fixture
+def stack(new_stack: StartStack) -> Stack:
+    # Slow enough to be caught in the midst of an answer.
+    return new_stack(OCTAVO_FAKE_STEP_MS="10").start_all(workers=2)
+
+
+def texts_of(lines: Iterator[str]) -> dict[int, str]:
+    """The text of each choice of a stream, which must end with [DONE]."""
+    texts: dict[int, str] = {}
+    for line in lines:
+        if line == "data: [DONE]":
+            return texts
+        if line.startswith("data: "):
+            [choice] = json.loads(line.removeprefix("data: "))["choices"]
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    raise AssertionError("the stream ended without [DONE]")
+
+
+def test_streams_go_on_when_a_worker_is_killed(stack: Stack) -> None:
+    with stack.http() as http:
+        whole = http.post("/v1/completions", json=ASK).json()
+        with http.stream("POST", "/v1/completions", json={**ASK, "stream": True}) as response:
+            lines = response.iter_lines()
+            first = next(lines)
+            stack.kill("worker-0")
+            texts = texts_of(iter([first, *lines]))
+    assert texts == {choice["index"]: choice["text"] for choice in whole["choices"]}
+    stack.wait_idle()
+
+
+def test_a_frontend_that_stops_finishes_what_it_streams(stack: Stack) -> None:
+    with stack.http() as http, http.stream("POST", "/v1/completions", json={**ASK, "stream": True}) as response:
+        lines = response.iter_lines()
+        first = next(lines)
+        stack.processes["frontend"].send_signal(signal.SIGTERM)
+        assert len(texts_of(iter([first, *lines]))) == 6
+    assert stack.processes["frontend"].wait(30) == 0
+
+
+def test_operators_see_it_come_and_go(stack: Stack) -> None:
+    with stack.http() as http:
+        assert [http.get(path).status_code for path in ("/livez", "/health", "/ready")] == [200, 200, 200]
+        assert "octavo_" in http.get("/metrics").text
+        for name in ("worker-0", "worker-1"):
+            stack.kill(name)
+        stack.wait_for(lambda: http.get("/ready").status_code == 503)
+        assert http.get("/health").status_code == 200
