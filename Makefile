@@ -13,7 +13,7 @@ KERNELS := $(NATIVE)/lib/liboctavo_kernels.so
 SEEDS ?= 2000
 FIRST ?= 0
 
-.PHONY: help env serve test test-checks test-most test-kernels test-long simulate mutants bench bench-peers bench-gpu bench-preemption bench-scheduler bench-sampler batch-invariance memory-figures models compose-test proto lock clean
+.PHONY: help env serve test test-checks test-most test-kernels test-long simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-scheduler bench-sampler batch-invariance memory-figures models compose-test proto lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -71,6 +71,20 @@ mutants: $(READY)  ## Plant small bugs one at a time and see that tests find the
 
 simulate: $(READY)  ## Run all processes in virtual time with faults: SEEDS runs from seed FIRST on (2000, 0)
 	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.simulation --seeds $(SEEDS) --first $(FIRST)
+
+fuzz: $(READY)  ## Send bad input to every surface of real processes; ARGS: --surface NAME --messages N --seed S
+	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.fuzz $(ARGS)
+
+test-clients: $(READY)  ## Try other people's clients, unmodified (makes an environment for each; ten minutes); ARGS: names
+	@$(BIN)/octavo prepare-model
+	@cd tests && PYTHONPATH=support ../$(BIN)/python -m clients $(ARGS)
+
+test-page: $(READY)  ## Try the page in headless Chromium, which must be on the PATH
+	@PYTHONPATH=tests/support $(BIN)/python tests/page/run.py $(ARGS)
+
+bench-door: $(READY)  ## Measure the frontend alone: tokens a second, latency, streams, refusals; ARGS are those of octavo.bench.front_door
+	@$(BIN)/octavo prepare-model
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.front_door $(ARGS)
 
 bench: $(READY)  ## Measure speed, the worker alone and through all processes; ARGS are those of octavo.bench
 	@$(BIN)/octavo prepare-model

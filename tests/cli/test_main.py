@@ -3,10 +3,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from octavo.cli.main import main
+from octavo.cli.main import _explain, main
 from octavo.testing.tiny_model import write_byte_model
 
 COMMANDS = [
@@ -47,7 +48,7 @@ def test_an_unknown_command_is_a_usage_error() -> None:
         ("prepare-model", "torch", "worker"),
         ("prepare-model", "gguf", "worker"),
         ("worker", "torch", "worker"),
-        ("frontend", "transformers", "frontend"),
+        ("frontend", "tokenizers", "frontend"),
         ("frontend", "grpc_reflection", "frontend"),
     ],
 )
@@ -78,6 +79,12 @@ def test_a_command_whose_extra_is_missing_says_how_to_install_it(
         f"Error: `octavo {command}` needs {absent}, which is not installed; run: pip install 'octavo[{extra}]'"
     )
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(("command", "extra"), [("worker", "worker"), ("frontend", "frontend")])
+def test_what_several_extras_install_is_asked_for_by_that_of_the_command(command: str, extra: str) -> None:
+    with pytest.raises(click.ClickException, match=rf"`octavo {command}` needs llguidance.*'octavo\[{extra}\]'"):
+        _explain(command, ModuleNotFoundError("No module named 'llguidance'", name="llguidance"))
 
 
 @pytest.mark.parametrize(

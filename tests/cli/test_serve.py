@@ -57,6 +57,21 @@ def test_the_page_sees_the_scheduler(tmp_path: Path, told: dict[str, str], monke
     assert told["OCTAVO_SCHEDULER_ADMIN"] == "127.0.0.1:50052"
 
 
+@pytest.mark.parametrize(("said", "listen"), [("off", ""), ("127.0.0.1:6", "127.0.0.1:6")])
+def test_http_can_be_switched_off(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, str], said: str, listen: str
+) -> None:
+    asked: list[str] = []
+
+    async def take(model: str, grpc_listen: str, http_listen: str, *_: object) -> None:
+        asked.append(http_listen)
+
+    monkeypatch.setattr(module, "_serve", take)
+    monkeypatch.setenv("OCTAVO_HTTP_LISTEN", said)
+    serve()
+    assert asked == [listen]
+
+
 def test_what_is_served_where_is_said_with_what_callers_need(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     environment = {"OCTAVO_MODEL": str(tmp_path)}

@@ -53,7 +53,8 @@ def run_checks(checks: Sequence[Callable[[T], object]], subject: T) -> int:
             print(f"PASS {check.__name__}: {one_line(str(check(subject)))}", flush=True)
         except Exception as error:
             failures += 1
-            print(f"FAIL {check.__name__}: {one_line(f'{type(error).__name__}: {error}, at {_place(error)}')}", flush=True)
+            said = f"{type(error).__name__}: {error}"
+            print(f"FAIL {check.__name__}: {one_line(said)}, at {_place(error)}", flush=True)
     return failures
 
 

@@ -108,33 +108,10 @@ async def test_at_the_limits(scheduler: FakeScheduler, stub: Any) -> None:
     assert await collect(stub.Generate(request))
 
 
-async def test_what_never_fits_the_cache(scheduler: FakeScheduler, stub: Any) -> None:
-    scheduler.capacity_tokens = 64
-    error = await failure(stub.Generate(stopped(max_new_tokens=60)))
-    assert (error.code(), reason_of(error)) == (Code.INVALID_ARGUMENT, "NEVER_FITS_KV")
-    assert "needs room for 65 tokens" in (error.details() or "")
-
-
-async def test_a_message_of_ten_megabytes(scheduler: FakeScheduler, frontend: FrontendServer, stub: Any) -> None:
-    error = await failure(stub.Generate(pb.GenerateRequest(text="x" * (10 << 20))))
-    assert error.code() is Code.RESOURCE_EXHAUSTED
-    assert "vs. 4194304" in (error.details() or "")
-    assert await collect(stub.Generate(stopped(max_new_tokens=1)))
-
-
 async def test_a_model_not_served(scheduler: FakeScheduler, stub: Any) -> None:
     error = await failure(stub.Generate(pb.GenerateRequest(text="x", model="../secret")))
     assert (error.code(), reason_of(error)) == (Code.NOT_FOUND, "MODEL_NOT_FOUND")
     assert "'byte-model'" in (error.details() or "")
-
-
-async def test_an_id_that_is_running(scheduler: FakeScheduler, stub: Any) -> None:
-    scheduler.hold_after = 2
-    first = stub.Generate(pb.GenerateRequest(text="x", request_id="same"))
-    await anext(aiter(first))
-    error = await failure(stub.Generate(pb.GenerateRequest(text="x", request_id="same")))
-    assert (error.code(), reason_of(error)) == (Code.ALREADY_EXISTS, "DUPLICATE_ID")
-    first.cancel()
 
 
 @pytest.mark.parametrize("inner", ["", "sampling", "stopping", "response", "chat"])

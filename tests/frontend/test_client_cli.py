@@ -35,6 +35,24 @@ async def test_generate_prints_the_text(scheduler: FakeScheduler, frontend: Fron
     assert (sampling.seed, sampling.top_p, sampling.max_tokens) == (5, 0.5, 14)
 
 
+async def test_nothing_is_kept_for_a_command_that_is_killed(
+    scheduler: FakeScheduler, frontend: FrontendServer, invoke: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler.answer = lambda request, index: [40]
+    asked: list[float] = []
+    generate_as_ever = frontend.generation.generate
+
+    def note(request: Any, *rest: Any, **settings: Any) -> Any:
+        asked.append(request.detach_grace_s)
+        return generate_as_ever(request, *rest, **settings)
+
+    monkeypatch.setattr(frontend.generation, "generate", note)
+    for command in (generate, chat):
+        result = await invoke(command, "hi", "--max-new-tokens", "3")
+        assert result.exit_code == 0, result.output
+    assert asked == [0, 0]
+
+
 async def test_generate_prints_ids(scheduler: FakeScheduler, invoke: Any) -> None:
     scheduler.answer = lambda request, index: [40, 41, 42]
     result = await invoke(generate, "hi", "--max-new-tokens", "3", "--ids")

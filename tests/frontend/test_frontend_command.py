@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from octavo.frontend import cli
 from octavo.frontend.cli import frontend
 from octavo.frontend.client_cli import generate, health
+from octavo.frontend.config import FrontendConfig
 
 
 @dataclasses.dataclass
@@ -104,6 +106,18 @@ def test_keys_and_certificates_that_are_none(
     assert "zebrafinch" not in result.stderr
 
 
+@pytest.mark.parametrize(("said", "listen"), [("off", ""), ("", "127.0.0.1:8000"), ("127.0.0.1:6", "127.0.0.1:6")])
+def test_a_variable_switches_http_off(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch, said: str, listen: str
+) -> None:
+    asked: list[FrontendConfig] = []
+    monkeypatch.setattr(cli, "_run", lambda config, _: asked.append(config))
+    monkeypatch.setenv("OCTAVO_HTTP_LISTEN", said)
+    result = CliRunner().invoke(frontend, ["--model", str(model_directory), "--frontend-endpoint", "ipc:///tmp/x"])
+    assert result.exit_code == 0, result.output
+    assert [config.http_listen for config in asked] == [listen]
+
+
 def test_no_model_there(tmp_path: Path) -> None:
     result = CliRunner().invoke(frontend, ["--model", str(tmp_path), "--frontend-endpoint", "ipc:///tmp/x"])
     assert result.exit_code == 2
@@ -166,6 +180,7 @@ def test_a_fault_keeps_its_traceback(model_directory: Path, tmp_path: Path) -> N
     script = """
 import sys
 sys.modules["torch"] = None
+from octavo.frontend import cli
 from octavo.frontend.cli import frontend
 from octavo.frontend.server import FrontendServer
 

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from octavo.frontend.access import Access
 from octavo.frontend.api_keys import Bounds, read_api_keys
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.grpc_access import caller_of, interceptors
+from octavo.frontend.grpc_access import READING, caller_of, interceptors
 from octavo.frontend.reflection import V1
 from octavo.testing.fake_scheduler import FakeScheduler
 from octavo.testing.grpc_calls import collect, reason_of
@@ -40,7 +40,8 @@ def identity(message: bytes) -> bytes:
 def call(channel: grpc.aio.Channel, method: str, metadata: Any = ()) -> Any:
     """A call of any method, which may send a stream and may get one."""
     invoke: Any = channel.stream_stream(method, request_serializer=identity, response_deserializer=identity)
-    return invoke(iter([b""]), metadata=metadata, timeout=10)
+    # Nothing is sent, for the refusal does not wait for it, and a message that comes too late is an error of its own.
+    return invoke(iter(()), metadata=metadata, timeout=10)
 
 
 async def methods(channel: grpc.aio.Channel) -> set[str]:
@@ -123,5 +124,5 @@ async def test_each_of_many_streams_knows_its_own_caller(tmp_path: Path) -> None
     await server.stop(0)
 
 
-def test_where_no_keys_are_asked_for_nothing_stands_before_the_methods() -> None:
-    assert interceptors(Access()) == ()
+def test_where_no_keys_are_asked_for_only_reading_stands_before_the_methods() -> None:
+    assert interceptors(Access()) == READING

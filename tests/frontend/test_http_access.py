@@ -22,7 +22,12 @@ from octavo.testing.keys import KEYS, bearer, write_keys
 # Probes carry no key, and the page asks its reader for one. Nothing else is to be added here.
 OPEN = {("GET", path) for path in ("/livez", "/health", "/ready", "/")}
 OPEN_BELOW = "/page/"
-WRONG: tuple[dict[str, str], ...] = ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}, {"authorization": KEYS["alice"]})
+WRONG: tuple[dict[str, str], ...] = (
+    {},
+    {"authorization": "Bearer wrong"},
+    {"x-api-key": "wrong"},
+    {"authorization": KEYS["alice"]},
+)
 ALICE = {"authorization": bearer("alice")}
 
 

@@ -87,6 +87,16 @@ async def test_a_connection_serves_one_request_after_another(connect: Any) -> No
         assert headers["x-request-id"]
 
 
+async def test_small_pieces_are_sent_at_once(config: FrontendConfig) -> None:
+    async with serving(config) as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        while not server.connections:
+            await asyncio.sleep(0)
+        [accepted] = [c.transport.get_extra_info("socket") for c in server.connections]
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        writer.close()
+
+
 async def test_requests_may_be_sent_ahead(connect: Any) -> None:
     reader, writer = await connect()
     writer.write(b"".join(post(size) + b"x" * size for size in (1, 2, 3)))

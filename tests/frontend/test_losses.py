@@ -19,7 +19,7 @@ from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
 from octavo.wire import history
 from octavo.wire.codec import encode
-from octavo.wire.requests import Delta, Deltas, RejectReason
+from octavo.wire.requests import Delta, Deltas
 
 Code = grpc.StatusCode
 # A client that says so whenever it gets something.
@@ -120,13 +120,6 @@ async def test_a_request_waits_for_a_first_worker(
     assert len(ids_of(await call)) == 20
 
 
-async def test_no_worker_for_too_long(scheduler: FakeScheduler, stub: Any) -> None:
-    scheduler.replicas = 0
-    error = await failure(stub.Generate(ask()))
-    assert (error.code(), reason_of(error)) == (Code.UNAVAILABLE, "NO_WORKER")
-    assert retry_delay_of(error) == 1.0
-
-
 async def test_workers_of_another_model(scheduler: FakeScheduler, frontend: FrontendServer, stub: Any) -> None:
     scheduler.model = msgspec.structs.replace(scheduler.model, fingerprint="f" * 64)
     error = await failure(stub.Generate(ask()))
@@ -149,13 +142,6 @@ async def test_a_stream_does_not_go_on_with_another_model(
     assert "start them and this frontend with the same model directory" in (error.details() or "")
     assert scheduler.running == set()
     assert frontend.generation.num_running == 0
-
-
-async def test_a_full_queue_invites_another_try(scheduler: FakeScheduler, stub: Any) -> None:
-    scheduler.rejection = RejectReason.QUEUE_FULL
-    error = await failure(stub.Generate(ask()))
-    assert (error.code(), reason_of(error)) == (Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")
-    assert retry_delay_of(error) == 1.0
 
 
 async def test_a_deadline_ends_the_wait_for_a_worker(

@@ -12,7 +12,7 @@ import pytest
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Aborted, Reason
 from octavo.frontend.metrics import FrontendMetrics
-from octavo.frontend.pacing import within
+from octavo.frontend.pacing import paced
 from octavo.frontend.request import GenerationRequest
 from octavo.frontend.server import FrontendServer
 from octavo.testing.fake_scheduler import FakeScheduler
@@ -60,9 +60,13 @@ async def impatient(config: FrontendConfig, outcomes: list[Any]) -> AsyncIterato
 
 async def read_with(server: FrontendServer, request: GenerationRequest, write: Any) -> None:
     """What every door does."""
-    async with contextlib.aclosing(server.generation.generate(request)) as events:
+    async with (
+        paced(server.generation.stall_timeout_s) as pace,
+        contextlib.aclosing(server.generation.generate(request)) as events,
+    ):
         async for emitted in events:
-            await within(server.generation.stall_timeout_s, write(emitted))
+            with pace:
+                await write(emitted)
 
 
 async def never(emitted: object) -> None:
@@ -73,11 +77,33 @@ async def at_once(emitted: object) -> None:
     pass
 
 
-async def test_what_is_written_in_time_is_given() -> None:
-    async def answer() -> int:
-        return 7
+async def test_many_writes_may_together_take_longer_than_one() -> None:
+    async with paced(STALL_S) as pace:
+        for _ in range(6):
+            with pace:
+                await asyncio.sleep(STALL_S / 3)
 
-    assert await within(1.0, answer()) == 7
+
+async def test_a_write_that_begins_late_has_its_whole_time() -> None:
+    loop = asyncio.get_running_loop()
+    times = []
+
+    async def write_late() -> None:
+        async with paced(STALL_S) as pace:
+            await asyncio.sleep(STALL_S * 0.8)
+            times.append(loop.time())
+            with pace:
+                await never(None)
+
+    with pytest.raises(Aborted):
+        await write_late()
+    assert loop.time() - times[0] >= STALL_S
+
+
+async def test_a_timeout_of_another_kind_is_not_the_readers() -> None:
+    with pytest.raises(TimeoutError, match="mine"):
+        async with paced(STALL_S):
+            raise TimeoutError("mine")
 
 
 async def test_a_reader_that_stalls_is_cut_off_and_its_work_freed(

@@ -99,6 +99,26 @@ async def test_a_killed_process_is_made_up_for(pool: TextPool) -> None:
     assert pool.pids != [pid]
 
 
+async def test_processes_killed_while_they_are_idle_are_no_texts_fault(pool: TextPool) -> None:
+    slow = [asyncio.create_task(pool.encode(LONG * 50)) for _ in range(2)]
+    await until(pool, 2)
+    await asyncio.gather(*slow)
+    for pid in pool.pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert len(await pool.encode(LONG)) == SHORT_BYTES
+    assert len(pool.pids) == 1
+
+
+async def test_a_process_is_told_no_secrets(pool: TextPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "a secret")
+    await pool.start()
+    [pid] = pool.pids
+    environment = Path(f"/proc/{pid}/environ").read_bytes()
+    assert b"PATH=" in environment
+    assert b"a secret" not in environment
+
+
 async def test_what_kills_two_processes_is_refused(pool: TextPool) -> None:
     slow = asyncio.create_task(pool.encode(chat("slow")))
     killed: set[int] = set()

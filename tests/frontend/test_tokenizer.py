@@ -131,6 +131,17 @@ def test_a_broken_file_is_named_by_the_process_that_reads_it(tmp_path: Path) -> 
         read_tokenizer_files_apart(tmp_path)
 
 
+def test_a_missing_library_is_named_by_the_process_that_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = "raise ModuleNotFoundError('No module named transformers', name='transformers')"
+    (tmp_path / "transformers.py").write_text(absent, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="No module named transformers") as missing:
+        read_tokenizer_files_apart(tmp_path)
+    assert missing.value.name == "transformers"
+
+
 def test_a_tokenizer_in_use_needs_no_library_of_models(tokenizer: ModelTokenizer, tmp_path: Path) -> None:
     (tmp_path / "files").write_bytes(msgspec.json.encode(tokenizer.files))
     script = """

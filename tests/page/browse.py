@@ -1,6 +1,6 @@
 """What a reader of the page does and sees. Runs in an environment of its own, without Octavo: see run.py.
 
-    browse.py CHROMIUM SCREENSHOTS URL LOCKED_URL TENANT_KEY TRUSTED_KEY
+browse.py CHROMIUM SCREENSHOTS URL LOCKED_URL TENANT_KEY TRUSTED_KEY
 """
 
 import argparse
@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,11 +70,12 @@ class Reader:
 
     page: Page
     url: str
+    screenshots: Path
     errors: list[str] = field(default_factory=list)
     hosts: set[str] = field(default_factory=set)
 
     def open(self) -> None:
-        self.page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
+        self.page.on("console", lambda message: self.errors.extend([message.text] if message.type == "error" else []))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.hosts.add("/".join(request.url.split("/")[:3])))
         self.page.goto(self.url)
@@ -85,6 +87,12 @@ class Reader:
         for selector, value in (("#prompt", prompt), ("#tokens", str(tokens)), ("#answers", str(answers))):
             self.page.fill(selector, value)
         self.page.click("#send")
+
+    def screenshot(self, name: str) -> None:
+        """Of the whole page, which must not be wider than the window."""
+        self.page.screenshot(path=self.screenshots / f"{name}.png", full_page=True)
+        overflow = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert overflow <= 0, f"{name}: {overflow} pixels too wide"
 
     def legend(self) -> dict[str, int]:
         """Blocks by state, as the legend says it and the squares show it."""
@@ -123,7 +131,8 @@ def shows_what_is_there(reader: Reader) -> str:
     counts = " ".join(reader.text("#counts").split())
     assert counts == "waiting 0 running 0 swapped out 0 preemptions 0 frontends 2 workers 1", counts
     legend = reader.legend()
-    assert legend["pinned"] > 0 and sum(legend.values()) == 96 + 48, legend
+    assert legend["pinned"] > 0
+    assert sum(legend.values()) == 96 + 48, legend
     assert "worker-0: fake, 96 blocks and 48 in CPU memory" in reader.text("#workers")
     return counts
 
@@ -160,12 +169,13 @@ def shows_every_answer(reader: Reader) -> str:
     expect(reader.page.locator("#status")).to_contain_text("60 generated", timeout=20_000)
     texts = reader.page.locator(".answer").all_text_contents()
     reader.page.check("input[value=chat]")
-    assert len(texts) == 3 and all(texts) and len(set(texts)) == 3, texts
+    assert len(set(texts)) == 3, texts
+    assert all(texts)
     return "3 answers"
 
 
 def stops_when_told(reader: Reader) -> str:
-    reader.ask("Go on and on.", 1500)
+    reader.ask("Go on and on.", 900)
     until(lambda: reader.page.locator(".answer").first.text_content(), "the beginning")
     reader.page.click("#stop")
     expect(reader.page.locator("#status")).to_have_text("stopped")
@@ -204,57 +214,56 @@ def shows_every_state_of_blocks(reader: Reader) -> str:
         assert re.fullmatch(r"block \d+: private, request \S+", tips["private"]), tips
         assert re.fullmatch(r"CPU block \d+: swapped, request \S+", tips["swapped"]), tips
         assert "swapped" in reader.text("#requests")
-        reader.hover("shared")
-        yield_screenshots(reader)
+        reader.ask("Tell me of type.", 40, answers=2)
+        until(lambda: "generated" in reader.text("#status"), "the answer")
+        reader.hover("pinned")
+        take_screenshots(reader)
     until(lambda: reader.page.locator("#requests tr").count() == 0, "the end of all requests")
     return "; ".join(tips.values())
 
 
-SCREENSHOTS = Path()
-
-
-def yield_screenshots(reader: Reader) -> None:
-    """As it is, narrow, and in dark colours; of the whole page."""
+def take_screenshots(reader: Reader) -> None:
+    """As it is, narrow, and in dark colours."""
     for name, width, scheme in (("wide", 1280, "light"), ("narrow", 420, "light"), ("dark", 1280, "dark")):
         reader.page.set_viewport_size({"width": width, "height": 900})
         reader.page.emulate_media(color_scheme=scheme)
-        time.sleep(1.5)
-        overflow = reader.page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        reader.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=name == "narrow")
-        assert overflow <= 0, f"{name}: {overflow} pixels too wide"
+        # The next snapshot is drawn that way.
+        reader.page.wait_for_timeout(1500)
+        reader.screenshot(name)
     reader.page.set_viewport_size({"width": 1280, "height": 900})
     reader.page.emulate_media(color_scheme="light")
 
 
 @contextmanager
 def load(url: str) -> Iterator[None]:
-    """Requests that share blocks, and more of them than there are blocks for; they end soon after the block does."""
-    bodies: list[dict[str, Any]] = [{"prompt": LONG_PROMPT, "n": 3, "temperature": 1, "max_tokens": 500}]
+    """Requests that share blocks, and more of them than there are blocks for; they leave when the block ends."""
+    bodies: list[dict[str, Any]] = [{"prompt": LONG_PROMPT, "n": 3, "temperature": 1, "max_tokens": 200}]
     bodies += [{"prompt": f"{i}. {LONG_PROMPT}", "max_tokens": 500} for i in range(4)]
     stop = threading.Event()
-    threads = [threading.Thread(target=_post, args=(f"{url}/v1/completions", body, stop)) for body in bodies]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        posts = [pool.submit(_post_again, f"{url}/v1/completions", body, stop) for body in bodies]
+        try:
+            yield
+        finally:
+            stop.set()
+        for post in posts:
+            post.result()
 
 
-def _post(url: str, body: dict[str, Any], stop: threading.Event) -> None:
+def _post_again(url: str, body: dict[str, Any], stop: threading.Event) -> None:
     content = json.dumps({**body, "stream": True, "ignore_eos": True}).encode()
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(urllib.request.Request(url, content, {"content-type": "application/json"})) as answer:
-        while not stop.is_set() and answer.readline():
-            pass
+    while not stop.is_set():
+        with direct.open(urllib.request.Request(url, content, {"content-type": "application/json"})) as answer:
+            while not stop.is_set() and answer.readline():
+                pass
 
 
 def asks_for_a_key(reader: Reader, tenant: str, trusted: str) -> str:
     for place in ("#model", "#live-status"):
         expect(reader.page.locator(place)).to_contain_text("asks for an API key")
     assert all("401" in error for error in reader.errors), reader.errors
+    reader.screenshot("locked")
     give_key(reader, "wrong")
     expect(reader.page.locator("#model")).to_contain_text("does not know this API key")
     give_key(reader, tenant)
@@ -294,9 +303,12 @@ def run(checks: list[tuple[str, Callable[[], str]]]) -> int:
     return failures
 
 
-def browse(browser: Browser, url: str, locked_url: str, tenant: str, trusted: str) -> int:
+def browse(browser: Browser, given: argparse.Namespace) -> int:
     """How many checks have failed."""
-    reader, locked = (Reader(browser.new_page(viewport={"width": 1280, "height": 900}), place) for place in (url, locked_url))
+    reader, locked = (
+        Reader(browser.new_page(viewport={"width": 1280, "height": 900}), url, Path(given.screenshots))
+        for url in (given.url, given.locked_url)
+    )
     reader.open()
     checks = (
         shows_what_is_there,
@@ -312,23 +324,21 @@ def browse(browser: Browser, url: str, locked_url: str, tenant: str, trusted: st
     locked.open()
     return failures + run(
         [
-            ("asks_for_a_key", lambda: asks_for_a_key(locked, tenant, trusted)),
+            ("asks_for_a_key", lambda: asks_for_a_key(locked, given.tenant, given.trusted)),
             ("is_quiet_with_a_key", lambda: is_quiet_and_stays_at_home(locked)),
         ]
     )
 
 
 def main() -> None:
-    global SCREENSHOTS
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("chromium", "screenshots", "url", "locked_url", "tenant", "trusted"):
         parser.add_argument(name)
     given = parser.parse_args()
-    SCREENSHOTS = Path(given.screenshots)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-proxy-server"])
         print(f"Chromium {browser.version}", flush=True)
-        failures = browse(browser, given.url, given.locked_url, given.tenant, given.trusted)
+        failures = browse(browser, given)
         browser.close()
     print("FAILED" if failures else "all checks passed", flush=True)
     sys.exit(1 if failures else 0)

@@ -69,9 +69,7 @@ def _run(directory: Path, command: list[str]) -> int:
     with Stack(directory / "model", directory / "run", _ENVIRONMENT) as stack:
         stack.start("scheduler")
         stack.start("worker")
-        stack.start(
-            "frontend", OCTAVO_HTTP_LISTEN=f"127.0.0.1:{open_port}", OCTAVO_PINNED_PREFIXES=str(prefixes)
-        )
+        stack.start("frontend", OCTAVO_HTTP_LISTEN=f"127.0.0.1:{open_port}", OCTAVO_PINNED_PREFIXES=str(prefixes))
         stack.start(
             "frontend",
             "frontend-locked",

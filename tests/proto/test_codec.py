@@ -1,3 +1,4 @@
+import contextlib
 import random
 from typing import Any, get_args
 
@@ -311,6 +312,19 @@ def test_plans_out_of_range_are_refused(field: str, value: Any) -> None:
 )
 def test_results_out_of_range_are_refused(field: str, value: Any) -> None:
     assert_refused(decode_from_worker, RESULT, **{field: value})
+
+
+@pytest.mark.parametrize("field", ["preemptions", "swaps", "cached_prompt_tokens"])
+def test_counts_that_clients_are_told_have_32_bits(field: str) -> None:
+    for value, is_refused in ((2**32 - 1, False), (2**32, True)):
+        frame = encode(Deltas(EPOCH, [msgspec.structs.replace(DELTA, **{field: value})]))
+        with pytest.raises(WireError) if is_refused else contextlib.nullcontext():
+            decode_to_frontend(frame)
+
+
+def test_a_place_in_a_queue_has_32_bits() -> None:
+    with pytest.raises(WireError):
+        decode_to_frontend(encode(Notices(EPOCH, [Notice("r", 1, NoticeKind.QUEUED, 2**32)])))
 
 
 @pytest.mark.parametrize(

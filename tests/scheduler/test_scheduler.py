@@ -230,6 +230,14 @@ class TestRefusals:
                 RejectReason.BAD_TOKEN_ID,
             ),
             (resubmitted(make_request("r", 5, 2), [1, 2]), RejectReason.ALREADY_COMPLETE),
+            # What no frontend says of a request: it goes on with less or more sequences than it asked for.
+            (resubmitted(make_request("r", 5, 5), [1], [2]), RejectReason.TOO_MANY_SEQUENCES),
+            (resubmitted(make_request("r", 5, 5, num_sequences=2), [1]), RejectReason.TOO_MANY_SEQUENCES),
+            (
+                resubmitted(make_request("r", 5, 5, beam=BeamSearch(2, 1.0, EarlyStopping.OFF)), [1]),
+                RejectReason.TOO_MANY_SEQUENCES,
+            ),
+            (resubmitted(make_request("r", 5, 5), [1000]), RejectReason.BAD_TOKEN_ID),
             (make_request("r", 5, 5, num_sequences=9), RejectReason.TOO_MANY_SEQUENCES),
             (
                 make_request("r", 5, 5, beam=BeamSearch(9, 1.0, EarlyStopping.OFF)),

@@ -23,7 +23,7 @@ HEADERS = {"authorization": f"Bearer {KEY}"}
 def stack(byte_model: Path) -> Iterator[Stack]:
     with tempfile.TemporaryDirectory(prefix="octavo-") as name:
         keys = Path(name) / "keys.json"
-        keys.write_text(json.dumps({"tenants": {"alice": {"keys": [KEY]}}}))
+        keys.write_text(json.dumps({"tenants": {"alice": {"keys": [KEY], "trusted": True}}}))
         environment = {"OCTAVO_DEVICE": "fake", "OCTAVO_LOG_LEVEL": "debug", "OCTAVO_API_KEYS": str(keys)}
         with Stack(byte_model, Path(name), environment) as stack:
             yield stack.start_all()

@@ -2,11 +2,15 @@
 
 import json
 import signal
+from base64 import b64decode
 from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import pytest
 
 from octavo.testing.stack import Stack
+from octavo.v1.admin_pb2 import BlockState
 
 from .conftest import StartStack
 
@@ -52,6 +56,27 @@ def test_a_frontend_that_stops_finishes_what_it_streams(stack: Stack) -> None:
         stack.processes["frontend"].send_signal(signal.SIGTERM)
         assert len(texts_of(iter([first, *lines]))) == 6
     assert stack.processes["frontend"].wait(30) == 0
+
+
+def test_the_page_watches_the_scheduler(stack: Stack) -> None:
+    body = {**ASK, "max_tokens": 1000, "stream": True}
+    with stack.http() as http, http.stream("POST", "/v1/completions", json=body):
+        snapshot = next(
+            found for found in snapshots(http) if any(request["worker_id"] for request in found["requests"])
+        )
+    assert len(snapshot["load"]["workers"]) == 2
+    request = next(request for request in snapshot["requests"] if request["worker_id"])
+    [home] = [worker for worker in snapshot["workers"] if worker["id"] == request["worker_id"]]
+    [owner] = [owner for owner in home["owners"] if owner["request_id"] == request["request_id"]]
+    states = b64decode(home["states"])
+    assert {states[block_id] for block_id in owner["block_ids"]} == {BlockState.Value("BLOCK_STATE_PRIVATE")}
+
+
+def snapshots(http: httpx.Client) -> Iterator[Any]:
+    with http.stream("GET", "/live") as response:
+        for line in response.iter_lines():
+            if line.startswith("data: "):
+                yield json.loads(line.removeprefix("data: "))
 
 
 def test_operators_see_it_come_and_go(stack: Stack) -> None:

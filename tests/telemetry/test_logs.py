@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.telemetry.logs import ConsoleFormatter, configure, is_json
+from octavo.telemetry.logs import ConsoleFormatter, configure, is_json, is_news
 
 HOSTILE = 'a"b\nERROR octavo forged\r\x1b[31m\x85\u2028end\x00'
 
@@ -51,6 +51,21 @@ def test_a_traceback_follows_on_lines_of_its_own() -> None:
     lines = ConsoleFormatter().format(failed).splitlines()
     assert lines[0].endswith("it failed")
     assert lines[-1] == "ValueError: broken"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "expected"),
+    [
+        ("grpc._cython.cygrpc", "ExecuteBatchError", False),
+        ("grpc._cython.cygrpc", "ValueError", True),
+        ("octavo.frontend", "ExecuteBatchError", True),
+    ],
+)
+def test_a_client_that_left_is_no_news(name: str, kind: str, expected: bool) -> None:
+    told = record("x")
+    told.name, told.exc_info = name, (type(kind, (Exception,), {}), Exception(), None)
+    assert is_news(told) is expected
+    assert is_news(record("x"))
 
 
 def test_every_json_line_is_one_object_of_any_logger(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """What a process exposes, as text and over HTTP."""
 
+import http.client
 import socket
 import urllib.error
 import urllib.request
@@ -69,6 +70,33 @@ def test_a_scraper_that_says_nothing_holds_nobody_up() -> None:
     with serve("127.0.0.1:0") as port, socket.create_connection(("127.0.0.1", port)) as silent:
         silent.sendall(b"GET /met")
         assert "octavo_one 6.0\n" in get(port)
+
+
+class Failing(Collector):
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "lines"),
+    [(BrokenPipeError("the scraper has left"), []), (RuntimeError("a fault"), ["metrics could not be told"])],
+)
+def test_faults_are_logged_and_scrapers_that_leave_are_not(
+    error: Exception, lines: list[str], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expose("worker", Failing(error))
+    with serve("127.0.0.1:0") as port:
+        caplog.clear()
+        with pytest.raises(http.client.RemoteDisconnected):
+            get(port)
+    assert caplog.messages == lines
+    assert capfd.readouterr().err == ""
 
 
 def test_the_port_is_free_again_afterwards() -> None:

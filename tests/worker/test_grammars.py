@@ -193,6 +193,31 @@ def test_no_sequence_fails_for_what_others_made_of_a_grammar_that_they_share(
         assert grammars.allowed(sequence_with(constraint, vocabulary, tokens_of(vocabulary, text)))
 
 
+@pytest.mark.parametrize("rule", ['s s | s s s | "a" | ""', '"a" s | s "a" | s "a" s | "a" | ""'])
+def test_what_can_be_read_in_ever_more_ways_is_given_up_before_a_step_takes_long(
+    grammars: Grammars, rule: str
+) -> None:
+    """The time of a mask grows with the square of the ways in which its text can be read so far."""
+    constraint = Constraint(ConstraintKind.GRAMMAR, f"start: s\ns: {rule}")
+    sequence = sequence_with(constraint, grammars.vocabulary)
+    with pytest.raises(GrammarError, match="no token can follow"):
+        for _ in range(200):
+            grammars.allowed(sequence)
+            sequence.token_ids += tokens_of(grammars.vocabulary, "a")
+    assert 30 < sequence.num_generated < 150
+
+
+def test_objects_may_have_a_hundred_optional_properties(grammars: Grammars) -> None:
+    properties = {f"property{number}": {"type": "string"} for number in range(100)}
+    text = json.dumps({"property7": "x", "property99": "y"})
+    schema = schema_constraint({"type": "object", "properties": properties, "additionalProperties": False})
+    sequence = sequence_with(schema, grammars.vocabulary)
+    for token_id in tokens_of(grammars.vocabulary, text):
+        assert token_id in ids_of_mask(grammars.allowed(sequence))
+        sequence.token_ids.append(token_id)
+    assert END_TOKEN_ID in ids_of_mask(grammars.allowed(sequence))
+
+
 def test_a_long_chain_of_rules_does_not_overflow_the_stack(grammars: Grammars) -> None:
     chain = "\n".join(["start: a0", *(f"a{i}: a{i + 1}" for i in range(6000)), 'a6000: "x"'])
     assert ids_of_mask(grammars.allowed(chooser(grammar=chain))) == set(tokens_of(grammars.vocabulary, "x"))

@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.cli.supervision import Child, SupervisionError
-from octavo.wire.endpoints import EndpointError, claimed, runtime_directory
+from octavo.wire.endpoints import EndpointError, claimed, runtime_directory, unless_off
 from octavo.wire.model_directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
 
 _log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
     "--http-listen",
     envvar="OCTAVO_HTTP_LISTEN",
     default="127.0.0.1:8000",
-    help="Public HTTP address of the frontend. Empty: no HTTP.",
+    help="Public HTTP address of the frontend; off: no HTTP.",
 )
 @click.option(
     "--api-keys",
@@ -143,7 +143,9 @@ def serve(
         with claimed(f"unix:{runtime_directory()}/serve"):
             model = _locate(model, load_format)
             environment = _environment(model, listen, drain_timeout, {**settings, "load_format": load_format})
-            asyncio.run(_serve(model, listen, http_listen, workers, ready_timeout, drain_timeout, environment))
+            asyncio.run(
+                _serve(model, listen, unless_off(http_listen), workers, ready_timeout, drain_timeout, environment)
+            )
     except (EndpointError, ModelDirectoryError, SupervisionError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -87,7 +87,8 @@ class AsyncStream(AsyncIterator[Event]):
         self._attempt = self._job.recovery.after(error, self._attempt)
         self._ended = False
         await asyncio.sleep(self._attempt.pause_s)
-        self._open()
+        if not self._ended:
+            self._open()
 
 
 class AsyncClient:

@@ -85,7 +85,8 @@ class Stream(Iterator[Event]):
         self._attempt = self._job.recovery.after(error, self._attempt)
         self._ended = False
         time.sleep(self._attempt.pause_s)
-        self._call = self._open()
+        if not self._ended:
+            self._call = self._open()
 
 
 class Client:

@@ -53,7 +53,6 @@ class Ticket:
     def progress(self, tokens: int) -> None:
         """So many tokens of its work are done."""
         if self._open:
-            self._admission.worked(tokens)
             self._change(done=tokens)
 
     def release(self) -> None:
@@ -67,7 +66,7 @@ class Ticket:
         before = self.work_tokens
         self._total += more
         self._done += done
-        self._admission.book(self._tenant, self.work_tokens - before)
+        self._admission.book(self._tenant, self.work_tokens - before, done)
 
 
 class Admission:
@@ -124,16 +123,13 @@ class Admission:
             held.requests += 1
         return Ticket(self, tenant, tokens)
 
-    def book(self, tenant: str, tokens: int) -> None:
-        """What a ticket is about to take has grown by so many tokens. For tickets alone, as are the next two."""
+    def book(self, tenant: str, tokens: int, done: int = 0) -> None:
+        """What a ticket is about to take has grown by so many tokens, and so many are done. For tickets alone, as is
+        `close`."""
         # While it is known whether anything was held until now.
-        self._rate.done(0, self._clock(), busy=self.requests > 0)
+        self._rate.done(done, self._clock(), busy=self.requests > 0)
         self._held.work_tokens += tokens
         self._tenants[tenant].work_tokens += tokens
-
-    def worked(self, tokens: int) -> None:
-        """So many tokens of a ticket's work are done."""
-        self._rate.done(tokens, self._clock(), busy=self.requests > 0)
 
     def close(self, tenant: str) -> None:
         """A ticket that takes nothing any more is given back."""

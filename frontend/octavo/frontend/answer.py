@@ -32,16 +32,14 @@ class Answer:
         self._told_end: set[int] = set()
         # The latest `advance` has left some tokens.
         self.behind = False
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens taken, of all sequences together."""
-        return sum(completion.num_tokens for completion in self._completions)
+        # Tokens taken, of all sequences together.
+        self.num_tokens = 0
+        self._num_running = len(self._completions)
 
     @property
     def finished(self) -> bool:
         """Whether all sequences have ended."""
-        return all(completion.finished for completion in self._completions)
+        return not self._num_running
 
     def advance(self) -> list[Piece | Finished]:
         """Takes what the journal has got since the last call, as far as one turn may, and gives what is due to be sent.
@@ -54,7 +52,11 @@ class Answer:
             end = min(len(sequence.token_ids), start + MAX_PIECE_TOKENS)
             if completion.finished is None and end > start:
                 held.append(completion.feed(sequence.token_ids[start:end], sequence.logprobs[start:end]))
-                self.behind |= completion.finished is None and end < len(sequence.token_ids)
+                self.num_tokens += completion.num_tokens - start
+                if completion.finished:
+                    self._num_running -= 1
+                elif end < len(sequence.token_ids):
+                    self.behind = True
         return [event for place, index in self._due() for event in self._flush(place, index)]
 
     def sequence_of(self, place: int) -> int:

@@ -6,6 +6,9 @@ from typing import Final
 from octavo.frontend.chat import Chat, ChatMessage, Tool
 from octavo.frontend.errors import bad_parameter
 
+MAX_MESSAGES: Final = 4096
+# Of the JSON text of a template's further variables.
+MAX_VARIABLES_BYTES: Final = 1 << 14
 MAX_TOOLS: Final = 128
 # Of one message.
 MAX_TOOL_CALLS: Final = 128

@@ -1,8 +1,10 @@
 """`octavo frontend`: reads the flags and runs the server until a signal."""
 
 import asyncio
+import gc
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,12 +18,14 @@ from octavo.frontend.config import GENERATION_CONFIGS, TOOL_PARSERS, FrontendCon
 from octavo.frontend.pinned_prefixes import PinnedPrefixesError
 from octavo.frontend.tls import TlsError
 from octavo.telemetry import tracing
-from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint
+from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint, unless_off
 from octavo.wire.model_directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
 
 _log = logging.getLogger(__name__)
 _SECONDS = click.FloatRange(min=0)
 _COUNT = click.IntRange(min=1)
+# Those of all connections that are let in, and room for what else is open.
+_OPEN_FILES = 16384
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -99,7 +103,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--http-listen",
     envvar="OCTAVO_HTTP_LISTEN",
     default="127.0.0.1:8000",
-    help="Public HTTP address: the OpenAI API, metrics and the page. Empty: no HTTP.",
+    help="Public HTTP address: the OpenAI API, metrics and the page; off: no HTTP.",
 )
 @click.option(
     "--health-address",
@@ -247,7 +251,7 @@ def frontend(
             pinned_prefixes=pinned_prefixes,
             load_format=load_format,
             generation_config=generation_config,
-            http_listen=http_listen,
+            http_listen=unless_off(http_listen),
             health_address=health_address or "",
             api_keys=api_keys,
             tls_certificate=tls_certificate,
@@ -271,7 +275,16 @@ def frontend(
     _run(config, otlp_endpoint)
 
 
+def _allow_many_files() -> None:
+    """Every connection is an open file, and many systems let a process have 1024 unless it asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _run(config: FrontendConfig, otlp_endpoint: str) -> None:
+    _allow_many_files()
     # Should transformers be needed all the same (for a configuration that leaves out what its family implies), it
     # imports torch wherever that is installed, which costs seconds and memory for nothing.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
@@ -297,6 +310,9 @@ async def _serve(config: FrontendConfig) -> None:
                 held.enter_context(claimed(address))
             tokenizer = ModelTokenizer(read_tokenizer_files_apart(config.model_directory))
             server = FrontendServer(config, tokenizer)
+        # What is there now stays: no collection need look at it again.
+        gc.collect()
+        gc.freeze()
         try:
             await server.serve(stopping)
         except SchedulerRefused as error:

@@ -76,6 +76,8 @@ class Completion:
         return text if self.finished else text + self._stop_strings.flush()
 
     def _scan(self, text: str) -> str:
+        if not self._stop_strings:
+            return text
         scanned = self._stop_strings.feed(text, searching=self.num_tokens >= self._rules.min_tokens)
         if scanned.matched is not None:
             self.finished = Finished(FinishReason.STOP, Match(MatchKind.STOP_STRING, scanned.matched))

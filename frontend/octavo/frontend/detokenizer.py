@@ -36,13 +36,20 @@ def make_detokenizer(vocabulary: Vocabulary, *, skip_special_tokens: bool) -> De
 class _ByteLevelDetokenizer:
     def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
         self._pieces = vocabulary.ordinary_pieces if skip_special_tokens else vocabulary.pieces
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        # The beginning of a character that is not whole.
+        self._held = b""
 
     def feed(self, token_ids: Iterable[int]) -> str:
-        return self._utf8.decode(b"".join([self._pieces[token_id] for token_id in token_ids]))
+        for token_id in token_ids:
+            self._held += self._pieces[token_id]
+        text, used = codecs.utf_8_decode(self._held, "replace", False)
+        self._held = self._held[used:]
+        return text
 
     def finish(self) -> str:
-        return self._utf8.decode(b"", final=True)
+        text, _ = codecs.utf_8_decode(self._held, "replace", True)
+        self._held = b""
+        return text
 
 
 class _WindowDetokenizer:

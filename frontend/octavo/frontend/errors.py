@@ -25,6 +25,7 @@ class Reason(enum.StrEnum):
     BAD_PARAMETER = "BAD_PARAMETER"
     BAD_CONSTRAINT = "BAD_CONSTRAINT"
     BAD_JSON = "BAD_JSON"
+    BAD_MESSAGE = "BAD_MESSAGE"
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
     NEVER_FITS_KV = "NEVER_FITS_KV"
     TOO_LARGE = "TOO_LARGE"
@@ -121,6 +122,11 @@ class Aborted(ServiceError):
 
 class Broken(ServiceError):
     """Octavo failed; the request may have been fine."""
+
+
+def internal_error() -> Broken:
+    """The error of a fault of ours; what it was is for the log."""
+    return Broken(Reason.INTERNAL, "the server failed on this request; its log says why")
 
 
 def bad_parameter(field: str, value: object, rule: str) -> InvalidRequest:

@@ -3,8 +3,11 @@ last of each sequence; one `Usage`. `Notice`s may come anywhere before that."""
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
+from msgspec import structs
 
 from octavo.wire.requests import NoticeKind
 from octavo.wire.sampling import Logprobs
@@ -45,14 +48,13 @@ class Started:
     prompt_logprobs: list[Logprobs]
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """New tokens of a sequence, and the new text that is certain. Either may be empty, for text may wait for its next
     token. `logprobs` has one entry per token where the scheduler was asked for them."""
 
     text: str
     token_ids: list[int]
-    logprobs: list[Logprobs] = field(default_factory=list)
+    logprobs: list[Logprobs] = msgspec.field(default_factory=list)
     index: int = 0
 
 
@@ -100,6 +102,8 @@ class Emitted(NamedTuple):
 
 def joined(pieces: Sequence[Piece], index: int) -> Piece:
     """Consecutive pieces of one sequence as one, of the sequence `index` of the answer."""
+    if len(pieces) == 1:
+        return pieces[0] if pieces[0].index == index else structs.replace(pieces[0], index=index)
     return Piece(
         "".join(piece.text for piece in pieces),
         [token_id for piece in pieces for token_id in piece.token_ids],

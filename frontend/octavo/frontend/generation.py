@@ -1,16 +1,25 @@
 """The single path behind every door: from a request to its events, whatever happens to the processes behind."""
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import partial
 
 from octavo.frontend.access import Access
 from octavo.frontend.admission import Admission
 from octavo.frontend.caller import ANYBODY, Caller
-from octavo.frontend.errors import Aborted, AlreadyExists, NotFound, Reason, ServiceError, Unavailable
+from octavo.frontend.errors import (
+    Aborted,
+    AlreadyExists,
+    NotFound,
+    Reason,
+    ServiceError,
+    Unavailable,
+    internal_error,
+)
 from octavo.frontend.events import Emitted
 from octavo.frontend.failures import log_failure
 from octavo.frontend.meter import Meter
@@ -18,7 +27,7 @@ from octavo.frontend.model_defaults import ModelDefaults
 from octavo.frontend.observer import Observer
 from octavo.frontend.preparation import Preparation
 from octavo.frontend.readiness import Readiness
-from octavo.frontend.registry import Patience, Registry, internal
+from octavo.frontend.registry import Patience, Registry
 from octavo.frontend.request import GenerationRequest, Prompt
 from octavo.frontend.resolution import check_token_ids, model_len
 from octavo.frontend.running import Running
@@ -26,7 +35,7 @@ from octavo.frontend.scheduler_client import Availability, SchedulerClient
 from octavo.frontend.stream import Stream
 from octavo.frontend.text_pool import TextPool
 from octavo.frontend.tokenizer import ModelTokenizer
-from octavo.frontend.validation import check_form, check_prompt_size
+from octavo.frontend.validation import check_answer_size, check_form, check_prompt_size
 from octavo.telemetry import tracing
 
 _log = logging.getLogger(__name__)
@@ -137,19 +146,23 @@ class Generation:
         """Ends what still runs, at the end of a drain."""
         self._registry.cut_off()
 
-    async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
+    async def encode(self, prompt: Prompt, caller: Caller = ANYBODY, *, add_special_tokens: bool = True) -> list[int]:
         """The prompt's token ids, made off the event loop; `add_special_tokens` is of a text: whether the tokenizer
         adds what it adds by itself.
 
-        Raises `InvalidRequest`.
+        Raises `InvalidRequest`; `Overloaded`, for it counts as admitted meanwhile, as `decode` does.
         """
+        check_form(GenerationRequest(prompt))
         check_prompt_size(prompt, self.max_model_len)
-        return await self._text.encode(prompt, add_special_tokens=add_special_tokens)
+        with self._admitted(prompt, caller):
+            return await self._text.encode(prompt, add_special_tokens=add_special_tokens)
 
-    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of the ids, made off the event loop. Raises `InvalidRequest` for ids outside the vocabulary."""
+    async def decode(self, token_ids: Sequence[int], caller: Caller = ANYBODY, *, skip_special_tokens: bool) -> str:
+        """The text of the ids, made off the event loop. Raises `InvalidRequest` for ids outside the vocabulary, and
+        `Overloaded`."""
         check_token_ids("ids", token_ids, self._defaults.vocab_size)
-        return await self._text.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        with self._admitted(list(token_ids), caller):
+            return await self._text.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def check_model(self, model: str) -> None:
         """Raises `NotFound` unless `model` is empty or a name of the one served."""
@@ -160,6 +173,15 @@ class Generation:
                 model=model[:256],
                 served=self.model_name,
             )
+
+    @contextlib.contextmanager
+    def _admitted(self, prompt: Prompt, caller: Caller) -> Iterator[None]:
+        """Goes around work on a prompt that no answer follows."""
+        ticket = self._admission.admit(GenerationRequest(prompt, max_new_tokens=0), caller.tenant)
+        try:
+            yield
+        finally:
+            ticket.release()
 
     def _open(self, request: GenerationRequest, caller: Caller, deadline: float | None) -> Running:
         self._observer.arrived()
@@ -178,6 +200,7 @@ class Generation:
         self.check_model(request.model)
         check_form(request)
         check_prompt_size(request.prompt, self.max_model_len)
+        check_answer_size(request.max_new_tokens, self.max_model_len)
         request_id = self._free_id(request.request_id)
         tenant, salt = self._access.tenant(request, caller), self._access.salt(request, caller)
         ticket = self._admission.admit(request, tenant)
@@ -209,4 +232,4 @@ class Generation:
             running.reader.fail(error)
         except Exception:
             log_failure(_log, "a request could not be prepared")
-            running.reader.fail(internal())
+            running.reader.fail(internal_error())

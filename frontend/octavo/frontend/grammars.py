@@ -64,7 +64,9 @@ def _written(constraint: Constraint) -> str:
         case ConstraintKind.REGEX:
             return LLMatcher.grammar_from_regex(constraint.text)
         case ConstraintKind.CHOICE:
-            return _of_lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in constraint.choices))
+            # One token of the grammar: its lexer takes all texts at a time, and its parser has them not to tell apart.
+            texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in constraint.choices)
+            return _of_lark(f"start: TEXT\nTEXT: {texts}")
         case ConstraintKind.GRAMMAR:
             return _of_lark(_to_lark(constraint.text))
 

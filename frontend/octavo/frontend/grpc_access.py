@@ -8,8 +8,9 @@ import grpc
 
 from octavo.frontend.access import Access, authorization_of
 from octavo.frontend.caller import ANYBODY, Caller
-from octavo.frontend.errors import Unauthenticated
+from octavo.frontend.errors import InvalidRequest, Reason, Unauthenticated
 from octavo.frontend.grpc_errors import abort_with
+from octavo.v1.reading import ReadingInterceptor
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Details = grpc.HandlerCallDetails
@@ -23,7 +24,15 @@ _CALLER: Final[ContextVar[Caller]] = ContextVar("caller", default=ANYBODY)
 
 def interceptors(access: Access) -> "Sequence[grpc.aio.ServerInterceptor[Any, Any]]":
     """What a server needs to have around its methods."""
-    return (AccessInterceptor(access),) if access.asks_for_keys else ()
+    return (AccessInterceptor(access), *READING) if access.asks_for_keys else READING
+
+
+async def _refuse_unreadable(context: Context, why: str) -> None:
+    await abort_with(context, InvalidRequest(Reason.BAD_MESSAGE, why))
+
+
+# What one needs that is for anybody.
+READING: Final = (ReadingInterceptor(_refuse_unreadable),)
 
 
 def caller_of(context: Context) -> Caller:

@@ -5,13 +5,11 @@ A message of 4 MB can repeat one millions of times, and a walk over them would s
 
 from typing import Final
 
-from octavo.frontend.chat_form import MAX_TOOL_CALLS, MAX_TOOLS
-from octavo.frontend.resolution import check_room
-from octavo.frontend.validation import MAX_CHOICES, MAX_STOP_STRINGS, check_count
+from octavo.frontend.chat_form import MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS
+from octavo.frontend.validation import MAX_CHOICES, MAX_STOP_STRINGS, check_count, check_room
 from octavo.v1 import generation_pb2 as pb
 from octavo.wire.sampling import MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 
-MAX_CHAT_MESSAGES: Final = 4096
 MAX_ABORTED_IDS: Final = 4096
 
 
@@ -29,7 +27,7 @@ def check_generate(message: pb.GenerateRequest, max_model_len: int) -> None:
 
 def check_chat(chat: pb.ChatPrompt) -> None:
     """Raises `InvalidRequest` for too many messages, tools or calls of these."""
-    check_count("chat.messages", chat.messages, MAX_CHAT_MESSAGES)
+    check_count("chat.messages", chat.messages, MAX_MESSAGES)
     check_count("chat.tools", chat.tools, MAX_TOOLS)
     for message in chat.messages:
         check_count("chat.messages.tool_calls", message.tool_calls, MAX_TOOL_CALLS)

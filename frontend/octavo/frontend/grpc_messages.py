@@ -31,12 +31,36 @@ _NOTICES: Final = {
 Pieces = Callable[[int], bytes]
 
 
-def write_event(emitted: events.Emitted, options: pb.ResponseOptions, piece: Pieces) -> pb.GenerateResponse:
-    """The event as a message; deltas carry what was asked for."""
-    offset, event = emitted
+class EventWriter:
+    """Makes one stream's messages. Deltas carry what `options` ask for."""
+
+    def __init__(self, options: pb.ResponseOptions, piece: Pieces) -> None:
+        self._shows_text = default_true(options, "text")
+        self._shows_ids = default_true(options, "token_ids")
+        # They may be there for the server's own use.
+        self._shows_logprobs = options.HasField("top_logprobs")
+        self._piece = piece
+
+    def write(self, emitted: events.Emitted) -> pb.GenerateResponse:
+        """The event as a message."""
+        offset, event = emitted
+        if isinstance(event, events.Piece):
+            return pb.GenerateResponse(event_offset=offset, delta=self._delta(event))
+        return _rare(offset, event, self._piece)
+
+    def _delta(self, event: events.Piece) -> pb.TokenDelta:
+        return pb.TokenDelta(
+            index=event.index,
+            text=event.text if self._shows_text else "",
+            token_ids=event.token_ids if self._shows_ids else (),
+            logprobs=_logprobs(event.token_ids, event.logprobs, self._piece) if self._shows_logprobs else (),
+        )
+
+
+def _rare(
+    offset: int, event: events.Started | events.Finished | events.Usage | events.Notice, piece: Pieces
+) -> pb.GenerateResponse:
     match event:
-        case events.Piece():
-            return pb.GenerateResponse(event_offset=offset, delta=_delta(event, options, piece))
         case events.Started():
             return pb.GenerateResponse(event_offset=offset, started=_started(event, piece))
         case events.Finished():
@@ -45,16 +69,6 @@ def write_event(emitted: events.Emitted, options: pb.ResponseOptions, piece: Pie
             return pb.GenerateResponse(event_offset=offset, usage=_usage(event))
         case events.Notice():
             return pb.GenerateResponse(event_offset=offset, notice=_notice(event))
-
-
-def _delta(event: events.Piece, options: pb.ResponseOptions, piece: Pieces) -> pb.TokenDelta:
-    return pb.TokenDelta(
-        index=event.index,
-        text=event.text if default_true(options, "text") else "",
-        token_ids=event.token_ids if default_true(options, "token_ids") else (),
-        # They may be there for the server's own use.
-        logprobs=_logprobs(event.token_ids, event.logprobs, piece) if options.HasField("top_logprobs") else (),
-    )
 
 
 def _started(event: events.Started, piece: Pieces) -> pb.Started:

@@ -7,14 +7,12 @@ import msgspec
 from google.protobuf.message import Message
 
 from octavo.frontend.chat import Chat, ChatMessage, Tool, ToolCall
-from octavo.frontend.chat_form import check_bytes
+from octavo.frontend.chat_form import MAX_VARIABLES_BYTES, check_bytes
 from octavo.frontend.constraint import Constraint, ConstraintKind
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.request import GenerationRequest, Prompt
 from octavo.v1 import generation_pb2 as pb
 from octavo.wire.sampling import BeamSearch, EarlyStopping
-
-MAX_VARIABLES_BYTES: Final = 1 << 14
 
 _EARLY_STOPPING: Final[dict[int, EarlyStopping]] = {
     pb.EARLY_STOPPING_UNSPECIFIED: EarlyStopping.OFF,

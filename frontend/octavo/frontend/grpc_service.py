@@ -13,19 +13,17 @@ from google.protobuf.message import Message
 
 from octavo.frontend.access import tenant_from_headers
 from octavo.frontend.chat import Chat
-from octavo.frontend.errors import Broken, Reason, ServiceError, bad_parameter
+from octavo.frontend.errors import ServiceError, bad_parameter, internal_error
 from octavo.frontend.events import Emitted
 from octavo.frontend.failures import log_failure
 from octavo.frontend.generation import Generation
 from octavo.frontend.grpc_access import caller_of
 from octavo.frontend.grpc_errors import abort_with
 from octavo.frontend.grpc_limits import check_abort, check_chat, check_detokenize, check_generate
-from octavo.frontend.grpc_messages import write_event
+from octavo.frontend.grpc_messages import EventWriter
 from octavo.frontend.grpc_requests import check_options, read_chat, read_request
-from octavo.frontend.pacing import within
-from octavo.frontend.request import GenerationRequest
+from octavo.frontend.pacing import paced
 from octavo.frontend.unknown_fields import refuse_unknown_fields
-from octavo.frontend.validation import check_form
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
 
@@ -47,7 +45,7 @@ class GenerationService(services.GenerationServiceServicer):
         async with answering(context):
             check_generate(request, self._generation.max_model_len)
             refuse_unknown_fields(request)
-            caller, metadata = caller_of(context), _metadata(context)
+            caller, metadata = caller_of(context), metadata_of(context)
             asked = read_request(request, metadata)
             tenant = asked.tenant or tenant_from_headers(metadata, caller)
             asked = replace(asked, tenant=tenant, request_id=asked.request_id or secrets.token_hex(16))
@@ -72,15 +70,15 @@ class GenerationService(services.GenerationServiceServicer):
         context: Context,
         wrap: Callable[[pb.GenerateResponse], Message],
     ) -> None:
-        stall_timeout_s, piece = self._generation.stall_timeout_s, self._generation.tokenizer.piece
+        write_event = EventWriter(options, self._generation.tokenizer.piece).write
         has_begun = False
-        async with contextlib.aclosing(events):
+        async with paced(self._generation.stall_timeout_s) as pace, contextlib.aclosing(events):
             async for emitted in events:
                 if not has_begun:
                     has_begun = True
                     await context.send_initial_metadata(self._initial_metadata(request_id))
-                message = wrap(write_event(emitted, options, piece))
-                await within(stall_timeout_s, context.write(message))
+                with pace:
+                    await context.write(wrap(write_event(emitted)))
 
     def _initial_metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
         prompt_tokens = self._generation.prompt_tokens_of(request_id)
@@ -101,9 +99,8 @@ class GenerationService(services.GenerationServiceServicer):
             refuse_unknown_fields(request)
             self._generation.check_model(request.model)
             prompt = _tokenized(request)
-            check_form(GenerationRequest(prompt=prompt))
             add = request.add_special_tokens if request.HasField("add_special_tokens") else True
-            ids = await self._generation.encode(prompt, add_special_tokens=add)
+            ids = await self._generation.encode(prompt, caller_of(context), add_special_tokens=add)
             return pb.TokenizeResponse(ids=ids, max_model_len=self._generation.max_model_len)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
@@ -111,7 +108,8 @@ class GenerationService(services.GenerationServiceServicer):
             check_detokenize(request, self._generation.max_model_len)
             refuse_unknown_fields(request)
             self._generation.check_model(request.model)
-            text = await self._generation.decode(request.ids, skip_special_tokens=request.skip_special_tokens)
+            skip, caller = request.skip_special_tokens, caller_of(context)
+            text = await self._generation.decode(request.ids, caller, skip_special_tokens=skip)
             return pb.DetokenizeResponse(text=text)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
@@ -140,7 +138,7 @@ async def answering(context: Context) -> AsyncIterator[None]:
             # The client left while a message was being written; grpc.aio has no public name for that error.
             raise asyncio.CancelledError from error
         log_failure(_log, "a request failed")
-        await abort_with(context, Broken(Reason.INTERNAL, "the server failed on this request; its log says why"))
+        await abort_with(context, internal_error())
 
 
 def _tokenized(request: pb.TokenizeRequest) -> str | Chat:
@@ -152,7 +150,8 @@ def _tokenized(request: pb.TokenizeRequest) -> str | Chat:
     return read_chat(request.chat)
 
 
-def _metadata(context: Context) -> dict[str, str]:
+def metadata_of(context: Context) -> dict[str, str]:
+    """The call's metadata but for what is binary, by names in lower case."""
     return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 

@@ -74,6 +74,10 @@ class HttpProtocol(H11Protocol):
             # In the midst of a response there is no place for another.
             self.transport.close()
             return
+        if self.cycle:
+            # Whoever reads the body has nobody to answer.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         status = getattr(sys.exception(), "error_status_hint", 400)
         body = error_body(InvalidRequest(Reason.BAD_PARAMETER, f"this is no HTTP request that can be read ({status})"))
         headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]

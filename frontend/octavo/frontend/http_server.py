@@ -41,6 +41,11 @@ class HttpServer:
         self._server = _Server(_settings(Envelope(app), config))
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def connections(self) -> set[Any]:
+        """Those that are open."""
+        return self._server.server_state.connections
+
     async def start(self) -> None:
         """Begins to serve. Connections made before wait for it."""
         self._task = asyncio.create_task(self._server.serve([self._socket]))
@@ -50,7 +55,7 @@ class HttpServer:
         self._server.should_exit = True
         if self._task:
             await self._task
-        for connection in list(self._server.server_state.connections):
+        for connection in list(self.connections):
             connection.transport.abort()
         self._socket.close()
 
@@ -84,8 +89,8 @@ def _settings(app: ASGIApp, config: FrontendConfig) -> uvicorn.Config:
 
 
 def _bind(listen: str) -> socket.socket:
-    family, address = _address(listen)
-    listener = socket.socket(family)
+    family, protocol, address = _address(listen)
+    listener = socket.socket(family, socket.SOCK_STREAM, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
@@ -98,13 +103,14 @@ def _bind(listen: str) -> socket.socket:
     return listener
 
 
-def _address(listen: str) -> tuple[int, Any]:
+def _address(listen: str) -> tuple[int, int, Any]:
+    """Family, protocol and address. Only where the protocol says TCP does asyncio send small pieces at once."""
     if listen.startswith("unix:"):
         path = Path(listen.removeprefix("unix:"))
         # Whoever serves has claimed the path, so what lies there is of a process that has ended.
         if path.is_socket():
             path.unlink()
-        return socket.AF_UNIX, str(path)
+        return socket.AF_UNIX, 0, str(path)
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isascii() or not port.isdecimal() or int(port) > _MAX_PORT:
         raise _unusable(listen, "it is neither host:port nor unix:path")
@@ -112,7 +118,7 @@ def _address(listen: str) -> tuple[int, Any]:
         [found, *_] = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=_PASSIVE)
     except OSError as error:
         raise _unusable(listen, error) from error
-    return found[0], found[4]
+    return found[0], found[2], found[4]
 
 
 def _unusable(listen: str, why: object) -> EndpointError:

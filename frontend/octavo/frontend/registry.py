@@ -6,7 +6,15 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 
 from octavo.frontend.caller import Caller
-from octavo.frontend.errors import Broken, DeadlineExceeded, NotFound, OutOfRange, Reason, ServiceError, Unavailable
+from octavo.frontend.errors import (
+    DeadlineExceeded,
+    NotFound,
+    OutOfRange,
+    Reason,
+    ServiceError,
+    Unavailable,
+    internal_error,
+)
 from octavo.frontend.events import Emitted
 from octavo.frontend.failures import log_failure
 from octavo.frontend.pacing import slow_reader
@@ -145,7 +153,7 @@ class Registry:
     def _note(self, running: Running, turn: Turn, error: Exception) -> None:
         """Why a reading has ended is why the request has, unless it is the reader's own affair."""
         if error is not turn.failure:
-            self.end(running, error if isinstance(error, ServiceError) else internal())
+            self.end(running, error if isinstance(error, ServiceError) else internal_error())
 
     def _check_pace(self, running: Running, turn: Turn, taken_s: float) -> None:
         """A reader that may not come back is told from one that was cut off."""
@@ -195,8 +203,3 @@ def too_late() -> DeadlineExceeded:
     return DeadlineExceeded(
         Reason.DEADLINE, "the deadline passed before the answer was complete; allow more time or ask for less"
     )
-
-
-def internal() -> Broken:
-    """The error of a fault of ours."""
-    return Broken(Reason.INTERNAL, "the server failed on this request; its log says why")

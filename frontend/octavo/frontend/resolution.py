@@ -8,6 +8,7 @@ from typing import TypeVar
 from octavo.frontend.errors import InvalidRequest, NotFound, Reason, bad_parameter
 from octavo.frontend.model_defaults import ModelDefaults
 from octavo.frontend.request import GenerationRequest
+from octavo.frontend.validation import check_room
 from octavo.wire.requests import ServiceStatus
 from octavo.wire.sampling import MAX_STOP_TOKEN_IDS, SamplingParams
 
@@ -84,18 +85,6 @@ def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int) -> N
     for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < vocab_size:
             raise bad_parameter(name, token_id, f"the vocabulary ends at {vocab_size - 1}")
-
-
-def check_room(prompt_tokens: int, max_model_len: int) -> None:
-    """Raises `InvalidRequest` for a prompt that leaves no room for an answer."""
-    if prompt_tokens >= max_model_len:
-        raise InvalidRequest(
-            Reason.PROMPT_TOO_LONG,
-            f"the prompt has {prompt_tokens} tokens and the context {max_model_len}, which leaves no room for an"
-            " answer; shorten the prompt",
-            prompt_tokens=prompt_tokens,
-            max_model_len=max_model_len,
-        )
 
 
 def find_prefix(name: str, known: Mapping[str, list[int]]) -> list[int]:

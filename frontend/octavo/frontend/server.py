@@ -12,7 +12,7 @@ from octavo.frontend.access import build_access
 from octavo.frontend.admission import Admission
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.generation import Generation
-from octavo.frontend.grpc_access import interceptors
+from octavo.frontend.grpc_access import READING, interceptors
 from octavo.frontend.grpc_service import SERVICE_NAME, GenerationService
 from octavo.frontend.http_access import AccessMiddleware
 from octavo.frontend.http_server import HttpServer
@@ -102,7 +102,7 @@ class FrontendServer:
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         add_reflection(self._server, (SERVICE_NAME, health_name, *engines))
         self.port = _bind(self._server, config.listen, credentials)
-        self._probes = grpc.aio.server(options=_OPTIONS)
+        self._probes = grpc.aio.server(interceptors=READING, options=_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
         if config.health_address:
             _bind(self._probes, config.health_address, None)

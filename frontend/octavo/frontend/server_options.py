@@ -61,7 +61,8 @@ class Connection:
     def client(self, address: str) -> Client:
         """Raises `click.UsageError` for flags that do not go together."""
         _silence_grpc()
-        return Client(address, api_key=self.api_key, tls=self._tls())
+        # Nobody comes back for the answer of a command that was killed.
+        return Client(address, api_key=self.api_key, tls=self._tls(), detach_grace=0)
 
     def _tls(self) -> Tls | None:
         own = (self.client_certificate, self.client_key)

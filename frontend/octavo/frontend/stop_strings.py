@@ -22,6 +22,10 @@ class StopStrings:
         self._include_stop = include_stop
         self._held = ""
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to find."""
+        return bool(self._stop_strings)
+
     def feed(self, text: str, *, searching: bool = True) -> Scanned:
         """Takes the next piece; after a match nothing more may be fed.
 

@@ -149,7 +149,7 @@ class TextPool:
     @contextlib.asynccontextmanager
     async def _worker(self) -> AsyncIterator[TextWorker]:
         """A process for one task. One that has failed on it is ended."""
-        worker = self._idle.pop() if self._idle else await self._started()
+        worker = self._living() or await self._started()
         self._busy.add(worker)
         try:
             yield worker
@@ -160,6 +160,15 @@ class TextPool:
             self._idle.append(worker)
         finally:
             self._busy.discard(worker)
+
+    def _living(self) -> TextWorker | None:
+        """One of the idle; those that something has ended meanwhile are no task's fault."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.alive:
+                return worker
+            worker.close()
+        return None
 
     async def _started(self) -> TextWorker:
         if self._closed:

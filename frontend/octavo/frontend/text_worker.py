@@ -14,6 +14,7 @@ from octavo.frontend.text_tasks import PREFIX_BYTES, Answer, Setup, Task
 
 # What a machine under load may take to read a large vocabulary.
 _START_S: Final = 60.0
+_VARIABLES: Final = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 
 class TextProcessLost(Exception):
@@ -53,6 +54,11 @@ class TextWorker:
         answer: Answer = msgspec.msgpack.decode(message, type=Answer)
         return answer
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
     def kill(self) -> None:
         """Ends the process; who waits for it is told that it is lost."""
         self._process.kill()
@@ -81,6 +87,11 @@ class TextWorker:
         return bytes(data)
 
 
+def _environment() -> dict[str, str]:
+    """What it takes to start. The process works on what clients write, and needs none of the operator's secrets."""
+    return {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith("PYTHON")}
+
+
 def _spawn() -> "tuple[subprocess.Popen[bytes], socket.socket]":
     ours, theirs = socket.socketpair()
     with contextlib.ExitStack() as undo:
@@ -94,7 +105,7 @@ def _spawn() -> "tuple[subprocess.Popen[bytes], socket.socket]":
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 # One task at a time, in one thread.
-                env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
+                env={**_environment(), "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
             )
         ours.setblocking(False)
         undo.pop_all()

@@ -26,7 +26,10 @@ class TokenizerFiles(msgspec.Struct, frozen=True, tag=True):
 
 
 class _Failure(msgspec.Struct, frozen=True, tag=True):
+    """`missing` is a module that is not installed."""
+
     message: str
+    missing: str = ""
 
 
 def read_tokenizer_files(directory: Path) -> TokenizerFiles:
@@ -44,7 +47,7 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
 def read_tokenizer_files_apart(directory: Path) -> TokenizerFiles:
     """The same, by a process of its own: so the library's modules do not stay in this one.
 
-    Raises `ModelDirectoryError`.
+    Raises `ModelDirectoryError`, and `ModuleNotFoundError` where the library is not installed.
     """
     done = subprocess.run(
         [sys.executable, "-P", "-m", __name__, str(directory)],
@@ -56,6 +59,8 @@ def read_tokenizer_files_apart(directory: Path) -> TokenizerFiles:
         raise ModelDirectoryError(f"reading the tokenizer in {directory} ended with status {done.returncode}")
     found = msgspec.msgpack.decode(done.stdout, type=TokenizerFiles | _Failure)
     if isinstance(found, _Failure):
+        if found.missing:
+            raise ModuleNotFoundError(found.message, name=found.missing)
         raise ModelDirectoryError(found.message)
     return found
 
@@ -68,6 +73,8 @@ def _main(directory: Path) -> None:
         found: TokenizerFiles | _Failure = read_tokenizer_files(directory)
     except ModelDirectoryError as error:
         found = _Failure(str(error))
+    except ModuleNotFoundError as error:
+        found = _Failure(str(error), error.name or "")
     answer.buffer.write(msgspec.msgpack.encode(found))
 
 

@@ -96,6 +96,9 @@ def check_count(field: str, values: Sized, most: int) -> None:
 
 def check_prompt_size(prompt: Prompt, max_model_len: int) -> None:
     """Raises `InvalidRequest` for a prompt that cannot fit, before any work is spent on tokenizing it."""
+    if isinstance(prompt, list):
+        check_room(len(prompt), max_model_len)
+        return
     size = _num_bytes(prompt)
     bound = _BYTES_PER_TOKEN * max_model_len + _SLACK_BYTES
     if size > bound:
@@ -106,6 +109,25 @@ def check_prompt_size(prompt: Prompt, max_model_len: int) -> None:
             prompt_bytes=size,
             max_prompt_bytes=bound,
         )
+
+
+def check_room(prompt_tokens: int, max_model_len: int) -> None:
+    """Raises `InvalidRequest` for a prompt that leaves no room for an answer."""
+    if prompt_tokens >= max_model_len:
+        raise InvalidRequest(
+            Reason.PROMPT_TOO_LONG,
+            f"the prompt has {prompt_tokens} tokens and the context {max_model_len}, which leaves no room for an"
+            " answer; shorten the prompt",
+            prompt_tokens=prompt_tokens,
+            max_model_len=max_model_len,
+        )
+
+
+def check_answer_size(max_new_tokens: int | None, max_model_len: int) -> None:
+    """Raises `InvalidRequest` for an answer that cannot fit, whatever the prompt: it would count as so much work."""
+    if (max_new_tokens or 0) >= max_model_len:
+        rule = f"the context has room for {max_model_len} tokens, the prompt's among them; lower it"
+        raise bad_parameter("max_new_tokens", max_new_tokens, rule)
 
 
 def _check_range(field: str, value: float | None, bounds: tuple[float, float, str]) -> None:
@@ -193,10 +215,7 @@ def _check_prompt_form(prompt: Prompt) -> None:
         chat_form.check_chat(prompt)
 
 
-def _num_bytes(prompt: Prompt) -> int:
-    match prompt:
-        case str():
-            return len(prompt.encode())
-        case Chat(messages):
-            return prompt.num_bytes + len(messages) * _BYTES_PER_MESSAGE
-    return 0
+def _num_bytes(prompt: str | Chat) -> int:
+    if isinstance(prompt, str):
+        return len(prompt.encode())
+    return prompt.num_bytes + len(prompt.messages) * _BYTES_PER_MESSAGE

@@ -45,7 +45,11 @@ class Engine:
             target=_run, args=(command, _environment(environment, directory), self._lines, spawned), daemon=True
         )
         thread.start()
-        self._process = spawned.result()
+        try:
+            self._process = spawned.result()
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
         self._thread = thread
         self._finalizer = weakref.finalize(self, _end, self._process, directory, os.getpid())
 

@@ -39,12 +39,19 @@ def configure(level: str, log_format: str) -> None:
     handlers already."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_json() if log_format == "json" else ConsoleFormatter())
+    handler.addFilter(is_news)
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(True)
     if log_format == "json":
         # gRPC's core writes to stderr by itself, in a form of its own.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         sys.excepthook = _log_uncaught
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Not what gRPC says, with a traceback, of each client that left while its answer was being sent."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or not (kind.__name__ == "ExecuteBatchError" and record.name.startswith("grpc"))
 
 
 def is_json() -> bool:

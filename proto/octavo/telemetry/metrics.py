@@ -86,6 +86,11 @@ class _Server(ThreadingHTTPServer):
     # One that still reads does not hold the process up when it ends.
     block_on_close = False
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Told like all else, and not to stderr as the library does. A scraper that leaves early is no news."""
+        if not isinstance(sys.exception(), OSError):
+            _log.exception("metrics could not be told")
+
 
 class _ServerOverIPv6(_Server):
     address_family = AF_INET6

@@ -18,6 +18,8 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 BlockId = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 NULL_BLOCK = -1
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+# One that clients are told, in 32 bits.
+ToldCount = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 # A random 64-bit identity. msgpack bounds it from above.
 Identity = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]

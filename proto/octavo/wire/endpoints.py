@@ -54,6 +54,11 @@ def default_endpoint(name: str) -> str:
     return f"ipc://{runtime_directory()}/{name}.sock"
 
 
+def unless_off(address: str) -> str:
+    """An address that may be switched off: empty for "off", which a variable can say where it cannot be empty."""
+    return "" if address == "off" else address
+
+
 @contextmanager
 def claimed(address: str) -> Iterator[None]:
     """Holds a unix socket's address (`ipc://path` or `unix:path`) against other processes that would bind it.

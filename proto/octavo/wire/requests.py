@@ -20,6 +20,7 @@ from octavo.wire.base import (
     Name,
     Text,
     TokenIds,
+    ToldCount,
     TraceParent,
     Value,
 )
@@ -70,6 +71,10 @@ class GeneratedSequence(Value, frozen=True):
 
     token_ids: TokenIds
     finished: bool
+
+    def is_over(self, max_tokens: int) -> bool:
+        """Whether nothing is left to generate."""
+        return self.finished or len(self.token_ids) >= max_tokens
 
 
 class CacheKey(Value, frozen=True):
@@ -241,9 +246,9 @@ class Delta(Value, frozen=True):
     previous_hash: Identity
     token_ids: TokenIds
     finish_reason: FinishReason | None
-    preemptions: Count
-    swaps: Count
-    cached_prompt_tokens: Count
+    preemptions: ToldCount
+    swaps: ToldCount
+    cached_prompt_tokens: ToldCount
     logprobs: Annotated[list[Logprobs], Meta(max_length=MAX_TOKENS)] = field(default_factory=list)
     prompt_logprobs: Annotated[list[Logprobs], Meta(max_length=MAX_TOKENS)] = field(default_factory=list)
     cumulative_logprob: float | None = None
@@ -272,7 +277,7 @@ class Notice(Value, frozen=True):
     request_id: Name
     attempt: Attempt
     kind: NoticeKind
-    queue_position: Count
+    queue_position: ToldCount
 
 
 class Notices(Message, frozen=True):

@@ -93,6 +93,6 @@ class Logprobs(Value, frozen=True):
     order."""
 
     logprob: float
-    rank: Annotated[int, Meta(ge=1)]
+    rank: Annotated[int, Meta(ge=1, le=2**31)]
     top_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_TOP_LOGPROBS)]
     top_logprobs: Annotated[list[float], Meta(max_length=MAX_TOP_LOGPROBS)]

@@ -23,6 +23,7 @@ from octavo.scheduler.sequence import SequenceGroup
 from octavo.scheduler.step_feed import StepFeed
 from octavo.v1 import admin_pb2 as pb
 from octavo.v1 import admin_pb2_grpc as services
+from octavo.v1.reading import ReadingInterceptor
 from octavo.wire.base import MAX_TOKENS
 from octavo.wire.requests import Prefix
 
@@ -169,7 +170,7 @@ async def start_admin_server(
     shell: Operated, feed: StepFeed, address: str, servicer: HealthServicer | None = None
 ) -> grpc.aio.Server:
     """Serves health and Admin on `address` (host:port or unix:path). Raises `RuntimeError` if it cannot be bound."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[ReadingInterceptor(_refuse)])
     services.add_AdminServiceServicer_to_server(AdminService(shell, feed), server)
     servicer = servicer or HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

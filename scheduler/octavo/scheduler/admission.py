@@ -24,7 +24,10 @@ def refuse_malformed(request: Request, max_parallel: int) -> Refusal | None:
             RejectReason.TOO_MANY_SEQUENCES,
             f"{sampling.parallel} sequences side by side; this scheduler runs at most {max_parallel} at once",
         )
-    if generated and all(sequence.finished or len(sequence.token_ids) >= sampling.max_tokens for sequence in generated):
+    if generated and len(generated) != (0 if sampling.beam else sampling.num_sequences):
+        # What it goes on with is of another request.
+        return RejectReason.TOO_MANY_SEQUENCES, f"{len(generated)} sequences are known of the {sampling.parallel} asked for"
+    if generated and all(sequence.is_over(sampling.max_tokens) for sequence in generated):
         return RejectReason.ALREADY_COMPLETE, "nothing is left to generate"
     return None
 
@@ -40,7 +43,8 @@ def refuse_misfit(request: Request, model: ModelInfo, replicas: Collection[Repli
         return RejectReason.MODEL_MISMATCH, f"the workers serve {model.name}, fingerprint {model.fingerprint[:12]}"
     if longest > model.max_model_len:
         return RejectReason.PROMPT_TOO_LONG, f"{longest} tokens exceed the context of {model.max_model_len}"
-    if max(request.prompt_token_ids) >= model.vocab_size:
+    generated = (token_id for sequence in request.generated for token_id in sequence.token_ids)
+    if max(max(request.prompt_token_ids), max(generated, default=0)) >= model.vocab_size:
         return RejectReason.BAD_TOKEN_ID, f"a token id is outside the vocabulary of {model.vocab_size}"
     if request.resubmitted or not replicas or any(has_capacity(request, replica) for replica in replicas):
         return None

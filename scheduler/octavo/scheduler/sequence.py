@@ -3,7 +3,6 @@
 import enum
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
-from itertools import islice
 
 import msgspec
 
@@ -280,7 +279,7 @@ def new_sequences(request: Request, root_hash: bytes) -> list[Sequence]:
             history_hash=history.extend(history.EMPTY, known.token_ids),
             root_hash=root_hash,
             bypasses_cache=sampling.prompt_logprobs is not None,
-            status=SequenceStatus.FINISHED if known.finished else SequenceStatus.WAITING,
+            status=SequenceStatus.FINISHED if known.is_over(sampling.max_tokens) else SequenceStatus.WAITING,
         )
-        for index, known in enumerate(islice(generated, count))
+        for index, known in enumerate(generated)
     ]

@@ -172,6 +172,7 @@ NOT_JSON = {
     "a list": b"[]",
     "a text": b'"x"',
     "not UTF-8": b'{"prompt": "\xff"}',
+    "not UTF-8 where JSON of any form may be": b'{"prompt": "x", "guided_json": {"a\xff": 1}}',
     "half a surrogate": b'{"prompt": "\\ud800"}',
     "NaN": b'{"prompt": "x", "temperature": NaN}',
     "deep": b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
@@ -204,6 +205,15 @@ async def test_a_prompt_that_is_too_long(served: Served) -> None:
         assert error["code"] == "prompt_too_long"
 
 
+async def test_ids_that_are_too_many_are_not_decoded_to_be_echoed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontend, _, http = served
+    monkeypatch.delattr(type(frontend.generation), "decode")
+    path, body = completion(prompt=[5] * 512, echo=True)
+    assert (await http.post(path, json=body)).json()["error"]["code"] == "prompt_too_long"
+
+
 async def test_what_is_not_served(served: Served) -> None:
     _, _, http = served
     for path, body in (
@@ -224,7 +234,16 @@ async def test_routes_and_methods_that_are_none(served: Served) -> None:
     wrong = await http.get("/v1/completions")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "route_not_found")
     assert "POST" in wrong.json()["error"]["message"]
+    assert wrong.headers["allow"] == "POST"
     assert wrong.headers["x-request-id"]
+
+
+async def test_a_slash_at_the_end_leads_nowhere(served: Served) -> None:
+    _, _, http = served
+    for method, path in (("GET", "/v1/models/"), ("POST", "/v1/chat/completions/"), ("GET", "/health/")):
+        response = await http.request(method, path, headers={"host": "elsewhere"})
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "route_not_found")
+        assert "elsewhere" not in str(response.headers)
 
 
 async def test_after_all_of_it_a_good_request_is_answered(served: Served) -> None:

@@ -1,6 +1,5 @@
 """What keeps a good request from being answered, each with its status, its code, and when to come again."""
 
-import asyncio
 import dataclasses
 import json
 from collections.abc import Callable
@@ -14,7 +13,6 @@ import pytest
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.server import FrontendServer
 from octavo.testing.fake_scheduler import FakeScheduler
-from octavo.wire.requests import RejectReason
 
 ASK = {"prompt": "hello", "max_tokens": 8}
 
@@ -30,53 +28,6 @@ def post(http: httpx.AsyncClient) -> Callable[..., Any]:
     return post
 
 
-@pytest.mark.parametrize(
-    ("reason", "status", "retries"),
-    [
-        (RejectReason.QUEUE_FULL, 429, True),
-        (RejectReason.NEVER_FITS_KV, 400, False),
-        (RejectReason.QUEUE_TIMEOUT, 504, False),
-        (RejectReason.STEP_FAILED, 500, False),
-        (RejectReason.BAD_GRAMMAR, 400, False),
-    ],
-)
-async def test_what_the_scheduler_rejects(
-    scheduler: FakeScheduler, post: Any, reason: RejectReason, status: int, retries: bool
-) -> None:
-    scheduler.rejection = reason
-    found, code, headers = await post()
-    assert found == status
-    assert code != "internal"
-    assert ("retry-after" in headers) is retries
-    if retries:
-        assert int(headers["retry-after"]) >= 1
-
-
-async def test_an_id_that_is_running(scheduler: FakeScheduler, http: httpx.AsyncClient, post: Any) -> None:
-    scheduler.hold_after = 1
-    async with http.stream("POST", "/v1/completions", json={**ASK, "request_id": "same", "stream": True}) as response:
-        await anext(response.aiter_raw())
-        assert (await post(request_id="same"))[:2] == (409, "duplicate_id")
-
-
-async def test_no_worker(scheduler: FakeScheduler, frontend: FrontendServer, post: Any, eventually: Any) -> None:
-    await eventually(lambda: frontend.generation.ready)
-    await scheduler.set_replicas(0)
-    await eventually(lambda: not frontend.generation.ready)
-    status, code, headers = await post()
-    assert (status, code) == (503, "no_worker")
-    assert int(headers["retry-after"]) >= 1
-
-
-async def test_no_scheduler(post: Any) -> None:
-    assert (await post())[:2] == (503, "scheduler_unreachable")
-
-
-async def test_a_frontend_that_drains(scheduler: FakeScheduler, frontend: FrontendServer, post: Any) -> None:
-    frontend.generation.draining = True
-    assert (await post())[:2] == (503, "draining")
-
-
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_deadline(scheduler: FakeScheduler, post: Any, eventually: Any, stream: bool) -> None:
     scheduler.hold_after = 0
@@ -89,23 +40,6 @@ async def test_the_time_in_the_queue_is_the_schedulers_to_watch(
 ) -> None:
     await http.post("/v1/completions", json={**ASK, "max_queue_time": 2.5})
     assert scheduler.submitted[0].max_queue_ms == 2500
-
-
-async def test_too_many_requests(scheduler: FakeScheduler, http: httpx.AsyncClient, post: Any) -> None:
-    scheduler.hold_after = 1
-    async with http.stream("POST", "/v1/completions", json={**ASK, "stream": True}) as response:
-        await anext(response.aiter_raw())
-        status, code, headers = await post()
-        assert (status, code) == (429, "too_many_requests")
-        assert int(headers["retry-after"]) >= 1
-
-
-async def test_an_abort_by_id(scheduler: FakeScheduler, frontend: FrontendServer, post: Any, eventually: Any) -> None:
-    scheduler.hold_after = 0
-    asking = asyncio.create_task(post(request_id="mine"))
-    await eventually(lambda: scheduler.running == {"mine"})
-    assert frontend.generation.abort("mine")
-    assert (await asking)[:2] == (409, "aborted")
 
 
 async def test_a_fault_of_ours_tells_nothing(
@@ -146,12 +80,42 @@ async def test_a_tenant_is_told_by_the_key(scheduler: FakeScheduler, http: httpx
     assert other.status_code == 400
 
 
+async def test_the_metrics_are_for_trusted_keys_as_they_tell_of_all_tenants(
+    scheduler: FakeScheduler, http: httpx.AsyncClient
+) -> None:
+    for key, status in (("sk-right-0123456789", 401), ("sk-trusted-0123456789", 200)):
+        answer = await http.get("/metrics", headers={"authorization": f"Bearer {key}"})
+        assert answer.status_code == status
+        assert ("octavo_requests_arrived" in answer.text) is (status == 200)
+
+
+async def test_too_many_requests_leave_no_room_for_texts_and_tokens_alone(
+    scheduler: FakeScheduler, http: httpx.AsyncClient
+) -> None:
+    scheduler.hold_after = 1
+    async with http.stream("POST", "/v1/completions", json={**ASK, "stream": True}) as response:
+        # Kept, for it takes the connection with it.
+        chunks = response.aiter_raw()
+        await anext(chunks)
+        for path, body in (
+            ("/tokenize", {"prompt": "hello"}),
+            ("/detokenize", {"tokens": [5]}),
+            ("/v1/completions", {"prompt": [5], "echo": True}),
+        ):
+            assert (await http.post(path, json=body)).status_code == 429, path
+    assert len(scheduler.submitted) == 1
+
+
 @pytest.fixture
 def config(config: FrontendConfig, request: pytest.FixtureRequest, tmp_path: Path) -> FrontendConfig:
     name = request.node.name
     if "key" in name:
         keys = tmp_path / "keys.json"
-        keys.write_text(json.dumps({"tenants": {"one": {"keys": ["sk-right-0123456789"]}}}))
+        tenants = {
+            "one": {"keys": ["sk-right-0123456789"]},
+            "operator": {"keys": ["sk-trusted-0123456789"], "trusted": True},
+        }
+        keys.write_text(json.dumps({"tenants": tenants}))
         return dataclasses.replace(config, api_keys=keys)
     if "too_many" in name:
         return dataclasses.replace(config, max_requests=1)

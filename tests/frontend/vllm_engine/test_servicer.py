@@ -74,6 +74,11 @@ async def test_the_chunks_of_several_sequences_say_whose_they_are(scheduler: Fak
     assert [c.index for c in complete] == [0, 1]
 
 
+async def test_a_gateway_names_the_tenant_it_speaks_for(scheduler: FakeScheduler, engine: Any) -> None:
+    await read(engine.Generate(request(), metadata=(("x-gateway-inference-fairness-id", "theirs"),)))
+    assert scheduler.submitted[0].tenant == "theirs"
+
+
 async def test_what_ended_a_sequence_is_said(scheduler: FakeScheduler, frontend: FrontendServer, engine: Any) -> None:
     tokenizer: ModelTokenizer = frontend.generation.tokenizer
     scheduler.answer = lambda request, index: tokenizer.encode("an STOP x")

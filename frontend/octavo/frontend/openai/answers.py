@@ -1,18 +1,24 @@
 """From the events of a call's generations to its answer: one object, or a stream of chunks."""
 
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 from octavo.frontend.events import Finished, FinishReason, MatchKind, Notice, Piece, Started, joined
 from octavo.frontend.openai.calls import Placed
-from octavo.frontend.openai.door import SYSTEM_FINGERPRINT
+from octavo.frontend.openai.clock import unix_time
+from octavo.frontend.openai.connection import while_connected
+from octavo.frontend.openai.door import SYSTEM_FINGERPRINT, Door
+from octavo.frontend.openai.fields import unknown_fields_header
 from octavo.frontend.openai.schemas import Sampling
-from octavo.frontend.openai.sse import DONE, comment
+from octavo.frontend.openai.sse import DONE, EventStream, comment
 from octavo.frontend.openai.usage import UsageSum
 
 encode = msgspec.json.Encoder().encode
@@ -52,7 +58,7 @@ class Form:
     continuous_usage: bool = False
     # Further fields of an answer that is no stream, and of a stream's first chunk.
     extra: Callable[[Started], dict[str, Any]] = lambda _: {}
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int = field(default_factory=unix_time)
 
     def head(self, kind: str) -> dict[str, Any]:
         """The fields that every object of the answer begins with."""
@@ -100,7 +106,8 @@ async def stream(form: Form, events: AsyncGenerator[Placed]) -> AsyncGenerator[b
                 case Started():
                     for index in range(place * form.n, (place + 1) * form.n):
                         choices[index] = form.make_choice(index)
-                        yield chunks.of(choices[index].begin(event), form.extra(event) if index == 0 else None)
+                        begun = await _apart([event], partial(choices[index].begin, event))
+                        yield chunks.of(begun, form.extra(event) if index == 0 else None)
                 case Finished():
                     objects = choices[place * form.n + event.index].end(event)
                     yield b"".join(map(chunks.of, objects))
@@ -109,8 +116,19 @@ async def stream(form: Form, events: AsyncGenerator[Placed]) -> AsyncGenerator[b
     yield chunks.last() + DONE
 
 
-async def answer(form: Form, events: AsyncGenerator[Placed]) -> dict[str, Any]:
-    """The whole answer as one object."""
+async def respond(
+    door: Door, request: Request, form: Form, events: AsyncGenerator[Placed], unknown: Sequence[str], *, streams: bool
+) -> Response:
+    """The answer, streamed or whole; `unknown` are names of fields that meant nothing."""
+    headers = unknown_fields_header(unknown)
+    if streams:
+        return EventStream(stream(form, events), ping_s=door.ping_s, headers=headers)
+    whole = await while_connected(request, answer(form, events))
+    return Response(whole, headers=headers, media_type="application/json")
+
+
+async def answer(form: Form, events: AsyncGenerator[Placed]) -> bytes:
+    """The whole answer as one object, as JSON."""
     usage, started = UsageSum(), dict[int, Started]()
     pieces: dict[int, list[Piece]] = {}
     finished: dict[int, Finished] = {}
@@ -124,11 +142,20 @@ async def answer(form: Form, events: AsyncGenerator[Placed]) -> dict[str, Any]:
                     started[place] = event
                 case Finished():
                     finished[place * form.n + event.index] = event
-    choices = [
-        form.make_choice(i).whole(started[i // form.n], joined(pieces.get(i, ()), i % form.n), finished[i])
-        for i in sorted(finished)
-    ]
-    return {**form.head(form.kind), "choices": choices, "usage": usage.object(), **form.extra(started[0])}
+
+    def whole() -> bytes:
+        choices = [
+            form.make_choice(i).whole(started[i // form.n], joined(pieces.get(i, ()), i % form.n), finished[i])
+            for i in sorted(finished)
+        ]
+        return encode({**form.head(form.kind), "choices": choices, "usage": usage.object(), **form.extra(started[0])})
+
+    return await _apart(started.values(), whole)
+
+
+async def _apart(begun: Iterable[Started], write: Callable[[], bytes]) -> bytes:
+    """What `write` gives. With the logprobs of a long prompt it takes a second, in which others go on."""
+    return await asyncio.to_thread(write) if any(started.prompt_logprobs for started in begun) else write()
 
 
 class _Chunks:

@@ -11,13 +11,12 @@ from octavo.frontend.access import Access
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import InvalidRequest, NotFound, Reason
 from octavo.frontend.generation import Generation
-from octavo.frontend.openai import operations
+from octavo.frontend.openai import operations, responses
 from octavo.frontend.openai.chat_completions import chat_completions
 from octavo.frontend.openai.completions import completions
 from octavo.frontend.openai.door import Door, Handler, route
 from octavo.frontend.openai.errors import error_response
 from octavo.frontend.openai.models import get_model, list_models
-from octavo.frontend.openai.responses import responses
 from octavo.frontend.openai.tokens import detokenize, tokenize
 from octavo.frontend.page import routes as page
 
@@ -25,7 +24,6 @@ from octavo.frontend.page import routes as page
 _ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("POST", "/v1/chat/completions"): chat_completions,
     ("POST", "/v1/completions"): completions,
-    ("POST", "/v1/responses"): responses,
     ("GET", "/v1/models"): list_models,
     ("GET", "/v1/models/{name:path}"): get_model,
     ("POST", "/tokenize"): tokenize,
@@ -42,13 +40,17 @@ _ROUTES: Final[dict[tuple[str, str], Handler]] = {
 def build_app(generation: Generation, access: Access, config: FrontendConfig) -> Starlette:
     """The ASGI application."""
     door = Door(generation, access, config)
-    return Starlette(
+    app = Starlette(
         routes=[
             *(route(door, path, handler, method) for (method, path), handler in _ROUTES.items()),
+            *responses.routes(door),
             *page.routes(door),
         ],
         exception_handlers={HTTPException: _no_route},
     )
+    # It would send clients wherever their Host header says.
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -57,5 +59,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         wrong = InvalidRequest(Reason.ROUTE_NOT_FOUND, f"{path} is not for {request.method}; use {allowed}")
-        return error_response(wrong, 405)
+        refusal = error_response(wrong, 405)
+        refusal.headers["allow"] = allowed
+        return refusal
     return error_response(NotFound(Reason.ROUTE_NOT_FOUND, f"there is nothing at {path}; look into the documentation"))

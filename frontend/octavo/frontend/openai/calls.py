@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 from starlette.requests import Request
 
@@ -14,18 +13,18 @@ from octavo.frontend.events import Event
 from octavo.frontend.openai.door import Door, caller_of
 from octavo.frontend.request import GenerationRequest
 
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 # An event, and which of the call's generations it is of.
 Placed = tuple[int, Event]
+# That; or that one of them has ended, and why if it failed.
+_Fed = Placed | Exception | None
 
 
 def origin_of(request: Request) -> dict[str, Any]:
     """The arguments of `GenerationRequest` that a call's headers tell. Raises `InvalidRequest` for a tenant that the
     caller must not speak for."""
-    traceparent = request.headers.get("traceparent", "")
     return {
         "tenant": tenant_from_headers(request.headers, caller_of(request)),
-        "traceparent": traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
+        "traceparent": request.headers.get("traceparent", ""),
     }
 
 
@@ -60,32 +59,31 @@ async def _placed(source: AsyncGenerator[Event]) -> AsyncGenerator[Placed]:
 
 async def _merged(sources: Sequence[AsyncGenerator[Event]]) -> AsyncGenerator[Placed]:
     # Bounded, so that what a slow client leaves here is merged where it is made.
-    events: asyncio.Queue[Placed | None] = asyncio.Queue(len(sources))
-    tasks = [asyncio.create_task(_feed(place, source, events)) for place, source in enumerate(sources)]
+    fed: asyncio.Queue[_Fed] = asyncio.Queue(len(sources))
+    tasks = [asyncio.create_task(_feed(place, source, fed)) for place, source in enumerate(sources)]
+    running = len(tasks)
     try:
-        async for placed in _until_all_ended(events, tasks):
-            yield placed
+        while running:
+            match await fed.get():
+                case None:
+                    running -= 1
+                case Exception() as error:
+                    raise error
+                case placed:
+                    yield placed
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _feed(place: int, source: AsyncGenerator[Event], events: "asyncio.Queue[Placed | None]") -> None:
+async def _feed(place: int, source: AsyncGenerator[Event], fed: "asyncio.Queue[_Fed]") -> None:
+    """The source's events, and how it ends. Nothing once it is cancelled, for then nobody takes it."""
     try:
         async with contextlib.aclosing(source):
             async for event in source:
-                await events.put((place, event))
-    finally:
-        await events.put(None)
-
-
-async def _until_all_ended(
-    events: "asyncio.Queue[Placed | None]", tasks: "Sequence[asyncio.Task[None]]"
-) -> AsyncIterator[Placed]:
-    for _ in tasks:
-        while (placed := await events.get()) is not None:
-            yield placed
-        for task in tasks:
-            if task.done():
-                task.result()
+                await fed.put((place, event))
+    except Exception as error:
+        await fed.put(error)
+    else:
+        await fed.put(None)

@@ -11,16 +11,15 @@ from octavo.frontend.chat import Tool
 from octavo.frontend.constraint import Constraint
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.events import Finished, FinishReason, Piece, Started
-from octavo.frontend.openai.answers import Form, answer, encode, finish_reason, stop_reason, stream, usage_options
+from octavo.frontend.openai.answers import Form, encode, finish_reason, respond, stop_reason, usage_options
 from octavo.frontend.openai.calls import fresh_id, generations, origin_of
-from octavo.frontend.openai.connection import read_body, while_connected
+from octavo.frontend.openai.connection import read_body
 from octavo.frontend.openai.door import Door
-from octavo.frontend.openai.fields import decoded, read_fields, unknown_fields_header
+from octavo.frontend.openai.fields import decoded, read_fields
 from octavo.frontend.openai.logprobs import ChatLogprobs, prompt_logprobs_of
 from octavo.frontend.openai.messages import chat_of, tools_of
 from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, ChatBody
-from octavo.frontend.openai.sse import EventStream
 from octavo.frontend.openai.tool_calls import ToolCallParser, constraint_for, make_parser, needs_special_tokens
 from octavo.frontend.openai.tool_parsers import ParsedDelta, ToolCallDelta
 from octavo.frontend.openai.tools import ToolChoiceMode, read_tool_choice
@@ -47,11 +46,7 @@ async def chat_completions(door: Door, request: Request) -> Response:
     tools = _tools(door, body)
     events = generations(door, request, [_asked(body, tools, call, request)], seconds("timeout", body.timeout))
     form = _form(door, body, tools, f"chatcmpl-{call}")
-    headers = unknown_fields_header(unknown)
-    if body.stream:
-        return EventStream(stream(form, events), ping_s=door.ping_s, headers=headers)
-    whole = await while_connected(request, answer(form, events))
-    return Response(encode(whole), headers=headers, media_type="application/json")
+    return await respond(door, request, form, events, unknown, streams=bool(body.stream))
 
 
 def _check(body: ChatBody) -> None:

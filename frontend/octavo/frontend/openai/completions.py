@@ -8,20 +8,21 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.frontend.caller import Caller
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.events import Finished, FinishReason, Piece, Started, Usage
-from octavo.frontend.openai.answers import Form, answer, encode, finish_reason, stop_reason, stream, usage_options
+from octavo.frontend.openai.answers import Form, encode, finish_reason, respond, stop_reason, usage_options
 from octavo.frontend.openai.calls import Placed, fresh_id, generations, origin_of
 from octavo.frontend.openai.connection import read_body, while_connected
-from octavo.frontend.openai.door import Door
-from octavo.frontend.openai.fields import read_fields, unknown_fields_header
+from octavo.frontend.openai.door import Door, caller_of
+from octavo.frontend.openai.fields import read_fields
 from octavo.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs_of
 from octavo.frontend.openai.prompts import read_prompts
 from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.openai.schemas import COMPLETION_UNSUPPORTED, CompletionBody
-from octavo.frontend.openai.sse import EventStream
 from octavo.frontend.request import GenerationRequest
 from octavo.frontend.tokenizer import ModelTokenizer
+from octavo.frontend.validation import check_prompt_size
 from octavo.wire.sampling import MAX_TOP_LOGPROBS, Logprobs
 
 # What OpenAI's API answers where nobody says how long.
@@ -34,16 +35,12 @@ async def completions(door: Door, request: Request) -> Response:
     _check(body)
     call = body.request_id or fresh_id()
     prompts = read_prompts(body.prompt)
-    texts = [await _text(door, prompt) for prompt in prompts] if body.echo else []
+    texts = await while_connected(request, _texts(door, prompts, caller_of(request))) if body.echo else []
     events = generations(door, request, _asked(body, prompts, call, request), seconds("timeout", body.timeout))
     form = _form(door, body, f"cmpl-{call}", texts)
     if body.max_tokens == 0:
         events = _without_answers(events)
-    headers = unknown_fields_header(unknown)
-    if body.stream:
-        return EventStream(stream(form, events), ping_s=door.ping_s, headers=headers)
-    whole = await while_connected(request, answer(form, events))
-    return Response(encode(whole), headers=headers, media_type="application/json")
+    return await respond(door, request, form, events, unknown, streams=bool(body.stream))
 
 
 def _check(body: CompletionBody) -> None:
@@ -55,8 +52,15 @@ def _check(body: CompletionBody) -> None:
         raise bad_parameter("max_tokens", 0, "without echo there would be no answer; it must be at least 1")
 
 
-async def _text(door: Door, prompt: str | list[int]) -> str:
-    return prompt if isinstance(prompt, str) else await door.generation.decode(prompt, skip_special_tokens=False)
+async def _texts(door: Door, prompts: Sequence[str | list[int]], caller: Caller) -> list[str]:
+    return [await _text(door, prompt, caller) for prompt in prompts]
+
+
+async def _text(door: Door, prompt: str | list[int], caller: Caller) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    check_prompt_size(prompt, door.generation.max_model_len)
+    return await door.generation.decode(prompt, caller, skip_special_tokens=False)
 
 
 def _asked(

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -15,9 +14,10 @@ from starlette.routing import Route
 from octavo.frontend.access import Access
 from octavo.frontend.caller import ANYBODY, Caller
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.errors import Broken, Reason, ServiceError
+from octavo.frontend.errors import Reason, ServiceError, Unauthenticated, internal_error
 from octavo.frontend.failures import log_failure
 from octavo.frontend.generation import Generation
+from octavo.frontend.openai.clock import unix_time
 from octavo.frontend.openai.connection import ClientGone
 from octavo.frontend.openai.errors import error_response
 from octavo.frontend.openai.tool_calls import detect_kind
@@ -38,7 +38,7 @@ class Door:
     generation: Generation
     access: Access
     config: FrontendConfig
-    started_at: int = field(default_factory=lambda: int(time.time()))
+    started_at: int = field(default_factory=unix_time)
 
     @property
     def ping_s(self) -> float:
@@ -58,6 +58,14 @@ def caller_of(request: Request) -> Caller:
     return getattr(request.state, "caller", ANYBODY)
 
 
+def check_trusted(request: Request, what: str) -> None:
+    """Raises `Unauthenticated` for a tenant, who must not see what others do."""
+    if not caller_of(request).trusted:
+        raise Unauthenticated(
+            Reason.UNAUTHENTICATED, f"{what} show what all tenants do; use the key of a trusted tenant"
+        )
+
+
 def route(door: Door, path: str, handler: Handler, method: str) -> Route:
     """A route whose failures are answered as OpenAI error objects."""
 
@@ -75,8 +83,3 @@ def route(door: Door, path: str, handler: Handler, method: str) -> Route:
             return error_response(internal_error())
 
     return Route(path, answer, methods=[method])
-
-
-def internal_error() -> Broken:
-    """The error of a fault of ours."""
-    return Broken(Reason.INTERNAL, "the server failed on this request; its log says why")

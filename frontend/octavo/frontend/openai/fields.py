@@ -35,6 +35,8 @@ def read_fields(body: bytes, kind: type[T], unsupported: Neutral) -> tuple[T, li
     `unsupported` that asks for something.
     """
     try:
+        # The decoder leaves what it does not look into as it is, and others look into it later.
+        body.decode()
         named = _decode_names(body)
         _refuse_unsupported(named, unsupported)
         return msgspec.json.decode(body, type=kind), list(_unknown(named, kind, unsupported))

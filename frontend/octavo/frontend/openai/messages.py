@@ -5,12 +5,11 @@ from typing import Any, Protocol
 from msgspec import Raw
 
 from octavo.frontend.chat import Chat, ChatMessage, Tool, ToolCall
+from octavo.frontend.chat_form import MAX_VARIABLES_BYTES
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.openai.fields import decoded, given, unsupported_field
 from octavo.frontend.openai.schemas import Message, Part, ToolCallBody
 from octavo.frontend.openai.tools import read_tools
-
-_MAX_VARIABLES = 1 << 14
 
 
 class ChatFields(Protocol):
@@ -49,7 +48,7 @@ def tools_of(body: ChatFields) -> tuple[Tool, ...]:
 
 
 def _variables(body: ChatFields) -> dict[str, Any]:
-    variables = decoded("chat_template_kwargs", body.chat_template_kwargs, dict[str, Any], _MAX_VARIABLES) or {}
+    variables = decoded("chat_template_kwargs", body.chat_template_kwargs, dict[str, Any], MAX_VARIABLES_BYTES) or {}
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     return variables

@@ -5,6 +5,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.frontend.errors import NotFound, Reason
 from octavo.frontend.openai.answers import encode
 from octavo.frontend.openai.door import Door
 
@@ -18,7 +19,8 @@ async def list_models(door: Door, request: Request) -> Response:
 
 async def get_model(door: Door, request: Request) -> Response:
     """The model under one of its names."""
-    name = request.path_params["name"]
+    if not (name := request.path_params["name"]):
+        raise NotFound(Reason.ROUTE_NOT_FOUND, "the path names no model; leave out the slash at its end to list them")
     door.generation.check_model(name)
     return Response(encode(_model(door, name)), media_type="application/json")
 

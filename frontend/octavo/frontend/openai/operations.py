@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.frontend.openai.answers import encode
-from octavo.frontend.openai.door import VERSION, Door
+from octavo.frontend.openai.door import VERSION, Door, check_trusted
 from octavo.telemetry import metrics
 
 
@@ -24,7 +24,8 @@ async def ready(door: Door, request: Request) -> Response:
 
 
 async def show_metrics(door: Door, request: Request) -> Response:
-    """All metrics of this process, for Prometheus."""
+    """All metrics of this process, for Prometheus. Raises `Unauthenticated` for a tenant."""
+    check_trusted(request, "the metrics")
     body, content_type = metrics.render()
     return Response(body, headers={"content-type": content_type})
 

@@ -1,6 +1,5 @@
 """POST /v1/responses: OpenAI's newer API, for text and functions. Answers are not kept."""
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -14,6 +13,7 @@ from octavo.frontend.constraint import Constraint
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.openai.answers import encode
 from octavo.frontend.openai.calls import Placed, fresh_id, generations, origin_of
+from octavo.frontend.openai.clock import unix_time
 from octavo.frontend.openai.connection import read_body, while_connected
 from octavo.frontend.openai.door import Door, route
 from octavo.frontend.openai.fields import decoded, read_fields, unknown_fields_header
@@ -95,7 +95,7 @@ def _response(door: Door, body: ResponsesBody, call: str) -> dict[str, Any]:
     return {
         "id": f"resp_{call}",
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": unix_time(),
         "completed_at": None,
         "model": body.model or door.generation.model_name,
         "error": None,

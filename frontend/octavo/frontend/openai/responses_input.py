@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.frontend.chat import Chat, ChatMessage, Tool, ToolCall
+from octavo.frontend.chat_form import MAX_MESSAGES
 from octavo.frontend.constraint import Constraint, ConstraintKind
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.openai.connection import MAX_BODY
 from octavo.frontend.openai.fields import decoded, given, unsupported_field
 from octavo.frontend.openai.responses_schemas import Format, Item, Reasoning, ResponsesBody, Text
-from octavo.frontend.openai.schemas import MAX_MESSAGES, Part
+from octavo.frontend.openai.schemas import Part
 from octavo.frontend.openai.structured import constraint_of
 
 _TEXT_PARTS = ("input_text", "output_text", "text")

@@ -1,6 +1,5 @@
 """The answer of /v1/responses while it grows: its object, and the events that tell a client of every change to it."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +8,7 @@ import msgspec
 
 from octavo.frontend.errors import Overloaded, ServiceError
 from octavo.frontend.events import Event, Finished, FinishReason, Notice, Piece, Started
+from octavo.frontend.openai.clock import unix_time
 from octavo.frontend.openai.errors import error_object
 from octavo.frontend.openai.sse import comment
 from octavo.frontend.openai.tool_calls import ToolCallParser
@@ -94,7 +94,7 @@ class ResponseAnswer:
         if status == "incomplete":
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
-            self.response["completed_at"] = int(time.time())
+            self.response["completed_at"] = unix_time()
 
     def _add_text(self, text: str) -> Iterator[bytes]:
         if self._message is None:

@@ -5,11 +5,10 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Raw
 
+from octavo.frontend.chat_form import MAX_MESSAGES, MAX_TOOL_CALLS
 from octavo.frontend.openai.fields import Neutral
 
-MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 1024
-MAX_TOOL_CALLS: Final = 128
 # More cannot fit in any context; checked before anything walks over them.
 _MAX_IDS: Final = 1 << 21
 

@@ -9,11 +9,11 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.frontend.errors import ServiceError
+from octavo.frontend.errors import ServiceError, internal_error
 from octavo.frontend.failures import log_failure
 from octavo.frontend.openai.connection import until_gone
-from octavo.frontend.openai.door import internal_error
 from octavo.frontend.openai.errors import error_body, error_response
+from octavo.frontend.pacing import Watch
 
 _log = logging.getLogger(__name__)
 
@@ -95,14 +95,16 @@ class EventStream(Response):
     async def _write(self, outbox: "_Outbox", send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS + self._extra})
         more = True
-        while more:
-            body = await outbox.take(self._ping_s)
-            more = not outbox.ended
-            if not more and outbox.failure:
-                body += self._on_error(outbox.failure)
-            outbox.close()
-            await send({"type": "http.response.body", "body": body, "more_body": more})
-            outbox.open()
+        with contextlib.closing(Watch(self._ping_s, outbox.wake)) as silence:
+            while more:
+                with silence:
+                    body = await outbox.take()
+                more = not outbox.ended
+                if not more and outbox.failure:
+                    body += self._on_error(outbox.failure)
+                outbox.close()
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+                outbox.open()
 
 
 class _Outbox:
@@ -151,15 +153,17 @@ class _Outbox:
                     await self._changed.wait()
         return self.ended
 
-    async def take(self, ping_s: float) -> bytes:
-        """All that is held; a ping where nothing comes for `ping_s` seconds, nothing where all is over."""
+    def wake(self) -> None:
+        """Whoever takes need not wait any longer."""
+        self._changed.set()
+
+    async def take(self) -> bytes:
+        """All that is held, or that comes first; a ping where it is woken before, nothing where all is over."""
         if not self._held and not self.ended:
             self._changed.clear()
-            try:
-                async with asyncio.timeout(ping_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                return PING
+            await self._changed.wait()
+        if not self._held:
+            return b"" if self.ended else PING
         body = b"".join(self._held)
         self._held.clear()
         return body

@@ -8,13 +8,13 @@ from starlette.responses import Response
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.openai.answers import encode
 from octavo.frontend.openai.connection import read_body, while_connected
-from octavo.frontend.openai.door import Door
+from octavo.frontend.openai.door import Door, caller_of
 from octavo.frontend.openai.fields import read_fields, unknown_fields_header, unsupported_field
 from octavo.frontend.openai.logprobs import token_text
 from octavo.frontend.openai.messages import chat_of, tools_of
 from octavo.frontend.openai.schemas import TOKENIZE_UNSUPPORTED, DetokenizeBody, TokenizeBody
-from octavo.frontend.request import GenerationRequest, Prompt
-from octavo.frontend.validation import check_count, check_form
+from octavo.frontend.request import Prompt
+from octavo.frontend.validation import check_count
 
 
 async def tokenize(door: Door, request: Request) -> Response:
@@ -22,9 +22,8 @@ async def tokenize(door: Door, request: Request) -> Response:
     body, unknown = read_fields(await read_body(request), TokenizeBody, TOKENIZE_UNSUPPORTED)
     door.generation.check_model(body.model or "")
     prompt = _prompt(body)
-    check_form(GenerationRequest(prompt=prompt))
-    adds = body.add_special_tokens is not False
-    ids = await while_connected(request, door.generation.encode(prompt, add_special_tokens=adds))
+    adds, caller = body.add_special_tokens is not False, caller_of(request)
+    ids = await while_connected(request, door.generation.encode(prompt, caller, add_special_tokens=adds))
     found: dict[str, Any] = {"count": len(ids), "max_model_len": door.generation.max_model_len, "tokens": ids}
     if body.return_token_strs:
         found["token_strs"] = [token_text(door.generation.tokenizer, token_id) for token_id in ids]
@@ -36,7 +35,8 @@ async def detokenize(door: Door, request: Request) -> Response:
     body, unknown = read_fields(await read_body(request), DetokenizeBody, {})
     door.generation.check_model(body.model or "")
     check_count("tokens", body.tokens, door.generation.max_model_len)
-    text = await while_connected(request, door.generation.decode(body.tokens, skip_special_tokens=False))
+    decoding = door.generation.decode(body.tokens, caller_of(request), skip_special_tokens=False)
+    text = await while_connected(request, decoding)
     found = {"prompt": text}
     return Response(encode(found), headers=unknown_fields_header(unknown), media_type="application/json")
 

@@ -5,20 +5,22 @@ import contextlib
 import functools
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
 import grpc
 
+from octavo.frontend.access import tenant_from_headers
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import DeadlineExceeded, Overloaded, Reason, Unsupported
 from octavo.frontend.generation import Generation
 from octavo.frontend.grpc_access import caller_of
 from octavo.frontend.grpc_errors import abort_with
 from octavo.frontend.grpc_limits import MAX_ABORTED_IDS
-from octavo.frontend.grpc_service import answering, deadline_of
-from octavo.frontend.pacing import within
+from octavo.frontend.grpc_service import answering, deadline_of, metadata_of
+from octavo.frontend.pacing import paced
 from octavo.frontend.scheduler_client import SchedulerClient
 from octavo.frontend.unknown_fields import refuse_unknown_fields
 from octavo.frontend.validation import check_count
@@ -46,13 +48,19 @@ class VllmEngine(services.VllmEngineServicer):  # type: ignore[misc]
     async def Generate(self, request: Any, context: Context) -> None:
         """Writes the messages itself instead of yielding them: a generator would not be closed when a write fails."""
         async with _answering(context):
-            read = read_generate(request, self._generation.max_model_len)
+            caller, metadata = caller_of(context), metadata_of(context)
+            read = replace(
+                read_generate(request, self._generation.max_model_len),
+                tenant=tenant_from_headers(metadata, caller),
+                traceparent=metadata.get("traceparent", ""),
+            )
             responses = Responses(request.stream, read.top_logprobs is not None)
-            events = self._generation.generate(read, caller_of(context), deadline_of(context))
-            async with contextlib.aclosing(events):
+            events = self._generation.generate(read, caller, deadline_of(context))
+            async with paced(self._stall_timeout_s) as pace, contextlib.aclosing(events):
                 async for _, event in events:
                     for response in responses.of(event):
-                        await within(self._stall_timeout_s, context.write(response))
+                        with pace:
+                            await context.write(response)
 
     async def Abort(self, request: Any, context: Context) -> Any:
         """What does not run, or runs no more, is aborted as well as it can be."""
@@ -116,9 +124,10 @@ class VllmEngine(services.VllmEngineServicer):  # type: ignore[misc]
     async def GetTokenizer(self, request: Any, context: Context) -> None:
         async with _answering(context):
             archive = await asyncio.get_running_loop().run_in_executor(None, self._archive)
-            for data, digest in chunks(archive):
-                chunk = common.GetTokenizerChunk(data=data, sha256=digest)
-                await within(self._stall_timeout_s, context.write(chunk))
+            async with paced(self._stall_timeout_s) as pace:
+                for data, digest in chunks(archive):
+                    with pace:
+                        await context.write(common.GetTokenizerChunk(data=data, sha256=digest))
 
     async def Embed(self, request: Any, context: Context) -> None:
         await _refuse("embeddings", context)

@@ -24,17 +24,19 @@ class Meter:
         return {name: seconds - self._cpu_before[name] for name, seconds in self._cpu_s().items()}
 
     def _cpu_s(self) -> dict[str, float]:
-        ours = {name: _process_cpu_s(pid) for name, pid in self._pids.items()}
-        return {**ours, OTHERS: _machine_cpu_s() - sum(ours.values())}
+        ours = {name: process_cpu_s(pid) for name, pid in self._pids.items()}
+        return {**ours, OTHERS: machine_cpu_s() - sum(ours.values())}
 
 
-def _process_cpu_s(pid: int) -> float:
+def process_cpu_s(pid: int) -> float:
+    """User and system, of all its threads."""
     # Fields 14 and 15 of proc(5)'s stat, counted after the parenthesised name.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
-def _machine_cpu_s() -> float:
+def machine_cpu_s() -> float:
+    """Of all processes and the kernel itself."""
     user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
 

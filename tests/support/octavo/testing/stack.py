@@ -22,6 +22,8 @@ from octavo.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_
 GENERATION_SERVICE = "octavo.v1.GenerationService"
 _START_S = 120.0
 _STOP_S = 30.0
+# Else a channel that has found nobody for a while waits up to two minutes before it looks again.
+_CHANNEL_OPTIONS = [("grpc.max_reconnect_backoff_ms", 500)]
 
 
 class GenerateStream(Protocol):
@@ -125,8 +127,8 @@ class Stack:
 
     def __enter__(self) -> Self:
         self.directory.mkdir(mode=0o700, exist_ok=True)
-        self.channel = grpc.insecure_channel(self.address)
-        self.admin_channel = grpc.insecure_channel(self.admin_address)
+        self.channel = grpc.insecure_channel(self.address, _CHANNEL_OPTIONS)
+        self.admin_channel = grpc.insecure_channel(self.admin_address, _CHANNEL_OPTIONS)
         self.generation = generation_pb2_grpc.GenerationServiceStub(self.channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(self.admin_channel)
         return self

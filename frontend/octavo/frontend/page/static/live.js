@@ -68,6 +68,7 @@ function showRequests(requests) {
     row.dataset.request = request.request_id;
     const cells = [request.request_id, request.state, request.tenant || "-", request.worker_id || "-", request.prompt_tokens, request.computed_tokens, request.output_tokens, request.sequences, request.preemptions, `${request.age_s.toFixed(1)} s`];
     row.append(...cells.map((cell) => element("td", cell)));
+    row.firstChild.title = request.request_id;
     return row;
   }));
 }

@@ -89,6 +89,7 @@ $("form").addEventListener("submit", async (event) => {
     busy(false);
   }
 });
+$("answers").addEventListener("input", () => { $("temperature").placeholder = Number($("answers").value) > 1 ? "1" : "model's"; });
 $("stop").addEventListener("click", () => running?.abort());
 $("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();

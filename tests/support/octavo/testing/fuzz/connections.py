@@ -1,6 +1,7 @@
 """Connections of bytes: what a stranger on a port does who does not speak its protocol, or not well."""
 
 import contextlib
+import enum
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,15 +31,23 @@ def connected(address: Address) -> Iterator[socket.socket]:
         yield client
 
 
-def say(address: Address, data: bytes, *, listen: bool) -> bytes:
-    """Sends the bytes over a connection of their own; what was answered until its end, if anybody listens."""
+class Listening(enum.Enum):
+    """How long to listen to what is answered: not at all; until the server ends the connection; or the same with
+    nothing more to say, which many servers take for leaving."""
+
+    NOT = enum.auto()
+    TO_ITS_END = enum.auto()
+    AS_IF_LEAVING = enum.auto()
+
+
+def say(address: Address, data: bytes, listening: Listening) -> bytes:
+    """Sends the bytes over a connection of their own; what was answered."""
     answer = b""
     with contextlib.suppress(OSError), connected(address) as client:
         client.sendall(data)
-        if not listen:
-            return b""
-        client.shutdown(socket.SHUT_WR)
-        while len(answer) < _MOST_READ and (part := client.recv(65536)):
+        if listening is Listening.AS_IF_LEAVING:
+            client.shutdown(socket.SHUT_WR)
+        while listening is not Listening.NOT and len(answer) < _MOST_READ and (part := client.recv(65536)):
             answer += part
     return answer
 

@@ -9,7 +9,21 @@ from google.protobuf.message import Message
 
 from octavo.testing.fuzz.noise import garbage
 
-_TEXTS: Final = ("", "x", "hello", "\0", "a\nb", "é" * 130, "<|im_end|>", "{}", "[", "(", "byte-model", "user", "a" * 600)
+_TEXTS: Final = (
+    "",
+    "x",
+    "hello",
+    "\0",
+    "a\nb",
+    "é" * 130,
+    "<|im_end|>",
+    "{}",
+    "[",
+    "(",
+    "byte-model",
+    "user",
+    "a" * 600,
+)
 _DOUBLES: Final = (0.0, 1.0, -1.0, 0.5, 1e308, float("nan"), float("inf"), float("-inf"))
 _DEPTH: Final = 6
 
@@ -41,7 +55,7 @@ def drawn(rng: Random, field: FieldDescriptor) -> Any:
     return _DRAW[field.cpp_type](rng)
 
 
-def _set(rng: Random, message: Message, field: FieldDescriptor, share: float, depth: int) -> None:
+def _set(rng: Random, message: Message, field: Any, share: float, depth: int) -> None:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         _set_entries(rng, getattr(message, field.name), field)
     elif field.message_type is not None:
@@ -52,7 +66,7 @@ def _set(rng: Random, message: Message, field: FieldDescriptor, share: float, de
         setattr(message, field.name, drawn(rng, field))
 
 
-def _set_entries(rng: Random, entries: Any, field: FieldDescriptor) -> None:
+def _set_entries(rng: Random, entries: Any, field: Any) -> None:
     key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
     for _ in range(rng.randrange(4)):
         if value.message_type is None:

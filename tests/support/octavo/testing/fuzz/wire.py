@@ -17,11 +17,12 @@ Known = dict[str, tuple[Any, ...]]
 
 
 class Composer:
-    """Draws messages. `known` has values for fields by their names, taken half of the time, so that messages are about
-    things that exist."""
+    """Draws messages. `known` has values for fields by their names, taken most of the time, so that messages are about
+    things that exist. Of all values `wrong` are of another type."""
 
-    def __init__(self, rng: Random, known: Known | None = None) -> None:
+    def __init__(self, rng: Random, known: Known | None = None, wrong: float = _WRONG) -> None:
         self._rng = rng
+        self._wrong = wrong
         self.known: Known = known or {}
 
     def frame(self, kind: type[msgspec.Struct]) -> bytes:
@@ -30,7 +31,7 @@ class Composer:
 
     def _value(self, kind: inspect.Type) -> Any:
         rng = self._rng
-        if rng.random() < _WRONG:
+        if rng.random() < self._wrong:
             return rng.choice([None, -1, "x", b"\xff", [], [[]], 1e300, float("nan"), 2**64 - 1])
         match kind:
             case inspect.UnionType(types=types):

@@ -1,0 +1,1 @@
+"""Load on a frontend's doors, and a scheduler behind it that keeps time: each in a process of its own."""

@@ -1,0 +1,78 @@
+"""Streams of server-sent events, each on a connection of its own: `python -m octavo.bench.doors.sse_load SETUP`; see
+`receipts`."""
+
+import json
+from collections.abc import Iterator
+
+from octavo.bench.doors.connections import connect, read_all
+from octavo.bench.doors.receipts import TOKEN_CHARACTERS, Load, Receipts, run
+
+_END = b"data: [DONE]\n\n"
+_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+def load(asked: Load) -> list[Receipts]:
+    connections = [connect(asked.host, asked.port) for _ in range(asked.streams)]
+    pieces: list[list[tuple[float, bytes]]] = [[] for _ in connections]
+
+    def take(place: int, at: float, data: bytes) -> bool:
+        pieces[place].append((at, data))
+        return _END in data
+
+    for connection in connections:
+        connection.sendall(_call(asked))
+    read_all(connections, take)
+    return [_receipts(one) for one in pieces]
+
+
+def _call(asked: Load) -> bytes:
+    prompt = {"prompt": asked.prompt}
+    if asked.api == "chat":
+        prompt = {"messages": [{"role": "user", "content": asked.prompt}]}
+    body = json.dumps({**prompt, "max_tokens": asked.tokens, "ignore_eos": True, "stream": True}).encode()
+    head = f"POST {_PATHS[asked.api]} HTTP/1.1\r\nhost: octavo\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _receipts(pieces: list[tuple[float, bytes]]) -> Receipts:
+    found = [(at, len(text) // TOKEN_CHARACTERS) for at, event in _events(pieces) if (text := _text(event))]
+    return [(at, count) for at, count in found if count]
+
+
+def _text(event: bytes) -> str:
+    if not event.startswith(b"data: {"):
+        return ""
+    chunk = json.loads(event[6:])
+    if "error" in chunk:
+        raise ConnectionError(f"a stream has failed: {chunk}")
+    choice = chunk["choices"][0]
+    text: str = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+    return text
+
+
+def _events(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """Each event with the time of its last byte."""
+    raw, body, has_begun = b"", b"", False
+    for at, piece in pieces:
+        raw += piece
+        if not has_begun and b"\r\n\r\n" in raw:
+            head, _, raw = raw.partition(b"\r\n\r\n")
+            if b" 200 " not in head.split(b"\r\n")[0]:
+                raise ConnectionError(f"a stream was refused: {head!r} {raw!r}")
+            has_begun = True
+        while has_begun and (chunk := _chunk(raw)):
+            body, raw = body + chunk[0], chunk[1]
+        *events, body = body.split(b"\n\n")
+        yield from ((at, event) for event in events)
+
+
+def _chunk(raw: bytes) -> tuple[bytes, bytes] | None:
+    """The first chunk of a body in chunked coding (RFC 9112), and what follows; None unless it is there as a whole."""
+    size, found, rest = raw.partition(b"\r\n")
+    if not found or len(rest) < (length := int(size, 16)) + 2:
+        return None
+    return rest[:length], rest[length + 2 :]
+
+
+if __name__ == "__main__":
+    run(load)

@@ -1,0 +1,47 @@
+"""Several generations as one: whatever ends one of them, or all, ends everything that feeds them."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from octavo.frontend.errors import Broken, Reason
+from octavo.frontend.events import Event, Piece
+from octavo.frontend.openai.calls import _merged
+
+
+async def endless(ended: list[str]) -> AsyncGenerator[Event]:
+    try:
+        while True:
+            yield Piece("x", [1])
+    finally:
+        ended.append("endless")
+
+
+async def failing() -> AsyncGenerator[Event]:
+    yield Piece("x", [1])
+    raise Broken(Reason.INTERNAL, "no more")
+
+
+async def test_what_is_closed_while_its_sources_wait_to_be_read_ends_them() -> None:
+    ended: list[str] = []
+    merged = _merged([endless(ended), endless(ended)])
+    async with asyncio.timeout(5):
+        await anext(merged)
+        # By now they have made more than there is room for.
+        await asyncio.sleep(0)
+        await merged.aclose()
+    assert ended == ["endless"] * 2
+
+
+async def test_one_that_fails_ends_those_that_wait_to_be_read() -> None:
+    ended: list[str] = []
+    merged = _merged([endless(ended), failing(), endless(ended)])
+
+    async def read_all() -> None:
+        async for _ in merged:
+            await asyncio.sleep(0)
+
+    with pytest.raises(Broken, match="no more"):
+        await asyncio.wait_for(read_all(), 5)
+    assert ended == ["endless"] * 2

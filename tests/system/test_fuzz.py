@@ -1,0 +1,39 @@
+"""Some thousands of bad messages on every surface; `python -m octavo.testing.fuzz` sends any number."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from octavo.testing.fuzz.surfaces import ENVIRONMENT, SURFACES
+from octavo.testing.fuzz.target import run
+from octavo.testing.stack import Stack
+from octavo.testing.tiny_model import write_byte_model
+
+pytestmark = pytest.mark.system
+
+MESSAGES = {"grpc": 1000, "engine": 500, "http": 1000, "zmq": 1200, "admin": 400, "soak": 100, "metrics": 80}
+ATTACKS = [(surface, name) for surface in MESSAGES for name in SURFACES[surface]]
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    model = tmp_path_factory.mktemp("model") / "byte-model"
+    write_byte_model(model, max_model_len=512)
+    with (
+        tempfile.TemporaryDirectory(prefix="octavo-") as directory,
+        Stack(model, Path(directory), ENVIRONMENT) as stack,
+    ):
+        yield stack.start_all()
+
+
+def test_every_surface_is_attacked() -> None:
+    assert MESSAGES.keys() == SURFACES.keys()
+
+
+@pytest.mark.parametrize(("surface", "name"), ATTACKS)
+def test_bad_messages_do_no_harm(stack: Stack, surface: str, name: str) -> None:
+    report = run(stack, SURFACES[surface][name], MESSAGES[surface] // len(SURFACES[surface]), seed=0)
+    assert not report.faults, report
+    assert sum(report.answers.values()) > 0
