@@ -75,9 +75,9 @@ simulate: $(READY)  ## Run all processes in virtual time with faults: SEEDS runs
 fuzz: $(READY)  ## Send bad input to every surface of real processes; ARGS: --surface NAME --messages N --seed S
 	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.fuzz $(ARGS)
 
-test-clients: $(READY)  ## Try other people's clients, unmodified (makes an environment for each; ten minutes); ARGS: names
+test-clients: $(READY)  ## Try other people's clients, unmodified (needs npm; makes an environment for each; ten minutes); ARGS: names
 	@$(BIN)/octavo prepare-model
-	@cd tests && PYTHONPATH=support ../$(BIN)/python -m clients $(ARGS)
+	@PYTHONPATH=tests/support $(BIN)/python -m tests.clients $(ARGS)
 
 test-page: $(READY)  ## Try the page in headless Chromium, which must be on the PATH
 	@PYTHONPATH=tests/support $(BIN)/python tests/page/run.py $(ARGS)

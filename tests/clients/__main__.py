@@ -20,7 +20,7 @@ from .service import TcpStack, running_service
 from .tools import CLIENTS, Client, InstallError
 
 _TESTS = Path(__file__).parents[1]
-_LIMIT_S = 900
+_LIMIT_S = 1800
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def run(service: Service, kind: str) -> dict[str, Any]:
         command += ["--workers-max", "2", "--record-processors", "1", "--no-server-metrics", "--no-gpu-telemetry"]
         patience = {"AIPERF_SERVICE_HEARTBEAT_MISSED_THRESHOLD": "30"}
         process = subprocess.run(
-            command, env={**os.environ, **patience}, capture_output=True, text=True, timeout=300, check=False
+            command, env={**os.environ, **patience}, capture_output=True, text=True, timeout=600, check=False
         )
         reports = list(Path(directory).rglob("profile_export_aiperf.json"))
         if process.returncode or not reports:

@@ -54,7 +54,7 @@ def evaluated(service: Service, directory: Path, *, as_ids: bool) -> list[tuple[
         env={**os.environ, **offline, "OPENAI_API_KEY": service.key},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     logs = list((directory / "out").rglob("samples_*.jsonl"))
@@ -74,7 +74,7 @@ def computed(service: Service, pairs: Sequence[tuple[str, str]]) -> list[tuple[f
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = AutoTokenizer.from_pretrained(service.model_directory)
     model = AutoModelForCausalLM.from_pretrained(service.model_directory, dtype=torch.float32)
     found = []

@@ -176,6 +176,7 @@ def test_neighbours_without_a_grammar_answer_as_without_the_others(
 def test_the_bundled_model_answers_whole(tmp_path: Path, bundled_model: Path) -> None:
     vocabulary = load_vocabulary(bundled_model)
     prompt = vocabulary.tokenize_str("A person as JSON, with name, age and tags:\n")
-    cluster = run(tmp_path, fp32_runner(bundled_model, threads=1), make_requests(prompt, vocabulary.eos_token, vocabulary))
+    requests = make_requests(prompt, vocabulary.eos_token, vocabulary)
+    cluster = run(tmp_path, fp32_runner(bundled_model, threads=1), requests)
     check_whole(cluster, vocabulary)
     assert len({text_of(vocabulary, tokens) for tokens in cluster.outputs("sampled")}) > 1

@@ -149,3 +149,10 @@ async def test_what_the_scheduler_rejects(
     scheduler.renewals.clear()
     await eventually(lambda: len(scheduler.renewals) == 1)
     assert scheduler.renewals == [[]]
+
+
+async def test_an_answer_that_cannot_be_is_never_counted_as_work(scheduler: FakeScheduler, stub: Any) -> None:
+    """Nor does it wait for a worker: everybody else would be refused meanwhile for want of room."""
+    scheduler.replicas = 0
+    error = await failure(stub.Generate(stopped(max_new_tokens=2**32 - 1)))
+    assert (error.code(), reason_of(error)) == (Code.INVALID_ARGUMENT, "BAD_PARAMETER")

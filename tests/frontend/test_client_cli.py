@@ -38,7 +38,7 @@ async def test_generate_prints_the_text(scheduler: FakeScheduler, frontend: Fron
 async def test_nothing_is_kept_for_a_command_that_is_killed(
     scheduler: FakeScheduler, frontend: FrontendServer, invoke: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduler.answer = lambda request, index: [40]
+    scheduler.answer = lambda request, index: [40, 41, 42]
     asked: list[float] = []
     generate_as_ever = frontend.generation.generate
 

@@ -26,7 +26,7 @@ class Admin(services.AdminServiceServicer):
 
     async def WatchSteps(self, request: pb.WatchStepsRequest, context: Any) -> AsyncIterator[pb.WatchStepsResponse]:
         for number in (1, 2):
-            yield pb.WatchStepsResponse(number=number)
+            yield pb.WatchStepsResponse(step=number)
 
     async def WatchBlocks(self, request: pb.WatchBlocksRequest, context: Any) -> None:
         await context.write(pb.WatchBlocksResponse())
@@ -57,10 +57,10 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
     await server.stop(0)
 
 
-async def test_what_can_be_read_is_answered(channel: grpc.aio.Channel) -> None:
+async def test_what_can_be_read_is_answered(channel: Any) -> None:
     stub: Any = services.AdminServiceStub(channel)
     assert (await stub.GetLoad(pb.GetLoadRequest())).waiting == 7
-    assert [step.number async for step in stub.WatchSteps(pb.WatchStepsRequest())] == [1, 2]
+    assert [step.step async for step in stub.WatchSteps(pb.WatchStepsRequest())] == [1, 2]
     assert [step async for step in stub.WatchBlocks(pb.WatchBlocksRequest())] == [pb.WatchBlocksResponse()]
     call: Any = channel.stream_stream(ECHO)(iter([b"\x0a\x01a", b"\x0a\x01b"]))
     assert [answer async for answer in call] == [b"\x0a\x01a", b"\x0a\x01b"]
@@ -68,7 +68,7 @@ async def test_what_can_be_read_is_answered(channel: grpc.aio.Channel) -> None:
 
 @pytest.mark.parametrize("method", ["GetLoad", "WatchSteps", "WatchBlocks"])
 async def test_what_cannot_be_read_is_the_clients_fault(
-    channel: grpc.aio.Channel, method: str, caplog: pytest.LogCaptureFixture
+    channel: Any, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     call: Any = channel.unary_stream(f"/octavo.v1.AdminService/{method}")(b"\xff")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -78,7 +78,7 @@ async def test_what_cannot_be_read_is_the_clients_fault(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_stream_ends_with_what_cannot_be_read(channel: grpc.aio.Channel) -> None:
+async def test_a_stream_ends_with_what_cannot_be_read(channel: Any) -> None:
     call: Any = channel.stream_stream(ECHO)()
     await call.write(b"\x0a\x01a")
     assert await call.read() == b"\x0a\x01a"
@@ -88,9 +88,9 @@ async def test_a_stream_ends_with_what_cannot_be_read(channel: grpc.aio.Channel)
     assert caught.value.code() is Code.INVALID_ARGUMENT
 
 
-async def test_what_nobody_wrote_is_unimplemented(channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_nobody_wrote_is_unimplemented(channel: Any, caplog: pytest.LogCaptureFixture) -> None:
     for method in ("/grpc.health.v1.Health/List", "/octavo.v1.AdminService/ListRequests"):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary(method)(b"")  # type: ignore[misc]
+            await channel.unary_unary(method)(b"")
         assert caught.value.code() is Code.UNIMPLEMENTED
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

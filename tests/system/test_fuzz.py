@@ -1,4 +1,4 @@
-"""Some thousands of bad messages on every surface; `python -m octavo.testing.fuzz` sends any number."""
+"""Some thousands of bad messages in all, on every surface; `python -m octavo.testing.fuzz` sends any number."""
 
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from octavo.testing.tiny_model import write_byte_model
 
 pytestmark = pytest.mark.system
 
-MESSAGES = {"grpc": 1000, "engine": 500, "http": 1000, "zmq": 1200, "admin": 400, "soak": 100, "metrics": 80}
+MESSAGES = {"grpc": 800, "engine": 400, "http": 800, "zmq": 1000, "admin": 200, "soak": 60, "metrics": 40}
 ATTACKS = [(surface, name) for surface in MESSAGES for name in SURFACES[surface]]
 
 

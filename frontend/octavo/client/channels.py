@@ -12,8 +12,9 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", 32 << 20),
     # A lost server is looked for again at once, and a new one found soon.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Despite its name, how long one attempt to connect may take, handshakes included.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     # A server that vanished without a word is found within 30 s.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),

@@ -64,7 +64,7 @@ def _written(constraint: Constraint) -> str:
         case ConstraintKind.REGEX:
             return LLMatcher.grammar_from_regex(constraint.text)
         case ConstraintKind.CHOICE:
-            # One token of the grammar: its lexer takes all texts at a time, and its parser has them not to tell apart.
+            # All are one lexeme: each of its own would be one more way to read the text.
             texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in constraint.choices)
             return _of_lark(f"start: TEXT\nTEXT: {texts}")
         case ConstraintKind.GRAMMAR:

@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import Message
@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 Context = grpc.aio.ServicerContext[Any, Any]
+# grpc.aio has no public name for that error, which may come before the context knows of it.
+_WRITE_FAILED: Final = "ExecuteBatchError"
 
 
 class GenerationService(services.GenerationServiceServicer):
@@ -134,8 +136,8 @@ async def answering(context: Context) -> AsyncIterator[None]:
     except (asyncio.CancelledError, grpc.RpcError, grpc.aio.AbortError):
         raise
     except Exception as error:
-        if context.cancelled() or context.done():
-            # The client left while a message was being written; grpc.aio has no public name for that error.
+        if context.cancelled() or context.done() or type(error).__name__ == _WRITE_FAILED:
+            # The client left while a message was being written.
             raise asyncio.CancelledError from error
         log_failure(_log, "a request failed")
         await abort_with(context, internal_error())

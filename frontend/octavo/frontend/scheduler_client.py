@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 # Every renewal is answered at once, so silence of three means that the scheduler is away.
 _SILENCE_S = 3 * RENEW_INTERVAL_S
 _HELLO_INTERVAL_S = 0.2
+_COMPLAINT_INTERVAL_S = 1.0
 
 
 class Availability(enum.Enum):
@@ -55,6 +56,8 @@ class SchedulerClient:
         self._session = SchedulerSession(secrets.randbits(63), model_fingerprint, time.monotonic(), own_prefixes)
         self._socket: zmq.asyncio.Socket | None = None
         self._changed = asyncio.Event()
+        self.dropped_messages = 0
+        self._complained_at = float("-inf")
 
     @property
     def status(self) -> ServiceStatus | None:
@@ -144,12 +147,18 @@ class SchedulerClient:
                     raise WireError(f"a message of {len(frames)} frames")
                 message = decode_to_frontend(frames[0])
             except WireError as error:
-                _log.warning("dropped a malformed message from the scheduler: %s", error)
+                self._drop(error)
                 continue
             self._send(self._session.receive(message, time.monotonic()))
             if self._session.refused is not None:
                 raise SchedulerRefused(self._session.refused)
             self._announce()
+
+    def _drop(self, error: WireError) -> None:
+        self.dropped_messages += 1
+        if (now := time.monotonic()) - self._complained_at >= _COMPLAINT_INTERVAL_S:
+            self._complained_at = now
+            _log.warning("dropped a malformed message from the scheduler (%d so far): %s", self.dropped_messages, error)
 
     async def _tick(self) -> None:
         while True:

@@ -17,7 +17,8 @@ _LIMITS = LLParserLimits(
     initial_lexer_fuel=50_000,
     step_lexer_fuel=50_000,
     step_max_items=10_000,
-    # Of a text so far, the time for a mask or a token grows with its square. 100 optional properties take 400.
+    # Ways in which the text so far can be read, with whose square the time of a token grows: 100 optional properties of
+    # an object are 400.
     max_items_in_row=500,
     max_lexer_states=20_000,
     max_grammar_size=200_000,

@@ -26,7 +26,10 @@ def refuse_malformed(request: Request, max_parallel: int) -> Refusal | None:
         )
     if generated and len(generated) != (0 if sampling.beam else sampling.num_sequences):
         # What it goes on with is of another request.
-        return RejectReason.TOO_MANY_SEQUENCES, f"{len(generated)} sequences are known of the {sampling.parallel} asked for"
+        return (
+            RejectReason.TOO_MANY_SEQUENCES,
+            f"{len(generated)} sequences are known of the {sampling.parallel} asked for",
+        )
     if generated and all(sequence.is_over(sampling.max_tokens) for sequence in generated):
         return RejectReason.ALREADY_COMPLETE, "nothing is left to generate"
     return None

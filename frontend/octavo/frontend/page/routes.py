@@ -60,6 +60,8 @@ def routes(door: Door) -> list[Route]:
     async def watch(door: Door, request: Request) -> Response:
         check_trusted(request, "the live view's requests and blocks")
         _check_has_source(door)
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
         return EventStream(_events(live), ping_s=door.ping_s)
 
     paths = {"/": index, "/page/{name}": asset, "/live": watch}

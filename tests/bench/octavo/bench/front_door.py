@@ -35,7 +35,7 @@ _LONG_PROMPT: Final = 60 * _PROMPT
 _STREAMS: Final = 64
 _MANY: Final = 1000
 _CALLS: Final = 500
-_DOORS: Final = {
+_DOORS: Final[dict[str, tuple[str, str, int, dict[str, Any]]]] = {
     "grpc": ("grpc_load", "gRPC, 1 connection", 8000, {"connections": 1}),
     "grpc-many": ("grpc_load", f"gRPC, {_STREAMS} connections", 8000, {"connections": _STREAMS}),
     "completions": ("sse_load", "SSE, completions", 4000, {"api": "completions"}),

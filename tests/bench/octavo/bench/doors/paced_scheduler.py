@@ -78,7 +78,7 @@ class PacedScheduler:
     def _due_at(self) -> float:
         return self._began + len(self._sent) * self._interval_s
 
-    def _wait_ms(self) -> float:
+    def _wait_ms(self) -> int:
         return max(0, int(1000 * (self._due_at() - time.monotonic()))) if self._is_playing else _IDLE_MS
 
     def _receive(self, frontend: bytes, frame: bytes) -> None:

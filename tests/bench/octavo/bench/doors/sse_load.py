@@ -26,7 +26,7 @@ def load(asked: Load) -> list[Receipts]:
 
 
 def _call(asked: Load) -> bytes:
-    prompt = {"prompt": asked.prompt}
+    prompt: dict[str, object] = {"prompt": asked.prompt}
     if asked.api == "chat":
         prompt = {"messages": [{"role": "user", "content": asked.prompt}]}
     body = json.dumps({**prompt, "max_tokens": asked.tokens, "ignore_eos": True, "stream": True}).encode()
