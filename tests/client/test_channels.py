@@ -1,5 +1,6 @@
 """Connections to servers that are far away."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -31,12 +32,14 @@ def far_address(address: str) -> Iterator[str]:
 
 
 def _pump(source: socket.socket, sink: socket.socket, delay_s: float = 0) -> None:
-    """Until the source ends, which ends the sink."""
-    while data := source.recv(65536):
-        time.sleep(delay_s)
-        delay_s = 0
-        sink.sendall(data)
-    sink.shutdown(socket.SHUT_RDWR)
+    """Until either ends, which ends both."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            time.sleep(delay_s)
+            delay_s = 0
+            sink.sendall(data)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_connection_may_take_longer_than_the_pause_before_the_next_one(far_address: str) -> None:
