@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-export COMPOSE_PROJECT_NAME=octavo-test OCTAVO_PORT=0
+export COMPOSE_PROJECT_NAME=octavo-test OCTAVO_PORT=0 OCTAVO_HTTP_PORT=0
 # In float32 a token does not depend on the batch or on the worker: every answer below must be the same.
 export OCTAVO_DTYPE=float32 OCTAVO_NUM_BLOCKS=512 OCTAVO_THREADS=1
 readonly PROMPT="Once upon a time, in a small village by the sea," NUM_TOKENS=160
@@ -51,6 +51,15 @@ from_host() { timeout 180 docker run --rm --network host "$COMPOSE_PROJECT_NAME-
 address() { docker compose port frontend 50051; }
 answers_health() { from_host health "$(address)" --service octavo.v1.GenerationService; }
 generate() { from_host generate "$PROMPT" --temperature 0 --max-new-tokens $NUM_TOKENS --server "$(address)"; }
+# The beginning of what the published HTTP port answers at a path.
+get() {
+  timeout 60 docker run --rm --network host --entrypoint python "$COMPOSE_PROJECT_NAME-frontend" -c \
+    'import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=30).read(400).decode())' \
+    "http://$(docker compose port frontend 8000)$1"
+}
+lists_model() { get /v1/models | grep -q smollm2; }
+shows_page() { get / | grep -q '<title>Octavo'; }
+watches_blocks() { get /live | grep -q '^data: '; }
 first_answer() { generate >"$scratch/answer" && grep -q '[[:alpha:]]' "$scratch/answer"; }
 same_answer() { generate >"$scratch/again" && diff "$scratch/answer" "$scratch/again"; }
 
@@ -102,6 +111,9 @@ docker compose build --quiet
 stage "Start frontend, scheduler and one worker"
 check "all become healthy" up
 check "the published port answers" answers_health
+check "the published HTTP port names the model" lists_model
+check "it has the page" shows_page
+check "and what the page watches" watches_blocks
 for service in frontend scheduler worker; do check "$service is confined" confined $service; done
 for service in frontend scheduler; do check "$service has no torch" without_torch $service; done
 check "the network of ZMQ and Admin is internal" \
@@ -121,7 +133,9 @@ check "a new request streams" same_answer
 eventually "every block is free again" idle
 
 stage "Crash another worker's process"
-crashed=$(docker compose ps --quiet worker | head -n 1)
+# Not through `head`, which would leave while the command still writes.
+crashed=$(docker compose ps --quiet worker)
+crashed=${crashed%%$'\n'*}
 crash "$crashed"
 eventually "Docker starts it again, and it registers" restarted "$crashed"
 eventually "two workers are in the books" registered 2
