@@ -10,10 +10,13 @@ READY := $(VENV)/.ready
 PEERS := build/peers
 NATIVE := kernels/octavo/kernels/native
 KERNELS := $(NATIVE)/lib/liboctavo_kernels.so
+# They run beside the other tests. The second kind needs Triton's interpreter.
+TESTS_OF_DOORS := tests/frontend tests/client tests/llm tests/cli tests/telemetry tests/system
+TESTS_OF_KERNELS := tests/kernels/triton tests/worker/gpu
 SEEDS ?= 2000
 FIRST ?= 0
 
-.PHONY: help env serve test test-checks test-most test-kernels test-long simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-scheduler bench-sampler batch-invariance memory-figures models compose-test proto lock clean
+.PHONY: help env serve test test-checks test-most test-doors test-kernels test-long simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-scheduler bench-sampler batch-invariance memory-figures models compose-test proto lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,7 +46,7 @@ serve: $(READY)  ## Start frontend, scheduler and one worker here, with the bund
 
 test: $(READY)  ## Lint, type-check and run every test this machine can run
 	@# Two at a time: none of them keeps more than a core busy for long.
-	@$(MAKE) --no-print-directory --jobs=2 test-most test-checks test-kernels
+	@$(MAKE) --no-print-directory --jobs=2 test-most test-doors test-kernels test-checks
 
 test-checks: $(READY)
 	@$(BIN)/ruff check --quiet
@@ -53,14 +56,14 @@ test-checks: $(READY)
 	@$(BIN)/buf lint proto
 
 test-most: $(READY)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/kernels/triton --ignore=tests/worker/gpu
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(addprefix --ignore=,$(TESTS_OF_DOORS) $(TESTS_OF_KERNELS))
 
-test-kernels: $(READY)
+# What the others print would get between the lines of the first: it is shown when they are done.
+test-doors test-kernels: $(READY)
 	@mkdir -p build
-	@# Its lines would get between those of the tests beside it.
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --basetemp=$(CURDIR)/build/test-kernels -p no:cacheprovider \
-	  tests/kernels/triton tests/worker/gpu > build/test-kernels.txt 2>&1; \
-	  status=$$?; cat build/test-kernels.txt; exit $$status
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:cacheprovider \
+	  $(if $(filter test-doors,$@),$(TESTS_OF_DOORS),$(TESTS_OF_KERNELS)) > build/$@.txt 2>&1; \
+	  status=$$?; cat build/$@.txt; exit $$status
 
 test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour instead of half a minute
 	@OCTAVO_TEST_LONG=20 $(BIN)/python -m pytest --timeout=3600 tests/scheduler/test_*_machine.py \
