@@ -83,7 +83,7 @@ def _explain(command: str, error: ModuleNotFoundError) -> None:
     """Raises `click.ClickException` if the module is one that an installation may do without."""
     package = (error.name or "").partition(".")[0]
     if extra := _EXTRA_OF.get(package):
-        if command in _COMMANDS and _COMMANDS[command][0].startswith("octavo.worker."):
+        if extra == "frontend" and command in _COMMANDS and _COMMANDS[command][0].startswith("octavo.worker."):
             # It brings what the frontend shares with it.
             extra = "worker"
         what = f"needs {package}, which is not installed; run: pip install 'octavo[{extra}]'"
