@@ -73,14 +73,14 @@ def test_every_json_line_is_one_object_of_any_logger(capsys: pytest.CaptureFixtu
         configure("info", "json")
         assert is_json()
         logging.getLogger("octavo.frontend").info("request %s ended", HOSTILE)
-        logging.getLogger("uvicorn.error").warning("hello")
+        logging.getLogger("asyncio").warning("hello")
         logging.getLogger("octavo.frontend").debug("not shown")
         try:
             raise ValueError("broken\nin two lines")
         except ValueError:
             logging.getLogger("grpc._cython.cygrpc").exception("failed")
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [line["logger"] for line in lines] == ["octavo.frontend", "uvicorn.error", "grpc._cython.cygrpc"]
+    assert [line["logger"] for line in lines] == ["octavo.frontend", "asyncio", "grpc._cython.cygrpc"]
     assert [line["level"] for line in lines] == ["INFO", "WARNING", "ERROR"]
     assert lines[0]["message"] == f"request {HOSTILE} ended"
     assert "ValueError: broken" in lines[2]["exc_info"]
