@@ -12,9 +12,12 @@ from click.testing import CliRunner, Result
 
 from octavo.testing.tiny_model import write_byte_model
 from octavo.wire.model_directory import fingerprint
+from octavo.wire.sampling import SamplingParams
+from octavo.wire.steps import BlockMoves
 from octavo.worker import cli
 from octavo.worker.fake_runner import FakeRunner
 from octavo.worker.runner import Runner
+from octavo.worker.sequences import WorkerSequence, WorkItem
 
 
 @pytest.fixture
@@ -93,6 +96,7 @@ def test_a_machine_without_a_gpu_or_its_driver_is_told_in_one_line(directory: Pa
         (["--num-cpu-blocks", "-1"], "'--num-cpu-blocks'"),
         (["--num-blocks", "8", "--num-cpu-blocks", "9"], "at most num_blocks, 8"),
         (["--fake-windows", "0,many"], "no list of windows"),
+        (["--fake-fault", "explode=5"], "no fault"),
         (["--device", "abacus"], "'--device'"),
         (["--dtype", "float7"], "'float7' is not one of 'auto', 'float32', 'bfloat16', 'float16'"),
         (["--load-format", "pickle"], "'pickle' is not one of 'auto', 'safetensors', 'dummy'"),
@@ -150,6 +154,15 @@ def test_memory_to_swap_to_and_windows_reach_the_runner(
     (runner,) = served.runners
     assert runner.num_cpu_blocks == num_cpu_blocks
     assert [group.window for group in runner.kv_groups] == windows
+
+
+def test_faults_reach_the_fake_device(directory: Path, served: Served) -> None:
+    result = start_worker("--model", str(directory / "model"), "--fake-fault", "oom=5")
+    assert result.exit_code == 0, result.output
+    (runner,) = served.runners
+    sequence = WorkerSequence(1, 0, SamplingParams(max_tokens=1), 1, [5], 0, [[0]])
+    with pytest.raises(MemoryError):
+        runner.execute(BlockMoves(), [WorkItem(sequence, 0, 1, (sequence,))])
 
 
 def test_random_weights_are_another_model_to_those_around(directory: Path, served: Served) -> None:

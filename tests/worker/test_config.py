@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from octavo.wire.curve_keys import ClientKeys
 from octavo.wire.endpoints import EndpointError
 from octavo.worker.config import ConfigError, WorkerConfig, default_worker_id, parse_memory, parse_windows
+from octavo.worker.fake_faults import parse_faults
 
 
 def configure(**changes: Any) -> WorkerConfig:
@@ -57,6 +59,7 @@ def configure(**changes: Any) -> WorkerConfig:
         ({"device": "fake", "swap_memory": 1 << 20}, "give the number of blocks"),
         ({"fake_step_ms": 1.0}, "mean nothing on cpu"),
         ({"fake_windows": (0, 64)}, "mean nothing on cpu"),
+        ({"fake_faults": parse_faults("die=5")}, "mean nothing on cpu"),
         ({"device": "fake", "fake_windows": ()}, "one KV group or more"),
         ({"device": "fake", "fake_windows": (0, -1)}, "one KV group or more"),
         ({"device": "fake", "fake_eos_probability": 1.5}, "lies in 0 to 1"),
@@ -72,6 +75,12 @@ def test_an_address_beyond_this_machine_needs_the_flag() -> None:
     with pytest.raises(EndpointError, match="--insecure-tcp"):
         configure(endpoint="tcp://10.0.0.1:7000")
     assert configure(endpoint="tcp://10.0.0.1:7000", insecure_tcp=True).endpoint == "tcp://10.0.0.1:7000"
+
+
+def test_keys_open_an_address_beyond_this_machine(caplog: pytest.LogCaptureFixture) -> None:
+    keys = ClientKeys(b"public", b"secret", b"scheduler")
+    assert configure(endpoint="tcp://10.0.0.1:7000", curve_keys=keys).curve_keys == keys
+    assert not caplog.records
 
 
 def test_an_exact_number_of_blocks_wins_over_memory() -> None:

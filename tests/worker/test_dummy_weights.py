@@ -1,8 +1,10 @@
 """Random weights that every process draws alike."""
 
+import pytest
 import torch
 
 from octavo.worker.dummy_weights import DummyWeights
+from octavo.worker.tensor_parts import Part
 
 
 def test_a_tensor_depends_on_its_name_and_shape_alone() -> None:
@@ -32,3 +34,13 @@ def test_no_two_rows_of_a_large_matrix_are_alike() -> None:
     matrix = DummyWeights().take("lm_head.weight", (4096, 1024))
     assert len({row.tobytes() for row in matrix.numpy()}) == 4096
     assert abs(float(matrix.std()) - 0.02) < 1e-3
+
+
+@pytest.mark.parametrize("part", [Part(0, (range(700, 1100), range(5))), Part(1, (range(1020, 1100),))])
+def test_a_part_is_that_of_the_whole(part: Part) -> None:
+    # More numbers than are drawn.
+    whole = DummyWeights().take("lm_head.weight", (1200, 1100))
+    places = torch.tensor([place for each in part.ranges for place in each])
+    expected = whole.index_select(part.dim, places)
+    assert torch.equal(DummyWeights().take("lm_head.weight", (1200, 1100), part), expected)
+    assert torch.equal(DummyWeights().take("norm.weight", (9,), Part(0, (range(2, 4),))), torch.ones(2))

@@ -33,6 +33,7 @@ from octavo.worker.models.config import read_config
 from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.llama import LlamaModel
+from octavo.worker.tensor_parts import Part
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK_SIZE, NUM_BLOCKS = 4, 40
@@ -83,8 +84,8 @@ STEPS = [(1, 3, 5), (1, 1, 3), (1, 1, 0)]
 class RandomWeights(DummyWeights):
     """Of a size that tells tokens apart, with norms and biases that are not all alike."""
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = super().take(name.removesuffix("weight"), shape)
+    def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        tensor = super().take(name.removesuffix("weight"), shape, part)
         return 1 + 10 * tensor if len(shape) == 1 and name.endswith("weight") else 12 * tensor
 
 

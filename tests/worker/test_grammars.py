@@ -159,22 +159,65 @@ def test_a_grammar_that_does_not_compile_is_an_error_without_its_text(grammars: 
     assert "secret" not in str(error.value)
 
 
-def test_each_grammar_is_compiled_once_while_it_is_among_the_last(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled_texts: list[str] = []
+@pytest.fixture
+def compiled_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every grammar that is compiled, in order."""
+    texts: list[str] = []
 
     def counting(text: str, vocabulary: LLTokenizer) -> LLMatcher:
-        compiled_texts.append(text)
+        texts.append(text)
         return grammar.compile_grammar(text, vocabulary)
 
     monkeypatch.setattr(grammars_module, "compile_grammar", counting)
+    return texts
+
+
+def test_each_grammar_is_compiled_once_while_it_is_among_the_last(
+    grammars: Grammars, compiled_texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grammars_module, "_MOST_COMPILED", 2)
     for letter in "abacac":
         grammars.allowed(chooser(grammar=f'start: "{letter}"'))
     assert [text[-2] for text in compiled_texts] == ["a", "b", "c"]
     grammars.allowed(chooser(grammar='start: "b"'))
     assert len(compiled_texts) == 4
+
+
+def test_long_grammars_are_kept_only_while_there_is_memory_for_them(
+    grammars: Grammars, compiled_texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = 'start: "' + "a" * 20_000 + '"'
+    monkeypatch.setattr(grammars_module, "_MOST_BYTES", 2_000_000)
+    for text in (long, 'start: "b"', long, 'start: "c"', long + "\n", long, 'start: "c"'):
+        grammars.allowed(chooser(grammar=text))
+    assert compiled_texts == [long, 'start: "b"', 'start: "c"', long + "\n", long, 'start: "c"']
+
+
+def test_a_grammar_that_is_much_used_makes_place_for_others(
+    grammars: Grammars, compiled_texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its sequences meet is kept with it."""
+    texts = ['start: "a"', 'start: "b"']
+    monkeypatch.setattr(grammars_module, "_MOST_BYTES", 1_000_000)
+    for text in texts * 2:
+        grammars.allowed(chooser(grammar=text))
+    assert compiled_texts == texts
+    busy = chooser(grammar=texts[0])
+    for _ in range(400):
+        grammars.allowed(busy)
+    grammars.allowed(chooser(grammar=texts[1]))
+    assert compiled_texts == texts
+    grammars.allowed(chooser(grammar=texts[0]))
+    assert compiled_texts == [*texts, texts[0]]
+    assert grammars.allowed(busy)
+
+
+def test_what_is_larger_than_the_memory_for_all_is_followed_all_the_same(
+    grammars: Grammars, compiled_texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars_module, "_MOST_BYTES", 0)
+    assert [grammars.allowed(chooser(grammar='start: "a"')) for _ in range(2)]
+    assert len(compiled_texts) == 2
 
 
 def test_no_sequence_fails_for_what_others_made_of_a_grammar_that_they_share(

@@ -6,7 +6,7 @@ import torch
 from octavo.wire.steps import BlockMove, BlockMoves
 from octavo.worker import kv_cache
 from octavo.worker.gpu.pinned_memory import PinningError
-from octavo.worker.kv_cache import KVCache, KVCacheError, available_memory, num_blocks_in
+from octavo.worker.kv_cache import KVCache, KVCacheError, available_memory, memory_for_cache, num_blocks_in
 from octavo.worker.kv_layout import KVLayout, group_layers
 
 CPU = torch.device("cpu")
@@ -155,21 +155,20 @@ def test_without_a_driver_there_are_no_blocks_on_a_gpu(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("memory", [8 * 128, 9 * 128 - 1])
 def test_a_budget_is_rounded_down_to_whole_blocks(memory: int) -> None:
     assert layout([0]).bytes_per_block == 128
-    assert num_blocks_in(memory, layout([0])) == 8
+    assert num_blocks_in(memory, layout([0]).bytes_per_block, 2) == 8
 
 
 def test_a_block_is_as_large_as_one_group_needs() -> None:
-    assert num_blocks_in(10_000, layout([0, 0, 8, 0])) == num_blocks_in(10_000, layout([0]))
+    assert layout([0, 0, 8, 0]).bytes_per_block == layout([0]).bytes_per_block
 
 
 def test_a_budget_below_one_block_is_refused_with_the_least_that_works() -> None:
     with pytest.raises(KVCacheError, match="give at least 128 with --kv-cache-memory"):
-        num_blocks_in(127, layout([0]))
+        num_blocks_in(127, 128, 2)
 
 
 def test_without_a_budget_a_share_of_what_is_free_is_taken() -> None:
-    taken = num_blocks_in(None, layout([0])) * layout([0]).bytes_per_block
-    assert 0 < taken <= min(4 << 30, available_memory() // 4)
+    assert 0 < memory_for_cache() <= min(4 << 30, available_memory() // 4)
 
 
 @pytest.mark.parametrize(

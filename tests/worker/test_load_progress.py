@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from octavo.worker.dummy_weights import DummyWeights
 from octavo.worker.load_progress import LoadProgress, WatchedWeights
 from octavo.worker.loading import open_weights
+from octavo.worker.tensor_parts import Part
 from octavo.worker.weights import WeightsError
 
 
@@ -81,6 +82,21 @@ def test_what_is_taken_is_counted_and_passed_through(caplog: pytest.LogCaptureFi
     watched.drop("b")
     watched.finish()
     assert caplog.messages[-1] == "loading m: done in 5.0 s"
+
+
+def test_of_a_part_its_own_bytes_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    watched = WatchedWeights(DummyWeights(), LoadProgress("loading m", 4000, clock=clock, bar=False))
+    clock.now += 5
+    part = Part(1, (range(2),))
+    assert torch.equal(watched.take("a", (100, 5), part), DummyWeights().take("a", (100, 5))[:, :2])
+    assert caplog.messages[-1] == "loading m: 20 % after 5 s"
+
+
+def test_a_rank_announces_its_share(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_file({"a": torch.zeros(2_000_000)}, tmp_path / "model.safetensors")
+    open_weights(tmp_path, "auto", ranks=4)
+    assert caplog.messages == [f"loading {tmp_path}: 2 MB"]
 
 
 def test_each_load_format_opens_its_source(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from octavo.wire.steps import (
     SampledToken,
     StepOutcome,
     StepResult,
+    WorkerDismissed,
     WorkerGoodbye,
     WorkerHello,
     WorkerRefused,
@@ -104,6 +105,12 @@ def comes_to(place: Place, service: str, status: int) -> bool:
     return False
 
 
+def wait_for_draining(scheduler: ScriptedScheduler) -> Heartbeat:
+    while not (beat := scheduler.wait_for(Heartbeat)).draining:
+        pass
+    return beat
+
+
 def test_a_worker_registers_computes_survives_garbage_and_says_goodbye(place: Place) -> None:
     with scripted_scheduler(place.endpoint) as scheduler, place.worker() as process:
         hello = scheduler.wait_for(WorkerHello)
@@ -129,12 +136,61 @@ def test_a_worker_registers_computes_survives_garbage_and_says_goodbye(place: Pl
         assert [result.sampled for result in results] == [[SampledToken(5, token)] for token in tokens]
 
         process.send_signal(signal.SIGTERM)
+        wait_for_draining(scheduler)
+        process.send_signal(signal.SIGTERM)
         assert scheduler.wait_for(WorkerGoodbye) == WorkerGoodbye(EPOCH, hello.incarnation)
         stdout, stderr = process.communicate(timeout=10)
         assert process.returncode == 0, stderr
         assert "32 blocks (0.00 GiB) and 8 CPU blocks (0.00 GiB) of 16 tokens, 4 KV bytes per token" in stdout
         assert "dropped a malformed message (1 so far)" in stderr
         assert not Path(place.health_address.removeprefix("unix:")).exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_is_asked_to_end_computes_on_until_it_is_dismissed(place: Place, number: signal.Signals) -> None:
+    with scripted_scheduler(place.endpoint) as scheduler, place.worker() as process:
+        incarnation = welcome(scheduler)
+        assert comes_to(place, "octavo.Worker", SERVING)
+        process.send_signal(number)
+        assert wait_for_draining(scheduler) == Heartbeat(EPOCH, incarnation, 0, draining=True)
+        assert comes_to(place, "octavo.Worker", NOT_SERVING)
+        assert health(place, "") == SERVING
+        scheduler.send(plan(1, starts=[start(5, [7])], work=[work(5, 1, [4])], incarnation=incarnation))
+        assert scheduler.wait_for(StepResult).outcome is StepOutcome.DONE
+        assert wait_for_draining(scheduler).last_step_id == 1
+        scheduler.send(WorkerDismissed(EPOCH + 1))
+        wait_for_draining(scheduler)
+        scheduler.send(WorkerDismissed(EPOCH))
+        _, stderr = process.communicate(timeout=10)
+        assert process.returncode == 0, stderr
+        assert {type(message) for message in scheduler.rest()} <= {Heartbeat}
+
+
+def test_a_drained_worker_ends_though_it_was_not_asked_to(place: Place) -> None:
+    """An operator drained it."""
+    with scripted_scheduler(place.endpoint) as scheduler, place.worker() as process:
+        welcome(scheduler)
+        scheduler.send(WorkerDismissed(EPOCH))
+        assert process.wait(timeout=10) == 0
+
+
+def test_a_worker_that_nobody_dismisses_says_goodbye_in_the_end(place: Place) -> None:
+    with scripted_scheduler(place.endpoint) as scheduler, place.worker("--drain-timeout", "0.1") as process:
+        incarnation = welcome(scheduler)
+        scheduler.wait_for(Heartbeat)
+        process.send_signal(signal.SIGTERM)
+        assert scheduler.wait_for(WorkerGoodbye) == WorkerGoodbye(EPOCH, incarnation)
+        assert process.wait(timeout=10) == 0
+
+
+def test_a_worker_that_is_to_end_does_not_register_anew(place: Place) -> None:
+    with scripted_scheduler(place.endpoint) as scheduler, place.worker() as process:
+        welcome(scheduler)
+        scheduler.wait_for(Heartbeat)
+        process.send_signal(signal.SIGTERM)
+        wait_for_draining(scheduler)
+        scheduler.send(WorkerUnregistered(EPOCH))
+        assert process.wait(timeout=10) == 0
 
 
 def test_a_worker_waits_for_its_scheduler_and_outlives_it(place: Place) -> None:
@@ -189,7 +245,7 @@ def test_a_step_under_way_is_answered_before_the_goodbye(place: Place) -> None:
     runner = SignallingRunner(place.model, block_size=16, num_blocks=8)
     with ThreadPoolExecutor(1) as pool:
         heard = pool.submit(script)
-        serve(runner, worker_id="w0", endpoint=place.endpoint, liveness=Liveness())
+        serve(runner, worker_id="w0", endpoint=place.endpoint, liveness=Liveness(), drain_timeout_s=0.0)
         result, goodbye = heard.result(timeout=20)
     assert isinstance(result, StepResult)
     assert (result.step_id, result.outcome) == (1, StepOutcome.DONE)
@@ -222,7 +278,14 @@ def test_a_worker_whose_step_hangs_does_not_look_alive_and_counts_it_when_it_is_
     runner, metrics = HangingRunner(place.model), WorkerMetrics(lambda: 0.0)
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(script)
-        serve(runner, worker_id="w0", endpoint=place.endpoint, liveness=runner.liveness, metrics=metrics)
+        serve(
+            runner,
+            worker_id="w0",
+            endpoint=place.endpoint,
+            liveness=runner.liveness,
+            metrics=metrics,
+            drain_timeout_s=0.0,
+        )
         done.result(timeout=20)
     assert runner.alive == [True, False]
     assert runner.liveness.alive, "it has come back"

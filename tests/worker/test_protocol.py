@@ -21,6 +21,7 @@ from octavo.wire.steps import (
     StepOutcome,
     StepPlan,
     StepResult,
+    WorkerDismissed,
     WorkerGoodbye,
     WorkerHello,
     WorkerRefused,
@@ -83,7 +84,7 @@ def test_hello_is_repeated_with_one_incarnation_until_welcomed(
     hello = protocol.beat()
     assert hello == protocol.beat()
     assert hello == WorkerHello(
-        SCHEMA_VERSION, "w0", INCARNATION, runner.model, "fake", rank=0, world_size=1, num_blocks=16, num_cpu_blocks=4,
+        SCHEMA_VERSION, "w0", INCARNATION, runner.model, "fake", world_size=1, num_blocks=16, num_cpu_blocks=4,
         block_size=4, kv_bytes_per_token=4, kv_groups=[KVGroup(0)],
     )  # fmt: skip
     protocol.receive(WorkerWelcome(EPOCH))
@@ -244,10 +245,30 @@ def test_those_that_exclude_every_token_fail_and_others_of_the_step_do_not(
 
 
 def test_an_error_in_the_model_fails_the_step_with_its_text(serving: WorkerProtocol, runner: BreakableRunner) -> None:
-    runner.errors = [MemoryError("no room for logits")]
+    runner.errors = [ArithmeticError("too many logits")]
     result = ask(serving, plan(1, starts=[start(1, [5])], work=[work(1, 1, [0])]))
     assert result.outcome is StepOutcome.FAILED
-    assert result.detail == "MemoryError: no room for logits"
+    assert result.detail == "ArithmeticError: too many logits"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes."),
+    ],
+)
+def test_a_step_that_runs_out_of_memory_says_so_and_the_worker_goes_on(
+    serving: WorkerProtocol, runner: BreakableRunner, error: Exception
+) -> None:
+    runner.errors = [error]
+    failed = ask(serving, plan(1, starts=[start(1, [5])], work=[work(1, 1, [0])]))
+    assert failed.outcome is StepOutcome.OUT_OF_MEMORY
+    assert failed.detail == f"{type(error).__name__}: {error}"
+    again = plan(2, starts=[start(1, [5])], work=[work(1, 1, [0])], answered=1)
+    assert ask(serving, again).outcome is StepOutcome.DONE
 
 
 def test_a_contradictory_plan_fails_instead_of_ending_the_worker(serving: WorkerProtocol) -> None:
@@ -354,6 +375,16 @@ def test_a_late_unregistered_does_not_cost_another_incarnation(protocol: WorkerP
     before = protocol.beat()
     protocol.receive(WorkerUnregistered(EPOCH))
     assert protocol.beat() == before
+
+
+def test_one_that_is_to_end_says_so_until_its_own_scheduler_dismisses_it(serving: WorkerProtocol) -> None:
+    serving.draining = True
+    assert serving.beat() == Heartbeat(EPOCH, INCARNATION, serving.last_step_id, draining=True)
+    serving.receive(WorkerDismissed(EPOCH + 1))
+    assert not serving.dismissed
+    serving.receive(WorkerDismissed(EPOCH))
+    assert serving.dismissed
+    assert serving.goodbye() is None
 
 
 def test_goodbye_is_said_only_where_it_is_understood(protocol: WorkerProtocol) -> None:

@@ -19,4 +19,10 @@ def test_a_signal_is_noted_and_wakes_a_poll(number: int) -> None:
         readable, _, _ = select.select([stop.fileno()], [], [], 5)
         assert readable
         assert stop.requested
+        assert not stop.insisted
+        stop.noticed()
+        assert not select.select([stop.fileno()], [], [], 0)[0]
+        os.kill(os.getpid(), number)
+        assert select.select([stop.fileno()], [], [], 5)[0]
+        assert stop.insisted
     assert signal.getsignal(number) is before

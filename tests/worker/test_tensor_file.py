@@ -1,6 +1,7 @@
 """Safetensors files as the library writes them are read; files that are none, or lie, are refused."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from octavo.worker.tensor_file import TensorFileError, stored_tensors
+from octavo.worker.tensor_file import StoredTensor, TensorFileError, stored_tensors
+from octavo.worker.tensor_parts import Part
 
 STORED = {
     "matrix": torch.arange(6, dtype=torch.float32).view(2, 3),
@@ -56,6 +58,63 @@ def test_a_tensor_is_in_memory_of_its_own(tmp_path: Path) -> None:
     assert stored_tensors(tmp_path / "file")["a"].read().sum() == 5000
 
 
+@pytest.fixture
+def matrix(tmp_path: Path) -> StoredTensor:
+    """[300, 200], each element its place."""
+    save_file({"before": torch.ones(7), "matrix": torch.arange(60_000).view(300, 200)}, tmp_path / "file")
+    return stored_tensors(tmp_path / "file")["matrix"]
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that each read from a file has asked for, from now on."""
+    sizes: list[int] = []
+    preadv = os.preadv
+
+    def counted(file: int, buffers: list[memoryview], offset: int) -> int:
+        sizes.extend(map(len, buffers))
+        return preadv(file, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("part", "sizes"),
+    [
+        (None, [480_000]),
+        (Part(0, (range(10, 40),)), [48_000]),
+        (Part(0, (range(10, 40), range(200, 201))), [48_000, 1600]),
+        (Part(1, (range(50, 60),)), [80] * 300),
+        (Part(1, (range(5), range(50, 60))), [40, 80] * 300),
+        (Part(1, (range(200),)), [480_000]),
+        (Part(0, (range(5, 5),)), []),
+    ],
+)
+def test_of_a_part_no_other_byte_is_read(
+    matrix: StoredTensor, reads: list[int], part: Part | None, sizes: list[int]
+) -> None:
+    expected = torch.arange(60_000).view(300, 200)
+    if part:
+        places = torch.tensor([place for each in part.ranges for place in each], dtype=torch.int64)
+        expected = expected.index_select(part.dim, places)
+    assert torch.equal(matrix.read(part), expected)
+    assert reads == sizes
+
+
+def test_what_the_system_reads_in_pieces_is_read_to_its_end(
+    matrix: StoredTensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, offset: preadv(file, [buffers[0][:1000]], offset))
+    assert torch.equal(matrix.read(), torch.arange(60_000).view(300, 200))
+
+
+def test_a_part_that_is_not_there_is_refused(matrix: StoredTensor) -> None:
+    with pytest.raises(ValueError, match=r"of a tensor \[300, 200\]"):
+        matrix.read(Part(0, (range(299, 301),)))
+
+
 @pytest.mark.parametrize(
     ("header", "why"),
     [
@@ -87,3 +146,5 @@ def test_a_file_that_shrinks_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(TensorFileError, match="has become shorter"):
         tensor.read()
+    with pytest.raises(TensorFileError, match="has become shorter"):
+        tensor.read(Part(0, (range(1, 2),)))

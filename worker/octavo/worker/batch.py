@@ -38,6 +38,11 @@ class LogitRows:
     watched: list[WorkerSequence]
     prompt_spans: list[PromptSpan]
 
+    @property
+    def first_of_prompts(self) -> int:
+        """Where in `rows` those before prompt tokens begin."""
+        return self.num_choosing + len(self.watched)
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

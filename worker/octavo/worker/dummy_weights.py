@@ -2,11 +2,14 @@
 
 import functools
 import hashlib
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
+
+from octavo.worker.tensor_parts import Part
 
 # As transformers initialises: activations stay finite through any number of layers.
 _STANDARD_DEVIATION = 0.02
@@ -23,6 +26,13 @@ def _drawn() -> Tensor:
     return torch.cat((drawn, drawn))
 
 
+def _fill(flat: Tensor, begin: int) -> None:
+    """With what is drawn from the place `begin` on, over and over."""
+    first = begin % _NUM_DRAWN
+    for piece in torch.split(flat, _NUM_DRAWN):
+        piece.copy_(_drawn()[first : first + len(piece)])
+
+
 class DummyWeights:
     """A `WeightSource` that makes what is taken: norms are ones, the rest is as if drawn from a normal
     distribution of small deviation.
@@ -34,14 +44,16 @@ class DummyWeights:
         """Nothing is stored."""
         return _NOTHING_STORED
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A float32 tensor of `shape`."""
+    def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        """A float32 tensor of `shape`, or `part` of it."""
+        filled = torch.empty(shape if part is None else part.shape(shape))
         if len(shape) == 1 and name.endswith("weight"):
-            return torch.ones(shape)
-        first = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % _NUM_DRAWN
-        filled = torch.empty(shape)
-        for part in torch.split(filled.view(-1), _NUM_DRAWN):
-            part.copy_(_drawn()[first : first + len(part)])
+            return filled.fill_(1)
+        begin = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+        flat, end = filled.view(-1), 0
+        for first, count in [(0, math.prod(shape))] if part is None else part.pieces(shape):
+            end += count
+            _fill(flat[end - count : end], begin + first)
         return filled
 
     def drop(self, name: str) -> None:

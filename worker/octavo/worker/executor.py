@@ -6,28 +6,30 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from octavo.kernels.backend import GroupBatch
-from octavo.wire.steps import BlockMoves, StepTimes
-from octavo.worker.batch import Batch, build_batch
+from octavo.wire.steps import BlockMoves, PromptLogprobs, SequenceFailure, StepTimes
+from octavo.worker.batch import Batch, LogitRows, build_batch
+from octavo.worker.forward import PagedModel
 from octavo.worker.grammar_masks import masks_of
 from octavo.worker.grammars import Grammars
-from octavo.worker.kv_cache import KVCache
-from octavo.worker.models.decoder import Decoder, PagedStep
+from octavo.worker.models.decoder import PagedStep
 from octavo.worker.paging import Paging
 from octavo.worker.prompt_logprobs import prompt_logprobs
 from octavo.worker.runner import DoneStep, StepOutput
 from octavo.worker.sampler import broken, choose
 from octavo.worker.sequences import WorkItem
+from octavo.worker.tensor_parallel.leader import NO_FOLLOWERS, Followers
 
 
 class Executor:
-    """Runs steps of `model` over the blocks of `cache`."""
+    """Runs steps of `model`, which other ranks may share: then they are told through `followers`."""
 
-    def __init__(self, model: Decoder, cache: KVCache, paging: Paging, grammars: Grammars) -> None:
+    def __init__(
+        self, model: PagedModel, paging: Paging, grammars: Grammars, followers: Followers = NO_FOLLOWERS
+    ) -> None:
         self._model = model
-        self._cache = cache
         self._paging = paging
         self._grammars = grammars
+        self._followers = followers
         self._device = paging.device
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
@@ -44,30 +46,29 @@ class Executor:
         `ValueError` on moves or tables that name no block.
         """
         began = time.monotonic_ns()
-        self._cache.move(moves)
+        self._model.move(moves)
+        self._followers.move(moves)
         if not items:
             return StepOutput([], [], [], [], StepTimes((self._now() - began) // 1000, 0, 0))
         batch = self.batch(items)
         step = self.paged_step(batch)
         prepared = self._now()
-        if not self._paging.attention.masks_unwritten:
-            self._cache.clear(batch.fresh_blocks)
         wanted = batch.logit_rows
-        hidden = self._model.forward(step)
-        counts = [wanted.num_choosing, len(wanted.watched), sum(span.length for span in wanted.prompt_spans)]
-        choosing, watched, prompt = torch.split(hidden, counts)
-        logits = self._model.logits(choosing)
-        computed = self._now()
+        with self._followers.computing(batch):
+            hidden = self._model.forward(batch, step)
+            logits = self._model.logits(hidden[: wanted.num_choosing])
+            computed = self._now()
         masks = masks_of(wanted.choosers, self._grammars)
         choices = choose(_by_chooser(logits, wanted.chooser_rows), wanted.choosers, masks)
-        prompts, failed = prompt_logprobs(prompt, wanted.prompt_spans, self._model.logits)
-        failed += broken(watched, wanted.watched)
+        failed = broken(hidden[wanted.num_choosing : wanted.first_of_prompts], wanted.watched)
+        prompts, not_finite = self._prompt_logprobs(hidden, wanted)
         times = StepTimes(
             prepare_us=(prepared - began) // 1000,
             model_us=(computed - prepared) // 1000,
             sample_us=(self._now() - computed) // 1000,
         )
-        return StepOutput(choices.sampled, choices.candidates, prompts, choices.failed, times).without(failed)
+        output = StepOutput(choices.sampled, choices.candidates, prompts, choices.failed, times)
+        return output.without([*not_finite, *failed])
 
     def batch(self, items: list[WorkItem]) -> Batch:
         """The tensors of one step."""
@@ -75,20 +76,15 @@ class Executor:
 
     def paged_step(self, batch: Batch) -> PagedStep:
         """What the model computes of it."""
-        groups = (
-            GroupBatch(slot_mapping, block_tables, batch.context_lens, batch.query_lens, group.window)
-            for group, slot_mapping, block_tables in zip(
-                self._paging.groups, batch.slot_mappings, batch.block_tables, strict=True
-            )
-        )
-        return PagedStep(
-            input_ids=batch.input_ids,
-            positions=batch.positions,
-            rows=torch.tensor(batch.logit_rows.rows, dtype=torch.int64, device=self._device),
-            attention=self._paging.attention,
-            groups=[self._paging.attention.step(group) for group in groups],
-            caches=self._cache.layers,
-        )
+        return self._model.step(batch)
+
+    def _prompt_logprobs(self, hidden: Tensor, wanted: LogitRows) -> tuple[list[PromptLogprobs], list[SequenceFailure]]:
+        def logits_of(first: int, last: int) -> Tensor:
+            first, last = first + wanted.first_of_prompts, last + wanted.first_of_prompts
+            with self._followers.taking_logits(first, last):
+                return self._model.logits(hidden[first:last])
+
+        return prompt_logprobs(wanted.prompt_spans, logits_of)
 
     def _now(self) -> int:
         """Nanoseconds, once the device has done what it was given."""

@@ -127,17 +127,21 @@ def _layer_caches(layout: KVLayout, blocks: Tensor, scales: Sequence[tuple[float
     return [caches[layer] for layer in range(len(caches))]
 
 
-def num_blocks_in(memory: int | None, layout: KVLayout) -> int:
-    """How many blocks fit into `memory` bytes; None takes a share of what is free of the CPU's memory.
+def memory_for_cache() -> int:
+    """Bytes: a share of what is free of the CPU's memory."""
+    return min(_CPU_LIMIT, int(_CPU_SHARE * available_memory()))
+
+
+def num_blocks_in(memory: int, block_bytes: int, block_size: int) -> int:
+    """How many blocks of `block_bytes` (`block_size` tokens) fit into `memory` bytes.
 
     Raises `KVCacheError` if not one does.
     """
-    chosen = min(_CPU_LIMIT, int(_CPU_SHARE * available_memory())) if memory is None else memory
-    num_blocks = chosen // layout.bytes_per_block
+    num_blocks = memory // block_bytes
     if num_blocks < 1:
         raise KVCacheError(
-            f"{chosen} bytes of KV cache hold no block of {layout.block_size} tokens;"
-            f" give at least {layout.bytes_per_block} with --kv-cache-memory"
+            f"{memory} bytes of KV cache hold no block of {block_size} tokens;"
+            f" give at least {block_bytes} with --kv-cache-memory"
         )
     return num_blocks
 

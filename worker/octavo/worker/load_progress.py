@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 from tqdm import tqdm
 
+from octavo.worker.tensor_parts import Part
 from octavo.worker.weights import WeightSource
 
 logger = logging.getLogger(__name__)
@@ -67,9 +68,9 @@ class WatchedWeights:
         """Those of the source."""
         return self._source.shapes()
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
         """The source's tensor. Raises `WeightsError`."""
-        tensor = self._source.take(name, shape)
+        tensor = self._source.take(name, shape, part)
         self._progress.advance(tensor.nbytes)
         return tensor
 

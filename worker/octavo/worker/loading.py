@@ -8,15 +8,16 @@ from octavo.worker.load_progress import LoadProgress, WatchedWeights
 from octavo.worker.weights import Checkpoint, WeightSource
 
 
-def open_weights(directory: Path, load_format: str) -> WeightSource:
-    """The weights of `directory` as `octavo.wire.model_directory.LOAD_FORMATS` means it.
+def open_weights(directory: Path, load_format: str, *, ranks: int = 1) -> WeightSource:
+    """The weights of `directory` as `octavo.wire.model_directory.LOAD_FORMATS` means it, of which each of `ranks`
+    processes takes a share.
 
     Raises `WeightsError` if they are to be read and cannot be.
     """
     if load_format == "dummy":
         return DummyWeights()
     checkpoint = Checkpoint(directory)
-    return WatchedWeights(checkpoint, LoadProgress(f"loading {directory}", checkpoint.num_bytes))
+    return WatchedWeights(checkpoint, LoadProgress(f"loading {directory}", checkpoint.num_bytes // ranks))
 
 
 def release_free_memory() -> None:

@@ -1,5 +1,6 @@
 """A model with its KV cache, put together from options: what computes it, where its blocks lie, what runs its steps."""
 
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +11,11 @@ from octavo.kernels.choice import choose_attention
 from octavo.wire.model_directory import fingerprint, model_name
 from octavo.wire.steps import MAX_BLOCK_SIZE, BlockMoves, KVGroup, ModelInfo
 from octavo.worker.executor import Executor
+from octavo.worker.forward import PagedModel
 from octavo.worker.gpu.options import GpuOptions
 from octavo.worker.grammars import Grammars
 from octavo.worker.kernel_path import kernel_path
-from octavo.worker.kv_cache import KVCache, available_memory, num_blocks_in
+from octavo.worker.kv_cache import KVCache, available_memory, memory_for_cache, num_blocks_in
 from octavo.worker.kv_layout import KVLayout
 from octavo.worker.loading import release_free_memory
 from octavo.worker.models.compiled import compiled
@@ -24,6 +26,8 @@ from octavo.worker.numerics import EXACT_CPU_DTYPE, model_obstacle, settings_obs
 from octavo.worker.paging import Paging
 from octavo.worker.runner import LaunchedStep, StepOutput
 from octavo.worker.sequences import WorkItem
+from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
+from octavo.worker.tensor_parallel.leader import NO_FOLLOWERS, Followers
 
 if TYPE_CHECKING:
     # It takes Triton.
@@ -50,7 +54,9 @@ class ModelRunner:
     `num_blocks`, if given, wins over `kv_cache_memory` (bytes; None: a share of what is free, or what a GPU has left),
     and `num_cpu_blocks` over `swap_memory` (bytes; None: a quarter of the device blocks). `max_model_len` shortens the
     model's context; `threads` is torch's number of threads, of the whole process; `load_format` is one of
-    `octavo.wire.model_directory.LOAD_FORMATS`, `model_impl` of `octavo.worker.config.MODEL_IMPLS`.
+    `octavo.wire.model_directory.LOAD_FORMATS`, `model_impl` of `octavo.worker.config.MODEL_IMPLS`. Of a `group` each
+    rank holds a share; the memory given is that of all its ranks, and the first one's `followers` are told of its
+    steps.
     Raises `ModelRunnerError`, `ConfigError`, `WeightsError` or `KVCacheError`.
     """
 
@@ -72,12 +78,18 @@ class ModelRunner:
         model_impl: str = "auto",
         kv_cache_dtype: str = "auto",
         gpu: GpuOptions = GpuOptions(),  # noqa: B008 (frozen)
+        group: ShardGroup = SINGLE,
+        followers: Followers = NO_FOLLOWERS,
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
         self.device = device
         self.block_size = _check_block_size(block_size)
+        self.world_size = group.size
+        self._group = group
         self._device = _torch_device(device)
+        identity = fingerprint(directory, load_format)
+        _check_ranks(group, (identity, dtype, exact, block_size, kv_cache_dtype, max_model_len))
         if exact:
             _refuse(settings_obstacle(dtype, self._device))
             dtype = EXACT_CPU_DTYPE if self._device.type == "cpu" else dtype
@@ -90,11 +102,14 @@ class ModelRunner:
                 max_model_len=max_model_len,
                 load_format=load_format,
                 model_impl=model_impl,
+                group=group,
             )
             release_free_memory()
             config = self._model.config
             cache_dtype = _cache_dtype(kv_cache_dtype, self._dtype, self._device)
             self._layout = KVLayout.of(config, block_size, cache_dtype)
+            # Of all ranks, whose shares may differ.
+            self._block_bytes = sum(group.exchange(self._layout.bytes_per_block))
             self.kv_groups = [KVGroup(group.window) for group in self._layout.groups]
             choice = choose_attention(self._layout.cache_shape, self._device, exact=exact)
             self.attention = choice.attention
@@ -106,7 +121,7 @@ class ModelRunner:
                 _refuse(model_obstacle(self._model, choice))
             paging = Paging(choice.attention, self.kv_groups, block_size, config.max_model_len, self._device)
             self.num_blocks = self._num_blocks(num_blocks, kv_cache_memory, paging, gpu)
-            self.num_cpu_blocks = _num_cpu_blocks(num_cpu_blocks, swap_memory, self._layout, self.num_blocks)
+            self.num_cpu_blocks = self._num_cpu_blocks(num_cpu_blocks, swap_memory)
             self._kv_cache = KVCache(
                 self._layout,
                 num_blocks=self.num_blocks,
@@ -115,12 +130,13 @@ class ModelRunner:
                 scales=kv_scales if cache_dtype != self._dtype else None,
             )
             self.grammars = Grammars(directory)
-            self.executor = self._make_executor(paging, gpu)
+            self.paged_model = PagedModel(self._model, self._kv_cache, paging)
+            self.executor = self._make_executor(paging, gpu, followers)
         self.kernels = kernel_path(choice, self._model)
-        self.kv_bytes_per_token = self._layout.bytes_per_token
+        self.kv_bytes_per_token = self._block_bytes * len(self.kv_groups) // block_size
         self.model = ModelInfo(
             name=model_name(directory),
-            fingerprint=fingerprint(directory, load_format),
+            fingerprint=identity,
             dtype=str(self._dtype).removeprefix("torch."),
             vocab_size=config.vocab_size,
             max_model_len=config.max_model_len,
@@ -132,17 +148,46 @@ class ModelRunner:
         return self._model
 
     def _num_blocks(self, num_blocks: int | None, memory: int | None, paging: Paging, gpu: GpuOptions) -> int:
+        """As many on every rank; `memory` is that of all of them together."""
         if num_blocks is not None:
-            return num_blocks
-        if memory is None and self._device.type == "cuda":
-            from octavo.worker.gpu.memory import memory_for_blocks
+            return self._agreed(num_blocks)
+        if memory is None:
+            memory = self._usual_memory(paging, gpu)
+        return num_blocks_in(self._agreed(memory), self._block_bytes, self.block_size)
 
-            memory = memory_for_blocks(self._model, self._layout, paging, gpu)
-        return num_blocks_in(memory, self._layout)
+    def _usual_memory(self, paging: Paging, gpu: GpuOptions) -> int:
+        if self._device.type != "cuda":
+            return memory_for_cache()
+        if self._group.size > 1:
+            raise ModelRunnerError(
+                "what several ranks leave of their GPUs' memory is not measured yet: give --kv-cache-memory (of all"
+                " ranks together) or --num-blocks"
+            )
+        from octavo.worker.gpu.memory import memory_for_blocks
 
-    def _make_executor(self, paging: Paging, gpu: GpuOptions) -> "Executor | GpuExecutor":
-        if paging.attention.name != "triton":
-            return Executor(self._model, self._kv_cache, paging, self.grammars)
+        return memory_for_blocks(self._model, self._layout, paging, gpu)
+
+    def _num_cpu_blocks(self, num_cpu_blocks: int | None, swap_memory: int | None) -> int:
+        if num_cpu_blocks is None:
+            affordable = int(_PINNED_SHARE * available_memory()) if swap_memory is None else swap_memory
+            num_cpu_blocks = self._agreed(affordable) // self._block_bytes
+            if swap_memory is None:
+                num_cpu_blocks = min(num_cpu_blocks, self.num_blocks // 4)
+        if not 0 <= num_cpu_blocks <= self.num_blocks:
+            raise ModelRunnerError(
+                f"{num_cpu_blocks} CPU blocks to swap to are asked for; with {self.num_blocks} device blocks 0 to"
+                f" {self.num_blocks} ({self.num_blocks * self._block_bytes} bytes) make sense; see --swap-memory and"
+                " --num-cpu-blocks"
+            )
+        return num_cpu_blocks
+
+    def _agreed(self, number: int) -> int:
+        """What all ranks can keep to."""
+        return min(self._group.exchange(number))
+
+    def _make_executor(self, paging: Paging, gpu: GpuOptions, followers: Followers) -> "Executor | GpuExecutor":
+        if paging.attention.name != "triton" or self._group.size > 1:
+            return Executor(self.paged_model, paging, self.grammars, followers)
         from octavo.worker.gpu.executor import GpuExecutor
 
         return GpuExecutor(self._model, self._kv_cache, paging, self.grammars, gpu)
@@ -164,18 +209,13 @@ class ModelRunner:
         self.executor.forget(sequence_ids)
 
 
-def _num_cpu_blocks(num_cpu_blocks: int | None, swap_memory: int | None, layout: KVLayout, num_blocks: int) -> int:
-    if num_cpu_blocks is None:
-        affordable = int(_PINNED_SHARE * available_memory()) if swap_memory is None else swap_memory
-        num_cpu_blocks = affordable // layout.bytes_per_block
-        if swap_memory is None:
-            num_cpu_blocks = min(num_cpu_blocks, num_blocks // 4)
-    if not 0 <= num_cpu_blocks <= num_blocks:
+def _check_ranks(group: ShardGroup, settings: tuple[object, ...]) -> None:
+    """Before ranks that do not fit each other compute anything together."""
+    if len(set(group.exchange(zlib.crc32(repr(settings).encode())))) > 1:
         raise ModelRunnerError(
-            f"{num_cpu_blocks} CPU blocks to swap to are asked for; with {num_blocks} device blocks 0 to {num_blocks}"
-            f" ({num_blocks * layout.bytes_per_block} bytes) make sense; see --swap-memory and --num-cpu-blocks"
+            "the ranks of this replica were started with different models, or with different --dtype, --numerics,"
+            " --block-size, --kv-cache-dtype or --max-model-len; start them all alike"
         )
-    return num_cpu_blocks
 
 
 def _refuse(obstacle: str | None) -> None:

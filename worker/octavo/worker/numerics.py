@@ -27,6 +27,8 @@ def settings_obstacle(dtype: str, device: torch.device) -> str | None:
 
 def model_obstacle(model: Decoder, attention: Choice) -> str | None:
     """Why `model` (compiled where it can be) with `attention` is not exact, and what to do; None if it is."""
+    if isinstance(model, FusedLlama) and model.group.size > 1:
+        return "needs ranks that add up in one order whatever the batch, which GPUs do not; leave it or --tp out"
     if isinstance(model, CompiledLlama | FusedLlama):
         return None
     if not isinstance(model, LlamaModel):

@@ -72,7 +72,7 @@ class DoneStep:
 
 class Runner(Protocol):
     """A model with its paged KV cache of `num_blocks` device blocks and `num_cpu_blocks` CPU blocks of `block_size`
-    slots; any of the `kv_groups` may use any block. `kernels` says in words what computes it.
+    slots; any of the `kv_groups` may use any block. `kernels` says in words what computes it, on `world_size` ranks.
 
     `launch` begins a step and may come back before it is done: it carries out `moves`, in their order, then computes
     all `items` (either may be empty) as one batch. It writes the keys and values of every item before it reads any, and
@@ -93,6 +93,7 @@ class Runner(Protocol):
     block_size: int
     kv_bytes_per_token: int
     kv_groups: list[KVGroup]
+    world_size: int
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep: ...
 

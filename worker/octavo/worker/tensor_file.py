@@ -7,6 +7,8 @@ The format: https://github.com/huggingface/safetensors#format
 """
 
 import math
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from octavo.wire.model_directory import safetensors_header
+from octavo.worker.tensor_parts import Part
 
 _DTYPES = MappingProxyType(
     {
@@ -65,17 +68,36 @@ class StoredTensor:
     def num_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def read(self) -> Tensor:
-        """The tensor, in memory of its own. Raises `TensorFileError` if the file has become shorter, or `OSError`."""
-        if not self.num_bytes:
-            return torch.empty(self.shape, dtype=self.dtype)
+    def read(self, part: Part | None = None) -> Tensor:
+        """The tensor, or `part` of it and no byte more, in memory of its own. Raises `TensorFileError` if the file has
+        become shorter, `OSError`, or `ValueError` on a part that it does not have."""
+        shape = self.shape if part is None else part.shape(self.shape)
+        num_elements = math.prod(shape)
+        if not num_elements:
+            return torch.empty(shape, dtype=self.dtype)
         # Not from the allocator, which keeps what is freed between blocks that stay.
-        memory = mmap(-1, self.num_bytes, MAP_PRIVATE | MAP_ANONYMOUS)
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            if file.readinto(memory) != self.num_bytes:
+        memory = mmap(-1, num_elements * self.dtype.itemsize, MAP_PRIVATE | MAP_ANONYMOUS)
+        self._fill(memory, [(0, num_elements)] if part is None else part.pieces(self.shape))
+        return torch.frombuffer(memory, dtype=self.dtype).view(shape)
+
+    def _fill(self, memory: mmap, pieces: Iterable[tuple[int, int]]) -> None:
+        """Reads `pieces` (first element, number of elements) one behind another."""
+        itemsize, filled = self.dtype.itemsize, 0
+        with self.path.open("rb", buffering=0) as file, memoryview(memory) as view:
+            for first, count in pieces:
+                end = filled + count * itemsize
+                with view[filled:end] as room:
+                    self._read_at(file.fileno(), self.offset + first * itemsize, room)
+                filled = end
+
+    def _read_at(self, file: int, offset: int, room: memoryview) -> None:
+        filled = 0
+        while filled < len(room):
+            # One read gives at most 2 GiB.
+            count = os.preadv(file, [room[filled:]], offset + filled)
+            if not count:
                 raise TensorFileError(f"{self.path} has become shorter while it was read")
-        return torch.frombuffer(memory, dtype=self.dtype).view(self.shape)
+            filled += count
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:

@@ -9,6 +9,7 @@ import msgspec
 from torch import Tensor
 
 from octavo.worker.tensor_file import TensorFileError, stored_tensors
+from octavo.worker.tensor_parts import Part
 
 T = TypeVar("T")
 
@@ -35,8 +36,9 @@ class WeightSource(Protocol):
         """The stored names with their shapes; empty for a source that makes whatever is taken."""
         ...
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor called `name`, on the CPU, in its stored dtype. Raises `WeightsError` if it is not so."""
+    def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        """The tensor called `name`, of `shape`, or `part` of it; on the CPU, in its stored dtype. Raises `WeightsError`
+        if it is not so."""
         ...
 
     def drop(self, name: str) -> None:
@@ -67,9 +69,9 @@ class Checkpoint:
         """Every stored tensor's name and shape, in the order of the files."""
         return {name: stored.shape for name, stored in self._stored.items()}
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor called `name`, read now, in its stored dtype. Raises `WeightsError` if it is absent or of another
-        shape."""
+    def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        """The tensor called `name`, or `part` of it, read now, in its stored dtype. Raises `WeightsError` if it is
+        absent or of another shape than `shape`."""
         stored = self._stored.get(name)
         if stored is None:
             raise WeightsError(
@@ -80,7 +82,7 @@ class Checkpoint:
                 f"tensor {name!r} in {self._directory} is {list(stored.shape)}; config.json makes it {list(shape)}"
             )
         self._left.discard(name)
-        return _readable(stored.read)
+        return _readable(partial(stored.read, part))
 
     def drop(self, name: str) -> None:
         """Says that `name`, if present, is rightly not used."""

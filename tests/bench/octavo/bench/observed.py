@@ -21,6 +21,7 @@ class ObservedRunner:
         self.block_size = runner.block_size
         self.kv_bytes_per_token = runner.kv_bytes_per_token
         self.kv_groups = runner.kv_groups
+        self.world_size = runner.world_size
         self.steps: list[StepShape] = []
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:

@@ -129,7 +129,9 @@ class GpuExecutor:
         masks = masks_of(wanted.choosers, self._grammars)
         choices = sampler.launch(choosing, wanted.choosers, masks)
         broken = sampler.launch_broken(watched, wanted.watched)
-        prompts, failed = prompt_logprobs(prompt, wanted.prompt_spans, self._model.logits)
+        prompts, failed = prompt_logprobs(
+            wanted.prompt_spans, lambda first, last: self._model.logits(prompt[first:last])
+        )
         # Last: where memory runs out before, the same tokens are read once more.
         self._keep_tokens(wanted, choices.tokens)
         return Part(began, computed, choices, broken, prompts, failed)

@@ -1,7 +1,9 @@
-"""A Llama-family model whose layers run as one native program: no Python between embedding and last norm."""
+"""A Llama-family model whose layers run as one native program: no Python between embedding and last norm, but for the
+sums of what several ranks compute."""
 
+import time
 from collections import Counter
-from ctypes import Array, addressof, byref, c_int64, c_void_p
+from ctypes import POINTER, Array, addressof, byref, c_int64, c_void_p, cast, sizeof
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from octavo.worker.models.config import DecoderConfig
 from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.llama import LlamaModel
-from octavo.worker.models.program import compile_layers, obstacle
+from octavo.worker.models.program import Buffer, Reduction, compile_layers, obstacle
 
 
 class CompiledLlama:
@@ -34,7 +36,7 @@ class CompiledLlama:
         self._ops = (Op * len(self._program.ops))(*self._program.ops)
         self._positions = min((len(table.cos) for table in model.rotary_tables), default=1 << 62)
         self._workspace: list[Tensor] = []
-        self._logits = torch.empty(0, model.config.vocab_size)
+        self._logits = torch.empty(0, len(model.vocabulary.share))
         self._caches: list[LayerCache] = []
         self._layers = (Layer * 0)()
         self.profiling = False
@@ -55,7 +57,7 @@ class CompiledLlama:
         """[rows, vocab_size] fp32, of what `forward` gave. The next call writes to the same memory: new pages for every
         step's logits would take a tenth of the time that computing them does."""
         if len(self._logits) < len(hidden):
-            self._logits = zeros((len(hidden), self.config.vocab_size), torch.float32)
+            self._logits = zeros((len(hidden), self._logits.shape[1]), torch.float32)
         return self._model.logits(hidden, out=self._logits[: len(hidden)])
 
     def _run(self, step: PagedStep, hidden: Tensor) -> None:
@@ -65,21 +67,42 @@ class CompiledLlama:
         buffers = [hidden, *self._buffers(tokens, hidden.dtype)]
         times = (c_int64 * len(self._ops))() if self.profiling else None
         run = Run(
-            self._ops,
-            len(self._ops),
+            None,
+            0,
             (c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers)),
             step.positions.data_ptr(),
             (GroupStep * len(step.groups))(*(group.pointers for group in step.groups)),
             self._layer_caches(step),
-            None if times is None else addressof(times),
+            None,
             tokens,
             DTYPES[hidden.dtype],
             torch.get_num_threads(),
         )
-        self._library.functions.octavo_run(byref(run))
+        start = 0
+        for reduction in self._program.reductions:
+            self._run_ops(run, range(start, reduction.after), times)
+            self._reduce(reduction, hidden, buffers[Buffer.SCRATCH][:tokens])
+            start = reduction.after
+        self._run_ops(run, range(start, len(self._ops)), times)
         if times is not None:
             for label, nanoseconds in zip(self._program.labels, times, strict=True):
                 self.op_times[label] += nanoseconds
+
+    def _run_ops(self, run: Run, ops: range, times: "Array[c_int64] | None") -> None:
+        """Of the program those at the places `ops`."""
+        run.ops = cast(byref(self._ops, ops.start * sizeof(Op)), POINTER(Op))
+        run.num_ops = len(ops)
+        run.nanoseconds = None if times is None else addressof(times) + ops.start * sizeof(c_int64)
+        self._library.functions.octavo_run(byref(run))
+
+    def _reduce(self, reduction: Reduction, hidden: Tensor, parts: Tensor) -> None:
+        """Makes of this rank's `parts` the sum over ranks."""
+        began = time.monotonic_ns()
+        summed = self._model.group.all_reduce(parts)
+        if self.profiling:
+            self.op_times["all_reduce"] += time.monotonic_ns() - began
+        if reduction.added is not None:
+            hidden.add_(summed, alpha=reduction.added)
 
     def _check(self, step: PagedStep, tokens: int) -> None:
         """Raises `ValueError` on what would read or write outside of the tensors."""

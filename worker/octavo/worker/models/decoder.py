@@ -55,7 +55,8 @@ def _scales(cache: LayerCache) -> dict[str, Any]:
 
 
 class Decoder(Protocol):
-    """A decoder-only model with its LM head, on one device in one dtype."""
+    """A decoder-only model with its LM head, on one device in one dtype; or one rank's share of it. Both of its methods
+    are then collectives, and `config` has the KV heads of this rank."""
 
     @property
     def config(self) -> ModelShape: ...
@@ -64,4 +65,4 @@ class Decoder(Protocol):
         """The last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocab_size], float, of what `forward` gave."""
+        """[rows, vocab_size], float, of what `forward` gave; on ranks after the first [0, vocab_size]."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo.worker.linear import GatedLinear, Linear, Weights
 from octavo.worker.models.config import DecoderConfig
 from octavo.worker.models.decoder import PagedStep
-from octavo.worker.models.layers import Attention, DecoderLayer, RMSNorm
+from octavo.worker.models.layers import Attention, DecoderLayer, RMSNorm, ShardedRMSNorm
 from octavo.worker.models.llama import LlamaModel
 
 # x W^T + b of x, W and b.
@@ -45,6 +45,7 @@ class FusedLlama:
         self._product: Product = linear if exact else F.linear
         self.exact = exact
         self._model = model
+        self.group = model.group
         self._lm_head = _plain(model.lm_head)
         self._layers = [_Layer.of(layer) for layer in model.layers]
         self._next_norms = [*(layer.input_norm for layer in model.layers[1:]), model.norm]
@@ -72,10 +73,13 @@ class FusedLlama:
         """[rows, vocab_size] of what `forward` gave: fp32 if it is `exact` or if the model bounds them; else as the LM
         head rounds them, which fp32 would only say at greater length."""
         if self.exact:
-            return self._model.bounded(self._exact_product(hidden, *self._lm_head, out_float=True))
+            return self._gathered(self._model.bounded(self._exact_product(hidden, *self._lm_head, out_float=True)))
         if self.config.logits_scale != 1.0 or self.config.final_softcap:
             return self._model.logits(hidden)
-        return F.linear(hidden, *self._lm_head)
+        return self._gathered(F.linear(hidden, *self._lm_head))
+
+    def _gathered(self, logits: Tensor) -> Tensor:
+        return self._model.vocabulary.gather(logits) if len(logits) else logits.new_empty((0, self.config.vocab_size))
 
     def _first_norm(self, residual: Tensor) -> Tensor:
         norm = self._layers[0].given.input_norm
@@ -115,24 +119,29 @@ class FusedLlama:
             key_scale=cache.key_scale,
             value_scale=cache.value_scale,
         )
-        return self._product(attended.flatten(1), *layer.output)
+        return self.group.all_reduce(self._product(attended.flatten(1), *layer.output))
 
     def _head_norms(self, attention: Attention, qkv: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The weights of norms over each head, of queries and of keys. Those over all heads are done here, in `qkv`."""
         q_norm, k_norm, head_dim = attention.q_norm, attention.k_norm, attention.head_dim
         if q_norm is None or k_norm is None:
             return None, None
-        if len(q_norm.weight) == len(k_norm.weight) == head_dim:
+        sharded = isinstance(q_norm, ShardedRMSNorm) or isinstance(k_norm, ShardedRMSNorm)
+        if not sharded and len(q_norm.weight) == len(k_norm.weight) == head_dim:
             return q_norm.weight, k_norm.weight
         borders = [attention.num_heads * head_dim, (attention.num_heads + attention.num_kv_heads) * head_dim]
         query, key, _ = qkv.tensor_split(borders, dim=1)
         for heads, norm in ((query, q_norm), (key, k_norm)):
-            self._rms_norm(heads, norm.weight, norm.eps, out=heads)
+            if isinstance(norm, ShardedRMSNorm):
+                heads.copy_(norm(heads))
+            else:
+                self._rms_norm(heads, norm.weight, norm.eps, out=heads)
         return None, None
 
     def _mlp(self, layer: "_Layer", hidden: Tensor) -> Tensor:
         gate_up = self._product(hidden, *layer.gate_up)
-        return self._product(self._gated(gate_up, layer.given.mlp.gate_up.activation), *layer.down)
+        gated = self._gated(gate_up, layer.given.mlp.gate_up.activation)
+        return self.group.all_reduce(self._product(gated, *layer.down))
 
     def _add(self, residual: Tensor, update: Tensor, update_norm: RMSNorm | None, norm: RMSNorm | None) -> Tensor:
         """Adds `update` to `residual`, in place; the sum, normed."""

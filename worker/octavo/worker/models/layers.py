@@ -9,6 +9,7 @@ from torch import Tensor
 from octavo.worker.linear import GatedLinear, Linear
 from octavo.worker.models.decoder import PagedStep
 from octavo.worker.models.rotary import Angles, RotaryTable, rotate
+from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,27 @@ class RMSNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardedRMSNorm:
+    """`norm` over `size` elements, of which each rank of `group` has as many as its weight has."""
+
+    norm: RMSNorm
+    size: int
+    group: ShardGroup
+
+    @property
+    def weight(self) -> Tensor:
+        return self.norm.weight
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        values = inputs.float()
+        squares = self.group.all_reduce(values.square().sum(dim=-1, keepdim=True))
+        scale = torch.rsqrt(squares / self.size + self.norm.eps)
+        return (values * scale * self.weight).to(inputs.dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
-    """Self-attention of one layer.
+    """Self-attention of one layer, or of some of its heads.
 
     `qkv` is fused: the rows of all query heads, of all key heads, of all value heads. `q_norm` and `k_norm`: over one
     head if their weight is [head_dim], else over all heads at once. `scale` multiplies products of queries and keys,
@@ -34,8 +54,8 @@ class Attention:
 
     qkv: Linear
     output: Linear
-    q_norm: RMSNorm | None
-    k_norm: RMSNorm | None
+    q_norm: RMSNorm | ShardedRMSNorm | None
+    k_norm: RMSNorm | ShardedRMSNorm | None
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -60,13 +80,13 @@ class Attention:
         return torch.cat((_norm_heads(self.q_norm, query), _norm_heads(self.k_norm, key)), dim=1)
 
 
-def _norm_heads(norm: RMSNorm, heads: Tensor) -> Tensor:
+def _norm_heads(norm: RMSNorm | ShardedRMSNorm, heads: Tensor) -> Tensor:
     return norm(heads.reshape(len(heads), -1, len(norm.weight))).view(heads.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class MLP:
-    """down(activation(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x)), or some columns' part of that sum."""
 
     gate_up: GatedLinear
     down: Linear
@@ -80,7 +100,8 @@ class DecoderLayer:
     """Attention and MLP, each with a norm before and after it or one of these, beside a residual.
 
     `input_norm` and `attention_output_norm` stand around attention, `post_attention_norm` and `mlp_output_norm` around
-    the MLP. What either adds to the residual is multiplied with `residual_scale`.
+    the MLP. What either adds to the residual is multiplied with `residual_scale`. Each rank of `group` has some of the
+    heads and of the MLP's columns; what either gives is the sum over ranks.
     """
 
     input_norm: RMSNorm | None
@@ -90,14 +111,15 @@ class DecoderLayer:
     mlp: MLP
     mlp_output_norm: RMSNorm | None
     residual_scale: float
+    group: ShardGroup = SINGLE
 
     def __call__(self, hidden: Tensor, layer: int, step: PagedStep, angles: Angles | None) -> Tensor:
         attended = self.attention(_normed(self.input_norm, hidden), layer, step, angles)
-        hidden = self._add(hidden, _normed(self.attention_output_norm, attended))
-        return self._add(hidden, _normed(self.mlp_output_norm, self.mlp(_normed(self.post_attention_norm, hidden))))
+        hidden = self._add(hidden, self.attention_output_norm, attended)
+        return self._add(hidden, self.mlp_output_norm, self.mlp(_normed(self.post_attention_norm, hidden)))
 
-    def _add(self, hidden: Tensor, update: Tensor) -> Tensor:
-        return torch.add(hidden, update, alpha=self.residual_scale)
+    def _add(self, hidden: Tensor, norm: RMSNorm | None, part: Tensor) -> Tensor:
+        return torch.add(hidden, _normed(norm, self.group.all_reduce(part)), alpha=self.residual_scale)
 
 
 def _normed(norm: RMSNorm | None, hidden: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from enum import IntEnum
 from octavo.kernels.native.linear import NativeLinear
 from octavo.kernels.native.norm import norm_op
 from octavo.kernels.native.structs import AttentionOp, BufferAt, Op, OpKind, RopeWriteOp
-from octavo.worker.models.layers import Attention, DecoderLayer, RMSNorm
+from octavo.worker.models.layers import Attention, DecoderLayer, RMSNorm, ShardedRMSNorm
 from octavo.worker.models.llama import LlamaModel
 
 
@@ -21,8 +21,18 @@ class Buffer(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Reduction:
+    """Once `after` operations are done, the ranks add up `Buffer.SCRATCH`; `added` times the sum, if that is given, is
+    then added to `Buffer.HIDDEN`."""
+
+    after: int
+    added: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
-    """`ops` in their order, what each is called in a profile, and the elements of a row of each `Buffer`.
+    """`ops` in their order, what each is called in a profile, the elements of a row of each `Buffer`, and between the
+    operations the `reductions` of a model that several ranks share.
 
     It points into the model's weights: the model must outlive it.
     """
@@ -30,6 +40,7 @@ class Program:
     ops: list[Op]
     labels: list[str]
     widths: list[int]
+    reductions: list[Reduction]
 
 
 def obstacle(model: LlamaModel) -> str | None:
@@ -39,6 +50,8 @@ def obstacle(model: LlamaModel) -> str | None:
         for linear in (attention.qkv, attention.output, mlp.gate_up, mlp.down):
             if linear.native is None:
                 return f"a weight is multiplied by {linear.kind.value}"
+        if isinstance(attention.q_norm, ShardedRMSNorm):
+            return "a norm takes the heads of all ranks"
     return None
 
 
@@ -57,10 +70,10 @@ def compile_layers(model: LlamaModel) -> Program:
         *(count * config.head_dim for count in heads),
         config.intermediate_size,
     ]
-    compiler = _Compiler(widths)
+    compiler = _Compiler(widths, sharded=model.group.size > 1)
     for index, layer in enumerate(model.layers):
         compiler.layer(index, layer)
-    return Program(compiler.ops, compiler.labels, widths)
+    return Program(compiler.ops, compiler.labels, widths, compiler.reductions)
 
 
 @dataclass
@@ -68,8 +81,10 @@ class _Compiler:
     """Appends operations, layer by layer."""
 
     widths: list[int]
+    sharded: bool
     ops: list[Op] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
+    reductions: list[Reduction] = field(default_factory=list)
 
     def layer(self, index: int, layer: DecoderLayer) -> None:
         scale = layer.residual_scale
@@ -90,15 +105,19 @@ class _Compiler:
     def _residual(
         self, label: str, linear: NativeLinear | None, source: Buffer, norm: RMSNorm | None, scale: float
     ) -> None:
-        if norm is None:
+        if norm is None and not self.sharded:
             self._linear(label, linear, source, Buffer.HIDDEN, added=scale)
             return
         self._linear(label, linear, source, Buffer.SCRATCH)
-        self._norm("norm", norm, (Buffer.SCRATCH, 0), (Buffer.HIDDEN, 0), added=scale)
+        if self.sharded:
+            self.reductions.append(Reduction(len(self.ops), scale if norm is None else None))
+        if norm is not None:
+            self._norm("norm", norm, (Buffer.SCRATCH, 0), (Buffer.HIDDEN, 0), added=scale)
 
     def _attention(self, index: int, attention: Attention) -> None:
         head_dim = attention.head_dim
-        for norm, first in ((attention.q_norm, 0), (attention.k_norm, attention.num_heads)):
+        q_norm, k_norm = _norms(attention)
+        for norm, first in ((q_norm, 0), (k_norm, attention.num_heads)):
             if norm is not None and len(norm.weight) != head_dim:
                 place = (Buffer.QKV, first * head_dim)
                 self._norm("norm", norm, place, place)
@@ -118,8 +137,7 @@ class _Compiler:
     def _rope(self, attention: Attention) -> RopeWriteOp:
         rotary = attention.rotary
         per_head = [
-            norm if norm is not None and len(norm.weight) == attention.head_dim else None
-            for norm in (attention.q_norm, attention.k_norm)
+            norm if norm is not None and len(norm.weight) == attention.head_dim else None for norm in _norms(attention)
         ]
         return RopeWriteOp(
             None if rotary is None else rotary.cos.data_ptr(),
@@ -159,3 +177,10 @@ class _Compiler:
         setattr(op, kind, member[kind])
         self.ops.append(op)
         self.labels.append(label)
+
+
+def _norms(attention: Attention) -> tuple[RMSNorm | None, RMSNorm | None]:
+    q_norm, k_norm = attention.q_norm, attention.k_norm
+    assert not isinstance(q_norm, ShardedRMSNorm), "obstacle() was asked"
+    assert not isinstance(k_norm, ShardedRMSNorm), "obstacle() was asked"
+    return q_norm, k_norm

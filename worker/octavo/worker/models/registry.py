@@ -10,6 +10,7 @@ from octavo.worker.models.config import read_config
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.errors import ConfigError, UnsupportedSetting
 from octavo.worker.models.llama import LlamaModel
+from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
 
 logger = logging.getLogger(__name__)
 
@@ -22,30 +23,37 @@ def load_model(
     max_model_len: int | None = None,
     load_format: str = "auto",
     model_impl: str = "auto",
+    group: ShardGroup = SINGLE,
 ) -> Decoder:
-    """The model in `directory`, its weights on `device` in `dtype`; `max_model_len` shortens its context.
+    """The model in `directory`, its weights on `device` in `dtype`; `max_model_len` shortens its context. Of a `group`
+    each rank loads its share.
 
     `model_impl` is one of `octavo.worker.config.MODEL_IMPLS`. Raises `ConfigError` or `WeightsError`.
     """
     if model_impl == "transformers":
-        return _transformers_model(directory, dtype, device, max_model_len, load_format)
+        return _transformers_model(directory, dtype, device, max_model_len, load_format, group)
     try:
         config = read_config(directory, max_model_len)
     except UnsupportedSetting as error:
         if model_impl == "native":
             raise
         logger.info("%s; transformers computes this model", error)
-        return _transformers_model(directory, dtype, device, max_model_len, load_format)
-    return LlamaModel(config, open_weights(directory, load_format), dtype, device)
+        return _transformers_model(directory, dtype, device, max_model_len, load_format, group)
+    return LlamaModel(config, open_weights(directory, load_format, ranks=group.size), dtype, device, group)
 
 
 def _transformers_model(
-    directory: Path, dtype: torch.dtype, device: torch.device, max_model_len: int | None, load_format: str
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int | None,
+    load_format: str,
+    group: ShardGroup,
 ) -> Decoder:
     # transformers takes seconds to import, which native models need not wait for.
     from octavo.worker.models.transformers_model import TransformersModel
 
     try:
-        return TransformersModel(directory, dtype, device, max_model_len, load_format)
+        return TransformersModel(directory, dtype, device, max_model_len, load_format, group)
     except ConfigError as error:
         raise type(error)(f"{directory}: {error}") from error

@@ -16,6 +16,8 @@ from octavo.wire.model_directory import CONTEXT_KEYS
 from octavo.worker.models.errors import ConfigError
 from octavo.worker.models.transformers_attention import PAGED
 from octavo.worker.models.transformers_check import UnsupportedModel
+from octavo.worker.models.transformers_parts import SharedTensor
+from octavo.worker.models.transformers_shards import ModelShare, shared_architecture
 from octavo.worker.weights import WeightsError, WeightSource
 
 _CAUSAL_NAMES = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
@@ -132,10 +134,20 @@ def _rotary_parameters(parameters: Any) -> Iterator[dict[str, Any]]:
         yield from _rotary_parameters(nested)
 
 
-def load(config: Any, source: WeightSource, dtype: torch.dtype) -> Any:
-    """The model of `config` on the CPU in `dtype`, with the weights of `source`. Raises `WeightsError`."""
+def empty_model(config: Any) -> Any:
+    """The model of `config` without values."""
     architecture: Any = model_class(config)
-    state = _state(source, architecture, config, dtype)
+    with torch.device("meta"):
+        return architecture(config)
+
+
+def load(config: Any, source: WeightSource, dtype: torch.dtype, share: ModelShare | None = None) -> Any:
+    """The model of `config`, or `share` of it, on the CPU in `dtype`, with the weights of `source`, of which a share
+    takes only its parts. Raises `WeightsError`."""
+    architecture: Any = model_class(config)
+    state = _state(source, config, dtype, share)
+    if share:
+        architecture = shared_architecture(architecture, share)
     try:
         with _quiet():
             model, info = architecture.from_pretrained(
@@ -155,21 +167,28 @@ def load(config: Any, source: WeightSource, dtype: torch.dtype) -> Any:
     return model
 
 
-def _state(source: WeightSource, architecture: Any, config: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+def _state(source: WeightSource, config: Any, dtype: torch.dtype, share: ModelShare | None) -> dict[str, Tensor]:
     """What is stored, as it is, for transformers to round; where nothing is, all parameters of the model in `dtype`."""
-    if stored := source.shapes():
-        state = {name: source.take(name, shape) for name, shape in stored.items()}
-    else:
-        shapes = _parameter_shapes(architecture, config)
-        state = {name: source.take(name, shape).to(dtype) for name, shape in shapes.items()}
+    stored = source.shapes()
+    state: dict[str, Tensor] = {}
+    for name, shape in (stored or _parameter_shapes(config)).items():
+        tensor = _take(source, name, shape, share.tensor(name) if share else None)
+        state[name] = tensor if stored else tensor.to(dtype)
     source.finish()
     return state
 
 
-def _parameter_shapes(architecture: Any, config: Any) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"):
-        model = architecture(config)
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+def _parameter_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in empty_model(config).named_parameters()}
+
+
+def _take(source: WeightSource, name: str, shape: tuple[int, ...], shared: SharedTensor | None) -> Tensor:
+    if shared is None:
+        return source.take(name, shape)
+    if shared.is_held:
+        return source.take(name, shared.whole, shared.part)
+    source.drop(name)
+    return torch.zeros(shared.whole)
 
 
 def _refuse_misfits(info: dict[str, Any], *, complete: bool) -> None:

@@ -1,6 +1,8 @@
 """Any decoder-only architecture of transformers, its attention paged."""
 
+import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,9 +11,20 @@ from octavo.worker.loading import open_weights
 from octavo.worker.models.decoder import PagedStep
 from octavo.worker.models.transformers_attention import attending
 from octavo.worker.models.transformers_check import check
+from octavo.worker.models.transformers_collectives import join
 from octavo.worker.models.transformers_cut import CutModel
 from octavo.worker.models.transformers_linear import replace_linears
-from octavo.worker.models.transformers_loading import context_length, load, model_class, read_transformers_config
+from octavo.worker.models.transformers_loading import (
+    context_length,
+    empty_model,
+    load,
+    model_class,
+    read_transformers_config,
+)
+from octavo.worker.models.transformers_shards import ModelShare, model_share
+from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
+
+logger = logging.getLogger(__name__)
 
 
 class TransformersModel:
@@ -27,13 +40,17 @@ class TransformersModel:
         device: torch.device,
         max_model_len: int | None = None,
         load_format: str = "auto",
+        group: ShardGroup = SINGLE,
     ) -> None:
         config = read_transformers_config(directory)
         model_class(config)
         context = context_length(config, max_model_len)
-        model = load(config, open_weights(directory, load_format), dtype).to(device)
+        share = _share(config, group)
+        model = load(config, open_weights(directory, load_format, ranks=group.size), dtype, share).to(device)
         if device.type == "cpu":
             replace_linears(model)
+        if share:
+            join(model, share, group)
         self._model = CutModel(model)
         self.config = check(self._model, context)
 
@@ -46,5 +63,15 @@ class TransformersModel:
         return hidden.index_select(0, step.rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocab_size], of what `forward` gave."""
+        """[rows, vocab_size], of what `forward` gave; on ranks other than 0 none of the rows."""
         return self._model.logits(hidden) if len(hidden) else hidden.new_empty((0, self.config.vocab_size))
+
+
+def _share(config: Any, group: ShardGroup) -> ModelShare | None:
+    """None: all of the model."""
+    if group.size == 1:
+        return None
+    share = model_share(empty_model(config), group)
+    if not share.attention and group.rank == 0:
+        logger.warning("every rank computes all attention heads of this model and keeps all their keys and values")
+    return share

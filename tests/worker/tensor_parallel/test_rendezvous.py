@@ -1,0 +1,46 @@
+"""Where ranks meet, and on which addresses they listen until then."""
+
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from octavo.worker.tensor_parallel.rendezvous import RendezvousError, connect
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def listening_addresses() -> set[str]:
+    """Those that this process listens on, hexadecimal as in /proc/net/tcp."""
+    inodes = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    tables = Path("/proc/net/tcp").read_text().splitlines()[1:] + Path("/proc/net/tcp6").read_text().splitlines()[1:]
+    rows = [line.split() for line in tables]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
+
+
+@pytest.mark.parametrize("scheme", ["file", "tcp"])
+def test_ranks_that_meet_on_one_machine_listen_on_loopback_alone(tmp_path: Path, scheme: str) -> None:
+    rendezvous = f"file:{tmp_path}" if scheme == "file" else f"127.0.0.1:{free_port()}"
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [pool.submit(connect, rendezvous, rank, 2, patience_s=30) for rank in range(2)]
+        groups = [rank.result() for rank in ranks]
+        assert listening_addresses() == {"0100007F"}
+        assert list(pool.map(lambda group: group.exchange(group.rank + 5), groups)) == [[5, 6], [5, 6]]
+    for group in groups:
+        group.close()
+
+
+def test_an_address_that_is_not_this_machines_is_no_place_to_meet() -> None:
+    # From a range that is kept for documentation.
+    with pytest.raises(RendezvousError, match="rank 0 of 2 could not meet the others"):
+        connect("192.0.2.1:5000", 0, 2, patience_s=1)
+
+
+def test_ranks_that_never_come_are_not_waited_for_for_ever(tmp_path: Path) -> None:
+    with pytest.raises(RendezvousError, match="start all ranks with one --tp-rendezvous"):
+        connect(f"file:{tmp_path}", 0, 2, patience_s=0.1)

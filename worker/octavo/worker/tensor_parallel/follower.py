@@ -1,0 +1,49 @@
+"""The other ranks' side: they hold a share of the model and of its cache, and do what the first rank tells them."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from octavo.worker.forward import PagedModel
+from octavo.worker.tensor_parallel.distributed import DistributedGroup
+from octavo.worker.tensor_parallel.frames import Beat, Compute, End, Frame, Logits, Move, batch_of, decode
+
+
+class Follower:
+    """Computes this rank's share of every step. It knows no sequence, and chooses no token."""
+
+    def __init__(self, model: PagedModel, group: DistributedGroup) -> None:
+        self._model = model
+        self._group = group
+        self._hidden = torch.empty(0)
+
+    @torch.inference_mode()
+    def run(self, turn: Callable[[], None]) -> None:
+        """Until the first rank says that it ends; `turn` is called after every frame. Raises `RankLostError` if it ends
+        without a word, and whatever a step does: without this rank no other can go on."""
+        while not isinstance(frame := decode(self._group.receive_frame()), End):
+            self.do(frame)
+            turn()
+
+    def do(self, frame: Frame) -> None:
+        """Carries out one frame. Raises `FrameError` or `ValueError` on one that cannot be."""
+        match frame:
+            case Move(moves):
+                self._model.move(moves)
+            case Compute():
+                self._compute(frame)
+            case Logits(first, last):
+                self._take_logits(first, last)
+            case Beat():
+                self._group.exchange(0)
+            case End():
+                pass
+
+    def _compute(self, frame: Compute) -> None:
+        batch = batch_of(frame, self._model.num_groups, self._model.device)
+        self._hidden = self._model.forward(batch, self._model.step(batch))
+        self._take_logits(0, frame.num_choosing)
+
+    def _take_logits(self, first: int, last: int) -> Tensor:
+        return self._model.logits(self._hidden[first:last])

@@ -1,0 +1,107 @@
+"""The other ranks of a replica on one machine: child processes that live and die with this one."""
+
+import ctypes
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from octavo.worker.config import LOCAL_SCHEME
+
+logger = logging.getLogger(__name__)
+
+# By it a process knows from its first instruction on that it must not outlive its parent.
+_PARENT_VARIABLE = "OCTAVO_SUPERVISOR_PID"
+_PR_SET_PDEATHSIG = 1
+# How long ranks that were told to end may take.
+_END_S = 10.0
+
+
+class LocalRanks:
+    """Ranks 1 to `size` - 1, each this process's own command once more. If one ends before `expect_end`, this process
+    ends too, at once: in a collective it would wait for it."""
+
+    def __init__(
+        self,
+        size: int,
+        directory: Path,
+        *,
+        command: Iterable[str] = (),
+        end_process: Callable[[int], object] = os._exit,
+    ) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="tp-", dir=directory))
+        self.rendezvous = f"{LOCAL_SCHEME}{self._directory}"
+        self._size = size
+        self._command = list(command) or [sys.executable, *sys.orig_argv[1:]]
+        self._end_process = end_process
+        self._expected = False
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        for rank in range(1, self._size):
+            process = self._start(rank)
+            self._processes.append(process)
+            threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        expected, self._expected = self._expected, True
+        for process in self._processes:
+            _end(process, patience_s=_END_S if expected else 0)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def expect_end(self) -> None:
+        """The ranks are about to be told that they may end."""
+        self._expected = True
+
+    def _start(self, rank: int) -> "subprocess.Popen[bytes]":
+        settings = {
+            "OCTAVO_TP_RANK": str(rank),
+            "OCTAVO_TP_RENDEZVOUS": self.rendezvous,
+            _PARENT_VARIABLE: str(os.getpid()),
+        }
+        # A session of its own: Ctrl-C reaches the first rank alone, which ends the others in order.
+        return subprocess.Popen(
+            self._command, env={**os.environ, **settings}, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def _watch(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
+        status = process.wait()
+        if not self._expected:
+            logger.error("rank %d has ended with %s, and this replica with it", rank, _describe(status))
+            # A status of its own says that starting it anew cannot help.
+            self._end_process(max(1, status))
+
+
+def follow_first_rank(*, is_child: bool) -> None:
+    """Called by every other rank: it ends when the first one says so, not at a signal; as its child, or when that dies,
+    however it dies."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    if is_child and sys.platform.startswith("linux"):
+        # This one also reaches a process that is stopped.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(os.environ.get(_PARENT_VARIABLE, "0")):
+            raise SystemExit("the first rank is gone")
+
+
+def _end(process: "subprocess.Popen[bytes]", *, patience_s: float) -> None:
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _describe(status: int) -> str:
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

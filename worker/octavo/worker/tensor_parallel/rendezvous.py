@@ -1,0 +1,110 @@
+"""How the ranks of one replica find each other: through a file on one machine, else at an address of the first one's.
+
+On one machine they connect over loopback. Between machines each listens on the address from which it reaches the first
+one, and nowhere else; what they send is neither encrypted nor authenticated.
+"""
+
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch import distributed
+from torch._C import _distributed_c10d as c10d
+
+from octavo.wire.endpoints import EndpointError
+from octavo.worker.config import LOCAL_SCHEME
+from octavo.worker.tensor_parallel.distributed import DistributedGroup
+from octavo.worker.tensor_parallel.links import Backend, BackendLink, GlooLink, HostLink
+from octavo.worker.tensor_parallel.shared_memory import SharedMemory
+
+_LOOPBACK = "127.0.0.1"
+
+
+class RendezvousError(EndpointError):
+    """The ranks did not meet; its text says what to look at."""
+
+
+def connect(rendezvous: str, rank: int, size: int, *, patience_s: float, cuda: bool = False) -> DistributedGroup:
+    """The group of all ranks, once all are there. `rendezvous`: `file:` and a private directory of this machine, or
+    HOST:PORT where HOST is an address of rank 0's machine. Raises `RendezvousError`."""
+    try:
+        return _connect(rendezvous, rank, size, timedelta(seconds=patience_s), cuda=cuda)
+    except (OSError, RuntimeError) as error:
+        raise RendezvousError(
+            f"rank {rank} of {size} could not meet the others at {rendezvous}: {error}; start all ranks with one"
+            " --tp-rendezvous, an address of rank 0's machine that the others reach"
+        ) from error
+
+
+def _connect(rendezvous: str, rank: int, size: int, patience: timedelta, *, cuda: bool) -> DistributedGroup:
+    directory = _directory(rendezvous)
+    store, address = _met_here(directory, size) if directory else _met_at(rendezvous, rank, size, patience)
+    store.set_timeout(patience)
+    control = GlooLink(rank, size, _gloo(c10d.PrefixStore("host", store), rank, size, address, patience))
+    host: HostLink = control
+    if directory:
+        host = SharedMemory.joined(directory, rank, size, lambda: control.exchange(0))
+        host.set_patience(patience.total_seconds())
+    if not cuda:
+        return DistributedGroup(rank, size, control, host)
+    device = BackendLink(rank, size, _nccl(c10d.PrefixStore("device", store), rank, size, patience))
+    return DistributedGroup(rank, size, control, host, device)
+
+
+def _met_here(directory: Path, size: int) -> tuple[c10d.Store, str]:
+    """What the ranks learn of each other from, and the address to listen on."""
+    return c10d.FileStore(str(directory / "store"), size), _LOOPBACK
+
+
+def _met_at(rendezvous: str, rank: int, size: int, patience: timedelta) -> tuple[c10d.Store, str]:
+    host, port = _host_and_port(rendezvous)
+    return _tcp_store(host, port, rank, size, patience), _own_address_towards(host, port)
+
+
+def _directory(rendezvous: str) -> Path | None:
+    return Path(rendezvous.removeprefix(LOCAL_SCHEME)) if rendezvous.startswith(LOCAL_SCHEME) else None
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _tcp_store(host: str, port: int, rank: int, size: int, patience: timedelta) -> c10d.Store:
+    if rank:
+        return c10d.TCPStore(host, port, size, is_master=False, timeout=patience, wait_for_workers=False)
+    # Left to itself the store listens on all of the machine's addresses.
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.create_server(address[:2], family=family)
+    return c10d.TCPStore(
+        str(address[0]), port, size, is_master=True, timeout=patience, wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )  # fmt: skip
+
+
+def _own_address_towards(host: str, port: int) -> str:
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        # Nothing is sent: it only chooses the address that would send.
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _gloo(store: c10d.Store, rank: int, size: int, address: str, patience: timedelta) -> Backend:
+    gloo: Any = c10d.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=address)]
+    options._timeout = patience
+    backend: Backend = gloo(store, rank, size, options)
+    return backend
+
+
+def _nccl(store: c10d.Store, rank: int, size: int, patience: timedelta) -> Backend:
+    if not distributed.is_nccl_available():
+        raise RuntimeError("this torch has no NCCL, which ranks on GPUs need")
+    nccl: Any = c10d.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = patience
+    backend: Backend = nccl(store, rank, size, options)
+    return backend
