@@ -8,11 +8,13 @@ import pytest
 from click.testing import CliRunner
 
 from octavo.cli.main import _explain, main
+from octavo.cli.serve import serve
+from octavo.scheduler.config import Policy, Preemption
 from octavo.testing.tiny_model import write_byte_model
 
 COMMANDS = [
     *("serve", "frontend", "scheduler", "replay", "explain", "requests", "top", "prefix"),
-    *("worker", "generate", "chat", "health", "prepare-model", "convert-weights"),
+    *("worker", "generate", "chat", "health", "prepare-model", "convert-weights", "keys"),
 ]
 
 
@@ -94,6 +96,11 @@ def test_what_several_extras_install_is_asked_for_by_that_of_the_command(command
         (["scheduler", "--max-steps-in-flight", "3"], "--max-steps-in-flight"),
         (["scheduler", "--tenant-weight", "a=0"], "'a=0' is not NAME=WEIGHT"),
         (["scheduler", "--worker-endpoint", "tcp://0.0.0.0:5555"], "--insecure-tcp"),
+        (["scheduler", "--worker-endpoint", "tcp://0.0.0.0:5555"], "--curve-keys DIR, which `octavo keys DIR` makes"),
+        (["scheduler", "--curve-keys", "/nonexistent"], "'/nonexistent' does not exist"),
+        (["scheduler", "--curve-keys", "/"], "no key at /scheduler.secret"),
+        (["frontend", "--curve-keys", "/"], "no key at /frontend.secret"),
+        (["worker", "--curve-keys", "/"], "no key at /worker.secret"),
         (["scheduler", "--frontend-endpoint", "nonsense"], "is no address"),
         (["serve", "--workers", "0"], "--workers"),
         (["serve", "--policy", "fifo"], "--policy"),
@@ -106,3 +113,21 @@ def test_wrong_settings_are_refused_in_one_clear_line(arguments: list[str], mess
     assert result.exit_code in (1, 2)
     assert message in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("arguments", [["scheduler"], ["frontend", "--model", "/nonexistent"], ["requests"]])
+def test_a_runtime_directory_that_is_open_to_others_is_refused_in_one_clear_line(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    result = CliRunner(env={"OCTAVO_RUNTIME_DIR": str(tmp_path)}).invoke(main, arguments)
+    assert result.exit_code == 2
+    assert f"run `chmod 700 {tmp_path}`" in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize(("flag", "values"), [("policy", list(Policy)), ("preemption", list(Preemption))])
+def test_serve_offers_all_that_the_scheduler_can(flag: str, values: list[str]) -> None:
+    [choice] = [option.type for option in serve.params if option.name == flag]
+    assert isinstance(choice, click.Choice)
+    assert list(choice.choices) == values

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,6 +74,10 @@ async def client(relay: Relay) -> AsyncIterator[AsyncClient]:
 
 def ids_of(events: list[Event]) -> list[int]:
     return [token_id for event in events if isinstance(event, Delta) for token_id in event.token_ids]
+
+
+async def collected(stream: AsyncIterator[Event]) -> list[Event]:
+    return [event async for event in stream]
 
 
 @pytest.mark.parametrize("held_after", [1, 5, 11])
@@ -152,6 +157,32 @@ async def test_a_stream_that_is_closed_is_aborted_though_it_has_a_grace_time(
     while scheduler.running:
         await asyncio.sleep(0.005)
     assert scheduler.aborted == [stream.request_id]
+
+
+async def test_a_stream_that_is_closed_while_it_waits_to_reconnect_is_aborted_and_stays_closed(
+    scheduler: FakeScheduler, relay: Relay, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def pause(seconds: float) -> None:
+        waits.set()
+        await goes_on.wait()
+
+    scheduler.hold_after = 3
+    stream = client.stream("hello", PARAMS)
+    await anext(stream)
+    monkeypatch.setattr("octavo.client.async_client.asyncio", SimpleNamespace(sleep=pause))
+    rest = asyncio.create_task(collected(stream))
+    relay.cut()
+    await waits.wait()
+    await stream.aclose()
+    goes_on.set()
+    async with asyncio.timeout(5):
+        assert len(ids_of(await rest)) <= 3
+    while scheduler.running:
+        await asyncio.sleep(0.005)
+    assert scheduler.aborted == [stream.request_id]
+    assert len(scheduler.submitted) == 1
 
 
 async def test_errors_of_the_real_frontend_are_read(client: AsyncClient, scheduler: FakeScheduler) -> None:

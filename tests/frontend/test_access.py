@@ -105,5 +105,5 @@ def test_the_trusted_name_salts_as_they_are(access: Access) -> None:
     assert access.salt(form(salt="s"), GATEWAY) == "s"
 
 
-def test_what_is_pinned_is_everybodys(access: Access) -> None:
-    assert access.salt(form(pinned_prefix="story"), ALICE) == ""
+def test_the_salt_of_a_request_that_names_what_is_pinned_is_its_tenants_own(access: Access) -> None:
+    assert access.salt(form(pinned_prefix="story"), ALICE) == access.salt(form(), ALICE)

@@ -122,7 +122,6 @@ TOGETHER: dict[str, tuple[dict[str, Any], str]] = {
     "beams with top_p": ({"beam": beam(), "top_p": 0.5}, "top_p is 0.5"),
     "beams with top_k": ({"beam": beam(), "top_k": 5}, "top_k is 5"),
     "beams with min_p": ({"beam": beam(), "min_p": 0.5}, "min_p is 0.5"),
-    "a salted prefix": ({"salt": "s", "pinned_prefix": "p"}, "a salt separates the request from what is pinned"),
 }
 
 
@@ -170,11 +169,6 @@ OVER_THE_WIRE: dict[str, tuple[pb.GenerateRequest, Code, str]] = {
         pb.GenerateRequest(text="x", scheduling={"priority": -101}),
         Code.INVALID_ARGUMENT,
         "priority is -101, but it must be between -100 and 100",
-    ),
-    "a salted prefix": (
-        pb.GenerateRequest(text="x", cache={"salt": "s", "pinned_prefix": "p"}),
-        Code.INVALID_ARGUMENT,
-        "salt is set together with pinned_prefix",
     ),
     "searched logprobs": (
         pb.GenerateRequest(text="x", sampling={"beam_search": {"beam_width": 2}}, response={"top_logprobs": 0}),

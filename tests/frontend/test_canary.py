@@ -148,7 +148,9 @@ async def test_calls_that_are_refused_and_left(
     await eventually(lambda: not scheduler.running)
     async with http.stream("POST", "/v1/completions", json={"prompt": WORD, "stream": True}) as answer:
         assert answer.status_code == 200
-        await anext(answer.aiter_bytes())
+        # Kept, for it takes the connection with it.
+        chunks = answer.aiter_bytes()
+        await anext(chunks)
     await eventually(lambda: not frontend.generation.num_running)
     check(logged, frontend, (await http.get("/metrics")).text)
 

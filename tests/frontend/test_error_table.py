@@ -174,6 +174,7 @@ TABLE: Final[dict[str, Row]] = {
     "too many requests of a tenant": overloaded("TENANT_QUOTA", given=one_is_held, config={"tenant_max_requests": 1}),
     "too much work of a tenant": overloaded("TENANT_QUOTA", given=one_is_held, config={"tenant_max_work_tokens": 12}),
     "a full queue": overloaded("QUEUE_FULL", given=rejected(RejectReason.QUEUE_FULL)),
+    "no memory for it": overloaded("OUT_OF_MEMORY", given=rejected(RejectReason.OUT_OF_MEMORY)),
     "no worker": unavailable("NO_WORKER", workers_leave),
     "workers of another model": unavailable("MODEL_MISMATCH", workers_have_another_model),
     "draining": unavailable("DRAINING", it_drains),
@@ -189,6 +190,7 @@ TABLE: Final[dict[str, Row]] = {
     "an abort": Row("ABORTED", Code.CANCELLED, 409, given=whatever_runs_is_aborted),
     "a step that fails": broken("STEP_FAILED", rejected(RejectReason.STEP_FAILED)),
     "numbers that are none": broken("LOGITS_NOT_FINITE", rejected(RejectReason.NOT_FINITE)),
+    "quarantine": broken("QUARANTINED", rejected(RejectReason.QUARANTINED)),
     "a stream that breaks": broken("STREAM_BROKEN", rejected(RejectReason.ALREADY_COMPLETE)),
 }
 

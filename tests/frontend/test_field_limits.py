@@ -55,7 +55,7 @@ def seconds(value: float) -> dict[str, int]:
 
 def several(path: str, name: str, most: int, entry: Any = 1) -> Field:
     """A list of at most so many entries."""
-    return Field(path, name, [[entry] * most], [[entry] * (most + 1), [entry] * 100_000])
+    return Field(path, name, [[entry] * most], [[entry] * (most + 1), [entry] * 50_000])
 
 
 def token_id(path: str, name: str) -> Field:

@@ -16,7 +16,7 @@ SURE = Logprobs(-0.5, 1, [], [])
 
 def journal_of(**sampling: Any) -> Journal:
     params = SamplingParams(seed=7, max_tokens=6, stop_token_ids=[99], **sampling)
-    journal = Journal("r", [1, 2], params, arrived_at=100.0, priority=3, tenant="t", salt="s")
+    journal = Journal("r", [1, 2], params, arrived_at=100.0, priority=3, tenant="t", cache_key=CacheKey(salt="s"))
     journal.start_attempt(1)
     return journal
 
@@ -232,3 +232,11 @@ def test_what_lacks_the_logprobs_asked_for_is_a_fault(asked: dict[str, Any], bro
     assert journal.accept(delta(0, 2, **brought), 101.0) is Verdict.FAULTY
     assert not journal.begun
     assert journal_of().accept(delta(0, 2, **brought), 101.0) is Verdict.ACCEPTED
+
+
+def test_a_prompt_takes_four_bytes_for_a_token_until_it_is_sent() -> None:
+    """Not nine times as many, as a list of large numbers does."""
+    prompt = list(range(1000, 2000))
+    journal = Journal("r", prompt, SamplingParams(max_tokens=4), 0.0)
+    assert len(memoryview(journal.prompt_token_ids).tobytes()) == 4 * len(prompt)  # type: ignore[arg-type]
+    assert journal.submit("model", 0.0).prompt_token_ids == prompt

@@ -17,7 +17,7 @@ from octavo.testing.grpc_calls import collect, reason_of
 from octavo.testing.tiny_model import START_TOKEN_ID
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
-from octavo.wire.requests import MAX_PREFIXES
+from octavo.wire.requests import MAX_PREFIXES, CacheKey
 
 TEXTS = {"system": "<|im_start|>be brief", "story": "once upon a time"}
 
@@ -108,6 +108,14 @@ async def test_a_prefix_comes_before_the_prompt(scheduler: FakeScheduler, pinnin
         assert scheduler.submitted[0].prompt_token_ids == prefix + server.generation.tokenizer.encode("!")
         assert scheduler.submitted[1].prompt_token_ids == [*prefix, 1, 2]
         assert responses[0].started.prompt_tokens == responses[-1].usage.prompt_tokens == len(prefix) + 1
+
+
+async def test_a_salt_begins_behind_the_prefix(scheduler: FakeScheduler, stub: Any) -> None:
+    await scheduler.set_pinned({"story": [5, 6]})
+    request = ask("story", token_ids=pb.TokenIds(ids=[7]))
+    request.cache.salt = "mine"
+    await collect(stub.Generate(request))
+    assert scheduler.submitted[0].cache_key == CacheKey(salt="mine", salted_from=2)
 
 
 async def test_a_prefix_counts_against_the_context(scheduler: FakeScheduler, stub: Any, frontend: Any) -> None:

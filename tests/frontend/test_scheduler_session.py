@@ -247,6 +247,17 @@ def test_every_rejection_has_its_error(
     assert str(request.reader.failure).startswith("why")
 
 
+def test_what_was_rejected_is_neither_renewed_nor_aborted(session: SchedulerSession) -> None:
+    rejected = live(session)
+    session.receive(Rejected(EPOCH, "r", 1, RejectReason.QUEUE_FULL, ""), 1.0)
+    [renewal] = session.tick()
+    assert isinstance(renewal, Renew)
+    assert renewal.live == []
+    following = live(session)
+    assert session.release(rejected) == []
+    assert session.live == {"r": following}
+
+
 def test_the_rejection_of_an_earlier_attempt_is_ignored(session: SchedulerSession) -> None:
     request = live(session)
     request.journal.start_attempt(2)
@@ -400,3 +411,17 @@ def test_more_prefixes_than_a_message_holds() -> None:
     messages = session.receive(FrontendWelcome(6, STATUS), 0.0)
     assert [len(message.prefixes) for message in messages if isinstance(message, PinPrefixes)] == [MAX_PREFIXES, 1]
     assert pins(messages) == own | {"learned": [3]}
+
+
+def test_requests_of_the_same_id_are_two_to_the_scheduler(session: SchedulerSession) -> None:
+    first, second, third = live(session), live(session), live(session, "r#2")
+    assert [request.journal.request_id for request in (first, second, third)] == ["r", "r", "r#2"]
+    assert sorted(session.live) == ["r", "r#2", "r#2#2"]
+    session.receive(deltas(0, [7]), 1.0)
+    assert [request.journal.sequences[0].token_ids for request in (first, second, third)] == [[7], [], []]
+    [abort] = session.release(second)
+    assert isinstance(abort, Abort)
+    assert abort.request_ids == ["r#2"]
+    [renewal] = session.tick()
+    assert isinstance(renewal, Renew)
+    assert [lease.request_id for lease in renewal.live] == ["r", "r#2#2"]

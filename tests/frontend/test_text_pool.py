@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from octavo.frontend.chat import Chat, ChatMessage
 from octavo.frontend.constraint import Constraint, ConstraintKind
 from octavo.frontend.errors import Broken, InvalidRequest, Reason, Unavailable
-from octavo.frontend.text_pool import SHORT_BYTES, TextPool
+from octavo.frontend.text_pool import AT_ONCE_CHARACTERS, SHORT_BYTES, TextPool
 from octavo.frontend.text_tasks import Setup
 from octavo.frontend.tokenizer import ModelTokenizer
 from octavo.testing.tiny_model import write_byte_model
@@ -73,6 +74,14 @@ async def test_short_texts_need_no_process(pool: TextPool) -> None:
     await pool.encode("a" * (SHORT_BYTES // 4 - 1))
     await pool.encode(Chat((ChatMessage("user", "hi"),)))
     assert pool.pids == []
+
+
+async def test_very_short_texts_need_no_thread(pool: TextPool) -> None:
+    before = set(threading.enumerate())
+    assert len(await pool.encode("a" * AT_ONCE_CHARACTERS)) == AT_ONCE_CHARACTERS
+    assert set(threading.enumerate()) <= before
+    assert len(await pool.encode("a" * (AT_ONCE_CHARACTERS + 1))) == AT_ONCE_CHARACTERS + 1
+    assert set(threading.enumerate()) - before
 
 
 async def test_a_slow_text_is_ended_and_nobody_else_is(tokenizer: ModelTokenizer) -> None:

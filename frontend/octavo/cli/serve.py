@@ -120,7 +120,7 @@ _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 @click.option(
     "--preemption",
     envvar="OCTAVO_PREEMPTION",
-    type=click.Choice(["auto", "recompute", "swap"]),
+    type=click.Choice(["auto", "recompute", "swap", "measured"]),
     help="What becomes of the KV of a request that must give its blocks up. Default: the scheduler's own.",
 )
 def serve(

@@ -15,9 +15,14 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Despite its name, how long one attempt to connect may take, handshakes included.
     ("grpc.min_reconnect_backoff_ms", 5_000),
-    # A server that vanished without a word is found within 30 s.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    # A server that vanished without a word, or no longer knows this connection, is found within 10 s: well before it
+    # gives up a stream with a grace time.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # The same for other pings, which hold that one up: else a minute.
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    # Else two pings go out while nothing is sent, and then one a minute.
+    ("grpc.http2.max_pings_without_data", 0),
 )
 
 

@@ -46,11 +46,8 @@ class Access:
         return tenant_of(request.tenant, caller)
 
     def salt(self, request: GenerationRequest, caller: Caller) -> str:
-        """What separates its cached prefixes from those of others: of other tenants, even if it names no salt.
-
-        A pinned prefix is everybody's, so a request that names one has the common salt.
-        """
-        if self._keys is None or caller.trusted or request.pinned_prefix:
+        """What separates its cached prefixes from those of others: of other tenants, even if it names no salt."""
+        if self._keys is None or caller.trusted:
             return request.salt
         # Neither text can hold the byte between them.
         own = f"{caller.tenant}\0{request.salt}".encode()

@@ -19,8 +19,10 @@ from octavo.frontend.config import GENERATION_CONFIGS, TOOL_PARSERS, FrontendCon
 from octavo.frontend.pinned_prefixes import PinnedPrefixesError
 from octavo.frontend.tls import TlsError
 from octavo.telemetry import tracing
+from octavo.wire.curve_keys import read_client_keys
 from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint, unless_off
 from octavo.wire.model_directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
+from octavo.wire.sockets import check_library
 
 _log = logging.getLogger(__name__)
 _SECONDS = click.FloatRange(min=0)
@@ -28,6 +30,14 @@ _COUNT = click.IntRange(min=1)
 # Those of all connections that are let in, and room for what else is open.
 _OPEN_FILES = 16384
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def _in_runtime_directory(name: str) -> str:
+    """The default endpoint of this name. Raises `click.UsageError` if there is no place for it."""
+    try:
+        return default_endpoint(name)
+    except EndpointError as error:
+        raise click.UsageError(str(error)) from error
 
 
 @click.command()
@@ -63,9 +73,15 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--frontend-endpoint",
     envvar="OCTAVO_FRONTEND_ENDPOINT",
-    default=lambda: default_endpoint("frontends"),
+    default=lambda: _in_runtime_directory("frontends"),
     show_default="ipc in the runtime directory",
     help="Where the scheduler takes frontends.",
+)
+@click.option(
+    "--curve-keys",
+    envvar="OCTAVO_CURVE_KEYS",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory with frontend.secret and scheduler.public, from `octavo keys`: for a scheduler that has keys.",
 )
 @click.option(
     "--insecure-tcp",
@@ -212,6 +228,7 @@ def frontend(
     served_model_name: str | None,
     listen: str,
     frontend_endpoint: str,
+    curve_keys: Path | None,
     insecure_tcp: bool,
     scheduler_grace: float,
     worker_grace: float,
@@ -239,13 +256,15 @@ def frontend(
 ) -> None:
     """Run one frontend: it serves gRPC and HTTP, tokenizes, keeps the journal of running requests. Needs no torch."""
     try:
-        check_endpoint(frontend_endpoint, insecure_tcp=insecure_tcp)
+        check_library()
+        check_endpoint(frontend_endpoint, insecure_tcp=insecure_tcp, has_keys=curve_keys is not None)
         directory = resolve_model(model, load_format)
         config = FrontendConfig(
             model_directory=directory,
             served_model_name=served_model_name or model_name(directory),
             listen=listen,
             scheduler_endpoint=frontend_endpoint,
+            curve_keys=None if curve_keys is None else read_client_keys(curve_keys, "frontend"),
             scheduler_grace_s=scheduler_grace,
             worker_grace_s=worker_grace,
             drain_timeout_s=drain_timeout,

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.wire.curve_keys import ClientKeys
+
 # Whether the model's generation_config.json says what stands in for what a request leaves out.
 GENERATION_CONFIGS = ("auto", "none")
 # How tool calls are found in an answer: `auto` asks the model's chat template.
@@ -17,6 +19,8 @@ class FrontendConfig:
     served_model_name: str
     listen: str
     scheduler_endpoint: str
+    # Without them the scheduler must have none either.
+    curve_keys: ClientKeys | None = None
     # How long a request survives without a scheduler, and how long a new one waits for a first worker.
     scheduler_grace_s: float = 30.0
     worker_grace_s: float = 30.0

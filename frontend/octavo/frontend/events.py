@@ -4,7 +4,7 @@ last of each sequence; one `Usage`. `Notice`s may come anywhere before that."""
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -43,7 +43,7 @@ class Started:
 
     request_id: str
     model: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
     seed: int
     prompt_logprobs: list[Logprobs]
 
@@ -91,6 +91,14 @@ class Notice:
 
 
 Event = Started | Piece | Finished | Usage | Notice
+# Logprobs of a prompt that are written in less than a millisecond.
+FEW_LOGPROBS: Final = 64
+
+
+def is_long(event: Event) -> bool:
+    """Whether writing it for a client takes so long (a second, with the logprobs of a long prompt) that it is to be
+    done off the event loop."""
+    return isinstance(event, Started) and len(event.prompt_logprobs) > FEW_LOGPROBS
 
 
 class Emitted(NamedTuple):

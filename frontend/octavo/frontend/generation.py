@@ -129,15 +129,15 @@ class Generation:
         """What was asked for under that id. Raises `NotFound`."""
         return self._registry.find(request_id, caller).request
 
-    def prompt_tokens_of(self, request_id: str) -> int | None:
-        """The length of the prompt of the request with that id; None before it is tokenized."""
-        running = self._registry.get(request_id)
+    def prompt_tokens_of(self, request_id: str, caller: Caller = ANYBODY) -> int | None:
+        """The length of the prompt of the caller's request with that id; None before it is tokenized."""
+        running = self._registry.get(request_id, caller)
         return len(running.stream.journal.prompt_token_ids) if running and running.stream else None
 
     def abort(self, request_id: str, caller: Caller = ANYBODY) -> bool:
-        """Ends a request of the caller's tenant by its id; whether it was running."""
-        running = self._registry.get(request_id)
-        if running is None or running.ended or not running.belongs_to(caller):
+        """Ends the caller's request of that id; whether it was running."""
+        running = self._registry.get(request_id, caller)
+        if running is None or running.ended:
             return False
         self._registry.end(running, Aborted(Reason.ABORTED, f"request {request_id} was aborted by its id"))
         return True
@@ -201,7 +201,7 @@ class Generation:
         check_form(request)
         check_prompt_size(request.prompt, self.max_model_len)
         check_answer_size(request.max_new_tokens, self.max_model_len)
-        request_id = self._free_id(request.request_id)
+        request_id = self._free_id(request.request_id, caller)
         tenant, salt = self._access.tenant(request, caller), self._access.salt(request, caller)
         ticket = self._admission.admit(request, tenant)
         span = tracing.start_span("request", request.traceparent, request_id=request_id, model=self.model_name)
@@ -210,8 +210,8 @@ class Generation:
         grace_s = min(request.detach_grace_s, self._registry.patience.max_detach_grace_s)
         return Running(request, request_id, tenant, salt, arrived_at, grace_s, meter)
 
-    def _free_id(self, request_id: str) -> str:
-        if self._registry.get(request_id):
+    def _free_id(self, request_id: str, caller: Caller) -> str:
+        if self._registry.get(request_id, caller):
             raise AlreadyExists(
                 Reason.DUPLICATE_ID,
                 f"a request with id {request_id!r} is running, or kept to be attached to; wait for it, or leave the id"

@@ -1,5 +1,6 @@
 """What happens behind every door as octavo.v1 messages to clients."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -40,6 +41,10 @@ class EventWriter:
         # They may be there for the server's own use.
         self._shows_logprobs = options.HasField("top_logprobs")
         self._piece = piece
+
+    async def written(self, emitted: events.Emitted) -> pb.GenerateResponse:
+        """The same as `write`, with no other call held up for long."""
+        return await asyncio.to_thread(self.write, emitted) if events.is_long(emitted.event) else self.write(emitted)
 
     def write(self, emitted: events.Emitted) -> pb.GenerateResponse:
         """The event as a message."""

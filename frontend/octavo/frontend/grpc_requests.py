@@ -1,5 +1,6 @@
 """octavo.v1 messages from clients as the types behind every door."""
 
+from array import array
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -128,7 +129,7 @@ def _prompt(message: pb.GenerateRequest) -> Prompt:
         case "text":
             return message.text
         case "token_ids":
-            return list(message.token_ids.ids)
+            return array("I", message.token_ids.ids)
         case "chat":
             return read_chat(message.chat)
     raise bad_parameter("prompt", "missing", "one of text, token_ids and chat must be set")

@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import Message
 
 from octavo.frontend.access import tenant_from_headers
+from octavo.frontend.caller import Caller
 from octavo.frontend.chat import Chat
 from octavo.frontend.errors import ServiceError, bad_parameter, internal_error
 from octavo.frontend.events import Emitted
@@ -72,18 +73,18 @@ class GenerationService(services.GenerationServiceServicer):
         context: Context,
         wrap: Callable[[pb.GenerateResponse], Message],
     ) -> None:
-        write_event = EventWriter(options, self._generation.tokenizer.piece).write
+        write_event = EventWriter(options, self._generation.tokenizer.piece).written
         has_begun = False
         async with paced(self._generation.stall_timeout_s) as pace, contextlib.aclosing(events):
             async for emitted in events:
                 if not has_begun:
                     has_begun = True
-                    await context.send_initial_metadata(self._initial_metadata(request_id))
+                    await context.send_initial_metadata(self._initial_metadata(request_id, caller_of(context)))
                 with pace:
-                    await context.write(wrap(write_event(emitted)))
+                    await context.write(wrap(await write_event(emitted)))
 
-    def _initial_metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
-        prompt_tokens = self._generation.prompt_tokens_of(request_id)
+    def _initial_metadata(self, request_id: str, caller: Caller) -> tuple[tuple[str, str], ...]:
+        prompt_tokens = self._generation.prompt_tokens_of(request_id, caller)
         # Metadata holds ASCII only; `started` has the id in any case.
         named = (("x-request-id", request_id),) if request_id.isascii() else ()
         return (*named, ("x-prompt-tokens", str(prompt_tokens)))

@@ -5,10 +5,11 @@ request again from any point is here, so losing the scheduler or a worker loses 
 """
 
 import enum
+from array import array
 from collections.abc import Sequence
 
 from octavo.wire import history
-from octavo.wire.requests import CacheKey, Delta, GeneratedSequence, Lease, Request
+from octavo.wire.requests import NO_CACHE_KEY, CacheKey, Delta, GeneratedSequence, Lease, Request
 from octavo.wire.sampling import Logprobs, SamplingParams
 
 
@@ -78,17 +79,20 @@ class Journal:
         *,
         priority: int = 0,
         tenant: str = "",
-        salt: str = "",
+        cache_key: CacheKey = NO_CACHE_KEY,
         max_queue_s: float | None = None,
         traceparent: str = "",
     ) -> None:
         self.request_id = request_id
-        self.prompt_token_ids = list(prompt_token_ids)
+        # What the scheduler calls it.
+        self.wire_id = request_id
+        # A list of so many numbers would take nine times the memory.
+        self.prompt_token_ids: Sequence[int] = array("i", prompt_token_ids)
         self.sampling = sampling
         self.arrived_at = arrived_at
         self.priority = priority
         self.tenant = tenant
-        self.cache_key = CacheKey(salt=salt)
+        self.cache_key = cache_key
         self.max_queue_s = max_queue_s
         self.traceparent = traceparent
         # That of the latest submission; 0 before the first.
@@ -158,11 +162,11 @@ class Journal:
         """The request as it must be run now, from where it stands; it is about to be sent."""
         resubmitted, self._submitted = self._submitted, True
         return Request(
-            request_id=self.request_id,
+            request_id=self.wire_id,
             attempt=self.attempt,
             resubmitted=resubmitted,
             model_fingerprint=model_fingerprint,
-            prompt_token_ids=self.prompt_token_ids,
+            prompt_token_ids=list(self.prompt_token_ids),
             generated=self._generated(),
             sampling=self.sampling,
             priority=self.priority,
@@ -175,7 +179,7 @@ class Journal:
 
     def lease(self) -> Lease:
         """Its line in a renewal."""
-        return Lease(request_id=self.request_id, attempt=self.attempt)
+        return Lease(request_id=self.wire_id, attempt=self.attempt)
 
     def _is_whole(self, delta: Delta) -> bool:
         """Whether the delta brings all that was asked for with its tokens."""

@@ -15,7 +15,7 @@ from octavo.frontend.stream import Shape
 from octavo.frontend.text_pool import TextPool
 from octavo.frontend.tokenizer import ModelTokenizer
 from octavo.frontend.validation import check_prompt_size
-from octavo.wire.requests import ServiceStatus
+from octavo.wire.requests import CacheKey, ServiceStatus
 from octavo.wire.sampling import MAX_GRAMMAR, SamplingParams
 
 
@@ -47,7 +47,7 @@ class Preparation:
             running.arrived_at,
             priority=request.priority,
             tenant=running.tenant,
-            salt=running.salt,
+            cache_key=CacheKey(salt=running.salt, salted_from=len(prefix)),
             max_queue_s=request.max_queue_s,
             traceparent=running.meter.traceparent,
         )

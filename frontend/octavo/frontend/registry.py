@@ -19,6 +19,7 @@ from octavo.frontend.events import Emitted
 from octavo.frontend.failures import log_failure
 from octavo.frontend.pacing import slow_reader
 from octavo.frontend.reader import Turn
+from octavo.frontend.request_book import RequestBook
 from octavo.frontend.running import Running
 from octavo.frontend.scheduler_client import SchedulerClient
 
@@ -41,23 +42,23 @@ class Registry:
     def __init__(self, scheduler: SchedulerClient, patience: Patience) -> None:
         self.patience = patience
         self._scheduler = scheduler
-        self._requests: dict[str, Running] = {}
+        self._requests = RequestBook()
         # Of requests that nobody reads.
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def num_running(self) -> int:
         """Those that have not ended, whether somebody reads them or not."""
-        return sum(not running.ended for running in self._requests.values())
+        return sum(not running.ended for running in self._requests)
 
-    def get(self, request_id: str) -> Running | None:
-        """The request of that id, whoever it belongs to."""
-        return self._requests.get(request_id)
+    def get(self, request_id: str, caller: Caller) -> Running | None:
+        """The caller's request of that id: see `RequestBook.get`."""
+        return self._requests.get(request_id, caller)
 
     def find(self, request_id: str, caller: Caller) -> Running:
         """The caller's request of that id. Raises `NotFound`."""
-        running = self._requests.get(request_id)
-        if running is None or not running.belongs_to(caller):
+        running = self._requests.get(request_id, caller)
+        if running is None:
             raise NotFound(
                 Reason.REQUEST_NOT_FOUND,
                 f"no request with id {request_id[:128]!r} runs here, or is kept; send it as a new one",
@@ -67,7 +68,7 @@ class Registry:
 
     def add(self, running: Running, deadline: float | None) -> None:
         """A new request. `deadline` is a time of the event loop's clock; what it may take at most is another."""
-        self._requests[running.request_id] = running
+        self._requests.add(running)
         latest = asyncio.get_running_loop().time() + self.patience.max_request_s
         running.fail_at(latest if deadline is None else min(deadline, latest), lambda: self.end(running, too_late()))
 
@@ -95,7 +96,7 @@ class Registry:
     def cut_off(self) -> None:
         """Ends what still runs, at the end of a drain."""
         message = "this frontend shut down before the answer was complete; send it to another"
-        for running in self._requests.values():
+        for running in self._requests:
             self.end(running, Unavailable(Reason.DRAINING, message))
 
     async def read(
@@ -192,7 +193,7 @@ class Registry:
     def _forget(self, running: Running) -> None:
         running.keep()
         self.end(running, None)
-        del self._requests[running.request_id]
+        self._requests.remove(running)
         # Ends what reads it for nobody.
         running.reader.take()
         running.meter.forgotten()

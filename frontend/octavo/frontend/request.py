@@ -8,7 +8,7 @@ from octavo.frontend.constraint import Constraint
 from octavo.wire.sampling import BeamSearch
 
 # Text, token ids, or a chat.
-Prompt = str | list[int] | Chat
+Prompt = str | Sequence[int] | Chat
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from octavo.frontend.caller import Caller
 from octavo.frontend.errors import ServiceError
 from octavo.frontend.events import Emitted
 from octavo.frontend.meter import Meter
@@ -54,10 +53,6 @@ class Running:
     def num_told(self) -> int:
         """How many events were made."""
         return len(self.stream) if self.stream else 0
-
-    def belongs_to(self, caller: Caller) -> bool:
-        """Whether the caller may read and end it."""
-        return caller.trusted or caller.tenant == self.tenant
 
     def told_after(self, offset: int) -> Iterator[list[Emitted]]:
         """The events after that offset which were made already, some at a time (maybe none)."""

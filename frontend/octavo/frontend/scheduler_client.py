@@ -16,6 +16,7 @@ from octavo.frontend.pinned_prefixes import PinnedPrefixes
 from octavo.frontend.reader import Reader
 from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
 from octavo.wire.codec import WireError, decode_to_frontend, encode
+from octavo.wire.curve_keys import ClientKeys
 from octavo.wire.requests import MAX_LIVE_REQUESTS, RENEW_INTERVAL_S, FromFrontend, ServiceStatus
 from octavo.wire.sockets import connect_dealer
 
@@ -49,9 +50,11 @@ class SchedulerClient:
         model_fingerprint: str,
         grace_s: float,
         own_prefixes: Mapping[str, list[int]] | None = None,
+        keys: ClientKeys | None = None,
     ) -> None:
         self.grace_s = grace_s
         self._endpoint = endpoint
+        self._keys = keys
         # Half of the range, because msgpack has room for 64 bits and some readers only for 63.
         self._session = SchedulerSession(secrets.randbits(63), model_fingerprint, time.monotonic(), own_prefixes)
         self._socket: zmq.asyncio.Socket | None = None
@@ -123,7 +126,7 @@ class SchedulerClient:
         # Loading a tokenizer takes seconds that are no silence of the scheduler.
         self._session.last_heard = time.monotonic()
         context = zmq.asyncio.Context()
-        self._socket = connect_dealer(context, self._endpoint)
+        self._socket = connect_dealer(context, self._endpoint, self._keys)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(self._socket))

@@ -8,6 +8,7 @@ reconnection and a new scheduler.
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 
 from octavo.frontend import events
 from octavo.frontend.errors import (
@@ -81,6 +82,7 @@ class SchedulerSession:
         self.status: ServiceStatus | None = None
         self.refused: str | None = None
         self.last_heard = now
+        # By what the scheduler calls them.
         self.live: dict[str, LiveRequest] = {}
         self.prefixes = PinnedPrefixes(own_prefixes or {})
         self._unanswered_renewals = 0
@@ -93,23 +95,27 @@ class SchedulerSession:
 
     def submit(self, request: LiveRequest, now: float) -> list[FromFrontend]:
         """Takes the request under its lease and sends it; what cannot leave now is found out by a renewal."""
-        self.live[request.journal.request_id] = request
+        request.journal.wire_id = self._wire_id(request.journal.request_id)
+        self.live[request.journal.wire_id] = request
         return self._submission(request.journal, now)
 
     def release(self, request: LiveRequest) -> list[FromFrontend]:
         """Ends the lease, and says so if the scheduler may still be at work for it."""
         journal = request.journal
-        self.live.pop(journal.request_id, None)
+        if self.live.get(journal.wire_id) is not request:
+            # It was rejected.
+            return []
+        del self.live[journal.wire_id]
         if self.epoch is None or journal.complete:
             return []
-        return [Abort(epoch=self.epoch, request_ids=[journal.request_id])]
+        return [Abort(epoch=self.epoch, request_ids=[journal.wire_id])]
 
     def end_sequence(self, request: LiveRequest, sequence_index: int) -> list[FromFrontend]:
         """Ends one sequence, and says so if others run on. With the last one the request ends: see `release`."""
         journal = request.journal
         if not journal.end_sequence(sequence_index) or self.epoch is None:
             return []
-        return [EndSequence(self.epoch, journal.request_id, journal.attempt, sequence_index)]
+        return [EndSequence(self.epoch, journal.wire_id, journal.attempt, sequence_index)]
 
     def tick(self) -> list[FromFrontend]:
         """What is to be said once a second: hello, or the renewal of every lease."""
@@ -217,6 +223,11 @@ class SchedulerSession:
             return []
         return [Submit(epoch=self.epoch, request=journal.submit(self.model_fingerprint, now))]
 
+    def _wire_id(self, request_id: str) -> str:
+        """The request's own id, unless another tenant has one of the same."""
+        names = chain([request_id], (f"{request_id}#{number}" for number in count(2)))
+        return next(name for name in names if name not in self.live)
+
     def _pass_on(self, message: Notices) -> None:
         for notice in message.notices:
             request = self.live.get(notice.request_id)
@@ -226,6 +237,8 @@ class SchedulerSession:
     def _reject(self, message: Rejected) -> None:
         request = self.live.get(message.request_id)
         if request is not None and request.journal.attempt == message.attempt:
+            # The scheduler does not hold it any more.
+            del self.live[message.request_id]
             request.reader.fail(_rejection(message))
 
 
@@ -255,6 +268,10 @@ def _rejection(message: Rejected) -> ServiceError:
             return Broken(Reason.STEP_FAILED, detail)
         case RejectReason.NOT_FINITE:
             return Broken(Reason.LOGITS_NOT_FINITE, detail)
+        case RejectReason.OUT_OF_MEMORY:
+            return Overloaded(Reason.OUT_OF_MEMORY, detail)
+        case RejectReason.QUARANTINED:
+            return Broken(Reason.QUARANTINED, detail)
         case RejectReason.NO_TOKEN_LEFT:
             return InvalidRequest(Reason.NO_TOKEN_LEFT, detail)
         case RejectReason.BAD_GRAMMAR:

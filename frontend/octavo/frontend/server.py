@@ -50,6 +50,10 @@ _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Also where another ping holds that one up, and where requests wait: else two go out while nothing is sent, and
+    # then one a minute.
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
     # Clients may ping through long silences, as queued requests have them.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
@@ -78,6 +82,7 @@ class FrontendServer:
             fingerprint(config.model_directory, config.load_format),
             config.scheduler_grace_s,
             prefixes,
+            config.curve_keys,
         )
         admission = Admission(config, access.bounds)
         self._metrics = FrontendMetrics(config.served_model_name, admission, lambda: self.scheduler.journals)

@@ -27,6 +27,8 @@ from octavo.frontend.text_tasks import (
 from octavo.frontend.text_worker import TextProcessLost, TextWorker
 from octavo.frontend.tokenizer import ModelTokenizer
 
+# A text of so many characters takes less time than to hand it to a thread and back.
+AT_ONCE_CHARACTERS: Final = 128
 # A text or a chat of fewer bytes takes about a millisecond, whatever it says: a thread will do.
 SHORT_BYTES: Final = 4096
 # Clients ask for the same few grammars again and again: so many are kept, of so many characters each.
@@ -39,8 +41,9 @@ _ATTEMPTS: Final = 2
 class TextPool:
     """Whatever a client's text may make slow. Belongs to one event loop.
 
-    What is short is done in a thread, the rest by `processes` in the order of arrival. A task that takes more than
-    `timeout_s` seconds is ended with its process, and nothing else is. A process is started when there is no idle one.
+    What is very short is done at once, what is short in a thread, the rest by `processes` in the order of arrival. A
+    task that takes more than `timeout_s` seconds is ended with its process, and nothing else is. A process is started
+    when there is no idle one.
     """
 
     def __init__(self, tokenizer: ModelTokenizer, processes: int, timeout_s: float) -> None:
@@ -70,16 +73,16 @@ class TextPool:
         match prompt:
             case str():
                 task: Task = EncodeText(prompt, continues=not add_special_tokens)
+                if len(prompt) <= AT_ONCE_CHARACTERS:
+                    return _token_ids(perform(self._tokenizer, task))
                 is_short = 4 * len(prompt) < SHORT_BYTES
             case Chat():
                 task = EncodeChat(prompt)
                 # A variable may be a number to count up to.
                 is_short = not prompt.template_variables and prompt.num_bytes < SHORT_BYTES
             case _:
-                return prompt
-        answer = await (self._in_thread(task) if is_short else self._in_process(task))
-        assert isinstance(answer, TokenIds)
-        return answer.token_ids
+                return list(prompt)
+        return _token_ids(await (self._in_thread(task) if is_short else self._in_process(task)))
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of the ids."""
@@ -91,7 +94,7 @@ class TextPool:
         one that is wrong, too large, or takes too long."""
         grammar = self._grammars.pop(constraint, None)
         if grammar is None:
-            answer = await self._in_process(Compile(constraint))
+            answer = _checked(await self._in_process(Compile(constraint)))
             assert isinstance(answer, Grammar)
             grammar = answer.text
         if len(grammar) <= _MAX_KEPT_GRAMMAR:
@@ -111,7 +114,7 @@ class TextPool:
             worker.kill()
 
     async def _in_thread(self, task: Task) -> Answer:
-        return _checked(await asyncio.get_running_loop().run_in_executor(self._thread, perform, self._tokenizer, task))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, perform, self._tokenizer, task)
 
     async def _in_process(self, task: Task) -> Answer:
         await self._free.acquire()
@@ -119,7 +122,7 @@ class TextPool:
         work = asyncio.create_task(self._attempted(task))
         self._work.add(work)
         work.add_done_callback(self._ended)
-        return _checked(await asyncio.shield(work))
+        return await asyncio.shield(work)
 
     def _ended(self, work: "asyncio.Task[Answer]") -> None:
         self._work.discard(work)
@@ -174,6 +177,12 @@ class TextPool:
         if self._closed:
             raise Unavailable(Reason.DRAINING, "this frontend is shutting down; send the request to another one")
         return await TextWorker.start(self._setup)
+
+
+def _token_ids(answer: Answer) -> list[int]:
+    answer = _checked(answer)
+    assert isinstance(answer, TokenIds)
+    return answer.token_ids
 
 
 def _checked(answer: Answer) -> Answer:

@@ -84,7 +84,6 @@ def check_form(request: GenerationRequest) -> None:
     _check_stopping(request)
     _check_parallel(request)
     _check_beam(request)
-    _check_prefix(request)
     _check_constraint(request)
     _check_prompt_form(request.prompt)
 
@@ -96,7 +95,7 @@ def check_count(field: str, values: Sized, most: int) -> None:
 
 def check_prompt_size(prompt: Prompt, max_model_len: int) -> None:
     """Raises `InvalidRequest` for a prompt that cannot fit, before any work is spent on tokenizing it."""
-    if isinstance(prompt, list):
+    if not isinstance(prompt, str | Chat):
         check_room(len(prompt), max_model_len)
         return
     size = _num_bytes(prompt)
@@ -179,12 +178,6 @@ def _check_beam_is_not_sampling(request: GenerationRequest) -> None:
         if (value := getattr(request, field)) not in (None, off):
             rule = f"a beam search takes the likeliest tokens and samples none; leave it out or set it to {off}"
             raise bad_parameter(field, value, rule)
-
-
-def _check_prefix(request: GenerationRequest) -> None:
-    if request.pinned_prefix and request.salt:
-        rule = "a salt separates the request from what is pinned; leave out salt or pinned_prefix"
-        raise bad_parameter("salt", "set together with pinned_prefix", rule)
 
 
 def _check_constraint(request: GenerationRequest) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo.frontend.events import Event, Finished, FinishReason, Piece, Started
+from octavo.frontend.events import FEW_LOGPROBS, Event, Finished, FinishReason, Piece, Started
 from octavo.frontend.openai.answers import Form, answer, stream
 from octavo.wire.sampling import Logprobs
 
@@ -33,9 +33,9 @@ async def events(prompt_logprobs: list[Logprobs]) -> AsyncGenerator[tuple[int, E
 
 
 @pytest.mark.parametrize("scored", [False, True])
-async def test_logprobs_of_prompts_are_written_off_the_event_loop(scored: bool) -> None:
+async def test_many_logprobs_of_a_prompt_are_written_off_the_event_loop(scored: bool) -> None:
     form = Form("text_completion", "id", "model", 1, lambda index: Choice())
-    logprobs = [Logprobs(-1.0, 1, [], [])] if scored else []
+    logprobs = [Logprobs(-1.0, 1, [], [])] * (FEW_LOGPROBS + scored)
     streamed = b"".join([chunk async for chunk in stream(form, events(logprobs))])
     for written in (streamed, await answer(form, events(logprobs))):
         assert (threading.main_thread().name.encode() not in written) is scored

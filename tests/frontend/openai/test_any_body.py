@@ -43,7 +43,7 @@ def test_completions(body: bytes) -> None:
     with contextlib.suppress(ServiceError):
         fields, _ = read_fields(body, CompletionBody, COMPLETION_UNSUPPORTED)
         seconds("timeout", fields.timeout)
-        for prompt in read_prompts(fields.prompt):
+        for prompt in read_prompts(fields.prompt, 4096):
             check_form(GenerationRequest(prompt=prompt, max_new_tokens=fields.max_tokens, **sampling_of(fields)))
 
 
@@ -62,4 +62,4 @@ def test_bytes_in_the_midst_of_a_body(rubbish: bytes, place: int) -> None:
     good = b'{"prompt": ["hello"], "n": 2, "stop": ["x"], "user": {"a": [1, 2]}}'
     with contextlib.suppress(ServiceError):
         fields, _ = read_fields(good[:place] + rubbish + good[place:], CompletionBody, COMPLETION_UNSUPPORTED)
-        read_prompts(fields.prompt)
+        read_prompts(fields.prompt, 4096)

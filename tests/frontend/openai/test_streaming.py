@@ -63,7 +63,9 @@ async def test_what_comes_together_leaves_together(
     scheduler: FakeScheduler, frontend: FrontendServer, http: httpx.AsyncClient
 ) -> None:
     async with http.stream("POST", "/v1/chat/completions", json={**CHAT, "n": 8}) as response:
-        first = await anext(response.aiter_raw())
+        # Kept, for it takes the connection with it.
+        chunks = response.aiter_raw()
+        first = await anext(chunks)
     # The roles of all choices, and the tokens that came with them.
     assert first.count(b'"role":"assistant"') == 8
     assert first.count(b'"content"') > 8
@@ -171,7 +173,8 @@ async def test_a_client_that_leaves_ends_all_its_prompts(
         httpx.AsyncClient(base_url=url, trust_env=False) as http,
         http.stream("POST", "/v1/completions", json=body) as response,
     ):
-        await anext(response.aiter_raw())
+        chunks = response.aiter_raw()
+        await anext(chunks)
         await eventually(lambda: len(scheduler.running) == 3)
     await eventually(lambda: len(scheduler.aborted) == 3)
     assert frontend.generation.num_running == 0

@@ -61,6 +61,16 @@ async def test_snapshots_come_as_the_scheduler_sends_them(http: httpx.AsyncClien
         assert await viewer.waiting() == 2
 
 
+async def test_head_tells_the_same_and_watches_nothing(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
+    answer = await http.head("/live")
+    assert (answer.status_code, answer.content) == (200, b"")
+    admin.put(waiting=1)
+    async with watching(http) as viewer:
+        assert answer.headers["content-type"] == viewer.response.headers["content-type"]
+        assert await viewer.waiting() == 1
+    assert admin.calls == 1
+
+
 async def test_all_viewers_share_one_call_which_ends_with_the_last(
     http: httpx.AsyncClient, admin: FakeAdmin, eventually: Any
 ) -> None:

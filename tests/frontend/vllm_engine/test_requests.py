@@ -1,5 +1,6 @@
 """What their messages say in our words."""
 
+from array import array
 from typing import Any
 
 import pytest
@@ -45,4 +46,4 @@ def test_zeros_that_mean_nothing_are_left_out_and_those_that_mean_something_kept
 def test_a_rank_of_zero_is_the_only_one_there_is() -> None:
     request = message()
     request.data_parallel_rank = 0
-    assert read_generate(request, 512).prompt == [1, 2]
+    assert read_generate(request, 512).prompt == array("I", [1, 2])

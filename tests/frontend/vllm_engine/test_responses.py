@@ -1,7 +1,10 @@
 """Our events in their words."""
 
-from octavo.frontend.events import Finished, FinishReason, Piece, Started, Usage
+import pytest
+
+from octavo.frontend.events import FEW_LOGPROBS, Finished, FinishReason, Piece, Started, Usage
 from octavo.frontend.vllm_engine.responses import Responses
+from octavo.testing.watched import Watched
 from octavo.wire.sampling import Logprobs
 
 USAGE = Usage(3, 2, 0, 0, 2, 0.0, 0.0)
@@ -27,3 +30,14 @@ def test_text_that_waits_for_its_tokens_makes_no_chunk() -> None:
     responses = Responses(streams=True, logprobs=False)
     assert list(responses.of(Started("r", "m", [4], 0, []))) == []
     assert list(responses.of(Piece("rest", []))) == []
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_many_logprobs_of_a_prompt_are_written_once_and_off_the_event_loop(more: int) -> None:
+    logprobs = Watched([Logprobs(-0.5, 1, [7], [-0.5])] * (FEW_LOGPROBS + more))
+    responses = Responses(streams=True, logprobs=False)
+    started = Started("r", "m", [4] * (len(logprobs) + 1), 0, logprobs)
+    for event in (started, Piece("x", [1]), Finished(FinishReason.LENGTH, None), USAGE):
+        messages = await responses.written(event)
+    assert len(messages[0].complete.input_logprobs.token_ids) == len(logprobs) + 1
+    assert logprobs.apart == {bool(more)}

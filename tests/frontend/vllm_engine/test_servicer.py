@@ -9,6 +9,7 @@ import random
 import zipfile
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -18,6 +19,7 @@ from octavo.frontend.server import FrontendServer
 from octavo.frontend.tokenizer import ModelTokenizer
 from octavo.frontend.vllm_engine.protocol import common, pb, services
 from octavo.frontend.vllm_engine.service import add_vllm_engine
+from octavo.telemetry.tracing import Span
 from octavo.testing.fake_scheduler import FakeScheduler
 from octavo.testing.grpc_calls import reason_of
 from octavo.testing.tiny_model import END_TOKEN_ID, VOCAB_SIZE
@@ -72,6 +74,21 @@ async def test_the_chunks_of_several_sequences_say_whose_they_are(scheduler: Fak
         own = [chunk for chunk in chunks if chunk.index == index]
         assert [token_id for chunk in own for token_id in chunk.token_ids] == [10 + index] * 4
     assert [c.index for c in complete] == [0, 1]
+
+
+async def test_the_trace_of_the_gateway_goes_on(
+    scheduler: FakeScheduler, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def start_span(name: str, traceparent: str = "", **attributes: Any) -> Any:
+        asked.append((name, traceparent))
+        return Mock(spec=Span, traceparent="ours")
+
+    monkeypatch.setattr("octavo.telemetry.tracing.start_span", start_span)
+    await read(engine.Generate(request(), metadata=(("traceparent", "theirs"),)))
+    assert asked == [("request", "theirs")]
+    assert scheduler.submitted[0].traceparent == "ours"
 
 
 async def test_a_gateway_names_the_tenant_it_speaks_for(scheduler: FakeScheduler, engine: Any) -> None:

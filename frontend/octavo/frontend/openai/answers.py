@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.frontend.events import Finished, FinishReason, MatchKind, Notice, Piece, Started, joined
+from octavo.frontend.events import Finished, FinishReason, MatchKind, Notice, Piece, Started, is_long, joined
 from octavo.frontend.openai.calls import Placed
 from octavo.frontend.openai.clock import unix_time
 from octavo.frontend.openai.connection import while_connected
@@ -154,8 +154,8 @@ async def answer(form: Form, events: AsyncGenerator[Placed]) -> bytes:
 
 
 async def _apart(begun: Iterable[Started], write: Callable[[], bytes]) -> bytes:
-    """What `write` gives. With the logprobs of a long prompt it takes a second, in which others go on."""
-    return await asyncio.to_thread(write) if any(started.prompt_logprobs for started in begun) else write()
+    """What `write` gives, for the answers that have begun so."""
+    return await asyncio.to_thread(write) if any(map(is_long, begun)) else write()
 
 
 class _Chunks:

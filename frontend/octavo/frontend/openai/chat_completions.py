@@ -12,10 +12,10 @@ from octavo.frontend.constraint import Constraint
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.events import Finished, FinishReason, Piece, Started
 from octavo.frontend.openai.answers import Form, encode, finish_reason, respond, stop_reason, usage_options
+from octavo.frontend.openai.bodies import read_call
 from octavo.frontend.openai.calls import fresh_id, generations, origin_of
-from octavo.frontend.openai.connection import read_body
 from octavo.frontend.openai.door import Door
-from octavo.frontend.openai.fields import decoded, read_fields
+from octavo.frontend.openai.fields import decoded
 from octavo.frontend.openai.logprobs import ChatLogprobs, prompt_logprobs_of
 from octavo.frontend.openai.messages import chat_of, tools_of
 from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
@@ -40,7 +40,7 @@ class _Tools:
 
 async def chat_completions(door: Door, request: Request) -> Response:
     """Answers one call."""
-    body, unknown = read_fields(await read_body(request), ChatBody, CHAT_UNSUPPORTED)
+    body, unknown = await read_call(request, ChatBody, CHAT_UNSUPPORTED)
     _check(body)
     call = body.request_id or fresh_id()
     tools = _tools(door, body)
@@ -97,7 +97,7 @@ def _form(door: Door, body: ChatBody, tools: _Tools, call: str) -> Form:
 
     def extra(started: Started) -> dict[str, Any]:
         ids = started.prompt_token_ids
-        found: dict[str, Any] = {"prompt_token_ids": ids} if body.return_token_ids else {}
+        found: dict[str, Any] = {"prompt_token_ids": list(ids)} if body.return_token_ids else {}
         if body.prompt_logprobs is not None:
             found["prompt_logprobs"] = prompt_logprobs_of(tokenizer, ids, started.prompt_logprobs)
         return found

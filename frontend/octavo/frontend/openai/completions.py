@@ -12,10 +12,10 @@ from octavo.frontend.caller import Caller
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.events import Finished, FinishReason, Piece, Started, Usage
 from octavo.frontend.openai.answers import Form, encode, finish_reason, respond, stop_reason, usage_options
+from octavo.frontend.openai.bodies import read_call
 from octavo.frontend.openai.calls import Placed, fresh_id, generations, origin_of
-from octavo.frontend.openai.connection import read_body, while_connected
+from octavo.frontend.openai.connection import while_connected
 from octavo.frontend.openai.door import Door, caller_of
-from octavo.frontend.openai.fields import read_fields
 from octavo.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs_of
 from octavo.frontend.openai.prompts import read_prompts
 from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
@@ -31,10 +31,10 @@ _MAX_TOKENS = 16
 
 async def completions(door: Door, request: Request) -> Response:
     """Answers one call."""
-    body, unknown = read_fields(await read_body(request), CompletionBody, COMPLETION_UNSUPPORTED)
+    body, unknown = await read_call(request, CompletionBody, COMPLETION_UNSUPPORTED)
     _check(body)
     call = body.request_id or fresh_id()
-    prompts = read_prompts(body.prompt)
+    prompts = read_prompts(body.prompt, door.generation.max_model_len)
     texts = await while_connected(request, _texts(door, prompts, caller_of(request))) if body.echo else []
     events = generations(door, request, _asked(body, prompts, call, request), seconds("timeout", body.timeout))
     form = _form(door, body, f"cmpl-{call}", texts)
@@ -121,7 +121,7 @@ class _Choice:
     def begin(self, started: Started) -> bytes:
         if self._echo is None and not self._shows_ids:
             return b""
-        ids = {"prompt_token_ids": started.prompt_token_ids} if self._shows_ids else {}
+        ids = {"prompt_token_ids": list(started.prompt_token_ids)} if self._shows_ids else {}
         return encode({**self._object(self._prompt(started)), "finish_reason": None, **ids})
 
     def piece(self, piece: Piece) -> bytes:
@@ -143,7 +143,7 @@ class _Choice:
         )
         found = {**self._object(shown), **_ending(finished)}
         if self._shows_ids:
-            found |= {"token_ids": piece.token_ids, "prompt_token_ids": started.prompt_token_ids}
+            found |= {"token_ids": piece.token_ids, "prompt_token_ids": list(started.prompt_token_ids)}
         if self._shows_prompt_logprobs:
             ids = started.prompt_token_ids
             found["prompt_logprobs"] = prompt_logprobs_of(self._tokenizer, ids, started.prompt_logprobs)

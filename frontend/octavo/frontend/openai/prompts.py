@@ -7,6 +7,7 @@ from msgspec import Raw
 
 from octavo.frontend.errors import InvalidRequest, bad_parameter
 from octavo.frontend.openai.fields import UNREADABLE, given
+from octavo.frontend.validation import check_room
 
 MAX_PROMPTS: Final = 256
 
@@ -16,11 +17,12 @@ _decode_texts = msgspec.json.Decoder(list[str]).decode
 _decode_lists = msgspec.json.Decoder(list[list[int]]).decode
 
 
-def read_prompts(raw: Raw) -> list[str | list[int]]:
-    """All prompts, in order. Raises `InvalidRequest` for anything else, and for more than `MAX_PROMPTS`."""
+def read_prompts(raw: Raw, max_model_len: int) -> list[str | list[int]]:
+    """All prompts, in order. Raises `InvalidRequest` for anything else, for more than `MAX_PROMPTS`, and for token ids
+    that leave no room for an answer."""
     text = given(raw)
     try:
-        prompts = _read(text)
+        prompts = _read(text, max_model_len)
     except UNREADABLE as error:
         raise _wrong_form() from error
     if not 1 <= len(prompts) <= MAX_PROMPTS:
@@ -28,7 +30,7 @@ def read_prompts(raw: Raw) -> list[str | list[int]]:
     return prompts
 
 
-def _read(text: bytes) -> list[str | list[int]]:
+def _read(text: bytes, max_model_len: int) -> list[str | list[int]]:
     match text[:1], text[1:].lstrip()[:1]:
         case b'"', _:
             return [_decode_text(text)]
@@ -42,6 +44,8 @@ def _read(text: bytes) -> list[str | list[int]]:
         case b"[", b"]":
             return []
         case b"[", _:
+            # As above.
+            check_room(text.count(b",") + 1, max_model_len)
             return [_decode_ids(text)]
     raise _wrong_form()
 

@@ -12,11 +12,12 @@ from octavo.frontend.chat import Tool
 from octavo.frontend.constraint import Constraint
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.openai.answers import encode
+from octavo.frontend.openai.bodies import read_call
 from octavo.frontend.openai.calls import Placed, fresh_id, generations, origin_of
 from octavo.frontend.openai.clock import unix_time
-from octavo.frontend.openai.connection import read_body, while_connected
+from octavo.frontend.openai.connection import while_connected
 from octavo.frontend.openai.door import Door, route
-from octavo.frontend.openai.fields import decoded, read_fields, unknown_fields_header
+from octavo.frontend.openai.fields import decoded, unknown_fields_header
 from octavo.frontend.openai.responses_input import chat_of, format_of
 from octavo.frontend.openai.responses_output import ResponseAnswer
 from octavo.frontend.openai.responses_schemas import RESPONSES_UNSUPPORTED, ResponsesBody
@@ -34,7 +35,7 @@ def routes(door: Door) -> list[Route]:
 
 async def responses(door: Door, request: Request) -> Response:
     """Answers one call."""
-    body, unknown = read_fields(await read_body(request), ResponsesBody, RESPONSES_UNSUPPORTED)
+    body, unknown = await read_call(request, ResponsesBody, RESPONSES_UNSUPPORTED)
     told = read_tools(decoded("tools", body.tools, object))
     choice = read_tool_choice(decoded("tool_choice", body.tool_choice, object), told)
     tools = () if choice.mode is ToolChoiceMode.NONE else told

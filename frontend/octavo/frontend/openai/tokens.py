@@ -7,9 +7,10 @@ from starlette.responses import Response
 
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.openai.answers import encode
-from octavo.frontend.openai.connection import read_body, while_connected
+from octavo.frontend.openai.bodies import read_call
+from octavo.frontend.openai.connection import while_connected
 from octavo.frontend.openai.door import Door, caller_of
-from octavo.frontend.openai.fields import read_fields, unknown_fields_header, unsupported_field
+from octavo.frontend.openai.fields import unknown_fields_header, unsupported_field
 from octavo.frontend.openai.logprobs import token_text
 from octavo.frontend.openai.messages import chat_of, tools_of
 from octavo.frontend.openai.schemas import TOKENIZE_UNSUPPORTED, DetokenizeBody, TokenizeBody
@@ -19,7 +20,7 @@ from octavo.frontend.validation import check_count
 
 async def tokenize(door: Door, request: Request) -> Response:
     """The token ids of a text, or of a chat."""
-    body, unknown = read_fields(await read_body(request), TokenizeBody, TOKENIZE_UNSUPPORTED)
+    body, unknown = await read_call(request, TokenizeBody, TOKENIZE_UNSUPPORTED)
     door.generation.check_model(body.model or "")
     prompt = _prompt(body)
     adds, caller = body.add_special_tokens is not False, caller_of(request)
@@ -32,7 +33,7 @@ async def tokenize(door: Door, request: Request) -> Response:
 
 async def detokenize(door: Door, request: Request) -> Response:
     """The text of token ids, special ones included."""
-    body, unknown = read_fields(await read_body(request), DetokenizeBody, {})
+    body, unknown = await read_call(request, DetokenizeBody, {})
     door.generation.check_model(body.model or "")
     check_count("tokens", body.tokens, door.generation.max_model_len)
     decoding = door.generation.decode(body.tokens, caller_of(request), skip_special_tokens=False)

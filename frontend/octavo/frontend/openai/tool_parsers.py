@@ -7,6 +7,7 @@ character is looked at once, and what is found does not depend on the pieces.
 
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -64,7 +65,7 @@ class PlainParser:
         return ParsedDelta()
 
 
-class _Parser:
+class _Parser(ABC):
     """A state is a method: it decides about the start of `_held`, sets the next state and says True; or it says False
     where that takes more text. `final`: there is none."""
 
@@ -103,8 +104,9 @@ class _Parser:
     def _first(self) -> _State:
         return self._search
 
+    @abstractmethod
     def _after_call(self, final: bool) -> bool:
-        raise NotImplementedError
+        """The state behind a call: another may follow."""
 
     def _search(self, final: bool) -> bool:
         found = self._held.find(self.OPEN)

@@ -1,5 +1,6 @@
 """Their request as ours. In most of its fields 0 means "left out"; what it cannot say, Octavo's own defaults decide."""
 
+from array import array
 from typing import Any, Final
 
 from octavo.frontend.constraint import Constraint, ConstraintKind
@@ -71,7 +72,7 @@ def _prompt(message: Any) -> Prompt:
         case "text":
             return str(message.text)
         case "tokenized":
-            return list(message.tokenized.input_ids)
+            return array("I", message.tokenized.input_ids)
     raise bad_parameter("input", "missing", "one of tokenized and text must be set")
 
 

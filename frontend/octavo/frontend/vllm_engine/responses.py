@@ -1,10 +1,11 @@
 """Our events as their messages: chunks as they come where a stream is asked for, and a whole for every sequence."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from octavo.frontend.events import Event, Finished, FinishReason, MatchKind, Piece, Started, Usage
+from octavo.frontend.events import Event, Finished, FinishReason, MatchKind, Piece, Started, Usage, is_long
 from octavo.frontend.vllm_engine.protocol import pb
 from octavo.wire.sampling import Logprobs
 
@@ -27,16 +28,23 @@ class Responses:
 
     streams: bool
     logprobs: bool
-    _started: Started | None = None
+    _prompt_tokens: int = 0
+    # What is said of the prompt's tokens, where it was asked for.
+    _prompt: Any = None
     _sequences: dict[int, _Sequence] = field(default_factory=dict)
     _told_prompt: bool = False
+
+    async def written(self, event: Event) -> list[Any]:
+        """The same as `of`, with no other call held up for long."""
+        return await asyncio.to_thread(self._written, event) if is_long(event) else self._written(event)
 
     def of(self, event: Event) -> Iterator[Any]:
         """The messages that an event brings, maybe none. Wholes come last, for only then the cached part of the prompt
         is known."""
         match event:
             case Started():
-                self._started = event
+                self._prompt_tokens = len(event.prompt_token_ids)
+                self._prompt = _input_logprobs(event)
             case Piece():
                 yield from self._of_piece(event)
             case Finished():
@@ -45,6 +53,9 @@ class Responses:
                 for index in sorted(self._sequences):
                     yield self._complete(index, self._sequences[index], event)
 
+    def _written(self, event: Event) -> list[Any]:
+        return list(self.of(event))
+
     def _of_piece(self, piece: Piece) -> Iterator[Any]:
         sequence = self._sequence(piece.index)
         sequence.token_ids += piece.token_ids
@@ -52,10 +63,10 @@ class Responses:
         if self.streams and piece.token_ids:
             chunk = pb.GenerateStreamChunk(
                 token_ids=piece.token_ids,
-                prompt_tokens=self._num_prompt_tokens,
+                prompt_tokens=self._prompt_tokens,
                 completion_tokens=len(sequence.token_ids),
                 output_logprobs=self._output_logprobs(piece.token_ids, piece.logprobs),
-                input_logprobs=None if self._told_prompt else self._input_logprobs(),
+                input_logprobs=None if self._told_prompt else self._prompt,
                 index=piece.index,
             )
             self._told_prompt = True
@@ -71,7 +82,7 @@ class Responses:
                 completion_tokens=len(sequence.token_ids),
                 cached_tokens=usage.cached_prompt_tokens,
                 output_logprobs=self._output_logprobs(sequence.token_ids, sequence.logprobs),
-                input_logprobs=self._input_logprobs(),
+                input_logprobs=self._prompt,
                 index=index,
                 **_matched(sequence.finished),
             )
@@ -80,11 +91,6 @@ class Responses:
     def _sequence(self, index: int) -> _Sequence:
         return self._sequences.setdefault(index, _Sequence())
 
-    @property
-    def _num_prompt_tokens(self) -> int:
-        assert self._started is not None
-        return len(self._started.prompt_token_ids)
-
     def _output_logprobs(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs]) -> Any:
         if not self.logprobs:
             return None
@@ -92,17 +98,17 @@ class Responses:
             token_logprobs=[token.logprob for token in logprobs], token_ids=token_ids, top_logprobs=map(_top, logprobs)
         )
 
-    def _input_logprobs(self) -> Any:
-        """The first token of a prompt has none."""
-        assert self._started is not None
-        logprobs = self._started.prompt_logprobs
-        if not logprobs:
-            return None
-        return pb.InputLogProbs(
-            token_logprobs=[pb.InputTokenLogProb(), *(pb.InputTokenLogProb(value=t.logprob) for t in logprobs)],
-            token_ids=self._started.prompt_token_ids,
-            top_logprobs=[pb.TopLogProbs(), *map(_top, logprobs)],
-        )
+
+def _input_logprobs(started: Started) -> Any:
+    """The first token of a prompt has none."""
+    logprobs = started.prompt_logprobs
+    if not logprobs:
+        return None
+    return pb.InputLogProbs(
+        token_logprobs=[pb.InputTokenLogProb(), *(pb.InputTokenLogProb(value=t.logprob) for t in logprobs)],
+        token_ids=started.prompt_token_ids,
+        top_logprobs=[pb.TopLogProbs(), *map(_top, logprobs)],
+    )
 
 
 def _top(token: Logprobs) -> Any:
