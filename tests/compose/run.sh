@@ -18,6 +18,7 @@ clean_up() {
     docker compose ps --all
     docker compose logs --no-color --tail 25
   fi
+  [ -z "${stranger:-}" ] || docker rm --force "$stranger" >"$scratch/down.log" 2>&1 || true
   docker compose down --volumes --timeout 20 >"$scratch/down.log" 2>&1 || cat "$scratch/down.log"
   rm -rf "$scratch"
   exit $status
@@ -67,6 +68,12 @@ books() { docker compose exec -T scheduler python - <tests/compose/workers.py; }
 registered() { [ "$(books | wc -l)" -eq "$1" ]; }
 idle() { books | awk '$2 != 0 || $3 != $4 { exit 1 }'; }
 restarted() { [ "$(docker inspect --format '{{.RestartCount}} {{.State.Health.Status}}' "$1")" = "1 healthy" ]; }
+
+# says CONTAINER TEXT: whether its log has the text.
+says() { [ "$(docker logs "$1" 2>&1 | grep -c "$2")" -gt 0 ]; }
+keys_are_private() {
+  [ "$(docker compose exec -T worker sh -c 'stat -c %a /curve/keys /curve/keys/*.secret' | tr '\n' ' ')" = "700 600 600 600 " ]
+}
 
 # Not root, no capability left, nothing to write to but /tmp.
 confined() {
@@ -124,6 +131,16 @@ stage "Scale to three workers"
 check "all become healthy" up --scale worker=3
 eventually "three workers are in the scheduler's books" registered 3
 check "the answer is the same" same_answer
+
+stage "Start a worker without keys beside them"
+check "the keys are private" keys_are_private
+stranger=$(docker compose run --detach --no-deps \
+  --env OCTAVO_CURVE_KEYS= --env OCTAVO_INSECURE_TCP=1 --env OCTAVO_DEVICE=fake worker)
+eventually "it says that it is not let in" says "$stranger" "does not let this process in"
+eventually "so does the scheduler" says "$(docker compose ps --quiet scheduler)" "kept out a peer"
+check "three workers are in the books" registered 3
+docker rm --force "$stranger" >/dev/null
+stranger=
 
 stage "Kill the worker that computes a stream, in the middle of it"
 check "the stream goes on to its end" in_mid_stream kill_busy_worker

@@ -82,6 +82,7 @@ from octavo.wire.steps import (
     StepResult,
     StepTimes,
     ToWorker,
+    WorkerDismissed,
     WorkerGoodbye,
     WorkerHello,
     WorkerRefused,
@@ -136,7 +137,6 @@ HELLO = WorkerHello(
     incarnation=3,
     model=MODEL,
     device="cpu",
-    rank=0,
     world_size=1,
     num_blocks=100,
     num_cpu_blocks=50,
@@ -205,12 +205,13 @@ DIRECTIONS: dict[str, tuple[Any, list[Any]]] = {
             msgspec.structs.replace(HELLO, costs=None),
             RESULT,
             Heartbeat(EPOCH, 3, 1),
+            Heartbeat(EPOCH, 3, 1, draining=True),
             WorkerGoodbye(EPOCH, 3),
         ],
     ),
     "to worker": (
         decode_to_worker,
-        [WorkerWelcome(EPOCH), WorkerRefused("no"), WorkerUnregistered(EPOCH), PLAN],
+        [WorkerWelcome(EPOCH), WorkerRefused("no"), WorkerUnregistered(EPOCH), WorkerDismissed(EPOCH), PLAN],
     ),
 }
 MESSAGES = [(decode, message) for decode, messages in DIRECTIONS.values() for message in messages]
@@ -367,6 +368,15 @@ def test_workers_out_of_range_are_refused(field: str, value: Any) -> None:
 def test_requests_out_of_range_are_refused(field: str, value: Any) -> None:
     request = msgspec.structs.replace(REQUEST, **{field: value})
     assert_refused(decode_from_frontend, Submit(1, REQUEST), request=request)
+
+
+@pytest.mark.parametrize(("salted_from", "accepted"), [(0, True), (3, True), (4, False), (-1, False)])
+def test_a_salt_counts_from_a_token_of_the_prompt_on(salted_from: int, accepted: bool) -> None:
+    key = ["adapter", "salt", salted_from]
+    raw = [key if part == ["adapter", "salt", 0] else part for part in msgspec.to_builtins(REQUEST)]
+    assert key in raw
+    with contextlib.nullcontext() if accepted else pytest.raises(WireError):
+        decode_from_frontend(msgspec.msgpack.encode(["Submit", 1, raw]))
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,13 @@ def test_a_directory_behind_a_link_is_refused(directory: Path, tmp_path: Path) -
         runtime_directory()
 
 
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OCTAVO_RUNTIME_DIR", str(tmp_path / "file" / "run"))
+    with pytest.raises(EndpointError, match=r"cannot make .*set OCTAVO_RUNTIME_DIR to another place"):
+        runtime_directory()
+
+
 def test_a_path_too_long_for_a_unix_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_RUNTIME_DIR", str(tmp_path / ("x" * 100)))
     with pytest.raises(EndpointError, match="too long for a unix socket"):
@@ -42,15 +49,18 @@ def test_a_path_too_long_for_a_unix_socket_is_refused(tmp_path: Path, monkeypatc
     "endpoint", ["ipc:///tmp/x.sock", "tcp://127.0.0.1:5000", "tcp://localhost:1", "tcp://[::1]:1"]
 )
 def test_addresses_that_stay_on_this_machine_are_fine(endpoint: str) -> None:
-    check_endpoint(endpoint, insecure_tcp=False)
+    check_endpoint(endpoint, insecure_tcp=False, has_keys=False)
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5000", "tcp://10.0.0.1:5000", "tcp://scheduler:5000"])
-def test_addresses_beyond_it_need_the_flag_and_are_warned_of(endpoint: str, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(EndpointError, match="--insecure-tcp"):
-        check_endpoint(endpoint, insecure_tcp=False)
+def test_addresses_beyond_it_need_keys_or_a_flag_with_a_warning(
+    endpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(EndpointError, match=r"--curve-keys DIR, which `octavo keys DIR` makes.* --insecure-tcp"):
+        check_endpoint(endpoint, insecure_tcp=False, has_keys=False)
+    check_endpoint(endpoint, insecure_tcp=False, has_keys=True)
     assert not caplog.records
-    check_endpoint(endpoint, insecure_tcp=True)
+    check_endpoint(endpoint, insecure_tcp=True, has_keys=False)
     assert f"messages at {endpoint} travel unencrypted" in caplog.text
 
 
@@ -68,9 +78,10 @@ def test_addresses_beyond_it_need_the_flag_and_are_warned_of(endpoint: str, capl
         "tcp://127.0.0.1:x",
     ],
 )
-def test_what_is_no_address_is_refused_even_with_the_flag(endpoint: str) -> None:
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_what_is_no_address_is_refused_even_with_flag_or_keys(endpoint: str, has_keys: bool) -> None:
     with pytest.raises(EndpointError, match="is no address"):
-        check_endpoint(endpoint, insecure_tcp=True)
+        check_endpoint(endpoint, insecure_tcp=True, has_keys=has_keys)
 
 
 @pytest.mark.parametrize("scheme", ["ipc://", "unix:"])

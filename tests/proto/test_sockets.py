@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -5,6 +6,7 @@ import pytest
 import zmq
 
 from octavo.wire.base import MAX_MESSAGE_BYTES
+from octavo.wire.endpoints import EndpointError
 from octavo.wire.sockets import bind_router, connect_dealer
 
 
@@ -26,9 +28,36 @@ def test_every_socket_carries_the_guards(context: "zmq.Context[zmq.Socket[bytes]
             assert int(socket.getsockopt(zmq.HANDSHAKE_IVL)) > 0
 
 
+def test_a_libzmq_with_known_holes_is_refused(
+    context: "zmq.Context[zmq.Socket[bytes]]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq, "zmq_version_info", lambda: (4, 3, 4))
+    for make in (bind_router, connect_dealer):
+        with pytest.raises(EndpointError, match=r"libzmq is 4\.3\.4, and 4\.3\.5 or newer is needed; upgrade pyzmq"):
+            make(context, f"ipc://{tmp_path}/s.sock")
+
+
 def test_a_router_says_when_its_peer_is_gone(context: "zmq.Context[zmq.Socket[bytes]]", tmp_path: Path) -> None:
     with bind_router(context, f"ipc://{tmp_path}/s.sock") as router, pytest.raises(zmq.ZMQError) as error:
         router.send_multipart([b"nobody", b"message"], zmq.NOBLOCK)
+    assert error.value.errno == zmq.EHOSTUNREACH
+
+
+def send_for_ever(router: "zmq.Socket[bytes]", name: bytes) -> None:
+    while not router.poll(10):
+        router.send_multipart([name, b"message"], zmq.NOBLOCK)
+
+
+def test_the_end_of_a_connection_is_told(context: "zmq.Context[zmq.Socket[bytes]]", tmp_path: Path) -> None:
+    endpoint, ended = f"ipc://{tmp_path}/s.sock", threading.Event()
+    with bind_router(context, endpoint, on_disconnect=ended.set) as router:
+        with connect_dealer(context, endpoint) as dealer:
+            dealer.send(b"hello")
+            name, _ = router.recv_multipart()
+            assert not ended.is_set()
+        assert ended.wait(5)
+        with pytest.raises(zmq.ZMQError) as error:
+            send_for_ever(router, name)
     assert error.value.errno == zmq.EHOSTUNREACH
 
 

@@ -10,6 +10,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
+    WORKER_STATE_READY: _ClassVar[WorkerState]
+    WORKER_STATE_CORDONED: _ClassVar[WorkerState]
+    WORKER_STATE_DRAINING: _ClassVar[WorkerState]
+
 class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     REQUEST_STATE_UNSPECIFIED: _ClassVar[RequestState]
@@ -27,6 +34,10 @@ class BlockState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BLOCK_STATE_PINNED: _ClassVar[BlockState]
     BLOCK_STATE_PARKED: _ClassVar[BlockState]
     BLOCK_STATE_SWAPPED: _ClassVar[BlockState]
+WORKER_STATE_UNSPECIFIED: WorkerState
+WORKER_STATE_READY: WorkerState
+WORKER_STATE_CORDONED: WorkerState
+WORKER_STATE_DRAINING: WorkerState
 REQUEST_STATE_UNSPECIFIED: RequestState
 REQUEST_STATE_WAITING: RequestState
 REQUEST_STATE_RUNNING: RequestState
@@ -45,7 +56,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("waiting", "running", "frontends", "workers", "preemptions", "dropped_messages", "swapped", "swaps", "pinned_prefixes", "tenants")
+    __slots__ = ("waiting", "running", "frontends", "workers", "preemptions", "dropped_messages", "swapped", "swaps", "pinned_prefixes", "tenants", "waiting_tokens")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     FRONTENDS_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +67,7 @@ class GetLoadResponse(_message.Message):
     SWAPS_FIELD_NUMBER: _ClassVar[int]
     PINNED_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
     frontends: int
@@ -66,10 +78,11 @@ class GetLoadResponse(_message.Message):
     swaps: int
     pinned_prefixes: int
     tenants: _containers.RepeatedCompositeFieldContainer[TenantLoad]
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., frontends: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., preemptions: _Optional[int] = ..., dropped_messages: _Optional[int] = ..., swapped: _Optional[int] = ..., swaps: _Optional[int] = ..., pinned_prefixes: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantLoad, _Mapping]]] = ...) -> None: ...
+    waiting_tokens: int
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., frontends: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., preemptions: _Optional[int] = ..., dropped_messages: _Optional[int] = ..., swapped: _Optional[int] = ..., swaps: _Optional[int] = ..., pinned_prefixes: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantLoad, _Mapping]]] = ..., waiting_tokens: _Optional[int] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("id", "device", "model", "running", "blocks_total", "blocks_free", "block_size", "steps", "tokens_computed", "tokens_sampled", "times", "blocks_cached", "blocks_cached_free", "blocks_parked", "blocks_pinned", "blocks_referenced", "cpu_blocks_total", "cpu_blocks_free", "cpu_blocks_referenced", "swapped", "steps_in_flight", "token_rate")
+    __slots__ = ("id", "device", "model", "running", "blocks_total", "blocks_free", "block_size", "steps", "tokens_computed", "tokens_sampled", "times", "blocks_cached", "blocks_cached_free", "blocks_parked", "blocks_pinned", "blocks_referenced", "cpu_blocks_total", "cpu_blocks_free", "cpu_blocks_referenced", "swapped", "steps_in_flight", "token_rate", "state", "world_size")
     ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +105,8 @@ class Worker(_message.Message):
     SWAPPED_FIELD_NUMBER: _ClassVar[int]
     STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_RATE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     id: str
     device: str
     model: str
@@ -114,7 +129,9 @@ class Worker(_message.Message):
     swapped: int
     steps_in_flight: int
     token_rate: float
-    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., block_size: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., tokens_sampled: _Optional[int] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., blocks_cached: _Optional[int] = ..., blocks_cached_free: _Optional[int] = ..., blocks_parked: _Optional[int] = ..., blocks_pinned: _Optional[int] = ..., blocks_referenced: _Optional[int] = ..., cpu_blocks_total: _Optional[int] = ..., cpu_blocks_free: _Optional[int] = ..., cpu_blocks_referenced: _Optional[int] = ..., swapped: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., token_rate: _Optional[float] = ...) -> None: ...
+    state: WorkerState
+    world_size: int
+    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., block_size: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., tokens_sampled: _Optional[int] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., blocks_cached: _Optional[int] = ..., blocks_cached_free: _Optional[int] = ..., blocks_parked: _Optional[int] = ..., blocks_pinned: _Optional[int] = ..., blocks_referenced: _Optional[int] = ..., cpu_blocks_total: _Optional[int] = ..., cpu_blocks_free: _Optional[int] = ..., cpu_blocks_referenced: _Optional[int] = ..., swapped: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., token_rate: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., world_size: _Optional[int] = ...) -> None: ...
 
 class StageTimes(_message.Message):
     __slots__ = ("prepare_us", "model_us", "sample_us")
@@ -305,6 +322,38 @@ class BlockOwner(_message.Message):
     block_ids: _containers.RepeatedScalarFieldContainer[int]
     cpu_block_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, request_id: _Optional[str] = ..., prefix_name: _Optional[str] = ..., block_ids: _Optional[_Iterable[int]] = ..., cpu_block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CordonWorkerRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class CordonWorkerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainWorkerRequest(_message.Message):
+    __slots__ = ("worker_id", "grace")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GRACE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    grace: _duration_pb2.Duration
+    def __init__(self, worker_id: _Optional[str] = ..., grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class DrainWorkerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReadmitWorkerRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class ReadmitWorkerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class PinPrefixRequest(_message.Message):
     __slots__ = ("name", "token_ids")

@@ -78,6 +78,21 @@ class AdminServiceStub:
                 request_serializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesResponse.FromString,
                 _registered_method=True)
+        self.CordonWorker = channel.unary_unary(
+                '/octavo.v1.AdminService/CordonWorker',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.CordonWorkerRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.CordonWorkerResponse.FromString,
+                _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/octavo.v1.AdminService/DrainWorker',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
+        self.ReadmitWorker = channel.unary_unary(
+                '/octavo.v1.AdminService/ReadmitWorker',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.ReadmitWorkerRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.ReadmitWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -144,6 +159,29 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CordonWorker(self, request, context):
+        """Gives a worker no new requests, under this registration or a later one, until it is readmitted. What runs there goes
+        on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainWorker(self, request, context):
+        """Gives a worker no new requests, lets those that run there finish for a while, moves the others to other workers, and
+        then lets it end. When a process of that name comes again, it is a worker like any other.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadmitWorker(self, request, context):
+        """Undoes a cordon, or a drain that is not over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -186,6 +224,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListPrefixes,
                     request_deserializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesResponse.SerializeToString,
+            ),
+            'CordonWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.CordonWorker,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.CordonWorkerRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.CordonWorkerResponse.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'ReadmitWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadmitWorker,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.ReadmitWorkerRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.ReadmitWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -408,6 +461,87 @@ class AdminService:
             '/octavo.v1.AdminService/ListPrefixes',
             octavo_dot_v1_dot_admin__pb2.ListPrefixesRequest.SerializeToString,
             octavo_dot_v1_dot_admin__pb2.ListPrefixesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CordonWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.AdminService/CordonWorker',
+            octavo_dot_v1_dot_admin__pb2.CordonWorkerRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.CordonWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.AdminService/DrainWorker',
+            octavo_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadmitWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.AdminService/ReadmitWorker',
+            octavo_dot_v1_dot_admin__pb2.ReadmitWorkerRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.ReadmitWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,11 +26,15 @@ def runtime_directory() -> Path:
     """The 0700 directory of this user's sockets, made if missing.
 
     `OCTAVO_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/octavo`, else `octavo-<uid>` in the temporary directory.
-    Raises `EndpointError` if it belongs to somebody else or is open to them.
+    Raises `EndpointError` if it cannot be made, belongs to somebody else or is open to them.
     """
     directory = _choose_directory()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = directory.lstat()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        what = f"cannot make {directory} for this user's sockets; set OCTAVO_RUNTIME_DIR to another place"
+        raise EndpointError(f"{what}: {error}") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise EndpointError(
             f"{directory} must be a directory of this user with mode 0700, because its sockets carry no password;"
@@ -87,22 +91,23 @@ def _lock(address: str, path: str) -> TextIO:
     return lock
 
 
-def check_endpoint(endpoint: str, *, insecure_tcp: bool) -> None:
+def check_endpoint(endpoint: str, *, insecure_tcp: bool, has_keys: bool) -> None:
     """Refuses an address that would carry unencrypted, unauthenticated messages beyond this machine.
 
-    Raises `EndpointError` unless `endpoint` is ipc://, tcp:// on loopback, or `insecure_tcp` is set, which is logged.
+    Raises `EndpointError` unless `endpoint` is ipc://, tcp:// on loopback, or any tcp:// where there are keys or
+    `insecure_tcp` is set, which is logged.
     """
     parts = urlsplit(endpoint)
     if parts.scheme == "ipc" and (parts.netloc or parts.path):
         return
     if parts.scheme != "tcp" or not parts.hostname or not _has_port(parts):
         raise EndpointError(f"{endpoint!r} is no address; use ipc:///path or tcp://host:port")
-    if _is_loopback(parts.hostname):
+    if has_keys or _is_loopback(parts.hostname):
         return
     if not insecure_tcp:
         raise EndpointError(
-            f"{endpoint} leaves this machine in the clear; use ipc://, a loopback address, or --insecure-tcp"
-            " on a network that only Octavo's processes can reach"
+            f"{endpoint} leaves this machine in the clear; give --curve-keys DIR, which `octavo keys DIR` makes, or use"
+            " ipc://, a loopback address, or --insecure-tcp on a network that only Octavo's processes can reach"
         )
     _log.warning("--insecure-tcp: messages at %s travel unencrypted and unauthenticated", endpoint)
 

@@ -64,6 +64,8 @@ class RejectReason(enum.StrEnum):
     NO_TOKEN_LEFT = "no_token_left"
     BAD_GRAMMAR = "bad_grammar"
     QUEUE_TIMEOUT = "queue_timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    QUARANTINED = "quarantined"
 
 
 class GeneratedSequence(Value, frozen=True):
@@ -79,10 +81,15 @@ class GeneratedSequence(Value, frozen=True):
 
 class CacheKey(Value, frozen=True):
     """What must be equal, besides their tokens, for two requests to share KV: the adapter in use (empty: none) and a
-    client's salt."""
+    client's salt (empty: none). The first `salted_from` tokens, those of a pinned prefix, are shared whatever the salt.
+    """
 
     adapter: Annotated[str, Meta(max_length=256)] = ""
     salt: Annotated[str, Meta(max_length=256)] = ""
+    salted_from: Count = 0
+
+
+NO_CACHE_KEY = CacheKey()
 
 
 class Request(Value, frozen=True):
@@ -115,6 +122,10 @@ class Request(Value, frozen=True):
     age_ms: Count
     max_queue_ms: Count | None = None
     traceparent: TraceParent = ""
+
+    def __post_init__(self) -> None:
+        if self.cache_key.salted_from > len(self.prompt_token_ids):
+            raise ValueError("the salt begins behind the prompt; it must count from one of its tokens, or its end, on")
 
 
 class FrontendHello(Message, frozen=True):

@@ -61,14 +61,14 @@ class WorkerHello(Message, frozen=True):
     """A worker offers itself. `worker_id` names the process's place and outlives it; `incarnation` is drawn anew for
     every registration and stands for one life of its (empty) block pools: `num_blocks` on the device, which any of
     the `kv_groups` may use, and `num_cpu_blocks` to swap to. `kv_bytes_per_token` is that of all groups together;
-    `costs` is None if the worker did not measure, or has no CPU blocks to weigh."""
+    `costs` is None if the worker did not measure, or has no CPU blocks to weigh. Of the `world_size` ranks
+    that share a replica's model the first registers, for all."""
 
     schema_version: Count
     worker_id: Name
     incarnation: Identity
     model: ModelInfo
     device: Name
-    rank: Annotated[int, Meta(ge=0, le=1023)]
     world_size: Annotated[int, Meta(ge=1, le=1024)]
     num_blocks: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     num_cpu_blocks: Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -90,6 +90,12 @@ class WorkerRefused(Message, frozen=True):
     detail: Text
 
 
+class WorkerDismissed(Message, frozen=True):
+    """Nothing is left to do for a worker that is drained: it may end."""
+
+    epoch: Identity
+
+
 class WorkerUnregistered(Message, frozen=True):
     """The scheduler does not hold this incarnation: forget every block and say hello with a new one."""
 
@@ -97,11 +103,13 @@ class WorkerUnregistered(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent by the worker's main loop, never by a thread beside it; while that waits for a step, too."""
+    """Sent by the worker's main loop, never by a thread beside it; while that waits for a step, too. A worker that is
+    `draining` wants to end: it gets nothing new, and is dismissed once nothing is left."""
 
     epoch: Identity
     incarnation: Identity
     last_step_id: Count
+    draining: bool = False
 
 
 class WorkerGoodbye(Message, frozen=True):
@@ -210,10 +218,12 @@ class StepPlan(Message, frozen=True):
 
 
 class StepOutcome(enum.StrEnum):
-    """How a plan ended: computed; raised in the worker; or not tried, because one before it had failed."""
+    """How a plan ended: computed; raised in the worker, for want of memory or otherwise; or not tried, because one
+    before it had failed."""
 
     DONE = "done"
     FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
     SKIPPED = "skipped"
 
 
@@ -291,4 +301,4 @@ class StepResult(Message, frozen=True):
 
 
 FromWorker = WorkerHello | StepResult | Heartbeat | WorkerGoodbye
-ToWorker = WorkerWelcome | WorkerRefused | WorkerUnregistered | StepPlan
+ToWorker = WorkerWelcome | WorkerRefused | WorkerUnregistered | WorkerDismissed | StepPlan
