@@ -26,8 +26,8 @@ def assert_block_map_agrees(replica: Replica) -> BlockMap:
 def _states(replica: Replica) -> list[int]:
     kv = replica.kv
     sequences = Counter(block_id for table in kv._tables.values() for block_id in table.block_ids)
-    pins = Counter(block_id for pin in kv._pins.values() for block_id in pin.block_ids)
-    parked = Counter(block_id for block_ids in kv._parked.values() for block_id in block_ids)
+    pins = Counter(block_id for held in kv.pins.by_name.values() for block_id in held)
+    parked = Counter(block_id for block_ids in kv.blocks.parked.values() for block_id in block_ids)
     states = []
     for block_id in range(kv.num_blocks):
         held = sequences[block_id]
@@ -45,7 +45,7 @@ def _states(replica: Replica) -> list[int]:
 
 
 def _cpu_states(replica: Replica) -> list[int]:
-    space = replica.kv._swap_space
+    space = replica.kv.swapper.space
     held = {block_id for table in space._tables.values() for block_id in table.block_ids}
     return [
         int(pb.BLOCK_STATE_SWAPPED if block_id in held else pb.BLOCK_STATE_FREE) for block_id in range(space.num_blocks)
@@ -55,11 +55,11 @@ def _cpu_states(replica: Replica) -> list[int]:
 def _owners(replica: Replica) -> list[tuple[str, bool, set[int], set[int]]]:
     """From the tables: each sequence belongs to one group."""
     kv = replica.kv
-    owners = [(name, True, set(pin.block_ids), set[int]()) for name, pin in kv._pins.items()]
+    owners = [(name, True, set(held), set[int]()) for name, held in kv.pins.by_name.items()]
     for group in (*replica.running, *replica.swapped):
         members = set(group.sequences)
         tables = [present(t.groups) for s, t in kv._tables.items() if s in members]
-        cpu_tables = [present(t.groups) for s, t in kv._swap_space._tables.items() if s in members]
+        cpu_tables = [present(t.groups) for s, t in kv.swapper.space._tables.items() if s in members]
         name, is_prefix = group.prefix_name or group.request_id, group.prefix_name is not None
         owners.append((name, is_prefix, set().union(*tables), set().union(*cpu_tables)))
     return owners

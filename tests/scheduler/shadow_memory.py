@@ -7,8 +7,8 @@ from octavo.scheduler.sequence import Sequence
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import BlockMove
 
-# What a slot's KV was computed from: the salt and all tokens up to its own.
-History = tuple[bytes, tuple[int, ...]]
+# What a slot's KV was computed from: the salt, where it counts, and all tokens up to its own.
+History = tuple[str, tuple[int, ...]]
 Slot = tuple[int, int]
 Slots = dict[Slot, History]
 
@@ -97,4 +97,5 @@ class ShadowMemory:
         return ((blocks[index], offset) for blocks in tables)
 
     def _history(self, sequence: Sequence, position: int) -> History:
-        return sequence.root_hash, tuple(self.tokens[sequence][: position + 1])
+        key = sequence.cache_key
+        return key.salt if position >= key.salted_from else "", tuple(self.tokens[sequence][: position + 1])

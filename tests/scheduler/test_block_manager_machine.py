@@ -14,6 +14,7 @@ from octavo.scheduler.kv_cache_manager import AllocStatus, KVCacheManager
 from octavo.scheduler.sequence import Sequence, SequenceStatus
 from octavo.wire import history
 from octavo.wire.base import NULL_BLOCK
+from octavo.wire.requests import CacheKey
 
 from .shadow_memory import ShadowMemory, Share, Step
 
@@ -33,6 +34,7 @@ _ACTIONS = [
 ]
 _PROMPTS = [tuple(number >> bit & 1 for bit in range(length)) for length in range(1, 9) for number in (0, 0b10010110)]
 _CONTINUATIONS = [((),), ((),), ((1,), (0,)), ((), (0,)), ((0, 1, 1), (0, 1, 0), (1,)), ((0, 0, 0, 0), (0, 0))]
+_KEYS = [CacheKey(), CacheKey(), CacheKey(salt="salt"), CacheKey(salt="other", salted_from=3)]
 _WINDOWS = [(0,), (0,), (0, 4), (3, 5)]
 
 
@@ -185,9 +187,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
         """A new group: a prompt with some continuations, or a prefix."""
         prompt, known = list(data.draw(st.sampled_from(_PROMPTS))), data.draw(st.sampled_from(_CONTINUATIONS))
         is_prefix = known == ((),) and data.draw(st.booleans())
-        root_hash = b"" if is_prefix else data.draw(st.sampled_from([b"", b"", b"salt"]))
+        key = CacheKey() if is_prefix else data.draw(st.sampled_from(_KEYS))
         sequences = [
-            Sequence(index, prompt, list(tokens), history.EMPTY, root_hash, is_prefix=is_prefix)
+            Sequence(index, prompt, list(tokens), history.EMPTY, key, is_prefix=is_prefix)
             for index, tokens in enumerate(known)
         ]
         if self.kv.can_allocate(sequences, 0) is not AllocStatus.OK:
@@ -211,23 +213,23 @@ class BlockManagerMachine(RuleBasedStateMachine):
             if group.prefix_name is None
             and self._is_ready(group)
             and all(sequence.num_computed and sequence.num_uncomputed for sequence in group.sequences)
-            and self.kv.can_swap_out(group.sequences)
+            and self.kv.swapper.can_swap_out(group.sequences)
         ]
         if not able:
             return
         group = data.draw(st.sampled_from(able))
-        step.swap_out += self.kv.swap_out(group.sequences)
+        step.swap_out += self.kv.swapper.swap_out(group.sequences)
         group.last_step_id = step.step_id
         self.running.remove(group)
         self.swapped.append(group)
 
     def _swap_in(self, data: st.DataObject, step: Step) -> None:
-        able = [g for g in self.swapped if self.kv.num_missing_swapped(g.sequences) <= self.kv.num_free]
+        able = [g for g in self.swapped if self.kv.swapper.num_missing(g.sequences) <= self.kv.num_free]
         if not able:
             return
         group = data.draw(st.sampled_from(able))
-        needed, free = self.kv.num_missing_swapped(group.sequences), self.kv.num_free
-        step.swap_in += self.kv.swap_in(group.sequences)
+        needed, free = self.kv.swapper.num_missing(group.sequences), self.kv.num_free
+        step.swap_in += self.kv.swapper.swap_in(group.sequences)
         assert free - self.kv.num_free + self.kv.num_missing(group.sequences) == needed
         group.last_step_id = step.step_id
         self.swapped.remove(group)
@@ -314,7 +316,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 self._drop_swapped(data.draw(st.sampled_from(self.swapped)))
             case "pin" if self.pinned:
                 name = data.draw(st.sampled_from(sorted(self.pinned)))
-                self.kv.unpin(name)
+                self.kv.pins.unpin(name)
                 del self.pinned[name]
 
     def _unawaited(self) -> list[Sequence]:
@@ -334,7 +336,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def _drop_swapped(self, group: Group) -> None:
         self.swapped.remove(group)
         for sequence in group.sequences:
-            self.kv.drop_swapped(sequence)
+            self.kv.swapper.space.drop(sequence)
 
     def _tables(self, sequence: Sequence) -> list[list[int]]:
         """A copy of them."""
@@ -357,7 +359,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         tables = [self.kv.block_table(sequence) for group in self.running for sequence in group.sequences]
         tables += [blocks for _, blocks in self.pinned.values()]
         held = {block_id for groups in tables for blocks in groups for block_id in blocks} - {NULL_BLOCK}
-        assert len(held) + self.kv.num_parked + self.kv.num_free == self.kv.num_blocks
+        assert len(held) + self.kv.blocks.num_parked + self.kv.num_free == self.kv.num_blocks
 
     @invariant()
     def what_is_outstanding_is_not_free(self) -> None:
@@ -385,7 +387,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         for group in list(self.swapped):
             self._drop_swapped(group)
         for name in self.pinned:
-            self.kv.unpin(name)
+            self.kv.pins.unpin(name)
         assert self.kv.num_free == self.kv.num_blocks
         assert self.kv.num_cpu_free == self.kv.num_cpu_blocks
 

@@ -22,7 +22,15 @@ from octavo.scheduler.event_log import (
     recorder,
     replay,
 )
-from octavo.scheduler.events import PrefixPinned, PrefixUnpinned, SequenceEnded, Tick
+from octavo.scheduler.events import (
+    PrefixPinned,
+    PrefixUnpinned,
+    SequenceEnded,
+    Tick,
+    WorkerCordoned,
+    WorkerDrained,
+    WorkerReadmitted,
+)
 from octavo.testing.cluster import FRONTEND, make_request
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.requests import Prefix
@@ -33,8 +41,8 @@ from .conftest import MakeCluster
 
 @pytest.fixture
 def log(make_cluster: MakeCluster) -> bytes:
-    """A run with all that may happen: preemption both ways, aborts, ends, pins, a failed step, replicas that come and
-    go."""
+    """A run with all that may happen: preemption both ways, aborts, ends, pins, a failed step, replicas that come, go
+    and are drained."""
     file = io.BytesIO()
     cluster = make_cluster(record=recorder(log_file(file)), max_num_batched_tokens=16, max_steps_in_flight=2)
     rng = random.Random(3)
@@ -48,11 +56,18 @@ def log(make_cluster: MakeCluster) -> bytes:
         if i == 11:
             cluster.leave(1)
             cluster.handle(PrefixUnpinned("prefix"))
+        if i == 12:
+            cluster.join(3, num_blocks=24, block_size=2, num_cpu_blocks=24)
+            cluster.handle(WorkerCordoned("worker-3"))
+        if i == 15:
+            cluster.handle(WorkerReadmitted("worker-3"))
+            cluster.handle(WorkerDrained("worker-2", 0.02))
         if i % 5 == 4:
             cluster.abort(f"r{i}")
             cluster.handle(SequenceEnded(FRONTEND, f"r{i - 3}", 1, 1))
     cluster.run()
     assert cluster.core.preemptions > cluster.core.swaps > 0
+    assert set(cluster.core.replicas) == {3}
     return file.getvalue()
 
 

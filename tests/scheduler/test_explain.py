@@ -8,7 +8,7 @@ import pytest
 from octavo.scheduler.admission import Obstacle, ObstacleKind
 from octavo.scheduler.config import Policy, Preemption
 from octavo.scheduler.event_log import Planned, Record
-from octavo.scheduler.events import FrontendJoined, RequestSubmitted
+from octavo.scheduler.events import FrontendJoined, RequestSubmitted, WorkerCordoned
 from octavo.scheduler.explain import Explanation, explain
 from octavo.scheduler.sequence import SequenceStatus
 from octavo.testing.cluster import FRONTEND, Cluster, make_request
@@ -63,6 +63,16 @@ def test_without_a_worker_everything_waits_for_one(make_cluster: MakeCluster) ->
     cluster = make_cluster()
     cluster.submit(make_request("r", 3, max_tokens=9))
     assert obstacles(explained(cluster, "r")) == {"": Obstacle(ObstacleKind.NO_WORKER, 1, 0)}
+
+
+def test_a_worker_that_gets_nothing_new_is_none_to_wait_for(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    cluster.join(num_blocks=64)
+    cluster.handle(WorkerCordoned("worker-1"))
+    cluster.submit(make_request("r", 3, max_tokens=9))
+    assert obstacles(explained(cluster, "r")) == {"": Obstacle(ObstacleKind.NO_WORKER, 1, 0)}
+    cluster.join(2, num_blocks=64)
+    assert obstacles(explained(cluster, "r")) == {}
 
 
 def test_sequence_slots_are_counted_with_all_that_run_side_by_side(make_cluster: MakeCluster) -> None:
@@ -159,7 +169,7 @@ def test_a_swapped_request_waits_for_blocks_to_come_back_and_stay(make_cluster: 
     spare = len(group.live)
     [found] = obstacles(explanation).values()
     assert found.kind is ObstacleKind.KV_BLOCKS
-    assert found.needed >= kv.num_missing_swapped(group.live) + spare > found.available == kv.num_free
+    assert found.needed >= kv.swapper.num_missing(group.live) + spare > found.available == kv.num_free
     assert (explanation.queue_position, ahead(explanation)) == (1, [])
 
 

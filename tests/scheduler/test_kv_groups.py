@@ -302,11 +302,11 @@ def test_swapped_tables_keep_their_null_blocks_and_what_they_share() -> None:
     child = parent.fork(index=1)
     kv.fork(parent, child)
     group = [parent, child]
-    out = kv.swap_out(group)
+    out = kv.swapper.swap_out(group)
     # Position 14 sees from position 10 on: two blocks of the window and all four of the other group, once.
     assert len(out) == len({move.source for move in out}) == 2 + 4
     assert (kv.num_free, kv.num_cpu_free) == (16, 10)
-    back = kv.swap_in(group)
+    back = kv.swapper.swap_in(group)
     assert [move.source for move in back] == [move.target for move in out]
     assert kv.block_table(parent) == kv.block_table(child)
     window, everything = kv.block_table(parent)

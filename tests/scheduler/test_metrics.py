@@ -6,6 +6,7 @@ import pytest
 
 from octavo.scheduler.admin_messages import write_load
 from octavo.scheduler.config import Preemption
+from octavo.scheduler.events import ReplicaHeard, WorkerCordoned
 from octavo.scheduler.metrics import SchedulerMetrics
 from octavo.scheduler.request_spans import RequestSpans
 from octavo.testing.cluster import make_request
@@ -27,7 +28,7 @@ class Watched:
     def told(self) -> dict[str, float]:
         self.now = self.cluster.now
         self.metrics.publish(write_load(self.cluster.core, 3))
-        return told(self.metrics, "reason", "kind", "worker")
+        return told(self.metrics, "reason", "kind", "cause", "worker", "state")
 
 
 def test_requests_and_steps_are_counted(make_cluster: MakeCluster) -> None:
@@ -83,9 +84,28 @@ def test_what_ends_otherwise_is_counted_by_its_reason(make_cluster: MakeCluster)
     found = watched.told()
     assert found[f"octavo_requests_rejected_total {RejectReason.QUEUE_FULL}"] == 1
     assert found["octavo_requests_aborted_total"] == 1
-    assert found["octavo_workers_lost_total"] == 1
+    assert found["octavo_workers_lost_total goodbye"] == 1
     assert found["octavo_requests_waiting"] == found["vllm:num_requests_waiting"] == 1
     assert found["octavo_frontends"] == 1
+
+
+def test_workers_are_told_by_state_and_what_waits_by_its_tokens(make_cluster: MakeCluster) -> None:
+    watched = Watched(make_cluster)
+    watched.cluster.join(1)
+    watched.cluster.submit(make_request("a", 8, 5))
+    watched.cluster.step()
+    watched.cluster.join(2)
+    watched.cluster.handle(ReplicaHeard(1, draining=True))
+    watched.cluster.handle(WorkerCordoned("worker-2"))
+    watched.cluster.submit(make_request("b", 8, 5))
+    found = watched.told()
+    assert found["octavo_workers worker-1 draining"] == found["octavo_workers worker-2 cordoned"] == 1
+    assert found["octavo_waiting_tokens"] == 8
+    for _ in range(6):
+        watched.cluster.step()
+    found = watched.told()
+    workers = {name for name in found if name.startswith("octavo_workers")}
+    assert workers == {"octavo_workers worker-2 cordoned"}, "one that is dismissed is not lost"
 
 
 def test_the_age_of_the_last_step_grows_with_the_clock_and_not_with_the_books(make_cluster: MakeCluster) -> None:

@@ -248,7 +248,7 @@ def test_nothing_is_said_of_a_request_that_has_gone(make_cluster: MakeCluster, l
     cluster.schedule()
     cluster.tick(1.0)
     assert messages(cluster) == []
-    assert not cluster.core._notices._told
+    assert not cluster.core.ledger.notices._told
 
 
 def test_the_schedulers_own_requests_are_not_spoken_of(make_cluster: MakeCluster) -> None:
@@ -257,5 +257,5 @@ def test_the_schedulers_own_requests_are_not_spoken_of(make_cluster: MakeCluster
     cluster.handle(PrefixPinned(Prefix("p", list(range(9)))))
     cluster.step(fail=True)
     cluster.step()
-    assert cluster.core.replicas[1].kv.is_pinned("p")
+    assert "p" in cluster.core.replicas[1].kv.pins
     assert messages(cluster) == []

@@ -146,4 +146,4 @@ def test_rejections_count_by_reason(make_cluster: MakeCluster, log: Log) -> None
 def test_a_lost_worker_counts(make_cluster: MakeCluster, log: Log) -> None:
     cluster = observed(make_cluster, log)
     cluster.leave(1)
-    assert log.of("replica_lost") == [()]
+    assert log.of("replica_lost") == [("goodbye",)]

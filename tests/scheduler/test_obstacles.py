@@ -19,7 +19,7 @@ BLOCK = 4
 
 
 def sequence(name: str, num_tokens: int) -> Sequence:
-    return new_sequences(make_request(name, num_tokens, max_tokens=99), b"")[0]
+    return new_sequences(make_request(name, num_tokens, max_tokens=99))[0]
 
 
 def decoding(kv: KVCacheManager, num_tokens: int, num_forks: int = 0) -> list[Sequence]:

@@ -44,6 +44,12 @@ def name_prefixes(cluster: Cluster, *prefixes: Prefix) -> None:
     cluster.handle(PrefixesNamed(FRONTEND, list(prefixes)))
 
 
+def naming(length: int, request: Request) -> Request:
+    """The request as it continues a prefix of this length, which its salt does not count for."""
+    key = msgspec.structs.replace(request.cache_key, salted_from=length)
+    return msgspec.structs.replace(request, cache_key=key)
+
+
 def settle(cluster: Cluster, steps: int = 12) -> None:
     for _ in range(steps):
         cluster.step()
@@ -315,7 +321,7 @@ class TestRefusals:
     ) -> None:
         cluster = make_cluster()
         replica = cluster.join()
-        cluster.core.model = msgspec.structs.replace(replica.hello.model, max_model_len=101)
+        cluster.core.fleet.model = msgspec.structs.replace(replica.hello.model, max_model_len=101)
         refusal = cluster.core.pin_refusal(Prefix("bad", token_ids))
         assert refusal is not None
         assert reason in refusal
@@ -455,7 +461,7 @@ class TestReplicas:
         later = cluster.join(2)
         settle(cluster)
         assert sum(computed(later)) == 10 + 6 - 4
-        assert all(kv_of(cluster, 2).is_pinned(name) for name in ("a", "b"))
+        assert all(name in kv_of(cluster, 2).pins for name in ("a", "b"))
 
     def test_one_with_too_small_a_budget_serves_without(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster()
@@ -464,7 +470,7 @@ class TestReplicas:
         pin(cluster, prefix_of(6, "small"))
         cluster.join(2, num_blocks=16)
         settle(cluster)
-        assert [kv_of(cluster, 2).is_pinned(name) for name in ("large", "small")] == [False, True]
+        assert [name in kv_of(cluster, 2).pins for name in ("large", "small")] == [False, True]
         cluster.leave(1)
         request = make_request("r", 44, 4, shared=40)
         run(cluster, request)
@@ -486,7 +492,7 @@ class TestReplicas:
         cluster.leave(1)
         cluster.run()
         settle(cluster)
-        assert kv_of(cluster, 2).is_pinned("system")
+        assert "system" in kv_of(cluster, 2).pins
         assert cluster.tokens["r"] == reference_tokens(request)
         third = cluster.join(3)
         settle(cluster)
@@ -503,7 +509,7 @@ class TestReplicas:
         for step in range(failing + 1):
             cluster.step(fail=step == failing)
         settle(cluster, 20)
-        assert kv_of(cluster).is_pinned("system")
+        assert "system" in kv_of(cluster).pins
         assert cluster.tokens["r"] == reference_tokens(request)
 
     def test_steps_that_keep_failing_give_it_up_and_serve_on(self, make_cluster: MakeCluster) -> None:
@@ -515,7 +521,7 @@ class TestReplicas:
         request = make_request("r", 24, 6, shared=22)
         run(cluster, request)
         assert len(plans(replica)) == 3 + 6
-        assert not kv_of(cluster).is_pinned("system")
+        assert "system" not in kv_of(cluster).pins
         assert [each.name for each in cluster.given_up] == ["system"]
         assert capacities(cluster)[-1] == kv_of(cluster).num_blocks * kv_of(cluster).block_size
         unpin(cluster)
@@ -531,7 +537,7 @@ class TestReplicas:
         cluster.join()
         cluster.run()
         assert cluster.tokens["r"] == reference_tokens(request)
-        assert not kv_of(cluster).is_pinned("foreign")
+        assert "foreign" not in kv_of(cluster).pins
 
 
 class TestNamedByFrontends:
@@ -603,6 +609,36 @@ class TestWhoMayUseIt:
         run(cluster, request)
         assert cached_tokens(cluster) == {"r": 0}
         assert cluster.tokens["r"] == reference_tokens(request)
+
+    @pytest.mark.parametrize("length", [2, 8, 10])
+    @pytest.mark.parametrize("prefix_caching", [True, False])
+    def test_those_who_name_it_whatever_their_salt(
+        self, make_cluster: MakeCluster, length: int, prefix_caching: bool
+    ) -> None:
+        cluster = make_cluster(prefix_caching=prefix_caching)
+        cluster.join(block_size=4)
+        pin(cluster, prefix_of(length))
+        requests = [naming(length, make_request(name, 20, 3, shared=18, salt=name)) for name in ("a", "b")]
+        run(cluster, *requests)
+        assert cached_tokens(cluster) == {"a": length, "b": length}
+        assert cluster.tokens == {request.request_id: reference_tokens(request) for request in requests}
+
+    @pytest.mark.parametrize("length", [2, 8, 10])
+    def test_behind_it_only_equal_salts_meet(self, make_cluster: MakeCluster, length: int) -> None:
+        cluster = make_cluster()
+        cluster.join(block_size=4)
+        pin(cluster, prefix_of(length))
+        for name, salt in (("first", "mine"), ("other", "theirs"), ("again", "mine"), ("none", "")):
+            run(cluster, naming(length, make_request(name, 20, 1, shared=18, salt=salt)))
+        assert cached_tokens(cluster) == {"first": length, "other": length, "again": 16, "none": length}
+
+    def test_a_salted_request_finds_no_longer_prefix_than_the_one_it_names(self, make_cluster: MakeCluster) -> None:
+        cluster = make_cluster()
+        cluster.join(block_size=4)
+        pin(cluster, prefix_of(8))
+        pin(cluster, prefix_of(10, "longer"))
+        run(cluster, *(naming(8, make_request(f"r{salt}", 20, 1, shared=18, salt=salt)) for salt in ("", "salt")))
+        assert cached_tokens(cluster) == {"r": 10, "rsalt": 8}
 
     def test_not_those_who_want_prompt_logprobs(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster()

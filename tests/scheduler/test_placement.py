@@ -80,3 +80,48 @@ def test_the_faster_one_is_chosen(make_cluster: MakeCluster) -> None:
     cluster.submit(make_request("new", 8, 2))
     cluster.schedule()
     assert home(cluster, "new") == 2
+
+
+def test_each_gets_work_by_its_speed(make_cluster: MakeCluster) -> None:
+    """The first computes three times as much in a second as the second."""
+    cluster = make_cluster(max_steps_in_flight=1)
+    for incarnation in (1, 2):
+        cluster.join(incarnation, num_blocks=1000)
+    cluster.submit(*(make_request(f"first{i}", 8, 2) for i in range(2)))
+    for _ in range(2):
+        step(cluster, model_us={1: 1000, 2: 3000})
+    cluster.submit(*(make_request(f"new{i}", 8, 2) for i in range(60)))
+    cluster.schedule()
+    running = [len(cluster.core.replicas[incarnation].running) for incarnation in (1, 2)]
+    assert sum(running) == 60
+    assert 2.0 < running[0] / running[1] < 6.0, running
+
+
+def test_a_new_one_counts_as_fast_as_the_others(make_cluster: MakeCluster) -> None:
+    """Neither everything goes there nor nothing."""
+    cluster = make_cluster(max_steps_in_flight=1)
+    cluster.join(1, num_blocks=1000)
+    cluster.submit(make_request("first", 8, 2))
+    step(cluster, model_us={1: 1000})
+    cluster.join(2, num_blocks=1000)
+    cluster.submit(*(make_request(f"new{i}", 8, 20) for i in range(20)))
+    cluster.schedule()
+    running = [len(cluster.core.replicas[incarnation].running) for incarnation in (1, 2)]
+    assert sorted(running) == [10, 11]
+
+
+def test_what_fits_only_a_large_one_waits_for_it(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(watermark=0.0)
+    cluster.join(1, num_blocks=8)
+    cluster.join(2, num_blocks=20)
+    cluster.submit(make_request("full", 60, 20))
+    cluster.step()
+    cluster.submit(make_request("large", 40, 4))
+    cluster.submit(make_request("small", 8, 4))
+    cluster.step()
+    assert (home(cluster, "full"), home(cluster, "small")) == (2, 1)
+    assert [group.request_id for group in cluster.core.waiting] == ["large"]
+    while "full" in cluster.groups:
+        cluster.step()
+    cluster.step()
+    assert home(cluster, "large") == 2

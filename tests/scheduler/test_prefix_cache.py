@@ -8,7 +8,7 @@ import pytest
 
 from octavo.scheduler.events import StepAnswered
 from octavo.scheduler.kv_cache_manager import KVCacheManager
-from octavo.scheduler.prefix_cache import CachedBlock, PrefixCache, block_hashes, root_hash
+from octavo.scheduler.prefix_cache import CachedBlock, PrefixCache, block_hashes
 from octavo.scheduler.sequence import Sequence
 from octavo.testing.cluster import Cluster, FakeReplica, make_request, reference_tokens
 from octavo.wire.requests import CacheKey, Request
@@ -50,8 +50,25 @@ class TestHashes:
         hashes = [block_hashes(sequence_of([1, 2, 3, 4], adapter=adapter, salt=salt), 2) for adapter, salt in keys]
         assert len({value for values in hashes for value in values}) == 2 * len(keys)
 
-    def test_of_an_adapter_are_the_same_every_time(self) -> None:
-        assert root_hash(CacheKey("a", "b")) == root_hash(CacheKey("a", "b"))
+    def test_of_a_key_are_the_same_every_time(self) -> None:
+        first, second = (sequence_of([1, 2, 3, 4], adapter="a", salt="b") for _ in range(2))
+        assert block_hashes(first, 2) == block_hashes(second, 2)
+
+    @pytest.mark.parametrize(("salted_from", "common"), [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3)])
+    def test_of_another_salt_are_others_from_the_first_block_that_it_counts_in(
+        self, salted_from: int, common: int
+    ) -> None:
+        plain = block_hashes(sequence_of([1] * 6), 2)
+        for salt, other in (("a", "b"), ("b", "a")):
+            salted = block_hashes(sequence_of([1] * 6, salt=salt, salted_from=salted_from), 2)
+            different = block_hashes(sequence_of([1] * 6, salt=other, salted_from=salted_from), 2)
+            assert salted[:common] == different[:common] == plain[:common]
+            assert len({*salted[common:], *different[common:], *plain[common:]}) == 3 * (3 - common)
+
+    def test_of_a_salt_that_reads_as_tokens_are_not_those_of_the_tokens(self) -> None:
+        salted = block_hashes(sequence_of([1, 2, 3], salt="abcd", salted_from=1), 1)
+        tokens = block_hashes(sequence_of([1, int.from_bytes(b"abcd", "little"), 2, 3]), 1)
+        assert set(salted) & set(tokens) == {salted[0]}
 
     def test_of_a_fork_go_on_from_its_parents_and_do_not_change_them(self) -> None:
         parent = sequence_of([1, 2, 3])

@@ -83,8 +83,10 @@ def test_the_time_of_work_begins_when_it_comes(cluster: Cluster, progress: Progr
     assert stalled_after(9.9, cluster, progress) is None
 
 
-def test_a_step_that_may_take_long_is_given_three_times_as_long(cluster: Cluster, progress: Progress) -> None:
-    # Of a shape that was not seen yet.
+def test_a_step_that_may_take_long_is_given_three_times_as_long(make_cluster: MakeCluster, progress: Progress) -> None:
+    # The first of all.
+    cluster = make_cluster()
+    cluster.join()
     cluster.submit(make_request("long", 100, 4))
     cluster.schedule()
     assert stalled_after(179.0, cluster, progress) is None

@@ -587,6 +587,23 @@ class TestLiveness:
         cluster.tick(0.2)
         assert not cluster.core.replicas
 
+    def test_a_step_of_a_new_shape_is_measured_by_the_one_next_to_it(self, make_cluster: MakeCluster) -> None:
+        """What is recomputed after a loss comes in steps that a worker has not had before: if it hangs there, not as
+        long as the very first step may take."""
+        cluster = make_cluster(max_steps_in_flight=1, step_timeout_s=2.0, first_step_timeout_s=60.0, lease_s=1e9)
+        replica = cluster.join()
+        cluster.submit(make_request("short", 4, max_tokens=50))
+        cluster.schedule()
+        cluster.now += 1.0
+        cluster.handle(StepAnswered(1, replica.execute()))
+        cluster.submit(make_request("long", 40, max_tokens=50))
+        cluster.schedule()
+        # 41 tokens are three powers of two above 4, and a step may take five times as long as expected.
+        cluster.tick(39.0)
+        assert cluster.core.replicas
+        cluster.tick(2.0)
+        assert not cluster.core.replicas
+
     def test_a_steps_clock_starts_when_the_one_before_it_is_answered(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster(max_steps_in_flight=2, first_step_timeout_s=60.0, step_timeout_s=2.0, lease_s=1e9)
         replica = cluster.join()

@@ -1,5 +1,5 @@
-"""Any order of submissions, ends, steps, failures of steps and of sequences, losses and pins, under any configuration:
-no block leaks, no token changes, and all that is wanted ends."""
+"""Any order of submissions, ends, steps, failures of steps and of sequences, losses, drains and pins, under any
+configuration: no block leaks, no token changes, and all that is wanted ends."""
 
 import atexit
 import os
@@ -15,7 +15,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from octavo.scheduler.admission import has_capacity
 from octavo.scheduler.config import Policy, Preemption
-from octavo.scheduler.events import PrefixesNamed, PrefixPinned, PrefixUnpinned, StepAnswered
+from octavo.scheduler.events import (
+    Event,
+    LossCause,
+    PrefixesNamed,
+    PrefixPinned,
+    PrefixUnpinned,
+    ReplicaHeard,
+    StepAnswered,
+    WorkerCordoned,
+    WorkerDrained,
+    WorkerReadmitted,
+)
+from octavo.scheduler.replica import Replica
 from octavo.scheduler.scheduler import Scheduler
 from octavo.testing.cluster import FRONTEND, Cluster, make_request, write_fake_model
 from octavo.wire.requests import PinRefused, Prefix, RejectReason, Request
@@ -44,10 +56,13 @@ configs = st.fixed_dictionaries(
         "delay_factor": st.sampled_from([0.0, 1.0]),
         "priority_ageing_s": st.sampled_from([0.0, 0.002]),
         "overtaking_s": st.sampled_from([0.0, 1.0]),
+        "drain_grace_s": st.sampled_from([0.0, 0.01]),
         "max_pinned_share": st.sampled_from([0.25, 0.5]),
         "tenant_weights": st.just({"heavy": 3.0}),
         # No step may fail often enough to be given up: every request is expected to finish.
         "max_failed_steps": st.just(10**6),
+        # Different requests of this test may ask for the same.
+        "quarantine_s": st.just(0.0),
     }
 )
 beams = st.builds(
@@ -110,6 +125,29 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_cpu_blocks=num_cpu_blocks * len(self.windows),
             windows=self.windows,
         )
+
+    @precondition(lambda self: self.cluster.replicas)
+    @rule(data=st.data(), what=st.sampled_from(["cordon", "drain", "move", "end", "readmit", "readmit"]))
+    def operate(self, data: st.DataObject, what: str) -> None:
+        """A worker gets nothing new, or is let go, or gets requests again."""
+        incarnation = data.draw(st.sampled_from(sorted(self.cluster.replicas)))
+        worker_id = f"worker-{incarnation}"
+        events: dict[str, Event] = {
+            "cordon": WorkerCordoned(worker_id),
+            "drain": WorkerDrained(worker_id, 0.02),
+            "move": WorkerDrained(worker_id, 0.0),
+            "end": ReplicaHeard(incarnation, draining=True),
+            "readmit": WorkerReadmitted(worker_id),
+        }
+        self.cluster.handle(events[what])
+        if what == "move" and incarnation in self.cluster.replicas:
+            self._assert_moves(self.cluster.core.replicas[incarnation])
+
+    def _assert_moves(self, replica: Replica) -> None:
+        """What a replica keeps that is to be empty is in a step, or fits nowhere else."""
+        if not replica.outstanding:
+            homes = [other for other in self.cluster.core.replicas.values() if other.is_ready]
+            assert not any(has_capacity(group.request, home) for group in replica.requests for home in homes)
 
     @rule()
     def schedule(self) -> None:
@@ -214,14 +252,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         """Replicas that go without work or sign for 1.5 s, or too long with a step, count as lost."""
         self.journal.renew()
+        suspects = self._suspects()
         self.cluster.tick(seconds)
+        self._put_away(suspects)
 
-    @rule(data=st.data(), loss=st.sampled_from(["replica", "astray", "lease", "scheduler"]))
+    @rule(data=st.data(), loss=st.sampled_from(["replica", "death", "death", "astray", "lease", "scheduler"]))
     def lose(self, data: st.DataObject, loss: str) -> None:
         """One process at a time; what is wanted goes on all the same."""
+        suspects = self._suspects()
         match loss:
             case "replica" if self.cluster.replicas:
                 self.cluster.leave(data.draw(st.sampled_from(sorted(self.cluster.replicas))))
+            case "death" if self.cluster.replicas:
+                self.schedule()
+                self.cluster.leave(data.draw(st.sampled_from(sorted(self.cluster.replicas))), LossCause.UNREACHABLE)
             case "astray" if self._busy():
                 self._go_astray(data.draw(st.sampled_from(self._busy())))
             case "lease":
@@ -230,9 +274,21 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.journal.join()
             case "scheduler":
                 self._restart_scheduler()
+        self._put_away(suspects)
         if not self.cluster.replicas:
             self.join(num_blocks=14, block_size=2, num_cpu_blocks=5)
         self.journal.renew()
+
+    def _suspects(self) -> set[str]:
+        return {group.request_id for group in self.cluster.core.ledger.suspects}
+
+    def _put_away(self, suspects: set[str]) -> None:
+        """Only `suspects` end by the death of a worker."""
+        rejected = self.cluster.rejected
+        guilty = [name for name, each in rejected.items() if each.reason is RejectReason.QUARANTINED]
+        assert suspects.issuperset(guilty)
+        for name in guilty:
+            del rejected[name], self.journal.requests[name]
 
     def _go_astray(self, incarnation: int) -> None:
         """A replica answers what it was not asked."""
@@ -285,13 +341,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "cluster"):
             return
         core = self.cluster.core
+        for incarnation in list(core.replicas):
+            self.cluster.handle(WorkerReadmitted(f"worker-{incarnation}"))
         if not all(any(has_capacity(g.request, r) for r in core.replicas.values()) for g in core.groups):
             # What waits for a large replica that was lost finds one.
             self.join(num_blocks=100, block_size=4, num_cpu_blocks=0)
         self._run()
         self.journal.assert_all_came()
         for replica in core.replicas.values():
-            assert all(map(replica.kv.is_pinned, replica.prefix_names))
+            assert all(name in replica.kv.pins for name in replica.prefix_names)
             assert replica.kv.num_free + replica.kv.num_pinned == replica.kv.num_blocks
             assert replica.kv.num_cpu_free == replica.kv.num_cpu_blocks
 

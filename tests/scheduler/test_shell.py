@@ -15,6 +15,7 @@ import zmq.asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.scheduler.admin import SERVICE, start_admin_server
+from octavo.scheduler.bell import Bell
 from octavo.scheduler.config import Preemption, SchedulerConfig
 from octavo.scheduler.event_log import Handled, Record, log_file, read_records, recorder, replay
 from octavo.scheduler.events import PrefixPinned, PrefixUnpinned
@@ -52,6 +53,8 @@ from octavo.wire.steps import (
     SequenceFailure,
     StepPlan,
     ToWorker,
+    WorkerDismissed,
+    WorkerGoodbye,
     WorkerRefused,
     WorkerUnregistered,
     WorkerWelcome,
@@ -71,11 +74,13 @@ class Service:
         self.admin_address = f"unix:{directory}/admin.sock"
         self._sync: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
         self.feed = StepFeed()
+        self._departure = Bell()
         self.shell = SchedulerShell(
             Scheduler(SchedulerConfig(), EPOCH),
             bind_router(self._sync, self.frontend_endpoint),
-            bind_router(self._sync, self.worker_endpoint),
+            bind_router(self._sync, self.worker_endpoint, on_disconnect=self._departure.ring),
             recorder(self.feed.append),
+            departure=self._departure,
         )
         self._context = context
         self._sockets: list[zmq.asyncio.Socket] = []
@@ -104,6 +109,7 @@ class Service:
     def close(self) -> None:
         for socket in (*self._sockets, self.shell._frontends.socket, self.shell._workers.socket):
             socket.close()
+        self._departure.close()
 
 
 @pytest.fixture
@@ -284,6 +290,56 @@ async def test_a_worker_that_registers_anew_on_its_connection_replaces_itself(
     await send(worker, msgspec.structs.replace(replica.hello, incarnation=6))
     assert await to_worker(worker) == WorkerWelcome(EPOCH)
     assert list(service.shell.core.replicas) == [6]
+
+
+async def test_a_worker_whose_connection_ends_in_a_step_is_lost_at_once(
+    service: Service, replica: FakeReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first step of a shape has a minute, and what computes says nothing."""
+    frontend, worker, other = service.frontend(), service.worker(), service.worker()
+    await greet(frontend)
+    await join(worker, replica)
+    await send(frontend, Submit(EPOCH, make_request("r", 6, max_tokens=9)))
+    while not isinstance(await to_worker(worker), StepPlan):
+        pass
+    await join(other, FakeReplica(replica.runner, 6))
+    worker.close()
+    async with asyncio.timeout(1.0):
+        while not isinstance(message := await to_worker(other), StepPlan):
+            assert message == WorkerWelcome(EPOCH), "it was looked whether this one is there"
+    assert list(service.shell.core.replicas) == [6]
+    assert "replica 0000000000000005 lost: WorkerWelcome could not be sent" in caplog.text
+
+
+async def test_a_worker_that_says_goodbye_and_goes_has_not_died(
+    service: Service, replica: FakeReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = service.worker()
+    await join(worker, replica)
+    await send(worker, WorkerGoodbye(EPOCH, 5))
+    worker.close(linger=1000)
+    while service.shell.core.replicas:
+        await asyncio.sleep(0.01)
+    assert "replica 0000000000000005 lost: said goodbye" in caplog.text
+
+
+async def test_a_worker_that_is_to_end_is_dismissed_once_it_holds_nothing(
+    service: Service, replica: FakeReplica
+) -> None:
+    frontend, worker = service.frontend(), service.worker()
+    await greet(frontend)
+    await join(worker, replica)
+    await send(frontend, Submit(EPOCH, make_request("r", 6, max_tokens=9)))
+    results, message = 0, await to_worker(worker)
+    await send(worker, Heartbeat(EPOCH, 5, 0, draining=True))
+    while isinstance(message, StepPlan):
+        replica.take(message)
+        await send(worker, msgspec.structs.replace(replica.execute(), epoch=EPOCH))
+        results, message = results + 1, await to_worker(worker)
+    assert (message, results) == (WorkerDismissed(EPOCH), 9)
+    assert not service.shell.core.replicas
+    await send(worker, Heartbeat(EPOCH, 5, 9, draining=True))
+    assert await to_worker(worker) == WorkerUnregistered(EPOCH)
 
 
 async def test_another_schema_version_is_refused_by_name(service: Service, replica: FakeReplica) -> None:

@@ -139,7 +139,7 @@ class TestMoves:
         num_own = num_out - 8 * len(windows)
         assert num_own > 0
         drain(cluster)
-        assert kv.num_missing_swapped(group.live) <= num_own + len(windows)
+        assert kv.swapper.num_missing(group.live) <= num_own + len(windows)
         assert len(plan_until(cluster, swaps_in).moves.swap_in) == num_own
         tables = [kv.block_table(cluster.groups[name].live[0]) for name in ("early", "late")]
         assert [blocks[:8] for blocks in tables[0]] == [blocks[:8] for blocks in tables[1]]
@@ -193,7 +193,7 @@ class TestBlocks:
     def family(kv: KVCacheManager) -> list[Sequence]:
         """Four sequences of 10 tokens and the next: two that have not computed it yet and so share all blocks, and two
         that have, each with a copy of the partly filled one."""
-        first = new_sequences(make_request("r", 10, max_tokens=9), b"")[0]
+        first = new_sequences(make_request("r", 10, max_tokens=9))[0]
         kv.allocate([first])
         first.num_computed = 10
         others = [first.fork(index) for index in (1, 2, 3)]
@@ -214,11 +214,11 @@ class TestBlocks:
         kv = KVCacheManager(40, 4, windows=windows, num_cpu_blocks=40)
         sequences = self.family(kv)
         before, free = shape(kv, sequences, 3), kv.num_free
-        out = kv.swap_out(sequences)
+        out = kv.swapper.swap_out(sequences)
         assert kv.num_free == 40
         assert kv.num_cpu_free == 40 - len(out)
-        needed = kv.num_missing_swapped(sequences)
-        back = kv.swap_in(sequences)
+        needed = kv.swapper.num_missing(sequences)
+        back = kv.swapper.swap_in(sequences)
         assert shape(kv, sequences, 3) == before
         assert len(back) == len(out) == 40 - free
         assert kv.num_cpu_free == 40
@@ -228,16 +228,16 @@ class TestBlocks:
     def test_need_room_for_what_comes_back_and_for_one_more_token_each(self) -> None:
         kv = KVCacheManager(40, 4, num_cpu_blocks=40)
         sequences = self.family(kv)
-        kv.swap_out(sequences)
-        needed = kv.num_missing_swapped(sequences)
-        kv.swap_in(sequences)
+        kv.swapper.swap_out(sequences)
+        needed = kv.swapper.num_missing(sequences)
+        kv.swapper.swap_in(sequences)
         assert needed == 40 - kv.num_free + kv.num_missing(sequences)
 
     def test_do_not_go_where_there_is_no_room(self) -> None:
         """2 blocks of all, one of two, and one each of the others."""
         for num_cpu_blocks, fits in ((4, False), (5, True)):
             kv = KVCacheManager(40, 4, num_cpu_blocks=num_cpu_blocks)
-            assert kv.can_swap_out(self.family(kv)) is fits
+            assert kv.swapper.can_swap_out(self.family(kv)) is fits
 
     def test_of_a_sequence_that_ends_meanwhile_are_free_but_for_what_others_share(
         self, make_cluster: MakeCluster

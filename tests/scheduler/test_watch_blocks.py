@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
+from octavo.scheduler.admin_messages import write_load
 from octavo.scheduler.events import PrefixPinned
 from octavo.testing.cluster import Cluster, make_request
 from octavo.v1 import admin_pb2 as pb
@@ -63,6 +64,29 @@ async def test_answers_follow_what_happens(make_cluster: MakeCluster, connect: C
         pass
     assert answer.workers[0].states == bytes([pb.BLOCK_STATE_FREE]) * 7
     call.cancel()
+
+
+async def test_under_load_all_readers_together_are_told_less_often(
+    make_cluster: MakeCluster, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as a reading takes a hundredth of the time, nobody takes another, whatever the interval."""
+    cluster = make_cluster()
+    count = 0
+
+    def slow(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        cluster.now += 0.002
+        return write_load(*arguments)
+
+    monkeypatch.setattr("octavo.scheduler.admin.write_load", slow)
+    stub = await connect(cluster)
+    first, second = (stub.WatchBlocks(pb.WatchBlocksRequest(interval_ms=100)) for _ in range(2))
+    assert await read(first) == await read(second)
+    assert count == 1
+    cluster.now += 0.3
+    await read(first)
+    assert count == 2
 
 
 async def test_the_first_thousand_requests_are_shown(make_cluster: MakeCluster, connect: Connect) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import msgspec
 
 from octavo.scheduler.kv_cache_manager import KVCacheManager
-from octavo.scheduler.prefix_cache import root_hash
 from octavo.scheduler.sequence import Sequence, new_sequences
 from octavo.testing.cluster import Cluster, FakeReplica, make_request
 from octavo.wire.base import NULL_BLOCK
@@ -61,10 +60,11 @@ def cached_tokens(cluster: Cluster) -> dict[str, int]:
     }
 
 
-def sequence_of(prompt: list[int], *, adapter: str = "", salt: str = "") -> Sequence:
+def sequence_of(prompt: list[int], *, adapter: str = "", salt: str = "", salted_from: int = 0) -> Sequence:
     """One that waits, with nothing generated."""
-    request = msgspec.structs.replace(make_request("r", 1, 64), prompt_token_ids=prompt)
-    (sequence,) = new_sequences(request, root_hash(CacheKey(adapter, salt)))
+    key = CacheKey(adapter, salt, salted_from)
+    request = msgspec.structs.replace(make_request("r", 1, 64), prompt_token_ids=prompt, cache_key=key)
+    (sequence,) = new_sequences(request)
     return sequence
 
 

@@ -46,17 +46,6 @@ class Streams:
             stream.cancel()
 
 
-def test_streams_survive_the_death_of_their_worker(new_stack: StartStack) -> None:
-    stack = new_stack(OCTAVO_FAKE_STEP_MS="10").start_all(workers=2)
-    streams = Streams(stack)
-    stack.kill("worker-0")
-    generations = streams.finish()
-    assert_undisturbed(stack, generations)
-    assert any(generation.usage.preemptions for generation in generations)
-    stack.wait_for(lambda: len(stack.load().workers) == 1)
-    stack.wait_idle()
-
-
 def test_streams_wait_for_the_only_worker_to_come_back(new_stack: StartStack) -> None:
     stack = new_stack(OCTAVO_FAKE_STEP_MS="10").start_all()
     streams = Streams(stack)
@@ -83,29 +72,6 @@ def test_a_run_with_losses_can_be_replayed(new_stack: StartStack) -> None:
     assert "plans: all equal" in stack.log("replay")
 
 
-def test_streams_survive_the_death_of_the_scheduler(new_stack: StartStack) -> None:
-    stack = new_stack(OCTAVO_FAKE_STEP_MS="10").start_all(workers=2)
-    streams = Streams(stack)
-    stack.kill("scheduler")
-    stack.start("scheduler")
-    assert_undisturbed(stack, streams.finish())
-    stack.wait_for(lambda: len(stack.load().workers) == 2)
-    stack.wait_idle()
-    stack.assert_alive()
-
-
-def test_a_frozen_worker_is_replaced_and_rejoins_when_it_thaws(new_stack: StartStack) -> None:
-    stack = new_stack(OCTAVO_FAKE_STEP_MS="10").start_all(workers=2)
-    streams = Streams(stack)
-    stack.processes["worker-0"].send_signal(signal.SIGSTOP)
-    assert_undisturbed(stack, streams.finish())
-    stack.wait_for(lambda: len(stack.load().workers) == 1)
-    stack.processes["worker-0"].send_signal(signal.SIGCONT)
-    stack.wait_for(lambda: len(stack.load().workers) == 2)
-    stack.wait_idle()
-    assert_undisturbed(stack, stack.generate_all(REQUESTS))
-
-
 def test_a_dead_frontends_requests_are_dropped_with_its_lease(new_stack: StartStack) -> None:
     stack = new_stack(OCTAVO_FAKE_STEP_MS="200").start_all()
     streams = Streams(stack, num_read=1)
@@ -117,14 +83,6 @@ def test_a_dead_frontends_requests_are_dropped_with_its_lease(new_stack: StartSt
     stack.start("frontend")
     stack.wait_ready()
     assert len(stack.generate(token_request(PROMPTS[0], 2)).token_ids) == 2
-
-
-def test_a_stopped_worker_says_goodbye_and_its_streams_move_at_once(new_stack: StartStack) -> None:
-    stack = new_stack(OCTAVO_FAKE_STEP_MS="10").start_all(workers=2)
-    streams = Streams(stack)
-    assert stack.kill("worker-0", signal.SIGTERM) == 0
-    assert_undisturbed(stack, streams.finish())
-    assert "said goodbye" in stack.log("scheduler")
 
 
 def test_a_stopped_frontend_lets_its_streams_end(new_stack: StartStack) -> None:

@@ -16,10 +16,19 @@ from octavo.scheduler.admin_messages import (
     write_prefix,
     write_status,
 )
-from octavo.scheduler.events import Event, PrefixPinned, PrefixUnpinned
+from octavo.scheduler.events import (
+    Event,
+    PrefixPinned,
+    PrefixUnpinned,
+    WorkerCordoned,
+    WorkerDrained,
+    WorkerReadmitted,
+)
 from octavo.scheduler.explain import explain, homes_of_groups
+from octavo.scheduler.replica import ReplicaState
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import SequenceGroup
+from octavo.scheduler.snapshots import Snapshots
 from octavo.scheduler.step_feed import StepFeed
 from octavo.v1 import admin_pb2 as pb
 from octavo.v1 import admin_pb2_grpc as services
@@ -33,6 +42,7 @@ _MAX_NAME_LENGTH = 256
 # Between two answers of WatchBlocks, where none is named and in all.
 _INTERVAL_MS, _MIN_INTERVAL_MS, _MAX_INTERVAL_MS = 1000, 100, 60_000
 _MAX_TOKEN_ID = 2**31 - 1
+_MAX_GRACE_S = 86_400.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -58,6 +68,7 @@ class AdminService(services.AdminServiceServicer):
     def __init__(self, shell: Operated, feed: StepFeed) -> None:
         self._shell = shell
         self._feed = feed
+        self._blocks = Snapshots(self._read_blocks, shell.now)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         return write_load(self._shell.core, self._shell.dropped_messages)
@@ -90,16 +101,17 @@ class AdminService(services.AdminServiceServicer):
                 await context.write(pb.WatchStepsResponse(step=entry.number, record=entry.record, missed=entry.missed))
 
     async def WatchBlocks(self, request: pb.WatchBlocksRequest, context: Context) -> None:
-        """Nothing is kept for a reader: one that is slow is told less often."""
+        """Nothing is kept for a reader: one that is slow is told less often. And so are all while there is so much to
+        tell that it would keep the scheduler from its work."""
         interval_ms = request.interval_ms or _INTERVAL_MS
         if not _MIN_INTERVAL_MS <= interval_ms <= _MAX_INTERVAL_MS:
             allowed = f"use {_MIN_INTERVAL_MS} to {_MAX_INTERVAL_MS}, or 0 for {_INTERVAL_MS}"
             await _refuse(context, f"interval_ms is {interval_ms}; {allowed}")
         while True:
-            await context.write(self._blocks())
-            await asyncio.sleep(interval_ms / 1000)
+            await context.write(self._blocks.latest())
+            await asyncio.sleep(max(interval_ms / 1000, self._blocks.seconds_to_next))
 
-    def _blocks(self) -> pb.WatchBlocksResponse:
+    def _read_blocks(self) -> pb.WatchBlocksResponse:
         core, now = self._shell.core, self._shell.now()
         homes, first = homes_of_groups(core), heapq.nsmallest(_MAX_PAGE, core.groups, key=_serial)
         return pb.WatchBlocksResponse(
@@ -107,6 +119,36 @@ class AdminService(services.AdminServiceServicer):
             workers=[write_blocks(replica) for replica in core.replicas.values()],
             requests=[write_status(group, homes.get(group), now) for group in first],
         )
+
+    async def CordonWorker(self, request: pb.CordonWorkerRequest, context: Context) -> pb.CordonWorkerResponse:
+        await self._find_worker(request.worker_id, context)
+        self._shell.handle(WorkerCordoned(request.worker_id))
+        return pb.CordonWorkerResponse()
+
+    async def DrainWorker(self, request: pb.DrainWorkerRequest, context: Context) -> pb.DrainWorkerResponse:
+        grace_s = request.grace.ToNanoseconds() / 1e9 if request.HasField("grace") else None
+        if grace_s is not None and not 0.0 <= grace_s <= _MAX_GRACE_S:
+            await _refuse(context, f"grace is {grace_s} s; use 0 to {_MAX_GRACE_S:.0f}, or none for --drain-grace")
+        await self._find_worker(request.worker_id, context)
+        if self._shell.core.replica_of_worker(request.worker_id) is None:
+            await _object(context, f"worker {request.worker_id} is not there, so there is nothing to drain")
+        self._shell.handle(WorkerDrained(request.worker_id, grace_s))
+        return pb.DrainWorkerResponse()
+
+    async def ReadmitWorker(self, request: pb.ReadmitWorkerRequest, context: Context) -> pb.ReadmitWorkerResponse:
+        await self._find_worker(request.worker_id, context)
+        if objection := _readmission_objection(self._shell.core, request.worker_id):
+            await _object(context, objection)
+        self._shell.handle(WorkerReadmitted(request.worker_id))
+        return pb.ReadmitWorkerResponse()
+
+    async def _find_worker(self, worker_id: str, context: Context) -> None:
+        """Refuses a name that belongs to no worker and to no cordon."""
+        fleet = self._shell.core.fleet
+        known = {replica.hello.worker_id for replica in fleet.replicas.values()} | fleet.cordoned
+        if worker_id not in known:
+            names = f"there are {', '.join(sorted(known))}" if known else "there is none"
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no worker is called {worker_id[:100]!r}; {names}")
 
     async def PinPrefix(self, request: pb.PinPrefixRequest, context: Context) -> pb.PinPrefixResponse:
         prefix = Prefix(request.name, list(request.token_ids))
@@ -129,6 +171,21 @@ class AdminService(services.AdminServiceServicer):
 async def _refuse(context: Context, why: str) -> NoReturn:
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
     raise AssertionError("abort returned")
+
+
+async def _object(context: Context, why: str) -> NoReturn:
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
+    raise AssertionError("abort returned")
+
+
+def _readmission_objection(core: Scheduler, worker_id: str) -> str | None:
+    """Why a worker cannot be readmitted, if it cannot."""
+    replica = core.replica_of_worker(worker_id)
+    if replica is not None and replica.wants_to_leave:
+        return f"the process of worker {worker_id} was asked to end, and will; start it anew instead"
+    if replica is not None and replica.state is ReplicaState.READY:
+        return f"worker {worker_id} gets requests already: it is neither cordoned nor drained"
+    return None
 
 
 def _select(core: Scheduler, request: pb.ListRequestsRequest) -> list[SequenceGroup]:

@@ -25,7 +25,7 @@ _REASONS = {
     pb.Obstacle.KIND_PREEMPTION: "what runs needs {needed} KV blocks and {available} are free, so it preempts first",
     pb.Obstacle.KIND_CAPACITY: "may grow to {needed} KV blocks, there are {available} in all",
     pb.Obstacle.KIND_DELAY: "prompts gather for {needed} ms, {available} have passed",
-    pb.Obstacle.KIND_NO_WORKER: "no worker is there",
+    pb.Obstacle.KIND_NO_WORKER: "there is no worker that takes it",
 }
 
 

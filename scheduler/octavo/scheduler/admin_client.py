@@ -13,6 +13,11 @@ from octavo.wire.endpoints import EndpointError, runtime_directory
 
 # Of a call; the scheduler answers from memory.
 TIMEOUT_S: Final = 10.0
+_QUESTION_ERRORS: Final = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION,
+)
 
 
 def default_admin_address() -> str:
@@ -48,7 +53,7 @@ def _describe(address: str, error: grpc.RpcError) -> str:
     assert isinstance(error, grpc.Call)
     code, details = error.code(), " ".join((error.details() or "no answer").split())
     # What is wrong with the question does not depend on who was asked.
-    where = "" if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND) else f"{address}: "
+    where = "" if code in _QUESTION_ERRORS else f"{address}: "
     return f"{where}{details} [{code.name}]"
 
 

@@ -7,7 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 from octavo.scheduler.admission import ObstacleKind
 from octavo.scheduler.block_map import Owner, block_map
 from octavo.scheduler.explain import Explanation, ReplicaObstacle
-from octavo.scheduler.replica import Replica
+from octavo.scheduler.replica import Replica, ReplicaState
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import SequenceGroup, SequenceStatus
 from octavo.scheduler.waiting_queue import WaitingQueue
@@ -19,6 +19,11 @@ _STATES = {
     SequenceStatus.WAITING: pb.REQUEST_STATE_WAITING,
     SequenceStatus.RUNNING: pb.REQUEST_STATE_RUNNING,
     SequenceStatus.SWAPPED: pb.REQUEST_STATE_SWAPPED,
+}
+_WORKER_STATES = {
+    ReplicaState.READY: pb.WORKER_STATE_READY,
+    ReplicaState.CORDONED: pb.WORKER_STATE_CORDONED,
+    ReplicaState.DRAINING: pb.WORKER_STATE_DRAINING,
 }
 _KINDS = {
     ObstacleKind.TOKEN_BUDGET: pb.Obstacle.KIND_TOKEN_BUDGET,
@@ -37,6 +42,7 @@ def write_load(core: Scheduler, dropped_messages: int) -> pb.GetLoadResponse:
     workers = [_worker(replica) for replica in core.replicas.values()]
     return pb.GetLoadResponse(
         waiting=len(core.waiting),
+        waiting_tokens=sum(leader.num_known for group in core.waiting for leader in group.leaders()),
         running=sum(worker.running for worker in workers),
         swapped=sum(worker.swapped for worker in workers),
         frontends=core.num_frontends,
@@ -51,10 +57,12 @@ def write_load(core: Scheduler, dropped_messages: int) -> pb.GetLoadResponse:
 
 def _worker(replica: Replica) -> pb.Worker:
     hello, stats, kv = replica.hello, replica.stats, replica.kv
-    parked, pinned = kv.num_parked, kv.num_pinned
+    parked, pinned = kv.blocks.num_parked, kv.num_pinned
     return pb.Worker(
         id=hello.worker_id,
+        state=_WORKER_STATES[replica.state],
         device=hello.device,
+        world_size=hello.world_size,
         model=hello.model.name,
         # Not the scheduler's own requests, which compute pinned prefixes.
         running=sum(group.prefix_name is None for group in replica.running),
@@ -63,7 +71,7 @@ def _worker(replica: Replica) -> pb.Worker:
         blocks_total=kv.num_blocks,
         blocks_free=kv.num_free,
         blocks_cached=kv.num_cached,
-        blocks_cached_free=kv.num_cached_free,
+        blocks_cached_free=len(kv.blocks.cached_free_block_ids),
         blocks_parked=parked,
         blocks_pinned=pinned,
         blocks_referenced=kv.num_blocks - kv.num_free - parked - pinned,
@@ -74,7 +82,7 @@ def _worker(replica: Replica) -> pb.Worker:
         steps=stats.steps,
         tokens_computed=stats.tokens_computed,
         tokens_sampled=stats.tokens_sampled,
-        token_rate=stats.token_rate if stats.steps else 0.0,
+        token_rate=stats.token_rate,
         times=pb.StageTimes(prepare_us=stats.prepare_us, model_us=stats.model_us, sample_us=stats.sample_us),
     )
 
@@ -169,6 +177,6 @@ def write_prefix(prefix: Prefix, core: Scheduler) -> pb.PinnedPrefix:
     return pb.PinnedPrefix(
         name=prefix.name,
         tokens=len(prefix.token_ids),
-        ready_worker_ids=[r.hello.worker_id for r in there if r.kv.is_pinned(prefix.name)],
-        pending_worker_ids=[r.hello.worker_id for r in there if not r.kv.is_pinned(prefix.name)],
+        ready_worker_ids=[r.hello.worker_id for r in there if prefix.name in r.kv.pins],
+        pending_worker_ids=[r.hello.worker_id for r in there if prefix.name not in r.kv.pins],
     )

@@ -44,8 +44,8 @@ def block_map(replica: Replica) -> BlockMap:
     kv = replica.kv
     # Each kind of holder covers those before it.
     states = bytearray([_FREE]) * kv.num_blocks
-    _mark(states, kv.cached_free_block_ids, _CACHED)
-    _mark(states, kv.parked_block_ids, _PARKED)
+    _mark(states, kv.blocks.cached_free_block_ids, _CACHED)
+    _mark(states, kv.blocks.parked_block_ids, _PARKED)
     owners = [_running_owner(replica, group, states) for group in replica.running]
     cpu_states = bytearray([_FREE]) * kv.num_cpu_blocks
     owners += [_swapped_owner(replica, group, cpu_states) for group in replica.swapped]
@@ -67,13 +67,15 @@ def _running_owner(replica: Replica, group: SequenceGroup, states: bytearray) ->
 
 
 def _swapped_owner(replica: Replica, group: SequenceGroup, cpu_states: bytearray) -> Owner:
-    block_ids = _joined([present(replica.kv.cpu_block_table(sequence)) for sequence in replica.holders(group)])
+    block_ids = _joined(
+        [present(replica.kv.swapper.space.table(sequence).groups) for sequence in replica.holders(group)]
+    )
     _mark(cpu_states, block_ids, _SWAPPED)
     return Owner(group.request_id, False, [], block_ids)
 
 
 def _pinned_owners(replica: Replica, states: bytearray) -> Iterator[Owner]:
-    for name, block_ids in replica.kv.pinned_block_ids.items():
+    for name, block_ids in replica.kv.pins.by_name.items():
         _mark(states, block_ids, _PINNED)
         yield Owner(name, True, block_ids, [])
 

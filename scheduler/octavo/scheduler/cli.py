@@ -6,8 +6,8 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +17,7 @@ import zmq
 
 from octavo.scheduler.admin import HealthServicer, start_admin_server
 from octavo.scheduler.admin_client import default_admin_address
+from octavo.scheduler.bell import Bell
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.config_flags import config_flags, read_config
 from octavo.scheduler.event_log import EventLogError, Recorder, log_file, read_records, recorder
@@ -30,24 +31,33 @@ from octavo.scheduler.step_feed import StepFeed
 from octavo.scheduler.vitals import Vitals
 from octavo.telemetry import tracing
 from octavo.telemetry.metrics import expose, serve
+from octavo.wire.curve_keys import Peer, ServerKeys, read_server_keys
 from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint
 from octavo.wire.sockets import bind_router
 
 _log = logging.getLogger(__name__)
 
 
+def _in_runtime_directory(name: str) -> str:
+    """The default endpoint of this name. Raises `click.UsageError` if there is no place for it."""
+    try:
+        return default_endpoint(name)
+    except EndpointError as error:
+        raise click.UsageError(str(error)) from error
+
+
 @click.command()
 @click.option(
     "--frontend-endpoint",
     envvar="OCTAVO_FRONTEND_ENDPOINT",
-    default=lambda: default_endpoint("frontends"),
+    default=lambda: _in_runtime_directory("frontends"),
     show_default="ipc in the runtime directory",
     help="Where frontends connect.",
 )
 @click.option(
     "--worker-endpoint",
     envvar="OCTAVO_WORKER_ENDPOINT",
-    default=lambda: default_endpoint("workers"),
+    default=lambda: _in_runtime_directory("workers"),
     show_default="ipc in the runtime directory",
     help="Where workers connect.",
 )
@@ -57,6 +67,13 @@ _log = logging.getLogger(__name__)
     default=default_admin_address,
     show_default="unix socket in the runtime directory",
     help="gRPC address of health and the Admin service; never public.",
+)
+@click.option(
+    "--curve-keys",
+    envvar="OCTAVO_CURVE_KEYS",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory with scheduler.secret, frontend.public and worker.public, from `octavo keys`: messages are"
+    " encrypted, and nobody without keys gets in.",
 )
 @click.option(
     "--insecure-tcp",
@@ -88,6 +105,7 @@ def scheduler(
     frontend_endpoint: str,
     worker_endpoint: str,
     admin_address: str,
+    curve_keys: Path | None,
     insecure_tcp: bool,
     event_log: Path | None,
     metrics_listen: str,
@@ -97,21 +115,28 @@ def scheduler(
     """Run the scheduler: it owns the queues and the block manager, and needs no GPU and no torch."""
     config = read_config(settings)
     collect_seldom()
-    places = _Places(frontend_endpoint, worker_endpoint, admin_address, insecure_tcp, event_log, metrics_listen)
+    places = _Places(
+        frontend_endpoint, worker_endpoint, admin_address, curve_keys, insecure_tcp, event_log, metrics_listen
+    )
     with tracing.exported(otlp_endpoint, "octavo-scheduler"):
         asyncio.run(_serve(config, places))
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the scheduler listens, and writes its log if there is one; no metrics without an address."""
+    """Where the scheduler listens, and writes its log if there is one; no metrics without an address, no
+    keys without their directory."""
 
     frontends: str
     workers: str
     admin: str
+    keys: Path | None
     insecure_tcp: bool
     event_log: Path | None
     metrics: str
+
+    def keys_for(self, peer: Peer) -> ServerKeys | None:
+        return None if self.keys is None else read_server_keys(self.keys, peer)
 
 
 async def _serve(config: SchedulerConfig, places: _Places) -> None:
@@ -120,8 +145,10 @@ async def _serve(config: SchedulerConfig, places: _Places) -> None:
     core, feed, servicer = Scheduler(config, secrets.randbits(64), metrics), StepFeed(), HealthServicer()
     with ExitStack() as held:
         with _start_errors():
-            frontends, workers = _bind(places, held)
-            shell = SchedulerShell(core, frontends, workers, _record(places, feed, core, held), begin_span=spans.begin)
+            departure = held.enter_context(closing(Bell()))
+            frontends, workers = _bind(places, held, departure.ring)
+            record = _record(places, feed, core, held)
+            shell = SchedulerShell(core, frontends, workers, record, begin_span=spans.begin, departure=departure)
             if places.metrics:
                 expose("scheduler", metrics)
                 held.enter_context(serve(places.metrics))
@@ -132,15 +159,18 @@ async def _serve(config: SchedulerConfig, places: _Places) -> None:
         await server.stop(grace=1.0)
 
 
-def _bind(places: _Places, held: ExitStack) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
-    """The sockets of frontends and of workers."""
+def _bind(
+    places: _Places, held: ExitStack, on_departure: Callable[[], None]
+) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
+    """The sockets of frontends and of workers; `on_departure` is called when a connection of the latter ends."""
     for endpoint in (places.frontends, places.workers):
-        check_endpoint(endpoint, insecure_tcp=places.insecure_tcp)
+        check_endpoint(endpoint, insecure_tcp=places.insecure_tcp, has_keys=places.keys is not None)
     for address in (places.frontends, places.workers, places.admin):
         held.enter_context(claimed(address))
     context = held.enter_context(zmq.Context())
-    frontends = held.enter_context(bind_router(context, places.frontends))
-    return frontends, held.enter_context(bind_router(context, places.workers))
+    frontends = held.enter_context(bind_router(context, places.frontends, places.keys_for("frontend")))
+    workers = bind_router(context, places.workers, places.keys_for("worker"), on_departure)
+    return frontends, held.enter_context(workers)
 
 
 def _record(places: _Places, feed: StepFeed, core: Scheduler, held: ExitStack) -> Recorder:

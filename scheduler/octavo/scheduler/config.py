@@ -67,8 +67,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_timeout_s: float = 2.0
     # The first step of a shape may compile, page in weights, or warm caches.
     first_step_timeout_s: float = 60.0
+    # Most requests end of themselves within this; those that run on at a worker that is drained are moved then.
+    drain_grace_s: float = 10.0
     # A request is given up after this many failed steps with it.
     max_failed_steps: int = 3
+    # And after this many that could not be smaller, and for which its worker had no memory.
+    max_memory_failures: int = 2
+    # What workers have died over is refused for this long: enough to find out why, or to roll a fix out.
+    quarantine_s: float = 600.0
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1 or (self.max_num_batched_tokens is not None and self.max_num_batched_tokens < 1):
@@ -79,8 +85,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("watermark must be in [0, 1)")
         if not 0.0 <= self.max_pinned_share < 1.0:
             raise ValueError("max_pinned_share must be in [0, 1)")
-        if min(self.delay_factor, self.priority_ageing_s, self.overtaking_s) < 0.0:
-            raise ValueError("delay_factor, priority_ageing_s and overtaking_s must not be negative")
+        for name in ("delay_factor", "priority_ageing_s", "overtaking_s", "drain_grace_s", "quarantine_s"):
+            if getattr(self, name) < 0.0:
+                raise ValueError(f"{name} must not be negative")
         if any(weight <= 0.0 for weight in self.tenant_weights.values()):
             raise ValueError("tenant weights must be above 0")
 

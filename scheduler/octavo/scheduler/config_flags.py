@@ -138,6 +138,22 @@ _OPTIONS = [
         default=_DEFAULTS.max_pinned_share,
         help="Share of blocks that pinned prefixes may take.",
     ),
+    click.option(
+        "--drain-grace",
+        "drain_grace_s",
+        envvar="OCTAVO_DRAIN_GRACE",
+        type=_Number(),
+        default=_DEFAULTS.drain_grace_s,
+        help="Seconds that requests may go on at a worker that is drained before they are moved to others.",
+    ),
+    click.option(
+        "--quarantine",
+        "quarantine_s",
+        envvar="OCTAVO_QUARANTINE",
+        type=_Number(),
+        default=_DEFAULTS.quarantine_s,
+        help="Seconds for which a request that has ended workers is refused.",
+    ),
 ]
 
 

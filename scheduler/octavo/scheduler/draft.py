@@ -203,12 +203,14 @@ class Draft:
             self.evicted.append(group)
 
     def _can_swap(self, group: SequenceGroup) -> bool:
-        """Never a prefix, nor a group in which one sequence waits for another's prefill: that is quickly computed."""
+        """Never a prefix, nor a suspect, which comes back alone or not at all, nor a group in which one sequence waits
+        for another's prefill: that is quickly computed."""
         holders = self.replica.holders(group)
         return (
             group.prefix_name is None
+            and group is not self.replica.suspect
             and all(sequence.is_ready and sequence.num_computed and sequence.num_uncomputed for sequence in holders)
-            and self.replica.kv.can_swap_out(holders)
+            and self.replica.kv.swapper.can_swap_out(holders)
         )
 
     def resume(self, group: SequenceGroup) -> None:

@@ -1,8 +1,31 @@
 """What the core is told and what it answers: values only, so that a run can be written down and fed again."""
 
+import enum
+
 from octavo.wire.base import Value
 from octavo.wire.requests import Lease, Prefix, Request, ToFrontend
 from octavo.wire.steps import StepResult, ToWorker, WorkerHello
+
+
+class LossCause(enum.StrEnum):
+    """How a replica came to be gone from the books."""
+
+    GOODBYE = "goodbye"
+    # No message reaches it: its process or the way to it is gone.
+    UNREACHABLE = "unreachable"
+    # Silent, or late with a step.
+    OVERDUE = "overdue"
+    # A worker of its name registered anew.
+    RETURNED = "returned"
+    # It answered what it was not asked.
+    CONFUSED = "confused"
+    # Again and again it gave nothing finite to whatever it computed.
+    BROKEN = "broken"
+
+    @property
+    def is_death(self) -> bool:
+        """Whether what it was computing may have killed it."""
+        return self not in (LossCause.GOODBYE, LossCause.BROKEN)
 
 
 class FrontendJoined(Value, frozen=True, tag=True):
@@ -70,13 +93,35 @@ class ReplicaLeft(Value, frozen=True, tag=True):
     """A worker said goodbye, or cannot be reached."""
 
     replica_id: int
+    cause: LossCause
     reason: str
 
 
 class ReplicaHeard(Value, frozen=True, tag=True):
-    """A worker's heartbeat."""
+    """A worker's heartbeat; `draining` if its process is to end."""
 
     replica_id: int
+    draining: bool = False
+
+
+class WorkerCordoned(Value, frozen=True, tag=True):
+    """An operator lets a worker have nothing new, under this registration or a later one."""
+
+    worker_id: str
+
+
+class WorkerDrained(Value, frozen=True, tag=True):
+    """An operator wants a worker to end once it holds nothing, and moves what runs there for longer than `grace_s`
+    (None: the scheduler's own)."""
+
+    worker_id: str
+    grace_s: float | None
+
+
+class WorkerReadmitted(Value, frozen=True, tag=True):
+    """An operator takes a cordon back, or a drain that is not over."""
+
+    worker_id: str
 
 
 class StepAnswered(Value, frozen=True, tag=True):
@@ -102,6 +147,9 @@ Event = (
     | ReplicaJoined
     | ReplicaLeft
     | ReplicaHeard
+    | WorkerCordoned
+    | WorkerDrained
+    | WorkerReadmitted
     | StepAnswered
     | Tick
 )
@@ -131,7 +179,14 @@ class ReplicaLost(Value, frozen=True, tag=True):
     """The replica is gone from the books; whatever it still says is stale."""
 
     replica_id: int
+    cause: LossCause
     reason: str
+
+
+class ReplicaDismissed(Value, frozen=True, tag=True):
+    """The replica held nothing and is gone from the books, as it or an operator wanted."""
+
+    replica_id: int
 
 
 class PrefixGivenUp(Value, frozen=True, tag=True):
@@ -142,4 +197,4 @@ class PrefixGivenUp(Value, frozen=True, tag=True):
     reason: str
 
 
-Effect = SendToFrontend | SendToReplica | FrontendLost | ReplicaLost | PrefixGivenUp
+Effect = SendToFrontend | SendToReplica | FrontendLost | ReplicaLost | ReplicaDismissed | PrefixGivenUp

@@ -90,18 +90,17 @@ def _prefill_tokens(replica: Replica, group: SequenceGroup) -> int:
 
 def _ahead(core: Scheduler, group: SequenceGroup) -> list[SequenceGroup]:
     """Those that come first. What none of the replicas could ever hold is passed over."""
-    queue, replicas = list(core.waiting), core.replicas.values()
+    queue = list(core.waiting)
     before = queue[: queue.index(group)]
-    if not replicas:
-        return before
-    return [other for other in before if any(has_capacity(other.request, replica) for replica in replicas)]
+    return [other for other in before if core.fleet.can_hold(other)] if core.replicas else before
 
 
 def _admission_obstacles(core: Scheduler, group: SequenceGroup, head_waited: float) -> list[ReplicaObstacle]:
-    if not core.replicas:
+    replicas = [replica for replica in core.replicas.values() if core.fleet.takes(replica, group)]
+    if not replicas:
         return [ReplicaObstacle(None, Obstacle(ObstacleKind.NO_WORKER, 1, 0))]
     obstacles = []
-    for replica in core.replicas.values():
+    for replica in replicas:
         found = _admission_obstacle(replica, group, head_waited)
         if found is None:
             return []
@@ -151,5 +150,5 @@ def _return_obstacle(replica: Replica, group: SequenceGroup) -> Obstacle | None:
     if len(holders) > budget:
         return Obstacle(ObstacleKind.TOKEN_BUDGET, len(holders), budget)
     spare = kv.watermark_blocks + group.parallel * kv.blocks_for(1) if replica.running else 0
-    needed = kv.num_missing_swapped(holders) + spare + step.num_taken
+    needed = kv.swapper.num_missing(holders) + spare + step.num_taken
     return Obstacle(ObstacleKind.KV_BLOCKS, needed, kv.num_free) if needed > kv.num_free else None

@@ -2,19 +2,17 @@
 
 import enum
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
-from octavo.scheduler.block_pool import BlockPool
 from octavo.scheduler.block_table import BlockTable, Growth, first_visible, present
-from octavo.scheduler.lost_spans import Span, lost_spans
-from octavo.scheduler.prefix_cache import CachedBlock, PrefixCache, block_hashes
-from octavo.scheduler.prefix_lookup import Begin, PrefixLookup, Tail
+from octavo.scheduler.device_blocks import DeviceBlocks
+from octavo.scheduler.pinned_blocks import PinnedBlocks
+from octavo.scheduler.prefix_cache import CachedBlock, block_hashes
+from octavo.scheduler.prefix_lookup import Begin, PrefixLookup
 from octavo.scheduler.sequence import Sequence
-from octavo.scheduler.swap_space import SwapSpace
+from octavo.scheduler.swapper import Swapper
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import BlockMove, Remap
 
@@ -25,14 +23,6 @@ class AllocStatus(enum.Enum):
     OK = enum.auto()
     LATER = enum.auto()
     NEVER = enum.auto()
-
-
-@dataclass(frozen=True, slots=True)
-class _Pin:
-    """What a pinned prefix holds."""
-
-    block_ids: list[int]
-    tail: Tail | None
 
 
 class KVCacheManager:
@@ -61,16 +51,13 @@ class KVCacheManager:
         self._windows = tuple(windows)
         self._windowed = [group for group, window in enumerate(windows) if window]
         self._prefix_caching = prefix_caching
-        self._pool = BlockPool(num_blocks)
-        self._cache = PrefixCache(len(self._windows))
-        self._swap_space = SwapSpace(num_cpu_blocks, block_size, self._pool, self._cache)
-        self._lookup = PrefixLookup(self._cache, block_size, self._windows)
+        self.blocks = DeviceBlocks(num_blocks, len(self._windows), prefix_caching=prefix_caching)
+        self._pool, self._cache = self.blocks.pool, self.blocks.cache
+        self._take, self._release = self.blocks.take, self.blocks.release
         self._tables: dict[Sequence, BlockTable] = {}
-        # Blocks by the step whose answer frees them.
-        self._parked: dict[int, list[int]] = defaultdict(list)
-        self._pins: dict[str, _Pin] = {}
-        # Blocks that a sequence which was not finite held or filled, and others still do.
-        self._distrusted: set[int] = set()
+        self._lookup = PrefixLookup(self._cache, block_size, self._windows)
+        self.pins = PinnedBlocks(self.blocks, block_size, self._lookup.tails)
+        self.swapper = Swapper(num_cpu_blocks, block_size, self.blocks, self._tables)
         # Set aside for pinned prefixes, those still to be computed too.
         self.reserved_blocks = 0
 
@@ -93,26 +80,15 @@ class KVCacheManager:
     @property
     def num_pinned(self) -> int:
         """Blocks that pinned prefixes keep for good."""
-        return len(self._all_pinned())
-
-    @property
-    def num_parked(self) -> int:
-        """Blocks that are free as soon as outstanding steps are answered."""
-        parked = Counter(self.parked_block_ids)
-        return sum(self._pool.ref_count(block_id) == count for block_id, count in parked.items())
-
-    @property
-    def num_cached_free(self) -> int:
-        """Free blocks that a prefix hit would find."""
-        return len(self.cached_free_block_ids)
+        return len(self.pins.block_ids)
 
     @property
     def num_cpu_blocks(self) -> int:
-        return self._swap_space.num_blocks
+        return self.swapper.space.num_blocks
 
     @property
     def num_cpu_free(self) -> int:
-        return self._swap_space.num_free
+        return self.swapper.space.num_free
 
     @property
     def capacity_tokens(self) -> int:
@@ -130,26 +106,6 @@ class KVCacheManager:
     def block_table(self, sequence: Sequence) -> list[list[int]]:
         """The sequence's blocks, one list per KV group; to be read."""
         return self._tables[sequence].groups
-
-    def cpu_block_table(self, sequence: Sequence) -> list[list[int]]:
-        """The same for a sequence that is swapped out, in CPU blocks."""
-        return self._swap_space.table(sequence).groups
-
-    @property
-    def cached_free_block_ids(self) -> AbstractSet[int]:
-        """Free blocks that a prefix hit would find: a walk over the fewer of all that are free and all that are
-        cached."""
-        return self._pool.free_block_ids & self._cache.block_ids
-
-    @property
-    def parked_block_ids(self) -> list[int]:
-        """Blocks that wait for outstanding steps, as often as they do; others may hold them too."""
-        return [block_id for block_ids in self._parked.values() for block_id in block_ids]
-
-    @property
-    def pinned_block_ids(self) -> dict[str, list[int]]:
-        """The blocks of each pinned prefix, by its name."""
-        return {name: pin.block_ids for name, pin in self._pins.items()}
 
     def ref_count(self, block_id: int) -> int:
         """How many tables, parking lots and pins hold a block."""
@@ -311,7 +267,7 @@ class KVCacheManager:
             return False
         self._pool.share([older])
         blocks[content.depth] = older
-        self._parked[step_id].append(own)
+        self.blocks.parked[step_id].append(own)
         return True
 
     def slide(self, sequence: Sequence, step_id: int) -> None:
@@ -327,7 +283,7 @@ class KVCacheManager:
             first = min(len(blocks), first_visible(self._windows[group], position, self.block_size))
             for logical in range(passed, first):
                 if blocks[logical] != NULL_BLOCK:
-                    self._parked[step_id].append(blocks[logical])
+                    self.blocks.parked[step_id].append(blocks[logical])
                     blocks[logical] = NULL_BLOCK
             table.num_passed[group] = max(first, passed)
 
@@ -344,16 +300,12 @@ class KVCacheManager:
 
         To be called before the step that brought this to light is booked as answered.
         """
-        pinned = self._all_pinned()
         held = self._tables[sequence].block_ids if sequence is not None else []
-        for block_id in {*self._cache.filled_by(sequence_id), *held} - pinned:
-            self._cache.remove(block_id)
-            if self._pool.ref_count(block_id):
-                self._distrusted.add(block_id)
+        self.blocks.distrust({*self._cache.filled_by(sequence_id), *held} - self.pins.block_ids)
 
     def holds_distrusted(self, sequence: Sequence) -> bool:
         """Whether the sequence has a block from one that is distrusted."""
-        return bool(self._distrusted) and not self._distrusted.isdisjoint(self._tables[sequence].block_ids)
+        return self.blocks.any_distrusted(self._tables[sequence].block_ids)
 
     # -- give up ----------------------------------------------------------------------------------------------------
 
@@ -363,145 +315,25 @@ class KVCacheManager:
         if outstanding_step_id is None:
             self._release(block_ids)
         else:
-            self._parked[outstanding_step_id] += block_ids
+            self.blocks.parked[outstanding_step_id] += block_ids
 
     def step_answered(self, step_id: int, *, valid: bool) -> None:
         """Frees what was parked for this step; what it wrote is relied on only if it is `valid`."""
-        self._cache.step_answered(step_id, valid=valid)
-        self._release(self._parked.pop(step_id, []))
-
-    def _release(self, block_ids: Iterable[int]) -> None:
-        """Drops references. Worthless blocks are taken again first, then the longest unused; of those given up together
-        the ones with the longest prefix go before the others, so that a chain is eaten from its tail."""
-        unused = [block_id for block_id in block_ids if self._pool.release(block_id)]
-        self._distrusted.difference_update(unused)
-        cached = []
-        for block_id in reversed(unused):
-            if not self._prefix_caching:
-                self._cache.remove(block_id)
-            content = self._cache.content(block_id)
-            if content is None:
-                self._pool.give_back(block_id, first=True)
-            else:
-                cached.append((-content.depth, block_id))
-        for _, block_id in sorted(cached):
-            self._pool.give_back(block_id)
-
-    def _take(self, count: int) -> list[int]:
-        block_ids = self._pool.allocate(count)
-        for block_id in block_ids:
-            self._cache.remove(block_id)
-        return block_ids
-
-    # -- swap -------------------------------------------------------------------------------------------------------
-
-    def can_swap_out(self, sequences: Ordered[Sequence]) -> bool:
-        """Whether CPU memory has room for what `sequences` hold."""
-        return self.num_to_swap(sequences) <= self._swap_space.num_free
-
-    def num_to_swap(self, sequences: Ordered[Sequence]) -> int:
-        """Blocks that a swap-out of `sequences` moves."""
-        return len(self._computed_blocks(sequences))
-
-    def num_own(self, sequences: Ordered[Sequence]) -> int:
-        """Of these blocks the ones that nobody else holds."""
-        held = self._held_by(sequences)
-        return sum(self._pool.ref_count(block_id) == held[block_id] for block_id in self._computed_blocks(sequences))
-
-    def lost_by(self, sequences: Ordered[Sequence], num_taken: int) -> list[Span]:
-        """What would have to be computed again of `sequences`, all that their group holds, if they gave up their blocks
-        and `num_taken` of these were taken before they came back."""
-        held = self._held_by(sequences)
-        own = {block_id for block_id, count in held.items() if self._pool.ref_count(block_id) == count}
-        tables = [(sequence, self._tables[sequence]) for sequence in sequences]
-        return lost_spans(tables, own - self._surviving(own, num_taken), self.block_size)
-
-    def _surviving(self, own: set[int], num_taken: int) -> set[int]:
-        """Of blocks that are given up together, those a prefix hit would find after `num_taken` have been taken: what
-        is not cached goes first, then chains from their tails."""
-        contents = ((self._cache.content(block_id), block_id) for block_id in own if self._prefix_caching)
-        cached = sorted((content.depth, block_id) for content, block_id in contents if content is not None)
-        return {block_id for _, block_id in cached[: max(0, min(len(cached), len(own) - num_taken))]}
-
-    def _computed_blocks(self, sequences: Ordered[Sequence]) -> set[int]:
-        return {block_id for sequence in sequences for block_id in present(self._computed(sequence))}
-
-    def _held_by(self, sequences: Ordered[Sequence]) -> Counter[int]:
-        return Counter(block_id for sequence in sequences for block_id in self._tables[sequence].block_ids)
-
-    def swap_out(self, sequences: Ordered[Sequence]) -> list[BlockMove]:
-        """Moves the blocks of a whole group to CPU blocks, shared as they were; their device blocks are free at once.
-
-        Only for a group of which no step is outstanding.
-        """
-        moved: dict[int, int] = {}
-        for sequence in sequences:
-            self._swap_space.put(sequence, self._computed(sequence), moved)
-        self._release(block_id for sequence in sequences for block_id in self._tables.pop(sequence).block_ids)
-        return [BlockMove(source, target) for source, target in moved.items()]
-
-    def num_missing_swapped(self, sequences: Ordered[Sequence]) -> int:
-        """Device blocks that a swapped group needs to come back and compute one more token for each sequence."""
-        return self._swap_space.num_missing(sequences)
-
-    def swap_in(self, sequences: Ordered[Sequence]) -> list[BlockMove]:
-        """The way back, but for what others hold by then: that is shared. The tables get room for all known tokens."""
-        moved: dict[int, int] = {}
-        for sequence in sequences:
-            self._tables[sequence] = BlockTable(self._swap_space.bring_back(sequence, moved, self._take))
-        for sequence in sequences:
-            self._swap_space.drop(sequence)
-        return [BlockMove(source, target) for source, target in moved.items()]
-
-    def drop_swapped(self, sequence: Sequence) -> None:
-        """The sequence no longer needs its CPU blocks."""
-        self._swap_space.drop(sequence)
-
-    def _computed(self, sequence: Sequence) -> list[list[int]]:
-        """The blocks with any computed token in them."""
-        count = -(-sequence.num_computed // self.block_size)
-        return [blocks[:count] for blocks in self._tables[sequence].groups]
+        self.blocks.step_answered(step_id, valid=valid)
 
     # -- pin --------------------------------------------------------------------------------------------------------
 
     def pin(self, name: str, sequence: Sequence) -> None:
         """Keeps the blocks of a sequence's prompt, all computed, under a name; the sequence holds nothing any more."""
-        table, num_full = self._tables.pop(sequence), sequence.num_prompt // self.block_size
-        hashes = block_hashes(sequence, self.block_size)
-        for group, blocks in enumerate(table.groups):
-            for logical, block_id in enumerate(blocks[:num_full]):
-                if block_id != NULL_BLOCK:
-                    # Where another block holds the same, this one is to be found, for that one may go.
-                    self._cache.replace(CachedBlock(hashes[logical], group, logical), block_id)
-        tail = None
-        if sequence.num_prompt % self.block_size:
-            tokens = sequence.known_tokens(num_full * self.block_size, sequence.num_prompt)
-            parent = hashes[num_full - 1] if num_full else sequence.root_hash
-            tail = Tail(parent, tokens, [blocks[num_full] for blocks in table.groups])
-            self._lookup.tails.append(tail)
-        self._pins[name] = _Pin(table.block_ids, tail)
-
-    def unpin(self, name: str) -> None:
-        """Gives a pinned prefix's blocks up; as cached content, if that is wanted, they stay until they are taken."""
-        pin = self._pins.pop(name)
-        if pin.tail is not None:
-            self._lookup.tails.remove(pin.tail)
-        self._release(pin.block_ids)
-
-    def _all_pinned(self) -> set[int]:
-        return {block_id for pin in self._pins.values() for block_id in pin.block_ids}
-
-    def is_pinned(self, name: str) -> bool:
-        """Whether the prefix of this name is computed and kept here."""
-        return name in self._pins
+        self.pins.pin(name, sequence, self._tables.pop(sequence))
 
     # -- invariants -------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Asserts that every block is free, in a table, parked or pinned, and counted right."""
         tables = [table.block_ids for table in self._tables.values()]
-        self._pool.check([*tables, *self._parked.values(), *(pin.block_ids for pin in self._pins.values())])
-        self._swap_space.check()
+        self._pool.check([*tables, *self.blocks.parked.values(), *self.pins.by_name.values()])
+        self.swapper.space.check()
         self._cache.check()
         # Those that wait for a block want what is written to it; others must know that they share one.
         awaited = {sequence.waits_for[0] for sequence in self._tables if sequence.waits_for is not None}

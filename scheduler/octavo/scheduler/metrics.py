@@ -11,6 +11,7 @@ from typing import Final
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from octavo.scheduler.events import LossCause
 from octavo.scheduler.observer import SchedulerObserver
 from octavo.scheduler.request_spans import RequestSpans
 from octavo.telemetry.numbers import SHORT_S, SIZES, WAIT_S, Histogram, Tally, counter, gauge, gauges
@@ -42,7 +43,7 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         self._load = pb.GetLoadResponse()
         self._preemptions = Tally("swap", "recompute")
         self._rejected, self._finished = Tally(*RejectReason), Tally(*FinishReason)
-        self._lost = self._aborted = 0
+        self._lost, self._aborted = Tally(*LossCause), 0
         self._prompt_tokens = self._cached_tokens = 0
         self._computed = self._sampled = 0
         self._queued, self._step_s = Histogram(WAIT_S), Histogram(SHORT_S)
@@ -66,8 +67,8 @@ class SchedulerMetrics(SchedulerObserver, Collector):
     def ended(self, traceparent: str, error: str = "") -> None:
         self._spans.ended(traceparent, error)
 
-    def replica_lost(self) -> None:
-        self._lost += 1
+    def replica_lost(self, cause: str) -> None:
+        self._lost.add(cause)
 
     def rejected(self, reason: str) -> None:
         self._rejected.add(reason)
@@ -102,6 +103,8 @@ class SchedulerMetrics(SchedulerObserver, Collector):
 
     def _requests(self, load: pb.GetLoadResponse) -> Iterator[Metric]:
         yield gauge("octavo_requests_waiting", "Requests that wait for a worker.", load.waiting)
+        text = "Tokens to be computed of requests that wait: prompts, and what was generated."
+        yield gauge("octavo_waiting_tokens", text, load.waiting_tokens)
         yield gauge("octavo_requests_running", "Requests that run on a worker.", load.running)
         yield gauge("octavo_requests_swapped", "Requests whose KV blocks are in CPU memory.", load.swapped)
         yield self._queued.family("octavo_queue_time_seconds", "From a request's arrival to its first admission.")
@@ -113,7 +116,7 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         yield counter("octavo_prefix_hit_tokens", "Those of them found computed.", self._cached_tokens)
         yield gauge("octavo_frontends", "Frontends with a lease.", load.frontends)
         yield gauge("octavo_pinned_prefixes", "Prefixes that stay computed.", load.pinned_prefixes)
-        yield counter("octavo_workers_lost", "Workers that counted as lost.", self._lost)
+        yield self._lost.family("octavo_workers_lost", "Workers that counted as lost.", "cause")
         yield counter("octavo_dropped_messages", "Messages that were malformed or stale.", load.dropped_messages)
 
     def _steps(self) -> Iterator[Metric]:
@@ -138,14 +141,19 @@ class SchedulerMetrics(SchedulerObserver, Collector):
 
 
 def _workers(workers: Sequence[pb.Worker]) -> Iterator[Metric]:
-    described = [((worker.id, worker.device, worker.model), 1.0) for worker in workers]
-    yield gauges("octavo_workers", "1 for each worker that is registered.", ["worker", "device", "model"], described)
+    described = [((worker.id, worker.device, worker.model, _state_name(worker)), 1.0) for worker in workers]
+    labels = ["worker", "device", "model", "state"]
+    yield gauges("octavo_workers", "1 for each worker that is registered.", labels, described)
     running = [((worker.id,), float(worker.running)) for worker in workers]
     yield gauges("octavo_worker_requests_running", "Requests that run there.", ["worker"], running)
     steps = [((worker.id,), float(worker.steps_in_flight)) for worker in workers]
     yield gauges("octavo_worker_steps_in_flight", "Plans whose results are not back.", ["worker"], steps)
     rates = [((worker.id,), worker.token_rate) for worker in workers]
     yield gauges("octavo_worker_token_rate", "Tokens computed per second of work.", ["worker"], rates)
+
+
+def _state_name(worker: pb.Worker) -> str:
+    return pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
 
 
 def _blocks(workers: Sequence[pb.Worker]) -> Iterator[Metric]:

@@ -10,8 +10,8 @@ class SchedulerObserver:
     def preempted(self, *, swapped: bool) -> None:
         """A request lost its blocks to others: kept in CPU memory, or to be computed again."""
 
-    def replica_lost(self) -> None:
-        """A worker counts as lost."""
+    def replica_lost(self, cause: str) -> None:
+        """A worker counts as lost; the value of a `LossCause`."""
 
     def rejected(self, reason: str) -> None:
         """A request was refused, or given up later; the value of a `RejectReason`."""

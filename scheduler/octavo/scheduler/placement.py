@@ -1,12 +1,12 @@
 """Which waiting group goes where: the order of the queue, room on a replica, and the least to wait for."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 from octavo.scheduler import chunked_policy, paper_policy
 from octavo.scheduler.admission import obstacle
 from octavo.scheduler.config import Policy, SchedulerConfig
 from octavo.scheduler.draft import Draft
+from octavo.scheduler.fleet import Fleet
 from octavo.scheduler.replica import Replica
 from octavo.scheduler.sequence import SequenceGroup
 from octavo.scheduler.waiting_queue import WaitingQueue
@@ -29,20 +29,21 @@ POLICIES: dict[Policy, StepPolicy] = {Policy.CHUNKED: chunked_policy, Policy.PAP
 def next_admission(
     waiting: WaitingQueue,
     drafts: list[Draft],
-    is_runnable: Callable[[SequenceGroup], bool],
+    fleet: Fleet,
     config: SchedulerConfig,
     now: float,
 ) -> tuple[SequenceGroup, Draft] | None:
     """The group that is admitted next, and to which step.
 
     A group that does not fit may be overtaken by those behind it until it has waited `overtaking_s`, so that a long
-    prompt neither idles the blocks nor starves. What is not runnable is passed over.
+    prompt neither idles the blocks nor starves. What no replica takes that could ever hold it is passed over.
     """
     policy = POLICIES[config.policy]
     if not any(policy.admits(draft) for draft in drafts):
         return None
-    for group in waiting.candidates(policy.LOOKAHEAD, is_runnable):
-        fitting = [draft for draft in drafts if policy.admits(draft) and not _obstructed(draft, group, config)]
+    for group in waiting.candidates(policy.LOOKAHEAD, fleet.can_hold):
+        offered = [draft for draft in drafts if policy.admits(draft) and fleet.takes(draft.replica, group)]
+        fitting = [draft for draft in offered if not _obstructed(draft, group, config)]
         if fitting:
             return group, _quickest(fitting, group)
         if now - group.arrival >= config.overtaking_s:
@@ -56,12 +57,21 @@ def _obstructed(draft: Draft, group: SequenceGroup, config: SchedulerConfig) -> 
 
 def _quickest(drafts: list[Draft], group: SequenceGroup) -> Draft:
     # Adding up a load costs a walk over all that runs, so only where there is a choice.
-    return min(drafts, key=lambda draft: _wait(draft.replica, group)) if len(drafts) > 1 else drafts[0]
+    if len(drafts) == 1:
+        return drafts[0]
+    usual_rate = _mean_rate(drafts)
+    return min(drafts, key=lambda draft: _wait(draft.replica, group, usual_rate))
 
 
-def _wait(replica: Replica, group: SequenceGroup) -> float:
+def _mean_rate(drafts: list[Draft]) -> float:
+    """Of the replicas that have been measured; what one that is new counts with."""
+    rates = [rate for draft in drafts if (rate := draft.replica.stats.token_rate)]
+    return sum(rates) / len(rates) if rates else 1.0
+
+
+def _wait(replica: Replica, group: SequenceGroup, usual_rate: float) -> float:
     """Seconds, or any unit in which all replicas are measured, until the group's prompt would be computed: so a prefix
     hit counts by the tokens it saves, and a fast replica by its speed."""
     leaders = group.leaders()
     uncached = sum(leader.num_known for leader in leaders) - replica.kv.num_found(leaders)
-    return (replica.load + uncached) / replica.stats.token_rate
+    return (replica.load + uncached) / (replica.stats.token_rate or usual_rate)

@@ -17,13 +17,17 @@ def prefers_swapping(replica: Replica, group: SequenceGroup) -> bool:
 def swap_seconds(replica: Replica, group: SequenceGroup, costs: SwapCosts) -> float:
     """To move all that the group holds out, and in again what others do not hold."""
     kv, holders = replica.kv, replica.holders(group)
-    return 2 * costs.moves_s + kv.num_to_swap(holders) * costs.block_out_s + kv.num_own(holders) * costs.block_in_s
+    return (
+        2 * costs.moves_s
+        + kv.swapper.num_to_swap(holders) * costs.block_out_s
+        + kv.swapper.num_own(holders) * costs.block_in_s
+    )
 
 
 def recompute_seconds(replica: Replica, group: SequenceGroup, costs: PrefillCosts) -> float:
     """To compute again what will be lost of the group: in steps that decode others as well, so that a step as such
     costs only where the group fills all of it."""
-    spans = replica.kv.lost_by(replica.holders(group), blocks_taken_meanwhile(replica, group))
+    spans = replica.kv.swapper.lost_by(replica.holders(group), blocks_taken_meanwhile(replica, group))
     windows = [group.window for group in replica.hello.kv_groups]
     num_tokens = sum(span.num_tokens for span in spans)
     num_pairs = sum(attended_pairs(span.context, span.num_tokens, windows) for span in spans)

@@ -1,8 +1,9 @@
 """Full blocks by what they hold: a chained hash of a block's tokens and all before them.
 
 Equal hash, equal history, so one sequence's block can serve another. SHA-256, because a collision would show one client
-another's context. What must be equal besides the tokens (an adapter, a client's salt) is hashed in front of the first
-block; the KV group a block belongs to is part of the key.
+another's context. What must be equal besides the tokens goes into the chain where it begins to count: an adapter before
+the first block, a client's salt before the first block with a token behind the pinned prefix that the request
+continues, if it does. The KV group a block belongs to is part of the key.
 """
 
 import hashlib
@@ -19,12 +20,13 @@ _LITTLE_ENDIAN = sys.byteorder == "little"
 
 
 def root_hash(key: CacheKey) -> bytes:
-    """What the first block's hash is chained to."""
-    if key == CacheKey():
-        return b""
-    # Lengths in front: no two keys run together to the same bytes.
-    parts = (key.adapter.encode(), key.salt.encode())
-    return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
+    """What the hash of a first block that no salt counts for is chained to."""
+    return _mixed(b"", b"adapter", key.adapter)
+
+
+def _mixed(parent: bytes, kind: bytes, label: str) -> bytes:
+    """The parent, unless there is a label. Another function than that of blocks: no label passes for tokens."""
+    return hashlib.blake2b(label.encode(), digest_size=32, key=parent, person=kind).digest() if label else parent
 
 
 def block_hashes(sequence: Sequence, block_size: int) -> list[bytes]:
@@ -35,9 +37,13 @@ def block_hashes(sequence: Sequence, block_size: int) -> list[bytes]:
     hashes = sequence.block_hashes.setdefault(block_size, [])
     start, stop = len(hashes) * block_size, sequence.num_known // block_size * block_size
     if start < stop:
-        parent = hashes[-1] if hashes else sequence.root_hash
+        key = sequence.cache_key
+        first_salted = key.salted_from // block_size
+        parent = hashes[-1] if hashes else root_hash(key)
         content, width = _content(sequence, start, stop), 4 * block_size
         for offset in range(0, len(content), width):
+            if len(hashes) == first_salted:
+                parent = _mixed(parent, b"salt", key.salt)
             parent = hashlib.sha256(parent + content[offset : offset + width]).digest()
             hashes.append(parent)
     return hashes

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 from octavo.scheduler.block_table import first_visible
-from octavo.scheduler.prefix_cache import PrefixCache, block_hashes
+from octavo.scheduler.prefix_cache import PrefixCache, block_hashes, root_hash
 from octavo.scheduler.sequence import Sequence
 from octavo.wire.base import NULL_BLOCK
 
@@ -104,13 +104,16 @@ class PrefixLookup:
         """The longest partly filled pinned block that goes on with the sequence's tokens after `num_blocks`."""
         if not self.tails or sequence.bypasses_cache:
             return None
-        start = num_blocks * self._block_size
-        parent = block_hashes(sequence, self._block_size)[num_blocks - 1] if num_blocks else sequence.root_hash
+        start, stop = num_blocks * self._block_size, sequence.num_known - 1
+        if sequence.cache_key.salt:
+            stop = min(stop, sequence.cache_key.salted_from)
+        hashes = block_hashes(sequence, self._block_size)
+        parent = hashes[num_blocks - 1] if num_blocks else root_hash(sequence.cache_key)
         tails = [
             tail
             for tail in self.tails
             if tail.parent == parent
-            and start + len(tail.token_ids) < sequence.num_known
+            and start + len(tail.token_ids) <= stop
             and tail.token_ids == sequence.known_tokens(start, start + len(tail.token_ids))
         ]
         return max(tails, key=lambda tail: len(tail.token_ids), default=None)

@@ -2,10 +2,9 @@
 
 from collections.abc import Collection, Iterable
 
-from octavo.scheduler.prefix_cache import root_hash
 from octavo.scheduler.replica import Replica
 from octavo.scheduler.sequence import SequenceGroup, new_sequences
-from octavo.wire.requests import MAX_PREFIXES, CacheKey, Prefix, Request
+from octavo.wire.requests import MAX_PREFIXES, NO_CACHE_KEY, Prefix, Request
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import ModelInfo
 
@@ -75,8 +74,8 @@ class PrefixPins:
         """The replica, which has or was to have the prefix, goes on without it."""
         replica.prefix_names.remove(name)
         replica.kv.reserved_blocks -= replica.kv.blocks_for(len(self._prefixes[name].token_ids))
-        if replica.kv.is_pinned(name):
-            replica.kv.unpin(name)
+        if name in replica.kv.pins:
+            replica.kv.pins.unpin(name)
         for group in [group for group in replica.running if group.prefix_name == name]:
             replica.drop(group)
         replica.prefixes = [group for group in replica.prefixes if group.prefix_name != name]
@@ -106,10 +105,10 @@ class PrefixPins:
             sampling=SamplingParams(max_tokens=1),
             priority=0,
             tenant="",
-            cache_key=CacheKey(),
+            cache_key=NO_CACHE_KEY,
             age_ms=0,
         )
-        sequences = new_sequences(request, root_hash(request.cache_key))
+        sequences = new_sequences(request)
         sequences[0].is_prefix = True
         order = (float("-inf"), self._count)
         return SequenceGroup(request, None, float("-inf"), order, sequences, prefix_name=prefix.name)

@@ -56,11 +56,12 @@ def describe_wait(group: SequenceGroup, position: int, replicas: Collection[Repl
 
 
 def _cause(group: SequenceGroup, position: int, replicas: Collection[Replica]) -> str:
-    if not replicas:
-        return "for a worker: there is none"
+    ready = [replica for replica in replicas if replica.is_ready]
+    if not ready:
+        return "for a worker: there is none that takes requests"
     if position > 1:
         return f"behind {position - 1} other requests"
-    obstacles = [(replica, obstacle(Draft(replica, replica.token_budget), group)) for replica in replicas]
+    obstacles = [(replica, obstacle(Draft(replica, replica.token_budget), group)) for replica in ready]
     lacking = [
         f"{found.kind.value} of worker {replica.hello.worker_id} ({found.needed} needed, {found.available} available)"
         for replica, found in obstacles

@@ -1,6 +1,7 @@
 """One replica as the scheduler knows it: its blocks, its running groups, its outstanding steps."""
 
 import bisect
+import enum
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -8,8 +9,17 @@ from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.kv_cache_manager import KVCacheManager
 from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.step_deadlines import StepDeadlines
+from octavo.scheduler.step_size import StepSize
 from octavo.wire.requests import RejectReason
 from octavo.wire.steps import BlockMove, Remap, StepResult, WorkerHello
+
+
+class ReplicaState(enum.Enum):
+    """Whether a replica gets new requests, and what it waits for if not: an operator, or the end of those it has."""
+
+    READY = enum.auto()
+    CORDONED = enum.auto()
+    DRAINING = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +54,9 @@ class ReplicaStats:
 
     @property
     def token_rate(self) -> float:
-        """Tokens computed per second of work; 1 before the first step."""
+        """Tokens computed per second of work; 0 before the first step."""
         busy = self.prepare_us + self.model_us + self.sample_us
-        return self.tokens_computed * 1e6 / busy if busy else 1.0
+        return self.tokens_computed * 1e6 / busy if busy else 0.0
 
     def add(self, step: OutstandingStep, result: StepResult) -> None:
         self.steps += 1
@@ -64,6 +74,15 @@ class Replica:
     hello: WorkerHello
     config: SchedulerConfig
     registered_at: float
+    is_cordoned: bool = False
+    # Drained: until when requests may go on where another replica could take them; and, if it has said so, that its
+    # process is to end.
+    drain_until: float | None = None
+    wants_to_leave: bool = False
+    # No plan leaves: once those outstanding are answered, requests move away or the worker ends.
+    is_paused: bool = False
+    # Whom it isolates, or is to: no other group comes, and while it runs none is in its steps.
+    suspect: SequenceGroup | None = None
     kv: KVCacheManager = field(init=False)
     # In order of arrival; changed by `add` and `remove` alone.
     running: list[SequenceGroup] = field(default_factory=list)
@@ -83,6 +102,8 @@ class Replica:
     answered_step_id: int = 0
     # Seconds that the last step with a prompt in it took.
     prefill_latency: float = 0.0
+    # When it gave nothing finite to any of several groups.
+    spoilt_at: list[float] = field(default_factory=list)
     stats: ReplicaStats = field(default_factory=ReplicaStats)
 
     def __post_init__(self) -> None:
@@ -94,8 +115,9 @@ class Replica:
             windows=[group.window for group in self.hello.kv_groups],
             num_cpu_blocks=self.hello.num_cpu_blocks,
         )
-        self.token_budget = self.config.token_budget(self.hello.device)
-        self.max_parallel = self.config.max_parallel_on(self.hello.device)
+        device = self.hello.device
+        budget, max_seqs = self.config.token_budget(device), self.config.max_parallel_on(device)
+        self.size = StepSize(budget, max_seqs, min_tokens=self.hello.block_size)
         self._deadlines = StepDeadlines(self.config)
         self.next_step_id = 1
         self._next_sequence_id = 1
@@ -107,9 +129,46 @@ class Replica:
         return self.hello.incarnation
 
     @property
+    def state(self) -> ReplicaState:
+        if self.drain_until is not None:
+            return ReplicaState.DRAINING
+        return ReplicaState.CORDONED if self.is_cordoned else ReplicaState.READY
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it gets new requests."""
+        return self.drain_until is None and not self.is_cordoned
+
+    @property
+    def requests(self) -> list[SequenceGroup]:
+        """What it holds for frontends, running or swapped out."""
+        return [group for group in (*self.running, *self.swapped) if group.prefix_name is None]
+
+    @property
     def may_plan(self) -> bool:
         """Whether another plan may leave now."""
-        return not self.restarts and len(self.outstanding) < self.config.max_steps_in_flight
+        max_in_flight = 1 if self.isolates else self.config.max_steps_in_flight
+        return not self.restarts and not self.is_paused and len(self.outstanding) < max_in_flight
+
+    @property
+    def isolates(self) -> bool:
+        """Whether a suspect runs here, alone in its steps."""
+        return self.suspect is not None and self.suspect.status is SequenceStatus.RUNNING
+
+    @property
+    def stepping(self) -> list[SequenceGroup]:
+        """Those running that may be in the next step."""
+        return [self.suspect] if self.isolates and self.suspect else self.running
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens that the next step may compute: one at least for each sequence that runs."""
+        return max(self.size.tokens, self.num_running_seqs)
+
+    @property
+    def max_parallel(self) -> int:
+        """Sequences that may run side by side. A group that would be alone may be wider."""
+        return self.size.seqs if self.running else self.size.max_seqs
 
     @property
     def load(self) -> int:
@@ -180,7 +239,7 @@ class Replica:
             # It has none of its own yet.
             return
         if sequence.status is SequenceStatus.SWAPPED:
-            self.kv.drop_swapped(sequence)
+            self.kv.swapper.space.drop(sequence)
         else:
             in_flight = self.outstanding and sequence.last_step_id >= self.outstanding[0].step_id
             self.kv.free(sequence, sequence.last_step_id if in_flight else None)
@@ -213,7 +272,7 @@ class Replica:
         holders = self.holders(group)
         self.remove(group)
         bisect.insort(self.swapped, group, key=lambda swapped: swapped.order)
-        moves = self.kv.swap_out(holders)
+        moves = self.kv.swapper.swap_out(holders)
         self.forget += [sequence.sequence_id for sequence in holders]
         for sequence in group.live:
             sequence.leave(SequenceStatus.SWAPPED)
@@ -223,7 +282,7 @@ class Replica:
         """Brings a group back; its sequences are new to the worker."""
         holders = self.holders(group)
         self.swapped.remove(group)
-        moves = self.kv.swap_in(holders)
+        moves = self.kv.swapper.swap_in(holders)
         self.add(group)
         for sequence in group.live:
             sequence.status = SequenceStatus.RUNNING
@@ -253,7 +312,9 @@ class Replica:
     def check(self) -> None:
         """Asserts that blocks, sequences and counts agree."""
         self.kv.check()
-        assert self.num_running_seqs == sum(group.num_slots for group in self.running) <= self.max_parallel
+        assert self.num_running_seqs == sum(group.num_slots for group in self.running) <= self.size.max_seqs
+        if self.isolates:
+            assert all(group is self.suspect for step in self.outstanding for group in step.groups), "not alone"
         for groups, status in ((self.running, SequenceStatus.RUNNING), (self.swapped, SequenceStatus.SWAPPED)):
             for group in groups:
                 assert group.num_slots >= len(group.live)

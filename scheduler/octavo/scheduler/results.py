@@ -93,6 +93,23 @@ def separate(replica: Replica, step: OutstandingStep, failed: list[SequenceFailu
     return Failures(ended, {group: failure for group, failure in victims.items() if group not in ended})
 
 
+def is_spoilt(replica: Replica, step: OutstandingStep, failures: Failures) -> bool:
+    """Whether none of several groups that chose got anything finite: that is the replica's doing rather than theirs.
+    Groups that start over anyway, and those that another replica gave no better, do not count."""
+    if not failures.ended:
+        return False
+    failed = {**failures.ended, **failures.victims}
+    choosers = {group for group, _ in (*step.samplers, *step.beams) if _is_witness(replica, group)}
+    return len(choosers) > 1 and all(
+        group in failed and failed[group].reason is FailureReason.NOT_FINITE for group in choosers
+    )
+
+
+def _is_witness(replica: Replica, group: SequenceGroup) -> bool:
+    is_fresh = group.spoilt_by in (None, replica.replica_id)
+    return is_fresh and not group.is_finished and group not in replica.restarts
+
+
 def _live_members(step: OutstandingStep) -> dict[int, Member]:
     # Others are known by no name here; what they were called on another replica may be another's.
     return {s.sequence_id: (group, s) for group in step.groups for s in group.live if s.is_introduced}

@@ -20,10 +20,10 @@ class Survey:
 
 
 def survey(replica: Replica) -> Survey:
-    """One walk over all that runs, in order of arrival. A group's sequences decode together or not at all."""
+    """One walk over all that may step, in order of arrival. A group's sequences decode together or not at all."""
     found = Survey()
     decodes, prefilling = found.decodes, found.prefilling
-    for group in replica.running:
+    for group in replica.stepping:
         if len(group.sequences) == 1:
             sequence = group.sequences[0]
             num_computed, in_flight = sequence.num_computed, sequence.num_in_flight
@@ -78,6 +78,8 @@ def continue_prefills(draft: Draft, groups: list[SequenceGroup]) -> None:
 def start_prefixes(draft: Draft) -> None:
     """Begins to compute prefixes that are to be pinned."""
     replica = draft.replica
+    if replica.isolates:
+        return
     for group in list(replica.prefixes):
         fits = replica.kv.can_allocate(group.leaders(), 0) is AllocStatus.OK
         if draft.budget and fits and replica.num_running_seqs < replica.max_parallel:
@@ -88,6 +90,8 @@ def start_prefixes(draft: Draft) -> None:
 def resume_swapped(draft: Draft) -> None:
     """Brings swapped groups back, in order, while blocks last; never in a step that preempted."""
     replica = draft.replica
+    if replica.isolates:
+        return
     while replica.swapped and not draft.has_preempted and _can_resume(draft, replica.swapped[0]):
         draft.resume(replica.swapped[0])
 
@@ -120,5 +124,5 @@ def _can_resume(draft: Draft, group: SequenceGroup) -> bool:
     return (
         draft.budget >= len(holders)
         and replica.num_running_seqs + group.parallel <= replica.max_parallel
-        and kv.num_missing_swapped(holders) + spare <= kv.num_free
+        and kv.swapper.num_missing(holders) + spare <= kv.num_free
     )

@@ -8,7 +8,7 @@ import msgspec
 
 from octavo.scheduler.beam_search import BeamSearch
 from octavo.wire import history
-from octavo.wire.requests import FinishReason, GeneratedSequence, Request
+from octavo.wire.requests import NO_CACHE_KEY, CacheKey, FinishReason, GeneratedSequence, Request
 from octavo.wire.sampling import Logprobs, SamplingParams
 from octavo.wire.steps import Candidates
 
@@ -39,8 +39,8 @@ class Sequence:
     prompt_token_ids: list[int]
     generated_token_ids: list[int]
     history_hash: int
-    # What must be equal for KV to be shared besides tokens (`octavo.scheduler.prefix_cache.root_hash`).
-    root_hash: bytes = b""
+    # What must be equal for KV to be shared besides tokens.
+    cache_key: CacheKey = NO_CACHE_KEY
     bypasses_cache: bool = False
     # A pinned prefix: its blocks are indexed even where caching is off.
     is_prefix: bool = False
@@ -124,7 +124,7 @@ class Sequence:
             prompt_token_ids=self.prompt_token_ids,
             generated_token_ids=list(self.generated_token_ids),
             history_hash=self.history_hash,
-            root_hash=self.root_hash,
+            cache_key=self.cache_key,
             block_hashes={size: list(hashes) for size, hashes in self.block_hashes.items()},
             status=self.status,
             num_computed=self.num_computed,
@@ -171,6 +171,12 @@ class SequenceGroup:
     # Prompt tokens that its first admission found computed; None before that.
     cached_prompt_tokens: int | None = None
     failed_steps: int = 0
+    # Smallest steps that ran out of memory with nothing else in them.
+    memory_failures: int = 0
+    # The replica that gave it nothing finite, and was given the benefit of the doubt last.
+    spoilt_by: int | None = None
+    # Where it ran until it lost its blocks there.
+    former_replica_id: int | None = None
     # By position; kept until the first token of sequence 0 takes them along.
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     # Beams forked so far: names for new ones.
@@ -266,7 +272,7 @@ class SequenceGroup:
             sequence.bypasses_cache = False
 
 
-def new_sequences(request: Request, root_hash: bytes) -> list[Sequence]:
+def new_sequences(request: Request) -> list[Sequence]:
     """The sequences of a request as it was submitted: at its prompt, or after what they had generated."""
     sampling = request.sampling
     count = 1 if sampling.beam else sampling.num_sequences
@@ -277,7 +283,7 @@ def new_sequences(request: Request, root_hash: bytes) -> list[Sequence]:
             prompt_token_ids=request.prompt_token_ids,
             generated_token_ids=list(known.token_ids),
             history_hash=history.extend(history.EMPTY, known.token_ids),
-            root_hash=root_hash,
+            cache_key=request.cache_key,
             bypasses_cache=sampling.prompt_logprobs is not None,
             status=SequenceStatus.FINISHED if known.is_over(sampling.max_tokens) else SequenceStatus.WAITING,
         )

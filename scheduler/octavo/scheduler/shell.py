@@ -1,14 +1,14 @@
 """The core's only way to the outside: two ROUTER sockets, the clock, and who is behind which connection."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
 
 import msgspec
 import zmq
-import zmq.asyncio
 
+from octavo.scheduler.arrivals import watching
+from octavo.scheduler.bell import Bell
 from octavo.scheduler.config import Preemption
 from octavo.scheduler.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
 from octavo.scheduler.events import (
@@ -17,8 +17,10 @@ from octavo.scheduler.events import (
     FrontendJoined,
     FrontendLost,
     LeaseRenewed,
+    LossCause,
     PrefixesNamed,
     PrefixGivenUp,
+    ReplicaDismissed,
     ReplicaHeard,
     ReplicaJoined,
     ReplicaLeft,
@@ -60,6 +62,8 @@ from octavo.wire.steps import (
 _log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
+# When to look who is gone after the bell has rung, which may be quicker than the socket.
+_LOOKS_S = (0.0, 0.005, 0.02, 0.1)
 # Messages taken from one socket before the other is looked at again.
 _BATCH = 1024
 
@@ -110,7 +114,7 @@ class Wire:
 
 
 class SchedulerShell:
-    """Feeds the core what arrives and carries out its effects."""
+    """Feeds the core what arrives and carries out its effects. `departure` rings when a worker's connection ends."""
 
     def __init__(
         self,
@@ -120,6 +124,7 @@ class SchedulerShell:
         record: Recorder = write_nothing,
         clock: Callable[[], float] = time.monotonic,
         begin_span: Callable[[Request], Request] = lambda request: request,
+        departure: Bell | None = None,
     ) -> None:
         self.core = core
         self._record = record
@@ -131,17 +136,16 @@ class SchedulerShell:
         self._clock = clock
         self._ticked_at = clock()
         self._complained_at = float("-inf")
+        self._departure = departure
+        self._looks_at: list[float] = []
 
     async def run(self) -> None:
         """Serves until cancelled."""
-        poller = zmq.asyncio.Poller()
-        poller.register(self._frontends.socket, zmq.POLLIN)
-        poller.register(self._workers.socket, zmq.POLLIN)
-        while True:
-            await poller.poll(int(_TICK_S * 1000))
-            self.turn()
-            # A busy wire must not keep the admin service waiting.
-            await asyncio.sleep(0)
+        others = [self._departure] if self._departure else []
+        with watching([self._frontends.socket, self._workers.socket], *others) as arrivals:
+            while True:
+                await arrivals.wait(_TICK_S)
+                self.turn()
 
     def now(self) -> float:
         """The core's time."""
@@ -158,11 +162,21 @@ class SchedulerShell:
             self._receive(frames, self._from_worker, now)
         for frames in self._frontends.receive():
             self._receive(frames, self._from_frontend, now)
+        if self._departure and self._departure.heard():
+            self._looks_at = [now + delay for delay in _LOOKS_S]
+        if self._looks_at and now >= self._looks_at[0]:
+            self._looks_at.pop(0)
+            self._look_for_departed(now)
         if now - self._ticked_at >= _TICK_S:
             self._ticked_at = now
             self._handle(Tick(), now)
         self._record(Scheduled(now))
         self._perform(self.core.schedule(now), now)
+
+    def _look_for_departed(self, now: float) -> None:
+        """A message that means nothing new to anybody finds out who is gone."""
+        for replica_id in list(self.core.replicas):
+            self._send_to_replica(replica_id, WorkerWelcome(self.core.epoch), now)
 
     def _receive(self, frames: list[bytes], take: Callable[[bytes, bytes, float], None], now: float) -> None:
         try:
@@ -261,8 +275,11 @@ class SchedulerShell:
                 case FrontendLost(frontend_id):
                     _log.warning("frontend %016x lost: its lease ran out", frontend_id)
                     self._frontends.unbind(frontend_id)
-                case ReplicaLost(replica_id, reason):
+                case ReplicaLost(replica_id, _, reason):
                     _log.warning("replica %016x lost: %s", replica_id, reason)
+                    self._workers.unbind(replica_id)
+                case ReplicaDismissed(replica_id):
+                    _log.info("replica %016x was drained and is let go", replica_id)
                     self._workers.unbind(replica_id)
                 case PrefixGivenUp(replica_id, name, reason):
                     _log.warning("replica %016x goes on without the pinned prefix %r: %s", replica_id, name, reason)
@@ -275,7 +292,8 @@ class SchedulerShell:
             _log.warning("refused a worker: %s", message.detail)
             self._workers.unbind(replica_id)
         elif not sent and replica_id in self.core.replicas:
-            self._handle(ReplicaLeft(replica_id, f"{type(message).__name__} could not be sent"), now)
+            reason = f"{type(message).__name__} could not be sent"
+            self._handle(ReplicaLeft(replica_id, LossCause.UNREACHABLE, reason), now)
 
 
 def _schema_refusal(kind: str, version: int) -> str | None:
@@ -305,6 +323,6 @@ def _worker_event(message: StepResult | Heartbeat | WorkerGoodbye) -> Event:
         case StepResult():
             return StepAnswered(message.incarnation, message)
         case Heartbeat():
-            return ReplicaHeard(message.incarnation)
+            return ReplicaHeard(message.incarnation, message.draining)
         case WorkerGoodbye():
-            return ReplicaLeft(message.incarnation, "said goodbye")
+            return ReplicaLeft(message.incarnation, LossCause.GOODBYE, "said goodbye")

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from octavo.telemetry.metrics import MetricsError, expose
 from octavo.telemetry.metrics import serve as serve_metrics
 from octavo.wire.codec import WireError
 from octavo.wire.costs import StepCosts
+from octavo.wire.curve_keys import read_client_keys
 from octavo.wire.endpoints import EndpointError, default_endpoint, runtime_directory
 from octavo.wire.model_directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, resolve_model
 from octavo.wire.steps import MAX_BLOCK_SIZE
 from octavo.worker.config import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_FAKE_BLOCKS,
+    MAX_RANKS,
     MODEL_IMPLS,
     NUMERICS,
     ConfigError,
@@ -30,10 +33,11 @@ from octavo.worker.config import (
 )
 from octavo.worker.context_room import ContextRoomError, check_context_room
 from octavo.worker.cores import available_cores
+from octavo.worker.fake_faults import parse_faults
 from octavo.worker.gpu.options import GpuOptions
 from octavo.worker.health import health_server
 from octavo.worker.liveness import Liveness
-from octavo.worker.loop import serve
+from octavo.worker.loop import DRAIN_TIMEOUT_S, serve
 from octavo.worker.metrics import WorkerMetrics
 from octavo.worker.protocol import RefusedError
 from octavo.worker.runner import DeviceLostError, Runner
@@ -56,7 +60,7 @@ def _parsed(parse: Callable[[str], object]) -> Callable[[click.Context, click.Pa
     def callback(context: click.Context, parameter: click.Parameter, text: str | None) -> object:
         try:
             return None if text is None else parse(text)
-        except ConfigError as error:
+        except ValueError as error:
             raise click.BadParameter(str(error), context, parameter) from error
 
     return callback
@@ -176,6 +180,28 @@ def _parsed(parse: Callable[[str], object]) -> Callable[[click.Context, click.Pa
     "--threads", envvar="OCTAVO_THREADS", type=click.IntRange(1), help="CPU threads. [default: the device decides]"
 )
 @click.option(
+    "--tp",
+    envvar="OCTAVO_TP",
+    type=click.IntRange(1, MAX_RANKS),
+    default=1,
+    show_default=True,
+    help="Ranks that share the model (tensor parallel): processes on this machine, one GPU each if on GPUs. Memory is"
+    " that of all together, --threads those of each.",
+)
+@click.option(
+    "--tp-rank",
+    envvar="OCTAVO_TP_RANK",
+    type=click.IntRange(0, MAX_RANKS - 1),
+    help="Which of the ranks this one is, where they run on several machines. [default: 0, which starts the others]",
+)
+@click.option(
+    "--tp-rendezvous",
+    envvar="OCTAVO_TP_RENDEZVOUS",
+    metavar="HOST:PORT",
+    help="Where ranks on several machines meet: a free port at rank 0's address. What they send each other is not"
+    " encrypted: only they may reach it.",
+)
+@click.option(
     "--gpu-memory-utilization",
     envvar="OCTAVO_GPU_MEMORY_UTILIZATION",
     type=click.FloatRange(0, 1, min_open=True),
@@ -213,6 +239,21 @@ def _parsed(parse: Callable[[str], object]) -> Callable[[click.Context, click.Pa
     help="Where to serve gRPC health: host:port or unix:/path.",
 )
 @click.option(
+    "--drain-timeout",
+    "drain_timeout_s",
+    envvar="OCTAVO_DRAIN_TIMEOUT",
+    type=click.FloatRange(min=0),
+    default=DRAIN_TIMEOUT_S,
+    show_default=True,
+    help="Seconds after Ctrl-C or SIGTERM in which the scheduler may let requests end here, or move them.",
+)
+@click.option(
+    "--curve-keys",
+    envvar="OCTAVO_CURVE_KEYS",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory with worker.secret and scheduler.public, from `octavo keys`: for a scheduler that has keys.",
+)
+@click.option(
     "--insecure-tcp",
     envvar="OCTAVO_INSECURE_TCP",
     is_flag=True,
@@ -242,6 +283,16 @@ def _parsed(parse: Callable[[str], object]) -> Callable[[click.Context, click.Pa
     help="The windows of the fake device's KV groups; 0 sees all tokens.",
 )
 @click.option(
+    "--fake-fault",
+    "fake_faults",
+    envvar="OCTAVO_FAKE_FAULT",
+    metavar="KIND=TOKENS,...",
+    callback=_parsed(parse_faults),
+    default="",
+    hidden=True,
+    help="What prompts bring about on the fake device (octavo.worker.fake_faults).",
+)
+@click.option(
     "--metrics-listen",
     envvar="OCTAVO_METRICS_LISTEN",
     default="",
@@ -267,32 +318,78 @@ def worker(**options: Any) -> None:
 def run(config: WorkerConfig) -> None:
     """Runs a worker to its end. Raises `click.ClickException` with one line if it cannot start or is refused."""
     liveness, metrics = Liveness(), WorkerMetrics()
+    with _explained(config), _observed(config, liveness, metrics):
+        if config.tp == 1:
+            _serve(config, liveness, metrics, _make_runner(config))
+        else:
+            _share(config, liveness, metrics)
+
+
+def _serve(
+    config: WorkerConfig,
+    liveness: Liveness,
+    metrics: WorkerMetrics,
+    runner: Runner,
+    on_beat: Callable[[], None] = lambda: None,
+) -> None:
+    click.echo(describe(runner, exact=config.numerics == "exact"))
+    metrics.loaded(config.worker_id, runner)
+    serve(
+        runner,
+        worker_id=config.worker_id,
+        endpoint=config.endpoint,
+        liveness=liveness,
+        keys=config.curve_keys,
+        costs=_measured_costs(runner, config),
+        metrics=metrics,
+        on_beat=on_beat,
+        drain_timeout_s=config.drain_timeout_s,
+    )
+
+
+def _share(config: WorkerConfig, liveness: Liveness, metrics: WorkerMetrics) -> None:
+    """Serves as the first of several ranks, or does what that one says."""
+    # It takes torch.
+    from octavo.worker.tensor_parallel.ranks import joined
+
+    with joined(config) as ranks:
+        runner = _make_runner(config, group=ranks.group, followers=ranks.followers)
+        ranks.loaded()
+        if ranks.group.rank:
+            # No scheduler knows of it: it is as ready as it gets.
+            liveness.welcomed = True
+            ranks.follow(runner, liveness.turn)
+        else:
+            _serve(config, liveness, metrics, runner, ranks.beat)
+
+
+@contextmanager
+def _explained(config: WorkerConfig) -> Iterator[None]:
+    """Says what has ended the worker on one line."""
     try:
-        with health_server(config.health_address, liveness), _told(config, metrics):
-            runner = _make_runner(config)
-            click.echo(describe(runner, exact=config.numerics == "exact"))
-            metrics.loaded(config.worker_id, runner)
-            serve(
-                runner,
-                worker_id=config.worker_id,
-                endpoint=config.endpoint,
-                liveness=liveness,
-                costs=_measured_costs(runner, config),
-                metrics=metrics,
-            )
+        yield
     except (EndpointError, MetricsError) as error:
         raise click.ClickException(str(error)) from error
     except WireError as error:
         raise click.ClickException(f"this worker cannot be offered to a scheduler: {error}") from error
     except DeviceLostError as error:
         # Its scheduler recomputes what ran here; a new process gets a new context on the device.
-        raise click.ClickException(
-            f"{config.device} has failed and must be started anew: {_one_line(error)}"
-        ) from error
+        lost = config.device if config.tp == 1 else f"rank {config.tp_rank or 0} of {config.tp}"
+        raise click.ClickException(f"{lost} has failed and must be started anew: {_one_line(error)}") from error
     except RefusedError as error:
         raise click.ClickException(f"the scheduler refused this worker: {error}") from error
     except zmq.ZMQError as error:
         raise click.ClickException(f"cannot use {config.endpoint}: {error}; check --worker-endpoint") from error
+
+
+@contextmanager
+def _observed(config: WorkerConfig, liveness: Liveness, metrics: WorkerMetrics) -> Iterator[None]:
+    """Serves health, which on one machine the first of several ranks does for all, and what `_told` does."""
+    if config.is_local_follower:
+        yield
+        return
+    with health_server(config.health_address, liveness), _told(config, metrics):
+        yield
 
 
 @contextmanager
@@ -310,10 +407,11 @@ def describe(runner: Runner, *, exact: bool = False) -> str:
     """What was loaded and how much it can hold, on one line."""
     model = runner.model
     numerics = f"{model.dtype}, exact" if exact else model.dtype
+    device = runner.device if runner.world_size == 1 else f"{runner.world_size} ranks of {runner.device}"
     # A block holds the keys and values of one KV group.
     block_gib = runner.block_size * runner.kv_bytes_per_token / len(runner.kv_groups) / (1 << 30)
     return (
-        f"model {model.name} ({numerics}, {model.max_model_len} positions) on {runner.device}:"
+        f"model {model.name} ({numerics}, {model.max_model_len} positions) on {device}:"
         f" {runner.num_blocks} blocks ({runner.num_blocks * block_gib:.2f} GiB) and"
         f" {runner.num_cpu_blocks} CPU blocks ({runner.num_cpu_blocks * block_gib:.2f} GiB)"
         f" of {runner.block_size} tokens, {runner.kv_bytes_per_token} KV bytes per token; kernels: {runner.kernels}"
@@ -325,11 +423,16 @@ def _configure(**options: Any) -> WorkerConfig:
     options["endpoint"] = options["endpoint"] or default_endpoint("workers")
     if not options["health_address"]:
         options["health_address"] = f"unix:{runtime_directory()}/{options['worker_id']}-health.sock"
+    if directory := options["curve_keys"]:
+        options["curve_keys"] = read_client_keys(directory, "worker")
     return WorkerConfig(**options)
 
 
-def _make_runner(config: WorkerConfig) -> Runner:
-    make = _make_fake_runner if config.device == "fake" else _make_model_runner
+def _make_runner(config: WorkerConfig, **shared: Any) -> Runner:
+    """`shared`: what tells a rank of the others."""
+    make: Callable[[WorkerConfig, Path], Runner] = _make_fake_runner
+    if config.device != "fake":
+        make = partial(_make_model_runner, **shared)
     try:
         runner = make(config, resolve_model(config.model, config.load_format))
         _check_context_room(runner, config)
@@ -392,12 +495,13 @@ def _make_fake_runner(config: WorkerConfig, directory: Path) -> Runner:
         max_model_len=config.max_model_len,
         step_ms=config.fake_step_ms,
         eos_probability=config.fake_eos_probability,
+        faults=config.fake_faults,
     )
     runner.grammars.load()
     return runner
 
 
-def _make_model_runner(config: WorkerConfig, directory: Path) -> Runner:
+def _make_model_runner(config: WorkerConfig, directory: Path, **shared: Any) -> Runner:
     # Importing torch takes seconds and a gigabyte: the fake device, and --help, must not need it.
     import torch
 
@@ -413,20 +517,21 @@ def _make_model_runner(config: WorkerConfig, directory: Path) -> Runner:
             model_impl=config.model_impl,
             dtype=config.dtype,
             exact=config.numerics == "exact",
-            device=config.device,
+            device=_own_device(config),
             block_size=config.block_size,
             kv_cache_memory=config.kv_cache_memory,
             num_blocks=config.num_blocks,
             num_cpu_blocks=config.num_cpu_blocks,
             swap_memory=config.swap_memory,
             max_model_len=config.max_model_len,
-            threads=config.threads or _usual_threads(),
+            threads=config.threads or _usual_threads(config.ranks_here),
             kv_cache_dtype=config.kv_cache_dtype,
             gpu=GpuOptions(
                 memory_utilization=config.gpu_memory_utilization,
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 cuda_graphs=config.cuda_graphs,
             ),
+            **shared,
         )
     except (KVCacheError, ModelConfigError, ModelRunnerError, WeightsError) as error:
         raise UnusableError(_one_line(error)) from error
@@ -440,8 +545,15 @@ def _make_model_runner(config: WorkerConfig, directory: Path) -> Runner:
     return runner
 
 
-def _usual_threads() -> int:
-    """As many as torch takes, which does not know of a cgroup's quota: more would only wait for each other."""
+def _own_device(config: WorkerConfig) -> str:
+    """Ranks on one machine take one GPU each."""
+    apart = config.device == "cuda" and config.ranks_here > 1
+    return f"cuda:{config.tp_rank or 0}" if apart else config.device
+
+
+def _usual_threads(ranks: int) -> int:
+    """As many as torch takes, which does not know of a cgroup's quota: more would only wait for each other. `ranks`
+    processes share the cores."""
     import torch
 
-    return min(torch.get_num_threads(), available_cores())
+    return max(1, min(torch.get_num_threads(), available_cores()) // ranks)

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from octavo.wire.curve_keys import ClientKeys
 from octavo.wire.endpoints import check_endpoint
 from octavo.wire.steps import MAX_BLOCK_SIZE
 from octavo.worker.cores import available_cores
+from octavo.worker.fake_faults import FakeFault
 
 Device = Literal["cpu", "cuda", "fake"]
 # Who computes a model: Octavo's own families where they can and transformers otherwise, or only one of the two.
@@ -18,6 +20,9 @@ MODEL_IMPLS = ("auto", "native", "transformers")
 # Whether a request's tokens may depend, in their last bits, on what runs beside it.
 NUMERICS = ("default", "exact")
 
+MAX_RANKS = 1024
+# How a rendezvous begins that is a path on this machine.
+LOCAL_SCHEME = "file:"
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_FAKE_BLOCKS = 1024
 DEFAULT_FAKE_WINDOWS = (0,)
@@ -36,7 +41,8 @@ class ConfigError(ValueError):
 class WorkerConfig:
     """What one worker is to be. `kv_cache_memory` and `swap_memory` (in CPU memory) are in bytes; `num_blocks` and
     `num_cpu_blocks` win over them. Settings from `gpu_memory_utilization` on are a GPU's. `fake_windows` are those of
-    the fake device's KV groups, 0 for none.
+    the fake device's KV groups, 0 for none; `fake_faults` what its prompts bring about. `tp` ranks share the model: all
+    on this machine, started by the first, or each started with its `tp_rank` and one `tp_rendezvous` of them all.
 
     Raises `ConfigError` or `octavo.wire.endpoints.EndpointError` on what cannot be.
     """
@@ -68,9 +74,15 @@ class WorkerConfig:
     fake_windows: tuple[int, ...]
     metrics_listen: str = ""
     otlp_endpoint: str = ""
+    curve_keys: ClientKeys | None = None
+    fake_faults: tuple[FakeFault, ...] = ()
+    drain_timeout_s: float = 30.0
+    tp: int = 1
+    tp_rank: int | None = None
+    tp_rendezvous: str | None = None
 
     def __post_init__(self) -> None:
-        check_endpoint(self.endpoint, insecure_tcp=self.insecure_tcp)
+        check_endpoint(self.endpoint, insecure_tcp=self.insecure_tcp, has_keys=self.curve_keys is not None)
         if not _WORKER_ID.fullmatch(self.worker_id):
             raise ConfigError(f"worker id {self.worker_id!r} must be 1 to 128 letters, digits, '.', '_' or '-'")
         if not 1 <= self.block_size <= MAX_BLOCK_SIZE:
@@ -89,6 +101,44 @@ class WorkerConfig:
         if self.kv_cache_dtype != "auto" and self.device != "cuda":
             raise ConfigError(f"a KV cache of {self.kv_cache_dtype} is for --device cuda; drop it on {self.device}")
         self._check_fake()
+        self._check_ranks()
+
+    @property
+    def ranks_here(self) -> int:
+        """How many ranks of the replica share this machine with this one, itself included."""
+        apart = self.tp_rendezvous is not None and not self.is_local_follower
+        return 1 if apart else self.tp
+
+    @property
+    def is_local_follower(self) -> bool:
+        """Whether the first rank has started this one, and speaks for it."""
+        return bool(self.tp_rank) and (self.tp_rendezvous or "").startswith(LOCAL_SCHEME)
+
+    def _check_ranks(self) -> None:
+        if not 1 <= self.tp <= MAX_RANKS:
+            raise ConfigError(f"a replica of {self.tp} ranks is asked for; --tp takes 1 to {MAX_RANKS}")
+        if (self.tp_rank is None) != (self.tp_rendezvous is None):
+            raise ConfigError("--tp-rank and --tp-rendezvous go together; without both, all ranks run on this machine")
+        if self.tp_rank is not None and not 0 <= self.tp_rank < self.tp:
+            raise ConfigError(f"rank {self.tp_rank} of {self.tp} is asked for; --tp {self.tp} has 0 to {self.tp - 1}")
+        if self.tp_rendezvous is not None:
+            self._check_rendezvous(self.tp_rendezvous)
+        if self.tp == 1:
+            return
+        if self.device == "fake":
+            raise ConfigError("the fake device computes no model that ranks could share; drop --tp, or --device fake")
+        if self.threads and self.threads > 1 and self.threads * self.ranks_here > (cores := available_cores()):
+            raise ConfigError(
+                f"{self.ranks_here} ranks of {self.threads} threads each are asked for and this process may use {cores}"
+                " cores, where more threads only wait for each other; give fewer --threads"
+            )
+
+    def _check_rendezvous(self, rendezvous: str) -> None:
+        if self.tp == 1:
+            raise ConfigError("--tp-rank and --tp-rendezvous are for several ranks; give --tp too")
+        host, _, port = rendezvous.rpartition(":")
+        if not rendezvous.startswith(LOCAL_SCHEME) and not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
+            raise ConfigError(f"--tp-rendezvous {rendezvous!r} is no address; write host:port")
 
     def _check_least(self, least: int, *names: str) -> None:
         for name in names:
@@ -96,12 +146,17 @@ class WorkerConfig:
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}; it must be at least {least}")
 
+    @property
+    def _has_fake_settings(self) -> bool:
+        windows = self.fake_windows != DEFAULT_FAKE_WINDOWS
+        return bool(windows or self.fake_step_ms or self.fake_eos_probability or self.fake_faults)
+
     def _check_fake(self) -> None:
         if self.device == "fake":
             sized = self.kv_cache_memory is not None and self.num_blocks is None
             if sized or (self.swap_memory is not None and self.num_cpu_blocks is None):
                 raise ConfigError("the fake device has no KV memory to size; give the number of blocks instead")
-        elif self.fake_step_ms or self.fake_eos_probability or self.fake_windows != DEFAULT_FAKE_WINDOWS:
+        elif self._has_fake_settings:
             raise ConfigError(f"settings of the fake device mean nothing on {self.device}; drop them or use fake")
         if not 0 <= self.fake_step_ms < math.inf or not 0 <= self.fake_eos_probability <= 1:
             raise ConfigError("a fake step takes 0 ms or more, and a probability lies in 0 to 1")

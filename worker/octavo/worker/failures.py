@@ -1,6 +1,14 @@
-"""What a sequence is told that cannot go on while its neighbours do."""
+"""What a sequence is told that cannot go on while its neighbours do; and steps that lacked memory."""
+
+import re
+import sys
+import traceback
+from typing import Any
 
 from octavo.wire.steps import FailureReason, SequenceFailure
+
+# How torch and the libraries under it put it, on CPUs and on GPUs.
+_OUT_OF_MEMORY = re.compile(r"out of memory|not enough memory|can't allocate memory|bad_alloc|ALLOC_FAILED")
 
 
 def not_finite(sequence_id: int) -> SequenceFailure:
@@ -31,3 +39,19 @@ def bad_grammar(sequence_id: int, reason: str) -> SequenceFailure:
         FailureReason.BAD_GRAMMAR,
         f"the grammar of this request cannot be followed: {reason}; ask without a constraint, or for a simpler one",
     )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a step was ended for want of memory: a smaller one may pass."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+    )
+
+
+def release_memory(error: Exception) -> None:
+    """Lets go of the tensors of the step that raised `error`, and of what the GPU's allocator keeps unused."""
+    traceback.clear_frames(error.__traceback__)
+    # A worker that computes without torch must not load it here.
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -27,10 +27,11 @@ from octavo.wire.steps import (
     SequenceFailure,
     StepTimes,
 )
-from octavo.worker.failures import bad_grammar, no_token_left
+from octavo.worker.failures import bad_grammar, no_token_left, not_finite
 from octavo.worker.fake_cache import FakeCache, FakeCacheError
 from octavo.worker.fake_config import read_eos_token_ids, read_positive
 from octavo.worker.fake_distribution import FakeDistribution, NoTokenLeftError, settings_digest
+from octavo.worker.fake_faults import FakeFault, FakeFaults
 from octavo.worker.grammars import Grammars
 from octavo.worker.runner import DoneStep, StepOutput
 from octavo.worker.sequences import WorkerSequence, WorkItem
@@ -160,6 +161,8 @@ class FakeRunner:
     Raises `ValueError` on more CPU blocks than device blocks.
     """
 
+    world_size = 1
+
     def __init__(
         self,
         directory: Path,
@@ -172,6 +175,7 @@ class FakeRunner:
         step_ms: float = 0.0,
         eos_probability: float = 0.0,
         load_format: str = "auto",
+        faults: tuple[FakeFault, ...] = (),
     ) -> None:
         num_cpu_blocks = num_blocks // 4 if num_cpu_blocks is None else num_cpu_blocks
         if num_cpu_blocks > num_blocks:
@@ -182,6 +186,7 @@ class FakeRunner:
         self._vocabulary = FakeVocabulary.read(directory, eos_probability)
         self.grammars = Grammars(directory)
         self._step_s = step_ms / 1000
+        self._faults = FakeFaults(faults)
         self._cache = FakeCache(num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, block_size=block_size)
         self._window = 0 if 0 in windows else max(windows)
         longest = read_positive(directory, "max_position_embeddings")
@@ -207,6 +212,7 @@ class FakeRunner:
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         began = time.monotonic_ns()
+        spoiled = [not_finite(each.sequence_id) for each in self._faults.strike(items)]
         self._cache.move(moves)
         for item in items:
             self._write(item)
@@ -218,7 +224,7 @@ class FakeRunner:
         prompt_logprobs = [part for item in items for part in self._prompt_logprobs(item)]
         ended = time.monotonic_ns()
         times = StepTimes((written - began) // 1000, (slept - written) // 1000, (ended - slept) // 1000)
-        return StepOutput(sampled, candidates, prompt_logprobs, failed, times)
+        return StepOutput(sampled, candidates, prompt_logprobs, failed, times).without(spoiled)
 
     def _write(self, item: WorkItem) -> None:
         token_ids = item.sequence.token_ids[item.start : item.start + item.num_tokens]

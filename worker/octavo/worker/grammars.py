@@ -17,13 +17,37 @@ from octavo.worker.sequences import WorkerSequence
 
 logger = logging.getLogger(__name__)
 
+# Compiled grammars that are kept: at most so many, and in all about so much of them.
 _MOST_COMPILED = 32
+_MOST_BYTES = 256 << 20
+# What one takes, as measured at its worst: at the start, by each character of its text, by each mask (the states that
+# its lexer has met are kept), and by all masks together, for there is a limit to the states.
+_BYTES_AT_LEAST = 64 << 10
+_BYTES_OF_CHARACTER = 64
+_BYTES_OF_MASK = 3 << 10
+_BYTES_OF_MASKS = 16 << 20
+
+
+@dataclass(slots=True)
+class CompiledGrammar:
+    """A grammar's matcher at its start. What its copies meet is kept with it, and so are the `num_masks` of all."""
+
+    matcher: LLMatcher
+    num_characters: int
+    num_masks: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """An estimate: the library does not tell."""
+        of_masks = min(self.num_masks * _BYTES_OF_MASK, _BYTES_OF_MASKS)
+        return _BYTES_AT_LEAST + self.num_characters * _BYTES_OF_CHARACTER + of_masks
 
 
 @dataclass(slots=True)
 class Follower:
-    """A matcher that has taken the first `num_taken` tokens that its sequence has generated."""
+    """A matcher of a grammar that has taken the first `num_taken` tokens that its sequence has generated."""
 
+    grammar: CompiledGrammar
     matcher: LLMatcher
     num_taken: int = 0
 
@@ -36,13 +60,13 @@ class Follower:
 
 
 class Grammars:
-    """Those of the sequences of one model, the last few compiled ones kept. The vocabulary is loaded when it is first
-    needed, if not before."""
+    """Those of the sequences of one model, the last few compiled ones kept, in bounded memory; sequences keep their own
+    beside. The vocabulary is loaded when it is first needed, if not before."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._vocabulary: LLTokenizer | ModelDirectoryError | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, CompiledGrammar] = OrderedDict()
 
     def load(self) -> None:
         """So that no step waits for it. A model whose answers cannot be constrained is no error: requests for that
@@ -68,13 +92,15 @@ class Grammars:
         return -(-self.vocabulary.vocab_size // 32) * 4
 
     def matcher(self, sequence: WorkerSequence) -> LLMatcher:
-        """That of a sequence with a grammar, all of whose tokens are known, after these. It may be in error.
+        """That of a sequence with a grammar, all of whose tokens are known, after these: to fill a mask from. It may be
+        in error.
 
         Raises `GrammarError` if the grammar cannot be compiled.
         """
         if sequence.follower is None:
-            sequence.follower = Follower(self._start(sequence.sampling.grammar))
+            sequence.follower = self._start(sequence.sampling.grammar)
         sequence.follower.catch_up(sequence)
+        sequence.follower.grammar.num_masks += 1
         return sequence.follower.matcher
 
     def allowed(self, sequence: WorkerSequence) -> bytes:
@@ -101,13 +127,20 @@ class Grammars:
         """The library may add a word of nothing."""
         return matcher.compute_bitmask()[: self.mask_bytes]
 
-    def _start(self, grammar: str) -> LLMatcher:
+    def _start(self, grammar: str) -> Follower:
         if grammar not in self._compiled:
-            self._compiled[grammar] = _compiled(grammar, self.vocabulary)
-            if len(self._compiled) > _MOST_COMPILED:
-                self._compiled.popitem(last=False)
+            self._compiled[grammar] = CompiledGrammar(_compiled(grammar, self.vocabulary), len(grammar))
         self._compiled.move_to_end(grammar)
-        return self._compiled[grammar].deep_copy()
+        compiled = self._compiled[grammar]
+        self._shrink()
+        return Follower(compiled, compiled.matcher.deep_copy())
+
+    def _shrink(self) -> None:
+        """Lets go of the longest unused. They grow while they are used, so this is looked at with every start."""
+        num_bytes = sum(compiled.num_bytes for compiled in self._compiled.values())
+        while self._compiled and (len(self._compiled) > _MOST_COMPILED or num_bytes > _MOST_BYTES):
+            _, longest_unused = self._compiled.popitem(last=False)
+            num_bytes -= longest_unused.num_bytes
 
 
 def _compiled(grammar: str, vocabulary: LLTokenizer) -> LLMatcher:

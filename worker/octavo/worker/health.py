@@ -17,7 +17,7 @@ from octavo.worker.liveness import Liveness
 
 READY_SERVICE = "octavo.Worker"
 
-_REFRESH_S = 0.1
+_REFRESH_S = 0.05
 _MAX_CONCURRENT_RPCS = 64
 # sun_path holds 108 bytes with its terminator.
 _MAX_SOCKET_PATH = 107
@@ -29,7 +29,8 @@ _OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 1
 def health_server(address: str, liveness: Liveness) -> Iterator[None]:
     """Serves grpc.health.v1 at `address` (`host:port` or `unix:/path`) inside the block.
 
-    "" is SERVING while the main loop turns; `READY_SERVICE` while a scheduler has welcomed it too. Raises
+    "" is SERVING while the main loop turns; `READY_SERVICE` while a scheduler has welcomed it too and it is not to end.
+    Raises
     `octavo.wire.endpoints.EndpointError` if the address cannot be had.
     """
     socket_path = _unix_path(address)

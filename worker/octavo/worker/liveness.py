@@ -18,6 +18,7 @@ class Liveness:
         self._turned_at: float | None = None
         self._owing_since: float | None = None
         self.welcomed = False
+        self.draining = False
 
     def turn(self, *, idle: bool = True) -> None:
         """The loop is between two pieces of work, and owes another turn within `DEADLINE_S`; `idle` if no step is under
@@ -46,8 +47,8 @@ class Liveness:
 
     @property
     def ready(self) -> bool:
-        """Alive, and welcomed by a scheduler."""
-        return self.alive and self.welcomed
+        """Alive, welcomed by a scheduler, and not about to end."""
+        return self.alive and self.welcomed and not self.draining
 
 
 def _is_within(since: float | None, deadline_s: float, now: float) -> bool:

@@ -12,6 +12,7 @@ import zmq
 from octavo.wire.base import Message
 from octavo.wire.codec import WireError, decode_to_worker, encode
 from octavo.wire.costs import StepCosts
+from octavo.wire.curve_keys import ClientKeys
 from octavo.wire.sockets import connect_dealer
 from octavo.wire.steps import HEARTBEAT_INTERVAL_S, StepPlan, ToWorker
 from octavo.worker.liveness import Liveness
@@ -22,6 +23,8 @@ from octavo.worker.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
 
+# Longer than a scheduler lets requests go on here before it moves them, unless told otherwise.
+DRAIN_TIMEOUT_S = 30.0
 _COMPLAINT_INTERVAL_S = 10.0
 # How often a step under way is looked after: a small share of the shortest.
 _STEP_WATCH_S = 50e-6
@@ -35,18 +38,25 @@ def serve(
     worker_id: str,
     endpoint: str,
     liveness: Liveness,
+    keys: ClientKeys | None = None,
     costs: StepCosts | None = None,
     metrics: WorkerMetrics | None = None,
+    on_beat: Callable[[], None] = lambda: None,
+    drain_timeout_s: float = DRAIN_TIMEOUT_S,
 ) -> None:
-    """Serves plans from the scheduler at `endpoint` until SIGTERM or SIGINT. Only for the main thread. `costs` are what
-    was measured of the runner.
+    """Serves plans from the scheduler at `endpoint` until it lets this worker go, which SIGTERM and SIGINT ask it to,
+    for at most `drain_timeout_s`. Only for the main thread. `keys` are for a scheduler that has some. `costs` are what
+    was measured of the runner; `on_beat` is called at every heartbeat.
 
     Raises `RefusedError` if the scheduler will not have this worker, `zmq.ZMQError` if `endpoint` cannot be used.
     """
     stop = StopSignal()
     protocol = WorkerProtocol(worker_id, runner, lambda: secrets.randbits(64), costs)
-    with stop.installed(), zmq.Context() as context, connect_dealer(context, endpoint) as socket:
-        WorkerLoop(socket, protocol, liveness, stop, metrics=metrics).run()
+    with stop.installed(), zmq.Context() as context, connect_dealer(context, endpoint, keys) as socket:
+        loop = WorkerLoop(
+            socket, protocol, liveness, stop, metrics=metrics, on_beat=on_beat, drain_timeout_s=drain_timeout_s
+        )
+        loop.run()
 
 
 class WorkerLoop:
@@ -60,6 +70,8 @@ class WorkerLoop:
         stop: StopSignal,
         clock: Callable[[], float] = time.monotonic,
         metrics: WorkerMetrics | None = None,
+        on_beat: Callable[[], None] = lambda: None,
+        drain_timeout_s: float = DRAIN_TIMEOUT_S,
     ) -> None:
         self._socket = socket
         self._protocol = protocol
@@ -67,6 +79,10 @@ class WorkerLoop:
         self._stop = stop
         self._clock = clock
         self._metrics = metrics or WorkerMetrics(clock)
+        self._on_beat = on_beat
+        self._drain_timeout_s = drain_timeout_s
+        # When it ends, dismissed or not; known once it has been asked to.
+        self._leave_by = math.inf
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(stop.fileno(), zmq.POLLIN)
@@ -75,8 +91,8 @@ class WorkerLoop:
         self.malformed = 0
 
     def run(self) -> None:
-        """Turns until asked to stop; then says goodbye. Steps under way are finished and answered first."""
-        while not self._stop.requested:
+        """Turns until it is time to leave. Steps under way are finished and answered first."""
+        while not self._is_over():
             self._liveness.turn(idle=not self._protocol.busy)
             self._beat_if_due()
             self._wait()
@@ -84,6 +100,22 @@ class WorkerLoop:
             self._answer_if_ready()
             self._receive()
         self._leave()
+
+    def _is_over(self) -> bool:
+        """Whether to leave: dismissed; or asked to end, and then again, or with nobody there who would dismiss it."""
+        if self._stop.requested and not self._protocol.draining:
+            self._begin_drain()
+        # A scheduler that registers it anew has nothing here to wait for.
+        is_alone = self._protocol.draining and self._protocol.epoch is None
+        return self._protocol.dismissed or is_alone or self._stop.insisted or self._clock() >= self._leave_by
+
+    def _begin_drain(self) -> None:
+        self._stop.noticed()
+        self._protocol.draining = self._liveness.draining = True
+        self._next_beat = self._clock()
+        self._leave_by = self._next_beat + self._drain_timeout_s
+        if self._protocol.epoch is not None:
+            logger.info("asked to end: for %g s requests may end, or be moved elsewhere", self._drain_timeout_s)
 
     def _answer_if_ready(self) -> None:
         if self._protocol.ready():
@@ -108,6 +140,7 @@ class WorkerLoop:
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_INTERVAL_S
             self._send(self._protocol.beat())
+            self._on_beat()
 
     def _receive(self) -> None:
         """Takes at most one message, so that a beat is never late by more than one step."""
@@ -169,4 +202,5 @@ class WorkerLoop:
         if goodbye is not None:
             self._send(goodbye)
         self._socket.setsockopt(zmq.LINGER, _GOODBYE_LINGER_MS)
-        logger.info("stopped after step %d", self._protocol.last_step_id)
+        how = "dismissed" if self._protocol.dismissed else "stopped"
+        logger.info("%s after step %d", how, self._protocol.last_step_id)

@@ -17,12 +17,14 @@ from octavo.wire.steps import (
     StepResult,
     StepTimes,
     ToWorker,
+    WorkerDismissed,
     WorkerGoodbye,
     WorkerHello,
     WorkerRefused,
     WorkerUnregistered,
     WorkerWelcome,
 )
+from octavo.worker.failures import is_out_of_memory, release_memory
 from octavo.worker.runner import DoneStep, LaunchedStep, Runner, StepOutput
 from octavo.worker.sequence_table import SequenceTable, members_of
 from octavo.worker.sequences import WorkItem
@@ -74,6 +76,9 @@ class WorkerProtocol:
         self._answers: deque[StepResult] = deque()
         self.incarnation = draw_incarnation()
         self.epoch: int | None = None
+        # Set by the owner: beats say that this worker is to end. And whether the scheduler has let it.
+        self.draining = False
+        self.dismissed = False
         self.last_step_id = 0
         self._failed_step_id = 0
         self.dropped = 0
@@ -84,7 +89,7 @@ class WorkerProtocol:
         """What the worker says of its own accord at every beat: hello until it is welcomed, then that it lives."""
         if self.epoch is None:
             return self._hello()
-        return Heartbeat(self.epoch, self.incarnation, self.last_step_id)
+        return Heartbeat(self.epoch, self.incarnation, self.last_step_id, self.draining)
 
     def receive(self, message: ToWorker) -> None:
         """Takes one message; a plan is begun. Raises `RefusedError` on a refusal, `DeviceLostError` if the device can
@@ -99,6 +104,8 @@ class WorkerProtocol:
                 if self.epoch is not None:
                     logger.warning("the scheduler does not know this worker; registering anew")
                     self.reset()
+            case WorkerDismissed(epoch):
+                self.dismissed = self.dismissed or epoch == self.epoch
             case WorkerRefused(detail):
                 raise RefusedError(detail)
 
@@ -124,7 +131,7 @@ class WorkerProtocol:
 
     def goodbye(self) -> WorkerGoodbye | None:
         """The last message of a registered worker; None if nobody would understand it."""
-        return None if self.epoch is None else WorkerGoodbye(self.epoch, self.incarnation)
+        return None if self.epoch is None or self.dismissed else WorkerGoodbye(self.epoch, self.incarnation)
 
     def reset(self) -> None:
         """Back to connecting, as a new incarnation that holds nothing. Steps under way are left to end unheard: those
@@ -145,8 +152,7 @@ class WorkerProtocol:
             incarnation=self.incarnation,
             model=runner.model,
             device=runner.device,
-            rank=0,
-            world_size=1,
+            world_size=runner.world_size,
             num_blocks=runner.num_blocks,
             num_cpu_blocks=runner.num_cpu_blocks,
             block_size=runner.block_size,
@@ -227,7 +233,11 @@ class WorkerProtocol:
         logger.error("step %d failed", plan.step_id, exc_info=error)
         self._failed_step_id = plan.step_id
         self._table.discard(plan)
-        return _result(plan, StepOutcome.FAILED, detail=f"{type(error).__name__}: {error}"[:_MAX_DETAIL])
+        outcome = StepOutcome.FAILED
+        if is_out_of_memory(error):
+            outcome = StepOutcome.OUT_OF_MEMORY
+            release_memory(error)
+        return _result(plan, outcome, detail=f"{type(error).__name__}: {error}"[:_MAX_DETAIL])
 
     def _skip(self, plan: StepPlan) -> StepResult:
         self._table.discard(plan)

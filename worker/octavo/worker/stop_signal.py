@@ -10,16 +10,24 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignal:
-    """Whether the process has been asked to stop, and a readable descriptor that says so to a poll."""
+    """Whether the process has been asked to stop, and asked again (`insisted`); and a readable descriptor that says so
+    to a poll."""
 
     def __init__(self) -> None:
         self.requested = False
+        self.insisted = False
         self._reader, self._writer = socket.socketpair()
-        self._writer.setblocking(False)
+        for end in (self._reader, self._writer):
+            end.setblocking(False)
 
     def fileno(self) -> int:
-        """Becomes readable at the first signal and stays so."""
+        """Becomes readable at a signal and stays so until `noticed`."""
         return self._reader.fileno()
+
+    def noticed(self) -> None:
+        """The descriptor is quiet until the next signal."""
+        with contextlib.suppress(BlockingIOError):
+            self._reader.recv(64)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -37,4 +45,5 @@ class StopSignal:
             self._writer.close()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        self.insisted = self.requested
         self.requested = True

@@ -1,0 +1,47 @@
+"""Waits in an event loop for what comes through ZMQ sockets: a poll of theirs would cost more than most messages."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import zmq
+
+
+class Readable(Protocol):
+    """What can be waited for until it is readable."""
+
+    def fileno(self) -> int: ...
+
+
+class Arrivals:
+    """Made by `watching`."""
+
+    def __init__(self, sockets: "Sequence[zmq.Socket[bytes]]") -> None:
+        self._sockets = sockets
+        self.arrived = asyncio.Event()
+
+    async def wait(self, seconds: float) -> None:
+        """Until something is there to be read, but no longer than this; always lets others run meanwhile."""
+        self.arrived.clear()
+        # A descriptor tells only of changes since its socket was last used, and sending is a use.
+        if any(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN for socket in self._sockets):
+            await asyncio.sleep(0)
+            return
+        late = asyncio.get_running_loop().call_later(seconds, self.arrived.set)
+        await self.arrived.wait()
+        late.cancel()
+
+
+@contextmanager
+def watching(sockets: "Sequence[zmq.Socket[bytes]]", *others: Readable) -> Iterator[Arrivals]:
+    """Looks out for messages of `sockets` and for `others`, inside the block and in the running event loop."""
+    loop, arrivals = asyncio.get_running_loop(), Arrivals(sockets)
+    descriptors = [watched.fileno() for watched in (*sockets, *others)]
+    for descriptor in descriptors:
+        loop.add_reader(descriptor, arrivals.arrived.set)
+    try:
+        yield arrivals
+    finally:
+        for descriptor in descriptors:
+            loop.remove_reader(descriptor)

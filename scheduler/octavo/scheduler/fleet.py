@@ -1,0 +1,186 @@
+"""The replicas that are registered: which workers may join, what is lost with one that leaves, what all can do."""
+
+import msgspec
+
+from octavo.scheduler.admission import has_capacity, refuse_misfit
+from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.events import LossCause, ReplicaDismissed, ReplicaLost
+from octavo.scheduler.kv_cache_manager import KVCacheManager
+from octavo.scheduler.ledger import Ledger
+from octavo.scheduler.observer import SchedulerObserver
+from octavo.scheduler.outbox import Outbox
+from octavo.scheduler.prefix_pins import PrefixPins
+from octavo.scheduler.quarantine import Quarantine
+from octavo.scheduler.replica import Replica
+from octavo.scheduler.sequence import SequenceGroup
+from octavo.scheduler.suspects import DEATHS_TO_SUSPECT
+from octavo.wire.requests import NoticeKind, RejectReason, ServiceStatus, StatusChanged
+from octavo.wire.steps import ModelInfo, WorkerDismissed, WorkerHello, WorkerRefused, WorkerWelcome
+
+
+class Fleet:
+    """Replicas by incarnation, in order of registration."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        ledger: Ledger,
+        prefixes: PrefixPins,
+        outbox: Outbox,
+        observer: SchedulerObserver,
+        quarantine: Quarantine,
+    ) -> None:
+        self.replicas: dict[int, Replica] = {}
+        # The first worker's; replicas that serve another model are refused for the life of this scheduler.
+        self.model: ModelInfo | None = None
+        # Names of workers that get nothing new, registered or not.
+        self.cordoned: set[str] = set()
+        # By name of the worker: its incarnation that left the books last.
+        self._lost: dict[str, int] = {}
+        self._config = config
+        self._ledger = ledger
+        self._prefixes = prefixes
+        self._outbox = outbox
+        self._observer = observer
+        self._quarantine = quarantine
+
+    def of_worker(self, worker_id: str) -> Replica | None:
+        """The replica that the worker of this name registered last."""
+        return next((r for r in self.replicas.values() if r.hello.worker_id == worker_id), None)
+
+    def has_ready_home(self, group: SequenceGroup, besides: Replica | None = None) -> bool:
+        """Whether any replica that gets new requests, `besides` one, could ever hold the group; not if its own, a
+        larger one, was lost."""
+        return any(
+            replica.is_ready and replica is not besides and has_capacity(group.request, replica)
+            for replica in self.replicas.values()
+        )
+
+    def takes(self, replica: Replica, group: SequenceGroup) -> bool:
+        """Whether the group may be admitted there: what has lost its blocks to others on a replica that gets nothing
+        new may come back to it, if it can go nowhere else. To one that isolates a suspect nothing else comes; and what
+        one has spoilt goes elsewhere if it can."""
+        if replica.suspect not in (None, group):
+            return False
+        if replica.replica_id == group.spoilt_by and self.has_ready_home(group, besides=replica):
+            return False
+        return replica.is_ready or (replica.replica_id == group.former_replica_id and not self.has_ready_home(group))
+
+    def can_hold(self, group: SequenceGroup) -> bool:
+        """Whether any replica could ever hold the group that takes it in its turn, which suspects do not wait for."""
+        if group in self._ledger.suspects:
+            return False
+        if self.has_ready_home(group):
+            return True
+        former = self.replicas.get(group.former_replica_id or 0)
+        return former is not None and not former.is_ready and has_capacity(group.request, former)
+
+    def status(self) -> ServiceStatus:
+        """What frontends need to know of the replicas."""
+        largest = max((replica.kv for replica in self.replicas.values()), key=_capacity, default=None)
+        capacity, block_size = (largest.capacity_tokens, largest.block_size) if largest else (0, 1)
+        return ServiceStatus(len(self.replicas), self.model, capacity, self._config.max_parallel, block_size)
+
+    def tell_status(self) -> None:
+        """To every frontend."""
+        for frontend_id in self._ledger.held:
+            self._outbox.to_frontend(frontend_id, StatusChanged(self._outbox.epoch, self.status()))
+
+    # -- join -------------------------------------------------------------------------------------------------------
+
+    def join(self, hello: WorkerHello, now: float) -> None:
+        """A worker said hello, for the first time or again."""
+        # One that was lost holds what it was sent: once welcomed, it is told at its first word to register anew.
+        if hello.incarnation in self.replicas or self._lost.get(hello.worker_id) == hello.incarnation:
+            self._outbox.to_replica(hello.incarnation, WorkerWelcome(self._outbox.epoch))
+            return
+        if former := self.of_worker(hello.worker_id):
+            self.lose(former.replica_id, LossCause.RETURNED, "registered anew", now)
+        if refusal := self._refusal(hello):
+            self._outbox.to_replica(hello.incarnation, WorkerRefused(refusal))
+            return
+        is_cordoned = hello.worker_id in self.cordoned
+        replica = self.replicas[hello.incarnation] = Replica(hello, self._config, now, is_cordoned)
+        self._prefixes.equip(replica)
+        self._outbox.to_replica(hello.incarnation, WorkerWelcome(self._outbox.epoch))
+        if self.model is None:
+            self._learn_model(hello.model)
+        self.tell_status()
+
+    def _refusal(self, hello: WorkerHello) -> str | None:
+        # Replicas may call one model by different names; what decides its tokens must be equal.
+        if self.model and msgspec.structs.replace(hello.model, name=self.model.name) != self.model:
+            return (
+                f"this scheduler serves {_describe(self.model)}, worker {hello.worker_id} has {_describe(hello.model)};"
+                " start it with the same model directory, dtype and context length, or restart the scheduler"
+            )
+        return None
+
+    def _learn_model(self, model: ModelInfo) -> None:
+        """Requests that came before any worker are checked now that the limits are known."""
+        self.model = model
+        for group in list(self._ledger.waiting):
+            if refusal := refuse_misfit(group.request, model, self.replicas.values()):
+                self._ledger.reject(group, *refusal)
+
+    # -- leave ------------------------------------------------------------------------------------------------------
+
+    def lose_overdue(self, now: float) -> None:
+        """Workers that are silent, or late with a step, are lost."""
+        for replica in list(self.replicas.values()):
+            if reason := replica.overdue(now):
+                self.lose(replica.replica_id, LossCause.OVERDUE, reason, now)
+
+    def dismiss(self, replica: Replica) -> None:
+        """Lets a worker go that has been drained."""
+        self._forget(replica.replica_id)
+        self._outbox.to_replica(replica.replica_id, WorkerDismissed(self._outbox.epoch))
+        self._outbox.add(ReplicaDismissed(replica.replica_id))
+        self.tell_status()
+
+    def _forget(self, replica_id: int) -> Replica:
+        replica = self.replicas.pop(replica_id)
+        self._lost[replica.hello.worker_id] = replica_id
+        return replica
+
+    def expel(self, replica: Replica, reason: str, now: float) -> None:
+        """Ends a worker whose results are not to be relied on."""
+        self._outbox.to_replica(replica.replica_id, WorkerDismissed(self._outbox.epoch))
+        self.lose(replica.replica_id, LossCause.BROKEN, reason, now)
+
+    def lose(self, replica_id: int, cause: LossCause, reason: str, now: float) -> None:
+        """Forgets a replica; its sequences wait to be recomputed elsewhere, but for one that has ended its worker."""
+        replica = self._forget(replica_id)
+        if cause.is_death:
+            self._find_guilty(replica, reason, now)
+        for group in replica.requests:
+            group.preemptions += 1
+            for sequence in group.live:
+                sequence.restart()
+            self._ledger.requeue(group, NoticeKind.WORKER_LOST)
+        self._observer.replica_lost(cause)
+        self._outbox.add(ReplicaLost(replica_id, cause, reason))
+        self.tell_status()
+
+    def _find_guilty(self, replica: Replica, reason: str, now: float) -> None:
+        guilty = self._ledger.suspects.died(replica.outstanding)
+        if guilty is None:
+            return
+        self._quarantine.add(guilty.request, now)
+        detail = (
+            f"{DEATHS_TO_SUSPECT} workers were lost while they computed this request, and then worker"
+            f" {replica.hello.worker_id} ({reason}), which computed nothing else; the same prompt with the same"
+            f" parameters is refused for {self._config.quarantine_s:g} s; the logs of the workers may tell why"
+        )
+        for group in self._ledger.groups:
+            # The same may have been asked more than once.
+            if self._quarantine.refusal(group.request, now):
+                self._ledger.reject(group, RejectReason.QUARANTINED, detail)
+
+
+def _capacity(kv: KVCacheManager) -> int:
+    return kv.capacity_tokens
+
+
+def _describe(model: ModelInfo) -> str:
+    return f"{model.name} ({model.dtype}, context {model.max_model_len}, fingerprint {model.fingerprint[:12]})"

@@ -1,0 +1,59 @@
+"""Suspects, one at a time: each has the steps of one replica to itself until it is cleared, or its guilt is certain.
+
+What runs there already keeps its blocks and stands still meanwhile: nothing of it is in a step that a worker could die
+over. Other replicas go on as ever.
+"""
+
+from octavo.scheduler.admission import has_capacity, obstacle
+from octavo.scheduler.draft import Draft
+from octavo.scheduler.fleet import Fleet
+from octavo.scheduler.ledger import Ledger
+from octavo.scheduler.replica import Replica
+from octavo.scheduler.sequence import SequenceGroup, SequenceStatus
+
+
+class Isolation:
+    """Which replica is whose."""
+
+    def __init__(self, ledger: Ledger, fleet: Fleet) -> None:
+        self._ledger = ledger
+        self._fleet = fleet
+
+    def arrange(self) -> None:
+        """Ends what is over; then the next suspect gets the replica with the least to lose, if none has one."""
+        replicas = self._fleet.replicas.values()
+        for replica in replicas:
+            if replica.suspect is not None and not self._goes_on(replica, replica.suspect):
+                replica.suspect = None
+        if any(self._ledger.suspects) and all(replica.suspect is None for replica in replicas):
+            self._begin()
+
+    def _goes_on(self, replica: Replica, suspect: SequenceGroup) -> bool:
+        is_here = self._ledger.replica_of(suspect) is replica
+        return suspect in self._ledger.suspects and (is_here or self._fleet.takes(replica, suspect))
+
+    def _begin(self) -> None:
+        for suspect in sorted(self._ledger.suspects, key=_order):
+            homes = [replica for replica in self._fleet.replicas.values() if self._is_home(replica, suspect)]
+            if homes:
+                min(homes, key=_at_stake).suspect = suspect
+                return
+
+    def _is_home(self, replica: Replica, suspect: SequenceGroup) -> bool:
+        return self._fleet.takes(replica, suspect) and has_capacity(suspect.request, replica)
+
+    def comer(self, replica: Replica) -> SequenceGroup | None:
+        """The suspect that comes to this replica as soon as nothing is outstanding there, if it has room for it now."""
+        suspect = replica.suspect
+        if suspect is None or suspect.status is not SequenceStatus.WAITING:
+            return None
+        return None if obstacle(Draft(replica, replica.token_budget), suspect) else suspect
+
+
+def _order(group: SequenceGroup) -> tuple[float, int]:
+    return group.order
+
+
+def _at_stake(replica: Replica) -> int:
+    """Tokens that would have to be computed again."""
+    return sum(sequence.num_computed for group in replica.requests for sequence in group.live)

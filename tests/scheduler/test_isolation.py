@@ -1,0 +1,293 @@
+"""Suspects prove their innocence, or their guilt, alone; nobody else is ever failed for it."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.scheduler.events import LossCause, PrefixPinned, WorkerCordoned, WorkerDrained, WorkerReadmitted
+from octavo.scheduler.suspects import STEPS_TO_CLEAR
+from octavo.testing.cluster import Cluster, make_request, reference_tokens
+from octavo.testing.poison import Poison, computed
+from octavo.testing.scenarios import beams, ids, step_until
+from octavo.wire.requests import Prefix, RejectReason, Request
+
+from .conftest import MakeCluster
+
+POISON = make_request("poison", 8, 20)
+
+
+def innocents(count: int, **sampling: Any) -> list[Request]:
+    return [make_request(f"innocent{i}", 6 + i % 5, 12 + i % 7, **sampling) for i in range(count)]
+
+
+def kill(cluster: Cluster, incarnation: int, then: int | None = None) -> None:
+    """A replica dies, and its worker comes back as another."""
+    cluster.schedule()
+    cluster.leave(incarnation, LossCause.UNREACHABLE)
+    if then is not None:
+        cluster.join(then, worker_id=f"worker-{incarnation}")
+
+
+def planned(cluster: Cluster, incarnation: int) -> set[str]:
+    """The requests in a replica's outstanding steps, once all is planned that can be."""
+    cluster.schedule()
+    return computed(cluster, incarnation)
+
+
+def suspects(cluster: Cluster) -> list[str]:
+    return ids(cluster.core.ledger.suspects)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+@pytest.mark.parametrize("config", [{}, {"policy": "paper"}, {"max_steps_in_flight": 1}], ids=str)
+def test_poison_ends_three_workers_and_no_other_request(
+    make_cluster: MakeCluster, num_replicas: int, config: dict[str, Any]
+) -> None:
+    cluster = make_cluster(**config)
+    for incarnation in range(1, num_replicas + 1):
+        cluster.join(incarnation, num_blocks=256)
+    requests = innocents(16)
+    cluster.submit(*requests[:8], POISON, *requests[8:])
+    poison = Poison(cluster, "poison")
+    poison.run()
+    assert len(poison.deaths) <= 3
+    assert poison.deaths[-1] == {"poison"}
+    assert cluster.rejected.keys() == {"poison"}
+    assert cluster.rejected["poison"].reason is RejectReason.QUARANTINED
+    assert cluster.tokens == {"poison": []} | {each.request_id: reference_tokens(each) for each in requests}
+
+
+def test_the_same_payload_under_other_names_goes_with_it(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    cluster.join(1, num_blocks=256)
+    copies = [msgspec.structs.replace(POISON, request_id=f"poison{i}") for i in range(4)]
+    cluster.submit(*innocents(3), *copies)
+    poison = Poison(cluster, "poison0")
+    poison.run()
+    assert len(poison.deaths) == 3
+    assert cluster.rejected.keys() == {each.request_id for each in copies}
+    assert {each.reason for each in cluster.rejected.values()} == {RejectReason.QUARANTINED}
+
+
+@pytest.mark.parametrize("decoding", [{"num_sequences": 3, "temperature": 1.0}, {"beam": beams(3)}], ids=["n", "beams"])
+def test_groups_of_several_sequences_prove_themselves_too(make_cluster: MakeCluster, decoding: dict[str, Any]) -> None:
+    cluster = make_cluster()
+    cluster.join(1, num_blocks=256)
+    cluster.submit(*innocents(3, **decoding), POISON)
+    poison = Poison(cluster, "poison")
+    poison.run()
+    assert (len(poison.deaths), set(cluster.rejected)) == (3, {"poison"})
+
+
+def two_suspects(make_cluster: MakeCluster, *others: Request, **config: Any) -> Cluster:
+    """On replica 3, the only one, two suspects wait to run, and `others` that are none."""
+    cluster = make_cluster(**config)
+    cluster.join(1)
+    cluster.submit(make_request("first", 8, 30), make_request("second", 8, 30))
+    cluster.step()
+    kill(cluster, 1, then=2)
+    cluster.submit(*others)
+    kill(cluster, 2, then=3)
+    assert suspects(cluster) == ["first", "second"]
+    return cluster
+
+
+def test_suspects_run_one_by_one_with_one_step_in_flight(make_cluster: MakeCluster) -> None:
+    cluster = two_suspects(make_cluster)
+    seen: list[str] = []
+    while suspects(cluster):
+        cluster.schedule()
+        replica = cluster.core.replicas[3]
+        assert len(replica.outstanding) == 1
+        assert len(computed(cluster, 3)) == 1
+        seen += computed(cluster, 3)
+        cluster.step()
+    assert seen == ["first"] * STEPS_TO_CLEAR + ["second"] * STEPS_TO_CLEAR
+    cluster.step()
+    assert computed(cluster, 3) == {"first", "second"}
+    assert len(cluster.core.replicas[3].outstanding) == 1
+    cluster.run()
+    assert cluster.tokens == {name: reference_tokens(make_request(name, 8, 30)) for name in ("first", "second")}
+
+
+SUSPECT = make_request("suspect", 8, 30)
+
+
+def suspect_beside(
+    make_cluster: MakeCluster, *hosts: list[Request], num_blocks: int = 64, num_cpu_blocks: int = 0, **config: Any
+) -> Cluster:
+    """One suspect waits. Replicas from 3 on, of `num_blocks`, run what `hosts` says, over which nothing has died."""
+    cluster = make_cluster(**config)
+    cluster.join(1)
+    cluster.submit(SUSPECT)
+    kill(cluster, 1, then=2)
+    cluster.step()
+    cluster.handle(WorkerCordoned("worker-1"))
+    for incarnation, requests in enumerate(hosts, 3):
+        cluster.join(incarnation, num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks)
+        cluster.submit(*requests)
+        cluster.step()
+        assert cluster.core.replicas[incarnation].requests == [cluster.groups[each.request_id] for each in requests]
+        cluster.handle(WorkerCordoned(f"worker-{incarnation}"))
+    for incarnation in range(3, 3 + len(hosts)):
+        cluster.handle(WorkerReadmitted(f"worker-{incarnation}"))
+    kill(cluster, 2)
+    assert suspects(cluster) == ["suspect"]
+    return cluster
+
+
+def test_what_runs_already_stands_still_and_keeps_its_blocks(make_cluster: MakeCluster) -> None:
+    cluster = suspect_beside(make_cluster, [other := make_request("other", 8, 60)])
+    step_until(cluster, lambda: planned(cluster, 3) == {"suspect"}, 3)
+    standing = list(cluster.tokens["other"])
+    step_until(cluster, lambda: not suspects(cluster), STEPS_TO_CLEAR + 1)
+    assert cluster.tokens["other"] == standing
+    step_until(cluster, lambda: planned(cluster, 3) == {"suspect", "other"}, 2)
+    assert cluster.groups["other"].preemptions == 0
+    cluster.run()
+    assert cluster.tokens == {request.request_id: reference_tokens(request) for request in (SUSPECT, other)}
+
+
+def test_a_worker_that_dies_over_a_suspect_accuses_none_that_stood_still(make_cluster: MakeCluster) -> None:
+    cluster = suspect_beside(make_cluster, [other := make_request("other", 8, 60)])
+    step_until(cluster, lambda: planned(cluster, 3) == {"suspect"}, 3)
+    kill(cluster, 3, then=4)
+    assert cluster.rejected.keys() == {"suspect"}
+    kill(cluster, 4, then=5)
+    assert suspects(cluster) == []
+    cluster.run()
+    assert cluster.tokens["other"] == reference_tokens(other)
+
+
+def test_a_suspect_waits_for_room_and_nobody_new_takes_it(make_cluster: MakeCluster) -> None:
+    # One of 13 blocks of 4 is free: enough for the late one, and not for the suspect.
+    first, second = make_request("first", 20, 4), make_request("second", 20, 8)
+    cluster = suspect_beside(make_cluster, [first, second], num_blocks=13, watermark=0.0)
+    cluster.submit(late := make_request("late", 3, 4))
+    for _ in range(2):
+        assert planned(cluster, 3) == {"first", "second"}
+        cluster.step()
+    assert ids(cluster.core.waiting) == ["suspect", "late"]
+    cluster.run()
+    assert list(cluster.finished).index("first") == 0
+    assert cluster.tokens == {each.request_id: reference_tokens(each) for each in (SUSPECT, first, second, late)}
+
+
+def test_others_are_admitted_to_other_replicas_meanwhile(make_cluster: MakeCluster) -> None:
+    cluster = two_suspects(make_cluster)
+    cluster.join(4)
+    cluster.submit(*innocents(3))
+    cluster.step()
+    homes = {inc: ids(replica.running) for inc, replica in cluster.core.replicas.items()}
+    assert sorted(homes.values()) == [["first"], ["innocent0", "innocent1", "innocent2"]]
+
+
+@pytest.mark.parametrize(("lengths", "chosen"), [((8, 40), 3), ((40, 8), 4), ((40, 20, 30), 4)])
+def test_the_replica_with_the_least_to_lose_is_chosen(
+    make_cluster: MakeCluster, lengths: tuple[int, ...], chosen: int
+) -> None:
+    cluster = suspect_beside(make_cluster, *([make_request(f"r{length}", length, 60)] for length in lengths))
+    step_until(cluster, lambda: planned(cluster, chosen) == {"suspect"}, 3)
+
+
+def test_a_suspect_that_is_aborted_makes_room_for_the_next(make_cluster: MakeCluster) -> None:
+    cluster = two_suspects(make_cluster)
+    cluster.step()
+    cluster.abort("first")
+    step_until(cluster, lambda: ids(cluster.core.replicas[3].running) == ["second"], 3)
+
+
+def test_a_suspect_that_finishes_makes_room_for_others(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    cluster.join(1)
+    cluster.submit(short := make_request("short", 8, 4))
+    kill(cluster, 1, then=2)
+    kill(cluster, 2, then=3)
+    cluster.submit(other := make_request("other", 8, 4))
+    cluster.run()
+    assert cluster.tokens == {"short": reference_tokens(short), "other": reference_tokens(other)}
+
+
+def test_a_replica_that_is_cordoned_gives_its_place_to_another(make_cluster: MakeCluster) -> None:
+    cluster = two_suspects(make_cluster)
+    cluster.schedule()
+    cluster.abort("first")
+    cluster.handle(WorkerCordoned("worker-2"))
+    cluster.join(4)
+    cluster.step()
+    assert ids(cluster.core.replicas[4].running) == ["second"]
+
+
+def test_a_suspect_moves_on_with_a_drain_and_is_alone_there_too(make_cluster: MakeCluster) -> None:
+    cluster = suspect_beside(make_cluster, [], [make_request("other", 8, 60)])
+    step_until(cluster, lambda: planned(cluster, 3) == {"suspect"}, 3)
+    cluster.handle(WorkerDrained("worker-3", 0.0))
+    cluster.step()
+    assert set(cluster.core.replicas) == {4}
+    step_until(cluster, lambda: planned(cluster, 4) == {"suspect"}, 3)
+    cluster.run()
+    assert cluster.tokens["suspect"] == reference_tokens(SUSPECT)
+    assert cluster.rejected == {}
+
+
+@pytest.mark.parametrize("priority", [0, 5], ids=["the other is swapped out", "the suspect starts over"])
+def test_a_suspect_that_runs_out_of_blocks_stays_alone(make_cluster: MakeCluster, priority: int) -> None:
+    # The other holds 11 blocks of 4; the suspect soon wants a fourth.
+    other = make_request("other", 40, 14, priority=priority)
+    cluster = suspect_beside(make_cluster, [other], num_blocks=14, num_cpu_blocks=14, preemption="swap", watermark=0.0)
+    replica = cluster.core.replicas[3]
+    while suspects(cluster):
+        assert not set(replica.swapped).intersection(cluster.core.ledger.suspects)
+        cluster.step()
+    assert cluster.core.preemptions == 1
+    cluster.run()
+    assert cluster.tokens == {each.request_id: reference_tokens(each) for each in (SUSPECT, other)}
+
+
+def test_a_prefix_waits_until_a_suspect_is_cleared(make_cluster: MakeCluster) -> None:
+    cluster = two_suspects(make_cluster)
+    cluster.step()
+    cluster.handle(PrefixPinned(Prefix("p", list(range(8)))))
+    step_until(cluster, lambda: not suspects(cluster))
+    cluster.run()
+    assert cluster.core.replicas[3].kv.num_pinned == 2
+
+
+@pytest.mark.parametrize("cause", [LossCause.UNREACHABLE, LossCause.OVERDUE, LossCause.RETURNED, LossCause.CONFUSED])
+def test_every_death_accuses(make_cluster: MakeCluster, cause: LossCause) -> None:
+    cluster = make_cluster()
+    for incarnation in (1, 2):
+        cluster.join(incarnation)
+        if incarnation == 1:
+            cluster.submit(POISON)
+        cluster.schedule()
+        cluster.leave(incarnation, cause)
+    assert suspects(cluster) == ["poison"]
+
+
+@pytest.mark.parametrize("cause", [LossCause.GOODBYE, LossCause.BROKEN])
+def test_a_loss_that_is_no_death_accuses_nobody(make_cluster: MakeCluster, cause: LossCause) -> None:
+    cluster = make_cluster()
+    cluster.join(1)
+    cluster.submit(POISON)
+    for incarnation in (1, 2, 3, 4):
+        cluster.schedule()
+        cluster.leave(incarnation, cause)
+        cluster.join(incarnation + 1)
+    assert suspects(cluster) == []
+    cluster.run()
+    assert cluster.tokens["poison"] == reference_tokens(POISON)
+
+
+def test_deaths_far_apart_make_no_suspect(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    cluster.join(1)
+    cluster.submit(long := make_request("long", 8, 100))
+    for incarnation in range(1, 6):
+        for _ in range(STEPS_TO_CLEAR + 1):
+            cluster.step()
+        kill(cluster, incarnation, then=incarnation + 1)
+        assert suspects(cluster) == []
+    cluster.run()
+    assert cluster.tokens["long"] == reference_tokens(long)

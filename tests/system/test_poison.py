@@ -1,0 +1,105 @@
+"""Requests that break what computes them: others get their tokens, and the service goes on."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import grpc
+import pytest
+
+from octavo.testing.chaos.supervisor import Supervisor
+from octavo.testing.grpc_calls import reason_of
+from octavo.testing.stack import Stack, token_request
+from octavo.wire.sampling import SamplingParams
+from octavo.worker.fake_runner import FakeVocabulary, expected_tokens
+
+from .conftest import StartStack
+
+pytestmark = pytest.mark.system
+
+NUM_TOKENS = 40
+PROMPTS = [[(7 * i + j) % 250 for j in range(3 + 2 * i)] for i in range(16)]
+# No other prompt has these tokens.
+POISON = [1, 2, 251, 252, 3]
+
+
+@contextmanager
+def supervised(stack: Stack) -> Iterator[Supervisor]:
+    """Workers that die are started again."""
+    supervisor, over = Supervisor(stack), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.05):
+            supervisor.look()
+
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(watch)
+        try:
+            yield supervisor
+        finally:
+            over.set()
+        watching.result()
+
+
+def assert_served(stack: Stack) -> None:
+    """All innocents, to their ends, with the tokens they would have had."""
+    generations = stack.generate_all([token_request(prompt, NUM_TOKENS) for prompt in PROMPTS])
+    vocabulary, sampling = FakeVocabulary.read(stack.model), SamplingParams(max_tokens=NUM_TOKENS)
+    expected = [expected_tokens(prompt, sampling, 0, NUM_TOKENS, vocabulary) for prompt in PROMPTS]
+    assert [generation.token_ids for generation in generations] == expected
+
+
+def refusal(stack: Stack, prompt: list[int]) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as raised:
+        stack.generate(token_request(prompt, NUM_TOKENS))
+    return raised.value
+
+
+def test_a_request_that_kills_workers_is_quarantined_and_no_innocent_is_failed(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="5", OCTAVO_FAKE_FAULT="die=251+252@1").start_all(workers=3)
+    with supervised(stack) as supervisor, ThreadPoolExecutor(2) as pool:
+        serving = pool.submit(assert_served, stack)
+        poisoning = pool.submit(refusal, stack, POISON)
+        serving.result()
+        error = poisoning.result()
+        assert error.code() is grpc.StatusCode.INTERNAL
+        assert reason_of(error) == "QUARANTINED"
+        assert "which computed nothing else" in (error.details() or "")
+        again = refusal(stack, POISON)
+        assert (again.code(), reason_of(again)) == (grpc.StatusCode.INTERNAL, "QUARANTINED")
+        stack.wait_for(lambda: len(stack.load().workers) == 3)
+    assert len(supervisor.died) <= 3
+    assert_served(stack)
+    stack.wait_idle()
+
+
+def test_steps_too_large_for_the_memory_are_cut_and_no_request_is_lost(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="2", OCTAVO_FAKE_FAULT="oom=*>4").start_all()
+    assert_served(stack)
+    stack.wait_idle()
+    stack.assert_alive()
+
+
+def test_a_request_too_large_for_the_memory_alone_is_refused(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_FAKE_FAULT="oom=251+252").start_all()
+    error = refusal(stack, POISON)
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert reason_of(error) == "OUT_OF_MEMORY"
+    assert_served(stack)
+    stack.assert_alive()
+
+
+def test_a_worker_that_gives_nothing_finite_is_ended_and_nobody_notices(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="2")
+    stack.start("scheduler")
+    stack.start("frontend")
+    broken = stack.start("worker", "broken", OCTAVO_FAKE_FAULT="nan=*>1")
+    stack.wait_ready()
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(assert_served, stack)
+        assert broken.wait(60) == 0
+        stack.start("worker", "sound")
+        serving.result()
+    assert "gave nothing finite" in stack.log("scheduler")
+    stack.wait_idle()

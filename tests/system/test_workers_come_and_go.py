@@ -1,0 +1,149 @@
+"""Workers join, are cordoned, drained and killed under load: streams go on with the tokens they would have had."""
+
+import signal
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from octavo.testing.stack import GenerateStream, Generation, Stack, collect, token_request
+from octavo.v1 import admin_pb2 as pb
+from octavo.wire.sampling import SamplingParams
+from octavo.worker.fake_runner import FakeVocabulary, expected_tokens
+
+from .conftest import StartStack
+
+pytestmark = pytest.mark.system
+
+PROMPTS = [[(7 * i + j) % 250 for j in range(3 + 5 * i)] for i in range(6)]
+
+
+def ask(stack: Stack, num_tokens: int) -> list[GenerateStream]:
+    """Streams that have all begun."""
+    streams = [stack.stream(token_request(prompt, num_tokens)) for prompt in PROMPTS]
+    stack.wait_for(lambda: stack.load().running + stack.load().waiting == len(PROMPTS))
+    return streams
+
+
+def assert_undisturbed(stack: Stack, streams: Sequence[GenerateStream], num_tokens: int) -> list[Generation]:
+    vocabulary, sampling = FakeVocabulary.read(stack.model), SamplingParams(max_tokens=num_tokens)
+    generations = [collect(stream) for stream in streams]
+    for prompt, generation in zip(PROMPTS, generations, strict=True):
+        assert generation.token_ids == expected_tokens(prompt, sampling, 0, num_tokens, vocabulary)
+    return generations
+
+
+def start(new_stack: StartStack, workers: int = 2, **environment: str) -> Stack:
+    """Workers are called worker-0 and so on, by the scheduler too."""
+    stack = new_stack(**{"OCTAVO_FAKE_STEP_MS": "10", **environment})
+    for name in ("scheduler", "frontend", *(f"worker-{number}" for number in range(workers))):
+        stack.start_named(name)
+    stack.wait_ready()
+    stack.wait_for(lambda: len(stack.load().workers) == workers)
+    return stack
+
+
+def worker(stack: Stack, name: str) -> pb.Worker:
+    """Raises `StopIteration` if it is not there."""
+    return next(worker for worker in stack.load().workers if worker.id == name)
+
+
+def names(stack: Stack) -> list[str]:
+    return sorted(worker.id for worker in stack.load().workers)
+
+
+def octavo(stack: Stack, *arguments: str) -> str:
+    """Runs a command to its end; what it printed."""
+    command, *rest = arguments
+    process = stack.start(command, f"command-{len(stack.processes)}", arguments=rest)
+    name = next(name for name, each in stack.processes.items() if each is process)
+    assert process.wait(60) == 0, stack.log(name)
+    del stack.processes[name]
+    return stack.log(name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_is_asked_to_end_moves_its_requests_and_ends_well(
+    new_stack: StartStack, number: signal.Signals
+) -> None:
+    stack = start(new_stack, OCTAVO_DRAIN_GRACE="0.2")
+    streams = ask(stack, 200)
+    stack.wait_for(lambda: worker(stack, "worker-0").running > 0)
+    began = time.monotonic()
+    assert stack.kill("worker-0", number) == 0
+    assert time.monotonic() - began < 1.5, "it waited for the streams, which take two seconds"
+    generations = assert_undisturbed(stack, streams, 200)
+    assert any(generation.usage.preemptions for generation in generations)
+    assert "dismissed after step" in stack.log("worker-0")
+    assert "was drained and is let go" in stack.log("scheduler")
+    assert " lost: " not in stack.log("scheduler")
+    stack.wait_idle()
+
+
+def test_requests_end_at_a_drained_worker_within_the_grace(new_stack: StartStack) -> None:
+    stack = start(new_stack)
+    streams = ask(stack, 60)
+    octavo(stack, "drain", "worker-0", "--wait")
+    assert names(stack) == ["worker-1"]
+    assert stack.processes["worker-0"].wait(10) == 0
+    generations = assert_undisturbed(stack, streams, 60)
+    assert not any(generation.usage.preemptions for generation in generations)
+    stack.start_named("worker-0")
+    stack.wait_for(lambda: names(stack) == ["worker-0", "worker-1"])
+    assert worker(stack, "worker-0").state == pb.WORKER_STATE_READY
+
+
+def test_the_only_worker_finishes_what_runs_and_what_is_new_waits_for_the_next(new_stack: StartStack) -> None:
+    stack = start(new_stack, workers=1, OCTAVO_DRAIN_GRACE="0")
+    streams = ask(stack, 60)
+    stack.wait_for(lambda: stack.load().running == len(PROMPTS))
+    stack.processes["worker-0"].send_signal(signal.SIGTERM)
+    stack.wait_for(lambda: worker(stack, "worker-0").state == pb.WORKER_STATE_DRAINING)
+    late = stack.stream(token_request([1, 2, 3], 5))
+    assert_undisturbed(stack, streams, 60)
+    assert stack.processes["worker-0"].wait(10) == 0
+    assert stack.load().waiting == 1
+    assert stack.load().waiting_tokens == 3
+    stack.start_named("worker-1")
+    assert len(collect(late).token_ids) == 5
+
+
+def test_a_cordon_holds_until_it_is_taken_back(new_stack: StartStack) -> None:
+    stack = start(new_stack)
+    streams = ask(stack, 60)
+    octavo(stack, "cordon", "worker-0")
+    stack.generate(token_request([1, 2, 3], 5))
+    assert_undisturbed(stack, streams, 60)
+    stack.kill("worker-0")
+    stack.start_named("worker-0")
+    stack.wait_for(lambda: len(stack.load().workers) == 2)
+    streams = ask(stack, 60)
+    listed = octavo(stack, "workers").splitlines()
+    assert any(line.split()[:2] == ["worker-0", "cordoned"] for line in listed)
+    assert_undisturbed(stack, streams, 60)
+    assert worker(stack, "worker-0").steps == 0
+    octavo(stack, "readmit", "worker-0")
+    assert_undisturbed(stack, ask(stack, 60), 60)
+    assert worker(stack, "worker-0").steps > 0
+
+
+def test_a_worker_that_joins_under_load_has_work_within_a_second(new_stack: StartStack) -> None:
+    stack = start(new_stack, workers=1, OCTAVO_MAX_NUM_SEQS="2")
+    streams = ask(stack, 150)
+    assert stack.load().waiting
+    stack.start_named("worker-1")
+    stack.wait_for(lambda: len(stack.load().workers) == 2)
+    stack.wait_for(lambda: worker(stack, "worker-1").running == 2, seconds=1.0)
+    assert_undisturbed(stack, streams, 150)
+
+
+def test_a_killed_worker_is_missed_at_once_even_in_a_step(new_stack: StartStack) -> None:
+    """A first step may take a minute, and nobody is heard in it."""
+    stack = start(new_stack, workers=1, OCTAVO_FAKE_STEP_MS="30000")
+    streams = ask(stack, 5)
+    stack.wait_for(lambda: worker(stack, "worker-0").steps_in_flight > 0)
+    stack.kill("worker-0")
+    stack.wait_for(lambda: not stack.load().workers, seconds=1.0)
+    assert "lost: WorkerWelcome could not be sent" in stack.log("scheduler")
+    stack.start_named("worker-1", OCTAVO_FAKE_STEP_MS="1")
+    assert_undisturbed(stack, streams, 5)
