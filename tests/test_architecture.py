@@ -35,11 +35,14 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
 # The core decides; only these carry its decisions to sockets, clocks and flags.
 SCHEDULER_SHELL = {
     "shell.py",
+    "arrivals.py",
+    "bell.py",
     "step_feed.py",
     "admin.py",
     "cli.py",
     "admin_client.py",
     "admin_cli.py",
+    "workers_cli.py",
     "top.py",
     "vitals.py",
 }

@@ -1,199 +1,44 @@
-"""That the simulation can fail: with a safeguard taken out, some run soon breaks.
+"""That the simulation can fail: with a safeguard taken out, or two, some run soon breaks."""
 
-Not every safeguard shows alone: epochs and attempts at the frontend, and incarnations at the worker, stand behind one
-another and behind the history's hash; and parked blocks, but for those that leave a window, behind the order of plans.
-"""
-
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from itertools import count, islice
+import os
+from collections.abc import Iterator
+from itertools import combinations, count, islice
 from pathlib import Path
-from typing import Any
+from random import Random
 
-import msgspec
 import pytest
 
-from octavo.frontend.journal import Journal, SequenceJournal
-from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
-from octavo.scheduler.kv_cache_manager import KVCacheManager
-from octavo.scheduler.prefix_cache import PrefixCache
-from octavo.scheduler.replica import Replica
-from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
-from octavo.testing.simulation import faults
-from octavo.testing.simulation.faults import Fault
 from octavo.testing.simulation.run import simulate
 from octavo.testing.simulation.scenario import draw
-from octavo.wire.requests import Lease, Request
-from octavo.wire.steps import BlockMove, StepResult
-from octavo.worker.protocol import WorkerProtocol
-from octavo.worker.runner import StepOutput
-from octavo.worker.sequence_table import SequenceTable
-from octavo.worker.sequences import WorkItem
+
+from .protocol_mutants import MUTANTS, Mutant, Need
 
 MAX_RUNS = 60
+NUM_PAIRS = 12
+PAIRS = list(combinations(MUTANTS, 2))
+SOME_PAIRS = PAIRS if "OCTAVO_TEST_LONG" in os.environ else Random(7).sample(PAIRS, NUM_PAIRS)
 
-Patch = pytest.MonkeyPatch
-Mutant = Callable[[Patch], None]
-
-
-def a_frontend_accepts_tokens_of_any_history(patch: Patch) -> None:
-    patch.setattr(SequenceJournal, "continues", lambda self, delta: True)
+Entry = tuple[Mutant, Need]
 
 
-def a_frontend_submits_again_from_the_start(patch: Patch) -> None:
-    patch.setattr(Journal, "_generated", lambda self: [])
+@pytest.mark.parametrize("entry", MUTANTS, ids=lambda entry: entry[0].__name__)
+def test_a_missing_safeguard_shows(entry: Entry, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry[0](monkeypatch)
+    assert _shows([entry], directory), f"{MAX_RUNS} runs are clean without this safeguard"
 
 
-def a_frontend_never_submits_again(patch: Patch) -> None:
-    patch.setattr(SchedulerSession, "_resubmit_if_current", lambda self, lease, now: [])
+@pytest.mark.parametrize("pair", SOME_PAIRS, ids=lambda pair: "-and-".join(mutant.__name__ for mutant, _ in pair))
+def test_nor_do_two_cover_for_each_other(
+    pair: tuple[Entry, Entry], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mutant, _ in pair:
+        mutant(monkeypatch)
+    assert _shows(list(pair), directory), f"{MAX_RUNS} runs are clean without these two safeguards"
 
 
-def no_lease_ends(patch: Patch) -> None:
-    patch.setattr(Scheduler, "_lose_frontend", lambda self, frontend_id: None)
+def _shows(entries: list[Entry], directory: Path) -> bool:
+    return any(simulate(seed, directory).failure for seed in islice(_seeds_for(entries, directory), MAX_RUNS))
 
 
-def neither_aborts_nor_renewals_end_a_request(patch: Patch) -> None:
-    def let_go(self: SchedulerSession, request: LiveRequest) -> list[Any]:
-        self.live.pop(request.journal.request_id, None)
-        return []
-
-    renew = Scheduler._renew
-
-    def keep(self: Scheduler, frontend_id: int, live: list[Lease], now: float) -> None:
-        groups = self._frontends[frontend_id].groups.values()
-        held = [Lease(group.request_id, group.request.attempt) for group in groups]
-        renew(self, frontend_id, live + held, now)
-
-    patch.setattr(SchedulerSession, "release", let_go)
-    patch.setattr(Scheduler, "_renew", keep)
-
-
-def any_result_answers_the_oldest_step(patch: Patch) -> None:
-    answer = Scheduler._answer
-
-    def unfenced(self: Scheduler, replica: Replica, result: StepResult, now: float) -> None:
-        if replica.outstanding:
-            oldest = replica.outstanding[0].step_id
-            answer(self, replica, msgspec.structs.replace(result, step_id=oldest), now)
-
-    patch.setattr(Scheduler, "_answer", unfenced)
-
-
-def a_submission_does_not_replace_the_one_before(patch: Patch) -> None:
-    submit = Scheduler._submit
-
-    def add(self: Scheduler, frontend_id: int, request: Request, now: float) -> None:
-        self._frontends[frontend_id].groups.pop(request.request_id, None)
-        submit(self, frontend_id, request, now)
-
-    patch.setattr(Scheduler, "_submit", add)
-
-
-def an_abort_leaks_blocks(patch: Patch) -> None:
-    def leak(self: Replica, group: SequenceGroup) -> None:
-        self._take_out(group)
-        for sequence in group.live:
-            sequence.leave(SequenceStatus.FINISHED)
-
-    patch.setattr(Replica, "drop", leak)
-
-
-def shared_blocks_are_written_to(patch: Patch) -> None:
-    patch.setattr(KVCacheManager, "_copy_on_write", lambda self, sequence, group, index, growth: None)
-
-
-def swapped_blocks_do_not_come_back(patch: Patch) -> None:
-    swap_in = Replica.swap_in
-
-    def lose(self: Replica, group: SequenceGroup) -> list[BlockMove]:
-        swap_in(self, group)
-        return []
-
-    patch.setattr(Replica, "swap_in", lose)
-
-
-def a_window_frees_blocks_that_the_step_still_reads(patch: Patch) -> None:
-    slide = KVCacheManager.slide
-
-    def at_once(self: KVCacheManager, sequence: Sequence, step_id: int) -> None:
-        slide(self, sequence, step_id)
-        self._release(self._parked.pop(step_id, []))
-
-    patch.setattr(KVCacheManager, "slide", at_once)
-
-
-def what_a_failed_step_wrote_is_shared(patch: Patch) -> None:
-    answered = PrefixCache.step_answered
-    patch.setattr(PrefixCache, "step_answered", lambda self, step_id, *, valid: answered(self, step_id, valid=True))
-
-
-def what_a_spoiled_sequence_wrote_is_shared(patch: Patch) -> None:
-    patch.setattr(KVCacheManager, "distrust", lambda self, sequence_id, sequence: None)
-
-
-def a_spoiled_sequence_is_computed_on(patch: Patch) -> None:
-    complete = SequenceTable.complete
-
-    def keep(self: SequenceTable, items: list[WorkItem], output: StepOutput) -> None:
-        complete(self, items, replace(output, failed=[]))
-
-    patch.setattr(SequenceTable, "complete", keep)
-
-
-def workers_go_on_after_a_failed_step(patch: Patch) -> None:
-    never = property(lambda self: 0, lambda self, step_id: None)
-    patch.setattr(WorkerProtocol, "_failed_step_id", never, raising=False)
-
-
-def workers_keep_their_incarnation(patch: Patch) -> None:
-    reset = WorkerProtocol.reset
-
-    def keep(self: WorkerProtocol) -> None:
-        incarnation = self.incarnation
-        reset(self)
-        self.incarnation = incarnation
-
-    patch.setattr(WorkerProtocol, "reset", keep)
-
-
-def workers_keep_their_sequences(patch: Patch) -> None:
-    def keep(self: WorkerProtocol) -> None:
-        self.incarnation, self.epoch, self.last_step_id = self._draw_incarnation(), None, 0
-
-    patch.setattr(WorkerProtocol, "reset", keep)
-
-
-# Each with the kind of fault that brings it out, if it takes any.
-MUTANTS: list[tuple[Mutant, Fault | None]] = [
-    (a_frontend_accepts_tokens_of_any_history, faults.noise),
-    (a_frontend_submits_again_from_the_start, faults.kill_scheduler),
-    (a_frontend_never_submits_again, faults.kill_scheduler),
-    (no_lease_ends, faults.kill_frontend),
-    (neither_aborts_nor_renewals_end_a_request, None),
-    (any_result_answers_the_oldest_step, faults.noise),
-    (a_submission_does_not_replace_the_one_before, faults.noise),
-    (an_abort_leaks_blocks, None),
-    (shared_blocks_are_written_to, None),
-    (swapped_blocks_do_not_come_back, None),
-    (a_window_frees_blocks_that_the_step_still_reads, None),
-    (what_a_failed_step_wrote_is_shared, faults.fail_steps),
-    (what_a_spoiled_sequence_wrote_is_shared, faults.spoil_sequences),
-    (a_spoiled_sequence_is_computed_on, faults.spoil_sequences),
-    (workers_go_on_after_a_failed_step, faults.fail_steps),
-    (workers_keep_their_incarnation, faults.reset),
-    (workers_keep_their_sequences, faults.reset),
-]
-
-
-@pytest.mark.parametrize(("mutant", "fault"), MUTANTS, ids=lambda value: value and value.__name__)
-def test_a_missing_safeguard_shows(mutant: Mutant, fault: Fault | None, directory: Path, monkeypatch: Patch) -> None:
-    mutant(monkeypatch)
-    seeds = islice(_seeds_with(fault, directory), MAX_RUNS)
-    assert any(simulate(seed, directory).failure for seed in seeds), f"{MAX_RUNS} runs are clean without this safeguard"
-
-
-def _seeds_with(fault: Fault | None, directory: Path) -> Iterator[int]:
-    for seed in count():
-        if fault is None or fault in [each for _, each in draw(seed, directory).faults]:
-            yield seed
+def _seeds_for(entries: list[Entry], directory: Path) -> Iterator[int]:
+    return (seed for seed in count() if any(need(draw(seed, directory)) for _, need in entries))

@@ -30,8 +30,17 @@ class Meter:
 
 def process_cpu_s(pid: int) -> float:
     """User and system, of all its threads."""
+    return _cpu_s(Path(f"/proc/{pid}/stat"))
+
+
+def thread_cpu_s(pid: int) -> float:
+    """The same, of its first thread alone."""
+    return _cpu_s(Path(f"/proc/{pid}/task/{pid}/stat"))
+
+
+def _cpu_s(stat: Path) -> float:
     # Fields 14 and 15 of proc(5)'s stat, counted after the parenthesised name.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = stat.read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 

@@ -48,7 +48,6 @@ def hello(num_blocks: int, block_size: int, num_cpu_blocks: int = 0, costs: Step
         incarnation=_INCARNATION,
         model=_MODEL,
         device="none",
-        rank=0,
         world_size=1,
         num_blocks=num_blocks,
         num_cpu_blocks=num_cpu_blocks,

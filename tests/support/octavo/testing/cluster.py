@@ -15,7 +15,9 @@ from octavo.scheduler.events import (
     Effect,
     Event,
     FrontendJoined,
+    LossCause,
     PrefixGivenUp,
+    ReplicaDismissed,
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
@@ -48,6 +50,7 @@ from octavo.wire.requests import (
 )
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import SequenceFailure, StepOutcome, StepPlan, StepResult, StepTimes, ToWorker, WorkerHello
+from octavo.worker.fake_faults import parse_faults
 from octavo.worker.fake_runner import FakeVocabulary, expected_tokens
 from octavo.worker.runner import Runner, StepOutput
 from octavo.worker.sequence_table import SequenceTable
@@ -115,7 +118,6 @@ class FakeReplica:
             incarnation=incarnation,
             model=msgspec.structs.replace(runner.model, fingerprint=FINGERPRINT),
             device="fake",
-            rank=0,
             world_size=1,
             num_blocks=runner.num_blocks,
             num_cpu_blocks=runner.num_cpu_blocks,
@@ -143,24 +145,30 @@ class FakeReplica:
             self.plans.append(message)
 
     def execute(self, *, fail: bool = False, spoil: Collection[int] = ()) -> StepResult:
-        """Runs the oldest plan, with NaN in the first slot that it fills of the sequences `spoil`, or fails it; plans
-        made without knowing of a failure are skipped."""
+        """Runs the oldest plan, with NaN in the first slot that it fills of the sequences `spoil`, or fails it, which a
+        runner that finds no memory does too; plans made without knowing of a failure are skipped."""
         plan = self.plans.popleft()
         if plan.answered_step_id < self._failed_step_id:
             self.table.discard(plan)
             return self._result(plan, StepOutcome.SKIPPED, _NO_OUTPUT)
         if fail:
-            self.table.discard(plan)
-            self._failed_step_id = plan.step_id
-            return self._result(plan, StepOutcome.FAILED, _NO_OUTPUT)
+            return self._fail(plan, StepOutcome.FAILED)
         items = self.table.apply(plan)
         if isinstance(self.runner, SpoilableRunner):
             self.runner.to_spoil = spoil
-        output = self.runner.execute(plan.moves, items)
+        try:
+            output = self.runner.execute(plan.moves, items)
+        except MemoryError:
+            return self._fail(plan, StepOutcome.OUT_OF_MEMORY)
         self.table.begin(items)
         self.table.complete(items, output)
         failed = self.table.failures(plan)
         return self._result(plan, StepOutcome.DONE, output, list(failed.values()))
+
+    def _fail(self, plan: StepPlan, outcome: StepOutcome) -> StepResult:
+        self.table.discard(plan)
+        self._failed_step_id = plan.step_id
+        return self._result(plan, outcome, _NO_OUTPUT)
 
     def _result(
         self, plan: StepPlan, outcome: StepOutcome, output: StepOutput, failed: Sequence[SequenceFailure] = ()
@@ -248,8 +256,11 @@ class Cluster:
         windows: tuple[int, ...] = (0,),
         runner: Runner | None = None,
         costs: StepCosts | None = None,
+        worker_id: str | None = None,
+        faults: str = "",
     ) -> FakeReplica:
-        """A replica with a fake model, or with `runner`."""
+        """A replica with a fake model that has `faults` (`octavo.worker.fake_faults`), or with `runner`, of
+        worker-`incarnation` unless named."""
         if runner is None:
             runner = SpoilableRunner(
                 self._directory,
@@ -257,14 +268,17 @@ class Cluster:
                 num_blocks=num_blocks,
                 num_cpu_blocks=num_cpu_blocks,
                 windows=windows,
+                faults=parse_faults(faults),
             )
         replica = FakeReplica(runner, incarnation, costs)
+        if worker_id is not None:
+            replica.hello = msgspec.structs.replace(replica.hello, worker_id=worker_id)
         self.replicas[incarnation] = replica
         self.handle(ReplicaJoined(replica.hello))
         return replica
 
-    def leave(self, incarnation: int) -> None:
-        self.handle(ReplicaLeft(incarnation, "test"))
+    def leave(self, incarnation: int, cause: LossCause = LossCause.GOODBYE) -> None:
+        self.handle(ReplicaLeft(incarnation, cause, "test"))
 
     def submit(self, *requests: Request) -> None:
         for request in requests:
@@ -312,7 +326,7 @@ class Cluster:
                     self.replicas[replica_id].take(message)
                 case SendToFrontend(_, message):
                     self._take(message)
-                case ReplicaLost(replica_id):
+                case ReplicaLost(replica_id) | ReplicaDismissed(replica_id):
                     del self.replicas[replica_id]
                 case PrefixGivenUp():
                     self.given_up.append(effect)

@@ -31,6 +31,13 @@ class ScriptedScheduler:
         self._identity, frame = self._socket.recv_multipart()
         return decode_from_worker(frame)
 
+    def rest(self) -> list[FromWorker]:
+        """What a worker that has ended has left to be received."""
+        found = []
+        while self._socket.poll(0):
+            found.append(self.receive())
+        return found
+
     def wait_for(self, kind: type[M]) -> M:
         """The next message of `kind`, whatever comes before it."""
         deadline = time.monotonic() + DEADLINE_S

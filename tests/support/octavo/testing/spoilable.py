@@ -36,4 +36,10 @@ class SpoilableRunner(FakeRunner):
     def _sees_nan(self, item: WorkItem) -> bool:
         if not self.num_spoiled:
             return False
-        return _NAN in array("i", self._read(item.sequence, item.start, item.start + item.num_tokens))
+        end = item.start + item.num_tokens
+        # Group by group: what one does not see, another may.
+        return any(
+            _NAN
+            in array("i", self._cache.read(table, max(0, item.start - group.window + 1) if group.window else 0, end))
+            for group, table in zip(self.kv_groups, item.sequence.block_tables, strict=True)
+        )

@@ -162,10 +162,32 @@ class Stack:
         }
         with (self.directory / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "octavo.cli.main", command, *arguments], env=settings, stdout=log, stderr=log
+                [*self.on(name), sys.executable, "-m", "octavo.cli.main", command, *arguments],
+                env=settings,
+                stdout=log,
+                stderr=log,
             )
         self.processes[name] = process
         return process
+
+    def on(self, name: str) -> Sequence[str]:
+        """What the command of the process of this name begins with, if it does not run right here."""
+        return ()
+
+    def address_of(self, frontend: str) -> str:
+        """Where the frontend of a name listens; the first is called just so."""
+        return f"unix:{self.directory}/{frontend}.sock"
+
+    def start_named(self, name: str, **environment: str) -> "subprocess.Popen[bytes]":
+        """Starts the process of a name such as scheduler, frontend-1 or worker-0, anew if it ran before: a worker under
+        this id, a frontend at an address of its own."""
+        command = name.partition("-")[0]
+        if command == "worker":
+            environment = {"OCTAVO_WORKER_ID": name, **environment}
+        elif command == "frontend":
+            http = f"unix:{self.directory}/http-{name}.sock"
+            environment = {"OCTAVO_LISTEN": self.address_of(name), "OCTAVO_HTTP_LISTEN": http, **environment}
+        return self.start(command, name, **environment)
 
     def start_all(self, workers: int = 1) -> Self:
         """Starts one of each kind (and more workers), and waits until the frontend says it is ready."""

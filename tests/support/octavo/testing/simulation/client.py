@@ -10,9 +10,11 @@ from octavo.frontend.reader import Reader
 from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
 from octavo.frontend.stop_strings import StopStrings
 from octavo.frontend.stream import Shape, Stream
+from octavo.testing.history import Came, Choice, ChoiceEnded, Closed, Tokens, Told
 from octavo.testing.simulation.reference import Reference, reference
+from octavo.testing.simulation.watch import Key, Watch
 from octavo.testing.simulation.workload import ClientPlan, Model
-from octavo.wire.requests import FromFrontend, NoticeKind
+from octavo.wire.requests import CacheKey, FromFrontend, NoticeKind
 
 
 class _Words:
@@ -46,10 +48,13 @@ class _ClientReader(Reader):
 
 
 class Client:
-    """A request from its submission to the end of its stream: `is_served` whole, or without its `failure`."""
+    """A request from its submission to the end of its stream: `is_served` whole, or without its `failure`. What comes
+    of it is shown to `watch`, under `key`."""
 
-    def __init__(self, plan: ClientPlan, model: Model, now: float) -> None:
+    def __init__(self, plan: ClientPlan, model: Model, now: float, key: Key, watch: Watch) -> None:
         self.plan = plan
+        self._key = key
+        self._watch = watch
         self.is_served = False
         self._reference: Reference = reference(plan, model)
         self._journal = Journal(
@@ -59,7 +64,7 @@ class Client:
             now,
             priority=plan.priority,
             tenant=plan.tenant,
-            salt=plan.salt,
+            cache_key=CacheKey(salt=plan.salt),
             max_queue_s=plan.max_queue_s,
         )
         self._reader = _ClientReader(self._journal)
@@ -67,9 +72,9 @@ class Client:
         shape = Shape("model", plan.num_results, plan.incremental, lambda: _completion(plan, model))
         self._stream = Stream(self._journal, self._reader, shape)
         self._told: list[Emitted] = []
-        self._received: list[list[int]] = [[] for _ in range(plan.num_results)]
-        self._ended: set[int] = set()
         self._num_checked = [0] * len(self._journal.sequences)
+        answer = [Choice(self._reference.delivered[index]) for index in self._reference.order]
+        watch.see(Came(watch.awake_s, key, answer))
 
     @property
     def failure(self) -> ServiceError | None:
@@ -98,16 +103,16 @@ class Client:
 
     def _take(self, emitted: Emitted) -> None:
         self._told.append(emitted)
-        assert emitted.offset == len(self._told), f"event {len(self._told)} has the offset {emitted.offset}"
+        now, key, offset = self._watch.awake_s, self._key, emitted.offset
         match emitted.event:
-            case Notice(kind, queue_position):
-                assert (queue_position == 0) == (kind is NoticeKind.RESUMED)
             case Finished(index=place):
-                assert place not in self._ended, f"result {place} ends twice"
-                self._ended.add(place)
-            case Piece(index=place) as piece:
-                assert place not in self._ended, f"result {place} goes on after its end"
-                self._received[place] += piece.token_ids
+                self._watch.see(ChoiceEnded(now, key, offset, place))
+            case Piece(index=place, token_ids=token_ids):
+                self._watch.see(Tokens(now, key, offset, place, token_ids))
+            case other:
+                if isinstance(other, Notice):
+                    assert (other.queue_position == 0) == (other.kind is NoticeKind.RESUMED)
+                self._watch.see(Told(now, key, offset))
 
     def _check_journal(self) -> None:
         """What the frontend has accepted begins what was to be generated."""
@@ -121,9 +126,7 @@ class Client:
             self._num_checked[index] = count
 
     def _check_whole(self) -> None:
-        expected = [self._reference.delivered[index] for index in self._reference.order]
-        assert self._received == expected, f"{self.plan.request_id} got {self._received}, not {expected}"
-        assert self._ended == set(range(self.plan.num_results)), f"{self.plan.request_id} was not told every end"
+        self._watch.see(Closed(self._watch.awake_s, self._key))
         assert self._journal.prompt_logprobs == self._reference.prompt_logprobs, "other prompt logprobs"
         again = [emitted for batch in self._stream.told_after(0) for emitted in batch]
         assert again == self._told, f"{self.plan.request_id} reads something else when it reads again"

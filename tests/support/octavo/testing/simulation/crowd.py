@@ -33,9 +33,10 @@ class Crowd:
 
     def _submit(self, frontend: FrontendProcess, plan: ClientPlan) -> None:
         frontend.knocking.remove(plan)
-        client = Client(plan, self._simulation.scenario.model, self._simulation.clock.now)
-        self._simulation.note(frontend.name, f"{plan.request_id} comes")
-        self._simulation.watch.came(frontend.session.frontend_id, plan.request_id)
+        simulation, key = self._simulation, (frontend.session.frontend_id, plan.request_id)
+        simulation.note(frontend.name, f"{plan.request_id} comes")
+        simulation.watch.counts["clients"] += 1
+        client = Client(plan, simulation.scenario.model, simulation.clock.now, key, simulation.watch)
         frontend.submit(client)
         if plan.cancel_after is not None:
             self._simulation.clock.after(plan.cancel_after, partial(self._leave, frontend, client))
@@ -72,7 +73,6 @@ class Crowd:
 
     def ended(self, frontend: FrontendProcess, client: Client) -> None:
         plan = client.plan
-        self.num_open -= 1
         self._simulation.watch.went(frontend.session.frontend_id, plan.request_id)
         if client.failure is None:
             self._count_served(client)
@@ -80,6 +80,12 @@ class Crowd:
             reason = client.failure.reason
             self._simulation.watch.counts[f"failed: {reason.value}"] += 1
             assert self._may_fail(plan, reason), f"{plan.request_id} failed: {client.failure}"
+            if reason is Reason.QUARANTINED and not plan.insists:
+                # Under another id, as a client that tries again.
+                again = replace(plan, request_id=f"{plan.request_id}-again", insists=True)
+                self._simulation.clock.after(_RETRY_S, partial(self.come, again))
+                return
+        self.num_open -= 1
 
     def _count_served(self, client: Client) -> None:
         counts, journal, kind = self._simulation.watch.counts, client.live.journal, client.plan.kind
@@ -90,16 +96,26 @@ class Crowd:
         counts["served with a prefix hit"] += journal.cached_prompt_tokens > 0
 
     def _may_fail(self, plan: ClientPlan, reason: Reason) -> bool:
-        counts, config = self._simulation.watch.counts, self._simulation.scenario.config
+        counts, scenario = self._simulation.watch.counts, self._simulation.scenario
         match reason:
             case Reason.STEP_FAILED:
-                return counts["steps failed"] >= config.max_failed_steps
+                return counts["steps failed"] >= scenario.config.max_failed_steps
             case Reason.LOGITS_NOT_FINITE:
                 return self._simulation.watch.was_spoiled(plan.prompt_token_ids, plan.sampling.seed)
+            case Reason.QUARANTINED:
+                return self._is_poison(plan, "die", "hang") or counts["replicas lost by chance"] > 0
+            case Reason.OUT_OF_MEMORY:
+                return plan.sampling.parallel > self._simulation.watch.least_memory
+            case Reason.NEVER_FITS_KV:
+                return not all(hardware.can_hold(plan, scenario.prefixes) for hardware in scenario.workers)
             case Reason.QUEUE_TIMEOUT:
                 return plan.max_queue_s is not None
             case Reason.QUEUE_FULL:
-                return len(self._simulation.scenario.clients) > config.max_waiting
+                # One that has left may be held for a while, also beside the same that has come again.
+                return counts["clients"] > scenario.config.max_waiting
             case Reason.SCHEDULER_UNREACHABLE:
-                return self._simulation.scenario.grace_s < PATIENT_S
+                return scenario.grace_s < PATIENT_S
         return False
+
+    def _is_poison(self, plan: ClientPlan, *kinds: str) -> bool:
+        return any(fault.kind in kinds and plan.is_hurt_by(fault) for fault in self._simulation.scenario.poisons)

@@ -3,52 +3,84 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from octavo.scheduler.events import WorkerCordoned, WorkerDrained, WorkerReadmitted
 from octavo.testing.simulation.clock import Process
-from octavo.testing.simulation.network import Dealer, Direction, Link, Noise, silence
+from octavo.testing.simulation.links import Direction, Link, Noise, silence
 
 if TYPE_CHECKING:
     from octavo.testing.simulation.simulation import Simulation
+    from octavo.testing.simulation.worker_process import WorkerProcess
 
 Fault = Callable[["Simulation"], None]
 
 
 def kill_worker(simulation: "Simulation") -> None:
-    place = simulation.random.choice(sorted(simulation.workers))
-    worker = simulation.workers[place]
-    if worker.alive:
-        worker.kill()
-        _hang_up(simulation, worker.dealer)
-        simulation.recover_after(simulation.random.uniform(0.05, 5.0), lambda: simulation.start_worker(place))
+    if worker := _worker(simulation):
+        simulation.supervisor.kill_worker(worker)
 
 
-def stop_worker(simulation: "Simulation") -> None:
-    """It says goodbye, once it has done its step."""
-    place = simulation.random.choice(sorted(simulation.workers))
-    worker = simulation.workers[place]
+def terminate_worker(simulation: "Simulation") -> None:
+    """It is asked to end, as an operator or a scheduler of containers does; and perhaps asked again, impatiently."""
+    if worker := _worker(simulation):
+        worker.terminate()
+        if simulation.random.random() < 0.4:
+            seconds = simulation.random.uniform(0.0, 1.0)
+            simulation.recover_after(seconds, lambda: worker.run_at(simulation.clock.now, worker.terminate))
 
-    def leave() -> None:
-        worker.leave()
-        simulation.clock.after(simulation.random.uniform(0.05, 1.0), worker.dealer.reset)
-        simulation.recover_after(simulation.random.uniform(0.05, 3.0), lambda: simulation.start_worker(place))
 
-    worker.run_at(simulation.clock.now, leave)
+def upgrade_worker(simulation: "Simulation") -> None:
+    """Another release comes, which this scheduler cannot talk to; and after that another like the first."""
+    if worker := _worker(simulation):
+        simulation.supervisor.upgrading.add(worker.name)
+        worker.terminate()
+
+
+def drain_worker(simulation: "Simulation") -> None:
+    """An operator lets a worker end once it holds nothing; or thinks better of it."""
+    place, scheduler = simulation.random.choice(sorted(simulation.hardware)), simulation.scheduler
+    grace_s = simulation.random.choice((None, 0.0, 0.3, 2.0))
+    scheduler.run_at(simulation.clock.now, lambda: scheduler.shell.handle(WorkerDrained(place, grace_s)))
+    if simulation.random.random() < 0.3:
+        simulation.recover_after(simulation.random.uniform(0.05, 2.0), lambda: _readmit(simulation, place))
+
+
+def cordon_worker(simulation: "Simulation") -> None:
+    """An operator lets a worker get nothing new for a while, whatever becomes of its process."""
+    place, scheduler = simulation.random.choice(sorted(simulation.hardware)), simulation.scheduler
+    scheduler.run_at(simulation.clock.now, lambda: scheduler.shell.handle(WorkerCordoned(place)))
+    simulation.recover_after(simulation.random.uniform(0.3, 6.0), lambda: _readmit(simulation, place))
+
+
+def _readmit(simulation: "Simulation", place: str) -> None:
+    # Of a scheduler that is dead the next knows nothing of this.
+    scheduler = simulation.scheduler
+    scheduler.run_at(simulation.clock.now, lambda: scheduler.shell.handle(WorkerReadmitted(place)))
+
+
+def hang_worker(simulation: "Simulation") -> None:
+    """It stands still in the middle of whatever it does, while its connection lives; until its supervisor kills it."""
+    if worker := _worker(simulation):
+        seconds = simulation.random.uniform(2.0, 12.0)
+        worker.stall(2 * seconds)
+        simulation.recover_after(seconds, lambda: simulation.supervisor.kill_worker(worker))
 
 
 def kill_scheduler(simulation: "Simulation") -> None:
     if simulation.scheduler.alive:
         simulation.scheduler.kill()
         longest = simulation.random.choice((0.5, 3.0, 12.0))
-        simulation.recover_after(simulation.random.uniform(0.02, longest), simulation.start_scheduler)
+        simulation.recover_after(simulation.random.uniform(0.02, longest), simulation.supervisor.start_scheduler)
 
 
 def kill_frontend(simulation: "Simulation") -> None:
+    simulation.supervisor.kill_frontend(simulation.random.choice(sorted(simulation.frontends)))
+
+
+def upgrade_frontend(simulation: "Simulation") -> None:
+    """Another release comes, which this scheduler cannot talk to; and after that another like the first."""
     place = simulation.random.choice(sorted(simulation.frontends))
-    frontend = simulation.frontends[place]
-    if frontend.alive:
-        frontend.kill()
-        _hang_up(simulation, frontend.dealer)
-        simulation.crowd.lose(frontend)
-        simulation.recover_after(simulation.random.uniform(0.1, 3.0), lambda: simulation.start_frontend(place))
+    simulation.supervisor.upgrading.add(place)
+    simulation.supervisor.kill_frontend(place)
 
 
 def pause(simulation: "Simulation") -> None:
@@ -90,7 +122,7 @@ def noise(simulation: "Simulation") -> None:
     _, link = _link(simulation)
     link.was_noisy = True
     for direction in _some_directions(simulation, link):
-        direction.noise = Noise(*(simulation.random.choice((0.0, 0.03, 0.2)) for _ in range(3)))
+        direction.noise = Noise(*(simulation.random.choice((0.0, 0.03, 0.3)) for _ in range(3)))
         simulation.recover_after(simulation.random.uniform(0.5, 5.0), direction.calm_down)
 
 
@@ -104,6 +136,21 @@ def spoil_sequences(simulation: "Simulation") -> None:
     """What a device computes of single sequences is not finite."""
     device = simulation.devices[simulation.random.choice(sorted(simulation.devices))]
     device.nan_rate = simulation.random.uniform(0.1, 0.9)
+    simulation.recover_after(simulation.random.uniform(0.1, 3.0), device.recover)
+
+
+def break_device(simulation: "Simulation") -> None:
+    """Whatever a device computes is not finite."""
+    device = simulation.devices[simulation.random.choice(sorted(simulation.devices))]
+    device.is_broken = True
+    simulation.recover_after(simulation.random.uniform(0.05, 4.0), device.recover)
+
+
+def shrink_memory(simulation: "Simulation") -> None:
+    """A device has memory for a few sequences at once."""
+    device = simulation.devices[simulation.random.choice(sorted(simulation.devices))]
+    device.most_sequences = simulation.random.choice((0, 1, 2, 4))
+    simulation.watch.least_memory = min(simulation.watch.least_memory, device.most_sequences)
     simulation.recover_after(simulation.random.uniform(0.1, 3.0), device.recover)
 
 
@@ -145,16 +192,21 @@ def _some_directions(simulation: "Simulation", link: Link) -> list[Direction]:
     return simulation.random.sample(link.directions, simulation.random.choice((1, 2)))
 
 
-def _hang_up(simulation: "Simulation", dealer: Dealer) -> None:
-    """The connection of a process that died: at once, after all that it had sent, or unnoticed for seconds."""
-    simulation.clock.after(simulation.random.choice((0.0, 0.05, silence(simulation.random))), dealer.reset)
+def _worker(simulation: "Simulation") -> "WorkerProcess | None":
+    """One that lives, if the one at the place that is struck does."""
+    worker = simulation.workers.get(simulation.random.choice(sorted(simulation.hardware)))
+    return worker if worker and worker.alive else None
 
 
+# Those that lose nothing and fail nobody.
+GENTLE: list[Fault] = [terminate_worker, upgrade_worker, drain_worker, cordon_worker, repin]
 FAULTS: list[Fault] = [
+    *GENTLE,
     kill_worker,
-    stop_worker,
+    hang_worker,
     kill_scheduler,
     kill_frontend,
+    upgrade_frontend,
     pause,
     cut,
     reset,
@@ -162,6 +214,7 @@ FAULTS: list[Fault] = [
     noise,
     fail_steps,
     spoil_sequences,
+    break_device,
+    shrink_memory,
     slow_worker,
-    repin,
 ]

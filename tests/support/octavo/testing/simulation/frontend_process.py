@@ -2,22 +2,32 @@
 
 from collections.abc import Callable
 
+import msgspec
 import zmq
 
 from octavo.frontend.scheduler_client import unreachable
 from octavo.frontend.scheduler_session import SchedulerSession
 from octavo.testing.simulation.client import Client
-from octavo.testing.simulation.clock import Process
+from octavo.testing.simulation.clock import NEVER, Process
 from octavo.testing.simulation.network import Dealer, Network
 from octavo.testing.simulation.workload import ClientPlan
+from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.codec import decode_to_frontend, encode
-from octavo.wire.requests import RENEW_INTERVAL_S, FromFrontend
+from octavo.wire.requests import RENEW_INTERVAL_S, Abort, FromFrontend, FrontendHello
 
 _HELLO_INTERVAL_S = 0.2
 
 
+class OtherVersionSession(SchedulerSession):
+    """Of a release that speaks another schema."""
+
+    def hello(self) -> FrontendHello:
+        return msgspec.structs.replace(super().hello(), schema_version=SCHEMA_VERSION + 1)
+
+
 class FrontendProcess(Process):
-    """One life of the frontend at a place. `ended` is told of every client that is served or has failed."""
+    """One life of the frontend at a place. `ended` is told of every client that is served or has failed, `refused` when
+    the scheduler will not have it. What it says of requests that are over may never leave (`loses_aborts`)."""
 
     def __init__(
         self,
@@ -26,8 +36,12 @@ class FrontendProcess(Process):
         session: SchedulerSession,
         grace_s: float,
         ended: "Callable[[FrontendProcess, Client], None]",
+        refused: "Callable[[FrontendProcess, str], None]",
+        *,
+        loses_aborts: bool,
     ) -> None:
         super().__init__(network.clock, place)
+        self._network = network
         self.dealer = Dealer(network, "frontends", place, self)
         self.session = session
         # Those that came while it stood still, and those that it serves.
@@ -35,6 +49,8 @@ class FrontendProcess(Process):
         self.clients: list[Client] = []
         self._grace_s = grace_s
         self._ended = ended
+        self._refused = refused
+        self._loses_aborts = loses_aborts
         self._ticks_at = self.clock.now
         self.wake()
 
@@ -42,7 +58,10 @@ class FrontendProcess(Process):
         while self.dealer.has_arrived:
             message = decode_to_frontend(*self.dealer.recv_multipart())
             self._send(self.session.receive(message, self.clock.now))
-            assert self.session.refused is None, f"the frontend was refused: {self.session.refused}"
+            assert self.session.epoch is None or not isinstance(self.session, OtherVersionSession), "it is not refused"
+            if self.session.refused is not None:
+                self._refused(self, self.session.refused)
+                return NEVER
         if self.clock.now >= self._ticks_at:
             self._tick()
         for client in list(self.clients):
@@ -74,6 +93,9 @@ class FrontendProcess(Process):
 
     def _send(self, messages: list[FromFrontend]) -> None:
         for message in messages:
+            if self._loses_aborts and isinstance(message, Abort):
+                self._network.counts["aborts lost"] += 1
+                continue
             try:
                 self.dealer.send(encode(message))
             except zmq.Again:

@@ -1,114 +1,19 @@
-"""The wires between places and the scheduler: in order like TCP where nothing is wrong, and all that can go wrong."""
+"""Connections over the links between places and the scheduler, and the sockets at both ends."""
 
 from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from random import Random
 
 import zmq
 
-from octavo.testing.simulation.clock import Action, Clock, Process
+from octavo.testing.simulation.clock import Clock, Process
+from octavo.testing.simulation.links import Link
 from octavo.testing.simulation.trace import Trace
 
 _RECONNECT_S = (0.05, 0.5)
 _NOTICED_S = 0.2
-_NORMAL_DELAY_S = 0.002
-_SILENCE_S = (6.0, 8.0)
-_OVERTAKEN_S = 3.0
-
-Deliver = Callable[[bytes], None]
-
-
-def silence(random: Random) -> float:
-    """Seconds until the library's heartbeats take a silent connection for lost."""
-    return random.uniform(*_SILENCE_S)
-
-
-@dataclass
-class Noise:
-    """What happens to single messages beyond anything TCP does, as probabilities."""
-
-    loss: float = 0.0
-    doubling: float = 0.0
-    overtaking: float = 0.0
-
-
-class Direction:
-    """One way over a link. `delay`: seconds that a message takes at most."""
-
-    def __init__(self, network: "Network", name: str) -> None:
-        self.delay = _NORMAL_DELAY_S
-        self.noise: Noise | None = None
-        self._cut_until = 0.0
-        # What arrives during a cut waits for its end, as what TCP sends again does.
-        self._held: list[Action] = []
-        self._network = network
-        self._name = name
-        self._last_arrival = 0.0
-
-    def carry(self, connection: "Connection", frame: bytes, deliver: Deliver) -> None:
-        """Sends a message over a connection."""
-        network = self._network
-        network.trace.note(network.clock.now, self._name, frame)
-        arrive = partial(self._arrive, connection, frame, deliver)
-        for delay in (0.0,) if self.noise is None else self._disturb(self.noise):
-            arrival = network.clock.now + network.random.random() * self.delay
-            if not delay:
-                arrival = self._last_arrival = max(arrival, self._last_arrival)
-            network.clock.at(arrival + delay, arrive)
-
-    @property
-    def is_cut(self) -> bool:
-        return self._cut_until > self._network.clock.now
-
-    def cut(self, seconds: float) -> None:
-        """Nothing gets through for so long."""
-        self._cut_until = max(self._cut_until, self._network.clock.now + seconds)
-        self._network.clock.at(self._cut_until, self._mend)
-
-    def calm_down(self) -> None:
-        """Back to normal delays, and no noise."""
-        self.delay, self.noise = _NORMAL_DELAY_S, None
-
-    def _disturb(self, noise: Noise) -> list[float]:
-        """The extra delays with which a message's copies arrive."""
-        happens = self._network.happens
-        num_copies = 1 - happens("message lost", noise.loss) + happens("message doubled", noise.doubling)
-        return [
-            self._network.random.uniform(0, _OVERTAKEN_S) if happens("message overtaken", noise.overtaking) else 0.0
-            for _ in range(num_copies)
-        ]
-
-    def _arrive(self, connection: "Connection", frame: bytes, deliver: Deliver) -> None:
-        if self.is_cut:
-            self._held.append(partial(self._arrive, connection, frame, deliver))
-        elif not connection.lost:
-            deliver(frame)
-
-    def _mend(self) -> None:
-        held, self._held = self._held, []
-        for arrive in held:
-            arrive()
-
-
-class Link:
-    """The wire between a place, whoever lives there, and the scheduler. `was_noisy`: its messages were not always those
-    of TCP."""
-
-    def __init__(self, network: "Network", place: str) -> None:
-        self.up = Direction(network, f"{place} ->")
-        self.down = Direction(network, f"-> {place}")
-        self.was_noisy = False
-
-    @property
-    def directions(self) -> tuple[Direction, Direction]:
-        return self.up, self.down
-
-    @property
-    def is_cut(self) -> bool:
-        return self.up.is_cut or self.down.is_cut
+_KNOWN_S = 0.01
 
 
 class Connection:
@@ -132,16 +37,19 @@ class Connection:
         """Whatever is on its way is lost. What had arrived will be read."""
         if not self.lost:
             self.lost = True
-            self._router.connections.pop(self.name, None)
+            self._router.disconnected(self)
             self._dealer.disconnected(self)
 
 
 class Router:
-    """The scheduler's end, with what its shell uses of a ROUTER socket."""
+    """The scheduler's end, with what its shell uses of a ROUTER socket, and of the bell that rings when a connection
+    ends."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, random: Random) -> None:
         self.process = process
         self.connections: dict[bytes, Connection] = {}
+        self._random = random
+        self._has_rung = False
         self._inbox: deque[list[bytes]] = deque()
 
     def recv_multipart(self, flags: int = 0) -> list[bytes]:
@@ -158,6 +66,21 @@ class Router:
     def deliver(self, name: bytes, frame: bytes) -> None:
         self._inbox.append([name, frame])
         self.process.wake()
+
+    def disconnected(self, connection: Connection) -> None:
+        """The connection is lost: the bell may ring a little before the socket knows of it."""
+        clock = self.process.clock
+        clock.after(self._random.choice((0.0, _KNOWN_S)), partial(self._forget, connection))
+        self._has_rung = True
+        self.process.wake()
+
+    def _forget(self, connection: Connection) -> None:
+        self.connections.pop(connection.name, None)
+
+    def heard(self) -> bool:
+        """Whether the bell has rung since the last call."""
+        heard, self._has_rung = self._has_rung, False
+        return heard
 
     def close(self) -> None:
         for connection in list(self.connections.values()):

@@ -5,10 +5,12 @@ from pathlib import Path
 from random import Random
 
 from octavo.scheduler.config import Policy, Preemption, SchedulerConfig
-from octavo.testing.simulation.faults import FAULTS, Fault
-from octavo.testing.simulation.worker_process import Hardware
-from octavo.testing.simulation.workload import ClientPlan, Model, Workload
+from octavo.testing.simulation.device import Hardware
+from octavo.testing.simulation.faults import FAULTS, GENTLE, Fault
+from octavo.testing.simulation.workload import MAX_POISONS, ClientPlan, Model, Workload
+from octavo.wire.base import MAX_SEQUENCES
 from octavo.worker.fake_config import read_eos_token_ids, read_positive
+from octavo.worker.fake_faults import FakeFault
 from octavo.worker.fake_runner import FakeVocabulary
 
 _BUSY_S = 8.0
@@ -20,12 +22,17 @@ _IMPATIENT_S = 6.0
 # The share of runs with an endless client, and steps so slow that it is one.
 _ENDLESS = 0.1
 _ENDLESS_STEP_S = 0.1
+# The shares of runs with a poisonous prompt, and of those in which the least that goes wrong is that.
+_POISONED = 0.15
+_NOTHING_ELSE = 0.5
+# The share of workers that have memory for no more sequences than the widest request has.
+_SHORT_OF_MEMORY = 0.1
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`faults` are by time; `step_s` is about how long a step takes; `grace_s` how long frontends wait for a
-    scheduler."""
+    """`faults` are by time; `poisons` are what some prompts do to devices; `step_s` is about how long a step takes;
+    `grace_s` how long frontends wait for a scheduler; with `loses_aborts` they never tell it that a request is over."""
 
     config: SchedulerConfig
     model: Model
@@ -34,13 +41,25 @@ class Scenario:
     prefixes: dict[str, list[int]]
     clients: list[ClientPlan]
     faults: list[tuple[float, Fault]]
+    poisons: tuple[FakeFault, ...]
     step_s: float
     grace_s: float
+    loses_aborts: bool
 
     @property
     def is_calm(self) -> bool:
         """Whether nothing goes wrong."""
-        return not self.faults
+        return not self.faults and not self.poisons and not self.is_short_of_memory
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether some steps fail that are too large for a worker, and smaller ones do not."""
+        return any(hardware.most_sequences < MAX_SEQUENCES for hardware in self.workers)
+
+    @property
+    def is_gentle(self) -> bool:
+        """Whether nothing happens but what operators do to workers."""
+        return not self.poisons and not self.is_short_of_memory and all(fault in GENTLE for _, fault in self.faults)
 
 
 def draw(seed: int, directory: Path) -> Scenario:
@@ -48,11 +67,15 @@ def draw(seed: int, directory: Path) -> Scenario:
     random = Random(seed)
     windows = random.choice(((0,), (0,), (0,), (0, 8), (6,), (3, 10)))
     model = _model(directory, windows)
-    prefixes = {f"prefix-{i}": _prefix(random, model) for i in range(random.choice((0, 0, 1, 2)))}
     num_frontends = random.choice((1, 1, 2))
-    workload = Workload(random, model, list(prefixes.values()), num_frontends, _BUSY_S)
+    workload = Workload(random, model, num_frontends, _BUSY_S)
+    prefixes = {f"prefix-{i}": prefix for i, prefix in enumerate(workload.prefixes)}
     is_calm = random.random() < 0.1
-    clients = workload.clients(random.randint(4, 14), impatient=0.0 if is_calm else 0.3)
+    clients = workload.clients(random.randint(4, 14), impatient=0.3)
+    is_poisoned = not is_calm and random.random() < _POISONED
+    poisoned = [workload.poison(number) for number in range(random.randint(1, MAX_POISONS))] if is_poisoned else []
+    clients += [plan for plan, _ in poisoned]
+    is_calm = is_calm or (is_poisoned and random.random() < _NOTHING_ELSE)
     step_s = random.choice((0.01, 0.04, 0.1))
     if random.random() < _ENDLESS:
         clients.append(workload.endless())
@@ -65,8 +88,10 @@ def draw(seed: int, directory: Path) -> Scenario:
         prefixes=prefixes,
         clients=clients,
         faults=[] if is_calm else _faults(random, workload.rushes),
+        poisons=tuple(fault for _, fault in poisoned),
         step_s=step_s,
         grace_s=random.choice((PATIENT_S, PATIENT_S, PATIENT_S, _IMPATIENT_S)),
+        loses_aborts=random.random() < (0.5 if is_calm else 0.2),
     )
 
 
@@ -74,10 +99,6 @@ def _model(directory: Path, windows: tuple[int, ...]) -> Model:
     eos = tuple(sorted(read_eos_token_ids(directory)))
     vocabulary = FakeVocabulary(read_positive(directory, "vocab_size"), eos, _EOS_PROBABILITY)
     return Model(directory, vocabulary, 0 if 0 in windows else max(windows))
-
-
-def _prefix(random: Random, model: Model) -> list[int]:
-    return [random.randrange(model.vocabulary.size) for _ in range(random.randint(1, 14))]
 
 
 def _config(random: Random) -> SchedulerConfig:
@@ -92,6 +113,7 @@ def _config(random: Random) -> SchedulerConfig:
         delay_factor=random.choice((0.0, 0.5)),
         priority_ageing_s=random.choice((0.0, 10.0)),
         overtaking_s=random.choice((0.0, 1.0)),
+        drain_grace_s=random.choice((0.0, 0.5, 3.0)),
         tenant_weights=random.choice(({}, {"acme": 3.0})),
         prefix_caching=random.random() < 0.8,
         max_pinned_share=_MAX_PINNED_SHARE,
@@ -102,29 +124,33 @@ def _config(random: Random) -> SchedulerConfig:
 def _workers(
     random: Random, model: Model, windows: tuple[int, ...], clients: list[ClientPlan], prefixes: list[list[int]]
 ) -> list[Hardware]:
-    """Each can hold its pinned prefixes and the largest request, and not much more."""
+    """One can hold its pinned prefixes and the largest request, and not much more, others perhaps only a smaller
+    request; some are slow, and some join late."""
     block_size = random.choice((1, 2, 4, 4, 8))
 
-    def blocks_for(num_tokens: int) -> int:
-        return -(-num_tokens // block_size) * len(windows)
+    needs = sorted(client.blocks(block_size, len(windows)) for client in clients)
+    pinned = sum(-(-len(prefix) // block_size) * len(windows) for prefix in prefixes)
 
-    largest = max(
-        client.sampling.parallel * blocks_for(len(client.prompt_token_ids) + client.sampling.max_tokens)
-        for client in clients
-    )
-    pinned = sum(blocks_for(len(prefix)) for prefix in prefixes)
-    least = max(largest + pinned, int(pinned / _MAX_PINNED_SHARE) + 1)
-    sizes = [least + random.choice((0, 2, random.randint(0, least // 2))) for _ in range(random.choice((1, 1, 2, 3)))]
-    return [
-        Hardware(
-            model.directory, size, random.choice((0, size // 2, size, size)), block_size, windows, _EOS_PROBABILITY
+    widest = max(client.sampling.parallel for client in clients)
+
+    def hardware(need: int) -> Hardware:
+        least = max(need + pinned, int(pinned / _MAX_PINNED_SHARE) + 1)
+        size = least + random.choice((0, 2, random.randint(0, least // 2)))
+        cpu_size = random.choice((0, size // 2, size, size))
+        slowness, joins_at = random.choice((1.0, 1.0, 3.0)), random.choice((0.0, 0.0, random.uniform(0.0, _BUSY_S)))
+        most_sequences = widest if random.random() < _SHORT_OF_MEMORY else MAX_SEQUENCES
+        return Hardware(
+            *(model.directory, size, cpu_size, block_size, windows, _EOS_PROBABILITY),
+            *(slowness, joins_at, most_sequences),
         )
-        for size in sizes
-    ]
+
+    others = [random.choice((needs[-1], needs[-1], random.choice(needs))) for _ in range(random.choice((0, 0, 1, 2)))]
+    return [hardware(need) for need in (needs[-1], *others)]
 
 
 def _faults(random: Random, rushes: list[float]) -> list[tuple[float, Fault]]:
     """A few kinds, each perhaps more than once, when there is work to be disturbed."""
-    kinds = random.sample(FAULTS, random.randint(1, 4))
+    among = GENTLE if random.random() < 0.15 else FAULTS
+    kinds = random.sample(among, random.randint(1, 4))
     times = sorted(random.choice(rushes) + random.expovariate(1.0) for _ in range(random.randint(1, 7)))
     return [(time, random.choice(kinds)) for time in times]

@@ -44,7 +44,7 @@ class _WatchedScheduler(Scheduler):
         self._watch.effects(effects)
 
     def _admit(self, group: SequenceGroup, draft: Draft, now: float) -> None:
-        self._watch.admitted(group, now)
+        self._watch.admitted(group, draft.replica, now)
         super()._admit(group, draft, now)
 
 
@@ -56,17 +56,28 @@ class SchedulerProcess(Process):
         self.core = _WatchedScheduler(config, epoch, watch)
         self._network = network
         self._watch = watch
-        network.routers = {wire: Router(self) for wire in ("frontends", "workers")}
+        network.routers = {wire: Router(self, network.random) for wire in ("frontends", "workers")}
         sockets = cast("dict[str, Any]", network.routers)
+        self._workers = network.routers["workers"]
         self.shell = SchedulerShell(
-            self.core, sockets["frontends"], sockets["workers"], watch.record, lambda: self.clock.now
+            self.core,
+            sockets["frontends"],
+            sockets["workers"],
+            watch.record,
+            lambda: self.clock.now,
+            departure=sockets["workers"],
         )
         self.wake()
 
     def turn(self) -> float:
         self.shell.turn()
-        self._watch.turned(self.core)
+        self._watch.turned(self.core, self._unreachable())
         return self.clock.now + _POLL_S
+
+    def _unreachable(self) -> set[int]:
+        """Replicas whose connection has ended."""
+        connection_of = self.shell._workers._connection_of
+        return {each for each in self.core.replicas if connection_of.get(each) not in self._workers.connections}
 
     def count(self) -> None:
         """Adds what it has counted itself to what was seen of all."""

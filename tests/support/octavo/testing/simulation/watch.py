@@ -1,13 +1,16 @@
 """What must be true of the scheduler's doings, looked at as they happen; and how often each kind of thing happened."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
-from octavo.scheduler.event_log import Handled, Planned, Record
+from octavo.scheduler.event_log import Began, Handled, Planned, Record
 from octavo.scheduler.events import (
     Effect,
     FrontendLost,
+    LossCause,
     PrefixPinned,
     PrefixUnpinned,
+    ReplicaDismissed,
+    ReplicaHeard,
     ReplicaJoined,
     ReplicaLost,
     RequestsAborted,
@@ -15,18 +18,29 @@ from octavo.scheduler.events import (
     SendToFrontend,
     SequenceEnded,
     StepAnswered,
+    WorkerCordoned,
+    WorkerDrained,
+    WorkerReadmitted,
 )
+from octavo.scheduler.replica import Replica
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import SequenceGroup
+from octavo.testing.history import Event, Held, Left, Load
+from octavo.testing.judge import Judge
+from octavo.testing.simulation.device import INJECTED
 from octavo.testing.simulation.network import Network
-from octavo.testing.simulation.worker_process import INJECTED
-from octavo.wire.base import NULL_BLOCK
-from octavo.wire.requests import Notices, PinRefused, Rejected, RejectReason
+from octavo.wire.base import MAX_SEQUENCES, NULL_BLOCK
+from octavo.wire.requests import LEASE_S, Notices, PinRefused, Rejected, RejectReason
 from octavo.wire.steps import StepOutcome, StepPlan, StepResult
 from octavo.worker.sequences import WorkerSequence
 
-# Nothing is done for a client that has been gone for so long.
+# Nothing is done for a client that has been gone for so long, whatever happens; and if nothing does.
 _ZOMBIE_S = 20.0
+_CALM_ZOMBIE_S = LEASE_S
+# How long it takes at most until a worker is lost whose connection has ended.
+_UNREACHABLE_S = 0.25
+# Workers that may die over one request, of those that do die over it.
+_MAX_DEATHS = 3
 # The longest that a scheduler which is awake lets pass between two turns.
 _LONGEST_NAP_S = 0.2
 _ROUNDING_MS = 0.001
@@ -38,54 +52,106 @@ Key = tuple[int, str]
 class Watch:
     """Counts and judges. It outlives schedulers."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, *, is_calm: bool) -> None:
         self.counts = network.counts
+        # The sequences that the device with the least memory had room for, ever.
+        self.least_memory = MAX_SEQUENCES
         self._network = network
         # By incarnation.
         self._place_of: dict[int, str] = {}
-        # When clients went, in seconds that schedulers were awake.
-        self._gone: dict[Key, float] = {}
-        self._awake_s = 0.0
-        # Prompts and seeds of sequences that got NaN.
-        self._spoiled: set[tuple[tuple[int, ...], int]] = set()
+        self._judge = Judge(held_s=_CALM_ZOMBIE_S if is_calm else _ZOMBIE_S)
+        # How long schedulers were awake: the judge's time, for they can do nothing about a client while they are not.
+        self.awake_s = 0.0
+        # Prompts and seeds of sequences that got NaN, and from whom: the places where all in a step did, or nobody if
+        # it was this one's doing.
+        self._spoiled: defaultdict[tuple[tuple[int, ...], int], set[str]] = defaultdict(set)
         self._turned_at = 0.0
+        # Since when replicas cannot be reached.
+        self._unreachable: dict[int, float] = {}
         # Attempts that ran, by frontend.
         self._admitted: set[tuple[int, str, int]] = set()
+        # Incarnations that a scheduler has given up, with plans that they had not answered then; and all that are over
+        # because of what they computed.
+        self._gone: set[int] = set()
+        self._outstanding: Counter[int] = Counter()
+        self._poisoned: set[int] = set()
+        # Workers that get nothing new, by name; and incarnations that are to end.
+        self._cordoned: set[str] = set()
+        self._draining: set[int] = set()
+        # Workers that have died over a prompt in the life of one scheduler.
+        self._deaths: Counter[tuple[int, tuple[int, ...]]] = Counter()
 
-    def came(self, frontend_id: int, request_id: str) -> None:
-        """A client waits for this request."""
-        self._gone.pop((frontend_id, request_id), None)
+    def see(self, event: Event) -> None:
+        """Shows the judge an event. Raises `AssertionError` where that is wrong."""
+        self._judge.take(event)
+        self._assert_good()
 
     def went(self, frontend_id: int, request_id: str) -> None:
         """Nobody waits for this request any more."""
-        self._gone[frontend_id, request_id] = self._awake_s
+        self.see(Left(self.awake_s, (frontend_id, request_id)))
 
-    def spoiled(self, sequence: WorkerSequence) -> None:
-        """A device has spoiled what it computed of a sequence."""
+    def rest(self, core: Scheduler) -> None:
+        """The run is over."""
+        self._judge.take(
+            Load(self.awake_s, len(core.groups), sum(_num_held(replica) for replica in core.replicas.values()))
+        )
+        self._judge.end(self.awake_s)
+        self._assert_good()
+
+    def _assert_good(self) -> None:
+        assert not self._judge.faults, str(self._judge.faults[0])
+
+    def spoiled(self, sequence: WorkerSequence, by: str) -> None:
+        """What a device computed of a sequence is not finite; `by` the one at that place, or by none."""
         self.counts["sequences spoiled"] += 1
-        self._spoiled.add((tuple(sequence.token_ids[: sequence.prompt_length]), sequence.sampling.seed))
+        key = tuple(sequence.token_ids[: sequence.prompt_length]), sequence.sampling.seed
+        self._spoiled[key].add(by)
+
+    def poisoned(self, sequence: WorkerSequence) -> None:
+        """A sequence has been the end of a worker."""
+        self.counts["workers poisoned"] += 1
+        key = self.counts["schedulers"] + self.counts["frontends"], tuple(sequence.token_ids[: sequence.prompt_length])
+        self._deaths[key] += 1
+
+    def poisoned_worker(self, incarnation: int) -> None:
+        """The worker is lost because of what it computed."""
+        self._poisoned.add(incarnation)
+        assert max(self._deaths.values()) <= _MAX_DEATHS, "too many workers have died over one request"
 
     def was_spoiled(self, prompt_token_ids: list[int], seed: int) -> bool:
-        """Whether that ever happened to a request with this prompt and seed."""
-        return (tuple(prompt_token_ids), seed) in self._spoiled
+        """Whether a request with this prompt and seed may be to blame: it was spoiled without the others of a step, or
+        with those of steps at two places."""
+        by = self._spoiled[tuple(prompt_token_ids), seed]
+        return "" in by or len(by) > 1
 
-    def turned(self, core: Scheduler) -> None:
-        """The scheduler has done all that was due."""
+    def turned(self, core: Scheduler, unreachable: set[int]) -> None:
+        """The scheduler has done all that was due. Replicas that it cannot reach are not its own for long."""
         now = self._network.clock.now
-        self._awake_s += min(now - self._turned_at, _LONGEST_NAP_S)
+        self.awake_s += min(now - self._turned_at, _LONGEST_NAP_S)
         self._turned_at = now
-        for key, count in _held(core).items():
-            assert count == 1, f"{key} is held {count} times"
-            gone_s = self._awake_s - self._gone.get(key, self._awake_s)
-            assert gone_s <= _ZOMBIE_S, f"{key} is still held, but for {gone_s:.1f} s nobody has waited for it"
+        self._unreachable = {each: self._unreachable.get(each, self.awake_s) for each in unreachable}
+        longest_s = self.awake_s - min(self._unreachable.values(), default=self.awake_s)
+        assert longest_s <= _UNREACHABLE_S, f"a connection ended {longest_s:.1f} s ago, and its worker is not lost"
+        self.see(Held(self.awake_s, _held(core)))
 
     def record(self, record: Record) -> None:
         """What the shell writes down."""
         match record:
-            case Handled(_, StepAnswered(_, result)):
+            case Handled(_, StepAnswered(replica_id, result)):
+                self._check_current(replica_id)
                 self._answered(result)
+            case Handled(_, ReplicaHeard(replica_id, draining)):
+                self._check_current(replica_id)
+                self._draining |= {replica_id} if draining else set()
             case Handled(_, ReplicaJoined(hello)):
                 self._place_of[hello.incarnation] = hello.worker_id
+            case Handled(_, WorkerCordoned() | WorkerDrained() | WorkerReadmitted() as event):
+                self.counts[type(event).__name__] += 1
+                self._operated(event)
+            case Began():
+                # An operator's word holds for one scheduler.
+                self._cordoned.clear()
+                self._draining.clear()
             case Handled(_, RequestSubmitted(_, request)):
                 self.counts["resubmissions"] += request.resubmitted
                 self.counts["resubmissions with tokens"] += any(known.token_ids for known in request.generated)
@@ -94,12 +160,25 @@ class Watch:
             case Planned(plan):
                 self._planned(plan)
 
+    def _operated(self, event: WorkerCordoned | WorkerDrained | WorkerReadmitted) -> None:
+        incarnations = {each for each, place in self._place_of.items() if place == event.worker_id}
+        match event:
+            case WorkerCordoned():
+                self._cordoned.add(event.worker_id)
+            case WorkerDrained():
+                self._draining |= incarnations
+            case WorkerReadmitted():
+                self._cordoned.discard(event.worker_id)
+                self._draining -= incarnations
+
     def effects(self, effects: list[Effect]) -> None:
         """What the core wants done."""
         for effect in effects:
             match effect:
-                case ReplicaLost(replica_id, reason):
-                    self._lost(replica_id, reason)
+                case ReplicaLost(replica_id, cause, reason):
+                    self._lost(replica_id, cause, reason)
+                case ReplicaDismissed(replica_id):
+                    self._dismissed(replica_id)
                 case FrontendLost():
                     self.counts["frontends lost"] += 1
                 case SendToFrontend(_, Notices(_, notices)):
@@ -109,9 +188,13 @@ class Watch:
                 case SendToFrontend(_, PinRefused()):
                     self.counts["PinRefused"] += 1
 
-    def admitted(self, group: SequenceGroup, now: float) -> None:
+    def admitted(self, group: SequenceGroup, replica: Replica, now: float) -> None:
         """A scheduler gives a request to a replica."""
         request = group.request
+        is_closed = replica.hello.worker_id in self._cordoned or replica.replica_id in self._draining
+        assert not is_closed or group.former_replica_id == replica.replica_id, (
+            f"{request.request_id} comes to {replica.hello.worker_id}, which is to get nothing new"
+        )
         assert group.frontend_id is not None
         if request.max_queue_ms is not None and not group.has_run:
             waited_ms = 1000 * (now - group.arrival)
@@ -124,15 +207,27 @@ class Watch:
             key = (frontend_id, message.request_id, message.attempt)
             assert key not in self._admitted, f"{message.request_id} ran, and is said to have waited too long"
 
+    def _check_current(self, replica_id: int) -> None:
+        assert replica_id not in self._gone, f"replica {replica_id:x} is heard, which was given up"
+
     def _answered(self, result: StepResult) -> None:
+        self._outstanding[result.incarnation] -= 1
         self.counts[f"steps {result.outcome.value}"] += 1
         self.counts["sequences failed"] += len(result.failed)
         if result.outcome is StepOutcome.FAILED and not result.detail.startswith(INJECTED):
             # Where a plan was lost, what builds on it must fail.
             assert self._was_noisy(result.incarnation), f"a plan failed of itself: {result.detail}"
 
-    def _lost(self, replica_id: int, reason: str) -> None:
+    def _dismissed(self, replica_id: int) -> None:
+        self.counts["replicas dismissed"] += 1
+        self._gone.add(replica_id)
+        assert not self._outstanding[replica_id], f"replica {replica_id:x} is let go with a step to answer"
+
+    def _lost(self, replica_id: int, cause: LossCause, reason: str) -> None:
         self.counts["replicas lost"] += 1
+        self.counts[f"replicas lost: {cause.value}"] += 1
+        self.counts["replicas lost by chance"] += cause.is_death and replica_id not in self._poisoned
+        self._gone.add(replica_id)
         if "not asked" in reason:
             assert self._was_noisy(replica_id), f"replica {replica_id:x} was lost: {reason}"
 
@@ -140,6 +235,7 @@ class Watch:
         return self._network.link(self._place_of[incarnation]).was_noisy
 
     def _planned(self, plan: StepPlan) -> None:
+        self._outstanding[plan.incarnation] += 1
         self.counts.update(
             {
                 "plans": 1,
@@ -155,8 +251,14 @@ class Watch:
         )
 
 
-def _held(core: Scheduler) -> Counter[Key]:
-    """How often each request waits, runs or is swapped out."""
+def _held(core: Scheduler) -> list[Key]:
+    """The requests that wait, run or are swapped out, each as often as it does."""
     placed = [group for replica in core.replicas.values() for group in (*replica.running, *replica.swapped)]
     groups = (*core.waiting, *placed)
-    return Counter((group.frontend_id, group.request_id) for group in groups if group.frontend_id is not None)
+    return [(group.frontend_id, group.request_id) for group in groups if group.frontend_id is not None]
+
+
+def _num_held(replica: Replica) -> int:
+    """Blocks, on the device and in CPU memory, that are neither free nor pinned."""
+    kv = replica.kv
+    return kv.num_blocks - kv.num_free - kv.num_pinned + kv.num_cpu_blocks - kv.num_cpu_free

@@ -6,9 +6,14 @@ from random import Random
 from typing import Any
 
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
+from octavo.worker.fake_faults import FakeFault
 from octavo.worker.fake_runner import FakeVocabulary
 
 _ENDLESS_TOKENS = 400
+# The last tokens of the vocabulary are in no other prompt.
+MAX_POISONS = 2
+# What poison may do to the worker that computes it.
+_POISONS = ("die", "die", "hang", "nan")
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,17 @@ class ClientPlan:
     tenant: str
     salt: str
     max_queue_s: float | None
+    # It has been turned away before.
+    insists: bool = False
+
+    def is_hurt_by(self, fault: FakeFault) -> bool:
+        """Whether it brings the fault about, sooner or later."""
+        return set(fault.tokens) <= set(self.prompt_token_ids)
+
+    def blocks(self, block_size: int, num_windows: int) -> int:
+        """KV blocks that it needs at most."""
+        longest = len(self.prompt_token_ids) + self.sampling.max_tokens
+        return self.sampling.parallel * -(-longest // block_size) * num_windows
 
     @property
     def kind(self) -> str:
@@ -58,15 +74,16 @@ class ClientPlan:
 
 
 class Workload:
-    """Draws clients, who come before `until`. Some of their prompts begin alike, some with a prefix to be pinned."""
+    """Draws clients, who come before `until`. Some of their prompts begin alike, some with one of
+    the `prefixes` that are to be pinned."""
 
-    def __init__(
-        self, random: Random, model: Model, prefixes: list[list[int]], num_frontends: int, until: float
-    ) -> None:
+    def __init__(self, random: Random, model: Model, num_frontends: int, until: float) -> None:
         self._random = random
         self._model = model
+        self._num_tokens = model.vocabulary.size - MAX_POISONS
         self._num_frontends = num_frontends
-        self._beginnings = [*prefixes, self._tokens(6), self._tokens(18)]
+        self.prefixes = [self._tokens(random.randint(1, 14)) for _ in range(random.choice((0, 0, 1, 2)))]
+        self._beginnings = [*self.prefixes, self._tokens(6), self._tokens(18)]
         # Several at once, so that they are in each other's way.
         self.rushes = [random.uniform(0.1, until) for _ in range(random.randint(1, 2))]
         self._max_parallel = random.choice((1, 2, 4))
@@ -81,6 +98,14 @@ class Workload:
         sampling = SamplingParams(max_tokens=_ENDLESS_TOKENS, seed=1, temperature=1.0)
         cancel_after = self._random.uniform(0.1, 3.0)
         return replace(self._client("endless", 1.0), sampling=sampling, num_results=1, cancel_after=cancel_after)
+
+    def poison(self, number: int) -> tuple[ClientPlan, FakeFault]:
+        """One whose prompt, with a token that no other has, is the end of a worker once it has generated some."""
+        token, random = self._num_tokens + number, self._random
+        plan = self._client(f"poison-{number}", 0.0)
+        prompt = [*plan.prompt_token_ids, token]
+        fault = FakeFault(random.choice(_POISONS), (token,), generated=random.choice((0, 0, 1, 4)))
+        return replace(plan, prompt_token_ids=prompt, max_queue_s=None), fault
 
     def _client(self, request_id: str, impatient: float) -> ClientPlan:
         random = self._random
@@ -149,7 +174,7 @@ class Workload:
         return SamplingParams(**fields, num_sequences=count, beam=beam), count
 
     def _token(self) -> int:
-        return self._random.randrange(self._model.vocabulary.size)
+        return self._random.randrange(self._num_tokens)
 
     def _tokens(self, count: int) -> list[int]:
         return [self._token() for _ in range(count)]

@@ -1,0 +1,47 @@
+"""Links between hosts fail: every stream gets what it would have got, and goes on soon after."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo.testing.netns import unavailable
+from octavo.testing.network.cuts import ALL, named
+
+pytestmark = pytest.mark.system
+
+
+def test_streams_survive_links_that_are_cut(tmp_path: Path) -> None:
+    if why := unavailable():
+        pytest.skip(why)
+    cuts = [
+        "frontend/scheduler:both:1",
+        "scheduler/worker:back:1",
+        "client/frontend:there:1",
+        "scheduler/worker:both:4",
+    ]
+    command = [sys.executable, "-m", "octavo.testing.network", "cuts", *cuts, "--json", str(tmp_path / "report.json")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    report = json.loads((tmp_path / "report.json").read_text())["cuts"]
+    assert report["faults"] == []
+    assert report["whole"] >= 64
+    for cut in cuts:
+        assert report["figures"][f"{cut} gap_max_s"] <= named(cut).longest_gap_s
+    # Cuts that nobody feels prove nothing.
+    assert sum(report["figures"][f"{cut} streams"] for cut in cuts) >= 10
+
+
+def test_every_cut_has_a_name_of_its_own() -> None:
+    assert [named(str(cut)) for cut in ALL] == ALL
+    assert len({str(cut) for cut in ALL}) == len(ALL)
+
+
+@pytest.mark.parametrize("name", ["", "frontend/scheduler", "frontend/worker:both:1", "client/frontend:up:1"])
+def test_a_cut_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is no cut"):
+        named(name)

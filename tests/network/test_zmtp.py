@@ -1,0 +1,84 @@
+"""That a noisy relay loses and delays messages, and nothing else."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import zmq
+
+from octavo.testing.relay import Relay, relayed
+from octavo.testing.zmtp import Noise
+from octavo.wire.sockets import bind_router, connect_dealer
+
+_WAIT_MS = 20_000
+
+
+@contextmanager
+def wire(directory: Path, noise: Noise) -> Iterator[tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]", Relay]]:
+    """A scheduler's socket and a peer's, with a noisy relay between them."""
+    server, public = directory / "server.sock", directory / "public.sock"
+    with (
+        zmq.Context() as context,
+        bind_router(context, f"ipc://{server}") as router,
+        relayed(server, public, noise.carry) as relay,
+        connect_dealer(context, f"ipc://{public}") as dealer,
+    ):
+        for socket in (router, dealer):
+            socket.setsockopt(zmq.RCVTIMEO, _WAIT_MS)
+        dealer.setsockopt(zmq.SNDTIMEO, _WAIT_MS)
+        yield router, dealer, relay
+
+
+def test_it_passes_everything_on_in_both_directions(tmp_path: Path) -> None:
+    with wire(tmp_path, Noise()) as (router, dealer, _):
+        sent = [bytes([i % 251]) * size for i, size in enumerate((0, 1, 255, 256, 70_000))]
+        for message in sent:
+            dealer.send(message)
+        received = [router.recv_multipart() for _ in sent]
+        assert [message for _, message in received] == sent
+        for message in sent:
+            router.send_multipart([received[0][0], message])
+        assert [dealer.recv() for _ in sent] == sent
+
+
+def test_it_loses_its_share_and_keeps_the_order_of_the_rest(tmp_path: Path) -> None:
+    noise = Noise(loss=0.3)
+    with wire(tmp_path, noise) as (router, dealer, _):
+        dealer.send(b"0")
+        for number in range(1, 1000):
+            dealer.send(str(number).encode())
+        while noise.lost + noise.carried < 1000:
+            time.sleep(0.001)
+        noise.loss = 0.0
+        dealer.send(b"end")
+        received = list(map(int, iter(lambda: router.recv_multipart()[1].replace(b"end", b"-1"), b"-1")))
+    assert received == sorted(set(received))
+    assert 600 < len(received) < 800
+    assert noise.lost == 1000 - len(received)
+
+
+def test_it_delays_without_slowing_down(tmp_path: Path) -> None:
+    noise = Noise(delay_s=0.2)
+    with wire(tmp_path, noise) as (router, dealer, _):
+        dealer.send(b"connected")
+        router.recv_multipart()
+        began = time.monotonic()
+        for _ in range(50):
+            dealer.send(b"late")
+        for _ in range(50):
+            router.recv_multipart()
+        seconds = time.monotonic() - began
+    assert 0.2 <= seconds < 5.0
+
+
+def test_a_cut_wire_is_made_again(tmp_path: Path) -> None:
+    with wire(tmp_path, Noise()) as (router, dealer, relay):
+        dealer.send(b"before")
+        router.recv_multipart()
+        relay.cut()
+        while router.poll(0) == 0:
+            dealer.send(b"after")
+            router.poll(10)
+        assert router.recv_multipart()[1] == b"after"
+    assert relay.connections >= 2

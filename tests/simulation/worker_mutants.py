@@ -1,0 +1,137 @@
+"""Safeguards around workers that come and go, and around what they die over, taken out one by one.
+
+Not here, for nothing wrong comes of it: that a request is suspected after one death and not after two, or cleared after
+fewer steps (it runs alone more often, or once more in company); that nothing is moved from a worker that is drained
+(its requests end there, or its own patience does, which is another way to end it well).
+"""
+
+import msgspec
+
+from octavo.scheduler import answers, results, shell
+from octavo.scheduler.departures import Departures
+from octavo.scheduler.fleet import Fleet
+from octavo.scheduler.isolation import Isolation
+from octavo.scheduler.ledger import Ledger
+from octavo.scheduler.quarantine import Quarantine
+from octavo.scheduler.replica import OutstandingStep, Replica
+from octavo.scheduler.sequence import SequenceGroup
+from octavo.scheduler.shell import SchedulerShell
+from octavo.scheduler.step_size import StepSize
+from octavo.scheduler.suspects import Suspects
+from octavo.wire.requests import NoticeKind
+from octavo.wire.steps import StepOutcome, StepResult
+from octavo.worker.loop import WorkerLoop
+
+from .request_mutants import Patch
+
+# -- workers that come and go ---------------------------------------------------------------------------------------
+
+
+def closed_workers_get_requests(patch: Patch) -> None:
+    patch.setattr(Replica, "is_ready", property(lambda self: True))
+
+
+def a_worker_is_let_go_with_requests(patch: Patch) -> None:
+    patch.setattr(Departures, "_is_done", lambda self, replica: True)
+
+
+def a_worker_is_let_go_in_a_step(patch: Patch) -> None:
+    see_off = Departures._see_off
+
+    def at_once(self: Departures, replica: Replica, now: float) -> None:
+        if self._is_done(replica):
+            self._fleet.dismiss(replica)
+        else:
+            see_off(self, replica, now)
+
+    patch.setattr(Departures, "_see_off", at_once)
+
+
+def a_drain_is_told_as_a_loss(patch: Patch) -> None:
+    def move(self: Departures, replica: Replica, group: SequenceGroup) -> None:
+        group.preemptions += 1
+        replica.evict(group)
+        self._ledger.requeue(group, NoticeKind.WORKER_LOST)
+
+    patch.setattr(Departures, "_move", move)
+
+
+def a_cordon_ends_with_the_registration(patch: Patch) -> None:
+    cordon = Departures.cordon
+
+    def briefly(self: Departures, worker_id: str) -> None:
+        cordon(self, worker_id)
+        self._fleet.cordoned.clear()
+
+    patch.setattr(Departures, "cordon", briefly)
+
+
+def a_worker_given_up_comes_back(patch: Patch) -> None:
+    patch.setattr(Fleet, "_forget", lambda self, replica_id: self.replicas.pop(replica_id))
+
+
+def nobody_looks_who_has_gone(patch: Patch) -> None:
+    patch.setattr(SchedulerShell, "_look_for_departed", lambda self, now: None)
+
+
+def workers_end_when_they_are_asked_to(patch: Patch) -> None:
+    patch.setattr(WorkerLoop, "_is_over", lambda self: self._stop.requested or self._protocol.dismissed)
+
+
+def any_schema_is_welcome(patch: Patch) -> None:
+    patch.setattr(shell, "_schema_refusal", lambda kind, version: None)
+
+
+# -- what workers die over ------------------------------------------------------------------------------------------
+
+
+def nobody_is_suspected(patch: Patch) -> None:
+    patch.setattr(Suspects, "died", lambda self, steps: None)
+
+
+def whoever_is_there_is_guilty(patch: Patch) -> None:
+    def blame(self: Suspects, steps: list[OutstandingStep]) -> SequenceGroup | None:
+        return next((group for step in steps for group in step.groups if group.prefix_name is None), None)
+
+    patch.setattr(Suspects, "died", blame)
+
+
+def deaths_are_forgotten(patch: Patch) -> None:
+    requeue = Ledger.requeue
+
+    def forgive(self: Ledger, group: SequenceGroup, why: NoticeKind) -> None:
+        self.suspects.forget(group)
+        requeue(self, group, why)
+
+    patch.setattr(Ledger, "requeue", forgive)
+
+
+def suspects_run_in_company(patch: Patch) -> None:
+    patch.setattr(Replica, "stepping", property(lambda self: self.running))
+
+
+def suspects_wait_for_ever(patch: Patch) -> None:
+    patch.setattr(Isolation, "_begin", lambda self: None)
+
+
+def nothing_is_quarantined(patch: Patch) -> None:
+    patch.setattr(Quarantine, "add", lambda self, request, now: None)
+
+
+def steps_stay_large(patch: Patch) -> None:
+    patch.setattr(StepSize, "ran_out", lambda self, num_tokens, num_seqs: None)
+
+
+def want_of_memory_is_a_failure(patch: Patch) -> None:
+    fail = answers._fail_step
+
+    def blame(replica: Replica, step: OutstandingStep, result: StepResult) -> None:
+        if result.outcome is StepOutcome.OUT_OF_MEMORY:
+            result = msgspec.structs.replace(result, outcome=StepOutcome.FAILED)
+        fail(replica, step, result)
+
+    patch.setattr(answers, "_fail_step", blame)
+
+
+def a_broken_device_is_its_requests_fault(patch: Patch) -> None:
+    patch.setattr(results, "is_spoilt", lambda replica, step, failures: False)

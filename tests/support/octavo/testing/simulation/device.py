@@ -1,0 +1,180 @@
+"""A fake model on a device that may be slow or fail, and what is done to it by some prompts."""
+
+import enum
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from octavo.testing.simulation.workload import ClientPlan
+from octavo.testing.spoilable import SpoilableRunner
+from octavo.wire.base import MAX_SEQUENCES
+from octavo.wire.steps import BlockMoves, StepTimes
+from octavo.worker.fake_faults import FakeFault
+from octavo.worker.runner import StepOutput
+from octavo.worker.sequences import WorkerSequence, WorkItem
+
+# What the scheduler is told of a step that was made to fail; any other failure is a fault of ours.
+INJECTED = "InjectedError"
+_GARBAGE = -2
+_OF_THE_RUNNER = ("directory", "num_blocks", "num_cpu_blocks", "block_size", "windows", "eos_probability")
+
+
+class InjectedError(Exception):
+    """The device failed, as it was told to."""
+
+
+class Ending(enum.Enum):
+    """How a worker came to its end: let go, after a goodbye, turned away, or over what it computed, which killed it or
+    made it hang."""
+
+    DISMISSED = "dismissed"
+    LEFT = "left"
+    REFUSED = "refused"
+    DIED = "died"
+    HUNG = "hung"
+
+
+class PoisonedError(BaseException):
+    """The process is no more, or never comes back from its step: nothing catches that."""
+
+    def __init__(self, ending: Ending) -> None:
+        self.ending = ending
+
+
+_ENDING_OF = {"die": Ending.DIED, "hang": Ending.HUNG}
+
+
+class ForeignHistoryError(Exception):
+    """A slot that a step reads holds another token than the sequence's own."""
+
+
+class Witness(Protocol):
+    """Is told of sequences to which something was done on purpose."""
+
+    def spoiled(self, sequence: WorkerSequence, by: str) -> None: ...
+    def poisoned(self, sequence: WorkerSequence) -> None: ...
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a worker is at its place, whatever process runs there. A step takes it `slowness` times as long as others;
+    `joins_at`: when there is one for the first time; `most_sequences`: what it has memory for."""
+
+    directory: Path
+    num_blocks: int
+    num_cpu_blocks: int
+    block_size: int
+    windows: tuple[int, ...]
+    eos_probability: float
+    slowness: float = 1.0
+    joins_at: float = 0.0
+    most_sequences: int = MAX_SEQUENCES
+
+    def can_hold(self, plan: ClientPlan, prefixes: Mapping[str, list[int]]) -> bool:
+        """Whether there is room for all that a client wants, beside all prefixes."""
+        pinned = sum(-(-len(prefix) // self.block_size) for prefix in prefixes.values()) * len(self.windows)
+        return pinned + plan.blocks(self.block_size, len(self.windows)) <= self.num_blocks
+
+
+@dataclass
+class Device:
+    """How a place's device does now: seconds that a step takes about, the share of steps that fail, that of steps in
+    which one sequence gets NaN, whether all do, and how many sequences it has memory for. `poisons` are what some
+    prompts do to it."""
+
+    place: str
+    normal_step_s: float
+    normal_most_sequences: int
+    poisons: tuple[FakeFault, ...] = ()
+    step_s: float = field(init=False)
+    failure_rate: float = field(init=False)
+    nan_rate: float = field(init=False)
+    is_broken: bool = field(init=False)
+    most_sequences: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.recover()
+
+    def recover(self) -> None:
+        self.step_s, self.failure_rate, self.nan_rate = self.normal_step_s, 0.0, 0.0
+        self.is_broken, self.most_sequences = False, self.normal_most_sequences
+
+
+class SimulatedRunner(SpoilableRunner):
+    """Takes virtual time, fails at random, and compares all that it reads with what the sequence has said.
+
+    `work` is told how many seconds a step takes, and `tell` what it does to whom.
+    """
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        device: Device,
+        random: Random,
+        work: Callable[[float], None],
+        tell: Witness,
+    ) -> None:
+        super().__init__(**{name: getattr(hardware, name) for name in _OF_THE_RUNNER})
+        self._device = device
+        self._random = random
+        self._work = work
+        self._tell = tell
+
+    def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
+        seconds = self._device.step_s * self._random.uniform(0.5, 1.5)
+        self._work(seconds)
+        self._take_poison(items)
+        if sum(len(item.members) for item in items) > self._device.most_sequences:
+            raise MemoryError(INJECTED)
+        if self._random.random() < self._device.failure_rate:
+            self._fail(moves, items)
+        self._cache.move(moves)
+        self._spoil(items)
+        for item in items:
+            self._write(item)
+        for item in [item for item in items if not self._sees_nan(item)]:
+            self._check_history(item.sequence, item.start, item.start + item.num_tokens)
+        sampled, candidates, failed = self._choose(items)
+        prompt_logprobs = [part for item in items for part in self._prompt_logprobs(item)]
+        # Of virtual time, for the clock on the wall is no function of the seed.
+        return StepOutput(sampled, candidates, prompt_logprobs, failed, StepTimes(0, round(seconds * 1e6), 0))
+
+    def _fail(self, moves: BlockMoves, items: list[WorkItem]) -> None:
+        """Before anything has happened, or with garbage where the step was to write."""
+        if self._random.random() < 0.5:
+            self._cache.move(moves)
+            for item in items:
+                for table in item.sequence.block_tables:
+                    self._cache.write(table, item.start, [_GARBAGE] * item.num_tokens)
+        raise InjectedError
+
+    def _take_poison(self, items: list[WorkItem]) -> None:
+        """Raises `PoisonedError` if the process does not survive this."""
+        for fault in self._device.poisons:
+            victims = fault.victims(items) if fault.kind in _ENDING_OF else []
+            if victims:
+                self._tell.poisoned(victims[0])
+                raise PoisonedError(_ENDING_OF[fault.kind])
+
+    def _spoil(self, items: list[WorkItem]) -> None:
+        device = self._device
+        sequences = [victim for fault in device.poisons if fault.kind == "nan" for victim in fault.victims(items)]
+        by = ""
+        if device.is_broken:
+            sequences = [item.sequence for item in items]
+            choosers = {each.sampling.seed for item in items for each in item.choosers}
+            by = device.place if len(choosers) > 1 else ""
+        elif items and self._random.random() < device.nan_rate:
+            sequences.append(self._random.choice(items).sequence)
+        self.to_spoil = {sequence.sequence_id for sequence in sequences}
+        for sequence in sequences:
+            self._tell.spoiled(sequence, by)
+
+    def _check_history(self, sequence: WorkerSequence, start: int, end: int) -> None:
+        for group, table in zip(self.kv_groups, sequence.block_tables, strict=True):
+            first = max(0, start - group.window + 1) if group.window else 0
+            if self._cache.read(table, first, end) != array("i", sequence.token_ids[first:end]).tobytes():
+                raise ForeignHistoryError(f"{sequence} reads what is not its own between {first} and {end}")

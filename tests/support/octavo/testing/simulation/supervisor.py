@@ -1,0 +1,133 @@
+"""Who starts processes: at the beginning, and again when they have ended."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from octavo.frontend.scheduler_session import SchedulerSession
+from octavo.testing.simulation.device import Ending
+from octavo.testing.simulation.frontend_process import FrontendProcess, OtherVersionSession
+from octavo.testing.simulation.links import silence
+from octavo.testing.simulation.network import Dealer
+from octavo.testing.simulation.scheduler_process import SchedulerProcess
+from octavo.testing.simulation.worker_process import OtherVersion, WorkerProcess
+from octavo.wire.base import SCHEMA_VERSION
+from octavo.worker.protocol import WorkerProtocol
+
+if TYPE_CHECKING:
+    from octavo.testing.simulation.simulation import Simulation
+
+# How long a process that hangs stays: its liveness probe fails a few times first.
+_HANGS_S = (3.0, 12.0)
+
+
+class Supervisor:
+    """Keeps one process at every place. `upgrading`: places whose next process is of another release."""
+
+    def __init__(self, simulation: "Simulation") -> None:
+        self.upgrading: set[str] = set()
+        self._simulation = simulation
+
+    # -- start ------------------------------------------------------------------------------------------------------
+
+    def start_scheduler(self) -> None:
+        simulation = self._simulation
+        self._note("scheduler", "schedulers")
+        epoch = simulation.random.getrandbits(64)
+        simulation.scheduler = SchedulerProcess(simulation.network, simulation.scenario.config, epoch, simulation.watch)
+
+    def start_worker(self, place: str) -> None:
+        simulation = self._simulation
+        self._note(place, "workers")
+        speaks = OtherVersion if self._upgrades(place) else WorkerProtocol
+        simulation.workers[place] = WorkerProcess(
+            simulation.network,
+            place,
+            simulation.hardware[place],
+            simulation.devices[place],
+            simulation.random,
+            simulation.watch,
+            self._worker_ended,
+            speaks,
+        )
+
+    def start_frontend(self, place: str) -> None:
+        simulation, scenario = self._simulation, self._simulation.scenario
+        self._note(place, "frontends")
+        frontend_id = simulation.random.getrandbits(63)
+        speaks = OtherVersionSession if self._upgrades(place) else SchedulerSession
+        session = speaks(frontend_id, simulation.fingerprint, simulation.clock.now, scenario.prefixes)
+        simulation.frontends[place] = FrontendProcess(
+            simulation.network,
+            place,
+            session,
+            scenario.grace_s,
+            simulation.crowd.ended,
+            self._frontend_refused,
+            loses_aborts=scenario.loses_aborts,
+        )
+
+    def _upgrades(self, place: str) -> bool:
+        upgrades = place in self.upgrading
+        self.upgrading.discard(place)
+        return upgrades
+
+    def _note(self, place: str, kind: str) -> None:
+        self._simulation.note(place, "starts")
+        self._simulation.watch.counts[kind] += 1
+
+    # -- end --------------------------------------------------------------------------------------------------------
+
+    def kill_worker(self, worker: WorkerProcess) -> None:
+        """It dies, if it lives, and another takes its place."""
+        if worker.alive:
+            worker.kill()
+            self._replace(worker, 5.0)
+
+    def kill_frontend(self, place: str) -> None:
+        """It dies; its clients go to the next one."""
+        simulation, frontend = self._simulation, self._simulation.frontends[place]
+        if frontend.alive:
+            frontend.kill()
+            self._hang_up(frontend.dealer)
+            simulation.crowd.lose(frontend)
+            self._start_within(3.0, lambda: self.start_frontend(place))
+
+    def _worker_ended(self, worker: WorkerProcess, ending: Ending, why: str) -> None:
+        simulation, place = self._simulation, worker.name
+        simulation.note(place, f"has ended: {ending.value}")
+        simulation.watch.counts[f"workers {ending.value}"] += 1
+        if ending in (Ending.DIED, Ending.HUNG):
+            simulation.watch.poisoned_worker(worker.protocol.incarnation)
+        match ending:
+            case Ending.DIED:
+                self._replace(worker, 1.0)
+            case Ending.HUNG:
+                simulation.recover_after(simulation.random.uniform(*_HANGS_S), lambda: self.kill_worker(worker))
+            case Ending.REFUSED:
+                _check_refusal(why, "worker")
+                self._replace(worker, 1.0)
+            case Ending.DISMISSED | Ending.LEFT:
+                simulation.clock.after(simulation.random.uniform(0.05, 1.0), worker.dealer.reset)
+                self._start_within(3.0, lambda: self.start_worker(place))
+
+    def _frontend_refused(self, frontend: FrontendProcess, why: str) -> None:
+        self._simulation.watch.counts["frontends refused"] += 1
+        _check_refusal(why, "frontend")
+        self.kill_frontend(frontend.name)
+
+    def _replace(self, worker: WorkerProcess, within_s: float) -> None:
+        self._hang_up(worker.dealer)
+        self._start_within(within_s, lambda: self.start_worker(worker.name))
+
+    def _start_within(self, seconds: float, start: Callable[[], None]) -> None:
+        self._simulation.recover_after(self._simulation.random.uniform(0.05, seconds), start)
+
+    def _hang_up(self, dealer: Dealer) -> None:
+        """The connection of a process that died: at once, after all that it had sent, or unnoticed for seconds."""
+        random = self._simulation.random
+        self._simulation.clock.after(random.choice((0.0, 0.05, silence(random))), dealer.reset)
+
+
+def _check_refusal(why: str, kind: str) -> None:
+    """Nothing but another schema keeps a process out, and both are named."""
+    assert f"the {kind} speaks message schema {SCHEMA_VERSION + 1}, this scheduler {SCHEMA_VERSION}" in why, why
