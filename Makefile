@@ -10,13 +10,16 @@ READY := $(VENV)/.ready
 PEERS := build/peers
 NATIVE := kernels/octavo/kernels/native
 KERNELS := $(NATIVE)/lib/liboctavo_kernels.so
-# They run beside the other tests. The second kind needs Triton's interpreter.
+# They run beside the other tests. The second kind needs Triton's interpreter; the third mostly waits.
 TESTS_OF_DOORS := tests/frontend tests/client tests/llm tests/cli tests/telemetry tests/system
 TESTS_OF_KERNELS := tests/kernels/triton tests/worker/gpu
+TESTS_OF_FAILURES := tests/chaos tests/network
+# Of a long search of failures: the campaign, and how often it strikes. Half a day, of which a part can be had by name.
+CAMPAIGNS := kill-workers:500 kill-real-workers:20 kill-schedulers:100 freeze-workers:20 leave:250 overload:60 poison:50 soak:30
 SEEDS ?= 2000
 FIRST ?= 0
 
-.PHONY: help env serve test test-checks test-most test-doors test-kernels test-long simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-scheduler bench-sampler batch-invariance memory-figures models compose-test proto lock clean
+.PHONY: help env serve test test-checks test-most test-doors test-kernels test-failures test-long chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-scheduler bench-sampler batch-invariance memory-figures models compose-test proto lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,7 +49,7 @@ serve: $(READY)  ## Start frontend, scheduler and one worker here, with the bund
 
 test: $(READY)  ## Lint, type-check and run every test this machine can run
 	@# Two at a time: none of them keeps more than a core busy for long.
-	@$(MAKE) --no-print-directory --jobs=2 test-most test-doors test-kernels test-checks
+	@$(MAKE) --no-print-directory --jobs=2 test-most test-doors test-failures test-kernels test-checks
 
 test-checks: $(READY)
 	@$(BIN)/ruff check --quiet
@@ -56,18 +59,23 @@ test-checks: $(READY)
 	@$(BIN)/buf lint proto
 
 test-most: $(READY)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(addprefix --ignore=,$(TESTS_OF_DOORS) $(TESTS_OF_KERNELS))
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(addprefix --ignore=,$(TESTS_OF_DOORS) $(TESTS_OF_KERNELS) $(TESTS_OF_FAILURES))
 
 # What the others print would get between the lines of the first: it is shown when they are done.
-test-doors test-kernels: $(READY)
+test-doors test-kernels test-failures: $(READY)
 	@mkdir -p build
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:cacheprovider \
-	  $(if $(filter test-doors,$@),$(TESTS_OF_DOORS),$(TESTS_OF_KERNELS)) > build/$@.txt 2>&1; \
+	  $(TESTS_OF_$(shell echo $(@:test-%=%) | tr a-z A-Z)) > build/$@.txt 2>&1; \
 	  status=$$?; cat build/$@.txt; exit $$status
 
-test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour instead of half a minute
+test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour, then failures for many (CAMPAIGNS)
 	@OCTAVO_TEST_LONG=20 $(BIN)/python -m pytest --timeout=3600 tests/scheduler/test_*_machine.py \
 	  tests/scheduler/test_small_scope.py tests/engine/test_beam_search_like_transformers.py
+	@for each in $(CAMPAIGNS); do $(MAKE) --no-print-directory chaos \
+	  ARGS="$${each%:*} --count $${each#*:} --json docs/reliability.json" || exit 1; done
+
+chaos: $(READY)  ## Kill, stop and leave real processes under load; ARGS: CAMPAIGN --count N --json FILE
+	@PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/python -m octavo.testing.chaos $(ARGS)
 
 mutants: $(READY)  ## Plant small bugs one at a time and see that tests find them; ARGS: --list, --only NAME ...
 	@$(BIN)/python -m tests.mutants $(ARGS)
@@ -109,6 +117,15 @@ $(PEERS)/.ready: pyproject.toml
 
 bench-scheduler: $(READY)  ## Measure the scheduler's steps; ARGS are those of octavo.bench.scheduler_step
 	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.scheduler_step $(ARGS)
+
+bench-cell: $(READY)  ## Measure how many replicas one scheduler keeps busy; ARGS are those of octavo.bench.cell
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.cell $(ARGS)
+
+bench-failover: $(READY)  ## Measure how long streams stand still when a worker is killed; ARGS are those of octavo.bench.failover
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.failover $(ARGS)
+
+bench-tp: $(READY)  ## Measure two ranks beside one with two threads; ARGS are those of octavo.bench.tensor_parallel
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.tensor_parallel $(ARGS)
 
 bench-preemption: $(READY)  ## Simulate what preempted requests cost swapped, recomputed, and as measured
 	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.preemption_costs $(ARGS)
