@@ -70,9 +70,11 @@ test-doors test-kernels test-failures: $(READY)
 
 test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour, then failures for many (CAMPAIGNS)
 	@OCTAVO_TEST_LONG=20 $(BIN)/python -m pytest --timeout=3600 tests/scheduler/test_*_machine.py \
-	  tests/scheduler/test_small_scope.py tests/engine/test_beam_search_like_transformers.py
+	  tests/scheduler/test_small_scope.py tests/engine/test_beam_search_like_transformers.py tests/simulation/test_mutants.py
 	@for each in $(CAMPAIGNS); do $(MAKE) --no-print-directory chaos \
 	  ARGS="$${each%:*} --count $${each#*:} --json docs/reliability.json" || exit 1; done
+	@for each in cuts noise; do \
+	  PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.network $$each --json docs/reliability.json || exit 1; done
 
 chaos: $(READY)  ## Kill, stop and leave real processes under load; ARGS: CAMPAIGN --count N --json FILE
 	@PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/python -m octavo.testing.chaos $(ARGS)

@@ -110,6 +110,14 @@ def test_keys_are_read_from_where_they_are_mounted(pod: Pod) -> None:
     assert settings["OCTAVO_CURVE_KEYS"] == mounted["keys"]
 
 
+def test_ranks_on_gpus_are_told_their_memory_and_alike() -> None:
+    """They do not measure it, and refuse to start with different options."""
+    leader, follower = (own_settings(pod.container) for pod in pods([RANKS]))
+    assert leader["OCTAVO_KV_CACHE_MEMORY"]
+    alike = leader.keys() & follower.keys() - {"OCTAVO_WORKER_ID"}
+    assert {name: leader[name] for name in alike} == follower
+
+
 # -- ports -------------------------------------------------------------------------------------------------------------
 
 

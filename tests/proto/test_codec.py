@@ -135,6 +135,7 @@ HELLO = WorkerHello(
     schema_version=1,
     worker_id="w",
     incarnation=3,
+    process=2,
     model=MODEL,
     device="cpu",
     world_size=1,

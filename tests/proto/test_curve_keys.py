@@ -78,6 +78,12 @@ def test_a_directory_open_to_others_gets_no_keys(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_somebody_elses_directory_gets_no_keys(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getuid", lambda: directory.stat().st_uid + 1)
+    with pytest.raises(CurveKeysError, match="belongs to another user"):
+        write_keys(directory)
+
+
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CurveKeysError, match=f"cannot write keys to {tmp_path}/file/keys"):

@@ -8,10 +8,11 @@ import pytest
 from octavo.scheduler.admission import Obstacle, ObstacleKind
 from octavo.scheduler.config import Policy, Preemption
 from octavo.scheduler.event_log import Planned, Record
-from octavo.scheduler.events import FrontendJoined, RequestSubmitted, WorkerCordoned
+from octavo.scheduler.events import FrontendJoined, LossCause, RequestSubmitted, WorkerCordoned, WorkerReadmitted
 from octavo.scheduler.explain import Explanation, explain
 from octavo.scheduler.sequence import SequenceStatus
 from octavo.testing.cluster import FRONTEND, Cluster, make_request
+from octavo.testing.scenarios import step_until
 from octavo.wire.sampling import BeamSearch, EarlyStopping
 
 from .conftest import MakeCluster
@@ -63,6 +64,55 @@ def test_without_a_worker_everything_waits_for_one(make_cluster: MakeCluster) ->
     cluster = make_cluster()
     cluster.submit(make_request("r", 3, max_tokens=9))
     assert obstacles(explained(cluster, "r")) == {"": Obstacle(ObstacleKind.NO_WORKER, 1, 0)}
+
+
+@pytest.fixture
+def with_suspects(make_cluster: MakeCluster) -> Cluster:
+    """Worker 3 runs `other`, over which nothing has died, and is to isolate `first`, and then `second`."""
+    cluster = make_cluster()
+    cluster.join(3)
+    cluster.submit(make_request("other", 8, 30))
+    cluster.step()
+    cluster.handle(WorkerCordoned("worker-3"))
+    cluster.submit(make_request("first", 8, 30), make_request("second", 8, 30))
+    for incarnation in (1, 2):
+        cluster.join(incarnation)
+        cluster.schedule()
+        cluster.leave(incarnation, LossCause.UNREACHABLE)
+    cluster.handle(WorkerReadmitted("worker-3"))
+    return cluster
+
+
+def test_suspects_are_told_to_wait_for_each_other(with_suspects: Cluster) -> None:
+    step_until(with_suspects, lambda: explained(with_suspects, "first").replica is not None, 5)
+    second = explained(with_suspects, "second")
+    assert (second.queue_position, ahead(second)) == (1, [])
+    assert obstacles(second) == {"": Obstacle(ObstacleKind.ISOLATION, 0, 1)}
+
+
+def test_what_suspects_keep_from_running_is_told_so(with_suspects: Cluster) -> None:
+    with_suspects.submit(make_request("late", 8, 30))
+    step_until(with_suspects, lambda: explained(with_suspects, "first").replica is not None, 5)
+    assert obstacles(explained(with_suspects, "late")) == {"worker-3": Obstacle(ObstacleKind.ISOLATION, 0, 2)}
+    standing = explained(with_suspects, "other")
+    assert (standing.queue_position, standing.step_ids) == (0, [])
+    assert obstacles(standing) == {"worker-3": Obstacle(ObstacleKind.ISOLATION, 0, 2)}
+
+
+def test_a_suspect_is_told_what_its_worker_lacks(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(watermark=0.0)
+    cluster.join(3, num_blocks=12)
+    cluster.submit(make_request("other", 40, 8))
+    cluster.step()
+    cluster.handle(WorkerCordoned("worker-3"))
+    cluster.submit(make_request("suspect", 12, 8))
+    for incarnation in (1, 2):
+        cluster.join(incarnation)
+        cluster.schedule()
+        cluster.leave(incarnation, LossCause.UNREACHABLE)
+    cluster.handle(WorkerReadmitted("worker-3"))
+    cluster.schedule()
+    assert obstacles(explained(cluster, "suspect")) == {"worker-3": Obstacle(ObstacleKind.KV_BLOCKS, 3, 1)}
 
 
 def test_a_worker_that_gets_nothing_new_is_none_to_wait_for(make_cluster: MakeCluster) -> None:

@@ -5,7 +5,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.scheduler.events import LossCause, PrefixPinned, WorkerCordoned, WorkerDrained, WorkerReadmitted
+from octavo.scheduler.config import Policy, Preemption
+from octavo.scheduler.events import (
+    LossCause,
+    PrefixPinned,
+    ReplicaLeft,
+    RequestQuarantined,
+    WorkerCordoned,
+    WorkerDrained,
+    WorkerReadmitted,
+)
 from octavo.scheduler.suspects import STEPS_TO_CLEAR
 from octavo.testing.cluster import Cluster, make_request, reference_tokens
 from octavo.testing.poison import Poison, computed
@@ -40,7 +49,7 @@ def suspects(cluster: Cluster) -> list[str]:
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 4])
-@pytest.mark.parametrize("config", [{}, {"policy": "paper"}, {"max_steps_in_flight": 1}], ids=str)
+@pytest.mark.parametrize("config", [{}, {"policy": Policy.PAPER}, {"max_steps_in_flight": 1}], ids=str)
 def test_poison_ends_three_workers_and_no_other_request(
     make_cluster: MakeCluster, num_replicas: int, config: dict[str, Any]
 ) -> None:
@@ -56,6 +65,19 @@ def test_poison_ends_three_workers_and_no_other_request(
     assert cluster.rejected.keys() == {"poison"}
     assert cluster.rejected["poison"].reason is RejectReason.QUARANTINED
     assert cluster.tokens == {"poison": []} | {each.request_id: reference_tokens(each) for each in requests}
+
+
+def test_an_operator_learns_of_a_quarantine(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    cluster.join(1)
+    cluster.submit(POISON)
+    kill(cluster, 1, then=2)
+    kill(cluster, 2, then=3)
+    cluster.schedule()
+    effects = cluster.core.handle(ReplicaLeft(3, LossCause.UNREACHABLE, "no message reaches it"), cluster.now)
+    [told] = [effect for effect in effects if isinstance(effect, RequestQuarantined)]
+    assert told.request_id == "poison"
+    assert "worker-2 (no message reaches it)" in told.reason
 
 
 def test_the_same_payload_under_other_names_goes_with_it(make_cluster: MakeCluster) -> None:
@@ -235,7 +257,9 @@ def test_a_suspect_moves_on_with_a_drain_and_is_alone_there_too(make_cluster: Ma
 def test_a_suspect_that_runs_out_of_blocks_stays_alone(make_cluster: MakeCluster, priority: int) -> None:
     # The other holds 11 blocks of 4; the suspect soon wants a fourth.
     other = make_request("other", 40, 14, priority=priority)
-    cluster = suspect_beside(make_cluster, [other], num_blocks=14, num_cpu_blocks=14, preemption="swap", watermark=0.0)
+    cluster = suspect_beside(
+        make_cluster, [other], num_blocks=14, num_cpu_blocks=14, preemption=Preemption.SWAP, watermark=0.0
+    )
     replica = cluster.core.replicas[3]
     while suspects(cluster):
         assert not set(replica.swapped).intersection(cluster.core.ledger.suspects)
@@ -266,7 +290,34 @@ def test_every_death_accuses(make_cluster: MakeCluster, cause: LossCause) -> Non
     assert suspects(cluster) == ["poison"]
 
 
-@pytest.mark.parametrize("cause", [LossCause.GOODBYE, LossCause.BROKEN])
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["lost, then back", "back before it was missed"])
+def test_a_connection_that_ends_again_and_again_accuses_nobody(make_cluster: MakeCluster, is_noticed: bool) -> None:
+    cluster = make_cluster()
+    cluster.join(1, process=1)
+    cluster.submit(*innocents(3))
+    for incarnation in range(1, 6):
+        cluster.step()
+        if is_noticed:
+            kill(cluster, incarnation)
+        cluster.join(incarnation + 1, worker_id="worker-1", process=1)
+    assert suspects(cluster) == []
+    cluster.run()
+    assert cluster.tokens == {each.request_id: reference_tokens(each) for each in innocents(3)}
+
+
+@pytest.mark.parametrize("cause", [LossCause.OVERDUE, LossCause.CONFUSED])
+def test_a_process_that_has_hung_or_erred_is_no_witness(make_cluster: MakeCluster, cause: LossCause) -> None:
+    cluster = make_cluster()
+    cluster.join(1, process=1)
+    cluster.submit(POISON)
+    for incarnation in (1, 2):
+        cluster.schedule()
+        cluster.leave(incarnation, cause)
+        cluster.join(incarnation + 1, worker_id="worker-1", process=1)
+    assert suspects(cluster) == ["poison"]
+
+
+@pytest.mark.parametrize("cause", [LossCause.GOODBYE, LossCause.BROKEN, LossCause.RECONNECTED])
 def test_a_loss_that_is_no_death_accuses_nobody(make_cluster: MakeCluster, cause: LossCause) -> None:
     cluster = make_cluster()
     cluster.join(1)

@@ -1,11 +1,14 @@
 """When a worker's connection ends a bell rings, perhaps before the socket itself knows whose it was."""
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 
+from octavo.scheduler.arrivals import Arrivals
 from octavo.scheduler.bell import Bell
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.events import ReplicaJoined
@@ -87,3 +90,19 @@ def test_a_worker_that_is_there_is_not_asked_for_ever(rig: Rig) -> None:
     rig.turn(0.05)
     assert rig.sent == asked
     assert rig.has_worker
+
+
+async def test_each_look_comes_in_its_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def wait(arrivals: Arrivals, seconds: float) -> None:
+        if len(waits) == 5:
+            raise asyncio.CancelledError
+        waits.append(seconds)
+        rig.now += seconds
+
+    monkeypatch.setattr(Arrivals, "wait", wait)
+    rig.bell.ring()
+    with contextlib.suppress(asyncio.CancelledError):
+        await rig.shell.run()
+    assert waits == pytest.approx([0.1, 0.005, 0.015, 0.08, 0.1])

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from octavo.scheduler.config import Policy
 from octavo.scheduler.events import PrefixPinned
 from octavo.scheduler.step_size import MIN_PATIENCE
 from octavo.testing.cluster import Cluster, make_request, reference_tokens
@@ -29,7 +30,7 @@ def assert_served(cluster: Cluster, *requests: Request) -> None:
             assert cluster.streams[request.request_id, index] == reference_tokens(request, index)
 
 
-@pytest.mark.parametrize("config", [{}, {"policy": "paper"}, {"max_steps_in_flight": 1}], ids=str)
+@pytest.mark.parametrize("config", [{}, {"policy": Policy.PAPER}, {"max_steps_in_flight": 1}], ids=str)
 @pytest.mark.parametrize("limit", [1, 3, 7])
 def test_nothing_is_lost_where_large_steps_find_no_memory(
     make_cluster: MakeCluster, config: dict[str, Any], limit: int
@@ -114,7 +115,7 @@ def test_requests_that_find_no_memory_beside_each_other_are_never_refused(make_c
     cluster = make_cluster()
     cluster.join(num_blocks=256, faults="oom=*>1")
     # Long enough for steps to grow and find no memory three times.
-    requests = [make_request(name, 8, 4 * MIN_PATIENCE) for name in "ab"]
+    requests = [make_request(name, 1, 4 * MIN_PATIENCE) for name in "ab"]
     cluster.submit(*requests)
     assert_served(cluster, *requests)
     assert cluster.rejected == {}

@@ -308,7 +308,7 @@ async def test_a_worker_whose_connection_ends_in_a_step_is_lost_at_once(
         while not isinstance(message := await to_worker(other), StepPlan):
             assert message == WorkerWelcome(EPOCH), "it was looked whether this one is there"
     assert list(service.shell.core.replicas) == [6]
-    assert "replica 0000000000000005 lost: WorkerWelcome could not be sent" in caplog.text
+    assert "worker worker-5 lost (unreachable): WorkerWelcome could not be sent" in caplog.text
 
 
 async def test_a_worker_that_says_goodbye_and_goes_has_not_died(
@@ -320,7 +320,7 @@ async def test_a_worker_that_says_goodbye_and_goes_has_not_died(
     worker.close(linger=1000)
     while service.shell.core.replicas:
         await asyncio.sleep(0.01)
-    assert "replica 0000000000000005 lost: said goodbye" in caplog.text
+    assert "worker worker-5 lost (goodbye): said goodbye" in caplog.text
 
 
 async def test_a_worker_that_is_to_end_is_dismissed_once_it_holds_nothing(

@@ -7,7 +7,7 @@ from octavo.scheduler.observer import SchedulerObserver
 from octavo.testing.cluster import Cluster, make_request, reference_tokens
 from octavo.testing.scenarios import ids, step_until
 from octavo.wire.requests import Prefix, RejectReason, Request
-from octavo.wire.steps import WorkerDismissed
+from octavo.wire.steps import WorkerRefused
 
 from .conftest import MakeCluster
 
@@ -145,9 +145,11 @@ def test_a_replica_that_spoils_three_steps_is_ended(make_cluster: MakeCluster, i
     cluster = make_cluster(max_steps_in_flight=in_flight, observer=losses)
     replica = cluster.join(1, faults="nan=*")
     cluster.submit(*good(4))
+    known = cluster.core.replicas[1]
     step_until(cluster, lambda: not cluster.core.replicas, 20)
+    assert len(known.spoilt_at) == 3
     assert losses.causes == [LossCause.BROKEN]
-    assert [type(message) for message in replica.received].count(WorkerDismissed) == 1
+    assert [type(message) for message in replica.received].count(WorkerRefused) == 1
     assert cluster.rejected == {}
     cluster.join(2)
     assert_served(cluster, *good(4))

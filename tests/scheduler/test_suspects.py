@@ -27,6 +27,19 @@ def accused(*groups: SequenceGroup) -> Suspects:
 A, B = make_group("a"), make_group("b")
 
 
+def test_a_process_that_comes_back_takes_back_what_it_accused() -> None:
+    suspects = Suspects()
+    suspects.died([step(A)], process=1)
+    suspects.died([step(A, B)], process=2)
+    assert list(suspects) == [A]
+    suspects.absolve(3)
+    assert list(suspects) == [A]
+    suspects.absolve(1)
+    assert list(suspects) == []
+    suspects.died([step(A, B)])
+    assert list(suspects) == [A, B]
+
+
 def test_the_second_death_makes_a_suspect_of_all_that_were_computed() -> None:
     suspects = Suspects()
     suspects.died([step(A), step(A, B)])

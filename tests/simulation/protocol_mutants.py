@@ -5,6 +5,7 @@ from collections.abc import Callable
 from octavo.testing.simulation import faults
 from octavo.testing.simulation.faults import Fault
 from octavo.testing.simulation.scenario import Scenario
+from octavo.wire.base import MAX_SEQUENCES
 
 from . import request_mutants, worker_mutants
 from .request_mutants import Patch
@@ -25,8 +26,8 @@ def poisoned(scenario: Scenario) -> bool:
 
 
 def short_of_memory(scenario: Scenario) -> bool:
-    """Where steps can be too large for a worker."""
-    return scenario.is_short_of_memory
+    """Where steps can be too large for any worker."""
+    return all(hardware.most_sequences < MAX_SEQUENCES for hardware in scenario.workers)
 
 
 def gently(fault: Fault) -> Need:

@@ -1,20 +1,14 @@
 """The processes as they run on several hosts: over tcp, with keys."""
 
-import socket
 from pathlib import Path
 
 import pytest
 
+from octavo.testing.addresses import free_address
 from octavo.testing.stack import Stack, token_request
 from octavo.wire.curve_keys import files_of, write_keys
 
 from .conftest import StartStack
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -32,7 +26,7 @@ def keys(tmp_path: Path) -> Path:
 @pytest.fixture
 def stack(new_stack: StartStack, keys: Path) -> Stack:
     """Over tcp on this machine, each process with its own keys."""
-    endpoints = {f"OCTAVO_{wire}_ENDPOINT": f"tcp://127.0.0.1:{free_port()}" for wire in ("FRONTEND", "WORKER")}
+    endpoints = {f"OCTAVO_{wire}_ENDPOINT": f"tcp://{free_address()}" for wire in ("FRONTEND", "WORKER")}
     stack = new_stack(**endpoints)
     for role in ("scheduler", "frontend", "worker"):
         stack.start(role, OCTAVO_CURVE_KEYS=str(keys / role))

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from octavo.testing.addresses import free_address
 from octavo.testing.models import transformers_greedy, write_tiny_model
 from octavo.testing.stack import Generation, Stack, collect, token_request
 from octavo.testing.tiny_model import write_byte_model
@@ -90,11 +90,6 @@ def second_rank(stack: Stack) -> int:
     return int(child)
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
-
-
 def is_gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -153,6 +148,7 @@ def test_a_dead_first_rank_takes_the_others_and_no_stream(with_spare: Stack, exp
     stack.wait_for(lambda: is_gone(follower))
     stack.wait_for(lambda: len(stack.load().workers) == 1)
     stack.wait_idle()
+    assert not list(stack.directory.glob("tp-*"))
 
 
 def test_a_rank_that_hangs_takes_its_replica_and_no_stream(with_spare: Stack, expected: list[list[int]]) -> None:

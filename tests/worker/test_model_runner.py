@@ -154,6 +154,13 @@ def test_a_context_longer_than_the_models_is_refused(bundled_model: Path) -> Non
         ModelRunner(bundled_model, max_model_len=8193)
 
 
+def test_a_gpu_beyond_those_that_are_there_is_named(bundled_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(ModelRunnerError, match="this process sees 1 GPUs"):
+        ModelRunner(bundled_model, device="cuda:1")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch without CUDA")
 def test_a_missing_gpu_is_named(bundled_model: Path) -> None:
     with pytest.raises(ModelRunnerError, match="finds no CUDA device"):

@@ -84,9 +84,19 @@ def test_hello_is_repeated_with_one_incarnation_until_welcomed(
     hello = protocol.beat()
     assert hello == protocol.beat()
     assert hello == WorkerHello(
-        SCHEMA_VERSION, "w0", INCARNATION, runner.model, "fake", world_size=1, num_blocks=16, num_cpu_blocks=4,
-        block_size=4, kv_bytes_per_token=4, kv_groups=[KVGroup(0)],
-    )  # fmt: skip
+        SCHEMA_VERSION,
+        "w0",
+        INCARNATION,
+        INCARNATION,
+        runner.model,
+        "fake",
+        world_size=1,
+        num_blocks=16,
+        num_cpu_blocks=4,
+        block_size=4,
+        kv_bytes_per_token=4,
+        kv_groups=[KVGroup(0)],
+    )
     protocol.receive(WorkerWelcome(EPOCH))
     assert not protocol.busy
     assert protocol.beat() == Heartbeat(EPOCH, INCARNATION, 0)

@@ -248,6 +248,7 @@ class Obstacle(_message.Message):
         KIND_CAPACITY: _ClassVar[Obstacle.Kind]
         KIND_DELAY: _ClassVar[Obstacle.Kind]
         KIND_NO_WORKER: _ClassVar[Obstacle.Kind]
+        KIND_ISOLATION: _ClassVar[Obstacle.Kind]
     KIND_UNSPECIFIED: Obstacle.Kind
     KIND_TOKEN_BUDGET: Obstacle.Kind
     KIND_SEQUENCE_SLOTS: Obstacle.Kind
@@ -257,6 +258,7 @@ class Obstacle(_message.Message):
     KIND_CAPACITY: Obstacle.Kind
     KIND_DELAY: Obstacle.Kind
     KIND_NO_WORKER: Obstacle.Kind
+    KIND_ISOLATION: Obstacle.Kind
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     NEEDED_FIELD_NUMBER: _ClassVar[int]

@@ -7,7 +7,7 @@ A directory holds `<role>.secret` and `<role>.public` for each kind of process: 
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import zmq
 from zmq.utils import z85
@@ -90,16 +90,21 @@ def write_keys(directory: Path) -> None:
     _require_curve()
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if directory.stat().st_mode & _OF_OTHERS:
-            raise CurveKeysError(
-                f"{directory} is open to others; run `chmod 700 {directory}` or name another directory"
-            )
+        _refuse_open(directory)
         for role in ROLES:
             public, secret = zmq.curve_keypair()
             _write(directory / secret_file(role), secret, 0o600)
             _write(directory / public_file(role), public, 0o644)
     except OSError as error:
         raise CurveKeysError(f"cannot write keys to {directory}: {error}") from error
+
+
+def _refuse_open(directory: Path) -> None:
+    found = directory.stat()
+    if found.st_uid != os.getuid():
+        raise CurveKeysError(f"{directory} belongs to another user, who could replace its keys; name another directory")
+    if found.st_mode & _OF_OTHERS:
+        raise CurveKeysError(f"{directory} is open to others; run `chmod 700 {directory}` or name another directory")
 
 
 def _write(path: Path, key: bytes, mode: int) -> None:
@@ -121,11 +126,12 @@ def _require_curve() -> None:
 
 def _read_secret(directory: Path, role: Role) -> bytes:
     path = directory / secret_file(role)
-    found = _stat(path)
-    if remedy := _remedy(found.st_mode, found.st_uid, os.getuid()):
-        why = "it is open to others, who may have read it"
-        raise CurveKeysError(f"will not use {path}: {why}; run `{remedy} {path}`, or make new keys")
-    return _read(path)
+    with _opened(path) as file:
+        found = os.fstat(file.fileno())
+        if remedy := _remedy(found.st_mode, found.st_uid, os.getuid()):
+            why = "it is open to others, who may have read it"
+            raise CurveKeysError(f"will not use {path}: {why}; run `{remedy} {path}`, or make new keys")
+        return _read(file, path)
 
 
 def _remedy(mode: int, owner: int, reader: int) -> str | None:
@@ -140,23 +146,25 @@ def _remedy(mode: int, owner: int, reader: int) -> str | None:
 
 def _read_public(directory: Path, role: Role) -> bytes:
     path = directory / public_file(role)
-    if _stat(path).st_mode & _WRITABLE_BY_OTHERS:
-        raise CurveKeysError(f"others may write {path}, and so choose who gets in; run `chmod 644 {path}`")
-    return _read(path)
+    with _opened(path) as file:
+        if os.fstat(file.fileno()).st_mode & _WRITABLE_BY_OTHERS:
+            raise CurveKeysError(f"others may write {path}, and so choose who gets in; run `chmod 644 {path}`")
+        return _read(file, path)
 
 
-def _stat(path: Path) -> os.stat_result:
+def _opened(path: Path) -> BinaryIO:
+    """One file to look at and to read: a name may lead to another the next time."""
     try:
-        return path.stat()
+        return path.open("rb")
     except OSError as error:
         raise CurveKeysError(
             f"no key at {path}: {error.strerror}; make keys once with `octavo keys DIR` and copy the file from there"
         ) from error
 
 
-def _read(path: Path) -> bytes:
+def _read(file: BinaryIO, path: Path) -> bytes:
     try:
-        key = path.read_bytes().strip()
+        key = file.read().strip()
         if len(key) != _Z85_LENGTH:
             raise ValueError(f"{len(key)} characters instead of {_Z85_LENGTH}")
         z85.decode(key)

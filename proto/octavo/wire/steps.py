@@ -59,7 +59,8 @@ class KVGroup(Value, frozen=True):
 
 class WorkerHello(Message, frozen=True):
     """A worker offers itself. `worker_id` names the process's place and outlives it; `incarnation` is drawn anew for
-    every registration and stands for one life of its (empty) block pools: `num_blocks` on the device, which any of
+    every registration and stands for one life of its (empty) block pools; that of its first registration names the
+    `process`, so that it is known whether one that was lost has died. `num_blocks` are on the device, which any of
     the `kv_groups` may use, and `num_cpu_blocks` to swap to. `kv_bytes_per_token` is that of all groups together;
     `costs` is None if the worker did not measure, or has no CPU blocks to weigh. Of the `world_size` ranks
     that share a replica's model the first registers, for all."""
@@ -67,6 +68,7 @@ class WorkerHello(Message, frozen=True):
     schema_version: Count
     worker_id: Name
     incarnation: Identity
+    process: Identity
     model: ModelInfo
     device: Name
     world_size: Annotated[int, Meta(ge=1, le=1024)]
@@ -85,7 +87,8 @@ class WorkerWelcome(Message, frozen=True):
 
 
 class WorkerRefused(Message, frozen=True):
-    """The worker does not fit here (another model, another schema version); it must exit with `detail`."""
+    """The worker does not fit here (another model, another schema version, results that are none); it must exit with
+    `detail`."""
 
     detail: Text
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import heapq
+import logging
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -35,6 +36,8 @@ from octavo.v1 import admin_pb2_grpc as services
 from octavo.v1.reading import ReadingInterceptor
 from octavo.wire.base import MAX_TOKENS
 from octavo.wire.requests import Prefix
+
+_log = logging.getLogger(__name__)
 
 SERVICE = "octavo.v1.AdminService"
 _MAX_PAGE = 1000
@@ -122,6 +125,7 @@ class AdminService(services.AdminServiceServicer):
 
     async def CordonWorker(self, request: pb.CordonWorkerRequest, context: Context) -> pb.CordonWorkerResponse:
         await self._find_worker(request.worker_id, context)
+        _log.info("worker %s is cordoned", request.worker_id)
         self._shell.handle(WorkerCordoned(request.worker_id))
         return pb.CordonWorkerResponse()
 
@@ -132,6 +136,7 @@ class AdminService(services.AdminServiceServicer):
         await self._find_worker(request.worker_id, context)
         if self._shell.core.replica_of_worker(request.worker_id) is None:
             await _object(context, f"worker {request.worker_id} is not there, so there is nothing to drain")
+        _log.info("worker %s is to be drained", request.worker_id)
         self._shell.handle(WorkerDrained(request.worker_id, grace_s))
         return pb.DrainWorkerResponse()
 
@@ -139,6 +144,7 @@ class AdminService(services.AdminServiceServicer):
         await self._find_worker(request.worker_id, context)
         if objection := _readmission_objection(self._shell.core, request.worker_id):
             await _object(context, objection)
+        _log.info("worker %s is readmitted", request.worker_id)
         self._shell.handle(WorkerReadmitted(request.worker_id))
         return pb.ReadmitWorkerResponse()
 

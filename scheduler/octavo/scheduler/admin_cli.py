@@ -26,6 +26,7 @@ _REASONS = {
     pb.Obstacle.KIND_CAPACITY: "may grow to {needed} KV blocks, there are {available} in all",
     pb.Obstacle.KIND_DELAY: "prompts gather for {needed} ms, {available} have passed",
     pb.Obstacle.KIND_NO_WORKER: "there is no worker that takes it",
+    pb.Obstacle.KIND_ISOLATION: "requests over which workers may have died are computed alone first: {available}",
 }
 
 
@@ -59,6 +60,14 @@ def _step_lines(explanation: pb.Explanation) -> Iterator[str]:
         yield f"  steps under way with it: {steps}; tokens chosen in them: {explanation.tokens_in_flight}"
     else:
         yield "  no step with it is under way"
+        yield from _obstacle_lines(explanation)
+
+
+def _obstacle_lines(explanation: pb.Explanation) -> Iterator[str]:
+    for obstacle in explanation.obstacles:
+        reason = _REASONS.get(obstacle.kind, "waits for something that this program does not know")
+        where = f"{obstacle.worker_id}: " if obstacle.worker_id else ""
+        yield "  " + where + reason.format(needed=obstacle.needed, available=obstacle.available)
 
 
 def _wait_lines(explanation: pb.Explanation) -> Iterator[str]:
@@ -67,10 +76,7 @@ def _wait_lines(explanation: pb.Explanation) -> Iterator[str]:
         named = ", ".join(explanation.ahead_request_ids)
         more = f" and {num_ahead - len(explanation.ahead_request_ids)} more" if num_ahead > 100 else ""
         yield f"  place {explanation.queue_position} in the queue, behind {named}{more}"
-    for obstacle in explanation.obstacles:
-        reason = _REASONS.get(obstacle.kind, "waits for something that this program does not know")
-        where = f"{obstacle.worker_id}: " if obstacle.worker_id else ""
-        yield "  " + where + reason.format(needed=obstacle.needed, available=obstacle.available)
+    yield from _obstacle_lines(explanation)
     if not explanation.obstacles:
         yield "  there is room for it" + (" once its turn comes" if num_ahead else ": it joins the next step")
 

@@ -34,6 +34,7 @@ _KINDS = {
     ObstacleKind.CAPACITY: pb.Obstacle.KIND_CAPACITY,
     ObstacleKind.DELAY: pb.Obstacle.KIND_DELAY,
     ObstacleKind.NO_WORKER: pb.Obstacle.KIND_NO_WORKER,
+    ObstacleKind.ISOLATION: pb.Obstacle.KIND_ISOLATION,
 }
 
 

@@ -80,6 +80,7 @@ class ObstacleKind(enum.StrEnum):
     CAPACITY = "capacity"
     DELAY = "delay"
     NO_WORKER = "no_worker"
+    ISOLATION = "isolation"
 
 
 @dataclass(frozen=True, slots=True)

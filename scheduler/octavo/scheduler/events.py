@@ -15,8 +15,9 @@ class LossCause(enum.StrEnum):
     UNREACHABLE = "unreachable"
     # Silent, or late with a step.
     OVERDUE = "overdue"
-    # A worker of its name registered anew.
+    # A worker of its name registered anew, in another process or in the same.
     RETURNED = "returned"
+    RECONNECTED = "reconnected"
     # It answered what it was not asked.
     CONFUSED = "confused"
     # Again and again it gave nothing finite to whatever it computed.
@@ -25,7 +26,7 @@ class LossCause(enum.StrEnum):
     @property
     def is_death(self) -> bool:
         """Whether what it was computing may have killed it."""
-        return self not in (LossCause.GOODBYE, LossCause.BROKEN)
+        return self not in (LossCause.GOODBYE, LossCause.RECONNECTED, LossCause.BROKEN)
 
 
 class FrontendJoined(Value, frozen=True, tag=True):
@@ -181,12 +182,21 @@ class ReplicaLost(Value, frozen=True, tag=True):
     replica_id: int
     cause: LossCause
     reason: str
+    worker_id: str
 
 
 class ReplicaDismissed(Value, frozen=True, tag=True):
     """The replica held nothing and is gone from the books, as it or an operator wanted."""
 
     replica_id: int
+    worker_id: str
+
+
+class RequestQuarantined(Value, frozen=True, tag=True):
+    """Workers have died over the request, and whoever asks the same is refused for a while."""
+
+    request_id: str
+    reason: str
 
 
 class PrefixGivenUp(Value, frozen=True, tag=True):
@@ -197,4 +207,6 @@ class PrefixGivenUp(Value, frozen=True, tag=True):
     reason: str
 
 
-Effect = SendToFrontend | SendToReplica | FrontendLost | ReplicaLost | ReplicaDismissed | PrefixGivenUp
+Effect = (
+    SendToFrontend | SendToReplica | FrontendLost | ReplicaLost | ReplicaDismissed | RequestQuarantined | PrefixGivenUp
+)

@@ -56,11 +56,19 @@ def _explain(core: Scheduler, group: SequenceGroup, home: Replica | None, now: f
         obstacles = _admission_obstacles(core, group, head_waited=now - head.arrival)
         return Explanation(group, None, len(ahead) + 1, ahead, obstacles)
     steps = [step.step_id for step in home.outstanding if group in step.groups or group in step.swapped_out]
-    if group.status is SequenceStatus.RUNNING:
-        return Explanation(group, home, 0, step_ids=steps)
-    ahead, found = home.swapped[: home.swapped.index(group)], _return_obstacle(home, group)
+    is_running = group.status is SequenceStatus.RUNNING
+    ahead = [] if is_running else home.swapped[: home.swapped.index(group)]
+    if home.isolates and group is not home.suspect:
+        found: Obstacle | None = _isolation(core, group)
+    else:
+        found = None if is_running else _return_obstacle(home, group)
     obstacles = [ReplicaObstacle(home, found)] if found else []
-    return Explanation(group, home, len(ahead) + 1, ahead, obstacles, steps)
+    return Explanation(group, home, 0 if is_running else len(ahead) + 1, ahead, obstacles, steps)
+
+
+def _isolation(core: Scheduler, group: SequenceGroup) -> Obstacle:
+    """By the rules of `octavo.scheduler.isolation`."""
+    return Obstacle(ObstacleKind.ISOLATION, 0, sum(other is not group for other in core.ledger.suspects))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +97,38 @@ def _prefill_tokens(replica: Replica, group: SequenceGroup) -> int:
 
 
 def _ahead(core: Scheduler, group: SequenceGroup) -> list[SequenceGroup]:
-    """Those that come first. What none of the replicas could ever hold is passed over."""
+    """Those that come first. What none of the replicas could ever hold is passed over; suspects have a queue of their
+    own."""
     queue = list(core.waiting)
     before = queue[: queue.index(group)]
+    if group in core.ledger.suspects:
+        return [other for other in before if other in core.ledger.suspects]
     return [other for other in before if core.fleet.can_hold(other)] if core.replicas else before
 
 
 def _admission_obstacles(core: Scheduler, group: SequenceGroup, head_waited: float) -> list[ReplicaObstacle]:
-    replicas = [replica for replica in core.replicas.values() if core.fleet.takes(replica, group)]
+    replicas = [replica for replica in core.replicas.values() if core.fleet.may_take(replica, group)]
     if not replicas:
         return [ReplicaObstacle(None, Obstacle(ObstacleKind.NO_WORKER, 1, 0))]
+    if group in core.ledger.suspects:
+        return _isolation_obstacles(core, group)
     obstacles = []
     for replica in replicas:
-        found = _admission_obstacle(replica, group, head_waited)
+        is_isolating = replica.suspect is not None
+        found = _isolation(core, group) if is_isolating else _admission_obstacle(replica, group, head_waited)
         if found is None:
             return []
         obstacles.append(ReplicaObstacle(replica, found))
     return obstacles
+
+
+def _isolation_obstacles(core: Scheduler, suspect: SequenceGroup) -> list[ReplicaObstacle]:
+    """Of a suspect: that it is another's turn, or what the replica lacks that is to isolate it."""
+    replica = next((replica for replica in core.replicas.values() if replica.suspect is suspect), None)
+    if replica is None:
+        return [ReplicaObstacle(None, _isolation(core, suspect))]
+    found = obstacle(Draft(replica, replica.token_budget), suspect)
+    return [ReplicaObstacle(replica, found)] if found else []
 
 
 def _admission_obstacle(replica: Replica, group: SequenceGroup, head_waited: float) -> Obstacle | None:

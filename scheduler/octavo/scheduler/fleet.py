@@ -4,7 +4,7 @@ import msgspec
 
 from octavo.scheduler.admission import has_capacity, refuse_misfit
 from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.events import LossCause, ReplicaDismissed, ReplicaLost
+from octavo.scheduler.events import LossCause, ReplicaDismissed, ReplicaLost, RequestQuarantined
 from octavo.scheduler.kv_cache_manager import KVCacheManager
 from octavo.scheduler.ledger import Ledger
 from octavo.scheduler.observer import SchedulerObserver
@@ -57,11 +57,12 @@ class Fleet:
         )
 
     def takes(self, replica: Replica, group: SequenceGroup) -> bool:
-        """Whether the group may be admitted there: what has lost its blocks to others on a replica that gets nothing
-        new may come back to it, if it can go nowhere else. To one that isolates a suspect nothing else comes; and what
-        one has spoilt goes elsewhere if it can."""
-        if replica.suspect not in (None, group):
-            return False
+        """Whether the group may be admitted there; to a replica that isolates a suspect nothing else comes."""
+        return replica.suspect in (None, group) and self.may_take(replica, group)
+
+    def may_take(self, replica: Replica, group: SequenceGroup) -> bool:
+        """The same, whomever the replica isolates: what has lost its blocks to others on a replica that gets nothing
+        new may come back to it, if it can go nowhere else; and what one has spoilt goes elsewhere if it can."""
         if replica.replica_id == group.spoilt_by and self.has_ready_home(group, besides=replica):
             return False
         return replica.is_ready or (replica.replica_id == group.former_replica_id and not self.has_ready_home(group))
@@ -95,10 +96,13 @@ class Fleet:
             self._outbox.to_replica(hello.incarnation, WorkerWelcome(self._outbox.epoch))
             return
         if former := self.of_worker(hello.worker_id):
-            self.lose(former.replica_id, LossCause.RETURNED, "registered anew", now)
+            is_same = former.hello.process == hello.process
+            cause = LossCause.RECONNECTED if is_same else LossCause.RETURNED
+            self.lose(former.replica_id, cause, "registered anew", now)
         if refusal := self._refusal(hello):
             self._outbox.to_replica(hello.incarnation, WorkerRefused(refusal))
             return
+        self._ledger.suspects.absolve(hello.process)
         is_cordoned = hello.worker_id in self.cordoned
         replica = self.replicas[hello.incarnation] = Replica(hello, self._config, now, is_cordoned)
         self._prefixes.equip(replica)
@@ -135,7 +139,7 @@ class Fleet:
         """Lets a worker go that has been drained."""
         self._forget(replica.replica_id)
         self._outbox.to_replica(replica.replica_id, WorkerDismissed(self._outbox.epoch))
-        self._outbox.add(ReplicaDismissed(replica.replica_id))
+        self._outbox.add(ReplicaDismissed(replica.replica_id, replica.hello.worker_id))
         self.tell_status()
 
     def _forget(self, replica_id: int) -> Replica:
@@ -144,26 +148,28 @@ class Fleet:
         return replica
 
     def expel(self, replica: Replica, reason: str, now: float) -> None:
-        """Ends a worker whose results are not to be relied on."""
-        self._outbox.to_replica(replica.replica_id, WorkerDismissed(self._outbox.epoch))
+        """Ends a worker whose results are not to be relied on, with an error, so that its supervisor starts it anew."""
+        self._outbox.to_replica(replica.replica_id, WorkerRefused(f"{reason}; it must be started anew"))
         self.lose(replica.replica_id, LossCause.BROKEN, reason, now)
 
     def lose(self, replica_id: int, cause: LossCause, reason: str, now: float) -> None:
         """Forgets a replica; its sequences wait to be recomputed elsewhere, but for one that has ended its worker."""
         replica = self._forget(replica_id)
         if cause.is_death:
-            self._find_guilty(replica, reason, now)
+            self._find_guilty(replica, cause, reason, now)
         for group in replica.requests:
             group.preemptions += 1
             for sequence in group.live:
                 sequence.restart()
             self._ledger.requeue(group, NoticeKind.WORKER_LOST)
         self._observer.replica_lost(cause)
-        self._outbox.add(ReplicaLost(replica_id, cause, reason))
+        self._outbox.add(ReplicaLost(replica_id, cause, reason, replica.hello.worker_id))
         self.tell_status()
 
-    def _find_guilty(self, replica: Replica, reason: str, now: float) -> None:
-        guilty = self._ledger.suspects.died(replica.outstanding)
+    def _find_guilty(self, replica: Replica, cause: LossCause, reason: str, now: float) -> None:
+        # Where only the connection is known to have ended, the process may come back.
+        process = replica.hello.process if cause is LossCause.UNREACHABLE else None
+        guilty = self._ledger.suspects.died(replica.outstanding, process)
         if guilty is None:
             return
         self._quarantine.add(guilty.request, now)
@@ -172,6 +178,7 @@ class Fleet:
             f" {replica.hello.worker_id} ({reason}), which computed nothing else; the same prompt with the same"
             f" parameters is refused for {self._config.quarantine_s:g} s; the logs of the workers may tell why"
         )
+        self._outbox.add(RequestQuarantined(guilty.request_id, detail))
         for group in self._ledger.groups:
             # The same may have been asked more than once.
             if self._quarantine.refusal(group.request, now):

@@ -25,6 +25,7 @@ from octavo.scheduler.events import (
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
+    RequestQuarantined,
     RequestsAborted,
     RequestSubmitted,
     SendToFrontend,
@@ -144,8 +145,12 @@ class SchedulerShell:
         others = [self._departure] if self._departure else []
         with watching([self._frontends.socket, self._workers.socket], *others) as arrivals:
             while True:
-                await arrivals.wait(_TICK_S)
+                await arrivals.wait(self._patience_s())
                 self.turn()
+
+    def _patience_s(self) -> float:
+        """How long to wait if nothing arrives."""
+        return min(_TICK_S, max(0.0, self._looks_at[0] - self.now())) if self._looks_at else _TICK_S
 
     def now(self) -> float:
         """The core's time."""
@@ -275,12 +280,14 @@ class SchedulerShell:
                 case FrontendLost(frontend_id):
                     _log.warning("frontend %016x lost: its lease ran out", frontend_id)
                     self._frontends.unbind(frontend_id)
-                case ReplicaLost(replica_id, _, reason):
-                    _log.warning("replica %016x lost: %s", replica_id, reason)
+                case ReplicaLost(replica_id, cause, reason, worker_id):
+                    _log.warning("worker %s lost (%s): %s", worker_id, cause, reason)
                     self._workers.unbind(replica_id)
-                case ReplicaDismissed(replica_id):
-                    _log.info("replica %016x was drained and is let go", replica_id)
+                case ReplicaDismissed(replica_id, worker_id):
+                    _log.info("worker %s was drained and is let go", worker_id)
                     self._workers.unbind(replica_id)
+                case RequestQuarantined(request_id, reason):
+                    _log.error("request %r is quarantined: %s", request_id, reason)
                 case PrefixGivenUp(replica_id, name, reason):
                     _log.warning("replica %016x goes on without the pinned prefix %r: %s", replica_id, name, reason)
 

@@ -1,6 +1,5 @@
 """Collectives of real process groups, over loopback and through shared memory, all ranks threads of this process."""
 
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from octavo.testing.addresses import free_address
 from octavo.worker.tensor_parallel import shared_memory
 from octavo.worker.tensor_parallel.distributed import DistributedGroup, RankLostError
 from octavo.worker.tensor_parallel.rendezvous import connect
@@ -30,11 +30,6 @@ class Threads:
     def all(self, do: Callable[[DistributedGroup], T]) -> list[T]:
         """What `do` gives on each rank, at the same time."""
         return list(self._pool.map(do, self.groups))
-
-
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.fixture(params=["sockets-2", "sockets-3", "memory-2", "memory-3", "scarce-3"])

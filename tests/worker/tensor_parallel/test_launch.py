@@ -5,10 +5,12 @@ import queue
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from octavo.worker.tensor_parallel import launch
 from octavo.worker.tensor_parallel.launch import LocalRanks
 
 _WAIT = "import signal; signal.pause()"
@@ -47,22 +49,51 @@ def test_a_rank_that_ends_unasked_ends_this_process_with_its_status(tmp_path: Pa
     ended: queue.Queue[int] = queue.Queue()
     with LocalRanks(2, tmp_path, command=python(end), end_process=ended.put):
         assert ended.get(timeout=_WAIT_S) == status
+        # Nothing of this process is cleared away after it.
+        assert list(tmp_path.iterdir()) == []
 
 
-def test_ranks_that_were_not_told_to_end_are_killed_at_once(tmp_path: Path) -> None:
+def test_a_rank_that_fails_is_waited_for_and_one_that_hangs_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended: queue.Queue[int] = queue.Queue()
-    with LocalRanks(3, tmp_path, command=python(_WAIT), end_process=ended.put) as ranks:
+    with LocalRanks(2, tmp_path, command=python("import sys; sys.exit(3)"), end_process=ended.put) as ranks:
+        ranks.await_failure()
+        assert ended.get_nowait() == 3
+    monkeypatch.setattr(launch, "_FAILING_S", 0.01)
+    with LocalRanks(2, tmp_path, command=python(_WAIT), end_process=ended.put) as ranks:
+        ranks.await_failure()
+        ranks._processes[0].kill()
+        assert ended.get(timeout=_WAIT_S) == 1
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_ranks_are_killed_at_once_when_the_first_one_fails(tmp_path: Path, told: bool) -> None:
+    ended: queue.Queue[int] = queue.Queue()
+    with ExitStack() as failing:
+        failing.enter_context(pytest.raises(ZeroDivisionError))
+        ranks = failing.enter_context(LocalRanks(3, tmp_path, command=python(_WAIT), end_process=ended.put))
         processes = ranks._processes
         assert [process.poll() for process in processes] == [None, None]
+        if told:
+            ranks.expect_end()
+        raise ZeroDivisionError
     assert [process.returncode for process in processes] == [-signal.SIGKILL] * 2
     assert ended.empty()
+
+
+def test_ranks_that_cannot_be_started_leave_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), LocalRanks(3, tmp_path, command=[str(tmp_path / "missing")]):
+        pytest.fail("there are no ranks")
+    assert list(tmp_path.iterdir()) == []
 
 
 # The parent dies as soon as its child has said that it follows.
 _FOLLOWER = """
 import os, signal
-from octavo.worker.tensor_parallel.launch import follow_first_rank
-follow_first_rank(is_child=True)
+from octavo.worker.tensor_parallel.launch import die_with_first_rank, leave_signals_to_first_rank
+die_with_first_rank()
+leave_signals_to_first_rank()
 print(os.getpid(), flush=True)
 {then}
 """
@@ -98,7 +129,7 @@ def test_a_child_dies_with_the_first_rank_and_not_at_a_signal(then: str) -> None
 
 
 def test_a_child_of_somebody_else_does_not_begin() -> None:
-    code = "from octavo.worker.tensor_parallel.launch import follow_first_rank; follow_first_rank(is_child=True)"
+    code = "from octavo.worker.tensor_parallel.launch import die_with_first_rank; die_with_first_rank()"
     environment = {**os.environ, "OCTAVO_SUPERVISOR_PID": "1"}
     ended = subprocess.run(python(code), env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 1

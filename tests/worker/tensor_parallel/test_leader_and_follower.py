@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,10 +15,14 @@ from octavo.testing.tiny_model import write_byte_model
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.sampling import Logprobs, SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves
+from octavo.worker.forward import PagedModel
+from octavo.worker.liveness import DEADLINE_S, STEP_DEADLINE_S, Liveness
 from octavo.worker.model_runner import ModelRunner, ModelRunnerError
+from octavo.worker.runner import DeviceLostError
 from octavo.worker.sequences import WorkItem
 from octavo.worker.tensor_parallel.distributed import DistributedGroup, RankLostError
 from octavo.worker.tensor_parallel.follower import Follower
+from octavo.worker.tensor_parallel.frames import End, Move, encode
 from octavo.worker.tensor_parallel.leader import Leader
 from octavo.worker.tensor_parallel.rendezvous import connect
 
@@ -41,6 +45,18 @@ def alone(directory: Path) -> ModelRunner:
     return fp32_runner(directory, **_SETTINGS)
 
 
+class Turns(Liveness):
+    """Counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def turn(self, *, idle: bool = True) -> None:
+        self.count += 1
+        super().turn(idle=idle)
+
+
 class TwoRanks:
     """The first rank's `runner` is this thread's; the other rank follows on a thread of its own until the end."""
 
@@ -57,10 +73,10 @@ class TwoRanks:
 
     def _follow(self, directory: Path, group: DistributedGroup, settings: dict[str, Any]) -> int:
         """How many frames there were before the last."""
-        turns: list[None] = []
+        turns = Turns()
         runner = fp32_runner(directory, group=group, **settings)
-        Follower(runner.paged_model, group).run(lambda: turns.append(None))
-        return len(turns)
+        Follower(runner.paged_model, group).run(turns)
+        return turns.count
 
     def close(self) -> None:
         self.following.exception(_END_S)
@@ -146,7 +162,7 @@ def test_what_fails_beside_the_others_ends_the_replica(ranks: TwoRanks, monkeypa
         group.set_patience(2.0)
     ranks.leader.beat()
     monkeypatch.setattr(ranks.runner.paged_model, "forward", broken)
-    with pytest.raises(RankLostError, match="no memory"):
+    with pytest.raises(DeviceLostError, match="no memory"):
         generate(ranks.runner, PROMPTS, 1)
     # In a process of its own the first rank would end now, and its connections with it.
     assert isinstance(ranks.following.exception(_END_S), RankLostError)
@@ -157,6 +173,27 @@ def test_beats_are_turns_and_the_end_is_none(ranks: TwoRanks) -> None:
         ranks.leader.beat()
     ranks.leader.end()
     assert ranks.following.result(_END_S) == 3
+
+
+def test_a_step_may_keep_a_follower_as_long_as_any_worker() -> None:
+    now, alive = [0.0], []
+    liveness = Liveness(lambda: now[0])
+
+    class Frames:
+        left = iter([encode(Move(BlockMoves())), encode(Move(BlockMoves())), encode(End())])
+
+        def receive_frame(self) -> bytes:
+            alive.append(liveness.alive)
+            return next(self.left)
+
+    class Slow:
+        def move(self, moves: BlockMoves) -> None:
+            for pause in (DEADLINE_S + 1, STEP_DEADLINE_S):
+                now[0] += pause
+                alive.append(liveness.alive)
+
+    Follower(cast(PagedModel, Slow()), cast(DistributedGroup, Frames())).run(liveness)
+    assert alive == [True, True, False, True, True, False, True]
 
 
 def test_a_beat_is_not_over_before_all_ranks_have_answered(tmp_path: Path) -> None:
@@ -180,6 +217,17 @@ def test_all_ranks_hold_as_many_blocks_and_the_memory_is_that_of_all(directory: 
     assert found.world_size == 2
 
 
-def test_ranks_that_were_started_differently_are_refused(directory: Path, tmp_path: Path) -> None:
+def test_a_step_that_fails_on_a_follower_ends_it(ranks: TwoRanks) -> None:
+    ranks.groups[0].send_frame(b"no frame")
+    with pytest.raises(DeviceLostError, match="this rank failed"):
+        ranks.following.result(_END_S)
+
+
+@pytest.mark.parametrize(
+    "other", [{"block_size": 16}, {"num_blocks": 63}, {"num_cpu_blocks": 3}, {"model_impl": "native"}], ids=str
+)
+def test_ranks_that_were_started_differently_are_refused(
+    directory: Path, tmp_path: Path, other: dict[str, Any]
+) -> None:
     with ThreadPoolExecutor(2) as pool, pytest.raises(ModelRunnerError, match="start them all alike"):
-        TwoRanks(pool, f"file:{tmp_path}", directory, _SETTINGS, {**_SETTINGS, "block_size": 16})
+        TwoRanks(pool, f"file:{tmp_path}", directory, _SETTINGS, {**_SETTINGS, **other})

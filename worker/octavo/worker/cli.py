@@ -358,7 +358,7 @@ def _share(config: WorkerConfig, liveness: Liveness, metrics: WorkerMetrics) -> 
         if ranks.group.rank:
             # No scheduler knows of it: it is as ready as it gets.
             liveness.welcomed = True
-            ranks.follow(runner, liveness.turn)
+            ranks.follow(runner, liveness)
         else:
             _serve(config, liveness, metrics, runner, ranks.beat)
 
@@ -541,7 +541,9 @@ def _make_model_runner(config: WorkerConfig, directory: Path, **shared: Any) -> 
             f"{config.device} has too little memory for {config.model}: end what else runs there, lower"
             f" --max-num-batched-tokens, or serve a smaller model; torch says: {_one_line(error)}"
         ) from error
-    runner.grammars.load()
+    if not config.tp_rank:
+        # Only the first rank chooses tokens.
+        runner.grammars.load()
     return runner
 
 

@@ -89,7 +89,10 @@ class ModelRunner:
         self._group = group
         self._device = _torch_device(device)
         identity = fingerprint(directory, load_format)
-        _check_ranks(group, (identity, dtype, exact, block_size, kv_cache_dtype, max_model_len))
+        _check_ranks(
+            group,
+            (identity, model_impl, dtype, exact, block_size, kv_cache_dtype, max_model_len, num_blocks, num_cpu_blocks),
+        )
         if exact:
             _refuse(settings_obstacle(dtype, self._device))
             dtype = EXACT_CPU_DTYPE if self._device.type == "cpu" else dtype
@@ -150,7 +153,7 @@ class ModelRunner:
     def _num_blocks(self, num_blocks: int | None, memory: int | None, paging: Paging, gpu: GpuOptions) -> int:
         """As many on every rank; `memory` is that of all of them together."""
         if num_blocks is not None:
-            return self._agreed(num_blocks)
+            return num_blocks
         if memory is None:
             memory = self._usual_memory(paging, gpu)
         return num_blocks_in(self._agreed(memory), self._block_bytes, self.block_size)
@@ -213,8 +216,9 @@ def _check_ranks(group: ShardGroup, settings: tuple[object, ...]) -> None:
     """Before ranks that do not fit each other compute anything together."""
     if len(set(group.exchange(zlib.crc32(repr(settings).encode())))) > 1:
         raise ModelRunnerError(
-            "the ranks of this replica were started with different models, or with different --dtype, --numerics,"
-            " --block-size, --kv-cache-dtype or --max-model-len; start them all alike"
+            "the ranks of this replica were started with different models, or with different --model-impl, --dtype,"
+            " --numerics, --block-size, --kv-cache-dtype, --max-model-len, --num-blocks or --num-cpu-blocks; start them"
+            " all alike"
         )
 
 
@@ -251,6 +255,8 @@ def _torch_device(name: str) -> torch.device:
             f"{name!r} is asked for, but this torch ({torch.__version__}) finds no CUDA device: it takes a GPU, its"
             " driver, and a torch that is built for CUDA; or use --device cpu"
         )
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ModelRunnerError(f"{name!r} is asked for, but this process sees {count} GPUs; ranks take one each")
     if device.type not in ("cpu", "cuda"):
         raise ModelRunnerError(f"{name!r} is not implemented; --device takes cpu, cuda or cuda:N")
     return device

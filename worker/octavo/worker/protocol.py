@@ -74,7 +74,7 @@ class WorkerProtocol:
         )
         self._launched: deque[_Launched] = deque()
         self._answers: deque[StepResult] = deque()
-        self.incarnation = draw_incarnation()
+        self.incarnation = self._process = draw_incarnation()
         self.epoch: int | None = None
         # Set by the owner: beats say that this worker is to end. And whether the scheduler has let it.
         self.draining = False
@@ -150,6 +150,7 @@ class WorkerProtocol:
             schema_version=SCHEMA_VERSION,
             worker_id=self._worker_id,
             incarnation=self.incarnation,
+            process=self._process,
             model=runner.model,
             device=runner.device,
             world_size=runner.world_size,

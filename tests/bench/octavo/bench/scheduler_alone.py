@@ -46,6 +46,7 @@ def hello(num_blocks: int, block_size: int, num_cpu_blocks: int = 0, costs: Step
         schema_version=SCHEMA_VERSION,
         worker_id="instant",
         incarnation=_INCARNATION,
+        process=_INCARNATION,
         model=_MODEL,
         device="none",
         world_size=1,

@@ -7,7 +7,6 @@ time for sums holds its wait for the slowest rank. `--over-sockets` lets the ran
 those of several machines do.
 """
 
-import socket
 import statistics
 import sys
 import tempfile
@@ -22,8 +21,10 @@ import click
 import torch
 from torch import Tensor
 
+from octavo.testing.addresses import free_address
 from octavo.testing.models import NO_MOVES, new_sequences, next_item
 from octavo.wire.model_directory import BUNDLED_MODEL, resolve_model
+from octavo.worker.liveness import Liveness
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.runner import Runner
 from octavo.worker.sequences import WorkerSequence
@@ -129,13 +130,8 @@ def make_runner(dtype: str, ranks: int, threads: int, group: DistributedGroup | 
 def follow(rendezvous: str, rank: int, ranks: int, dtype: str) -> None:
     """What the other ranks do."""
     group = connect(rendezvous, rank, ranks, patience_s=_PATIENCE_S)
-    Follower(make_runner(dtype, ranks, 1, group).paged_model, group).run(lambda: None)
+    Follower(make_runner(dtype, ranks, 1, group).paged_model, group).run(Liveness())
     group.close()
-
-
-def _free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @click.command()
@@ -161,7 +157,7 @@ def main(
         return
     command = [sys.executable, "-m", "octavo.bench.tensor_parallel", *sys.argv[1:]]
     if over_sockets:
-        address = _free_address()
+        address = free_address()
         command += ["--address", address]
     with tempfile.TemporaryDirectory() as directory, LocalRanks(ranks, Path(directory), command=command) as local:
         group = TimedGroup(connect(address or local.rendezvous, 0, ranks, patience_s=_PATIENCE_S))

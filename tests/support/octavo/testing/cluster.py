@@ -110,12 +110,15 @@ def reference_tokens(request: Request, index: int = 0) -> list[int]:
 class FakeReplica:
     """A worker without its shell, with any runner: runs plans in order when told to."""
 
-    def __init__(self, runner: Runner, incarnation: int, costs: StepCosts | None = None) -> None:
+    def __init__(
+        self, runner: Runner, incarnation: int, costs: StepCosts | None = None, process: int | None = None
+    ) -> None:
         self.runner = runner
         self.hello = WorkerHello(
             schema_version=SCHEMA_VERSION,
             worker_id=f"worker-{incarnation}",
             incarnation=incarnation,
+            process=incarnation if process is None else process,
             model=msgspec.structs.replace(runner.model, fingerprint=FINGERPRINT),
             device="fake",
             world_size=1,
@@ -258,9 +261,10 @@ class Cluster:
         costs: StepCosts | None = None,
         worker_id: str | None = None,
         faults: str = "",
+        process: int | None = None,
     ) -> FakeReplica:
         """A replica with a fake model that has `faults` (`octavo.worker.fake_faults`), or with `runner`, of
-        worker-`incarnation` unless named."""
+        worker-`incarnation` unless named, and in a process of its own."""
         if runner is None:
             runner = SpoilableRunner(
                 self._directory,
@@ -270,7 +274,7 @@ class Cluster:
                 windows=windows,
                 faults=parse_faults(faults),
             )
-        replica = FakeReplica(runner, incarnation, costs)
+        replica = FakeReplica(runner, incarnation, costs, process)
         if worker_id is not None:
             replica.hello = msgspec.structs.replace(replica.hello, worker_id=worker_id)
         self.replicas[incarnation] = replica

@@ -1,11 +1,11 @@
 """The other ranks' side: they hold a share of the model and of its cache, and do what the first rank tells them."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from octavo.worker.forward import PagedModel
+from octavo.worker.liveness import Liveness
+from octavo.worker.runner import DeviceLostError
 from octavo.worker.tensor_parallel.distributed import DistributedGroup
 from octavo.worker.tensor_parallel.frames import Beat, Compute, End, Frame, Logits, Move, batch_of, decode
 
@@ -19,12 +19,17 @@ class Follower:
         self._hidden = torch.empty(0)
 
     @torch.inference_mode()
-    def run(self, turn: Callable[[], None]) -> None:
-        """Until the first rank says that it ends; `turn` is called after every frame. Raises `RankLostError` if it ends
-        without a word, and whatever a step does: without this rank no other can go on."""
-        while not isinstance(frame := decode(self._group.receive_frame()), End):
-            self.do(frame)
-            turn()
+    def run(self, liveness: Liveness) -> None:
+        """Until the first rank says that it ends; every frame is a turn. Raises `RankLostError` if it ends without a
+        word, `DeviceLostError` if a step fails here: without this rank no other can go on."""
+        try:
+            while not isinstance(frame := decode(self._group.receive_frame()), End):
+                liveness.work()
+                liveness.owe()
+                self.do(frame)
+                liveness.turn()
+        except Exception as error:
+            raise DeviceLostError(f"this rank failed in a step that the others compute: {error}") from error
 
     def do(self, frame: Frame) -> None:
         """Carries out one frame. Raises `FrameError` or `ValueError` on one that cannot be."""

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,11 +24,14 @@ _PARENT_VARIABLE = "OCTAVO_SUPERVISOR_PID"
 _PR_SET_PDEATHSIG = 1
 # How long ranks that were told to end may take.
 _END_S = 10.0
+# How long one that fails may take from its last word with the others to its end.
+_FAILING_S = 5.0
 
 
 class LocalRanks:
     """Ranks 1 to `size` - 1, each this process's own command once more. If one ends before `expect_end`, this process
-    ends too, at once: in a collective it would wait for it."""
+    ends too, at once: in a collective it would wait for it. On the way out those that still run are killed, after a
+    while if nothing was raised."""
 
     def __init__(
         self,
@@ -43,52 +47,84 @@ class LocalRanks:
         self._command = list(command) or [sys.executable, *sys.orig_argv[1:]]
         self._end_process = end_process
         self._expected = False
+        self._unexpected = threading.Event()
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
-        for rank in range(1, self._size):
-            process = self._start(rank)
-            self._processes.append(process)
-            threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
+        try:
+            for rank in range(1, self._size):
+                self._start(rank)
+        except BaseException:
+            self._end_all(patience_s=0)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        expected, self._expected = self._expected, True
-        for process in self._processes:
-            _end(process, patience_s=_END_S if expected else 0)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._end_all(patience_s=0 if error else _END_S)
 
     def expect_end(self) -> None:
-        """The ranks are about to be told that they may end."""
+        """The ranks are about to learn that they may end."""
         self._expected = True
 
-    def _start(self, rank: int) -> "subprocess.Popen[bytes]":
+    def await_failure(self) -> None:
+        """A rank is gone. If its process ends, and so does not hang, this one ends with its status: that one has said
+        why."""
+        self._unexpected.wait(_FAILING_S)
+
+    def _end_all(self, *, patience_s: float) -> None:
+        self.expect_end()
+        for process in self._processes:
+            _end(process, patience_s=patience_s)
+        self.forget_meeting()
+
+    def forget_meeting(self) -> None:
+        """Nothing need be left of where the ranks have met."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _start(self, rank: int) -> None:
         settings = {
             "OCTAVO_TP_RANK": str(rank),
             "OCTAVO_TP_RENDEZVOUS": self.rendezvous,
             _PARENT_VARIABLE: str(os.getpid()),
         }
         # A session of its own: Ctrl-C reaches the first rank alone, which ends the others in order.
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self._command, env={**os.environ, **settings}, stdin=subprocess.DEVNULL, start_new_session=True
         )
+        self._processes.append(process)
+        threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
 
     def _watch(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
         status = process.wait()
         if not self._expected:
             logger.error("rank %d has ended with %s, and this replica with it", rank, _describe(status))
+            self.forget_meeting()
             # A status of its own says that starting it anew cannot help.
             self._end_process(max(1, status))
+            self._unexpected.set()
 
 
-def follow_first_rank(*, is_child: bool) -> None:
-    """Called by every other rank: it ends when the first one says so, not at a signal; as its child, or when that dies,
-    however it dies."""
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Within it Ctrl-C ends this process even while it waits in native code, where Python would not hear of it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def leave_signals_to_first_rank() -> None:
+    """Called by every other rank that has met it: it ends when the first one says so, not at a signal."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    if is_child and sys.platform.startswith("linux"):
+
+
+def die_with_first_rank() -> None:
+    """Called by the first rank's children: each ends when that dies, however it dies."""
+    if sys.platform.startswith("linux"):
         # This one also reaches a process that is stopped.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(os.environ.get(_PARENT_VARIABLE, "0")):

@@ -6,7 +6,8 @@ from typing import Protocol
 
 from octavo.wire.steps import BlockMoves
 from octavo.worker.batch import Batch
-from octavo.worker.tensor_parallel.distributed import DistributedGroup, RankLostError
+from octavo.worker.runner import DeviceLostError
+from octavo.worker.tensor_parallel.distributed import DistributedGroup
 from octavo.worker.tensor_parallel.frames import Beat, Compute, End, Frame, Logits, Move, compute_frame, encode
 
 
@@ -42,7 +43,7 @@ NO_FOLLOWERS = NoFollowers()
 class Leader:
     """Tells the other ranks of `group` what to do.
 
-    Once they were told, they wait for this rank's part: what fails it then raises `RankLostError`, for the ranks are
+    Once they were told, they wait for this rank's part: what fails it then raises `DeviceLostError`, for the ranks are
     not together any more.
     """
 
@@ -75,7 +76,7 @@ class Leader:
         try:
             yield
         except Exception as error:
-            raise RankLostError(f"this rank failed in a step that the others compute: {error}") from error
+            raise DeviceLostError(f"this rank failed in a step that the others compute: {error}") from error
 
     def _tell(self, frame: Frame) -> None:
         self._group.send_frame(encode(frame))

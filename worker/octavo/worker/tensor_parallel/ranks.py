@@ -1,16 +1,22 @@
 """One rank of a replica from its start to its end, the first one with those it starts beside it."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 from octavo.wire.endpoints import runtime_directory
-from octavo.worker.config import WorkerConfig
+from octavo.worker.config import LOCAL_SCHEME, WorkerConfig
+from octavo.worker.liveness import Liveness
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.runner import Runner
-from octavo.worker.tensor_parallel.distributed import DistributedGroup
+from octavo.worker.tensor_parallel.distributed import DistributedGroup, RankLostError
 from octavo.worker.tensor_parallel.follower import Follower
-from octavo.worker.tensor_parallel.launch import LocalRanks, follow_first_rank
+from octavo.worker.tensor_parallel.launch import (
+    LocalRanks,
+    die_with_first_rank,
+    ended_by_ctrl_c,
+    leave_signals_to_first_rank,
+)
 from octavo.worker.tensor_parallel.leader import NO_FOLLOWERS, Followers, Leader
 from octavo.worker.tensor_parallel.rendezvous import connect
 
@@ -43,10 +49,10 @@ class Ranks:
         if self._leader:
             self._leader.beat()
 
-    def follow(self, runner: Runner, turn: Callable[[], None]) -> None:
+    def follow(self, runner: Runner, liveness: Liveness) -> None:
         """Computes what the first rank says, until that ends."""
         assert isinstance(runner, ModelRunner), "only models are shared"
-        Follower(runner.paged_model, self.group).run(turn)
+        Follower(runner.paged_model, self.group).run(liveness)
 
     def end(self) -> None:
         """The first rank's last word."""
@@ -61,21 +67,34 @@ def joined(config: WorkerConfig) -> Iterator[Ranks]:
         logger.info("with --tp steps are not captured as CUDA graphs")
     if config.tp_rank is None:
         with LocalRanks(config.tp, runtime_directory()) as local, _met(config, 0, local.rendezvous) as ranks:
-            yield ranks
-            local.expect_end()
+            if config.device == "cpu":
+                # GPUs meet later, over the same file.
+                local.forget_meeting()
+            try:
+                yield ranks
+            except RankLostError:
+                local.await_failure()
+                raise
+            finally:
+                # However it ends: the others learn of it before this process has.
+                local.expect_end()
             ranks.end()
         return
-    if config.tp_rank:
-        follow_first_rank(is_child=config.is_local_follower)
+    if config.is_local_follower:
+        die_with_first_rank()
     assert config.tp_rendezvous is not None, "a rank is given with where it meets the others"
     with _met(config, config.tp_rank, config.tp_rendezvous) as ranks:
+        if config.tp_rank:
+            leave_signals_to_first_rank()
         yield ranks
         ranks.end()
 
 
 @contextmanager
 def _met(config: WorkerConfig, rank: int, rendezvous: str) -> Iterator[Ranks]:
-    group = connect(rendezvous, rank, config.tp, patience_s=_LOADING_PATIENCE_S, cuda=config.device == "cuda")
+    # Ranks that are started one by one may wait long for each other.
+    with nullcontext() if rendezvous.startswith(LOCAL_SCHEME) else ended_by_ctrl_c():
+        group = connect(rendezvous, rank, config.tp, patience_s=_LOADING_PATIENCE_S, cuda=config.device == "cuda")
     try:
         yield Ranks(group)
     finally:

@@ -4,6 +4,8 @@ On one machine they connect over loopback. Between machines each listens on the 
 one, and nowhere else; what they send is neither encrypted nor authenticated.
 """
 
+import ipaddress
+import logging
 import socket
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +19,8 @@ from octavo.worker.config import LOCAL_SCHEME
 from octavo.worker.tensor_parallel.distributed import DistributedGroup
 from octavo.worker.tensor_parallel.links import Backend, BackendLink, GlooLink, HostLink
 from octavo.worker.tensor_parallel.shared_memory import SharedMemory
+
+logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 
@@ -46,6 +50,8 @@ def _connect(rendezvous: str, rank: int, size: int, patience: timedelta, *, cuda
     if directory:
         host = SharedMemory.joined(directory, rank, size, lambda: control.exchange(0))
         host.set_patience(patience.total_seconds())
+        # None of them needs the directory any more.
+        control.exchange(0)
     if not cuda:
         return DistributedGroup(rank, size, control, host)
     device = BackendLink(rank, size, _nccl(c10d.PrefixStore("device", store), rank, size, patience))
@@ -59,7 +65,10 @@ def _met_here(directory: Path, size: int) -> tuple[c10d.Store, str]:
 
 def _met_at(rendezvous: str, rank: int, size: int, patience: timedelta) -> tuple[c10d.Store, str]:
     host, port = _host_and_port(rendezvous)
-    return _tcp_store(host, port, rank, size, patience), _own_address_towards(host, port)
+    store, address = _tcp_store(host, port, rank, size, patience), _own_address_towards(host, port)
+    if not ipaddress.ip_address(address).is_loopback:
+        logger.warning("ranks send each other unencrypted, unauthenticated data at %s: only they may reach it", address)
+    return store, address
 
 
 def _directory(rendezvous: str) -> Path | None:

@@ -51,7 +51,7 @@ class SharedMemory:
             peers = {other: _connected(directory / f"rank-{other}", rank) for other in range(rank)}
             for _ in range(rank + 1, size):
                 peer, _ = listener.accept()
-                peers[peer.recv(1)[0]] = peer
+                peers[_received(peer, 1)[0]] = peer
         memory = _made(size, peers) if rank == 0 else _given(peers[0])
         try:
             return cls(rank, peers, memory)

@@ -182,7 +182,8 @@ class _FalseWorker:
     def _hello(self) -> WorkerHello:
         incarnation = self._rng.getrandbits(63)
         self._composer.known = {"incarnation": (incarnation,), "schema_version": (SCHEMA_VERSION,)}
-        return WorkerHello(SCHEMA_VERSION, "false", incarnation, self._model, "fake", 1, 64, 0, 16, 64, [KVGroup(0)])
+        ids = (incarnation, incarnation)
+        return WorkerHello(SCHEMA_VERSION, "false", *ids, self._model, "fake", 1, 64, 0, 16, 64, [KVGroup(0)])
 
     def _take(self, message: Any) -> None:
         known = self._composer.known

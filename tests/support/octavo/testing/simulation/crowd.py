@@ -72,20 +72,19 @@ class Crowd:
             self._simulation.clock.after(_RETRY_S, partial(self.come, plan))
 
     def ended(self, frontend: FrontendProcess, client: Client) -> None:
-        plan = client.plan
-        self._simulation.watch.went(frontend.session.frontend_id, plan.request_id)
-        if client.failure is None:
+        plan, failure = client.plan, client.failure
+        if failure is None:
             self._count_served(client)
         else:
-            reason = client.failure.reason
-            self._simulation.watch.counts[f"failed: {reason.value}"] += 1
-            assert self._may_fail(plan, reason), f"{plan.request_id} failed: {client.failure}"
-            if reason is Reason.QUARANTINED and not plan.insists:
-                # Under another id, as a client that tries again.
-                again = replace(plan, request_id=f"{plan.request_id}-again", insists=True)
-                self._simulation.clock.after(_RETRY_S, partial(self.come, again))
-                return
-        self.num_open -= 1
+            self._simulation.watch.counts[f"failed: {failure.reason.value}"] += 1
+            assert self._may_fail(plan, failure.reason), f"{plan.request_id} failed: {failure}"
+        self._simulation.watch.went(frontend.session.frontend_id, plan.request_id)
+        if failure and failure.reason is Reason.QUARANTINED and not plan.insists:
+            # Under another id, as a client that tries again.
+            again = replace(plan, request_id=f"{plan.request_id}-again", insists=True)
+            self._simulation.clock.after(_RETRY_S, partial(self.come, again))
+        else:
+            self.num_open -= 1
 
     def _count_served(self, client: Client) -> None:
         counts, journal, kind = self._simulation.watch.counts, client.live.journal, client.plan.kind
@@ -101,11 +100,11 @@ class Crowd:
             case Reason.STEP_FAILED:
                 return counts["steps failed"] >= scenario.config.max_failed_steps
             case Reason.LOGITS_NOT_FINITE:
-                return self._simulation.watch.was_spoiled(plan.prompt_token_ids, plan.sampling.seed)
+                return self._simulation.watch.harm.was_spoiled(plan.prompt_token_ids, plan.sampling.seed)
             case Reason.QUARANTINED:
                 return self._is_poison(plan, "die", "hang") or counts["replicas lost by chance"] > 0
             case Reason.OUT_OF_MEMORY:
-                return plan.sampling.parallel > self._simulation.watch.least_memory
+                return plan.sampling.parallel > self._simulation.watch.harm.least_memory
             case Reason.NEVER_FITS_KV:
                 return not all(hardware.can_hold(plan, scenario.prefixes) for hardware in scenario.workers)
             case Reason.QUEUE_TIMEOUT:

@@ -54,7 +54,7 @@ class ForeignHistoryError(Exception):
 class Witness(Protocol):
     """Is told of sequences to which something was done on purpose."""
 
-    def spoiled(self, sequence: WorkerSequence, by: str) -> None: ...
+    def spoiled(self, sequence: WorkerSequence, by: int) -> None: ...
     def poisoned(self, sequence: WorkerSequence) -> None: ...
 
 
@@ -85,7 +85,6 @@ class Device:
     which one sequence gets NaN, whether all do, and how many sequences it has memory for. `poisons` are what some
     prompts do to it."""
 
-    place: str
     normal_step_s: float
     normal_most_sequences: int
     poisons: tuple[FakeFault, ...] = ()
@@ -118,6 +117,8 @@ class SimulatedRunner(SpoilableRunner):
         tell: Witness,
     ) -> None:
         super().__init__(**{name: getattr(hardware, name) for name in _OF_THE_RUNNER})
+        # The name under which it works now.
+        self.incarnation = 0
         self._device = device
         self._random = random
         self._work = work
@@ -162,11 +163,11 @@ class SimulatedRunner(SpoilableRunner):
     def _spoil(self, items: list[WorkItem]) -> None:
         device = self._device
         sequences = [victim for fault in device.poisons if fault.kind == "nan" for victim in fault.victims(items)]
-        by = ""
+        by = 0
         if device.is_broken:
             sequences = [item.sequence for item in items]
             choosers = {each.sampling.seed for item in items for each in item.choosers}
-            by = device.place if len(choosers) > 1 else ""
+            by = self.incarnation if len(choosers) > 1 else 0
         elif items and self._random.random() < device.nan_rate:
             sequences.append(self._random.choice(items).sequence)
         self.to_spoil = {sequence.sequence_id for sequence in sequences}

@@ -150,7 +150,7 @@ def shrink_memory(simulation: "Simulation") -> None:
     """A device has memory for a few sequences at once."""
     device = simulation.devices[simulation.random.choice(sorted(simulation.devices))]
     device.most_sequences = simulation.random.choice((0, 1, 2, 4))
-    simulation.watch.least_memory = min(simulation.watch.least_memory, device.most_sequences)
+    simulation.watch.harm.least_memory = min(simulation.watch.harm.least_memory, device.most_sequences)
     simulation.recover_after(simulation.random.uniform(0.1, 3.0), device.recover)
 
 

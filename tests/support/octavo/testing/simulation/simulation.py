@@ -47,9 +47,7 @@ class Simulation:
         self.frontends: dict[str, FrontendProcess] = {}
         self.hardware = {f"worker-{index}": hardware for index, hardware in enumerate(self.scenario.workers)}
         self.devices = {
-            place: Device(
-                place, self.scenario.step_s * hardware.slowness, hardware.most_sequences, self.scenario.poisons
-            )
+            place: Device(self.scenario.step_s * hardware.slowness, hardware.most_sequences, self.scenario.poisons)
             for place, hardware in self.hardware.items()
         }
         self.fingerprint = fingerprint(directory)

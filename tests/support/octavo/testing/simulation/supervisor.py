@@ -45,7 +45,7 @@ class Supervisor:
             simulation.hardware[place],
             simulation.devices[place],
             simulation.random,
-            simulation.watch,
+            simulation.watch.harm,
             self._worker_ended,
             speaks,
         )
@@ -97,7 +97,7 @@ class Supervisor:
         simulation.note(place, f"has ended: {ending.value}")
         simulation.watch.counts[f"workers {ending.value}"] += 1
         if ending in (Ending.DIED, Ending.HUNG):
-            simulation.watch.poisoned_worker(worker.protocol.incarnation)
+            simulation.watch.harm.poisoned_worker(worker.protocol.incarnation)
         match ending:
             case Ending.DIED:
                 self._replace(worker, 1.0)
@@ -129,5 +129,7 @@ class Supervisor:
 
 
 def _check_refusal(why: str, kind: str) -> None:
-    """Nothing but another schema keeps a process out, and both are named."""
+    """Nothing but another schema keeps a process out, and both are named; or a device that is broken ends a worker."""
+    if kind == "worker" and "nothing finite" in why:
+        return
     assert f"the {kind} speaks message schema {SCHEMA_VERSION + 1}, this scheduler {SCHEMA_VERSION}" in why, why

@@ -1,6 +1,6 @@
 """What must be true of the scheduler's doings, looked at as they happen; and how often each kind of thing happened."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 
 from octavo.scheduler.event_log import Began, Handled, Planned, Record
 from octavo.scheduler.events import (
@@ -28,19 +28,17 @@ from octavo.scheduler.sequence import SequenceGroup
 from octavo.testing.history import Event, Held, Left, Load
 from octavo.testing.judge import Judge
 from octavo.testing.simulation.device import INJECTED
+from octavo.testing.simulation.harm import Harm
 from octavo.testing.simulation.network import Network
-from octavo.wire.base import MAX_SEQUENCES, NULL_BLOCK
+from octavo.wire.base import NULL_BLOCK
 from octavo.wire.requests import LEASE_S, Notices, PinRefused, Rejected, RejectReason
 from octavo.wire.steps import StepOutcome, StepPlan, StepResult
-from octavo.worker.sequences import WorkerSequence
 
 # Nothing is done for a client that has been gone for so long, whatever happens; and if nothing does.
 _ZOMBIE_S = 20.0
 _CALM_ZOMBIE_S = LEASE_S
 # How long it takes at most until a worker is lost whose connection has ended.
-_UNREACHABLE_S = 0.25
-# Workers that may die over one request, of those that do die over it.
-_MAX_DEATHS = 3
+_UNREACHABLE_S = 0.5
 # The longest that a scheduler which is awake lets pass between two turns.
 _LONGEST_NAP_S = 0.2
 _ROUNDING_MS = 0.001
@@ -54,32 +52,24 @@ class Watch:
 
     def __init__(self, network: Network, *, is_calm: bool) -> None:
         self.counts = network.counts
-        # The sequences that the device with the least memory had room for, ever.
-        self.least_memory = MAX_SEQUENCES
+        self.harm = Harm(network.clock, network.counts)
         self._network = network
         # By incarnation.
         self._place_of: dict[int, str] = {}
         self._judge = Judge(held_s=_CALM_ZOMBIE_S if is_calm else _ZOMBIE_S)
         # How long schedulers were awake: the judge's time, for they can do nothing about a client while they are not.
         self.awake_s = 0.0
-        # Prompts and seeds of sequences that got NaN, and from whom: the places where all in a step did, or nobody if
-        # it was this one's doing.
-        self._spoiled: defaultdict[tuple[tuple[int, ...], int], set[str]] = defaultdict(set)
         self._turned_at = 0.0
         # Since when replicas cannot be reached.
         self._unreachable: dict[int, float] = {}
         # Attempts that ran, by frontend.
         self._admitted: set[tuple[int, str, int]] = set()
-        # Incarnations that a scheduler has given up, with plans that they had not answered then; and all that are over
-        # because of what they computed.
+        # Incarnations that a scheduler has given up; and plans that are not answered, by incarnation.
         self._gone: set[int] = set()
         self._outstanding: Counter[int] = Counter()
-        self._poisoned: set[int] = set()
         # Workers that get nothing new, by name; and incarnations that are to end.
         self._cordoned: set[str] = set()
         self._draining: set[int] = set()
-        # Workers that have died over a prompt in the life of one scheduler.
-        self._deaths: Counter[tuple[int, tuple[int, ...]]] = Counter()
 
     def see(self, event: Event) -> None:
         """Shows the judge an event. Raises `AssertionError` where that is wrong."""
@@ -88,6 +78,7 @@ class Watch:
 
     def went(self, frontend_id: int, request_id: str) -> None:
         """Nobody waits for this request any more."""
+        self.harm.went_at = self._network.clock.now
         self.see(Left(self.awake_s, (frontend_id, request_id)))
 
     def rest(self, core: Scheduler) -> None:
@@ -100,29 +91,6 @@ class Watch:
 
     def _assert_good(self) -> None:
         assert not self._judge.faults, str(self._judge.faults[0])
-
-    def spoiled(self, sequence: WorkerSequence, by: str) -> None:
-        """What a device computed of a sequence is not finite; `by` the one at that place, or by none."""
-        self.counts["sequences spoiled"] += 1
-        key = tuple(sequence.token_ids[: sequence.prompt_length]), sequence.sampling.seed
-        self._spoiled[key].add(by)
-
-    def poisoned(self, sequence: WorkerSequence) -> None:
-        """A sequence has been the end of a worker."""
-        self.counts["workers poisoned"] += 1
-        key = self.counts["schedulers"] + self.counts["frontends"], tuple(sequence.token_ids[: sequence.prompt_length])
-        self._deaths[key] += 1
-
-    def poisoned_worker(self, incarnation: int) -> None:
-        """The worker is lost because of what it computed."""
-        self._poisoned.add(incarnation)
-        assert max(self._deaths.values()) <= _MAX_DEATHS, "too many workers have died over one request"
-
-    def was_spoiled(self, prompt_token_ids: list[int], seed: int) -> bool:
-        """Whether a request with this prompt and seed may be to blame: it was spoiled without the others of a step, or
-        with those of steps at two places."""
-        by = self._spoiled[tuple(prompt_token_ids), seed]
-        return "" in by or len(by) > 1
 
     def turned(self, core: Scheduler, unreachable: set[int]) -> None:
         """The scheduler has done all that was due. Replicas that it cannot reach are not its own for long."""
@@ -226,7 +194,7 @@ class Watch:
     def _lost(self, replica_id: int, cause: LossCause, reason: str) -> None:
         self.counts["replicas lost"] += 1
         self.counts[f"replicas lost: {cause.value}"] += 1
-        self.counts["replicas lost by chance"] += cause.is_death and replica_id not in self._poisoned
+        self.counts["replicas lost by chance"] += cause.is_death and replica_id not in self.harm.poisoned_workers
         self._gone.add(replica_id)
         if "not asked" in reason:
             assert self._was_noisy(replica_id), f"replica {replica_id:x} was lost: {reason}"

@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Callable
-from functools import partial
 from random import Random
 from typing import Any, cast
 
@@ -59,8 +58,9 @@ class WorkerProcess(Process):
     ) -> None:
         super().__init__(network.clock, place)
         self.dealer = Dealer(network, "workers", place, self)
-        runner = SimulatedRunner(hardware, device, random, self.stall, tell)
-        self.protocol = speaks(place, runner, partial(random.getrandbits, 64), FAKE_COSTS)
+        self._random = random
+        self._runner = SimulatedRunner(hardware, device, random, self.stall, tell)
+        self.protocol = speaks(place, self._runner, self._draw_incarnation, FAKE_COSTS)
         self._signals = _Signals()
         liveness = Liveness(self._time)
         self._loop = WorkerLoop(cast("Any", self.dealer), self.protocol, liveness, self._signals, self._time)
@@ -104,6 +104,10 @@ class WorkerProcess(Process):
         else:
             self.kill()
         self._ended(self, ending, why)
+
+    def _draw_incarnation(self) -> int:
+        self._runner.incarnation = self._random.getrandbits(64)
+        return self._runner.incarnation
 
     def _time(self) -> float:
         return self.local_now

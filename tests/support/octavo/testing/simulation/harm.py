@@ -1,0 +1,56 @@
+"""What was done to requests and workers on purpose, and what of it excuses what became of them."""
+
+from collections import Counter, defaultdict
+from math import inf
+
+from octavo.testing.simulation.clock import Clock
+from octavo.wire.base import MAX_SEQUENCES
+from octavo.worker.sequences import WorkerSequence
+
+# Workers that may die over one request, of those that do die over it.
+_MAX_DEATHS = 3
+# How long a plan may have been under way when a step is computed.
+_UNDER_WAY_S = 2.0
+
+
+class Harm:
+    """What devices tell of themselves. `least_memory`: the sequences that the one with the least memory had room for,
+    ever; `poisoned_workers`: incarnations that are over because of what they computed; `went_at`: when a request ended
+    last."""
+
+    def __init__(self, clock: Clock, counts: Counter[str]) -> None:
+        self.least_memory = MAX_SEQUENCES
+        self.poisoned_workers: set[int] = set()
+        self.went_at = -inf
+        self._clock = clock
+        self._counts = counts
+        # Prompts and seeds of sequences that got NaN, and from whom, when: incarnations that gave it to all of a step,
+        # or 0 if it was this one's doing.
+        self._spoiled: defaultdict[tuple[tuple[int, ...], int], dict[int, float]] = defaultdict(dict)
+        # Workers that have died over a prompt in the life of one scheduler.
+        self._deaths: Counter[tuple[int, tuple[int, ...]]] = Counter()
+
+    def spoiled(self, sequence: WorkerSequence, by: int) -> None:
+        """What a device computed of a sequence is not finite; `by` the fault of that incarnation, or (0) of nobody."""
+        self._counts["sequences spoiled"] += 1
+        key = tuple(sequence.token_ids[: sequence.prompt_length]), sequence.sampling.seed
+        self._spoiled[key][by] = self._clock.now
+
+    def poisoned(self, sequence: WorkerSequence) -> None:
+        """A sequence has been the end of a worker."""
+        self._counts["workers poisoned"] += 1
+        key = self._counts["schedulers"], tuple(sequence.token_ids[: sequence.prompt_length])
+        self._deaths[key] += 1
+
+    def poisoned_worker(self, incarnation: int) -> None:
+        """The worker is lost because of what it computed."""
+        self.poisoned_workers.add(incarnation)
+        # A client whose frontend has died asks anew, beside what is still held of its first request.
+        num_asked = 1 + self._counts["fault: kill_frontend"] + self._counts["fault: upgrade_frontend"]
+        assert max(self._deaths.values()) <= _MAX_DEATHS * num_asked, "too many workers have died over one request"
+
+    def was_spoiled(self, prompt_token_ids: list[int], seed: int) -> bool:
+        """Whether a request with this prompt and seed may be to blame: it was spoiled without the others of a step, by
+        two incarnations, or at a time when the others may have ended in the middle of the step."""
+        by = self._spoiled[tuple(prompt_token_ids), seed]
+        return 0 in by or len(by) > 1 or self.went_at > max(by.values(), default=inf) - _UNDER_WAY_S

@@ -1,0 +1,49 @@
+"""One rank's way from start to end, as a process of its own."""
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_RANK = "from octavo.worker.cli import worker; worker()"
+_WAIT_S = 120.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_rank_that_waits_for_the_first_one_ends_at_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setenv("OCTAVO_RUNTIME_DIR", str(tmp_path / "run"))
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        first.settimeout(_WAIT_S)
+        options = ["--tp", "2", "--tp-rank", "1", "--tp-rendezvous", f"127.0.0.1:{first.getsockname()[1]}"]
+        rank = subprocess.Popen([sys.executable, "-c", _RANK, *options], stderr=subprocess.DEVNULL)
+        waiting, _ = first.accept()
+        with waiting:
+            rank.send_signal(number)
+            assert rank.wait(_WAIT_S) == -number
+
+
+_FAILING_RANK = """
+import os
+from octavo.worker import model_runner
+from octavo.worker.cli import worker
+def refuse(name):
+    raise model_runner.ModelRunnerError("there is no such GPU")
+if "OCTAVO_TP_RANK" in os.environ:
+    model_runner._torch_device = refuse
+worker()
+"""
+
+
+def test_a_rank_that_will_not_do_says_why_and_ends_all_with_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_RUNTIME_DIR", str(tmp_path / "run"))
+    command = [sys.executable, "-c", _FAILING_RANK, "--tp", "2", "--load-format", "dummy"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=_WAIT_S, check=False)
+    assert "there is no such GPU" in ended.stderr
+    assert ended.returncode == 2
