@@ -19,14 +19,14 @@ from octavo.wire import history
 from octavo.wire.codec import WireError, decode_from_frontend, decode_from_worker, encode
 from octavo.wire.requests import FrontendHello, FrontendWelcome, Refused, ServiceStatus, Submit, ToFrontend
 from octavo.wire.sockets import bind_router
-from octavo.wire.steps import StepPlan, ToWorker, WorkerHello, WorkerRefused, WorkerWelcome
+from octavo.wire.steps import StepPlan, ToWorker, WorkerDismissed, WorkerHello, WorkerRefused, WorkerWelcome
 
 _EPOCH: Final = 4711
 _PEER_MS: Final = 20_000
 _KEPT: Final = 16
-# A refusal ends the process, as it should.
+# A refusal ends the process, as it should, and so does a dismissal.
 _FRONTEND_KINDS: Final = tuple(kind for kind in get_args(ToFrontend) if kind is not Refused)
-_WORKER_KINDS: Final = tuple(kind for kind in get_args(ToWorker) if kind is not WorkerRefused)
+_WORKER_KINDS: Final = tuple(kind for kind in get_args(ToWorker) if kind not in (WorkerRefused, WorkerDismissed))
 
 
 def false_scheduler(stack: Stack, rng: Random, messages: int) -> Counter[str]:
