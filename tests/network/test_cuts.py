@@ -25,7 +25,7 @@ def test_streams_survive_links_that_are_cut(tmp_path: Path) -> None:
         "scheduler/worker:both:2",
     ]
     command = [sys.executable, "-m", "octavo.testing.network", "cuts", *cuts, "--json", str(tmp_path / "report.json")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     report = json.loads((tmp_path / "report.json").read_text())["cuts"]
