@@ -48,8 +48,8 @@ serve: $(READY)  ## Start frontend, scheduler and one worker here, with the bund
 	@$(BIN)/octavo serve
 
 test: $(READY)  ## Lint, type-check and run every test this machine can run
-	@# Two at a time: none of them keeps more than a core busy for long.
-	@$(MAKE) --no-print-directory --jobs=2 test-most test-doors test-failures test-kernels test-checks
+	@# Three at a time fill two cores: those of doors and failures wait for most of their time.
+	@$(MAKE) --no-print-directory --jobs=3 test-most test-doors test-failures test-kernels test-checks
 
 test-checks: $(READY)
 	@$(BIN)/ruff check --quiet
