@@ -1,7 +1,6 @@
 """Workers join, are cordoned, drained and killed under load: streams go on with the tokens they would have had."""
 
 import signal
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -69,11 +68,9 @@ def test_a_worker_that_is_asked_to_end_moves_its_requests_and_ends_well(
     stack = start(new_stack, OCTAVO_DRAIN_GRACE="0.2")
     streams = ask(stack, 200)
     stack.wait_for(lambda: worker(stack, "worker-0").running > 0)
-    began = time.monotonic()
     assert stack.kill("worker-0", number) == 0
-    assert time.monotonic() - began < 1.5, "it waited for the streams, which take two seconds"
     generations = assert_undisturbed(stack, streams, 200)
-    assert any(generation.usage.preemptions for generation in generations)
+    assert any(generation.usage.preemptions for generation in generations), "it waited for the streams"
     assert "dismissed after step" in stack.log("worker-0")
     assert "was drained and is let go" in stack.log("scheduler")
     assert " lost: " not in stack.log("scheduler")

@@ -73,15 +73,16 @@ class _Gone:
 
 class Judge:
     """Takes events in the order of their times, but for steps, which may come at the end. `held_s`: how long a
-    scheduler may hold what nobody waits for."""
+    scheduler may hold what nobody waits for; `zombie_s`: how long there may be steps for it."""
 
-    def __init__(self, *, held_s: float = inf) -> None:
+    def __init__(self, *, held_s: float = inf, zombie_s: float = ZOMBIE_S) -> None:
         self.faults: list[Fault] = []
         self.aftermaths: list[Aftermath] = []
         self.num_whole = 0
         # The latest step for a client that had gone, in seconds after it went.
         self.latest_step_s = 0.0
         self._held_s = held_s
+        self._zombie_s = zombie_s
         self._open: dict[Key, _Stream] = {}
         self._gone: dict[Key, _Gone] = {}
         # Of those that have had no step yet.
@@ -239,7 +240,7 @@ class Judge:
                 continue
             gone.steps += 1
             self.latest_step_s = max(self.latest_step_s, late_s)
-            if gone.steps > ZOMBIE_STEPS and late_s > ZOMBIE_S:
+            if gone.steps > ZOMBIE_STEPS and late_s > self._zombie_s:
                 self._zombie(gone, event.time, request, f"{gone.steps} steps")
 
     def _zombie(self, gone: _Gone, time: float, request: Key, what: str) -> None:

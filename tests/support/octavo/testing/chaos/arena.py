@@ -24,6 +24,8 @@ from octavo.v1 import generation_pb2_grpc as services
 _CHANNEL: Final = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 200)]
 _AT_ONCE: Final = 16
 _RETRY_S: Final = 0.05
+# Counted from the client's own leaving, on a machine that may be busy; streams that are left would go on for longer.
+_ZOMBIE_S: Final = 2.0
 # What a process logs once it is of use.
 _BEGINNINGS: Final = {"scheduler": "frontends at", "frontend": "ready", "worker": "registered as incarnation"}
 
@@ -50,7 +52,7 @@ class Arena:
     stack: Stack
     random: Random
     stubs: list[Any]
-    judge: Judge = field(default_factory=Judge)
+    judge: Judge = field(default_factory=lambda: Judge(zombie_s=_ZOMBIE_S))
     known: list[Known] = field(default_factory=list)
     num_asked: int = 0
     turned_away: int = 0
