@@ -13,6 +13,7 @@ from octavo.scheduler.prefix_pins import PrefixPins
 from octavo.scheduler.quarantine import Quarantine
 from octavo.scheduler.replica import Replica
 from octavo.scheduler.sequence import SequenceGroup
+from octavo.scheduler.strategy import Strategy
 from octavo.scheduler.suspects import DEATHS_TO_SUSPECT
 from octavo.wire.requests import NoticeKind, RejectReason, ServiceStatus, StatusChanged
 from octavo.wire.steps import ModelInfo, WorkerDismissed, WorkerHello, WorkerRefused, WorkerWelcome
@@ -29,6 +30,7 @@ class Fleet:
         outbox: Outbox,
         observer: SchedulerObserver,
         quarantine: Quarantine,
+        strategy: Strategy,
     ) -> None:
         self.replicas: dict[int, Replica] = {}
         # The first worker's; replicas that serve another model are refused for the life of this scheduler.
@@ -43,6 +45,7 @@ class Fleet:
         self._outbox = outbox
         self._observer = observer
         self._quarantine = quarantine
+        self._strategy = strategy
 
     def of_worker(self, worker_id: str) -> Replica | None:
         """The replica that the worker of this name registered last."""
@@ -104,7 +107,8 @@ class Fleet:
             return
         self._ledger.suspects.absolve(hello.process)
         is_cordoned = hello.worker_id in self.cordoned
-        replica = self.replicas[hello.incarnation] = Replica(hello, self._config, now, is_cordoned)
+        replica = Replica(hello, self._config, now, is_cordoned, self._strategy.make_kv)
+        self.replicas[hello.incarnation] = replica
         self._prefixes.equip(replica)
         self._outbox.to_replica(hello.incarnation, WorkerWelcome(self._outbox.epoch))
         if self.model is None:

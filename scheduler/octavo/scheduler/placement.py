@@ -1,35 +1,20 @@
 """Which waiting group goes where: the order of the queue, room on a replica, and the least to wait for."""
 
-from typing import Protocol
-
-from octavo.scheduler import chunked_policy, paper_policy
 from octavo.scheduler.admission import obstacle
-from octavo.scheduler.config import Policy, SchedulerConfig
+from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.draft import Draft
 from octavo.scheduler.fleet import Fleet
 from octavo.scheduler.replica import Replica
 from octavo.scheduler.sequence import SequenceGroup
+from octavo.scheduler.strategy import StepPolicy
 from octavo.scheduler.waiting_queue import WaitingQueue
-
-
-class StepPolicy(Protocol):
-    """How one replica's step is filled: `begin` before the waiting queue is looked at and `end` after it, each with the
-    verdict whether the draft stands; `admits` while groups may join; `LOOKAHEAD` groups are tried at a time."""
-
-    LOOKAHEAD: int
-
-    def begin(self, draft: Draft, head: SequenceGroup | None, now: float) -> bool: ...
-    def admits(self, draft: Draft) -> bool: ...
-    def end(self, draft: Draft) -> bool: ...
-
-
-POLICIES: dict[Policy, StepPolicy] = {Policy.CHUNKED: chunked_policy, Policy.PAPER: paper_policy}
 
 
 def next_admission(
     waiting: WaitingQueue,
     drafts: list[Draft],
     fleet: Fleet,
+    policy: StepPolicy,
     config: SchedulerConfig,
     now: float,
 ) -> tuple[SequenceGroup, Draft] | None:
@@ -38,21 +23,16 @@ def next_admission(
     A group that does not fit may be overtaken by those behind it until it has waited `overtaking_s`, so that a long
     prompt neither idles the blocks nor starves. What no replica takes that could ever hold it is passed over.
     """
-    policy = POLICIES[config.policy]
     if not any(policy.admits(draft) for draft in drafts):
         return None
-    for group in waiting.candidates(policy.LOOKAHEAD, fleet.can_hold):
+    for group in waiting.candidates(policy.lookahead, fleet.can_hold):
         offered = [draft for draft in drafts if policy.admits(draft) and fleet.takes(draft.replica, group)]
-        fitting = [draft for draft in offered if not _obstructed(draft, group, config)]
+        fitting = [draft for draft in offered if obstacle(draft, group, whole_prompt=policy.whole_prompts) is None]
         if fitting:
             return group, _quickest(fitting, group)
         if now - group.arrival >= config.overtaking_s:
             return None
     return None
-
-
-def _obstructed(draft: Draft, group: SequenceGroup, config: SchedulerConfig) -> bool:
-    return obstacle(draft, group, whole_prompt=config.policy is Policy.PAPER) is not None
 
 
 def _quickest(drafts: list[Draft], group: SequenceGroup) -> Draft:

@@ -3,6 +3,7 @@
 import bisect
 import enum
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from octavo.scheduler.config import SchedulerConfig
@@ -67,6 +68,18 @@ class ReplicaStats:
         self.sample_us += result.times.sample_us
 
 
+def paged_kv(hello: WorkerHello, config: SchedulerConfig) -> KVCacheManager:
+    """Blocks of one size, given as sequences grow (paper §4.2)."""
+    return KVCacheManager(
+        hello.num_blocks,
+        hello.block_size,
+        watermark=config.watermark,
+        prefix_caching=config.prefix_caching,
+        windows=[group.window for group in hello.kv_groups],
+        num_cpu_blocks=hello.num_cpu_blocks,
+    )
+
+
 @dataclass(eq=False)
 class Replica:
     """A registered worker (`hello.incarnation` is its id) with an empty pool and nothing running."""
@@ -75,6 +88,7 @@ class Replica:
     config: SchedulerConfig
     registered_at: float
     is_cordoned: bool = False
+    make_kv: Callable[[WorkerHello, SchedulerConfig], KVCacheManager] = paged_kv
     # Drained: until when requests may go on where another replica could take them; and, if it has said so, that its
     # process is to end.
     drain_until: float | None = None
@@ -107,14 +121,7 @@ class Replica:
     stats: ReplicaStats = field(default_factory=ReplicaStats)
 
     def __post_init__(self) -> None:
-        self.kv = KVCacheManager(
-            self.hello.num_blocks,
-            self.hello.block_size,
-            watermark=self.config.watermark,
-            prefix_caching=self.config.prefix_caching,
-            windows=[group.window for group in self.hello.kv_groups],
-            num_cpu_blocks=self.hello.num_cpu_blocks,
-        )
+        self.kv = self.make_kv(self.hello, self.config)
         device = self.hello.device
         budget, max_seqs = self.config.token_budget(device), self.config.max_parallel_on(device)
         self.size = StepSize(budget, max_seqs, min_tokens=self.hello.block_size)

@@ -30,29 +30,39 @@ from octavo.scheduler.isolation import Isolation
 from octavo.scheduler.ledger import Ledger
 from octavo.scheduler.observer import SchedulerObserver
 from octavo.scheduler.outbox import Outbox
-from octavo.scheduler.placement import POLICIES, next_admission
+from octavo.scheduler.placement import next_admission
 from octavo.scheduler.prefix_pins import PrefixPins
 from octavo.scheduler.quarantine import Quarantine
 from octavo.scheduler.queue_times import describe_wait
 from octavo.scheduler.replica import Replica
 from octavo.scheduler.sequence import SequenceGroup
+from octavo.scheduler.strategy import Strategy, configured
 from octavo.scheduler.waiting_queue import WaitingQueue
 from octavo.wire.requests import NoticeKind, PinRefused, Prefix, RejectReason, ServiceStatus
 from octavo.wire.steps import ModelInfo
 
 
 class Scheduler:
-    """Queues, replicas and leases. `handle` every event, then `schedule` once for all that arrived together."""
+    """Queues, replicas and leases. `handle` every event, then `schedule` once for all that arrived together.
 
-    def __init__(self, config: SchedulerConfig, epoch: int, observer: SchedulerObserver | None = None) -> None:
+    An experiment may bring a `strategy` of its own instead of the one that is configured."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        epoch: int,
+        observer: SchedulerObserver | None = None,
+        strategy: Strategy | None = None,
+    ) -> None:
         self.config = config
         self.epoch = epoch
         self._observer = observer or SchedulerObserver()
         self._outbox = Outbox(epoch)
         self.prefixes = PrefixPins()
         self.ledger = Ledger(config, self._outbox, self._observer)
-        quarantine = Quarantine(config.quarantine_s)
-        self.fleet = Fleet(config, self.ledger, self.prefixes, self._outbox, self._observer, quarantine)
+        quarantine, strategy = Quarantine(config.quarantine_s), strategy or configured(config)
+        self._policy = strategy.policy
+        self.fleet = Fleet(config, self.ledger, self.prefixes, self._outbox, self._observer, quarantine, strategy)
         parts = (config, self.ledger, self.fleet, self.prefixes, self._outbox, self._observer)
         self._frontends = Frontends(*parts, quarantine)
         self._isolation = Isolation(self.ledger, self.fleet)
@@ -137,13 +147,12 @@ class Scheduler:
         """Plans a step for every replica that can take one, and admits from the waiting queue to these steps."""
         self._reject_overdue(now)
         self._isolation.arrange()
-        policy = POLICIES[self.config.policy]
         head = next(self.waiting.candidates(1, self.fleet.can_hold), None)
         drafts = [draft for replica in self.replicas.values() if (draft := self._draft(replica, head, now))]
-        while admission := next_admission(self.waiting, drafts, self.fleet, self.config, now):
+        while admission := next_admission(self.waiting, drafts, self.fleet, self._policy, self.config, now):
             self._admit(*admission, now)
         for draft in drafts:
-            if policy.end(draft):
+            if self._policy.end(draft):
                 self._send(draft, now)
             self._requeue_preempted(draft)
         if drafts or not self.replicas:
@@ -202,7 +211,7 @@ class Scheduler:
                 return None
             self._admit(suspect, draft, now)
             return draft
-        return draft if POLICIES[self.config.policy].begin(draft, head, now) else None
+        return draft if self._policy.begin(draft, head, now) else None
 
     def _admit(self, group: SequenceGroup, draft: Draft, now: float) -> None:
         has_run, is_new_here = group.has_run, group.cached_prompt_tokens is None

@@ -1,0 +1,48 @@
+"""What decides over a replica's memory and over what its steps hold: as configured, or an experiment's own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.scheduler import chunked_policy, paper_policy
+from octavo.scheduler.config import Policy, SchedulerConfig
+from octavo.scheduler.draft import Draft
+from octavo.scheduler.kv_cache_manager import KVCacheManager
+from octavo.scheduler.replica import paged_kv
+from octavo.scheduler.sequence import SequenceGroup
+from octavo.wire.steps import WorkerHello
+
+
+@dataclass(frozen=True)
+class StepPolicy:
+    """How one replica's step is filled: `begin` before the waiting queue is looked at (its head and the time are given)
+    and `end` after it, each with the verdict whether the draft stands; `admits` while groups may join, of which
+    `lookahead` are tried at a time, and with `whole_prompts` none whose prefill would have to be cut."""
+
+    begin: Callable[[Draft, SequenceGroup | None, float], bool]
+    admits: Callable[[Draft], bool]
+    end: Callable[[Draft], bool]
+    lookahead: int
+    whole_prompts: bool
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How steps are filled, and who manages the KV memory of a replica that joins."""
+
+    policy: StepPolicy
+    make_kv: Callable[[WorkerHello, SchedulerConfig], KVCacheManager] = paged_kv
+
+
+_POLICIES = {
+    Policy.CHUNKED: StepPolicy(
+        chunked_policy.begin, chunked_policy.admits, chunked_policy.end, chunked_policy.LOOKAHEAD, whole_prompts=False
+    ),
+    Policy.PAPER: StepPolicy(
+        paper_policy.begin, paper_policy.admits, paper_policy.end, paper_policy.LOOKAHEAD, whole_prompts=True
+    ),
+}
+
+
+def configured(config: SchedulerConfig) -> Strategy:
+    """Paged memory, and the policy that the configuration names."""
+    return Strategy(_POLICIES[config.policy])
