@@ -1,0 +1,1 @@
+"""Requests as experiments see them: when they come, how long they are, what they share. No text, no tokenizer."""

@@ -1,0 +1,49 @@
+"""One request of an experiment."""
+
+from dataclasses import dataclass
+from typing import Final
+
+# What a message can hold of one sequence; far beyond what models take.
+MAX_TOKENS: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that comes `arrival_s` seconds after the start, with a prompt of `prompt_tokens` tokens, of which the
+    first `prefix_tokens` are those of the shared prefix `prefix` (""; 0: none). It generates exactly `output_tokens`
+    in each of `n` sequences, or of `beam_width` beams (0: it samples). Raises `ValueError` on what cannot be."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    n: int = 1
+    beam_width: int = 0
+    prefix: str = ""
+    prefix_tokens: int = 0
+    priority: int = 0
+    tenant: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.arrival_s < float("inf"):
+            raise ValueError(f"arrival_s must be 0 or later, not {self.arrival_s}")
+        if self.prompt_tokens < 1 or self.output_tokens < 1:
+            raise ValueError(f"lengths must be at least 1 token, not {self.prompt_tokens} and {self.output_tokens}")
+        if self.prompt_tokens + self.output_tokens > MAX_TOKENS:
+            raise ValueError(
+                f"prompt and output have at most {MAX_TOKENS} tokens, not {self.prompt_tokens} and {self.output_tokens}"
+            )
+        if self.n < 1 or self.beam_width < 0 or (self.beam_width and self.n > self.beam_width):
+            raise ValueError(
+                f"n = {self.n} sequences of {self.beam_width} beams: n is at least 1, and at most the beams"
+            )
+        if not 0 <= self.prefix_tokens <= self.prompt_tokens:
+            raise ValueError(
+                f"prefix_tokens must be from 0 to the prompt's {self.prompt_tokens}, not {self.prefix_tokens}"
+            )
+        if bool(self.prefix) != bool(self.prefix_tokens):
+            raise ValueError("a shared prefix needs both a name and a length in prefix_tokens")
+
+    @property
+    def parallel(self) -> int:
+        """Sequences side by side."""
+        return self.beam_width or self.n

@@ -1,0 +1,162 @@
+"""How long prompts and outputs are."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from random import Random
+from typing import Final, Protocol, Self
+
+_MAX_SIGMA: Final = 5.0
+
+
+class Lengths(Protocol):
+    """A distribution of lengths in tokens, with their mean."""
+
+    @property
+    def mean(self) -> float: ...
+
+    def draw(self, random: Random) -> int: ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always `length` tokens."""
+
+    length: int
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"a length must be at least 1 token, not {self.length}")
+
+    @property
+    def mean(self) -> float:
+        return float(self.length)
+
+    def draw(self, random: Random) -> int:
+        return self.length
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """From `low` to `high` tokens, both included, all alike likely."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        _check_bounds(self.low, self.high)
+
+    @property
+    def mean(self) -> float:
+        return (self.low + self.high) / 2
+
+    def draw(self, random: Random) -> int:
+        return random.randint(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """Lognormal with `sigma` (that of the logarithm), where what lies below `low` or above `high` tokens is moved to
+    that bound. `mean` is the mean of what comes out. Raises `ValueError` if nothing has that mean."""
+
+    mean: float
+    sigma: float
+    low: int = 4
+    high: int = 1024
+
+    def __post_init__(self) -> None:
+        _check_bounds(self.low, self.high)
+        if not 0.0 < self.sigma <= _MAX_SIGMA:
+            raise ValueError(f"sigma must be above 0 and at most {_MAX_SIGMA:g}, not {self.sigma:g}")
+        if not self.low < self.mean < self.high:
+            raise ValueError(f"a mean of {self.mean:g} tokens must be between low = {self.low} and high = {self.high}")
+
+    def draw(self, random: Random) -> int:
+        mu = _mu(self.mean, self.sigma, self.low, self.high)
+        return round(min(max(random.lognormvariate(mu, self.sigma), self.low), self.high))
+
+
+def _check_bounds(low: int, high: int) -> None:
+    if not 1 <= low <= high:
+        raise ValueError(f"lengths from {low} to {high} tokens: the lower is at least 1 and at most the higher")
+
+
+@lru_cache(maxsize=256)
+def _mu(mean: float, sigma: float, low: int, high: int) -> float:
+    """The mean of the logarithm before the bounds apply, by which the mean after them is `mean`."""
+    least, most = math.log(low) - 10 * sigma, math.log(high) + 10 * sigma
+    for _ in range(100):
+        middle = (least + most) / 2
+        if _bounded_mean(middle, sigma, low, high) < mean:
+            least = middle
+        else:
+            most = middle
+    return (least + most) / 2
+
+
+def _bounded_mean(mu: float, sigma: float, low: int, high: int) -> float:
+    from_low, to_high = (math.log(low) - mu) / sigma, (math.log(high) - mu) / sigma
+    between = math.exp(mu + sigma**2 / 2) * (_normal_cdf(to_high - sigma) - _normal_cdf(from_low - sigma))
+    return low * _normal_cdf(from_low) + between + high * _normal_cdf(-to_high)
+
+
+def _normal_cdf(x: float) -> float:
+    return math.erfc(-x / math.sqrt(2)) / 2
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Lengths of single questions and answers. Prompt and output have at most `max_total` tokens together: the output
+    is cut first, and the prompt leaves it one."""
+
+    name: str
+    inputs: Lengths
+    outputs: Lengths
+    max_total: int = 2048
+
+    def draw(self, random: Random, prefix_tokens: int = 0) -> tuple[int, int]:
+        """Tokens of a request's prompt, which begins with a prefix of so many more, and of its output. Raises
+        `ValueError` if the prefix leaves no room."""
+        room = self.max_total - prefix_tokens
+        if room < 2:
+            raise ValueError(f"a prefix of {prefix_tokens} tokens leaves no room in {self.max_total} tokens")
+        prompt = min(self.inputs.draw(random), room - 1)
+        return prompt, min(self.outputs.draw(random), room - prompt)
+
+    def scaled_sigma(self, factor: float) -> Self:
+        """The same means with another spread. Raises `ValueError` for lengths that have no sigma."""
+        return replace(self, inputs=_scaled(self.inputs, factor), outputs=_scaled(self.outputs, factor))
+
+
+def _scaled(lengths: Lengths, factor: float) -> Lengths:
+    if not isinstance(lengths, LogNormal):
+        raise ValueError(f"{lengths} has no sigma that could be scaled")
+    return replace(lengths, sigma=lengths.sigma * factor)
+
+
+@dataclass(frozen=True)
+class Chatbot:
+    """Lengths of a conversation's questions: each request is the last of `rounds` rounds of `turns`, so its prompt is
+    the last `max_prompt` tokens of what was said before and the new question. No answer is above `max_output`."""
+
+    name: str
+    turns: Dataset
+    rounds: Lengths
+    max_prompt: int = 1024
+    max_output: int = 1024
+
+    def draw(self, random: Random, prefix_tokens: int = 0) -> tuple[int, int]:
+        """As a dataset's; the prefix comes before the conversation, and is not cut."""
+        history = sum(sum(self.turns.draw(random)) for _ in range(self.rounds.draw(random) - 1))
+        question, answer = self.turns.draw(random)
+        return min(history + question, self.max_prompt), min(answer, self.max_output)
+
+    def scaled_sigma(self, factor: float) -> Self:
+        return replace(self, turns=self.turns.scaled_sigma(factor))
+
+
+# The means are those of the paper; the spread, which it does not give, and the number of rounds are assumed.
+_SHAREGPT: Final = Dataset("sharegpt", LogNormal(161.31, 1.12), LogNormal(337.99, 1.02))
+_ALPACA: Final = Dataset("alpaca", LogNormal(19.31, 0.72), LogNormal(58.45, 0.88))
+_CHATBOT: Final = Chatbot("chatbot", _SHAREGPT, Uniform(1, 8))
+DATASETS: Final[dict[str, Dataset | Chatbot]] = {each.name: each for each in (_SHAREGPT, _ALPACA, _CHATBOT)}
