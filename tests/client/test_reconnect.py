@@ -55,7 +55,7 @@ async def scheduler(model: Path, tmp_path: Path) -> AsyncIterator[FakeScheduler]
 
 @pytest.fixture
 async def frontend(scheduler: FakeScheduler, model: Path) -> AsyncIterator[FrontendServer]:
-    config = FrontendConfig(model, "byte-model", "127.0.0.1:0", scheduler.endpoint, text_processes=1)
+    config = FrontendConfig(model, "byte-model", "127.0.0.1:0", (scheduler.endpoint,), text_processes=1)
     async with running_frontend(config) as (server, _):
         yield server
 

@@ -81,7 +81,8 @@ def test_every_value_is_one_that_its_option_takes(pod: Pod) -> None:
         option = options(command).get(name)
         if option is None or isinstance(option.type, click.Path):
             continue
-        converted = option.type_cast_value(context, value)
+        given = option.type.split_envvar_value(value) if option.multiple else value
+        converted = option.type_cast_value(context, given)
         if option.callback:
             option.callback(context, option, converted)
 

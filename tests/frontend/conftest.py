@@ -33,7 +33,7 @@ def config(model_directory: Path, tmp_path: Path) -> FrontendConfig:
         model_directory=model_directory,
         served_model_name="byte-model",
         listen="127.0.0.1:0",
-        scheduler_endpoint=f"ipc://{tmp_path}/frontends.sock",
+        scheduler_endpoints=(f"ipc://{tmp_path}/frontends.sock",),
         scheduler_grace_s=1.5,
         worker_grace_s=0.3,
         drain_timeout_s=5.0,
@@ -50,7 +50,7 @@ def fake_scheduler(config: FrontendConfig) -> FakeScheduler:
         vocab_size=VOCAB_SIZE,
         max_model_len=MAX_MODEL_LEN,
     )
-    return FakeScheduler(config.scheduler_endpoint, model)
+    return FakeScheduler(config.scheduler_endpoints[0], model)
 
 
 @pytest.fixture

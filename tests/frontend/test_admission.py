@@ -39,7 +39,7 @@ def clock() -> Clock:
 def admission(
     clock: Any, bounds: dict[str, Bounds] | None = None, rng: random.Random | None = None, **limits: int
 ) -> Admission:
-    config = FrontendConfig(None, "m", "", "", **limits)  # type: ignore[arg-type]
+    config = FrontendConfig(None, "m", "", (), **limits)  # type: ignore[arg-type]
     return Admission(config, bounds, clock=clock, rng=rng or Middle())
 
 

@@ -118,6 +118,25 @@ def test_a_variable_switches_http_off(
     assert [config.http_listen for config in asked] == [listen]
 
 
+@pytest.mark.parametrize(
+    "said", ["ipc:///tmp/x ipc:///tmp/y", "ipc:///tmp/x,ipc:///tmp/y", "ipc:///tmp/x, ipc:///tmp/y"]
+)
+def test_several_schedulers_in_a_variable(model_directory: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    asked: list[FrontendConfig] = []
+    monkeypatch.setattr(cli, "_run", lambda config, _: asked.append(config))
+    monkeypatch.setenv("OCTAVO_FRONTEND_ENDPOINT", said)
+    result = CliRunner().invoke(frontend, ["--model", str(model_directory)])
+    assert result.exit_code == 0, result.output
+    assert [config.scheduler_endpoints for config in asked] == [("ipc:///tmp/x", "ipc:///tmp/y")]
+
+
+def test_a_scheduler_named_twice(model_directory: Path) -> None:
+    endpoint = ["--frontend-endpoint", "ipc:///tmp/x"]
+    result = CliRunner().invoke(frontend, ["--model", str(model_directory), *endpoint, *endpoint])
+    assert result.exit_code == 2
+    assert "the scheduler at ipc:///tmp/x is named twice; name each once" in result.stderr
+
+
 def test_no_model_there(tmp_path: Path) -> None:
     result = CliRunner().invoke(frontend, ["--model", str(tmp_path), "--frontend-endpoint", "ipc:///tmp/x"])
     assert result.exit_code == 2

@@ -34,7 +34,7 @@ class Metered:
 
     def __init__(self, tmp_path: Any) -> None:
         self.told = Told()
-        config = FrontendConfig(model_directory=tmp_path, served_model_name="m", listen="", scheduler_endpoint="")
+        config = FrontendConfig(model_directory=tmp_path, served_model_name="m", listen="", scheduler_endpoints=())
         self.admission = Admission(config)
         ticket = self.admission.admit(GenerationRequest(prompt=[1, 2, 3], max_new_tokens=100), "")
         self.meter = Meter(self.told, ticket, self.told, arrived_at=10.0)

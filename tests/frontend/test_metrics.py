@@ -29,7 +29,7 @@ USAGE = Usage(
 
 @pytest.fixture
 def admission() -> Admission:
-    return Admission(FrontendConfig(Path(), "model", "", ""))
+    return Admission(FrontendConfig(Path(), "model", "", ()))
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is 
 
 
 def frontend() -> Collector:
-    return FrontendMetrics("model", Admission(FrontendConfig(Path(), "model", "", "")), list)
+    return FrontendMetrics("model", Admission(FrontendConfig(Path(), "model", "", ())), list)
 
 
 def scheduler() -> Collector:

@@ -40,6 +40,15 @@ def _in_runtime_directory(name: str) -> str:
         raise click.UsageError(str(error)) from error
 
 
+class _Endpoints(click.types.StringParamType):
+    """One endpoint; several in a variable are separated by spaces or commas."""
+
+    name = "endpoint"
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return rv.replace(",", " ").split()
+
+
 @click.command()
 @click.option(
     "--model",
@@ -72,10 +81,14 @@ def _in_runtime_directory(name: str) -> str:
 @click.option("--listen", envvar="OCTAVO_LISTEN", default="127.0.0.1:50051", help="Public gRPC address.")
 @click.option(
     "--frontend-endpoint",
+    "frontend_endpoints",
     envvar="OCTAVO_FRONTEND_ENDPOINT",
-    default=lambda: _in_runtime_directory("frontends"),
+    type=_Endpoints(),
+    multiple=True,
+    default=lambda: (_in_runtime_directory("frontends"),),
     show_default="ipc in the runtime directory",
-    help="Where the scheduler takes frontends.",
+    help="Where the scheduler takes frontends. Given several times, requests are spread over as many schedulers, each"
+    " with workers of its own.",
 )
 @click.option(
     "--curve-keys",
@@ -227,7 +240,7 @@ def frontend(
     generation_config: str,
     served_model_name: str | None,
     listen: str,
-    frontend_endpoint: str,
+    frontend_endpoints: tuple[str, ...],
     curve_keys: Path | None,
     insecure_tcp: bool,
     scheduler_grace: float,
@@ -257,13 +270,13 @@ def frontend(
     """Run one frontend: it serves gRPC and HTTP, tokenizes, keeps the journal of running requests. Needs no torch."""
     try:
         check_library()
-        check_endpoint(frontend_endpoint, insecure_tcp=insecure_tcp, has_keys=curve_keys is not None)
+        _check_endpoints(frontend_endpoints, insecure_tcp=insecure_tcp, has_keys=curve_keys is not None)
         directory = resolve_model(model, load_format)
         config = FrontendConfig(
             model_directory=directory,
             served_model_name=served_model_name or model_name(directory),
             listen=listen,
-            scheduler_endpoint=frontend_endpoint,
+            scheduler_endpoints=frontend_endpoints,
             curve_keys=None if curve_keys is None else read_client_keys(curve_keys, "frontend"),
             scheduler_grace_s=scheduler_grace,
             worker_grace_s=worker_grace,
@@ -293,6 +306,14 @@ def frontend(
     except (EndpointError, ModelDirectoryError) as error:
         raise click.UsageError(str(error)) from error
     _run(config, otlp_endpoint)
+
+
+def _check_endpoints(endpoints: tuple[str, ...], *, insecure_tcp: bool, has_keys: bool) -> None:
+    """Raises `EndpointError`."""
+    for endpoint in endpoints:
+        check_endpoint(endpoint, insecure_tcp=insecure_tcp, has_keys=has_keys)
+        if endpoints.count(endpoint) > 1:
+            raise EndpointError(f"the scheduler at {endpoint} is named twice; name each once")
 
 
 def _allow_many_files() -> None:

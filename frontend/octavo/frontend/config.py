@@ -13,12 +13,13 @@ TOOL_PARSERS = ("auto", "hermes", "llama", "none")
 
 @dataclass(frozen=True)
 class FrontendConfig:
-    """`listen` is a gRPC address (host:port or unix:path), `scheduler_endpoint` a ZMQ one. Times are in seconds."""
+    """`listen` is a gRPC address (host:port or unix:path), `scheduler_endpoints` are ZMQ ones. Times are in seconds."""
 
     model_directory: Path
     served_model_name: str
     listen: str
-    scheduler_endpoint: str
+    # One for each scheduler, all of whose workers serve this model.
+    scheduler_endpoints: tuple[str, ...]
     # Without them the scheduler must have none either.
     curve_keys: ClientKeys | None = None
     # How long a request survives without a scheduler, and how long a new one waits for a first worker.

@@ -11,6 +11,7 @@ from functools import partial
 from octavo.frontend.access import Access
 from octavo.frontend.admission import Admission
 from octavo.frontend.caller import ANYBODY, Caller
+from octavo.frontend.cells import Cells
 from octavo.frontend.errors import (
     Aborted,
     AlreadyExists,
@@ -31,7 +32,7 @@ from octavo.frontend.registry import Patience, Registry
 from octavo.frontend.request import GenerationRequest, Prompt
 from octavo.frontend.resolution import check_token_ids, model_len
 from octavo.frontend.running import Running
-from octavo.frontend.scheduler_client import Availability, SchedulerClient
+from octavo.frontend.scheduler_client import Availability
 from octavo.frontend.stream import Stream
 from octavo.frontend.text_pool import TextPool
 from octavo.frontend.tokenizer import ModelTokenizer
@@ -49,7 +50,7 @@ class Generation:
         model_names: Sequence[str],
         tokenizer: ModelTokenizer,
         defaults: ModelDefaults,
-        scheduler: SchedulerClient,
+        scheduler: Cells,
         text: TextPool,
         access: Access,
         admission: Admission,

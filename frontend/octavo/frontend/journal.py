@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 
 from octavo.wire import history
-from octavo.wire.requests import NO_CACHE_KEY, CacheKey, Delta, GeneratedSequence, Lease, Request
+from octavo.wire.requests import NO_CACHE_KEY, CacheKey, Delta, GeneratedSequence, Lease, Request, answer_work
 from octavo.wire.sampling import Logprobs, SamplingParams
 
 
@@ -119,6 +119,17 @@ class Journal:
         """Whether there is something to tell, and all that is told before it."""
         prompt_is_told = self.sampling.prompt_logprobs is None or self.prompt_logprobs is not None
         return prompt_is_told and any(sequence.token_ids or sequence.ended for sequence in self.sequences)
+
+    @property
+    def work_tokens(self) -> int:
+        """Tokens still to be computed: of the prompt, unless that is over, and of what is reckoned to come."""
+        if self.complete:
+            return 0
+        beam, prompt = self.sampling.beam, len(self.prompt_token_ids) if self.first_token_at is None else 0
+        if beam is not None:
+            return prompt + beam.width * answer_work(self.sampling.max_tokens, 0)
+        running = (sequence for sequence in self.sequences if not sequence.complete)
+        return prompt + sum(answer_work(self.sampling.max_tokens, len(sequence.token_ids)) for sequence in running)
 
     def accept(self, delta: Delta, now: float) -> Verdict:
         """Takes over what continues the journal, and only that.

@@ -4,7 +4,8 @@ A scheduler keeps nothing over its restart, and has no tokenizer; so the fronten
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.wire.requests import MAX_PREFIXES, Prefix
@@ -14,6 +15,14 @@ _MAX_NAME_LENGTH = 256
 
 class PinnedPrefixesError(ValueError):
     """The file of pinned prefixes cannot be used, with what to do about it."""
+
+
+@dataclass(frozen=True)
+class NamedPrefixes:
+    """Those that requests may name: token ids by name, and whether whoever pins them has said what there is."""
+
+    known: Mapping[str, list[int]]
+    told: bool
 
 
 class PinnedPrefixes:
@@ -31,6 +40,10 @@ class PinnedPrefixes:
     def known(self) -> dict[str, list[int]]:
         """Token ids by name. A prefix that was pinned under an earlier epoch counts until this one refuses it."""
         return self._unconfirmed | self._pinned
+
+    def has(self, token_ids: Sequence[int]) -> bool:
+        """Whether the scheduler has pinned exactly these tokens, under whatever name."""
+        return any(len(pinned) == len(token_ids) and pinned == list(token_ids) for pinned in self._pinned.values())
 
     def welcomed(self, epoch: int) -> list[Prefix]:
         """What is to be pinned after a welcome: all that is known if the epoch is new, or what was not heard of."""

@@ -2,16 +2,17 @@
 
 import time
 
+from octavo.frontend.cells import Cells
 from octavo.frontend.errors import Reason, Unavailable
 from octavo.frontend.resolution import find_prefix
-from octavo.frontend.scheduler_client import Availability, SchedulerClient, unreachable
+from octavo.frontend.scheduler_client import Availability, unreachable
 from octavo.wire.requests import ServiceStatus
 
 
 class Readiness:
     """What of the service is there."""
 
-    def __init__(self, scheduler: SchedulerClient, model_name: str, worker_grace_s: float) -> None:
+    def __init__(self, scheduler: Cells, model_name: str, worker_grace_s: float) -> None:
         self._scheduler = scheduler
         self._model_name = model_name
         self._worker_grace_s = worker_grace_s
@@ -35,6 +36,7 @@ class Readiness:
         while name not in prefixes.known and not prefixes.told:
             await self._scheduler.changed()
             await self.wait()
+            prefixes = self._scheduler.prefixes
         return find_prefix(name, prefixes.known)
 
     def _check_worth_waiting(self, availability: Availability, waited_s: float) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 
 from octavo.frontend.caller import Caller
+from octavo.frontend.cells import Cells
 from octavo.frontend.errors import (
     DeadlineExceeded,
     NotFound,
@@ -21,7 +22,6 @@ from octavo.frontend.pacing import slow_reader
 from octavo.frontend.reader import Turn
 from octavo.frontend.request_book import RequestBook
 from octavo.frontend.running import Running
-from octavo.frontend.scheduler_client import SchedulerClient
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Patience:
 class Registry:
     """Belongs to one event loop."""
 
-    def __init__(self, scheduler: SchedulerClient, patience: Patience) -> None:
+    def __init__(self, scheduler: Cells, patience: Patience) -> None:
         self.patience = patience
         self._scheduler = scheduler
         self._requests = RequestBook()

@@ -1,19 +1,20 @@
-"""The socket and the clock of the conversation with the scheduler, and what the rest of the frontend may know of it."""
+"""The socket and the clock of the conversation with one scheduler, and what the rest of the frontend may know of it."""
 
 import asyncio
+import contextlib
 import enum
+import functools
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 
 import zmq
 import zmq.asyncio
 
+from octavo.frontend.cell_router import CellLoad
 from octavo.frontend.errors import Overloaded, Reason, Unavailable
-from octavo.frontend.journal import Journal
 from octavo.frontend.pinned_prefixes import PinnedPrefixes
-from octavo.frontend.reader import Reader
 from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
 from octavo.wire.codec import WireError, decode_to_frontend, encode
 from octavo.wire.curve_keys import ClientKeys
@@ -42,7 +43,11 @@ class SchedulerRefused(Exception):
 
 
 class SchedulerClient:
-    """One frontend's link to the scheduler. `run()` must be running; all methods belong to its event loop."""
+    """One frontend's link to one scheduler. `run()` must be running; all methods belong to its event loop.
+
+    `on_change` is called after each message and tick, when `availability` may be another. For `attempts` see
+    `SchedulerSession`.
+    """
 
     def __init__(
         self,
@@ -51,14 +56,19 @@ class SchedulerClient:
         grace_s: float,
         own_prefixes: Mapping[str, list[int]] | None = None,
         keys: ClientKeys | None = None,
+        attempts: Iterator[int] | None = None,
+        on_change: "Callable[[SchedulerClient], None]" = lambda _: None,
     ) -> None:
-        self.grace_s = grace_s
-        self._endpoint = endpoint
+        self.endpoint = endpoint
+        self._grace_s = grace_s
         self._keys = keys
+        self._on_change = on_change
+        now = time.monotonic()
         # Half of the range, because msgpack has room for 64 bits and some readers only for 63.
-        self._session = SchedulerSession(secrets.randbits(63), model_fingerprint, time.monotonic(), own_prefixes)
+        self._session = SchedulerSession(secrets.randbits(63), model_fingerprint, now, own_prefixes, attempts)
         self._socket: zmq.asyncio.Socket | None = None
-        self._changed = asyncio.Event()
+        self._ready_at = now
+        self._hurry = asyncio.Event()
         self.dropped_messages = 0
         self._complained_at = float("-inf")
 
@@ -68,19 +78,33 @@ class SchedulerClient:
         return self._session.status
 
     @property
+    def epoch(self) -> int | None:
+        """That start of the scheduler which knows this frontend; None if none does."""
+        return self._session.epoch
+
+    @property
     def prefixes(self) -> PinnedPrefixes:
-        """The pinned prefixes that requests may name."""
+        """The prefixes that are pinned there."""
         return self._session.prefixes
 
     @property
-    def model_fingerprint(self) -> str:
-        """That of this frontend's model directory, which the workers' must equal."""
-        return self._session.model_fingerprint
+    def live(self) -> list[LiveRequest]:
+        """All requests in the scheduler's hands."""
+        return list(self._session.live.values())
 
     @property
-    def journals(self) -> list[Journal]:
-        """Those of all requests in the scheduler's hands."""
-        return [request.journal for request in self._session.live.values()]
+    def work_tokens(self) -> int:
+        """Tokens that the cell is still about to compute, of all frontends' requests."""
+        return self._session.work_tokens
+
+    @property
+    def load(self) -> CellLoad | None:
+        """What a further request would come on top of; None where it would be in vain."""
+        availability = self.availability
+        if availability is Availability.MODEL_MISMATCH or len(self._session.live) >= MAX_LIVE_REQUESTS:
+            return None
+        status = self.status if availability is Availability.READY else None
+        return CellLoad(status.replicas if status else 0, self.work_tokens)
 
     @property
     def availability(self) -> Availability:
@@ -91,7 +115,7 @@ class SchedulerClient:
             return Availability.NO_SCHEDULER
         if status.replicas == 0 or status.model is None:
             return Availability.NO_WORKER
-        if status.model.fingerprint != self.model_fingerprint:
+        if status.model.fingerprint != self._session.model_fingerprint:
             return Availability.MODEL_MISMATCH
         return Availability.READY
 
@@ -99,19 +123,19 @@ class SchedulerClient:
         """Seconds since the scheduler's last word, or since the start."""
         return time.monotonic() - self._session.last_heard
 
-    async def changed(self) -> None:
-        """Returns after the next message or tick, when `availability` may be another."""
-        await self._changed.wait()
+    def unready_s(self) -> float:
+        """Seconds for which no request could have run there."""
+        if self.availability is Availability.READY:
+            return 0.0
+        return max(self.away_s(), time.monotonic() - self._ready_at)
 
-    def submit(self, journal: Journal, reader: Reader) -> LiveRequest:
+    def submit(self, request: LiveRequest) -> None:
         """Hands a request over. Raises `Overloaded` beyond what one renewal can name."""
         if len(self._session.live) >= MAX_LIVE_REQUESTS:
             raise Overloaded(
                 Reason.TOO_MANY_REQUESTS, f"{MAX_LIVE_REQUESTS} requests are running here; try again later"
             )
-        request = LiveRequest(journal, reader)
         self._send(self._session.submit(request, time.monotonic()))
-        return request
 
     def end_sequence(self, request: LiveRequest, sequence_index: int) -> None:
         """Ends one sequence of a request whose others may run on."""
@@ -122,25 +146,26 @@ class SchedulerClient:
         self._send(self._session.release(request))
 
     async def run(self) -> None:
-        """Keeps the conversation going until cancelled. Raises `SchedulerRefused`."""
-        # Loading a tokenizer takes seconds that are no silence of the scheduler.
-        self._session.last_heard = time.monotonic()
+        """Keeps the conversation going until cancelled. Raises `SchedulerRefused`; may then be run again."""
+        self._session.refused = None
+        if self.status is None:
+            # Loading a tokenizer takes seconds that are no silence of the scheduler.
+            self._session.last_heard = time.monotonic()
         context = zmq.asyncio.Context()
-        self._socket = connect_dealer(context, self._endpoint, self._keys)
+        lost = functools.partial(_call_on, asyncio.get_running_loop(), self._lost)
+        self._socket = connect_dealer(context, self.endpoint, self._keys, lost)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._receive(self._socket))
-                tasks.create_task(self._tick())
-        except ExceptionGroup as failures:
-            # Not `except*`, which may wrap what is raised in it once more.
-            refusals = failures.subgroup(SchedulerRefused)
-            if refusals is None:
-                raise
-            raise refusals.exceptions[0] from None
+            await run_together(self._receive(self._socket), self._tick())
         finally:
+            self._session.disconnected()
             self._socket.close()
             self._socket = None
             context.term()
+
+    def _lost(self) -> None:
+        """The connection has ended: the scheduler may have too."""
+        self._session.disconnected()
+        self._hurry.set()
 
     async def _receive(self, socket: zmq.asyncio.Socket) -> None:
         while True:
@@ -166,10 +191,16 @@ class SchedulerClient:
     async def _tick(self) -> None:
         while True:
             self._send(self._session.tick())
-            if self.away_s() > self.grace_s:
-                self._fail_all()
             self._announce()
-            await asyncio.sleep(RENEW_INTERVAL_S if self._session.epoch is not None else _HELLO_INTERVAL_S)
+            if self.away_s() > self._grace_s:
+                self._fail_all()
+            await self._rest(RENEW_INTERVAL_S if self._session.epoch is not None else _HELLO_INTERVAL_S)
+
+    async def _rest(self, seconds: float) -> None:
+        self._hurry.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
 
     def _send(self, messages: list[FromFrontend]) -> None:
         for message in messages:
@@ -178,8 +209,9 @@ class SchedulerClient:
                 return
 
     def _announce(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        if self.availability is Availability.READY:
+            self._ready_at = time.monotonic()
+        self._on_change(self)
 
     def _fail_all(self) -> None:
         for request in self._session.live.values():
@@ -192,6 +224,26 @@ def unreachable(away_s: float) -> Unavailable:
     return Unavailable(
         Reason.SCHEDULER_UNREACHABLE, f"the scheduler has not answered for {away_s:.0f} s; try again later"
     )
+
+
+async def run_together(*coroutines: Coroutine[None, None, None]) -> None:
+    """Runs them until one fails, or all are cancelled. Raises `SchedulerRefused` as it is."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for coroutine in coroutines:
+                tasks.create_task(coroutine)
+    except ExceptionGroup as failures:
+        # Not `except*`, which may wrap what is raised in it once more.
+        refusals = failures.subgroup(SchedulerRefused)
+        if refusals is None:
+            raise
+        raise refusals.exceptions[0] from None
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
+    """From any thread; a loop that is closed has nobody to act."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(act)
 
 
 def _send_now(socket: zmq.asyncio.Socket, frame: bytes) -> bool:

@@ -6,24 +6,17 @@ reconnection and a new scheduler.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, count
 
 from octavo.frontend import events
-from octavo.frontend.errors import (
-    AlreadyExists,
-    Broken,
-    DeadlineExceeded,
-    InvalidRequest,
-    Overloaded,
-    Reason,
-    ServiceError,
-    Unavailable,
-)
+from octavo.frontend.cell_work import CellWork
+from octavo.frontend.errors import Broken, Reason
 from octavo.frontend.journal import Journal, Verdict
 from octavo.frontend.pinned_prefixes import PinnedPrefixes
 from octavo.frontend.reader import Reader
+from octavo.frontend.rejections import rejection
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.requests import (
     MAX_PREFIXES,
@@ -40,7 +33,6 @@ from octavo.wire.requests import (
     PrefixesChanged,
     Refused,
     Rejected,
-    RejectReason,
     Renew,
     Renewed,
     ServiceStatus,
@@ -70,11 +62,17 @@ _Current = StatusChanged | Renewed | Deltas | Notices | Rejected | PrefixesChang
 class SchedulerSession:
     """State of one frontend's registration. `now` is seconds of one monotonic clock.
 
-    `own_prefixes` are the token ids, by name, of what this frontend wants pinned.
+    `own_prefixes` are the token ids, by name, of what this frontend wants pinned. `attempts` are the numbers of its
+    submissions, rising; sessions between which requests move share them.
     """
 
     def __init__(
-        self, frontend_id: int, model_fingerprint: str, now: float, own_prefixes: Mapping[str, list[int]] | None = None
+        self,
+        frontend_id: int,
+        model_fingerprint: str,
+        now: float,
+        own_prefixes: Mapping[str, list[int]] | None = None,
+        attempts: Iterator[int] | None = None,
     ) -> None:
         self.frontend_id = frontend_id
         self.model_fingerprint = model_fingerprint
@@ -87,7 +85,13 @@ class SchedulerSession:
         self.prefixes = PinnedPrefixes(own_prefixes or {})
         self._unanswered_renewals = 0
         # One count for all requests: an id may be used again, and answers to its former request may still be under way.
-        self._last_attempt = 0
+        self._attempts = attempts or count(1)
+        self._work = CellWork()
+
+    @property
+    def work_tokens(self) -> int:
+        """Tokens that the scheduler's workers are still about to compute, of all frontends' requests."""
+        return self._work.tokens
 
     def hello(self) -> FrontendHello:
         """The first word on a connection, repeated until there is an answer."""
@@ -97,6 +101,7 @@ class SchedulerSession:
         """Takes the request under its lease and sends it; what cannot leave now is found out by a renewal."""
         request.journal.wire_id = self._wire_id(request.journal.request_id)
         self.live[request.journal.wire_id] = request
+        self._work.add(request.journal)
         return self._submission(request.journal, now)
 
     def release(self, request: LiveRequest) -> list[FromFrontend]:
@@ -106,6 +111,7 @@ class SchedulerSession:
             # It was rejected.
             return []
         del self.live[journal.wire_id]
+        self._work.drop(journal)
         if self.epoch is None or journal.complete:
             return []
         return [Abort(epoch=self.epoch, request_ids=[journal.wire_id])]
@@ -150,6 +156,7 @@ class SchedulerSession:
                 return self._accept(message, now)
             case Renewed():
                 self.status = message.status
+                self._work.told(message.status.work_tokens, [request.journal for request in self.live.values()])
                 return self._resubmit_unknown(message, now)
             case StatusChanged():
                 self.status = message.status
@@ -217,8 +224,7 @@ class SchedulerSession:
         return self._submission(journal, now)
 
     def _submission(self, journal: Journal, now: float) -> list[FromFrontend]:
-        self._last_attempt += 1
-        journal.start_attempt(self._last_attempt)
+        journal.start_attempt(next(self._attempts))
         if self.epoch is None:
             return []
         return [Submit(epoch=self.epoch, request=journal.submit(self.model_fingerprint, now))]
@@ -239,44 +245,11 @@ class SchedulerSession:
         if request is not None and request.journal.attempt == message.attempt:
             # The scheduler does not hold it any more.
             del self.live[message.request_id]
-            request.reader.fail(_rejection(message))
+            self._work.drop(request.journal)
+            request.reader.fail(rejection(message))
 
 
 def _lacking() -> Broken:
     return Broken(
         Reason.STREAM_BROKEN, "the scheduler sent tokens without the logprobs asked for; this is a fault of the server"
     )
-
-
-def _rejection(message: Rejected) -> ServiceError:
-    detail = message.detail or f"the scheduler rejected the request: {message.reason.value}"
-    match message.reason:
-        case RejectReason.DUPLICATE_ID:
-            return AlreadyExists(Reason.DUPLICATE_ID, detail)
-        case RejectReason.NEVER_FITS_KV:
-            return InvalidRequest(Reason.NEVER_FITS_KV, detail)
-        case RejectReason.PROMPT_TOO_LONG:
-            return InvalidRequest(Reason.PROMPT_TOO_LONG, detail)
-        case RejectReason.BAD_TOKEN_ID | RejectReason.EMPTY_PROMPT | RejectReason.TOO_MANY_SEQUENCES:
-            return InvalidRequest(Reason.BAD_PARAMETER, detail)
-        case RejectReason.MODEL_MISMATCH:
-            advice = "start them and this frontend with the same model directory"
-            return Unavailable(Reason.MODEL_MISMATCH, f"{detail}, not this frontend's model; {advice}")
-        case RejectReason.QUEUE_FULL:
-            return Overloaded(Reason.QUEUE_FULL, f"{detail}, as many as the queue takes; try again later")
-        case RejectReason.STEP_FAILED:
-            return Broken(Reason.STEP_FAILED, detail)
-        case RejectReason.NOT_FINITE:
-            return Broken(Reason.LOGITS_NOT_FINITE, detail)
-        case RejectReason.OUT_OF_MEMORY:
-            return Overloaded(Reason.OUT_OF_MEMORY, detail)
-        case RejectReason.QUARANTINED:
-            return Broken(Reason.QUARANTINED, detail)
-        case RejectReason.NO_TOKEN_LEFT:
-            return InvalidRequest(Reason.NO_TOKEN_LEFT, detail)
-        case RejectReason.BAD_GRAMMAR:
-            return InvalidRequest(Reason.BAD_CONSTRAINT, detail)
-        case RejectReason.QUEUE_TIMEOUT:
-            return DeadlineExceeded(Reason.QUEUE_TIMEOUT, detail)
-        case RejectReason.ALREADY_COMPLETE:
-            return Broken(Reason.STREAM_BROKEN, detail)

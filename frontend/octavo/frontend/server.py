@@ -10,6 +10,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from octavo.frontend.access import build_access
 from octavo.frontend.admission import Admission
+from octavo.frontend.cell_metrics import CellMetrics
+from octavo.frontend.cells import Cells
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.generation import Generation
 from octavo.frontend.grpc_access import READING, interceptors
@@ -22,7 +24,6 @@ from octavo.frontend.openai.app import build_app
 from octavo.frontend.pinned_prefixes import read_pinned_prefixes
 from octavo.frontend.reflection import add_reflection
 from octavo.frontend.registry import Patience
-from octavo.frontend.scheduler_client import SchedulerClient
 from octavo.frontend.text_pool import TextPool
 from octavo.frontend.tls import server_credentials
 from octavo.frontend.tokenizer import ModelTokenizer, check_vocabulary
@@ -77,8 +78,8 @@ class FrontendServer:
         path = config.pinned_prefixes
         prefixes = read_pinned_prefixes(path, tokenizer.encode, defaults.max_model_len) if path else {}
         self._text = TextPool(tokenizer, config.text_processes, config.text_timeout_s)
-        self.scheduler = SchedulerClient(
-            config.scheduler_endpoint,
+        self.scheduler = Cells(
+            config.scheduler_endpoints,
             fingerprint(config.model_directory, config.load_format),
             config.scheduler_grace_s,
             prefixes,
@@ -86,7 +87,7 @@ class FrontendServer:
         )
         admission = Admission(config, access.bounds)
         self._metrics = FrontendMetrics(config.served_model_name, admission, lambda: self.scheduler.journals)
-        expose("frontend", self._metrics)
+        expose("frontend", self._metrics, CellMetrics(self.scheduler))
         self.generation = Generation(
             model_names=(config.served_model_name, *config.model_aliases),
             tokenizer=tokenizer,

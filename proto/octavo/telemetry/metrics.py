@@ -47,12 +47,13 @@ class _Process(Collector):
         yield gauge("octavo_peak_memory_bytes", "The most memory that the process has had resident.", peak)
 
 
-def expose(kind: str, collector: Collector) -> None:
-    """From now on this process, a `kind` (frontend, scheduler or worker), tells what `collector` does."""
+def expose(kind: str, *collectors: Collector) -> None:
+    """From now on this process, a `kind` (frontend, scheduler or worker), tells what the `collectors` do."""
     global _exposed
     registry = CollectorRegistry()
     registry.register(_Process(kind))
-    registry.register(collector)
+    for collector in collectors:
+        registry.register(collector)
     ProcessCollector(registry=registry)
     _exposed = registry
 

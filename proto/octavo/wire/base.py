@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 # Grows with every change of a message; both ends name theirs in the hello and must agree exactly.
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 MAX_MESSAGE_BYTES = 32 << 20
 MAX_TOKENS = 1 << 20

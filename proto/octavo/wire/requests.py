@@ -34,6 +34,8 @@ MAX_LIVE_REQUESTS = 1 << 16
 Attempt = Annotated[int, Meta(ge=1, le=2**53)]
 RequestIds = Annotated[list[Name], Meta(max_length=MAX_LIVE_REQUESTS)]
 
+# Tokens of an answer that may be longer; most end long before their limit.
+EXPECTED_ANSWER = 1024
 
 MAX_PREFIXES = 256
 MAX_PRIORITY = 100
@@ -77,6 +79,11 @@ class GeneratedSequence(Value, frozen=True):
     def is_over(self, max_tokens: int) -> bool:
         """Whether nothing is left to generate."""
         return self.finished or len(self.token_ids) >= max_tokens
+
+
+def answer_work(max_tokens: int, num_generated: int) -> int:
+    """Tokens that a sequence which has not ended is reckoned to generate yet: one at least."""
+    return max(1, min(max_tokens, EXPECTED_ANSWER) - num_generated)
 
 
 class CacheKey(Value, frozen=True):
@@ -190,7 +197,8 @@ class ServiceStatus(Value, frozen=True):
     """What a frontend must know of the service behind it to admit or refuse at the door.
 
     `capacity_tokens` is what the largest live replica can hold for one sequence; 0 with no replica. Sequences that run
-    side by side share it in blocks of `block_size` tokens; `max_parallel` is how many of one request can.
+    side by side share it in blocks of `block_size` tokens; `max_parallel` is how many of one request can. `work_tokens`
+    are still to be computed of all that is held, as of each frontend's latest renewal: see `answer_work`.
     """
 
     replicas: Count
@@ -198,6 +206,7 @@ class ServiceStatus(Value, frozen=True):
     capacity_tokens: Count
     max_parallel: Count
     block_size: Annotated[int, Meta(ge=1)] = 1
+    work_tokens: Count = 0
 
 
 class FrontendWelcome(Message, frozen=True):

@@ -50,9 +50,15 @@ def bind_router(
     return socket
 
 
-def connect_dealer(context: "zmq.Context[S]", endpoint: str, keys: ClientKeys | None = None) -> S:
+def connect_dealer(
+    context: "zmq.Context[S]",
+    endpoint: str,
+    keys: ClientKeys | None = None,
+    on_disconnect: Callable[[], None] | None = None,
+) -> S:
     """A frontend's or worker's end of a wire. Nothing queues while the scheduler is away, or does not let this process
-    in, which is logged: a send that cannot leave raises `zmq.Again` (with `zmq.NOBLOCK`)."""
+    in, which is logged: a send that cannot leave raises `zmq.Again` (with `zmq.NOBLOCK`). `on_disconnect` is called, on
+    another thread, when a connection has ended."""
     socket = _guarded(context, zmq.DEALER)
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
@@ -60,7 +66,7 @@ def connect_dealer(context: "zmq.Context[S]", endpoint: str, keys: ClientKeys | 
     with _closed_on_error(socket):
         if keys:
             _show(socket, keys)
-        watch_handshakes(context, socket, explain_to_client(endpoint, has_keys=keys is not None))
+        watch_handshakes(context, socket, explain_to_client(endpoint, has_keys=keys is not None), on_disconnect)
         socket.connect(endpoint)
     return socket
 

@@ -109,14 +109,20 @@ class Replay:
     difference: tuple[StepPlan, StepPlan | None] | None
 
 
-def replay(records: Iterator[Record]) -> Replay:
-    """Feeds a log to a fresh core. Raises `EventLogError` if it does not begin as one of this version's."""
+def fresh_core(records: Iterator[Record]) -> Scheduler:
+    """A core as that of the log was when the log began; takes the first record. Raises `EventLogError` if that is not
+    one of this version's."""
     began = next(records, None)
     if not isinstance(began, Began):
         raise EventLogError("the log does not begin with what made its core")
     if began.schema_version != SCHEMA_VERSION:
         raise EventLogError(f"the log has message schema {began.schema_version}, this version {SCHEMA_VERSION}")
-    core = Scheduler(began.config, began.epoch)
+    return Scheduler(began.config, began.epoch)
+
+
+def replay(records: Iterator[Record]) -> Replay:
+    """Feeds a log to a fresh core. Raises `EventLogError` if it does not begin as one of this version's."""
+    core = fresh_core(records)
     made: deque[StepPlan] = deque()
     events = plans = 0
     for record in records:

@@ -83,7 +83,9 @@ class Fleet:
         """What frontends need to know of the replicas."""
         largest = max((replica.kv for replica in self.replicas.values()), key=_capacity, default=None)
         capacity, block_size = (largest.capacity_tokens, largest.block_size) if largest else (0, 1)
-        return ServiceStatus(len(self.replicas), self.model, capacity, self._config.max_parallel, block_size)
+        work_tokens = sum(self._ledger.work_tokens.values())
+        max_parallel = self._config.max_parallel
+        return ServiceStatus(len(self.replicas), self.model, capacity, max_parallel, block_size, work_tokens)
 
     def tell_status(self) -> None:
         """To every frontend."""

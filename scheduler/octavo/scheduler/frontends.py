@@ -76,6 +76,7 @@ class Frontends:
             if named.get(group.request.request_id) != group.request.attempt:
                 self._ledger.abandon(group)
         unknown = [lease for lease in live if lease.request_id not in held]
+        self._ledger.work_tokens[frontend_id] = sum(group.work_tokens for group in held.values())
         self._outbox.to_frontend(frontend_id, Renewed(self._outbox.epoch, unknown, self._fleet.status()))
 
     def lose_overdue(self, now: float) -> None:
@@ -89,6 +90,7 @@ class Frontends:
         for group in list(self._ledger.held[frontend_id].values()):
             self._ledger.abandon(group)
         del self._ledger.held[frontend_id], self._renewed_at[frontend_id]
+        self._ledger.work_tokens.pop(frontend_id, None)
         self._outbox.add(FrontendLost(frontend_id))
 
     # -- requests ---------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ class Ledger:
         self.waiting = WaitingQueue(config.tenant_weights)
         # What is held for each registered frontend, by request id.
         self.held: dict[int, dict[str, SequenceGroup]] = {}
+        # Tokens of work in that, as counted at the frontend's latest renewal: counting walks over all that is held.
+        self.work_tokens: dict[int, int] = {}
         self.notices = NoticeBoard()
         self.queue_times = QueueTimes()
         self.suspects = Suspects()

@@ -154,8 +154,10 @@ class Replica:
     @property
     def may_plan(self) -> bool:
         """Whether another plan may leave now."""
-        max_in_flight = 1 if self.isolates else self.config.max_steps_in_flight
-        return not self.restarts and not self.is_paused and len(self.outstanding) < max_in_flight
+        # Every replica is asked whenever one has answered, so what most often decides comes first.
+        if (num_outstanding := len(self.outstanding)) >= self.config.max_steps_in_flight:
+            return False
+        return not (self.restarts or self.is_paused or (num_outstanding and self.isolates))
 
     @property
     def isolates(self) -> bool:

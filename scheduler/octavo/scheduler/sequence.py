@@ -8,7 +8,14 @@ import msgspec
 
 from octavo.scheduler.beam_search import BeamSearch
 from octavo.wire import history
-from octavo.wire.requests import NO_CACHE_KEY, CacheKey, FinishReason, GeneratedSequence, Request
+from octavo.wire.requests import (
+    NO_CACHE_KEY,
+    CacheKey,
+    FinishReason,
+    GeneratedSequence,
+    Request,
+    answer_work,
+)
 from octavo.wire.sampling import Logprobs, SamplingParams
 from octavo.wire.steps import Candidates
 
@@ -44,6 +51,8 @@ class Sequence:
     bypasses_cache: bool = False
     # A pinned prefix: its blocks are indexed even where caching is off.
     is_prefix: bool = False
+    # Tokens, the prompt's too, that it can grow to; 0 where nobody asks.
+    longest: int = 0
     # Of its full blocks, by block size.
     block_hashes: dict[int, list[bytes]] = field(default_factory=dict)
     sequence_id: int = 0
@@ -126,6 +135,7 @@ class Sequence:
             history_hash=self.history_hash,
             cache_key=self.cache_key,
             block_hashes={size: list(hashes) for size, hashes in self.block_hashes.items()},
+            longest=self.longest,
             status=self.status,
             num_computed=self.num_computed,
             last_step_id=self.last_step_id,
@@ -224,6 +234,14 @@ class SequenceGroup:
         """The most sequences it may still run side by side."""
         return self.search.params.width if self.search else len(self.live)
 
+    @property
+    def work_tokens(self) -> int:
+        """Tokens still to be computed of its prompt, or what of it is known, and of what is reckoned to come."""
+        live = self.live
+        known = max((sequence.num_uncomputed for sequence in live), default=0)
+        longest = max((sequence.num_generated for sequence in live), default=0)
+        return known + self.parallel * answer_work(self.max_tokens, longest) if live else 0
+
     def leaders(self) -> list[Sequence]:
         """Live sequences with different tokens, each the first of its kind; the others are made to follow theirs."""
         leaders: list[Sequence] = []
@@ -285,6 +303,7 @@ def new_sequences(request: Request) -> list[Sequence]:
             history_hash=history.extend(history.EMPTY, known.token_ids),
             cache_key=request.cache_key,
             bypasses_cache=sampling.prompt_logprobs is not None,
+            longest=len(request.prompt_token_ids) + sampling.max_tokens,
             status=SequenceStatus.FINISHED if known.is_over(sampling.max_tokens) else SequenceStatus.WAITING,
         )
         for index, known in enumerate(generated)

@@ -29,13 +29,13 @@ async def served(model_directory: Path, tmp_path_factory: pytest.TempPathFactory
         model_directory=model_directory,
         served_model_name="byte-model",
         listen="127.0.0.1:0",
-        scheduler_endpoint=f"ipc://{tmp_path_factory.mktemp('bad')}/frontends.sock",
+        scheduler_endpoints=(f"ipc://{tmp_path_factory.mktemp('bad')}/frontends.sock",),
         http_listen="127.0.0.1:0",
         text_processes=1,
     )
     model = ModelInfo("byte-model", fingerprint(model_directory), "float32", VOCAB_SIZE, 512)
     async with (
-        FakeScheduler(config.scheduler_endpoint, model).serving() as scheduler,
+        FakeScheduler(config.scheduler_endpoints[0], model).serving() as scheduler,
         running_frontend(config) as (frontend, _),
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.http_port}", trust_env=False, timeout=10) as http,
     ):

@@ -5,15 +5,15 @@ import logging
 
 import grpc
 
+from octavo.frontend.cells import Cells
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.generation import Generation
-from octavo.frontend.scheduler_client import SchedulerClient
 
 _log = logging.getLogger(__name__)
 
 
 def add_vllm_engine(
-    server: grpc.aio.Server, generation: Generation, scheduler: SchedulerClient, config: FrontendConfig
+    server: grpc.aio.Server, generation: Generation, scheduler: Cells, config: FrontendConfig
 ) -> list[str]:
     """Adds the service; the full names of what was added."""
     if importlib.util.find_spec("smg_grpc_proto") is None:

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from octavo.frontend.access import tenant_from_headers
+from octavo.frontend.cells import Cells
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import DeadlineExceeded, Overloaded, Reason, Unsupported
 from octavo.frontend.generation import Generation
@@ -21,7 +22,6 @@ from octavo.frontend.grpc_errors import abort_with
 from octavo.frontend.grpc_limits import MAX_ABORTED_IDS
 from octavo.frontend.grpc_service import answering, deadline_of, metadata_of
 from octavo.frontend.pacing import paced
-from octavo.frontend.scheduler_client import SchedulerClient
 from octavo.frontend.unknown_fields import refuse_unknown_fields
 from octavo.frontend.validation import check_count
 from octavo.frontend.vllm_engine.model_files import chunks, read_model_files, tokenizer_archive
@@ -35,7 +35,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class VllmEngine(services.VllmEngineServicer):  # type: ignore[misc]
     """Calls that need another kind of engine answer UNIMPLEMENTED."""
 
-    def __init__(self, generation: Generation, scheduler: SchedulerClient, config: FrontendConfig) -> None:
+    def __init__(self, generation: Generation, scheduler: Cells, config: FrontendConfig) -> None:
         """Raises `ModelDirectoryError`."""
         self._generation = generation
         self._scheduler = scheduler

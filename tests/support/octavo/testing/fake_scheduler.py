@@ -52,6 +52,8 @@ class FakeScheduler:
         self.replicas = 1
         self.capacity_tokens = 100_000
         self.max_parallel = 16
+        # Told as work of other frontends.
+        self.work_tokens = 0
         # The whole answer of a request's sequence; what it has already is left out when it is submitted again.
         self.answer: Callable[[Request, int], list[int]] = letters
         self.tokens_per_delta = 1
@@ -62,6 +64,8 @@ class FakeScheduler:
         self.tamper: Callable[[Delta], list[Delta]] = lambda delta: [delta]
         self.rejection: RejectReason | None = None
         self.refusal: str | None = None
+        # Hears and says nothing, but for what is sent raw; its connections stay.
+        self.is_frozen = False
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
         # Of every sequence that a frontend ended: request, attempt, index.
@@ -129,6 +133,8 @@ class FakeScheduler:
     async def _loop(self) -> None:
         while True:
             frontend, *frames = await self._socket.recv_multipart()
+            if self.is_frozen:
+                continue
             try:
                 message = decode_from_frontend(b"".join(frames))
             except WireError:
@@ -251,9 +257,12 @@ class FakeScheduler:
             model=model,
             capacity_tokens=self.capacity_tokens if self.replicas else 0,
             max_parallel=self.max_parallel,
+            work_tokens=self.work_tokens,
         )
 
     async def _send(self, frontend: bytes, message: ToFrontend) -> None:
+        if self.is_frozen:
+            return
         # A frontend that has gone is no concern of the others.
         with contextlib.suppress(zmq.ZMQError):
             await self._socket.send_multipart([frontend, encode(message)])

@@ -189,6 +189,12 @@ class Stack:
             environment = {"OCTAVO_LISTEN": self.address_of(name), "OCTAVO_HTTP_LISTEN": http, **environment}
         return self.start(command, name, **environment)
 
+    def cell(self, name: str) -> dict[str, str]:
+        """What makes a scheduler and workers a cell of this name: sockets of its own."""
+        directory = self.directory / name
+        directory.mkdir(mode=0o700, exist_ok=True)
+        return {"OCTAVO_RUNTIME_DIR": str(directory)}
+
     def start_all(self, workers: int = 1) -> Self:
         """Starts one of each kind (and more workers), and waits until the frontend says it is ready."""
         self.start("scheduler")

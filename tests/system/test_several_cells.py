@@ -1,0 +1,103 @@
+"""Two schedulers with a worker each behind one frontend: requests are spread, and outlive a cell."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+
+from octavo.testing.stack import GenerateStream, Generation, Stack, collect, token_request
+from octavo.v1 import generation_pb2
+from octavo.wire.sampling import SamplingParams
+from octavo.worker.fake_runner import FakeVocabulary, expected_tokens
+
+from .conftest import StartStack
+
+pytestmark = pytest.mark.system
+
+_CELLS: Final = ("a", "b")
+_NUM_TOKENS: Final = 40
+_PROMPTS: Final = [[(31 * i + 7 * j) % 250 for j in range(40)] for i in range(6)]
+
+
+@pytest.fixture
+def stack(new_stack: StartStack) -> Stack:
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="50")
+    for name in _CELLS:
+        stack.start("scheduler", f"scheduler-{name}", **stack.cell(name))
+        stack.start("worker", f"worker-{name}", **stack.cell(name))
+    endpoints = [f"ipc://{stack.directory}/{name}/frontends.sock" for name in _CELLS]
+    stack.start("frontend", OCTAVO_FRONTEND_ENDPOINT=",".join(endpoints))
+    stack.wait_ready()
+    stack.wait_for(lambda: told(stack, "octavo_cell_ready") == {"a": 1, "b": 1})
+    return stack
+
+
+def told(stack: Stack, metric: str) -> dict[str, float]:
+    """What the frontend tells of its cells, by their names."""
+    with stack.http() as client:
+        text = client.get("/metrics").text
+    found = re.findall(rf'^{metric}\{{cell="[^"]*/(\w+)/frontends.sock"\}} (\S+)$', text, flags=re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+class Begun:
+    """Streams of `_PROMPTS` that have told tokens; what they have told is kept."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.streams = [stack.stream(token_request(prompt, _NUM_TOKENS)) for prompt in _PROMPTS]
+        self._read = [_until_delta(stream) for stream in self.streams]
+
+    def finish(self) -> list[Generation]:
+        return [collect([*read, *stream]) for read, stream in zip(self._read, self.streams, strict=True)]
+
+    def cancel(self) -> None:
+        for stream in self.streams:
+            stream.cancel()
+
+
+def _until_delta(stream: GenerateStream) -> list[generation_pb2.GenerateResponse]:
+    read = [next(stream)]
+    while not read[-1].HasField("delta"):
+        read.append(next(stream))
+    return read
+
+
+def assert_undisturbed(stack: Stack, generations: Sequence[Generation]) -> None:
+    vocabulary, sampling = FakeVocabulary.read(stack.model), SamplingParams(max_tokens=_NUM_TOKENS)
+    for prompt, generation in zip(_PROMPTS, generations, strict=True):
+        assert generation.token_ids == expected_tokens(prompt, sampling, 0, _NUM_TOKENS, vocabulary)
+
+
+def test_requests_spread_and_equal_prefixes_stick(stack: Stack) -> None:
+    streams = Begun(stack)
+    requests = told(stack, "octavo_cell_requests")
+    assert sum(requests.values()) == len(_PROMPTS)
+    assert min(requests.values()) >= 2
+    streams.cancel()
+    stack.wait_for(lambda: told(stack, "octavo_cell_requests") == {"a": 0, "b": 0})
+    generations = [stack.generate(token_request(_PROMPTS[0] + [i] * 20, 4)) for i in range(4)]
+    assert all(generation.usage.cached_prompt_tokens >= 32 for generation in generations)
+
+
+def test_streams_outlive_a_cell_that_never_comes_back(stack: Stack) -> None:
+    streams = Begun(stack)
+    moved = told(stack, "octavo_cell_requests")["b"]
+    assert moved >= 2
+    stack.kill("scheduler-b")
+    stack.kill("worker-b")
+    generations = streams.finish()
+    assert_undisturbed(stack, generations)
+    assert sum(generation.usage.preemptions for generation in generations) == moved
+    # And what comes later goes where somebody is, at once.
+    assert stack.generate(token_request(_PROMPTS[0], 4), timeout=10).usage.preemptions == 0
+
+
+def test_a_cell_that_comes_back_is_used_again(stack: Stack) -> None:
+    stack.kill("scheduler-b")
+    stack.wait_for(lambda: told(stack, "octavo_cell_ready") == {"a": 1, "b": 0})
+    stack.start("scheduler", "scheduler-b", **stack.cell("b"))
+    stack.wait_for(lambda: told(stack, "octavo_cell_ready") == {"a": 1, "b": 1})
+    streams = Begun(stack)
+    assert min(told(stack, "octavo_cell_requests").values()) >= 2
+    streams.cancel()
