@@ -15,6 +15,7 @@ from octavo.testing.tiny_model import write_byte_model
 COMMANDS = [
     *("serve", "frontend", "scheduler", "replay", "explain", "requests", "top", "prefix"),
     *("worker", "generate", "chat", "health", "prepare-model", "convert-weights", "keys"),
+    "bench",
 ]
 
 
@@ -52,6 +53,8 @@ def test_an_unknown_command_is_a_usage_error() -> None:
         ("worker", "torch", "worker"),
         ("frontend", "tokenizers", "frontend"),
         ("frontend", "grpc_reflection", "frontend"),
+        ("bench", "httpx", "bench"),
+        ("bench", "tqdm", "bench"),
     ],
 )
 def test_a_command_whose_extra_is_missing_says_how_to_install_it(

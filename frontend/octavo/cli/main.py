@@ -27,10 +27,13 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "readmit": ("octavo.scheduler.workers_cli:readmit", "Give a worker requests again."),
     "prefix": ("octavo.scheduler.admin_cli:prefix", "Pin, list and unpin prefixes that stay computed."),
     "worker": ("octavo.worker.cli:worker", "Run one worker: weights, KV blocks, the model."),
+    "calibrate": ("octavo.worker.calibrate_cli:calibrate", "Measure how long a worker's steps take, for simulations."),
+    "simulate": ("octavo.simulator.cli:simulate", "Tell how a load would run on workers that are not there."),
     "keys": ("octavo.cli.keys:keys", "Make the keys by which the processes know each other between hosts."),
     "generate": ("octavo.frontend.client_cli:generate", "Stream the continuation of a prompt to the terminal."),
     "chat": ("octavo.frontend.client_cli:chat", "Talk with the model in the terminal."),
     "health": ("octavo.frontend.client_cli:health", "Probe a process's gRPC health; exit status 0 if it serves."),
+    "bench": ("octavo.loadgen.cli:bench", "Load a server as many users would, and measure its answers."),
     "prepare-model": ("octavo.worker.prepare_cli:prepare_model", "Write the bundled model's directory to the cache."),
     "convert-weights": ("octavo.worker.convert_cli:convert", "Turn a model's pickled weights into safetensors."),
 }
@@ -38,6 +41,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
 _EXTRA_OF: Final = {
     **dict.fromkeys(("torch", "gguf", "safetensors", "numpy", "tqdm"), "worker"),
     "accelerate": "gguf",
+    "httpx": "bench",
     **dict.fromkeys(("transformers", "tokenizers", "huggingface_hub", "jinja2", "google"), "frontend"),
     "opentelemetry": "tracing",
     **dict.fromkeys(("grpc_reflection", "grpc_status", "starlette", "uvicorn", "llguidance"), "frontend"),
@@ -88,9 +92,12 @@ def _explain(command: str, error: ModuleNotFoundError) -> None:
     """Raises `click.ClickException` if the module is one that an installation may do without."""
     package = (error.name or "").partition(".")[0]
     if extra := _EXTRA_OF.get(package):
-        if extra == "frontend" and command in _COMMANDS and _COMMANDS[command][0].startswith("octavo.worker."):
+        where = _COMMANDS[command][0] if command in _COMMANDS else ""
+        if extra == "frontend" and where.startswith("octavo.worker."):
             # It brings what the frontend shares with it.
             extra = "worker"
+        if where.startswith("octavo.loadgen."):
+            extra = "bench"
         what = f"needs {package}, which is not installed; run: pip install 'octavo[{extra}]'"
         raise click.ClickException(f"`octavo {command}` {what}") from error
     if package == "octavo":

@@ -23,6 +23,8 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.http2.ping_timeout_ms", 5_000),
     # Else two pings go out while nothing is sent, and then one a minute.
     ("grpc.http2.max_pings_without_data", 0),
+    # Else clients of one address share a connection, and with it the server's limit of streams.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 

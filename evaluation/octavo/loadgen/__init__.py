@@ -1,0 +1,1 @@
+"""An open-loop load generator for servers of language models: `octavo bench serve`."""

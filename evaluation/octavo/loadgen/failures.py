@@ -1,0 +1,25 @@
+"""What went wrong: with one request, which is counted by its kind, or with the whole run, which then ends."""
+
+from typing import Final
+
+_MAX_DETAIL: Final = 300
+
+
+class Failure(Exception):
+    """A request that failed. `kind` is short and the same for all that failed so; `detail` is one line of what the
+    server or the system said."""
+
+    def __init__(self, kind: str, detail: str = "") -> None:
+        self.kind = kind
+        self.detail = one_line(detail)
+        super().__init__(f"{kind}: {self.detail}" if self.detail else kind)
+
+
+class TargetError(Exception):
+    """The server cannot be measured at all; says why, and what to do."""
+
+
+def one_line(text: str) -> str:
+    """The text as it may be printed: one line, no control characters, not too long."""
+    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    return line if len(line) <= _MAX_DETAIL else line[: _MAX_DETAIL - 1] + "…"

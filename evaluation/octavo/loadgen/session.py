@@ -1,0 +1,111 @@
+"""Runs against servers, one after another."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from octavo.loadgen.failures import Failure, TargetError
+from octavo.loadgen.grpc_transport import GrpcTransport
+from octavo.loadgen.http_transport import HttpTransport
+from octavo.loadgen.open_loop import OpenLoop, Run, warm_up_jobs
+from octavo.loadgen.progress import Progress
+from octavo.loadgen.requests import Asking
+from octavo.loadgen.secrets import Secrets
+from octavo.loadgen.targets import Target
+from octavo.loadgen.transports import Call, Transport
+from octavo.workload.job import Job
+
+_TRANSPORTS: Final[dict[str, Callable[[Target, Asking, Secrets], Transport]]] = {
+    "http": HttpTransport,
+    "grpc": GrpcTransport,
+}
+
+
+@dataclass
+class Side:
+    """A server with all that was asked of it: a run for each round. `model` is known after the first."""
+
+    target: Target
+    asking: Asking
+    secrets: Secrets
+    model: str = ""
+    runs: list[Run] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Session:
+    """What is run on each server in turn. `warm_up` requests that do not count come before each run; a request that
+    takes longer than `timeout_s` has failed."""
+
+    jobs: Sequence[Job]
+    rounds: int = 1
+    warm_up: int = 0
+    timeout_s: float = 600.0
+
+    async def run(self, sides: Sequence[Side]) -> None:
+        """Adds a run to each side in every round, until the user interrupts one. No contents come twice: a server that
+        remembers prompts gains nothing by it. Raises `TargetError`."""
+        turns = [(number, side) for number in range(self.rounds) for side in sides]
+        for turn, (number, side) in enumerate(turns):
+            label = f"round {number + 1}: {side.target}" if len(turns) > 1 else str(side.target)
+            await self._measure(side, label, replace(side.asking, seed=side.asking.seed + turn))
+            if side.runs[-1].interrupted:
+                return
+
+    async def _measure(self, side: Side, label: str, asking: Asking) -> None:
+        try:
+            transport = _TRANSPORTS[side.target.protocol](side.target, asking, side.secrets)
+        except OSError as error:
+            raise TargetError(f"{side.secrets.ca_certificate} is no certificate: {error}") from error
+        try:
+            side.model = await transport.open()
+            await self._warm(side, transport)
+            with Progress(label, len(self.jobs)) as progress:
+                loop = OpenLoop(self.jobs, transport.prepare, timeout_s=self.timeout_s, changed=progress.changed)
+                with _interrupting(loop.stop):
+                    side.runs.append(await loop.serve())
+        finally:
+            await transport.aclose()
+
+    async def _warm(self, side: Side, transport: Transport) -> None:
+        def prepare(job: Job, index: int) -> Call:
+            return transport.prepare(job, len(self.jobs) + index)
+
+        run = await OpenLoop(warm_up_jobs(self.jobs, self.warm_up), prepare, timeout_s=self.timeout_s).serve()
+        failures = [record.failure for record in run.records if record.failure]
+        if failures and len(failures) == self.warm_up:
+            raise TargetError(f"{side.target} failed every request of the warm-up: {failures[0]}{_advice(failures[0])}")
+
+
+def _advice(failure: Failure) -> str:
+    """Where the server has read the request and did not like it."""
+    if not failure.kind.startswith(("HTTP 400", "HTTP 422")):
+        return ""
+    return (
+        "; if it does not know ignore_eos, min_tokens and their like, give --openai-only; if it takes no token ids,"
+        " --prompts text or --api chat"
+    )
+
+
+@contextlib.contextmanager
+def _interrupting(stop: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C calls `stop`; a second one does what it does everywhere."""
+    loop = asyncio.get_running_loop()
+
+    def once() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        stop()
+
+    try:
+        loop.add_signal_handler(signal.SIGINT, once)
+    except (RuntimeError, ValueError):
+        # Only the main thread hears signals.
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
