@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from octavo.testing.native import threads
 from octavo.testing.tiny_model import VOCAB_SIZE, write_byte_model
-from octavo.worker import cli
+from octavo.worker import cli, make_runner
 from octavo.worker.runner import Runner
 
 LAYER = {
@@ -124,7 +124,7 @@ def test_pickled_weights_are_refused_with_the_command_that_converts(model: Path)
 
 def test_threads_are_no_more_than_a_quota_lets_run(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with threads(2):
-        monkeypatch.setattr(cli, "available_cores", lambda: 1)
+        monkeypatch.setattr(make_runner, "available_cores", lambda: 1)
         assert start(model).exit_code == 0
         assert torch.get_num_threads() == 1
 

@@ -5,15 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from octavo.testing.tiny_model import write_byte_model
 from octavo.wire.codec import decode_from_worker, encode
 from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts, attended_pairs
 from octavo.wire.steps import BlockMoves, WorkerHello
 from octavo.worker import calibrate as calibration
-from octavo.worker.calibrate import Sample, calibrate, fit
+from octavo.worker import timed_steps
+from octavo.worker.calibrate import calibrate
 from octavo.worker.fake_runner import FakeRunner
 from octavo.worker.protocol import WorkerProtocol
 from octavo.worker.runner import StepOutput
@@ -135,7 +134,7 @@ def test_a_fast_device_is_measured_on_large_chunks_and_many_blocks(directory: Pa
 
 
 def test_moves_take_no_more_memory_than_a_little(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "_MOST_MOVED_BYTES", 640)
+    monkeypatch.setattr(timed_steps, "_MOST_MOVED_BYTES", 640)
     runner = TimedRunner(directory)
     measured(runner)
     assert set(runner.steps.moves) == {(1, 0), (0, 1), (4, 0), (0, 4), (10, 0), (0, 10)}
@@ -187,32 +186,3 @@ def test_a_real_clock_gives_what_the_wire_takes(directory: Path) -> None:
     assert isinstance(hello, WorkerHello)
     assert hello.costs is not None
     assert decode_from_worker(encode(hello)) == hello
-
-
-chunks = st.tuples(st.sampled_from([0, 64, 512, 4096]), st.sampled_from([16, 64, 256, 1024]))
-
-
-@given(st.lists(chunks, min_size=4, max_size=8, unique=True), st.tuples(*[st.integers(0, 1000)] * 3))
-def test_a_fit_explains_samples_that_can_be_explained(
-    found: list[tuple[int, int]], thousandths: tuple[int, int, int]
-) -> None:
-    costs = [each * scale for each, scale in zip(thousandths, (1e-3, 1e-6, 1e-10), strict=True)]
-    quantities = [(1.0, float(count), attended_pairs(context, count, [0])) for context, count in found]
-    samples = [Sample(each, sum(c * q for c, q in zip(costs, each, strict=True))) for each in quantities]
-    largest = max(sample.seconds for sample in samples)
-    for sample in samples:
-        explained = sum(c * q for c, q in zip(fit(samples), sample.quantities, strict=True))
-        assert explained == pytest.approx(sample.seconds, abs=1e-6 * largest)
-
-
-quantities = st.tuples(st.just(1.0), st.floats(0.0, 1e4), st.floats(0.0, 1e8))
-
-
-@given(st.lists(st.tuples(quantities, st.floats(0.0, 10.0)), max_size=8))
-def test_no_cost_is_negative_whatever_the_samples(found: list[tuple[tuple[float, float, float], float]]) -> None:
-    assert min(fit([Sample(*each) for each in found])) >= 0.0
-
-
-def test_where_larger_steps_took_less_time_only_the_step_costs() -> None:
-    samples = [Sample((1.0, 16.0, 136.0), 2.0), Sample((1.0, 64.0, 2080.0), 1.0)]
-    assert fit(samples) == pytest.approx([1.5, 0.0, 0.0])

@@ -16,6 +16,7 @@ from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMoves
 from octavo.worker import cli
 from octavo.worker.fake_runner import FakeRunner
+from octavo.worker.make_runner import describe
 from octavo.worker.runner import Runner
 from octavo.worker.sequences import WorkerSequence, WorkItem
 
@@ -114,7 +115,7 @@ def test_bad_usage_ends_with_status_2(directory: Path, arguments: list[str], why
 
 def test_what_was_loaded_is_described_on_one_line(directory: Path) -> None:
     runner = FakeRunner(directory / "model", block_size=16, num_blocks=1 << 18, num_cpu_blocks=1 << 17, windows=(0, 64))
-    assert cli.describe(runner) == (
+    assert describe(runner) == (
         "model model (fake, 2048 positions) on fake: 262144 blocks (0.02 GiB) and 131072 CPU blocks (0.01 GiB)"
         " of 16 tokens, 8 KV bytes per token; kernels: fake"
     )

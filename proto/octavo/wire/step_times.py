@@ -39,8 +39,8 @@ class TokenTime(Struct, frozen=True, forbid_unknown_fields=True):
 
 class StepTimeModel(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds by quantity. Between `token_times`, in rising order of their tokens, time is linear; below the first it
-    is that of the first, and beyond the last it goes on as between the last two. `sampling_s` is for any rows of logits,
-    and `moves_s` for each kind of move, however many there are."""
+    is that of the first, and beyond the last it goes on as between the last two. `sampling_s` is for any rows of
+    logits, and `moves_s` for each kind of move, however many there are."""
 
     token_times: Annotated[list[TokenTime], Meta(min_length=1)]
     sampling_s: Seconds

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from octavo.worker import cli
+from octavo.worker import cli, make_runner
 from octavo.worker.cli import worker
 from octavo.worker.config import WorkerConfig
 
@@ -71,8 +71,8 @@ def test_each_rank_may_have_a_thread(configured: Any, arguments: str) -> None:
 
 def test_ranks_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.get_num_threads", lambda: 64)
-    monkeypatch.setattr(cli, "available_cores", lambda: 6)
-    assert [cli._usual_threads(ranks) for ranks in (1, 2, 4, 8)] == [6, 3, 1, 1]
+    monkeypatch.setattr(make_runner, "available_cores", lambda: 6)
+    assert [make_runner._usual_threads(ranks) for ranks in (1, 2, 4, 8)] == [6, 3, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,4 @@ def test_ranks_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_ranks_on_one_machine_take_a_gpu_each(configured: Any, arguments: str, device: str) -> None:
-    assert cli._own_device(configured("--device", "cuda", *arguments.split())) == device
+    assert make_runner._own_device(configured("--device", "cuda", *arguments.split())) == device

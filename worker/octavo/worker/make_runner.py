@@ -1,0 +1,181 @@
+"""A runner from a worker's configuration: what it takes to make one, and what keeps it from being made."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from octavo.wire.model_directory import ModelDirectoryError, resolve_model
+from octavo.worker.config import DEFAULT_FAKE_BLOCKS, WorkerConfig
+from octavo.worker.context_room import ContextRoomError, check_context_room
+from octavo.worker.cores import available_cores
+from octavo.worker.gpu.options import GpuOptions
+from octavo.worker.liveness import Liveness
+from octavo.worker.runner import DeviceLostError, Runner
+
+logger = logging.getLogger(__name__)
+
+# What a full machine or a broken library raises while the model is made.
+_START_ERRORS = (MemoryError, OSError, RuntimeError, ValueError)
+
+
+class UnusableError(click.ClickException):
+    """A model or a setting that will not do however often it is tried: like wrong usage to whoever restarts us."""
+
+    exit_code = 2
+
+
+def with_runner(config: WorkerConfig, liveness: Liveness, use: Callable[[Runner, Callable[[], None]], object]) -> None:
+    """Makes the runner that `config` says and calls `use` with it, and with what is to be called at every heartbeat. A
+    rank that is not the first of its replica does what that one says instead. Raises `click.ClickException`."""
+    try:
+        if config.tp == 1:
+            use(_make_runner(config), lambda: None)
+        else:
+            _share(config, liveness, use)
+    except DeviceLostError as error:
+        # Its scheduler recomputes what ran here; a new process gets a new context on the device.
+        lost = config.device if config.tp == 1 else f"rank {config.tp_rank or 0} of {config.tp}"
+        raise click.ClickException(f"{lost} has failed and must be started anew: {one_line(error)}") from error
+
+
+def _share(config: WorkerConfig, liveness: Liveness, use: Callable[[Runner, Callable[[], None]], object]) -> None:
+    # It takes torch.
+    from octavo.worker.tensor_parallel.ranks import joined
+
+    with joined(config) as ranks:
+        runner = _make_runner(config, group=ranks.group, followers=ranks.followers)
+        ranks.loaded()
+        if ranks.group.rank:
+            # No scheduler knows of it: it is as ready as it gets.
+            liveness.welcomed = True
+            ranks.follow(runner, liveness)
+        else:
+            use(runner, ranks.beat)
+
+
+def describe(runner: Runner, *, exact: bool = False) -> str:
+    """What was loaded and how much it can hold, on one line."""
+    model = runner.model
+    numerics = f"{model.dtype}, exact" if exact else model.dtype
+    device = runner.device if runner.world_size == 1 else f"{runner.world_size} ranks of {runner.device}"
+    # A block holds the keys and values of one KV group.
+    block_gib = runner.block_size * runner.kv_bytes_per_token / len(runner.kv_groups) / (1 << 30)
+    return (
+        f"model {model.name} ({numerics}, {model.max_model_len} positions) on {device}:"
+        f" {runner.num_blocks} blocks ({runner.num_blocks * block_gib:.2f} GiB) and"
+        f" {runner.num_cpu_blocks} CPU blocks ({runner.num_cpu_blocks * block_gib:.2f} GiB)"
+        f" of {runner.block_size} tokens, {runner.kv_bytes_per_token} KV bytes per token; kernels: {runner.kernels}"
+    )
+
+
+def _make_runner(config: WorkerConfig, **shared: Any) -> Runner:
+    """`shared`: what tells a rank of the others."""
+    make: Callable[[WorkerConfig, Path], Runner] = _make_fake_runner
+    if config.device != "fake":
+        make = partial(_make_model_runner, **shared)
+    try:
+        runner = make(config, resolve_model(config.model, config.load_format))
+        _check_context_room(runner, config)
+    except (ModelDirectoryError, ContextRoomError) as error:
+        raise UnusableError(one_line(error)) from error
+    except _START_ERRORS as error:
+        logger.debug("the model could not be made ready", exc_info=True)
+        raise click.ClickException(one_line(error)) from error
+    return runner
+
+
+def _check_context_room(runner: Runner, config: WorkerConfig) -> None:
+    """An exact number of blocks is meant, even if the longest requests are then refused."""
+    try:
+        check_context_room(runner)
+    except ContextRoomError as error:
+        if config.device != "fake" and config.num_blocks is None:
+            raise
+        logger.warning("requests as long as the context will be refused: %s", error)
+
+
+def _make_fake_runner(config: WorkerConfig, directory: Path) -> Runner:
+    from octavo.worker.fake_runner import FakeRunner
+
+    runner = FakeRunner(
+        directory,
+        load_format=config.load_format,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks or DEFAULT_FAKE_BLOCKS,
+        num_cpu_blocks=config.num_cpu_blocks,
+        windows=config.fake_windows,
+        max_model_len=config.max_model_len,
+        step_ms=config.fake_step_ms,
+        eos_probability=config.fake_eos_probability,
+        faults=config.fake_faults,
+    )
+    runner.grammars.load()
+    return runner
+
+
+def _make_model_runner(config: WorkerConfig, directory: Path, **shared: Any) -> Runner:
+    # Importing torch takes seconds and a gigabyte: the fake device, and --help, must not need it.
+    import torch
+
+    from octavo.worker.kv_cache import KVCacheError
+    from octavo.worker.model_runner import ModelRunner, ModelRunnerError
+    from octavo.worker.models.config import ConfigError as ModelConfigError
+    from octavo.worker.weights import WeightsError
+
+    try:
+        runner = ModelRunner(
+            directory,
+            load_format=config.load_format,
+            model_impl=config.model_impl,
+            dtype=config.dtype,
+            exact=config.numerics == "exact",
+            device=_own_device(config),
+            block_size=config.block_size,
+            kv_cache_memory=config.kv_cache_memory,
+            num_blocks=config.num_blocks,
+            num_cpu_blocks=config.num_cpu_blocks,
+            swap_memory=config.swap_memory,
+            max_model_len=config.max_model_len,
+            threads=config.threads or _usual_threads(config.ranks_here),
+            kv_cache_dtype=config.kv_cache_dtype,
+            gpu=GpuOptions(
+                memory_utilization=config.gpu_memory_utilization,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                cuda_graphs=config.cuda_graphs,
+            ),
+            **shared,
+        )
+    except (KVCacheError, ModelConfigError, ModelRunnerError, WeightsError) as error:
+        raise UnusableError(one_line(error)) from error
+    except torch.OutOfMemoryError as error:
+        # Another process may have it, and end.
+        raise click.ClickException(
+            f"{config.device} has too little memory for {config.model}: end what else runs there, lower"
+            f" --max-num-batched-tokens, or serve a smaller model; torch says: {one_line(error)}"
+        ) from error
+    if not config.tp_rank:
+        # Only the first rank chooses tokens.
+        runner.grammars.load()
+    return runner
+
+
+def _own_device(config: WorkerConfig) -> str:
+    """Ranks on one machine take one GPU each."""
+    apart = config.device == "cuda" and config.ranks_here > 1
+    return f"cuda:{config.tp_rank or 0}" if apart else config.device
+
+
+def _usual_threads(ranks: int) -> int:
+    """As many as torch takes, which does not know of a cgroup's quota: more would only wait for each other. `ranks`
+    processes share the cores."""
+    import torch
+
+    return max(1, min(torch.get_num_threads(), available_cores()) // ranks)
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
