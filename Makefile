@@ -18,8 +18,10 @@ TESTS_OF_FAILURES := tests/chaos tests/network
 CAMPAIGNS := kill-workers:500 kill-real-workers:20 kill-schedulers:100 freeze-workers:20 leave:250 overload:60 poison:50 soak:30
 SEEDS ?= 2000
 FIRST ?= 0
+# What measures nothing must not overwrite what was measured.
+MEASURED = $(if $(findstring --quick,$(ARGS)),build/paper,docs/paper)
 
-.PHONY: help env serve test test-checks test-most test-doors test-kernels test-failures test-long chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-scheduler bench-sampler batch-invariance memory-figures models compose-test proto lock clean
+.PHONY: help env serve test test-checks test-most test-doors test-kernels test-failures test-long chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -132,6 +134,10 @@ bench-tp: $(READY)  ## Measure two ranks beside one with two threads; ARGS are t
 bench-preemption: $(READY)  ## Simulate what preempted requests cost swapped, recomputed, and as measured
 	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.preemption_costs $(ARGS)
 
+bench-simulator: $(READY)  ## Compare the simulator with real processes on this machine (seven quiet minutes); ARGS are those of octavo.bench.simulator_validation
+	@$(BIN)/octavo prepare-model
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.simulator_validation --json docs/simulator.json $(ARGS)
+
 bench-gpu: $(READY)  ## Measure a GPU's kernels and worker beside their peers (ten minutes); ARGS are those of octavo.bench.gpu
 	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.gpu $(ARGS)
 
@@ -148,6 +154,17 @@ models: $(READY)  ## Try every architecture of transformers and write the tables
 
 memory-figures: $(READY)  ## What paging wastes and sharing saves, beside the paper's figures (a minute)
 	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.memory_figures
+
+ablations: $(READY)  ## What each choice of the design is worth, on real processes (seven quiet minutes); ARGS: --quick, --threads N, ...
+	@$(BIN)/octavo prepare-model
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.measured ablations --json $(MEASURED) $(ARGS)
+
+paper-measured: $(READY)  ## The paper's experiments on the real engine on this CPU, ablations too (twenty quiet minutes)
+	@$(BIN)/octavo prepare-model
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.measured --json $(MEASURED) $(ARGS)
+
+paper: $(READY)  ## Run the paper's experiments in simulation and write docs/paper.md; ARGS: --only fig12 --quick --jobs 2
+	@OMP_NUM_THREADS=1 $(BIN)/python -m octavo.paper $(ARGS)
 
 compose-test:  ## Build the images and try compose.yaml on this machine's Docker Engine
 	@tests/compose/run.sh
