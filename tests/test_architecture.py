@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-IMPORT_ROOTS = ("proto", "kernels", "frontend", "scheduler", "worker")
+IMPORT_ROOTS = ("proto", "kernels", "frontend", "scheduler", "worker", "evaluation")
 
 # Portion of the namespace package -> the import root it lies in, and what of ours or of the heavy kind it may import.
 _HEAVY = {"torch", "transformers", "triton", "numpy", "gguf", "safetensors"}
@@ -30,6 +30,17 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
     "octavo.worker": (
         "worker",
         {"octavo.wire", "octavo.telemetry", "octavo.kernels", "zmq", "grpc", "tokenizers", *_HEAVY},
+    ),
+    "octavo.workload": ("evaluation", set()),
+    # Of the frontend nothing but the rule by which it chooses among cells.
+    "octavo.simulator": (
+        "evaluation",
+        {"octavo.workload", "octavo.scheduler", "octavo.wire", "octavo.frontend.cell_router"},
+    ),
+    "octavo.loadgen": ("evaluation", {"octavo.workload", "octavo.client", "octavo.v1", "grpc"}),
+    "octavo.paper": (
+        "evaluation",
+        {"octavo.workload", "octavo.simulator", "octavo.scheduler", "octavo.wire", "numpy"},
     ),
 }
 # The core decides; only these carry its decisions to sockets, clocks and flags.

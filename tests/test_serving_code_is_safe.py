@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCES = [
     path
-    for root in ("proto", "kernels", "frontend", "scheduler", "worker")
+    for root in ("proto", "kernels", "frontend", "scheduler", "worker", "evaluation")
     for path in (ROOT / root).rglob("*.py")
     if "_pb2" not in path.name
 ]

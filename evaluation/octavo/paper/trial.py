@@ -1,0 +1,143 @@
+"""One run of one system: all that decides it, and what came of it."""
+
+import math
+from statistics import fmean
+
+from msgspec import Struct
+
+from octavo.paper.baselines.accounting import MemoryProbe, Shares
+from octavo.paper.setups import SETUPS, with_lengths
+from octavo.paper.sharing import SharingProbe
+from octavo.paper.systems import run as run_system
+from octavo.scheduler.config import Preemption
+from octavo.scheduler.scheduler import Scheduler
+from octavo.simulator.device import BEAM_GAP
+from octavo.simulator.engine import Outcome, Probe
+from octavo.wire.requests import Prefix
+from octavo.workload.arrivals import Poisson
+from octavo.workload.job import Job
+from octavo.workload.synthetic import Workload
+from octavo.workload.tokens import prompt_token_ids
+
+_SAMPLE_EVERY_S = 1.0
+# Of a trace, the beginning in which the server fills.
+_WARM_UP_SHARE = 0.1
+
+
+class Trial(Struct, frozen=True):
+    """`seconds` of requests at `rate` per second. It ends with that, or, if it is `drained`, when all are answered.
+
+    Lengths are drawn from `dataset`, with `sigma` times its spread; every prompt has the same first `prefix_tokens`,
+    kept computed if they are `pinned`. `blockwise_reads`: blocks cost time to read, beside their bytes. `preemption` is
+    vLLM's (None: as it comes)."""
+
+    system: str
+    setup: str
+    dataset: str
+    rate: float
+    seconds: float
+    n: int = 1
+    beam_width: int = 0
+    prefix_tokens: int = 0
+    pinned: bool = False
+    sigma: float = 1.0
+    block_size: int = 16
+    blockwise_reads: bool = False
+    preemption: Preemption | None = None
+    beam_gap: float = BEAM_GAP
+    drained: bool = True
+    seed: int = 0
+
+    def jobs(self) -> list[Job]:
+        lengths = with_lengths(self.dataset, self.sigma)
+        return Workload(
+            lengths,
+            Poisson(self.rate),
+            seconds=self.seconds,
+            n=self.n,
+            beam_width=self.beam_width,
+            prefix_tokens=self.prefix_tokens,
+        ).jobs(self.seed)
+
+
+class Result(Struct, frozen=True):
+    """`batched`: requests that ran, on average over the trace but for its beginning. `memory`: while requests waited
+    for it (None: none did). `saved`: the share of blocks that sharing saved (None: nothing can be shared)."""
+
+    requests: int
+    failed: int
+    normalised_latency_s: float
+    batched: float
+    output_tokens_per_s: float
+    seconds: float
+    steps: int
+    preemptions: int
+    swaps: int
+    memory: Shares | None
+    saved: float | None
+
+
+def run(trial: Trial) -> Result:
+    """Simulates it. Raises `SimulationError`, and `ValueError` if it is so short that nothing comes of it."""
+    warm_up_s = trial.seconds * _WARM_UP_SHARE
+    memory = MemoryProbe(warm_up_s)
+    sharing = SharingProbe(warm_up_s) if _shares(trial) else None
+    spec = SETUPS[trial.setup].spec(trial.block_size, blockwise_reads=trial.blockwise_reads, beam_gap=trial.beam_gap)
+    jobs = trial.jobs()
+    if not jobs:
+        raise ValueError(f"no request comes in {trial.seconds:g} s at {trial.rate:g} requests/s: make the trace longer")
+    outcome = run_system(
+        trial.system,
+        spec,
+        jobs,
+        seed=trial.seed,
+        sample_every_s=_SAMPLE_EVERY_S,
+        probe=_until(trial.seconds, memory, sharing),
+        horizon_s=math.inf if trial.drained else trial.seconds,
+        preemption=trial.preemption,
+        pinned=[_prefix(jobs[0], spec.vocab_size, trial.seed)] if trial.pinned else [],
+    )
+    return _result(outcome, warm_up_s, trial.seconds, memory, sharing)
+
+
+def _shares(trial: Trial) -> bool:
+    return trial.system == "vLLM" and (trial.n > 1 or trial.beam_width > 0)
+
+
+def _until(end_s: float, *probes: Probe | None) -> Probe:
+    """What all see while requests still come."""
+    present = [probe for probe in probes if probe is not None]
+
+    def look(time: float, core: Scheduler) -> None:
+        if time <= end_s:
+            for probe in present:
+                probe(time, core)
+
+    return look
+
+
+def _prefix(job: Job, vocab_size: int, seed: int) -> Prefix:
+    """That of all jobs."""
+    return Prefix(job.prefix, prompt_token_ids(job, 0, vocab_size, seed)[: job.prefix_tokens])
+
+
+def _result(
+    outcome: Outcome, warm_up_s: float, end_s: float, memory: MemoryProbe, sharing: SharingProbe | None
+) -> Result:
+    latencies = [each.normalised_latency for each in outcome.served if each.normalised_latency is not None]
+    if not latencies:
+        raise ValueError(f"no request was answered within {end_s:g} s: make the trace longer, or let it drain")
+    batched = [sample.running for sample in outcome.samples if warm_up_s <= sample.time <= end_s]
+    return Result(
+        requests=len(outcome.served),
+        failed=sum(bool(each.error) for each in outcome.served),
+        normalised_latency_s=fmean(latencies),
+        batched=fmean(batched) if batched else 0.0,
+        output_tokens_per_s=sum(each.num_tokens for each in outcome.served) / max(outcome.seconds, 1e-9),
+        seconds=outcome.seconds,
+        steps=outcome.steps,
+        preemptions=outcome.preemptions,
+        swaps=outcome.swaps,
+        memory=memory.saturated,
+        saved=None if sharing is None else sharing.saved,
+    )

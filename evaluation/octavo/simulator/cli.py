@@ -1,0 +1,181 @@
+"""The command `octavo simulate`."""
+
+import resource
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.config_flags import config_flags, read_config
+from octavo.scheduler.event_log import EventLogError
+from octavo.scheduler.garbage import collect_seldom
+from octavo.simulator.cell import SimulationError
+from octavo.simulator.cluster_options import cluster_options, read_replica
+from octavo.simulator.device import ReplicaSpec
+from octavo.simulator.engine import Cluster, Probe, Simulation
+from octavo.simulator.plan import make_plan, plan_text
+from octavo.simulator.progress import Progress
+from octavo.simulator.recorded import jobs_of_log
+from octavo.simulator.report import Report, make_report, report_text
+from octavo.simulator.routing import CellRoute
+from octavo.workload.job import Job
+from octavo.workload.options import flags_given, read_jobs, workload_options
+from octavo.workload.targets import Targets, time_text
+
+_CONFIG = frozenset(SchedulerConfig.__struct_fields__)
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def _targets(context: click.Context, parameter: click.Parameter, text: str | None) -> Targets | None:
+    try:
+        return None if text is None else Targets.parse(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
+@click.command(context_settings={"show_default": True})
+@cluster_options
+@click.option("--replicas", type=click.IntRange(1, 100_000), show_default="1", help="Of all cells together.")
+@click.option("--cells", type=click.IntRange(min=1), default=1, help="Schedulers that share the replicas.")
+@click.option(
+    "--link", type=click.FloatRange(0.0, 60.0), default=0.0, help="Seconds of a message from scheduler to worker."
+)
+@click.option("--plan", "targets", callback=_targets, help="Search the fewest replicas: ttft_p99<1s,itl_p99<50ms.")
+@click.option("--max-replicas", type=click.IntRange(min=1), default=1024, help="Where --plan gives up.")
+@click.option("--horizon", type=click.FloatRange(min=0.0, min_open=True), help="Stop after so many simulated seconds.")
+@click.option("--sample-every", type=click.FloatRange(min=0.0, min_open=True), default=1.0, help="Seconds.")
+@click.option("--event-log", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A scheduler's.")
+@click.option("--json", "file", type=_FILE, help="Write the report here too.")
+@workload_options
+@config_flags
+def simulate(
+    replicas: int | None,
+    cells: int,
+    link: float,
+    targets: Targets | None,
+    max_replicas: int,
+    horizon: float | None,
+    sample_every: float,
+    event_log: Path | None,
+    file: Path | None,
+    **settings: Any,
+) -> None:
+    """Tell how a load would run: the production scheduler plans its steps, in a time of its own, and workers take as
+    long for them as their model and GPU would, or as a worker that was calibrated.
+
+    The same flags and the same --seed give the same report.
+    """
+    if targets is not None and replicas is not None:
+        raise click.UsageError("--plan searches the number of replicas, so it does not go with --replicas")
+    if cells > (least := replicas or 1) and targets is None:
+        raise click.UsageError(f"--cells {cells} need as many --replicas at least, not {least}")
+    if targets is not None and horizon is not None:
+        raise click.UsageError("--plan looks at whole runs, so it does not go with --horizon")
+    if targets is not None and cells > max_replicas:
+        raise click.UsageError(f"--cells {cells} need as many --max-replicas at least, not {max_replicas}")
+    config = read_config({name: settings.pop(name) for name in list(settings) if name in _CONFIG})
+    jobs = _jobs(settings, event_log)
+    simulator = _Simulator(
+        config, read_replica(settings), cells, link, settings["seed"], horizon or float("inf"), sample_every, targets
+    )
+    try:
+        if targets is not None:
+            _plan(simulator, jobs, targets, max_replicas, file)
+        else:
+            _simulate(simulator, jobs, least, file)
+    except SimulationError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _jobs(settings: Mapping[str, Any], event_log: Path | None) -> list[Job]:
+    if event_log is None:
+        return read_jobs(settings)
+    if given := flags_given(settings):
+        raise click.UsageError(f"--event-log says all of the requests, so it does not go with {given}")
+    try:
+        jobs = jobs_of_log(event_log)
+    except (EventLogError, OSError, ValueError) as error:
+        raise click.UsageError(f"{event_log}: {error}") from error
+    if not jobs:
+        raise click.UsageError(f"{event_log} has no requests that could be simulated")
+    return jobs
+
+
+@dataclass(frozen=True)
+class _Simulator:
+    config: SchedulerConfig
+    replica: ReplicaSpec
+    cells: int
+    link_s: float
+    seed: int
+    horizon_s: float
+    sample_every_s: float
+    targets: Targets | None
+
+    def run(self, jobs: Sequence[Job], replicas: int, probe: Probe | None = None) -> Report:
+        cells = min(self.cells, replicas)
+        simulation = Simulation(
+            Cluster(self.config, [self.replica] * replicas, cells, link_s=self.link_s),
+            seed=self.seed,
+            route=CellRoute(cells) if cells > 1 else None,
+            sample_every_s=self.sample_every_s,
+            probe=probe,
+        )
+        return make_report(simulation.run(jobs, self.horizon_s), self.targets)
+
+
+def _simulate(simulator: _Simulator, jobs: Sequence[Job], replicas: int, file: Path | None) -> None:
+    collect_seldom()
+    progress = Progress()
+    progress.begin(_label(replicas), jobs[-1].arrival_s if jobs else 0.0)
+    report = simulator.run(jobs, replicas, progress)
+    wall_s = progress.end()
+    click.echo(report_text(report))
+    click.echo(
+        f"simulated in {time_text(wall_s)}, {report.summary.seconds / max(wall_s, 1e-9):.4g} times real time;"
+        f" this process has taken {_usage_text()}"
+    )
+    _write(file, {"replicas": replicas, "seed": simulator.seed, "report": report})
+
+
+def _plan(simulator: _Simulator, jobs: Sequence[Job], targets: Targets, most: int, file: Path | None) -> None:
+    collect_seldom()
+    progress = Progress()
+
+    def run(load: Sequence[Job], replicas: int) -> Report:
+        if load is not jobs:
+            # Those that never meet: short, for all the time that they take.
+            return replace(simulator, sample_every_s=0.0).run(load, replicas)
+        progress.begin(_label(replicas), load[-1].arrival_s if load else 0.0)
+        report = simulator.run(load, replicas, progress)
+        progress.end()
+        return report
+
+    plan = make_plan(run, jobs, simulator.cells, most)
+    click.echo(plan_text(plan, targets, simulator.cells, most))
+    _write(file, {"seed": simulator.seed, "plan": plan})
+    if plan.replicas is None:
+        raise SystemExit(1)
+
+
+def _label(replicas: int) -> str:
+    return f"{replicas} replica{'s' if replicas > 1 else ''}"
+
+
+def _usage_text() -> str:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    # Linux counts in KiB.
+    return f"{time_text(used.ru_utime + used.ru_stime)} of CPU time and at most {used.ru_maxrss / 1024:.0f} MiB"
+
+
+def _write(file: Path | None, document: dict[str, Any]) -> None:
+    if file is None:
+        return
+    try:
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+    except OSError as error:
+        raise click.ClickException(f"cannot write {file}: {error.strerror or error}") from error

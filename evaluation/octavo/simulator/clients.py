@@ -1,0 +1,78 @@
+"""All clients of a simulation: what they ask for, and when their tokens come."""
+
+from dataclasses import dataclass, field
+
+from octavo.wire.requests import CacheKey, Deltas, Rejected, Request
+from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
+from octavo.workload.job import Job
+from octavo.workload.measures import Gaps, Served
+
+_NO_CACHE_KEY = CacheKey()
+
+
+@dataclass(slots=True)
+class _Stream:
+    """An open request, and when each of its sequences had its last token."""
+
+    served: Served
+    num_open: int
+    told_at: dict[int, float] = field(default_factory=dict)
+
+
+class Clients:
+    """Records what becomes of every request."""
+
+    def __init__(self, model_fingerprint: str) -> None:
+        self.served: list[Served] = []
+        self.gaps = Gaps()
+        self._model_fingerprint = model_fingerprint
+        self._open: dict[str, _Stream] = {}
+
+    def ask(self, index: int, job: Job, prompt_token_ids: list[int]) -> Request:
+        """The request of a job that comes now."""
+        request_id = str(index)
+        served = Served(job, None, None, 0)
+        self.served.append(served)
+        self._open[request_id] = _Stream(served, job.n)
+        return Request(
+            request_id=request_id,
+            attempt=1,
+            resubmitted=False,
+            model_fingerprint=self._model_fingerprint,
+            prompt_token_ids=prompt_token_ids,
+            generated=[],
+            sampling=_sampling(job, index),
+            priority=job.priority,
+            tenant=job.tenant,
+            cache_key=_NO_CACHE_KEY,
+            age_ms=0,
+        )
+
+    def take(self, message: Deltas | Rejected, now: float) -> None:
+        """A message for clients."""
+        if isinstance(message, Rejected):
+            self._open.pop(message.request_id).served.error = f"{message.reason.value}: {message.detail}"
+            return
+        add_gap = self.gaps.add
+        for delta in message.deltas:
+            stream = self._open[delta.request_id]
+            served, told_at, index = stream.served, stream.told_at, delta.sequence_index
+            served.num_tokens += len(delta.token_ids)
+            if served.first_token_s is None:
+                served.first_token_s = now
+            if index in told_at:
+                add_gap(now - told_at[index])
+            told_at[index] = now
+            if delta.finish_reason is not None:
+                stream.num_open -= 1
+                if not stream.num_open:
+                    served.finished_s = now
+                    served.preemptions = delta.preemptions
+                    del self._open[delta.request_id]
+
+
+def _sampling(job: Job, seed: int) -> SamplingParams:
+    if job.beam_width:
+        beam = BeamSearch(job.beam_width, length_penalty=1.0, early_stopping=EarlyStopping.OFF)
+        return SamplingParams(max_tokens=job.output_tokens, num_sequences=job.n, beam=beam)
+    return SamplingParams(max_tokens=job.output_tokens, temperature=1.0, num_sequences=job.n, seed=seed)

@@ -1,0 +1,121 @@
+"""What is simulated, as flags of a command: a model on a GPU by arithmetic, or a worker that was calibrated."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from octavo.simulator import memory
+from octavo.simulator.catalog import GPUS, MODELS
+from octavo.simulator.device import ReplicaSpec
+from octavo.simulator.roofline import Overhead
+from octavo.wire.step_times import Calibration, CalibrationError, read_calibration
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_SECONDS: Final = click.FloatRange(min=0.0, max=3600.0)
+# A flag that is not given is None, so that it is known which of them a calibration contradicts.
+_COMPUTED: Final[dict[str, Callable[[_Command], _Command]]] = {
+    "model": click.option("--model", type=click.Choice(list(MODELS)), help="By its published sizes."),
+    "gpu": click.option("--gpu", type=click.Choice(list(GPUS)), help="By its data sheet."),
+    "tp": click.option("--tp", type=click.IntRange(min=1), show_default="1", help="GPUs of one replica."),
+    "block_size": click.option("--block-size", type=click.IntRange(1, 256), show_default="16", help="Tokens."),
+    "step_overhead": click.option(
+        "--step-overhead",
+        type=_SECONDS,
+        show_default=f"{Overhead().step_s:g}",
+        help="Seconds of each step that the GPU does not explain.",
+    ),
+    "sequence_overhead": click.option(
+        "--sequence-overhead",
+        type=_SECONDS,
+        show_default=f"{Overhead().sequence_s:g}",
+        help="The same for each sequence in it.",
+    ),
+}
+_OPTIONS: Final = [
+    *_COMPUTED.values(),
+    click.option(
+        "--calibration",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="A worker as `octavo calibrate` has measured it, instead of all these.",
+    ),
+    click.option(
+        "--num-blocks", type=click.IntRange(min=1), show_default="what fits", help="KV blocks of each replica."
+    ),
+    click.option(
+        "--num-cpu-blocks",
+        type=click.IntRange(min=0),
+        show_default="as many",
+        help="Of each, in CPU memory; 0: nothing is swapped.",
+    ),
+]
+
+
+def cluster_options(command: _Command) -> _Command:
+    """Adds the flags of a replica; the command gives what it gets of them to `read_replica`."""
+    return reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), command)
+
+
+def read_replica(settings: Mapping[str, Any]) -> ReplicaSpec:
+    """The replica that the flags describe. Raises `click.UsageError`."""
+    given = {name: settings[name] for name in _COMPUTED if settings[name] is not None}
+    num_blocks, num_cpu_blocks = settings["num_blocks"], settings["num_cpu_blocks"]
+    if settings["calibration"] is None:
+        return _computed(given, num_blocks, num_cpu_blocks)
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise click.UsageError(f"--calibration says all of a worker, so it does not go with {flags}")
+    try:
+        measured = calibrated(read_calibration(settings["calibration"]))
+    except CalibrationError as error:
+        raise click.UsageError(str(error)) from error
+    return replace(
+        measured,
+        num_blocks=measured.num_blocks if num_blocks is None else num_blocks,
+        num_cpu_blocks=measured.num_cpu_blocks if num_cpu_blocks is None else num_cpu_blocks,
+    )
+
+
+def calibrated(calibration: Calibration) -> ReplicaSpec:
+    """A replica that was measured."""
+    return ReplicaSpec(
+        num_blocks=calibration.num_blocks,
+        block_size=calibration.block_size,
+        latency=calibration.times,
+        num_cpu_blocks=calibration.num_cpu_blocks,
+        max_model_len=calibration.max_model_len,
+        vocab_size=calibration.vocab_size,
+        device=calibration.device,
+        costs=calibration.costs,
+        name=calibration.model,
+    )
+
+
+def _computed(given: Mapping[str, Any], num_blocks: int | None, num_cpu_blocks: int | None) -> ReplicaSpec:
+    if "model" not in given or "gpu" not in given:
+        raise click.UsageError(
+            f"say what is simulated: --model and --gpu, or --calibration; there are {', '.join(MODELS)} on"
+            f" {', '.join(GPUS)}"
+        )
+    default = Overhead()
+    overhead = replace(
+        default,
+        step_s=given.get("step_overhead", default.step_s),
+        sequence_s=given.get("sequence_overhead", default.sequence_s),
+    )
+    model, gpu, tp = MODELS[given["model"]], GPUS[given["gpu"]], given.get("tp", 1)
+    try:
+        return memory.replica(
+            model,
+            gpu,
+            tp,
+            block_size=given.get("block_size", 16),
+            num_blocks=num_blocks,
+            num_cpu_blocks=num_cpu_blocks,
+            overhead=overhead,
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error

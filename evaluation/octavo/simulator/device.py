@@ -1,0 +1,137 @@
+"""A replica that computes nothing: it runs plans one after the other, each as long as its latency model says."""
+
+import random
+from dataclasses import dataclass
+
+from octavo.scheduler.replica import OutstandingStep
+from octavo.scheduler.sequence import SequenceGroup
+from octavo.simulator.latency import LatencyModel
+from octavo.wire.base import SCHEMA_VERSION
+from octavo.wire.costs import StepCosts, attended_pairs
+from octavo.wire.step_times import StepShape
+from octavo.wire.steps import (
+    Candidates,
+    KVGroup,
+    ModelInfo,
+    SampledToken,
+    StepOutcome,
+    StepPlan,
+    StepResult,
+    StepTimes,
+    WorkerHello,
+)
+
+# The likeliest next token of a beam has a logprob of minus an exponential variable with mean 1, each next one is less
+# likely by another with this mean: how soon the beams of a search have a common past follows from it.
+BEAM_GAP = 1.0
+
+
+@dataclass(frozen=True)
+class ReplicaSpec:
+    """A replica's memory and speed. `costs` is what it would tell the scheduler of itself (None: nothing). Of the
+    tokens that a beam may go on with, each has on average a logprob smaller than the one before by `beam_gap`."""
+
+    num_blocks: int
+    block_size: int
+    latency: LatencyModel
+    num_cpu_blocks: int = 0
+    max_model_len: int = 1 << 20
+    vocab_size: int = 1 << 16
+    device: str = "cuda"
+    costs: StepCosts | None = None
+    name: str = "simulated"
+    beam_gap: float = BEAM_GAP
+
+    @property
+    def model(self) -> ModelInfo:
+        return ModelInfo(self.name, self.name, "none", self.vocab_size, self.max_model_len)
+
+    def hello(self, incarnation: int) -> WorkerHello:
+        """What its worker would register with."""
+        return WorkerHello(
+            schema_version=SCHEMA_VERSION,
+            worker_id=f"worker-{incarnation}",
+            incarnation=incarnation,
+            process=incarnation,
+            model=self.model,
+            device=self.device,
+            world_size=1,
+            num_blocks=self.num_blocks,
+            num_cpu_blocks=self.num_cpu_blocks,
+            block_size=self.block_size,
+            kv_bytes_per_token=0,
+            kv_groups=[KVGroup(window=0)],
+            costs=self.costs,
+        )
+
+
+class Device:
+    """One replica's steps. Tokens are counted rather than drawn: no two sequences hold the same by chance."""
+
+    def __init__(self, spec: ReplicaSpec, incarnation: int, beam_random: random.Random) -> None:
+        self.spec = spec
+        self.busy_s = 0.0
+        self._incarnation = incarnation
+        self._random = beam_random
+        self._computed: dict[int, int] = {}
+        self._durations: list[float] = []
+        self._free_at = 0.0
+        self._next_token = incarnation
+
+    def take(self, plan: StepPlan, num_sampled: int, now: float) -> float:
+        """Puts a plan behind those that it has; when it will be done."""
+        seconds = self.spec.latency.seconds(self._shape(plan, num_sampled))
+        self._free_at = max(now, self._free_at) + seconds
+        self._durations.append(seconds)
+        self.busy_s += seconds
+        return self._free_at
+
+    def _shape(self, plan: StepPlan, num_sampled: int) -> StepShape:
+        computed = self._computed
+        for sequence_id in plan.forget:
+            computed.pop(sequence_id, None)
+        for start in plan.starts:
+            computed[start.sequence_id] = start.num_computed
+        for fork in plan.forks:
+            computed[fork.sequence_id] = computed[fork.parent_id]
+        num_tokens = context = 0
+        pairs = 0.0
+        for work in plan.work:
+            count, before = work.num_tokens, computed[work.sequence_id]
+            num_tokens += count
+            if count == 1:
+                context += before + 1
+            else:
+                pairs += attended_pairs(before, count, (0,))
+            computed[work.sequence_id] = before + count
+            for follower_id in work.follower_ids:
+                computed[follower_id] = before + count
+        moves = plan.moves
+        return StepShape(
+            num_tokens, num_sampled, context, pairs, len(moves.swap_out), len(moves.swap_in), len(moves.copy)
+        )
+
+    def answer(self, step: OutstandingStep, epoch: int) -> StepResult:
+        """To the oldest plan that is not answered, which asked for `step`."""
+        tokens = range(self._next_token, self._next_token + len(step.samplers))
+        self._next_token = tokens.stop
+        vocab_size = self.spec.vocab_size
+        sampled = [
+            SampledToken(sequence.sequence_id, token % vocab_size)
+            for (_, sequence), token in zip(step.samplers, tokens, strict=True)
+        ]
+        candidates = [self._candidates(group, beam.sequence_id) for group, beam in step.beams]
+        times = StepTimes(0, int(self._durations.pop(0) * 1e6), 0)
+        return StepResult(
+            epoch, self._incarnation, step.step_id, StepOutcome.DONE, sampled, candidates, [], [], times, ""
+        )
+
+    def _candidates(self, group: SequenceGroup, sequence_id: int) -> Candidates:
+        assert group.search is not None
+        count = group.search.num_candidates
+        logprobs = [-self._random.expovariate(1.0)]
+        for _ in range(count - 1):
+            logprobs.append(logprobs[-1] - self._random.expovariate(1 / self.spec.beam_gap))
+        first = self._random.randrange(self.spec.vocab_size)
+        token_ids = [(first + number) % self.spec.vocab_size for number in range(count)]
+        return Candidates(sequence_id, token_ids, logprobs)

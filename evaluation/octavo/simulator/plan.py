@@ -1,0 +1,102 @@
+"""How many replicas a load needs: the smallest number with which the targets are kept."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from octavo.simulator.report import Report
+from octavo.workload.job import Job
+from octavo.workload.targets import Targets
+
+# Simulates the jobs on so many replicas.
+Run = Callable[[Sequence[Job], int], Report]
+_NUM_ALONE: Final = 100
+# Longer than any request takes.
+_APART_S: Final = 1e5
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What so many replicas did not keep (nothing: they suffice)."""
+
+    replicas: int
+    unmet: list[str]
+
+    def __str__(self) -> str:
+        return f"{self.replicas} replicas: {'; '.join(self.unmet) or 'all targets kept'}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The smallest number of replicas that suffices, as does the next larger one (None: none up to the limit), with all
+    that was tried; and what even a replica that is always idle when a request comes does not keep."""
+
+    replicas: int | None
+    tried: list[Tried]
+    unmet_alone: list[str]
+
+
+def make_plan(run: Run, jobs: Sequence[Job], least: int, most: int) -> Plan:
+    """Among `least` to `most` replicas. More of them are not always better, as where a prefix is cached depends on
+    chance: so a number counts only if one more suffices too, and what is one below the answer does not suffice."""
+    search = _Search(run, jobs, most)
+    unmet_alone = run(alone(jobs), 1).unmet
+    # The sample may be harder than the whole: what is certain is what the most replicas do.
+    if unmet_alone and not search.suffices(most):
+        return Plan(None, search.tried, unmet_alone)
+    found = search.smallest(least)
+    return Plan(found, search.tried, unmet_alone if found is None else [])
+
+
+def alone(jobs: Sequence[Job]) -> list[Job]:
+    """Some of the jobs, spread over all of them, each long after the one before."""
+    step = max(1, len(jobs) // _NUM_ALONE)
+    return [replace(job, arrival_s=place * _APART_S) for place, job in enumerate(jobs[::step])]
+
+
+class _Search:
+    def __init__(self, run: Run, jobs: Sequence[Job], most: int) -> None:
+        self._run = run
+        self._jobs = jobs
+        self._most = most
+        self._found: dict[int, Tried] = {}
+
+    @property
+    def tried(self) -> list[Tried]:
+        """By number of replicas."""
+        return [self._found[replicas] for replicas in sorted(self._found)]
+
+    def suffices(self, replicas: int) -> bool:
+        if replicas not in self._found:
+            self._found[replicas] = Tried(replicas, self._run(self._jobs, replicas).unmet)
+        return not self._found[replicas].unmet
+
+    def smallest(self, least: int) -> int | None:
+        """By doubling, then by halving what is left; then upwards until a number and the next both suffice."""
+        below, above = least - 1, least
+        while not self.suffices(above):
+            if above == self._most:
+                return None
+            below, above = above, min(2 * above, self._most)
+        while above - below > 1:
+            middle = (below + above) // 2
+            below, above = (below, middle) if self.suffices(middle) else (middle, above)
+        while above < self._most and not self.suffices(above + 1):
+            above += 1
+            while not self.suffices(above):
+                if above == self._most:
+                    return None
+                above += 1
+        return above
+
+
+def plan_text(plan: Plan, targets: Targets, least: int, most: int) -> str:
+    """For people."""
+    lines = [str(each) for each in plan.tried]
+    wanted = ", ".join(map(str, (*targets.of_all, *targets.of_each)))
+    if plan.replicas is not None:
+        return "\n".join([*lines, "", f"{plan.replicas} replicas keep {wanted}"])
+    answer = f"no number of replicas from {least} to {most} keeps {wanted}"
+    if plan.unmet_alone:
+        answer += f", because even on an idle replica {'; '.join(plan.unmet_alone)}"
+    return "\n".join([*lines, "", answer])

@@ -1,0 +1,150 @@
+"""The requests of a scheduler's event log, as jobs that can be simulated."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from octavo.scheduler.event_log import Handled, Record, Scheduled, fresh_core, read_records
+from octavo.scheduler.events import (
+    Effect,
+    Event,
+    RequestsAborted,
+    RequestSubmitted,
+    SendToFrontend,
+    SequenceEnded,
+)
+from octavo.wire.requests import Delta, Deltas, Rejected, RejectReason, Request
+from octavo.workload.job import MAX_TOKENS, Job
+
+# Prompts that begin alike for fewer tokens are not taken to share anything.
+_LEAST_SHARED: Final = 16
+# What was refused for these reasons may find room in another cluster.
+_FOR_WANT_OF_ROOM: Final = frozenset({RejectReason.QUEUE_FULL, RejectReason.QUEUE_TIMEOUT})
+
+
+def jobs_of_log(path: Path) -> list[Job]:
+    """What frontends submitted for the first time within the log, from the first such request on; without what no
+    scheduler would take.
+
+    `output_tokens` are what the request's longest sequence came to, if the log tells its end (also one that the client
+    chose), and otherwise its max_tokens. Prompts share a prefix as far as they agree with the first one that begins
+    like them. Raises `EventLogError` and `OSError`.
+    """
+    with path.open("rb") as file:
+        told = [each for each in _told(read_records(file)) if each.could_run]
+    prefixes = _prefixes([each.request for each in told])
+    return [_job(each, each.now - told[0].now, *prefix) for each, prefix in zip(told, prefixes, strict=True)]
+
+
+@dataclass
+class _Told:
+    """A request that came at `now`, and what the log tells of it: how many tokens its sequences have by index, which
+    of them are over, and whether it was given up."""
+
+    now: float
+    request: Request
+    lengths: dict[int, int] = field(default_factory=dict)
+    over: set[int] = field(default_factory=set)
+    aborted: bool = False
+    rejected: RejectReason | None = None
+
+    @property
+    def could_run(self) -> bool:
+        return bool(self.lengths) or self.rejected is None or self.rejected in _FOR_WANT_OF_ROOM
+
+    @property
+    def output_tokens(self) -> int:
+        ended = self.aborted or len(self.over) == self.request.sampling.num_sequences
+        if ended and (longest := max(self.lengths.values(), default=0)):
+            return longest
+        return min(self.request.sampling.max_tokens, MAX_TOKENS - len(self.request.prompt_token_ids))
+
+    def take(self, delta: Delta) -> None:
+        length = delta.start_index + len(delta.token_ids)
+        self.lengths[delta.sequence_index] = max(length, self.lengths.get(delta.sequence_index, 0))
+        if delta.finish_reason is not None:
+            self.over.add(delta.sequence_index)
+
+
+def _told(records: Iterator[Record]) -> list[_Told]:
+    """In order of arrival. The log has no answers, but the core gives them again."""
+    core, told = fresh_core(records), _Book()
+    for record in records:
+        match record:
+            case Handled(now, event):
+                told.take_event(event, now)
+                told.take_effects(core.handle(event, now))
+            case Scheduled(now):
+                told.take_effects(core.schedule(now))
+    return told.requests
+
+
+class _Book:
+    """What is told of every request."""
+
+    def __init__(self) -> None:
+        self.requests: list[_Told] = []
+        self._by_id: dict[tuple[int, str], _Told] = {}
+
+    def take_event(self, event: Event, now: float) -> None:
+        match event:
+            case RequestSubmitted(frontend_id, request) if not request.resubmitted:
+                self.requests.append(_Told(now, request))
+                self._by_id[frontend_id, request.request_id] = self.requests[-1]
+            case RequestsAborted(frontend_id, request_ids):
+                for told in self._known(frontend_id, request_ids):
+                    told.aborted = True
+            case SequenceEnded(frontend_id, request_id, _, sequence_index):
+                for told in self._known(frontend_id, [request_id]):
+                    told.over.add(sequence_index)
+
+    def take_effects(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendToFrontend(frontend_id, Deltas(_, deltas)):
+                    for delta in deltas:
+                        for told in self._known(frontend_id, [delta.request_id]):
+                            told.take(delta)
+                case SendToFrontend(frontend_id, Rejected(_, request_id, _, reason)):
+                    for told in self._known(frontend_id, [request_id]):
+                        told.rejected = reason
+
+    def _known(self, frontend_id: int, request_ids: Iterable[str]) -> list[_Told]:
+        """Not what was first submitted before the log began."""
+        return [told for each in request_ids if (told := self._by_id.get((frontend_id, each)))]
+
+
+def _prefixes(requests: Sequence[Request]) -> list[tuple[str, int]]:
+    """Name and length of the prefix that each shares with others ("", 0: none)."""
+    firsts: dict[tuple[str, str, tuple[int, ...]], int] = {}
+    lengths, names = [0] * len(requests), [""] * len(requests)
+    for index, request in enumerate(requests):
+        prompt, key = request.prompt_token_ids, request.cache_key
+        first = firsts.setdefault((key.adapter, key.salt, tuple(prompt[:_LEAST_SHARED])), index)
+        if first == index or len(prompt) < _LEAST_SHARED:
+            continue
+        lengths[index] = _num_equal(prompt, requests[first].prompt_token_ids)
+        lengths[first] = max(lengths[first], lengths[index])
+        names[first] = names[index] = f"request-{first}"
+    return list(zip(names, lengths, strict=True))
+
+
+def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def _job(told: _Told, arrival_s: float, prefix: str, prefix_tokens: int) -> Job:
+    request, sampling = told.request, told.request.sampling
+    return Job(
+        arrival_s=arrival_s,
+        prompt_tokens=len(request.prompt_token_ids),
+        output_tokens=told.output_tokens,
+        n=sampling.num_sequences,
+        beam_width=sampling.beam.width if sampling.beam else 0,
+        prefix=prefix,
+        prefix_tokens=prefix_tokens,
+        priority=request.priority,
+        tenant=request.tenant,
+    )

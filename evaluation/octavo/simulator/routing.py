@@ -1,0 +1,32 @@
+"""Which cell a request goes to: the frontends' rule, with what one frontend would know of the cells' loads."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from octavo.frontend.cell_router import CellLoad, CellRouter
+from octavo.simulator.cell import Cell
+from octavo.wire.requests import Request, answer_work
+
+# How often a scheduler tells what it has to do.
+_TOLD_EVERY_S: Final = 1.0
+
+
+class CellRoute:
+    """A frontend before `num_cells` cells: it knows their work as they told it last, and what it has sent them since;
+    not what has ended since."""
+
+    def __init__(self, num_cells: int) -> None:
+        self._router = CellRouter(num_cells)
+        self._work = [0] * num_cells
+        self._told_at = float("-inf")
+
+    def __call__(self, request: Request, now: float, cells: Sequence[Cell]) -> int:
+        if now - self._told_at >= _TOLD_EVERY_S:
+            self._told_at = now
+            self._work = [cell.work_tokens for cell in cells]
+        loads = [CellLoad(cell.num_replicas, work) for cell, work in zip(cells, self._work, strict=True)]
+        chosen = self._router.choose(request.prompt_token_ids, request.cache_key, loads)
+        assert chosen is not None, "every cell has replicas"
+        sampling = request.sampling
+        self._work[chosen] += len(request.prompt_token_ids) + sampling.parallel * answer_work(sampling.max_tokens, 0)
+        return chosen

@@ -1,0 +1,157 @@
+"""One chunk for each sequence, from admission to the end; forks are copied."""
+
+import pytest
+
+from octavo.paper.baselines.contiguous_kv import (
+    ContiguousKV,
+    Reserve,
+    exactly,
+    longest_possible,
+    next_power_of_two,
+)
+from octavo.scheduler.kv_cache_manager import AllocStatus
+from octavo.scheduler.sequence import Sequence
+from octavo.wire import history
+
+BLOCK_SIZE = 4
+MAX_LEN = 64
+
+
+def kv_of(num_slots: int = 64, reserve: Reserve = exactly) -> ContiguousKV:
+    return ContiguousKV(num_slots // BLOCK_SIZE, BLOCK_SIZE, MAX_LEN, reserve)
+
+
+def sequence_of(prompt: int, output: int) -> Sequence:
+    return Sequence(0, list(range(prompt)), [], history.EMPTY, longest=prompt + output)
+
+
+def start(kv: ContiguousKV, sequence: Sequence, count: int = 1) -> None:
+    assert kv.can_allocate([sequence], count * kv.blocks_for(sequence.longest)) is AllocStatus.OK
+    assert kv.allocate([sequence]) == []
+
+
+@pytest.mark.parametrize(
+    ("reserve", "asked"),
+    [(exactly, 5 + 25), (next_power_of_two, 5 + 32), (longest_possible, MAX_LEN)],
+)
+def test_what_a_prompt_of_5_and_an_output_of_25_reserve(reserve: Reserve, asked: int) -> None:
+    assert reserve(5, 25, MAX_LEN) == asked
+
+
+@pytest.mark.parametrize(("output", "room"), [(1, 1), (2, 2), (3, 4), (16, 16), (17, 32)])
+def test_the_next_power_of_two_is_for_the_output_alone(output: int, room: int) -> None:
+    assert next_power_of_two(3, output, MAX_LEN) == 3 + room
+
+
+def test_no_reservation_goes_beyond_the_context() -> None:
+    assert next_power_of_two(30, 33, MAX_LEN) == MAX_LEN
+
+
+def test_each_sequence_has_a_chunk_of_its_own() -> None:
+    kv = kv_of()
+    sequences = [sequence_of(5, 8) for _ in range(4)]
+    for sequence in sequences:
+        start(kv, sequence)
+    assert sorted(kv.block_table(sequence)[0][0] for sequence in sequences) == [0, 16, 32, 48]
+    assert kv.can_allocate([sequence_of(1, 1)], 1) is AllocStatus.LATER
+    assert kv.num_free == 0
+    kv.free(sequences[1])
+    assert kv.can_allocate([sequence_of(8, 8)], 4) is AllocStatus.OK
+    assert kv.can_allocate([sequence_of(8, 9)], 5) is AllocStatus.LATER
+    kv.check()
+
+
+def test_a_group_reserves_for_all_its_sequences_at_once_and_gives_back_at_its_end() -> None:
+    kv = kv_of()
+    parent = sequence_of(5, 8)
+    start(kv, parent, count=3)
+    assert kv.num_free == 4
+    child = parent.fork(1)
+    kv.fork(parent, child)
+    kv.check()
+    kv.free(parent)
+    assert kv.num_free == 4, "its group still runs"
+    kv.free(child)
+    assert kv.num_free == kv.num_blocks
+    kv.check()
+
+
+def test_a_fork_is_copied_when_it_is_computed_next() -> None:
+    kv = kv_of()
+    parent = sequence_of(9, 4)
+    start(kv, parent, count=2)
+    assert kv.extend(parent) is None
+    parent.num_computed = 9
+    child = parent.fork(1)
+    kv.fork(parent, child)
+    assert kv.block_table(child) == [[]]
+    growth = kv.extend(child)
+    assert growth is not None
+    source, target = kv.block_table(parent)[0][0], kv.block_table(child)[0][0]
+    assert [(move.source, move.target) for move in growth.copies] == [
+        (source, target),
+        (source + 4, target + 4),
+        (source + 8, target + 8),
+    ]
+    assert not growth.remaps
+    assert not growth.new_block_ids
+    assert kv.extend(child) is None
+
+
+def test_beams_that_end_make_room_for_those_that_fork() -> None:
+    """Two of three beams end, and the third goes on three times: no more chunks than beams."""
+    kv = kv_of()
+    first = sequence_of(6, 10)
+    start(kv, first, count=3)
+    beams = [first, first.fork(1), first.fork(2)]
+    for beam in beams[1:]:
+        kv.fork(first, beam)
+    for beam in beams:
+        kv.extend(beam)
+        beam.num_computed = 7
+    children = [beams[1].fork(3), beams[1].fork(4)]
+    for child in children:
+        kv.fork(beams[1], child)
+    kv.free(beams[0])
+    kv.free(beams[2])
+    kv.check()
+    for child in children:
+        assert kv.extend(child) is not None
+    kv.check()
+    assert len({kv.block_table(beam)[0][0] for beam in (beams[1], *children)}) == 3
+
+
+def test_a_fork_that_takes_over_its_parents_chunk_is_not_copied() -> None:
+    kv = kv_of(32)
+    parent = sequence_of(8, 8)
+    start(kv, parent, count=1)
+    parent.num_computed = 8
+    child = parent.fork(1)
+    kv.fork(parent, child)
+    kv.free(parent)
+    assert kv.extend(child) is None
+    kv.check()
+
+
+def test_chunks_come_back_once_the_outstanding_step_is_answered() -> None:
+    kv = kv_of()
+    sequence = sequence_of(8, 8)
+    start(kv, sequence)
+    kv.free(sequence, 7)
+    kv.check()
+    assert kv.num_free == 12
+    kv.step_answered(6, valid=True)
+    assert kv.num_free == 12
+    kv.step_answered(7, valid=True)
+    assert kv.num_free == 16
+
+
+def test_what_never_fits_is_an_error_and_does_not_wait_for_ever() -> None:
+    kv = kv_of(48, longest_possible)
+    with pytest.raises(ValueError, match=r"1 sequences of 64 tokens each never fit .* 48 slots"):
+        kv.can_allocate([sequence_of(4, 4)], 2)
+
+
+def test_a_prefix_cannot_be_kept() -> None:
+    with pytest.raises(ValueError, match="pin none"):
+        kv_of().can_allocate([sequence_of(4, 0)], 0)
