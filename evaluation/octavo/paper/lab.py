@@ -14,6 +14,7 @@ from msgspec.structs import fields, replace
 from octavo.paper.cached import run_once
 from octavo.paper.search import CURVE, Knee, Search, find_knee
 from octavo.paper.trial import Result, Trial
+from octavo.scheduler.garbage import collect_seldom
 
 _QUICK_SHARE: Final = 1 / 30
 _QUICK_PRECISION: Final = 0.3
@@ -36,7 +37,7 @@ class Lab:
     def __enter__(self) -> Self:
         self._directory.mkdir(parents=True, exist_ok=True)
         if self._jobs > 1:
-            self._pool = ProcessPoolExecutor(self._jobs, mp_context=get_context("spawn"))
+            self._pool = ProcessPoolExecutor(self._jobs, mp_context=get_context("spawn"), initializer=collect_seldom)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

@@ -17,7 +17,8 @@ from octavo.paper.baselines.contiguous_kv import (
 from octavo.scheduler.config import Preemption, SchedulerConfig
 from octavo.scheduler.strategy import StepPolicy, Strategy
 from octavo.simulator.device import ReplicaSpec
-from octavo.simulator.engine import Cluster, Outcome, Probe, Simulation
+from octavo.simulator.engine import Cluster, Outcome, Simulation
+from octavo.simulator.timeline import Probe
 from octavo.wire.requests import Prefix
 from octavo.workload.job import Job
 

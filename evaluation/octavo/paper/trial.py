@@ -12,7 +12,8 @@ from octavo.paper.systems import run as run_system
 from octavo.scheduler.config import Preemption
 from octavo.scheduler.scheduler import Scheduler
 from octavo.simulator.device import BEAM_GAP
-from octavo.simulator.engine import Outcome, Probe
+from octavo.simulator.engine import Outcome
+from octavo.simulator.timeline import Probe
 from octavo.wire.requests import Prefix
 from octavo.workload.arrivals import Poisson
 from octavo.workload.job import Job

@@ -16,12 +16,13 @@ from octavo.scheduler.garbage import collect_seldom
 from octavo.simulator.cell import SimulationError
 from octavo.simulator.cluster_options import cluster_options, read_replica
 from octavo.simulator.device import ReplicaSpec
-from octavo.simulator.engine import Cluster, Probe, Simulation
-from octavo.simulator.plan import make_plan, plan_text
+from octavo.simulator.engine import Cluster, Simulation
+from octavo.simulator.plan import make_plan, plan_text, replicas_text
 from octavo.simulator.progress import Progress
 from octavo.simulator.recorded import jobs_of_log
 from octavo.simulator.report import Report, make_report, report_text
 from octavo.simulator.routing import CellRoute
+from octavo.simulator.timeline import Probe
 from octavo.workload.job import Job
 from octavo.workload.options import flags_given, read_jobs, workload_options
 from octavo.workload.targets import Targets, time_text
@@ -131,7 +132,7 @@ class _Simulator:
 def _simulate(simulator: _Simulator, jobs: Sequence[Job], replicas: int, file: Path | None) -> None:
     collect_seldom()
     progress = Progress()
-    progress.begin(_label(replicas), jobs[-1].arrival_s if jobs else 0.0)
+    progress.begin(replicas_text(replicas), jobs[-1].arrival_s if jobs else 0.0)
     report = simulator.run(jobs, replicas, progress)
     wall_s = progress.end()
     click.echo(report_text(report))
@@ -150,7 +151,7 @@ def _plan(simulator: _Simulator, jobs: Sequence[Job], targets: Targets, most: in
         if load is not jobs:
             # Those that never meet: short, for all the time that they take.
             return replace(simulator, sample_every_s=0.0).run(load, replicas)
-        progress.begin(_label(replicas), load[-1].arrival_s if load else 0.0)
+        progress.begin(replicas_text(replicas), load[-1].arrival_s if load else 0.0)
         report = simulator.run(load, replicas, progress)
         progress.end()
         return report
@@ -160,10 +161,6 @@ def _plan(simulator: _Simulator, jobs: Sequence[Job], targets: Targets, most: in
     _write(file, {"seed": simulator.seed, "plan": plan})
     if plan.replicas is None:
         raise SystemExit(1)
-
-
-def _label(replicas: int) -> str:
-    return f"{replicas} replica{'s' if replicas > 1 else ''}"
 
 
 def _usage_text() -> str:

@@ -15,6 +15,10 @@ _NUM_ALONE: Final = 100
 _APART_S: Final = 1e5
 
 
+def replicas_text(count: int) -> str:
+    return f"{count} replica" if count == 1 else f"{count} replicas"
+
+
 @dataclass(frozen=True)
 class Tried:
     """What so many replicas did not keep (nothing: they suffice)."""
@@ -23,7 +27,7 @@ class Tried:
     unmet: list[str]
 
     def __str__(self) -> str:
-        return f"{self.replicas} replicas: {'; '.join(self.unmet) or 'all targets kept'}"
+        return f"{replicas_text(self.replicas)}: {'; '.join(self.unmet) or 'all targets kept'}"
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def plan_text(plan: Plan, targets: Targets, least: int, most: int) -> str:
     lines = [str(each) for each in plan.tried]
     wanted = ", ".join(map(str, (*targets.of_all, *targets.of_each)))
     if plan.replicas is not None:
-        return "\n".join([*lines, "", f"{plan.replicas} replicas keep {wanted}"])
+        return "\n".join([*lines, "", f"{wanted}: {replicas_text(plan.replicas)}"])
     answer = f"no number of replicas from {least} to {most} keeps {wanted}"
     if plan.unmet_alone:
         answer += f", because even on an idle replica {'; '.join(plan.unmet_alone)}"

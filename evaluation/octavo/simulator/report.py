@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from octavo.simulator.engine import Outcome, Sample
+from octavo.simulator.engine import Outcome
+from octavo.simulator.timeline import Sample
 from octavo.workload.measures import summarise, to_text
 from octavo.workload.served import Served, Summary
 from octavo.workload.targets import Targets, time_text

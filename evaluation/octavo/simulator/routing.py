@@ -12,17 +12,17 @@ _TOLD_EVERY_S: Final = 1.0
 
 
 class CellRoute:
-    """A frontend before `num_cells` cells: it knows their work as they told it last, and what it has sent them since;
-    not what has ended since."""
+    """A frontend before `num_cells` cells: it knows their work as they told it in this second, and what it sent them
+    since; not what has ended since."""
 
     def __init__(self, num_cells: int) -> None:
         self._router = CellRouter(num_cells)
         self._work = [0] * num_cells
-        self._told_at = float("-inf")
+        self._told_in = -1.0
 
     def __call__(self, request: Request, now: float, cells: Sequence[Cell]) -> int:
-        if now - self._told_at >= _TOLD_EVERY_S:
-            self._told_at = now
+        if (second := now // _TOLD_EVERY_S) != self._told_in:
+            self._told_in = second
             self._work = [cell.work_tokens for cell in cells]
         loads = [CellLoad(cell.num_replicas, work) for cell, work in zip(cells, self._work, strict=True)]
         chosen = self._router.choose(request.prompt_token_ids, request.cache_key, loads)

@@ -160,6 +160,11 @@ class Replica:
         return not (self.restarts or self.is_paused or (num_outstanding and self.isolates))
 
     @property
+    def has_work(self) -> bool:
+        """Whether anything is here that a step could go on with or begin."""
+        return bool(self.running or self.swapped or self.prefixes or self.suspect)
+
+    @property
     def isolates(self) -> bool:
         """Whether a suspect runs here, alone in its steps."""
         return self.suspect is not None and self.suspect.status is SequenceStatus.RUNNING

@@ -148,14 +148,17 @@ class Scheduler:
         self._reject_overdue(now)
         self._isolation.arrange()
         head = next(self.waiting.candidates(1, self.fleet.can_hold), None)
-        drafts = [draft for replica in self.replicas.values() if (draft := self._draft(replica, head, now))]
+        ready = [replica for replica in self.replicas.values() if replica.may_plan]
+        # Where nobody waits, an idle replica has no step, and nobody that it could have taken.
+        stepping = ready if head is not None else [replica for replica in ready if replica.has_work]
+        drafts = [draft for replica in stepping if (draft := self._draft(replica, head, now))]
         while admission := next_admission(self.waiting, drafts, self.fleet, self._policy, self.config, now):
             self._admit(*admission, now)
         for draft in drafts:
             if self._policy.end(draft):
                 self._send(draft, now)
             self._requeue_preempted(draft)
-        if drafts or not self.replicas:
+        if drafts or len(stepping) < len(ready) or not self.replicas:
             self.ledger.notices.passed()
         return self._take_effects(now)
 
@@ -201,8 +204,7 @@ class Scheduler:
                 self.ledger.reject(group, RejectReason.QUEUE_TIMEOUT, detail)
 
     def _draft(self, replica: Replica, head: SequenceGroup | None, now: float) -> Draft | None:
-        if not replica.may_plan:
-            return None
+        """A step of a replica that may plan."""
         if head is not None and not self.fleet.takes(replica, head):
             head = None
         draft = Draft(replica, replica.token_budget)

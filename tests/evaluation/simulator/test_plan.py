@@ -79,7 +79,7 @@ def test_a_limit_that_is_too_low_is_told_with_what_was_tried() -> None:
     plan = make_plan(_Planted(lambda replicas: 100 / replicas), JOBS, 1, 6)
     assert plan.replicas is None
     assert plan_text(plan, TARGETS, 1, 6).splitlines() == [
-        "1 replicas: ttft_p99 is 100 s, not below 1 s",
+        "1 replica: ttft_p99 is 100 s, not below 1 s",
         "2 replicas: ttft_p99 is 50 s, not below 1 s",
         "4 replicas: ttft_p99 is 25 s, not below 1 s",
         "6 replicas: ttft_p99 is 16.7 s, not below 1 s",

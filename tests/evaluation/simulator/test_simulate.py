@@ -160,7 +160,7 @@ def test_a_plan_finds_what_suffices_and_says_what_it_tried(tmp_path: Path) -> No
     assert result.exit_code == 0, result.output
     plan = written(file)["plan"]
     found = plan["replicas"]
-    assert f"{found} replicas keep ttft_p99<500 ms, itl_p99<60 ms" in result.output
+    assert f"ttft_p99<500 ms, itl_p99<60 ms: {found} replicas" in result.output
     kept = {each["replicas"]: not each["unmet"] for each in plan["tried"]}
     assert (kept[found - 1], kept[found], kept[found + 1]) == (False, True, True)
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from octavo.simulator.engine import Outcome, Sample
+from octavo.simulator.engine import Outcome
 from octavo.simulator.report import ErrorCount, make_report, report_text, sparkline
+from octavo.simulator.timeline import Sample
 from octavo.workload.gaps import Gaps
 from octavo.workload.job import Job
 from octavo.workload.served import Served

@@ -26,10 +26,10 @@ from octavo.paper.trial import Trial
 
 # About what vLLM sustains, by panel.
 _GUESSES: Final = {
-    ("opt-13b", SHAREGPT): 2.0,
+    ("opt-13b", SHAREGPT): 2.4,
     ("opt-66b", SHAREGPT): 0.9,
     ("opt-175b", SHAREGPT): 2.5,
-    ("opt-13b", ALPACA): 28.0,
+    ("opt-13b", ALPACA): 42.0,
     ("opt-66b", ALPACA): 20.0,
     ("opt-175b", ALPACA): 22.0,
 }
