@@ -18,7 +18,7 @@ from octavo.wire.requests import CacheKey
 
 from .shadow_memory import ShadowMemory, Share, Step
 
-_EXAMPLES = 250 * int(os.environ.get("OCTAVO_TEST_LONG", "1"))
+_EXAMPLES = 125 * int(os.environ.get("OCTAVO_TEST_LONG", "1"))
 _LONGEST = 14
 # Drawing is what takes the time here: one draw stands for all actions of a step, for a prompt, for its continuations.
 _ACTIONS = [

@@ -275,6 +275,8 @@ SCOPES = {
         parts={"hit", "recompute", "swap out", "swap in"},
         least_states=1000,
     ),
+}
+LONG_SCOPES = {
     "two samples, two steps deep": Scope(
         requests=SAMPLES,
         num_blocks=6,
@@ -283,8 +285,6 @@ SCOPES = {
         parts={"fork", "copy", "remap"},
         least_states=2000,
     ),
-}
-LONG_SCOPES = {
     "swapping, two steps deep": Scope(
         requests=LONG,
         num_blocks=3,

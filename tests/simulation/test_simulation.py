@@ -14,9 +14,10 @@ from octavo.testing.simulation.scenario import draw
 from octavo.testing.simulation.watch import Watch
 from octavo.wire.requests import FromFrontend
 
-NUM_SEEDS = 500
+NUM_SEEDS = 200
+_SHARE = NUM_SEEDS / 500
 KINDS = ("greedy", "sampled", "parallel", "best of", "beam search")
-# About a third of what these seeds bring: a simulation in which nothing happens would prove nothing.
+# About a third of what 500 seeds bring: a simulation in which nothing happens would prove nothing.
 AT_LEAST = {
     **{f"fault: {fault.__name__}": 15 for fault in FAULTS},
     **{f"served: {kind}": 130 for kind in KINDS},
@@ -66,7 +67,7 @@ def test_whatever_fails_every_client_is_served_right(campaign: Campaign) -> None
 
 
 def test_everything_has_happened(campaign: Campaign) -> None:
-    rare = {what: campaign.counts[what] for what, count in AT_LEAST.items() if campaign.counts[what] < count}
+    rare = {what: found for what, count in AT_LEAST.items() if (found := campaign.counts[what]) < count * _SHARE}
     assert not rare, "these happened too seldom for the simulation to say anything of them"
 
 

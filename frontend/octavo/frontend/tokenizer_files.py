@@ -1,5 +1,6 @@
 """What a model directory says about its tokenizer and chat template, as texts that another process can be given."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from octavo.frontend import tokenizer_cache
 from octavo.wire.model_directory import ModelDirectoryError
 
 if TYPE_CHECKING:
@@ -45,10 +47,16 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
 
 
 def read_tokenizer_files_apart(directory: Path) -> TokenizerFiles:
-    """The same, by a process of its own: so the library's modules do not stay in this one.
+    """The same, by a process of its own, so that the library's modules do not stay in this one; or as it was read
+    before.
 
     Raises `ModelDirectoryError`, and `ModuleNotFoundError` where the library is not installed.
     """
+    place = tokenizer_cache.place_of(directory)
+    if place is not None and (content := tokenizer_cache.read(place)) is not None:
+        with contextlib.suppress(msgspec.MsgspecError):
+            known = msgspec.msgpack.decode(content, type=TokenizerFiles)
+            return msgspec.structs.replace(known, directory=str(directory))
     done = subprocess.run(
         [sys.executable, "-P", "-m", __name__, str(directory)],
         stdout=subprocess.PIPE,
@@ -62,6 +70,8 @@ def read_tokenizer_files_apart(directory: Path) -> TokenizerFiles:
         if found.missing:
             raise ModuleNotFoundError(found.message, name=found.missing)
         raise ModelDirectoryError(found.message)
+    if place is not None:
+        tokenizer_cache.write(place, done.stdout)
     return found
 
 
