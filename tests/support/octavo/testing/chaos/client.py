@@ -27,6 +27,8 @@ from octavo.v1 import generation_pb2 as pb
 Witness = Callable[[Event], None]
 # Instead of a reason: the frontend took nothing, and another may.
 TURNED_AWAY: Final = "turned away"
+# The second is what gRPC itself makes of a call that comes in the moment in which a server ends, and that nobody took.
+_TURNING_AWAY: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 # No stream of these campaigns takes so long.
 TIMEOUT_S: Final = 120.0
 
@@ -72,7 +74,7 @@ class Client:
 
     def _failed(self, error: grpc.aio.AioRpcError) -> str:
         self.error, now, name = error, time.monotonic(), self.request.request_id
-        if self.is_patient and not self.num_events and error.code() is grpc.StatusCode.UNAVAILABLE:
+        if self.is_patient and not self.num_events and error.code() in _TURNING_AWAY:
             self.witness(Left(now, name))
             return TURNED_AWAY
         reason = reason_or_code(error)
