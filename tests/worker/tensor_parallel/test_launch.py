@@ -17,6 +17,10 @@ _WAIT = "import signal; signal.pause()"
 _WAIT_S = 30.0
 
 
+def stay(status: int) -> None:
+    """Where a rank may end before it is expected to: without this, it would end the tests."""
+
+
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
@@ -27,14 +31,14 @@ def test_a_rank_knows_its_number_its_parent_and_where_to_meet(tmp_path: Path) ->
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TO", str(tmp_path))
-        with LocalRanks(3, tmp_path, command=python(code)) as ranks:
+        with LocalRanks(3, tmp_path, command=python(code), end_process=stay) as ranks:
             ranks.expect_end()
     told = f"{ranks.rendezvous} {os.getpid()}"
     assert [(tmp_path / rank).read_text() for rank in "12"] == [told, told]
 
 
 def test_where_ranks_meet_is_private_and_gone_with_them(tmp_path: Path) -> None:
-    ranks = LocalRanks(2, tmp_path, command=python("0"))
+    ranks = LocalRanks(2, tmp_path, command=python("0"), end_process=stay)
     directory = Path(ranks.rendezvous.removeprefix("file:"))
     assert directory.stat().st_mode & 0o777 == 0o700
     with ranks:
