@@ -56,7 +56,7 @@ def test_every_process_counts_what_a_request_did(new_stack: StartStack) -> None:
         stack.generate(token_request(PROMPT, MAX_NEW_TOKENS))
     # The scheduler's loop publishes its books now and then.
     booked = ("octavo_workers", "octavo_frontends")
-    stack.wait_for(lambda: [samples(scrape(stack, "scheduler"))[name] for name in booked] == [1, 1])
+    stack.wait_for(lambda: [samples(scrape(stack, "scheduler")).get(name) for name in booked] == [1, 1])
     texts = {name: scrape(stack, name) for name in ("frontend", "scheduler", "worker-0")}
     for text in texts.values():
         check_form(text)
