@@ -134,7 +134,7 @@ bench-tp: $(READY)  ## Measure two ranks beside one with two threads; ARGS are t
 bench-preemption: $(READY)  ## Simulate what preempted requests cost swapped, recomputed, and as measured
 	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.preemption_costs $(ARGS)
 
-bench-simulator: $(READY)  ## Compare the simulator with real processes on this machine (seven quiet minutes); ARGS are those of octavo.bench.simulator_validation
+bench-simulator: $(READY)  ## Compare the simulator with real processes on this machine (thirteen quiet minutes); ARGS are those of octavo.bench.simulator_validation
 	@$(BIN)/octavo prepare-model
 	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.simulator_validation --json docs/simulator.json $(ARGS)
 

@@ -9,7 +9,17 @@ import pytest
 
 from octavo.bench import simulator_validation
 from octavo.bench.simulator_pipeline import Measured, Pipeline, Server, measure_pipeline, simulate
-from octavo.bench.simulator_validation import Figure, Row, main, row_text, sustained_rate, to_json, workload, write
+from octavo.bench.simulator_validation import (
+    Figure,
+    Row,
+    Turn,
+    main,
+    row_text,
+    sustained_rate,
+    to_json,
+    workload,
+    write,
+)
 from octavo.testing.tiny_model import write_byte_model
 from octavo.wire.step_times import Calibration, StepTimeModel, TokenTime
 from octavo.workload.job import Job
@@ -53,7 +63,7 @@ def test_a_pipeline_makes_answers_later_and_steps_longer() -> None:
 
 
 def test_requests_have_the_same_lengths_at_every_rate() -> None:
-    few, many = workload(2.0, 10.0), workload(4.0, 10.0)
+    few, many = workload(2.0, 10.0, seed=1), workload(4.0, 10.0, seed=1)
     assert (len(few), len(many)) == (20, 40)
     for one, other in zip(few, many, strict=False):
         assert (one.prompt_tokens, one.output_tokens) == (other.prompt_tokens, other.output_tokens)
@@ -66,15 +76,19 @@ def test_a_faster_worker_sustains_a_higher_rate() -> None:
 
 
 def made_row(real: Pipeline, simulated: Pipeline) -> Row:
-    jobs = workload(4.0, 10.0)
+    jobs = workload(4.0, 10.0, seed=1)
     ran = [simulate(jobs, CALIBRATION, each) for each in (real, simulated)]
-    return Row(0.5, 4.0, len(jobs), CALIBRATION, simulated, *ran)
+    return Row(0.5, 4.0, [Turn(CALIBRATION, simulated, *ran)])
 
 
 def test_what_is_off_by_more_than_its_goal_is_missed() -> None:
-    assert [Figure("ttft p50", 1.0, each).is_met for each in (1.14, 0.86, 1.16, 0.84)] == [True, True, False, False]
-    assert [Figure("ttft p99", 1.0, each).is_met for each in (1.29, 0.71, 1.31, 0.69)] == [True, True, False, False]
-    assert Figure("requests/s", 2.0, 1.0).error == -0.5
+    assert [Figure("ttft p50", [1.0], [each]).is_met for each in (1.14, 0.86, 1.16, 0.84)] == [True, True, False, False]
+    assert [Figure("ttft p99", [1.0], [each]).is_met for each in (1.29, 0.71, 1.31, 0.69)] == [True, True, False, False]
+
+
+def test_figures_are_means_of_turns_and_tell_how_far_reality_is_from_itself() -> None:
+    figure = Figure("requests/s", [1.0, 3.0], [0.5, 1.5])
+    assert (figure.real, figure.simulated, figure.error, figure.spread) == (2.0, 1.0, -0.5, 1.0)
 
 
 def test_the_table_has_every_figure_and_marks_what_is_missed() -> None:
@@ -95,7 +109,8 @@ def test_figures_are_written_beside_those_of_others(tmp_path: Path) -> None:
     [row] = found["validation"]["rows"]
     errors = {each["metric"]: each["error"] for each in row["figures"]}
     assert errors["itl p50"] < 0.0
-    assert row["real"]["summary"]["requests"] == row["requests"] == 40
+    [turn] = row["turns"]
+    assert turn["real"]["summary"]["requests"] == row["requests"] == 40
 
 
 @pytest.fixture
@@ -113,16 +128,18 @@ def test_real_processes_and_the_simulator_serve_the_same_jobs(
 ) -> None:
     write_byte_model(tmp_path / "m")
     out = tmp_path / "v.json"
-    quick = ["--seconds", "1", "--rounds", "1", "--tokens", "4", "--most", "2"]
+    quick = ["--turns", "2", "--seconds", "1", "--rounds", "1", "--tokens", "4", "--most", "2"]
     status = main(["--model", str(tmp_path / "m"), "--json", str(out), *quick])
     found = json.loads(out.read_text())["validation"]
     assert found["machine"]["cores"] >= 1
     [row] = found["rows"]
-    msgspec.convert(row["calibration"], Calibration)
-    assert row["pipeline"].keys() == {"front_s", "step_s", "sampled_s"}
-    for side in ("real", "simulated"):
-        assert row[side]["summary"]["finished"] == row["requests"] >= 8
-        assert row[side]["steps"] > 0
+    assert len(row["turns"]) == 2
+    for turn in row["turns"]:
+        msgspec.convert(turn["calibration"], Calibration)
+        assert turn["pipeline"].keys() == {"front_s", "step_s", "sampled_s"}
+        for side in ("real", "simulated"):
+            assert turn[side]["summary"]["finished"] == row["requests"] // 2 >= 8
+            assert turn[side]["steps"] > 0
     met = [abs(each["error"]) <= each["goal"] for each in row["figures"]]
     assert len(met) == 8
     assert status == (not all(met))

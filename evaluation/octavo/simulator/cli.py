@@ -1,7 +1,7 @@
 """The command `octavo simulate`."""
 
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from octavo.simulator.progress import Progress
 from octavo.simulator.recorded import jobs_of_log
 from octavo.simulator.report import Report, make_report, report_text
 from octavo.simulator.routing import CellRoute
-from octavo.simulator.timeline import Probe
 from octavo.workload.job import Job
 from octavo.workload.options import flags_given, read_jobs, workload_options
 from octavo.workload.targets import Targets, time_text
@@ -42,6 +41,7 @@ def _targets(context: click.Context, parameter: click.Parameter, text: str | Non
 @cluster_options
 @click.option("--replicas", type=click.IntRange(1, 100_000), show_default="1", help="Of all cells together.")
 @click.option("--cells", type=click.IntRange(min=1), default=1, help="Schedulers that share the replicas.")
+@click.option("--processes", type=click.IntRange(min=1), default=1, help="Processes that share the cells.")
 @click.option(
     "--link", type=click.FloatRange(0.0, 60.0), default=0.0, help="Seconds of a message from scheduler to worker."
 )
@@ -56,6 +56,7 @@ def _targets(context: click.Context, parameter: click.Parameter, text: str | Non
 def simulate(
     replicas: int | None,
     cells: int,
+    processes: int,
     link: float,
     targets: Targets | None,
     max_replicas: int,
@@ -81,7 +82,15 @@ def simulate(
     config = read_config({name: settings.pop(name) for name in list(settings) if name in _CONFIG})
     jobs = _jobs(settings, event_log)
     simulator = _Simulator(
-        config, read_replica(settings), cells, link, settings["seed"], horizon or float("inf"), sample_every, targets
+        config=config,
+        replica=read_replica(settings),
+        cells=cells,
+        processes=processes,
+        link_s=link,
+        seed=settings["seed"],
+        horizon_s=horizon or float("inf"),
+        sample_every_s=sample_every,
+        targets=targets,
     )
     try:
         if targets is not None:
@@ -111,22 +120,23 @@ class _Simulator:
     config: SchedulerConfig
     replica: ReplicaSpec
     cells: int
+    processes: int
     link_s: float
     seed: int
     horizon_s: float
     sample_every_s: float
     targets: Targets | None
 
-    def run(self, jobs: Sequence[Job], replicas: int, probe: Probe | None = None) -> Report:
+    def run(self, jobs: Sequence[Job], replicas: int, passed: Callable[[float], None] | None = None) -> Report:
         cells = min(self.cells, replicas)
         simulation = Simulation(
             Cluster(self.config, [self.replica] * replicas, cells, link_s=self.link_s),
             seed=self.seed,
             route=CellRoute(cells) if cells > 1 else None,
             sample_every_s=self.sample_every_s,
-            probe=probe,
+            processes=min(self.processes, cells),
         )
-        return make_report(simulation.run(jobs, self.horizon_s), self.targets)
+        return make_report(simulation.run(jobs, self.horizon_s, passed), self.targets)
 
 
 def _simulate(simulator: _Simulator, jobs: Sequence[Job], replicas: int, file: Path | None) -> None:
@@ -138,7 +148,7 @@ def _simulate(simulator: _Simulator, jobs: Sequence[Job], replicas: int, file: P
     click.echo(report_text(report))
     click.echo(
         f"simulated in {time_text(wall_s)}, {report.summary.seconds / max(wall_s, 1e-9):.4g} times real time;"
-        f" this process has taken {_usage_text()}"
+        f" {_usage_text()}"
     )
     _write(file, {"replicas": replicas, "seed": simulator.seed, "report": report})
 
@@ -164,9 +174,11 @@ def _plan(simulator: _Simulator, jobs: Sequence[Job], targets: Targets, most: in
 
 
 def _usage_text() -> str:
-    used = resource.getrusage(resource.RUSAGE_SELF)
+    here, others = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = sum(used.ru_utime + used.ru_stime for used in (here, others))
     # Linux counts in KiB.
-    return f"{time_text(used.ru_utime + used.ru_stime)} of CPU time and at most {used.ru_maxrss / 1024:.0f} MiB"
+    text = f"it took {time_text(cpu_s)} of CPU time and at most {here.ru_maxrss / 1024:.0f} MiB"
+    return f"{text}, and {others.ru_maxrss / 1024:.0f} in the largest other process" if others.ru_maxrss else text
 
 
 def _write(file: Path | None, document: dict[str, Any]) -> None:

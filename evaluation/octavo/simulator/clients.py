@@ -1,4 +1,4 @@
-"""All clients of a simulation: what they ask for, and when their tokens come."""
+"""The clients of a cell: what they ask for, and when their tokens come."""
 
 from dataclasses import dataclass, field
 
@@ -20,33 +20,18 @@ class _Stream:
 
 
 class Clients:
-    """Records what becomes of every request."""
+    """Records what becomes of every request, with the number of its job."""
 
-    def __init__(self, model_fingerprint: str) -> None:
-        self.served: list[Served] = []
+    def __init__(self) -> None:
+        self.served: list[tuple[int, Served]] = []
         self.gaps = Gaps()
-        self._model_fingerprint = model_fingerprint
         self._open: dict[str, _Stream] = {}
 
-    def ask(self, index: int, job: Job, prompt_token_ids: list[int]) -> Request:
-        """The request of a job that comes now."""
-        request_id = str(index)
+    def expect(self, index: int, job: Job) -> None:
+        """The job's request comes."""
         served = Served(job, None, None, 0)
-        self.served.append(served)
-        self._open[request_id] = _Stream(served, job.n)
-        return Request(
-            request_id=request_id,
-            attempt=1,
-            resubmitted=False,
-            model_fingerprint=self._model_fingerprint,
-            prompt_token_ids=prompt_token_ids,
-            generated=[],
-            sampling=_sampling(job, index),
-            priority=job.priority,
-            tenant=job.tenant,
-            cache_key=_NO_CACHE_KEY,
-            age_ms=0,
-        )
+        self.served.append((index, served))
+        self._open[_request_id(index)] = _Stream(served, job.n)
 
     def take(self, message: Deltas | Rejected, now: float) -> None:
         """A message for clients."""
@@ -69,6 +54,27 @@ class Clients:
                     served.finished_s = now
                     served.preemptions = delta.preemptions
                     del self._open[delta.request_id]
+
+
+def ask(index: int, job: Job, prompt_token_ids: list[int], model_fingerprint: str) -> Request:
+    """The request of job number `index`."""
+    return Request(
+        request_id=_request_id(index),
+        attempt=1,
+        resubmitted=False,
+        model_fingerprint=model_fingerprint,
+        prompt_token_ids=prompt_token_ids,
+        generated=[],
+        sampling=_sampling(job, index),
+        priority=job.priority,
+        tenant=job.tenant,
+        cache_key=_NO_CACHE_KEY,
+        age_ms=0,
+    )
+
+
+def _request_id(index: int) -> str:
+    return str(index)
 
 
 def _sampling(job: Job, seed: int) -> SamplingParams:

@@ -2,42 +2,30 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.strategy import Strategy
 from octavo.simulator.cell import Cell
-from octavo.simulator.clients import Clients
-from octavo.simulator.device import ReplicaSpec
-from octavo.simulator.timeline import Probe, Sample, Timeline
-from octavo.wire.requests import Prefix, Request
+from octavo.simulator.clients import ask
+from octavo.simulator.shard import Arrival, CellOutcome, Cluster, Shard, Standing
+from octavo.simulator.shard_process import ShardProcess
+from octavo.simulator.timeline import Probe, Sample
+from octavo.wire.requests import Request
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps, Served
 from octavo.workload.tokens import prompt_token_ids
 
-# Cells know nothing of each other within a second; so each goes through it alone, which is kinder to the CPU's caches.
+__all__ = ["Cluster", "Outcome", "Simulation"]
+
+# Cells know nothing of each other within a second; so each goes through it alone, which is kinder to the CPU's caches,
+# and lets several processes share them.
 _WINDOW_S = 1.0
 
+_Each = TypeVar("_Each")
+
 # Which cell a request goes to that comes at this time.
-Route = Callable[[Request, float, Sequence[Cell]], int]
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What is simulated: `cells` schedulers, to which `replicas` are dealt out. `pinned` prefixes are kept by all.
-    Raises `ValueError` if a cell would have no replica."""
-
-    config: SchedulerConfig
-    replicas: Sequence[ReplicaSpec]
-    cells: int = 1
-    strategy: Strategy | None = None
-    # Seconds of a message from scheduler to worker, or back.
-    link_s: float = 0.0
-    pinned: Sequence[Prefix] = ()
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.cells <= len(self.replicas):
-            raise ValueError(f"{len(self.replicas)} replicas cannot be dealt out to {self.cells} cells")
+Route = Callable[[Request, float, Sequence[Standing]], int]
 
 
 @dataclass
@@ -55,8 +43,9 @@ class Outcome:
 
 
 class Simulation:
-    """Deterministic for its seed. `route` is needed with more than one cell; `probe` sees every core at every sample,
-    each `sample_every_s` (0: never)."""
+    """Deterministic for its seed, and the same with any number of `processes`, to which the cells are dealt out.
+    `route` is needed with more than one cell; `probe` sees every core at every sample, each `sample_every_s` (0:
+    never), but those of this process alone."""
 
     def __init__(
         self,
@@ -66,63 +55,101 @@ class Simulation:
         route: Route | None = None,
         sample_every_s: float = 0.0,
         probe: Probe | None = None,
+        processes: int = 1,
     ) -> None:
         if cluster.cells > 1 and route is None:
             raise ValueError("with more than one cell, somebody must say which a request goes to")
+        if not 1 <= processes <= cluster.cells:
+            raise ValueError(f"{cluster.cells} cells cannot be dealt out to {processes} processes")
+        if processes > 1 and probe is not None:
+            raise ValueError("a probe cannot see the cores of other processes")
+        self._cluster = cluster
         self._seed = seed
         self._route = route
-        self._clients = Clients(cluster.replicas[0].model.fingerprint)
-        self._vocab_size = cluster.replicas[0].vocab_size
-        self.cells = [
-            Cell(
-                cluster.config,
-                cluster.replicas[number :: cluster.cells],
-                self._clients.take,
-                strategy=cluster.strategy,
-                link_s=cluster.link_s,
-                seed=seed + number,
-            )
-            for number in range(cluster.cells)
-        ]
-        for cell in self.cells:
-            for prefix in cluster.pinned:
-                cell.pin(prefix)
-        self._timelines = [Timeline(cell, sample_every_s, probe) for cell in self.cells]
+        self._sample_every_s = sample_every_s
+        self._processes = processes
+        numbers = range(0, cluster.cells, processes)
+        self._here = Shard(cluster, numbers, seed=seed, sample_every_s=sample_every_s, probe=probe)
 
-    def run(self, jobs: Sequence[Job], horizon_s: float = float("inf")) -> Outcome:
-        """Until all jobs are done, or `horizon_s` has come. Raises `SimulationError` if it cannot go on."""
+    @property
+    def cells(self) -> list[Cell]:
+        """Those of this process."""
+        return self._here.cells
+
+    def run(
+        self, jobs: Sequence[Job], horizon_s: float = float("inf"), passed: Callable[[float], None] | None = None
+    ) -> Outcome:
+        """Until all jobs are done, or `horizon_s` has come; `passed` is told what has been simulated, now and then.
+        Raises `SimulationError` if it cannot go on."""
+        with ExitStack() as stack:
+            elsewhere = [self._start(place, stack) for place in range(1, self._processes)]
+            return self._run(elsewhere, jobs, horizon_s, passed)
+
+    def _start(self, place: int, stack: ExitStack) -> ShardProcess:
+        numbers = range(place, self._cluster.cells, self._processes)
+        process = ShardProcess(self._cluster, numbers, seed=self._seed, sample_every_s=self._sample_every_s)
+        stack.callback(process.close)
+        return process
+
+    def _run(
+        self,
+        elsewhere: Sequence[ShardProcess],
+        jobs: Sequence[Job],
+        horizon_s: float,
+        passed: Callable[[float], None] | None,
+    ) -> Outcome:
         arrivals = deque(sorted(enumerate(jobs), key=lambda each: each[1].arrival_s))
-        while (begin := self._next_at(arrivals)) < horizon_s:
+        standings = _interleaved([self._here.standings(), *(process.end_start() for process in elsewhere)])
+        while (begin := _next_at(arrivals, standings)) < horizon_s:
             end = min(begin // _WINDOW_S * _WINDOW_S + _WINDOW_S, horizon_s)
+            shares: list[list[Arrival]] = [[] for _ in range(self._processes)]
             while arrivals and arrivals[0][1].arrival_s < end:
-                self._send(*arrivals.popleft())
-            for timeline in self._timelines:
-                timeline.run(end)
-        is_over = not arrivals and all(cell.is_idle for cell in self.cells)
-        return self._outcome(max(each.moved_at for each in self._timelines) if is_over else horizon_s)
+                arrival = self._arrival(*arrivals.popleft(), standings)
+                shares[arrival.cell % self._processes].append(arrival)
+            for process, share in zip(elsewhere, shares[1:], strict=True):
+                process.begin_run(share, end)
+            here = self._here.run(shares[0], end)
+            standings = _interleaved([here, *(process.end_run() for process in elsewhere)])
+            if passed is not None:
+                passed(end)
+        is_over = not arrivals and all(each.is_idle for each in standings)
+        seconds = max(each.moved_at for each in standings) if is_over else horizon_s
+        outcomes = [self._here.finish(seconds), *(process.finish(seconds) for process in elsewhere)]
+        return self._outcome(_interleaved(outcomes), seconds)
 
-    def _next_at(self, arrivals: Sequence[tuple[int, Job]]) -> float:
-        first = min(timeline.next_at for timeline in self._timelines)
-        return min(first, arrivals[0][1].arrival_s) if arrivals else first
-
-    def _send(self, index: int, job: Job) -> None:
+    def _arrival(self, index: int, job: Job, standings: Sequence[Standing]) -> Arrival:
         """What frontends know of cells when they choose one is of the last full second."""
-        request = self._clients.ask(index, job, prompt_token_ids(job, index, self._vocab_size, self._seed))
-        number = self._route(request, job.arrival_s, self.cells) if self._route is not None else 0
-        self._timelines[number].expect(request, job.arrival_s)
+        model = self._cluster.replicas[0]
+        prompt = prompt_token_ids(job, index, model.vocab_size, self._seed)
+        request = ask(index, job, prompt, model.model.fingerprint)
+        cell = self._route(request, job.arrival_s, standings) if self._route is not None else 0
+        return Arrival(cell, index, job, request)
 
-    def _outcome(self, seconds: float) -> Outcome:
-        for timeline in self._timelines:
-            timeline.finish(seconds)
-        devices = [device for cell in self.cells for device in cell.devices.values()]
-        busy_s = sum(device.busy_s for device in devices)
+    def _outcome(self, cells: Sequence[CellOutcome], seconds: float) -> Outcome:
+        served = [each for cell in cells for each in cell.served]
+        served.sort(key=lambda each: (each[1].job.arrival_s, each[0]))
+        gaps = Gaps()
+        for cell in cells:
+            gaps.merge(cell.gaps)
+        replica_s = seconds * len(self._cluster.replicas)
         return Outcome(
-            served=self._clients.served,
-            gaps=self._clients.gaps,
+            served=[each for _, each in served],
+            gaps=gaps,
             seconds=seconds,
-            steps=sum(timeline.steps for timeline in self._timelines),
-            busy_share=busy_s / (seconds * len(devices)) if seconds else 0.0,
-            preemptions=sum(cell.core.preemptions for cell in self.cells),
-            swaps=sum(cell.core.swaps for cell in self.cells),
-            samples=[Sample.total(shares) for shares in zip(*(each.samples for each in self._timelines), strict=True)],
+            steps=sum(cell.steps for cell in cells),
+            busy_share=sum(cell.busy_s for cell in cells) / replica_s if replica_s else 0.0,
+            preemptions=sum(cell.preemptions for cell in cells),
+            swaps=sum(cell.swaps for cell in cells),
+            samples=[Sample.total(shares) for shares in zip(*(cell.samples for cell in cells), strict=True)],
         )
+
+
+def _next_at(arrivals: Sequence[tuple[int, Job]], standings: Sequence[Standing]) -> float:
+    first = min(each.next_at for each in standings)
+    return min(first, arrivals[0][1].arrival_s) if arrivals else first
+
+
+def _interleaved(shares: Sequence[Sequence[_Each]]) -> list[_Each]:
+    """What `len(shares)` processes have of their cells, in the order of all cells, which were dealt out in turn."""
+    num = sum(map(len, shares))
+    return [shares[number % len(shares)][number // len(shares)] for number in range(num)]

@@ -6,7 +6,6 @@ from typing import Final
 
 import click
 
-from octavo.scheduler.scheduler import Scheduler
 from octavo.workload.targets import time_text
 
 _LINE_EVERY_S: Final = 10.0
@@ -14,7 +13,7 @@ _TERMINAL_EVERY_S: Final = 0.5
 
 
 class Progress:
-    """A probe of simulations: it tells how much time has passed in them. What ends soon tells nothing."""
+    """Is told how much time has passed in simulations, and tells people. What ends soon tells nothing."""
 
     def __init__(self) -> None:
         self._on_terminal = sys.stderr.isatty()
@@ -33,7 +32,8 @@ class Progress:
             click.echo("\r\x1b[K", err=True, nl=False)
         return time.perf_counter() - self._began_at
 
-    def __call__(self, now: float, core: Scheduler) -> None:
+    def __call__(self, now: float) -> None:
+        """So much has been simulated."""
         if time.perf_counter() - self._shown_at >= self._every_s:
             self._shown_at = time.perf_counter()
             line = self._label.format(time_text(now))

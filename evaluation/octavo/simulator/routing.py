@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from octavo.frontend.cell_router import CellLoad, CellRouter
-from octavo.simulator.cell import Cell
+from octavo.simulator.shard import Standing
 from octavo.wire.requests import Request, answer_work
 
 # How often a scheduler tells what it has to do.
@@ -20,7 +20,7 @@ class CellRoute:
         self._work = [0] * num_cells
         self._told_in = -1.0
 
-    def __call__(self, request: Request, now: float, cells: Sequence[Cell]) -> int:
+    def __call__(self, request: Request, now: float, cells: Sequence[Standing]) -> int:
         if (second := now // _TOLD_EVERY_S) != self._told_in:
             self._told_in = second
             self._work = [cell.work_tokens for cell in cells]

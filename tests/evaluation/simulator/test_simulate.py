@@ -47,11 +47,11 @@ def test_it_prints_what_came_of_the_load() -> None:
 
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others(tmp_path: Path) -> None:
     flags = [*HARDWARE, *LOAD, "--replicas", "3", "--cells", "2", "--prefix-tokens", "40", "--prefixes", "5"]
-    files = [tmp_path / name for name in ("one", "again", "other")]
-    for file, seed in zip(files, (1, 1, 2), strict=True):
-        assert simulate(*flags, "--seed", str(seed), "--json", file).exit_code == 0
-    one, again, other = (file.read_bytes() for file in files)
-    assert one == again != other
+    files = [tmp_path / name for name in ("one", "again", "shared", "other")]
+    for file, seed, processes in zip(files, (1, 1, 1, 2), ("1", "1", "2", "1"), strict=True):
+        assert simulate(*flags, "--seed", str(seed), "--processes", processes, "--json", file).exit_code == 0
+    one, again, shared, other = (file.read_bytes() for file in files)
+    assert one == again == shared != other
     report = written(files[0])["report"]
     assert report["summary"]["finished"] == report["summary"]["requests"] > 20
     assert {"time", "waiting", "running", "swapped", "blocks_used"} <= set(report["samples"][0])

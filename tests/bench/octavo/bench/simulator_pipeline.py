@@ -61,7 +61,7 @@ class Server:
         self._runs = 0
 
     def run(self, jobs: Sequence[Job]) -> Measured:
-        """Sends every job when it comes. Raises `RuntimeError` if one fails."""
+        """Sends every job when it comes. Raises `RuntimeError` if one fails, or had been computed before."""
         self._runs += 1
         asking = Asking(vocab_size=self._vocab_size, seed=self._runs, temperature=_TEMPERATURE)
         side = Side(Target.parse(self._stack.address), asking, Secrets())
@@ -83,6 +83,8 @@ def _check(run: Run) -> None:
     for record in run.records:
         if record.failure or record.is_short:
             raise RuntimeError(f"a request failed: {record.failure or 'it got fewer tokens than it asked for'}")
+        if record.cached_tokens:
+            raise RuntimeError(f"{record.cached_tokens} of a prompt's tokens had been computed before")
 
 
 def simulate(jobs: Sequence[Job], calibration: Calibration, pipeline: Pipeline) -> Measured:

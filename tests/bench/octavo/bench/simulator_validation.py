@@ -1,23 +1,28 @@
 """How far the simulator is from reality: `python -m octavo.bench.simulator_validation`.
 
-For each of three request rates: calibrates a worker on this machine's cores, measures what the other processes on the
-same cores add, and serves one workload twice: by real processes, asked over gRPC by an open loop, and in simulation.
-Exit status 1 if a goal is missed. Nothing else should run on the machine; it takes about seven minutes.
+In each of some turns, for each of three request rates: calibrates a worker on this machine's cores, measures what the
+other processes on the same cores add, and serves one workload twice: by real processes, asked over gRPC by an open
+loop, and in simulation. Figures are means over the turns, whose real runs differ too. Exit status 1 if a goal is
+missed. Nothing else should run on the machine; two turns take about thirteen minutes.
 """
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from octavo.bench.simulator_pipeline import Measured, Pipeline, Server, measure_pipeline, simulate
+from octavo.frontend.model_defaults import read_model_defaults
 from octavo.loadgen.report import MAX_LAG_S
 from octavo.testing.stack import Stack
 from octavo.wire.model_directory import BUNDLED_MODEL, resolve_model
@@ -45,15 +50,28 @@ _RATES: dict[str, Callable[[Measured], float]] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One metric of a run: seconds, or a rate."""
+    """One metric, seconds or a rate: of each turn, in reality and in simulation."""
 
     metric: str
-    real: float
-    simulated: float
+    reals: Sequence[float]
+    simulateds: Sequence[float]
+
+    @property
+    def real(self) -> float:
+        return statistics.fmean(self.reals)
+
+    @property
+    def simulated(self) -> float:
+        return statistics.fmean(self.simulateds)
 
     @property
     def error(self) -> float:
         return self.simulated / self.real - 1.0
+
+    @property
+    def spread(self) -> float:
+        """How far reality is from itself: from its lowest turn to its highest, as a share of their mean."""
+        return (max(self.reals) - min(self.reals)) / self.real
 
     @property
     def goal(self) -> float:
@@ -65,47 +83,62 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Row:
-    """The workload at one rate, in requests per second, which is a share of the highest: its `load`."""
+class Turn:
+    """One workload in reality and in simulation, with what the simulation was told."""
 
-    load: float
-    rate: float
-    requests: int
     calibration: Calibration
     pipeline: Pipeline
     real: Measured
     simulated: Measured
 
+
+@dataclass(frozen=True)
+class Row:
+    """All turns at one rate, in requests per second, which is a share of the highest: its `load`."""
+
+    load: float
+    rate: float
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def requests(self) -> int:
+        return sum(each.real.summary.requests for each in self.turns)
+
     def figures(self) -> list[Figure]:
-        found = [Figure(name, of(self.real), of(self.simulated)) for name, of in _RATES.items()]
+        metrics = dict(_RATES)
         for metric in ("ttft", "itl", "latency"):
-            real, simulated = getattr(self.real.summary, metric), getattr(self.simulated.summary, metric)
-            found += [
-                Figure(f"{metric} {each}", getattr(real, each), getattr(simulated, each)) for each in ("p50", "p99")
-            ]
-        return found
+            for statistic in ("p50", "p99"):
+                metrics[f"{metric} {statistic}"] = attrgetter(f"summary.{metric}.{statistic}")
+        return [
+            Figure(name, [of(each.real) for each in self.turns], [of(each.simulated) for each in self.turns])
+            for name, of in metrics.items()
+        ]
 
 
 def validate(model: Path, directory: Path, chosen: argparse.Namespace) -> list[Row]:
-    """A row for every load, each printed once it is known."""
+    """A row for every load, each printed once it is known. A load's turns are minutes apart."""
     settings = {"OCTAVO_NUM_BLOCKS": str(NUM_BLOCKS), "OCTAVO_NUM_CPU_BLOCKS": "64"}
     rows: list[Row] = []
     with Stack(model, directory / "s", settings) as stack:
         stack.start_all()
-        most = 0.0
-        for load in LOADS:
+        # One for all of them, so that no prompt was computed before.
+        server = Server(stack, read_model_defaults(model).vocab_size)
+        for turn, load in product(range(chosen.turns), LOADS):
             # Anew each time: what a shared machine gives changes within minutes. The stack is idle meanwhile.
             calibration = _calibrated(model, directory / "calibration.json", settings)
-            server = Server(stack, calibration.vocab_size)
             batches = [count for count in _BATCHES if count <= chosen.most]
             pipeline = measure_pipeline(
                 server, calibration, batches=batches, num_tokens=chosen.tokens, rounds=chosen.rounds
             )
-            most = most or sustained_rate(calibration, pipeline)
-            jobs = workload(load * most, chosen.seconds)
+            if not rows:
+                most = sustained_rate(calibration, pipeline)
+                rows = [Row(each, each * most) for each in LOADS]
+            row = rows[LOADS.index(load)]
+            jobs = workload(row.rate, chosen.seconds, seed=turn)
             simulated = simulate(jobs, calibration, pipeline)
-            rows.append(Row(load, load * most, len(jobs), calibration, pipeline, server.run(jobs), simulated))
-            print(row_text(rows[-1]), flush=True)
+            row.turns.append(Turn(calibration, pipeline, server.run(jobs), simulated))
+            if len(row.turns) == chosen.turns:
+                print(row_text(row), flush=True)
     return rows
 
 
@@ -115,9 +148,9 @@ def sustained_rate(calibration: Calibration, pipeline: Pipeline) -> float:
     return simulate(jobs, calibration, pipeline).summary.requests_per_s
 
 
-def workload(rate: float, seconds: float) -> list[Job]:
+def workload(rate: float, seconds: float, seed: int) -> list[Job]:
     """About as many requests as come in this time. They have the same lengths at every rate."""
-    return Workload(LENGTHS, Poisson(rate), num_requests=max(round(rate * seconds), _FEWEST)).jobs(seed=1)
+    return Workload(LENGTHS, Poisson(rate), num_requests=max(round(rate * seconds), _FEWEST)).jobs(seed)
 
 
 def _calibrated(model: Path, out: Path, settings: dict[str, str]) -> Calibration:
@@ -129,7 +162,8 @@ def _calibrated(model: Path, out: Path, settings: dict[str, str]) -> Calibration
 
 def row_text(row: Row) -> str:
     """A table of its figures."""
-    lines = [f"{row.rate:.2f} requests/s, {row.requests} requests:{'real':>12}{'simulated':>12}{'error':>9}{'goal':>7}"]
+    head = f"{row.rate:.2f} requests/s, {row.requests} requests:"
+    lines = [f"{head}{'real':>12}{'simulated':>12}{'error':>9}{'goal':>7}{'spread':>9}"]
     width = lines[0].index(":") + 1
     for each in row.figures():
         scale = 1.0 if each.metric in _RATES else 1e3
@@ -137,22 +171,24 @@ def row_text(row: Row) -> str:
         mark = "" if each.is_met else "  missed"
         lines.append(
             f"  {name:{width - 2}}{scale * each.real:12.2f}{scale * each.simulated:12.2f}{each.error:+9.1%}"
-            f"{each.goal:7.0%}{mark}"
+            f"{each.goal:7.0%}{each.spread:9.1%}{mark}"
         )
-    lines += [
-        f"  {'steps':{width - 2}}{row.real.steps:12d}{row.simulated.steps:12d}",
-        f"  {'ms of a step':{width - 2}}{_step_ms(row.real):12.2f}{_step_ms(row.simulated):12.2f}",
-    ]
-    pipeline = row.pipeline
-    lines.append(
-        f"  beside the worker: {1e3 * pipeline.front_s:.2f} ms per answer, {1e3 * pipeline.step_s:.2f} ms per step,"
-        f" {1e3 * pipeline.sampled_s:.3f} ms per token"
-    )
-    if row.real.late_s > MAX_LAG_S:
+    for turn in row.turns:
         lines.append(
-            f"  requests were sent late ({row.real.late_s:.3f} s, p99): is the machine busy with something else?"
+            f"  {'ms of a step':{width - 2}}{_step_ms(turn.real):12.2f}{_step_ms(turn.simulated):12.2f}"
+            f"   {_pipeline_text(turn.pipeline)}"
         )
+        if turn.real.late_s > MAX_LAG_S:
+            late = f"requests were sent late ({turn.real.late_s:.3f} s, p99)"
+            lines.append(f"  {late}: is the machine busy with something else?")
     return "\n".join(lines)
+
+
+def _pipeline_text(pipeline: Pipeline) -> str:
+    return (
+        f"beside the worker {1e3 * pipeline.front_s:.2f} ms per answer, {1e3 * pipeline.step_s:.2f} per step,"
+        f" {1e3 * pipeline.sampled_s:.3f} per token"
+    )
 
 
 def _step_ms(run: Measured) -> float:
@@ -163,8 +199,10 @@ def to_json(rows: Sequence[Row]) -> dict[str, Any]:
     """What is written of them."""
     found = []
     for row in rows:
-        figures = [{**asdict(each), "error": each.error, "goal": each.goal} for each in row.figures()]
-        found.append({**msgspec.to_builtins(row), "figures": figures})
+        figures = [
+            {**asdict(each), "error": each.error, "goal": each.goal, "spread": each.spread} for each in row.figures()
+        ]
+        found.append({**msgspec.to_builtins(row), "requests": row.requests, "figures": figures})
     return {"machine": machine(), "rows": found}
 
 
@@ -185,6 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=BUNDLED_MODEL)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each rate")
+    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=2, help="of the batches by which the pipeline is measured")
     parser.add_argument("--tokens", type=int, default=48, help="of each request of them")
     parser.add_argument("--most", type=int, default=64, help="requests of the largest of them")

@@ -1,0 +1,129 @@
+"""Some of a cluster's cells, which one process takes from window to window."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.strategy import Strategy
+from octavo.simulator.cell import Cell
+from octavo.simulator.clients import Clients
+from octavo.simulator.device import ReplicaSpec
+from octavo.simulator.timeline import Probe, Sample, Timeline
+from octavo.wire.requests import Prefix, Request
+from octavo.workload.gaps import Gaps
+from octavo.workload.job import Job
+from octavo.workload.served import Served
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What is simulated: `cells` schedulers, to which `replicas` are dealt out. `pinned` prefixes are kept by all.
+    Raises `ValueError` if a cell would have no replica."""
+
+    config: SchedulerConfig
+    replicas: Sequence[ReplicaSpec]
+    cells: int = 1
+    strategy: Strategy | None = None
+    # Seconds of a message from scheduler to worker, or back.
+    link_s: float = 0.0
+    pinned: Sequence[Prefix] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cells <= len(self.replicas):
+            raise ValueError(f"{len(self.replicas)} replicas cannot be dealt out to {self.cells} cells")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Job number `index` of the workload goes to a cell."""
+
+    cell: int
+    index: int
+    job: Job
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A cell between two windows: when something happens to it next (infinite: nothing does), when something happened
+    last, and the tokens that it still has to compute, as its scheduler tells frontends."""
+
+    next_at: float
+    moved_at: float
+    is_idle: bool
+    num_replicas: int
+    work_tokens: int
+
+
+@dataclass(frozen=True)
+class CellOutcome:
+    """How a cell's simulation went, with the number of each job in the workload."""
+
+    served: list[tuple[int, Served]]
+    gaps: Gaps
+    steps: int
+    busy_s: float
+    preemptions: int
+    swaps: int
+    samples: list[Sample]
+
+
+class Shard:
+    """The cells of these `numbers`. Raises `SimulationError` if one cannot be."""
+
+    def __init__(
+        self, cluster: Cluster, numbers: Sequence[int], *, seed: int, sample_every_s: float, probe: Probe | None
+    ) -> None:
+        self._timelines: dict[int, Timeline] = {}
+        self._clients: dict[int, Clients] = {}
+        for number in numbers:
+            clients = self._clients[number] = Clients()
+            cell = Cell(
+                cluster.config,
+                cluster.replicas[number :: cluster.cells],
+                clients.take,
+                strategy=cluster.strategy,
+                link_s=cluster.link_s,
+                seed=seed + number,
+            )
+            for prefix in cluster.pinned:
+                cell.pin(prefix)
+            self._timelines[number] = Timeline(cell, sample_every_s, probe)
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [timeline.cell for timeline in self._timelines.values()]
+
+    def standings(self) -> list[Standing]:
+        """In the order of the cells."""
+        return [
+            Standing(each.next_at, each.moved_at, each.cell.is_idle, each.cell.num_replicas, each.cell.work_tokens)
+            for each in self._timelines.values()
+        ]
+
+    def run(self, arrivals: Sequence[Arrival], until: float) -> list[Standing]:
+        """Everything that happens before then, with what comes meanwhile, in its order. Raises `SimulationError` if a
+        cell cannot go on."""
+        for arrival in arrivals:
+            self._clients[arrival.cell].expect(arrival.index, arrival.job)
+            self._timelines[arrival.cell].expect(arrival.request, arrival.job.arrival_s)
+        for timeline in self._timelines.values():
+            timeline.run(until)
+        return self.standings()
+
+    def finish(self, end: float) -> list[CellOutcome]:
+        """All that happened until the end of the simulation, in the order of the cells."""
+        return [self._outcome(number, timeline, end) for number, timeline in self._timelines.items()]
+
+    def _outcome(self, number: int, timeline: Timeline, end: float) -> CellOutcome:
+        timeline.finish(end)
+        cell, clients = timeline.cell, self._clients[number]
+        return CellOutcome(
+            served=clients.served,
+            gaps=clients.gaps,
+            steps=timeline.steps,
+            busy_s=sum(device.busy_s for device in cell.devices.values()),
+            preemptions=cell.core.preemptions,
+            swaps=cell.core.swaps,
+            samples=timeline.samples,
+        )
