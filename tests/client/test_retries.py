@@ -63,6 +63,13 @@ def test_a_lost_stream_is_looked_for_with_growing_pauses_as_long_as_it_may_be_ke
     assert raised.value.reason == "STREAM_LOST"
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
+def test_what_an_ending_server_did_not_answer_is_asked_again(clock: Clock, code: grpc.StatusCode) -> None:
+    lost = make_error(code, "")
+    assert recovery(clock, attachable=False).after(lost, FIRST) == Attempt(False, 1.0)
+    assert recovery(clock, received=3).after(lost, FIRST) == Attempt(True, 1.0)
+
+
 def test_every_event_makes_a_loss_a_new_one(clock: Clock) -> None:
     state = recovery(clock, received=3)
     for offset in range(4, 40):

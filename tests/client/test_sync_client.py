@@ -1,6 +1,7 @@
 """The client against a server that plays a script and loses connections where it is told to."""
 
 import itertools
+import threading
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ from octavo.client import (
     Delta,
     Message,
     Notice,
+    OctavoError,
     OverloadedError,
     RequestError,
     RequestOptions,
@@ -259,3 +261,25 @@ def test_a_server_that_takes_too_long_is_a_deadline_error(client: Client, fronte
 def test_nobody_at_the_address_is_said_soon(tmp_path: object) -> None:
     with Client(f"unix:{tmp_path}/nobody.sock", retries=AT_ONCE) as client, pytest.raises(UnavailableError):
         client.generate("hi")
+
+
+def test_a_client_that_is_closed_ends_its_streams(client: Client, frontend: FakeFrontend) -> None:
+    frontend.go_on.clear()
+    stream = client.stream("hi")
+    next(stream)
+    client.close()
+    with pytest.raises(OctavoError):
+        next(stream)
+    assert list(stream) == []
+
+
+def test_a_stream_that_is_closed_by_another_thread_ends(client: Client, frontend: FakeFrontend) -> None:
+    frontend.go_on.clear()
+    stream = client.stream("hi")
+    next(stream)
+    closing = threading.Timer(0.05, stream.close)
+    closing.start()
+    assert list(stream) == []
+    closing.join()
+    assert frontend.aborted == [stream.request_id]
+    assert [name for name, _ in frontend.calls] == ["generate"]

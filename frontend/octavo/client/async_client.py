@@ -81,14 +81,23 @@ class AsyncStream(AsyncIterator[Event]):
         self._messages = aiter(self._call)
 
     async def _again(self, error: OctavoError) -> None:
+        # Closed meanwhile, by somebody else.
+        if self._ended:
+            return
         self._ended = True
         if self._job.complete:
             return
         self._attempt = self._job.recovery.after(error, self._attempt)
         self._ended = False
         await asyncio.sleep(self._attempt.pause_s)
-        if not self._ended:
+        if self._ended:
+            return
+        try:
             self._open()
+        except grpc.aio.UsageError:
+            # The whole client was closed.
+            self._ended = True
+            raise error from None
 
 
 class AsyncClient:

@@ -9,8 +9,9 @@ import grpc
 from octavo.client.errors import NotFoundError, OctavoError, UnavailableError
 
 STREAM_LOST: Final = "STREAM_LOST"
-# What a broken connection looks like, where the server has not said otherwise.
-_LOST: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
+# What a broken connection looks like, where the server has not said otherwise; the last is what becomes of a call that
+# a server has not answered when it ends.
+_LOST: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
 
 
 @dataclass(frozen=True)

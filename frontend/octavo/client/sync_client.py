@@ -79,14 +79,23 @@ class Stream(Iterator[Event]):
         return self._stub.Generate(self._job.generate_request(), timeout=timeout, metadata=self._metadata)
 
     def _again(self, error: OctavoError) -> None:
+        # Closed meanwhile, by somebody else.
+        if self._ended:
+            return
         self._ended = True
         if self._job.complete:
             return
         self._attempt = self._job.recovery.after(error, self._attempt)
         self._ended = False
         time.sleep(self._attempt.pause_s)
-        if not self._ended:
+        if self._ended:
+            return
+        try:
             self._call = self._open()
+        except ValueError:
+            # The whole client was closed.
+            self._ended = True
+            raise error from None
 
 
 class Client:

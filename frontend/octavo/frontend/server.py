@@ -35,12 +35,17 @@ from octavo.wire.model_directory import fingerprint
 
 _log = logging.getLogger(__name__)
 
+_MOST_PENDING: Final = 100_000
 _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.max_send_message_length", 32 << 20),
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.max_concurrent_streams", 1024),
     ("grpc.max_allowed_incoming_connections", 4096),
+    # Of calls that wait to be taken from gRPC's own queue, which else cancels some from 1,000 on, without a word. Who
+    # is turned away is the scheduler's to say, and by which limit.
+    ("grpc.server.max_pending_requests", _MOST_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
     # Of a connection that says nothing, or encrypts nothing.
     ("grpc.server_handshake_timeout_ms", 10_000),
     # None but the identity: what a small message unpacks to has no bound.
