@@ -24,7 +24,7 @@ from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
 from octavo.wire import history
 from octavo.wire.codec import encode
-from octavo.wire.requests import Delta, Deltas
+from octavo.wire.requests import Delta, Deltas, RejectReason
 
 # A token per byte, so it is three blocks of the router's.
 _SYSTEM = "You are a helpful assistant of few words, and kind."
@@ -131,6 +131,35 @@ class TestRouting:
         for i in range(4):
             await collect(stub.Generate(ask(f"{i} wants something")))
         assert [len(scheduler.submitted) for scheduler in (busy, idle)] == [0, 4]
+
+    async def test_what_one_cell_has_no_place_for_goes_to_the_other(self, serving: Serving, stub: Any) -> None:
+        full, free = serving
+        full.rejection = RejectReason.QUEUE_FULL
+        for i in range(4):
+            await collect(stub.Generate(ask(f"{i} wants something")))
+        assert len(free.submitted) == 4
+        assert full.submitted
+        # It is no request that was lost: who has no place for it may say so too.
+        assert not any(request.resubmitted for request in free.submitted)
+
+    async def test_what_no_cell_has_a_place_for_is_refused_once_all_were_asked(
+        self, serving: Serving, frontend: FrontendServer, stub: Any
+    ) -> None:
+        for scheduler in serving:
+            scheduler.rejection = RejectReason.QUEUE_FULL
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(stub.Generate(ask()))
+        assert reason_of(caught.value) == "QUEUE_FULL"
+        assert [len(scheduler.submitted) for scheduler in serving] == [1, 1]
+        assert frontend.scheduler.journals == []
+
+    @pytest.mark.parametrize("reason", [RejectReason.NEVER_FITS_KV, RejectReason.QUARANTINED, RejectReason.STEP_FAILED])
+    async def test_other_refusals_are_final(self, serving: Serving, stub: Any, reason: RejectReason) -> None:
+        for scheduler in serving:
+            scheduler.rejection = reason
+        with pytest.raises(grpc.aio.AioRpcError):
+            await collect(stub.Generate(ask()))
+        assert sum(len(scheduler.submitted) for scheduler in serving) == 1
 
     async def test_a_pinned_prefix_leads_to_the_cell_that_has_it(
         self, serving: Serving, frontend: FrontendServer, stub: Any, eventually: Any

@@ -1,8 +1,8 @@
 """The schedulers behind one frontend, each with workers of its own (a cell), as one to the rest of the frontend.
 
-A new request goes to the cell that `CellRouter` chooses. Those of a cell that cannot run them are handed over to
-another: submitted there from their journals, so that their streams go on with the same tokens. What the former cell
-still holds of them ends with their leases.
+A new request goes to the cell that `CellRouter` chooses, and to the next one if that has no place for it. Those of a
+cell that cannot run them are handed over to another: submitted there from their journals, so that their streams go on
+with the same tokens. What the former cell still holds of them ends with their leases.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from octavo.frontend.reader import Reader
 from octavo.frontend.scheduler_client import Availability, SchedulerClient, SchedulerRefused, run_together
 from octavo.frontend.scheduler_session import LiveRequest
 from octavo.wire.curve_keys import ClientKeys
-from octavo.wire.requests import ServiceStatus
+from octavo.wire.requests import RejectReason, ServiceStatus
 
 _log = logging.getLogger(__name__)
 
@@ -53,13 +53,17 @@ class Cells:
         self.grace_s = grace_s
         attempts = count(1)
         self.links = [
-            SchedulerClient(endpoint, model_fingerprint, grace_s, own_prefixes, keys, attempts, self._look)
+            SchedulerClient(
+                endpoint, model_fingerprint, grace_s, own_prefixes, keys, attempts, self._look, self._elsewhere
+            )
             for endpoint in endpoints
         ]
         # Of requests that another cell was to go on with.
         self.handovers = 0
         self._router = CellRouter(len(self.links), first=secrets.randbelow(len(self.links)))
         self._home: dict[LiveRequest, SchedulerClient] = {}
+        # Those that have turned a request away.
+        self._full: dict[LiveRequest, set[SchedulerClient]] = {}
         # The last start of each link's scheduler, and what was said of the cell.
         self._epochs: dict[SchedulerClient, int] = {}
         self._said: dict[SchedulerClient, Availability] = {}
@@ -121,10 +125,26 @@ class Cells:
     def release(self, request: LiveRequest) -> None:
         """Ends a request, whatever its state; must be called for every submitted one."""
         self._home.pop(request).release(request)
+        self._full.pop(request, None)
 
     def _place(self, request: LiveRequest, link: SchedulerClient) -> None:
         link.submit(request)
         self._home[request] = link
+
+    def _elsewhere(self, link: SchedulerClient, request: LiveRequest, reason: RejectReason) -> bool:
+        """Whether another cell takes what one has no place for."""
+        if reason is not RejectReason.QUEUE_FULL:
+            return False
+        full = self._full.setdefault(request, set())
+        full.add(link)
+        heir = self._choose(
+            request.journal, lambda other: other not in full and other.availability is Availability.READY
+        )
+        if heir is None:
+            return False
+        request.journal.turned_away()
+        self._place(request, heir)
+        return True
 
     def _choose(self, journal: Journal, may: Callable[[SchedulerClient], bool]) -> SchedulerClient | None:
         """The cell for a request, among those that may be."""

@@ -188,6 +188,10 @@ class Journal:
             traceparent=self.traceparent,
         )
 
+    def turned_away(self) -> None:
+        """The scheduler never took it; who is asked next may not take it either."""
+        self._submitted = False
+
     def lease(self) -> Lease:
         """Its line in a renewal."""
         return Lease(request_id=self.wire_id, attempt=self.attempt)

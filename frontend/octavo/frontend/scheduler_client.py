@@ -18,7 +18,7 @@ from octavo.frontend.pinned_prefixes import PinnedPrefixes
 from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
 from octavo.wire.codec import WireError, decode_to_frontend, encode
 from octavo.wire.curve_keys import ClientKeys
-from octavo.wire.requests import MAX_LIVE_REQUESTS, RENEW_INTERVAL_S, FromFrontend, ServiceStatus
+from octavo.wire.requests import MAX_LIVE_REQUESTS, RENEW_INTERVAL_S, FromFrontend, RejectReason, ServiceStatus
 from octavo.wire.sockets import connect_dealer
 
 _log = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ class SchedulerRefused(Exception):
 class SchedulerClient:
     """One frontend's link to one scheduler. `run()` must be running; all methods belong to its event loop.
 
-    `on_change` is called after each message and tick, when `availability` may be another. For `attempts` see
-    `SchedulerSession`.
+    `on_change` is called after each message and tick, when `availability` may be another. For `attempts` and
+    `elsewhere` see `SchedulerSession`.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class SchedulerClient:
         keys: ClientKeys | None = None,
         attempts: Iterator[int] | None = None,
         on_change: "Callable[[SchedulerClient], None]" = lambda _: None,
+        elsewhere: "Callable[[SchedulerClient, LiveRequest, RejectReason], bool]" = lambda link, request, reason: False,
     ) -> None:
         self.endpoint = endpoint
         self._grace_s = grace_s
@@ -65,7 +66,9 @@ class SchedulerClient:
         self._on_change = on_change
         now = time.monotonic()
         # Half of the range, because msgpack has room for 64 bits and some readers only for 63.
-        self._session = SchedulerSession(secrets.randbits(63), model_fingerprint, now, own_prefixes, attempts)
+        self._session = SchedulerSession(
+            secrets.randbits(63), model_fingerprint, now, own_prefixes, attempts, functools.partial(elsewhere, self)
+        )
         self._socket: zmq.asyncio.Socket | None = None
         self._ready_at = now
         self._hurry = asyncio.Event()

@@ -6,7 +6,7 @@ reconnection and a new scheduler.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, count
 
@@ -33,6 +33,7 @@ from octavo.wire.requests import (
     PrefixesChanged,
     Refused,
     Rejected,
+    RejectReason,
     Renew,
     Renewed,
     ServiceStatus,
@@ -56,6 +57,7 @@ class LiveRequest:
     reader: Reader
 
 
+Elsewhere = Callable[[LiveRequest, RejectReason], bool]
 _Current = StatusChanged | Renewed | Deltas | Notices | Rejected | PrefixesChanged | PinRefused
 
 
@@ -63,7 +65,8 @@ class SchedulerSession:
     """State of one frontend's registration. `now` is seconds of one monotonic clock.
 
     `own_prefixes` are the token ids, by name, of what this frontend wants pinned. `attempts` are the numbers of its
-    submissions, rising; sessions between which requests move share them.
+    submissions, rising; sessions between which requests move share them. `elsewhere` is asked whether somebody else
+    takes a request that was rejected.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class SchedulerSession:
         now: float,
         own_prefixes: Mapping[str, list[int]] | None = None,
         attempts: Iterator[int] | None = None,
+        elsewhere: Elsewhere = lambda request, reason: False,
     ) -> None:
         self.frontend_id = frontend_id
         self.model_fingerprint = model_fingerprint
@@ -86,6 +90,7 @@ class SchedulerSession:
         self._unanswered_renewals = 0
         # One count for all requests: an id may be used again, and answers to its former request may still be under way.
         self._attempts = attempts or count(1)
+        self._elsewhere = elsewhere
         self._work = CellWork()
 
     @property
@@ -246,7 +251,8 @@ class SchedulerSession:
             # The scheduler does not hold it any more.
             del self.live[message.request_id]
             self._work.drop(request.journal)
-            request.reader.fail(rejection(message))
+            if not self._elsewhere(request, message.reason):
+                request.reader.fail(rejection(message))
 
 
 def _lacking() -> Broken:
