@@ -58,9 +58,10 @@ get() {
     'import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=30).read(400).decode())' \
     "http://$(docker compose port frontend 8000)$1"
 }
-lists_model() { get /v1/models | grep -q smollm2; }
-shows_page() { get / | grep -q '<title>Octavo'; }
-watches_blocks() { get /live | grep -q '^data: '; }
+# Not piped to grep, which would end before the answer does.
+lists_model() { [[ $(get /v1/models) == *smollm2* ]]; }
+shows_page() { [[ $(get /) == *'<title>Octavo'* ]]; }
+watches_blocks() { [[ $'\n'$(get /live) == *$'\n''data: '* ]]; }
 first_answer() { generate >"$scratch/answer" && grep -q '[[:alpha:]]' "$scratch/answer"; }
 same_answer() { generate >"$scratch/again" && diff "$scratch/answer" "$scratch/again"; }
 
