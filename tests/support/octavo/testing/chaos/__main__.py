@@ -1,5 +1,6 @@
 """A campaign from the command line: `python -m octavo.testing.chaos kill-workers --count 500`."""
 
+import signal
 from pathlib import Path
 
 import click
@@ -14,6 +15,8 @@ from octavo.testing.chaos.campaigns import CAMPAIGNS, run
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Keep the report in this file.")
 def main(campaign: str, count: int, seed: int, file: Path | None) -> None:
     """Wrongs real processes under load and judges what their clients saw; exits with 1 if something broke."""
+    # As Ctrl-C does, so that no process of the campaign stays.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     report = run(campaign, count, seed, lambda text: click.echo(f"{campaign}: {text}", err=True))
     click.echo(report.line())
     if file is not None:
