@@ -132,7 +132,7 @@ async def test_top_prints_one_frame_without_a_terminal(cluster: Cluster) -> None
     worker = dict(zip(lines[2].split(), lines[3].split(), strict=True))
     assert (worker["WORKER"], worker["RUNNING"], worker["BLOCKS"], worker["CPU"]) == ("worker-1", "2", "64", "8")
     assert sum(int(worker[name]) for name in ("FREE", "CACHED", "PARKED", "PINNED", "USED")) == 64
-    assert worker["OUT/S"] == "-"
+    assert (worker["STATE"], worker["OUT/S"]) == ("ready", "-")
     tenant = dict(zip(lines[5].split(), lines[6].split(), strict=True))
     assert (tenant["TENANT"], tenant["HELD"], tenant["WAITING"]) == ("a", "3", "1")
 

@@ -8,9 +8,12 @@ import click
 
 from octavo.scheduler.admin_client import TIMEOUT_S, admin_address_option, admin_stub
 from octavo.scheduler.text_table import text_table
+from octavo.scheduler.workers_cli import state_name
 from octavo.v1 import admin_pb2 as pb
 
-_WORKER_HEAD = "WORKER RUNNING SWAPPED IN-FLIGHT BLOCKS FREE CACHED PARKED PINNED USED CPU CPU-USED TOKENS/S OUT/S"
+_WORKER_HEAD = (
+    "WORKER STATE RUNNING SWAPPED IN-FLIGHT BLOCKS FREE CACHED PARKED PINNED USED CPU CPU-USED TOKENS/S OUT/S"
+)
 _TENANT_HEAD = "TENANT WEIGHT HELD WAITING SERVED"
 
 
@@ -58,6 +61,7 @@ def _lines(load: pb.GetLoadResponse, previous: pb.GetLoadResponse | None, second
 def _worker_row(worker: pb.Worker, before: pb.Worker | None, seconds: float) -> list[object]:
     return [
         worker.id,
+        state_name(worker),
         worker.running,
         worker.swapped,
         worker.steps_in_flight,

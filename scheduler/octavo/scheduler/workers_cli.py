@@ -30,10 +30,15 @@ def workers(admin_address: str) -> None:
     click.echo(text_table(_HEAD, [_row(worker) for worker in load.workers]))
 
 
+def state_name(worker: pb.Worker) -> str:
+    """Whether it gets work, in a word."""
+    return _STATE_NAMES.get(worker.state, "unknown")
+
+
 def _row(worker: pb.Worker) -> list[object]:
     return [
         worker.id,
-        _STATE_NAMES.get(worker.state, "unknown"),
+        state_name(worker),
         worker.device,
         worker.world_size,
         worker.running,
