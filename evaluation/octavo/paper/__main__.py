@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -31,28 +32,28 @@ def main(only: tuple[str, ...], quick: bool, jobs: int, draw_only: bool) -> None
     if draw_only:
         results = _read(store)
     else:
+        results = _read(store) if store.exists() else Results(quick, [])
         with Lab(_BUILD / "trials", jobs=jobs, quick=quick) as lab:
-            results = simulate(lab, [name for name in FIGURES if not only or name in only])
-        results = merged(results, _read(store) if only and store.exists() else None)
-        results.write(store)
+            # Each is kept once it is there: all of them take an hour.
+            for figure in simulate(lab, [name for name in FIGURES if not only or name in only]):
+                results = merged(Results(quick, [figure]), results)
+                results.write(store)
     write_page(results, docs, measured=_ROOT / "docs" / "paper")
     click.echo(f"Wrote {docs / 'paper.md'}")
 
 
-def simulate(lab: Lab, names: list[str]) -> Results:
+def simulate(lab: Lab, names: list[str]) -> Iterator[Figure]:
     """These figures, one after the other; says on stderr how it goes."""
-    figures: list[Figure] = []
     for name in names:
         began = time.monotonic()
         print(f"{name}:", file=sys.stderr, flush=True)
-        figures.append(FIGURES[name](lab))
+        yield FIGURES[name](lab)
         print(f"  {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    return Results(lab.quick, figures)
 
 
-def merged(new: Results, old: Results | None) -> Results:
+def merged(new: Results, old: Results) -> Results:
     """All figures in their order, the new ones before the old ones of the same name."""
-    figures = {figure.name: figure for results in (old, new) if results for figure in results.figures}
+    figures = {figure.name: figure for results in (old, new) for figure in results.figures}
     return Results(new.quick, [figures[name] for name in FIGURES if name in figures])
 
 
