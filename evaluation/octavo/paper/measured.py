@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from octavo.paper.digits import DIGITS
 from octavo.paper.figure import Figure, How, Kind, Panel, Results, Row, Series
 
 Value = str | int | float | None
@@ -103,8 +104,10 @@ def _beams(measured: Measured) -> Addition:
             )
         )
         for width, share in zip(widths, saved, strict=True):
-            text, why = f"{100 * share:.1f} %", "another model and its texts decide how soon beams meet"
-            rows.append(_row(f"fig15/{dataset}/beam/{width:g}", measured, 100 * share, text, why))
+            digit, why = f"fig15/{dataset}/beam/{width:g}", "another model and its texts decide how soon beams meet"
+            # The paper says nothing of some widths.
+            if digit in DIGITS:
+                rows.append(_row(digit, measured, 100 * share, f"{100 * share:.1f} %", why))
     return Addition(panels, rows)
 
 

@@ -85,7 +85,13 @@ def _rows(rates: dict[tuple[str, str], Rates]) -> list[Row]:
             max(over[FASTER_TRANSFORMER]),
             "the longest output of a batch; ours neither pads prompts nor goes on with ended sequences",
         ),
-        simulated("fig12/f", ratio, times(ratio), MODELS["opt-175b"], "60.1K slots hold what the GPUs can compute"),
+        simulated(
+            "fig12/f",
+            ratio,
+            times(ratio),
+            MODELS["opt-175b"],
+            "60.1K slots hold what the GPUs can compute; larger batches only make steps longer",
+        ),
     ]
 
 
