@@ -90,7 +90,8 @@ def _rows(rates: dict[tuple[str, str], Rates]) -> list[Row]:
             ratio,
             times(ratio),
             MODELS["opt-175b"],
-            "60.1K slots hold what the GPUs can compute; larger batches only make steps longer",
+            "60.1K slots are enough for Orca too, whose prompts join a step; the first vLLM's have steps of their own,"
+            " which read all weights again",
         ),
     ]
 
