@@ -14,6 +14,7 @@ KERNELS := $(NATIVE)/lib/liboctavo_kernels.so
 TESTS_OF_DOORS := tests/frontend tests/client tests/llm tests/cli tests/telemetry tests/system
 TESTS_OF_KERNELS := tests/kernels/triton tests/worker/gpu
 TESTS_OF_FAILURES := tests/chaos tests/network
+TESTS_OF_STUDIES := tests/simulation tests/evaluation tests/bench
 # Of a long search of failures: the campaign, and how often it strikes. Half a day, of which a part can be had by name.
 CAMPAIGNS := kill-workers:500 kill-real-workers:20 kill-schedulers:100 freeze-workers:20 leave:250 overload:60 poison:50 soak:30
 SEEDS ?= 2000
@@ -21,7 +22,7 @@ FIRST ?= 0
 # What measures nothing must not overwrite what was measured.
 MEASURED = $(if $(findstring --quick,$(ARGS)),build/paper,docs/paper)
 
-.PHONY: help env serve test test-checks test-most test-doors test-kernels test-failures test-long chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto lock clean
+.PHONY: help env serve test test-checks test-most test-doors test-kernels test-failures test-studies test-long chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -51,7 +52,7 @@ serve: $(READY)  ## Start frontend, scheduler and one worker here, with the bund
 
 test: $(READY)  ## Lint, type-check and run every test this machine can run
 	@# Three at a time fill two cores: those of doors and failures wait for most of their time.
-	@$(MAKE) --no-print-directory --jobs=3 test-most test-doors test-failures test-kernels test-checks
+	@$(MAKE) --no-print-directory --jobs=3 test-doors test-most test-failures test-kernels test-studies test-checks
 
 test-checks: $(READY)
 	@$(BIN)/ruff check --quiet
@@ -61,10 +62,10 @@ test-checks: $(READY)
 	@$(BIN)/buf lint proto
 
 test-most: $(READY)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(addprefix --ignore=,$(TESTS_OF_DOORS) $(TESTS_OF_KERNELS) $(TESTS_OF_FAILURES))
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(addprefix --ignore=,$(TESTS_OF_DOORS) $(TESTS_OF_KERNELS) $(TESTS_OF_FAILURES) $(TESTS_OF_STUDIES))
 
 # What the others print would get between the lines of the first: it is shown when they are done.
-test-doors test-kernels test-failures: $(READY)
+test-doors test-kernels test-failures test-studies: $(READY)
 	@mkdir -p build
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:cacheprovider \
 	  $(TESTS_OF_$(shell echo $(@:test-%=%) | tr a-z A-Z)) > build/$@.txt 2>&1; \
