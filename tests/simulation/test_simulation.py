@@ -14,7 +14,7 @@ from octavo.testing.simulation.scenario import draw
 from octavo.testing.simulation.watch import Watch
 from octavo.wire.requests import FromFrontend
 
-NUM_SEEDS = 140
+NUM_SEEDS = 200
 _SHARE = NUM_SEEDS / 500
 KINDS = ("greedy", "sampled", "parallel", "best of", "beam search")
 # About a third of what 500 seeds bring: a simulation in which nothing happens would prove nothing.
