@@ -129,7 +129,7 @@ def bundled(bundled_model: Path) -> Any:
 
 @pytest.mark.parametrize(
     ("width", "length_penalty", "early_stopping"),
-    SETTINGS if LONG else [(4, 1.0, EarlyStopping.OFF)],
+    SETTINGS if LONG else [(2, 2.0, EarlyStopping.ON), (4, 1.0, EarlyStopping.OFF), (6, 0.5, EarlyStopping.NEVER)],
 )
 def test_the_bundled_model_gives_the_same_hypotheses(
     bundled: Any,

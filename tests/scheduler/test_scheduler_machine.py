@@ -40,7 +40,7 @@ from .plain_block_map import assert_block_map_agrees
 # Hypothesis makes the machine itself, so no fixture can hand it a directory.
 _MODEL = write_fake_model(Path(tempfile.mkdtemp(prefix="octavo-model-")))
 atexit.register(shutil.rmtree, _MODEL)
-_EXAMPLES = 120 * int(os.environ.get("OCTAVO_TEST_LONG", "1"))
+_EXAMPLES = 200 * int(os.environ.get("OCTAVO_TEST_LONG", "1"))
 _WINDOWS = [(0,), (0,), (0, 5), (4,), (3, 6)]
 _NAMES = ["north", "south"]
 

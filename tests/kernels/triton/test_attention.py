@@ -116,7 +116,7 @@ def test_a_cache_of_8_bits_is_read_times_its_scales(dtype: torch.dtype, exact: b
     torch.testing.assert_close(attended.cpu().float(), expected.attended(), atol=tolerance, rtol=tolerance)
 
 
-@settings(max_examples=10)
+@settings(max_examples=16)
 @given(
     lengths=st.lists(st.tuples(st.sampled_from([1, 1, 2, 15, 24]), st.integers(0, 70)), min_size=1, max_size=3),
     block_size=st.sampled_from([1, 3, 16, 32, 64]),
@@ -180,7 +180,7 @@ def test_a_broken_sequence_shows_and_stays_alone(exact: bool, device: torch.devi
     assert torch.equal(attended[[0, *range(11, 20)]], alone[[0, *range(11, 20)]])
 
 
-@settings(max_examples=3)
+@settings(max_examples=5)
 @given(
     lengths=st.lists(st.sampled_from([(1, 1), (1, 100), (1, 48), (5, 70), (16, 16)]), min_size=1, max_size=3),
     splits=st.integers(2, 9),

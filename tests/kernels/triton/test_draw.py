@@ -199,8 +199,7 @@ def mixed(device: torch.device) -> tuple[Tensor, list[tuple[float, ...]]]:
 def test_a_row_draws_the_same_alone_as_in_a_batch(device: torch.device) -> None:
     logits, parameters = mixed(device)
     together = drawn(logits, parameters).tokens.tolist()
-    for row in (1, 2, 4):
-        assert drawn(logits[row : row + 1], parameters[row : row + 1]).tokens.item() == together[row]
+    assert together == [drawn(logits[row : row + 1], parameters[row : row + 1]).tokens.item() for row in range(6)]
 
 
 @pytest.mark.usefixtures("quick")
@@ -223,7 +222,7 @@ def test_half_precision_is_drawn_from_as_what_it_stands_for(dtype: torch.dtype, 
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("count", "cut"), [(120, (1.3, 0, 1.0, 0.0)), (40, (1.0, 6, 0.95, 0.02))])
+@pytest.mark.parametrize(("count", "cut"), [(200, (1.3, 0, 1.0, 0.0)), (60, (1.0, 6, 0.95, 0.02))])
 def test_tokens_follow_the_distribution(count: int, cut: tuple[float, ...], device: torch.device) -> None:
     row = random_row("normal", 20, 9)
     numbers = np.random.default_rng(1).random(count)

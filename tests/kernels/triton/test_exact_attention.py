@@ -73,9 +73,9 @@ def _sequences(
 
 
 def test_any_chunks_give_the_bits_of_the_whole(sequences: Sequences) -> None:
-    whole = [sequences.attend((row, 0, length))[0] for row, length in enumerate(LENGTHS)]
-    for row, size in ((0, 9), (0, 33), (1, 5), (2, 1)):
-        assert torch.equal(sequences.in_chunks(row, size), whole[row])
+    whole = sequences.attend((0, 0, 37))[0]
+    for size in (1, 9, 33):
+        assert torch.equal(sequences.in_chunks(0, size), whole)
 
 
 def test_neighbours_leave_the_bits_alone(sequences: Sequences) -> None:
