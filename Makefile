@@ -18,11 +18,12 @@ TESTS_OF_STUDIES := tests/simulation tests/evaluation tests/bench
 # Of a long search of failures: the campaign, and how often it strikes. Half a day, of which a part can be had by name.
 CAMPAIGNS := kill-workers:500 kill-real-workers:20 kill-schedulers:100 freeze-workers:20 leave:250 overload:60 poison:50 soak:30
 SEEDS ?= 2000
+OLD ?= $(shell git log -1 --format=%H -G'^SCHEMA_VERSION' -- proto/octavo/wire/base.py)^
 FIRST ?= 0
 # What measures nothing must not overwrite what was measured.
 MEASURED = $(if $(findstring --quick,$(ARGS)),build/paper,docs/paper)
 
-.PHONY: help env serve test test-checks test-most test-doors test-kernels test-failures test-studies test-long chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto lock clean
+.PHONY: help env serve test upgrade test-checks test-most test-doors test-kernels test-failures test-studies test-long chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -81,6 +82,12 @@ test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour, 
 
 chaos: $(READY)  ## Kill, stop and leave real processes under load; ARGS: CAMPAIGN --count N --json FILE
 	@PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/python -m octavo.testing.chaos $(ARGS)
+
+upgrade: $(READY)  ## Upgrade real processes from the version of commit OLD (the last one with another message schema), and roll back
+	@rm -rf build/old && mkdir -p build/old/source
+	@git archive $(OLD) | tar -x -C build/old/source
+	@$(PIP) install --quiet --no-deps --target build/old/site build/old/source
+	@PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/python -m octavo.testing.chaos upgrade --old build/old/site $(ARGS)
 
 mutants: $(READY)  ## Plant small bugs one at a time and see that tests find them; ARGS: --list, --only NAME ...
 	@$(BIN)/python -m tests.mutants $(ARGS)

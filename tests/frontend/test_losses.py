@@ -241,6 +241,39 @@ async def test_a_scheduler_of_another_version_ends_the_process(
         await FrontendServer(config).serve(asyncio.Event())
 
 
+async def test_streams_wait_until_a_scheduler_of_their_version_is_back(
+    scheduler: FakeScheduler, stub: Any, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = ids_of(await collect(stub.Generate(ask())))
+    scheduler.hold_after = 8
+    call = asyncio.create_task(collect(stub.Generate(ask(request_id="mine"))))
+    await eventually(lambda: scheduler.running == {"mine"})
+    scheduler.refusal = "schema 2, not 1"
+    scheduler.restart()
+    await eventually(lambda: "gets no requests: schema 2, not 1" in caplog.text)
+    scheduler.refusal = None
+    scheduler.hold_after = 1 << 30
+    assert ids_of(await call) == expected
+
+
+async def test_streams_and_process_end_if_only_another_version_is_there(
+    scheduler: FakeScheduler, config: FrontendConfig, eventually: Any
+) -> None:
+    server = FrontendServer(config)
+    served = asyncio.create_task(server.serve(asyncio.Event()))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        scheduler.hold_after = 8
+        stub = services.GenerationServiceStub(channel)
+        call = asyncio.create_task(failure(stub.Generate(ask(request_id="mine"), wait_for_ready=True)))
+        await eventually(lambda: scheduler.running == {"mine"})
+        scheduler.refusal = "schema 2, not 1"
+        scheduler.restart()
+        error = await call
+    assert (error.code(), reason_of(error)) == (Code.UNAVAILABLE, "SCHEDULER_UNREACHABLE")
+    with pytest.raises(SchedulerRefused, match="schema 2, not 1"):
+        await served
+
+
 async def test_a_drain_finishes_what_runs_and_refuses_the_rest(
     scheduler: FakeScheduler, config: FrontendConfig, eventually: Any
 ) -> None:

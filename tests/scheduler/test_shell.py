@@ -24,7 +24,7 @@ from octavo.scheduler.shell import SchedulerShell
 from octavo.scheduler.step_feed import StepFeed
 from octavo.testing.cluster import FakeReplica, make_request, reference_tokens, write_fake_model
 from octavo.v1 import admin_pb2, admin_pb2_grpc
-from octavo.wire.base import SCHEMA_VERSION, Message
+from octavo.wire.base import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, Message
 from octavo.wire.codec import decode_to_frontend, decode_to_worker, encode
 from octavo.wire.costs import StepCosts
 from octavo.wire.requests import (
@@ -59,6 +59,7 @@ from octavo.wire.steps import (
     WorkerUnregistered,
     WorkerWelcome,
 )
+from octavo.wire.versions import encode_for
 from octavo.worker.fake_runner import FAKE_COSTS, FakeRunner
 
 EPOCH = 4711
@@ -351,6 +352,28 @@ async def test_another_schema_version_is_refused_by_name(service: Service, repli
     await send(worker, msgspec.structs.replace(replica.hello, schema_version=SCHEMA_VERSION + 1))
     assert isinstance(await to_worker(worker), WorkerRefused)
     assert not service.shell.core.replicas
+
+
+async def test_peers_of_the_schema_before_are_served(service: Service, replica: FakeReplica) -> None:
+    frontend, worker = service.frontend(), service.worker()
+    await send(frontend, FrontendHello(OLDEST_SCHEMA_VERSION, 1))
+    frame = await asyncio.wait_for(frontend.recv(), _PATIENCE_S)
+    welcome = decode_to_frontend(frame)
+    assert isinstance(welcome, FrontendWelcome)
+    assert frame == encode_for(welcome, OLDEST_SCHEMA_VERSION)
+    await send(worker, msgspec.structs.replace(replica.hello, schema_version=OLDEST_SCHEMA_VERSION))
+    assert isinstance(await to_worker(worker), WorkerWelcome)
+    assert len(service.shell.core.replicas) == 1
+
+
+async def test_a_newer_hello_is_refused_though_it_holds_what_nobody_here_knows(service: Service) -> None:
+    frontend, worker = service.frontend(), service.worker()
+    await frontend.send(msgspec.msgpack.encode(["FrontendHello", SCHEMA_VERSION + 1, 1, "unheard of"]))
+    refused = await to_frontend(frontend)
+    assert isinstance(refused, Refused)
+    assert "upgrade the scheduler first" in refused.detail
+    await worker.send(msgspec.msgpack.encode(["WorkerHello", SCHEMA_VERSION + 1]))
+    assert isinstance(await to_worker(worker), WorkerRefused)
 
 
 async def test_garbage_on_either_socket_is_counted_and_harms_nobody(service: Service, replica: FakeReplica) -> None:

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 _HANDOVER_S: Final = 3.0
 # Until a cell of another version is tried again; its scheduler may have been replaced.
 _REFUSED_S: Final = 5.0
+_HOLDING_S: Final = 0.5
 # The best that any cell offers is what all do together.
 _BEST_FIRST: Final = (
     Availability.READY,
@@ -169,7 +170,7 @@ class Cells:
 
     async def run(self) -> None:
         """Keeps all conversations going until cancelled. Raises `SchedulerRefused` once no scheduler wants this
-        frontend."""
+        frontend, and no request is left for which one of its schema may still come back in time."""
         await run_together(*map(self._keep, self.links))
 
     async def _keep(self, link: SchedulerClient) -> None:
@@ -178,10 +179,14 @@ class Cells:
                 await link.run()
             except SchedulerRefused as refusal:
                 self._refused.add(link)
-                if len(self._refused) == len(self.links):
+                self._look(link)
+                if len(self._refused) == len(self.links) and not any(each.holds for each in self.links):
+                    for each in self.links:
+                        each.fail_all()
                     raise
                 _log.error("the cell at %s gets no requests: %s", link.endpoint, refusal)
-                await asyncio.sleep(_REFUSED_S)
+                # Requests that wait for a scheduler of their schema are asked for often, and not beyond their grace.
+                await asyncio.sleep(_HOLDING_S if link.holds else _REFUSED_S)
 
     def _look(self, link: SchedulerClient) -> None:
         """A link has heard something, or its time has passed."""

@@ -148,6 +148,18 @@ class SchedulerClient:
         """Ends a request, whatever its state; must be called for every submitted one."""
         self._send(self._session.release(request))
 
+    @property
+    def holds(self) -> bool:
+        """Whether requests wait here for the scheduler to come back, and may."""
+        waiting = any(not request.journal.complete for request in self._session.live.values())
+        return waiting and self.away_s() <= self._grace_s
+
+    def fail_all(self) -> None:
+        """Fails all requests that still wait for the scheduler."""
+        for request in self._session.live.values():
+            if not request.journal.complete:
+                request.reader.fail(unreachable(self.away_s()))
+
     async def run(self) -> None:
         """Keeps the conversation going until cancelled. Raises `SchedulerRefused`; may then be run again."""
         self._session.refused = None
@@ -196,7 +208,7 @@ class SchedulerClient:
             self._send(self._session.tick())
             self._announce()
             if self.away_s() > self._grace_s:
-                self._fail_all()
+                self.fail_all()
             await self._rest(RENEW_INTERVAL_S if self._session.epoch is not None else _HELLO_INTERVAL_S)
 
     async def _rest(self, seconds: float) -> None:
@@ -215,11 +227,6 @@ class SchedulerClient:
         if self.availability is Availability.READY:
             self._ready_at = time.monotonic()
         self._on_change(self)
-
-    def _fail_all(self) -> None:
-        for request in self._session.live.values():
-            if not request.journal.complete:
-                request.reader.fail(unreachable(self.away_s()))
 
 
 def unreachable(away_s: float) -> Unavailable:

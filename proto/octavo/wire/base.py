@@ -5,8 +5,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-# Grows with every change of a message; both ends name theirs in the hello and must agree exactly.
-SCHEMA_VERSION = 8
+# Grows with every release that changes a message. A new field goes to the end of its struct, with a default and its
+# `since` (`octavo.wire.versions`): then schedulers still serve peers of the schema before.
+SCHEMA_VERSION = 9
+# What differs in more than that raises this one too: all processes must then be replaced together.
+OLDEST_SCHEMA_VERSION = 8
 
 MAX_MESSAGE_BYTES = 32 << 20
 MAX_TOKENS = 1 << 20

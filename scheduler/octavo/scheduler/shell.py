@@ -36,7 +36,7 @@ from octavo.scheduler.events import (
 )
 from octavo.scheduler.scheduler import Scheduler
 from octavo.wire.base import SCHEMA_VERSION, Message
-from octavo.wire.codec import WireError, decode_from_frontend, decode_from_worker, encode
+from octavo.wire.codec import WireError, decode_from_frontend, decode_from_worker
 from octavo.wire.requests import (
     Abort,
     EndSequence,
@@ -59,6 +59,7 @@ from octavo.wire.steps import (
     WorkerUnregistered,
     WorkerWelcome,
 )
+from octavo.wire.versions import encode_for, refusal, refusal_of_newer
 
 _log = logging.getLogger(__name__)
 
@@ -70,24 +71,28 @@ _BATCH = 1024
 
 
 class Wire:
-    """A ROUTER socket and the peers known on it: `id` (frontend id or incarnation) to connection and back."""
+    """A ROUTER socket and the peers known on it: `id` (frontend id or incarnation) to connection and back, and the
+    schema that each connection speaks."""
 
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self.socket = socket
         self._connection_of: dict[int, bytes] = {}
         self._id_of: dict[bytes, int] = {}
+        self._version_of: dict[bytes, int] = {}
 
-    def bind(self, peer_id: int, connection: bytes) -> None:
+    def bind(self, peer_id: int, connection: bytes, version: int = SCHEMA_VERSION) -> None:
         """The peer says hello on this connection; an older connection of it is no longer listened to."""
         self.unbind(peer_id)
         if (other := self._id_of.get(connection)) is not None:
             self.unbind(other)
         self._connection_of[peer_id] = connection
         self._id_of[connection] = peer_id
+        self._version_of[connection] = version
 
     def unbind(self, peer_id: int) -> None:
         if (connection := self._connection_of.pop(peer_id, None)) is not None:
             del self._id_of[connection]
+            del self._version_of[connection]
 
     def peer(self, connection: bytes) -> int | None:
         return self._id_of.get(connection)
@@ -106,9 +111,13 @@ class Wire:
         return connection is not None and self.reply(connection, message)
 
     def reply(self, connection: bytes, message: Message) -> bool:
-        """Answers a connection, known peer or not."""
+        """Answers a connection, known peer or not: what strangers are told reads the same in every schema."""
+        frame = encode_for(message, self._version_of.get(connection, SCHEMA_VERSION))
+        if frame is None:
+            # It knows no such message, and has gone on without.
+            return True
         try:
-            self.socket.send_multipart([connection, encode(message)], zmq.NOBLOCK)
+            self.socket.send_multipart([connection, frame], zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         return True
@@ -189,7 +198,15 @@ class SchedulerShell:
                 raise WireError(f"{len(frames)} frames instead of 2")
             take(frames[0], frames[1], now)
         except WireError as error:
-            self._drop(f"malformed: {error}")
+            if not self._refuse_newer(frames):
+                self._drop(f"malformed: {error}")
+
+    def _refuse_newer(self, frames: list[bytes]) -> bool:
+        """Whether this was the hello of a peer whose schema is newer, which may hold what we cannot read."""
+        answer = refusal_of_newer(frames[1]) if len(frames) == 2 else None
+        if answer is not None:
+            (self._frontends if isinstance(answer, Refused) else self._workers).reply(frames[0], answer)
+        return answer is not None
 
     def _drop(self, why: str) -> None:
         self.dropped_messages += 1
@@ -214,11 +231,11 @@ class SchedulerShell:
         self._handle(_frontend_event(frontend_id, message), now)
 
     def _frontend_hello(self, connection: bytes, hello: FrontendHello, now: float) -> None:
-        if refusal := _schema_refusal("frontend", hello.schema_version):
-            self._frontends.reply(connection, Refused(refusal))
+        if detail := refusal("frontend", hello.schema_version):
+            self._frontends.reply(connection, Refused(detail))
             return
         _log.info("frontend %016x joined", hello.frontend_id)
-        self._frontends.bind(hello.frontend_id, connection)
+        self._frontends.bind(hello.frontend_id, connection, hello.schema_version)
         self._handle(FrontendJoined(hello.frontend_id), now)
 
     # -- workers ----------------------------------------------------------------------------------------------------
@@ -236,13 +253,13 @@ class SchedulerShell:
         self._handle(_worker_event(message), now)
 
     def _worker_hello(self, connection: bytes, hello: WorkerHello, now: float) -> None:
-        if refusal := _schema_refusal("worker", hello.schema_version):
-            self._workers.reply(connection, WorkerRefused(refusal))
+        if detail := refusal("worker", hello.schema_version):
+            self._workers.reply(connection, WorkerRefused(detail))
             return
         if self._is_rivalled(hello, connection):
             self._drop(f"a second worker calls itself {hello.worker_id}; it must wait, or get a --worker-id of its own")
             return
-        self._workers.bind(hello.incarnation, connection)
+        self._workers.bind(hello.incarnation, connection, hello.schema_version)
         known = hello.incarnation in self.core.replicas
         self._handle(ReplicaJoined(hello), now)
         if not known and hello.incarnation in self.core.replicas:
@@ -301,14 +318,6 @@ class SchedulerShell:
         elif not sent and replica_id in self.core.replicas:
             reason = f"{type(message).__name__} could not be sent"
             self._handle(ReplicaLeft(replica_id, LossCause.UNREACHABLE, reason), now)
-
-
-def _schema_refusal(kind: str, version: int) -> str | None:
-    if version == SCHEMA_VERSION:
-        return None
-    return (
-        f"the {kind} speaks message schema {version}, this scheduler {SCHEMA_VERSION}; run the same version of Octavo"
-    )
 
 
 def _frontend_event(frontend_id: int, message: Submit | Renew | Abort | EndSequence | PinPrefixes) -> Event:

@@ -10,7 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from octavo.testing.chaos import books, deadlines, deaths, departures, drains, overload, poison, real_model, soak
+from octavo.testing.chaos import (
+    books,
+    deadlines,
+    deaths,
+    departures,
+    drains,
+    overload,
+    poison,
+    real_model,
+    soak,
+    upgrades,
+)
 from octavo.testing.chaos.arena import Arena, Campaign, arena
 from octavo.testing.chaos.report import Report, in_logs, shortened
 from octavo.testing.stack import Stack
@@ -24,7 +35,7 @@ _FAKE: Final = {"OCTAVO_DEVICE": "fake", "OCTAVO_FAKE_STEP_MS": "10", "OCTAVO_NU
 @dataclass(frozen=True)
 class Setting:
     """A campaign and what it runs on. `logged`: the judge reads the scheduler's event log when it has ended;
-    `is_real`: with the bundled model instead of the fake one."""
+    `is_real`: with the bundled model instead of the fake one; `is_old`: all processes begin as an older version."""
 
     run: Campaign
     environment: dict[str, str] = field(default_factory=dict)
@@ -34,6 +45,7 @@ class Setting:
     num_tokens: int = 80
     logged: bool = False
     is_real: bool = False
+    is_old: bool = False
 
 
 CAMPAIGNS: Final[dict[str, Setting]] = {
@@ -45,6 +57,7 @@ CAMPAIGNS: Final[dict[str, Setting]] = {
     "freeze-workers": Setting(deaths.freeze_workers),
     "leave": Setting(departures.leave, {"OCTAVO_NUM_BLOCKS": "16384"}, num_questions=20, logged=True),
     "drain": Setting(drains.drain, frontends=len(drains.FRONTENDS)),
+    "upgrade": Setting(upgrades.upgrade, frontends=len(drains.FRONTENDS), is_old=True),
     "poison": Setting(poison.kill_by_request, poison.ENVIRONMENT, workers=poison.WORKERS),
     "hang-workers": Setting(deaths.hang_workers),
     "spoil": Setting(poison.spoil, poison.ENVIRONMENT, workers=poison.WORKERS),
@@ -55,10 +68,19 @@ CAMPAIGNS: Final[dict[str, Setting]] = {
 }
 
 
-def run(name: str, count: int, seed: int = 0, progress: Callable[[str], None] = lambda text: None) -> Report:
-    """Runs one campaign on processes of its own. How far it is goes to `progress`, now and then."""
+def run(
+    name: str,
+    count: int,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda text: None,
+    old: Path | None = None,
+) -> Report:
+    """Runs one campaign on processes of its own. How far it is goes to `progress`, now and then. `old` is where an older
+    version is installed, for those that begin with one: a directory that holds the package `octavo`."""
     setting = CAMPAIGNS[name]
-    with _stack(setting) as stack:
+    if setting.is_old and (old is None or not (old / "octavo" / "wire").is_dir()):
+        raise ValueError(f"{name} needs the directory that an older version is installed in; {old} is none")
+    with _stack(setting, old) as stack:
         return asyncio.run(_run(name, setting, stack, count, seed, progress))
 
 
@@ -99,10 +121,12 @@ def _read_books(arena: Arena) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _stack(setting: Setting) -> Iterator[Stack]:
+def _stack(setting: Setting, old: Path | None) -> Iterator[Stack]:
     with tempfile.TemporaryDirectory(prefix="octavo-") as parent:
         directory, environment = Path(parent) / "run", {**({} if setting.is_real else _FAKE), **setting.environment}
         model = prepare_bundled_model() if setting.is_real else _fake_model(Path(parent) / "byte-model")
+        if setting.is_old:
+            environment["PYTHONPATH"] = str(old)
         if setting.logged:
             environment["OCTAVO_EVENT_LOG"] = str(directory / books.EVENT_LOG)
         with Stack(model, directory, environment) as stack:

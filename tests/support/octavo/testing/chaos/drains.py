@@ -21,7 +21,7 @@ async def drain(arena: Arena, count: int) -> dict[str, float]:
         for _ in range(count):
             for name in _PROCESSES:
                 await arena.until_busy(2, each=2)
-                kind, seconds = name.partition("-")[0], await _drain(arena, name)
+                kind, seconds = name.partition("-")[0], await replace(arena, name)
                 slowest[kind] = max(slowest.get(kind, 0.0), seconds)
         await arena.until_busy(2, each=1)
     turned_away = {"turned_away": arena.turned_away}
@@ -32,13 +32,14 @@ async def drain(arena: Arena, count: int) -> dict[str, float]:
     }
 
 
-async def _drain(arena: Arena, name: str) -> float:
-    """Seconds until it has ended, well."""
+async def replace(arena: Arena, name: str, **environment: str) -> float:
+    """Asks a process to end and starts it anew, in another environment if one is given. Returns the seconds until it had
+    ended, well."""
     began, process = time.monotonic(), arena.stack.processes[name]
     arena.judge.take(Struck(began, name))
     process.send_signal(signal.SIGTERM)
     status = await asyncio.to_thread(process.wait, _LONGEST_S[name.partition("-")[0]])
     seconds = time.monotonic() - began
     assert status == 0, f"{name} ended with {status} when it was asked to"
-    await arena.start_again(name)
+    await arena.start_again(name, **environment)
     return seconds
