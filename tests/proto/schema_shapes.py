@@ -21,7 +21,7 @@ Shape = Any
 
 
 def shapes(version: int = SCHEMA_VERSION) -> dict[str, Shape]:
-    """Returns, by message, its fields in order: each a name and the shape of its values, as peers of a schema see it."""
+    """Returns each message's fields in order, as peers of a schema see them: names, and the shapes of values."""
     kinds = [kind for union in (FromFrontend, ToFrontend, FromWorker, ToWorker) for kind in get_args(union)]
     return {kind.__name__: _of(kind, version) for kind in kinds if LATER_MESSAGES.get(kind, 0) <= version}
 

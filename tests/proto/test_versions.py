@@ -14,7 +14,6 @@ from octavo.wire.codec import encode
 from octavo.wire.requests import FrontendHello, Refused
 from octavo.wire.steps import WorkerRefused
 from octavo.wire.versions import (
-    LATER_MEMBERS,
     LATER_MESSAGES,
     encode_for,
     field_version,
@@ -54,8 +53,9 @@ def test_a_schema_that_is_served_stays_as_it_is_written_down(version: int) -> No
     assert list(today) == list(written)
     for name, shape in today.items():
         assert without_names(shape) == without_names(written[name]), (
-            f"{name} is not what schema {version} has. A released schema stays: give a new field its `since` and a default,"
-            " at the end of its struct. If this schema was never released, write it again: python -m tests.proto.schema_shapes"
+            f"{name} is not what schema {version} has. A released schema stays: give a new field its `since` and a"
+            " default, at the end of its struct. If this schema was never released, write it again: `python -m"
+            " tests.proto.schema_shapes`"
         )
 
 
@@ -97,7 +97,7 @@ def test_an_older_peer_is_sent_what_it_knows() -> None:
 
 
 def test_an_older_peer_is_told_an_older_member_for_one_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LATER_MEMBERS, Mood.HASTY, (NEW, Mood.CALM))
+    monkeypatch.setattr("octavo.wire.versions.LATER_MEMBERS", {Mood.HASTY: (NEW, Mood.CALM)})
     frame = encode_for(MESSAGE, OLD)
     assert frame is not None
     assert msgspec.msgpack.decode(frame)[-1] == "calm"

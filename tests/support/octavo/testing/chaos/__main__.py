@@ -16,7 +16,7 @@ from octavo.testing.chaos.campaigns import CAMPAIGNS, run
 @click.option(
     "--old",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where an older version is installed, for `upgrade`.",
+    help="For `upgrade`: where an older version is installed.",
 )
 def main(campaign: str, count: int, seed: int, file: Path | None, old: Path | None) -> None:
     """Wrongs real processes under load and judges what their clients saw; exits with 1 if something broke."""

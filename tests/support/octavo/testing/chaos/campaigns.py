@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import signal
 import tempfile
 import time
@@ -26,6 +27,7 @@ from octavo.testing.chaos.arena import Arena, Campaign, arena
 from octavo.testing.chaos.report import Report, in_logs, shortened
 from octavo.testing.stack import Stack
 from octavo.testing.tiny_model import write_byte_model
+from octavo.wire.base import SCHEMA_VERSION
 from octavo.worker.prepare import prepare_bundled_model
 
 _PROGRESS_S: Final = 10.0
@@ -75,11 +77,11 @@ def run(
     progress: Callable[[str], None] = lambda text: None,
     old: Path | None = None,
 ) -> Report:
-    """Runs one campaign on processes of its own. How far it is goes to `progress`, now and then. `old` is where an older
-    version is installed, for those that begin with one: a directory that holds the package `octavo`."""
+    """Runs one campaign on processes of its own. How far it is goes to `progress`, now and then. `old` is where an
+    older version is installed, for those that begin with one. Raises `ValueError` if none is."""
     setting = CAMPAIGNS[name]
-    if setting.is_old and (old is None or not (old / "octavo" / "wire").is_dir()):
-        raise ValueError(f"{name} needs the directory that an older version is installed in; {old} is none")
+    if setting.is_old and not _speaks_another_schema(old):
+        raise ValueError(f"{name} needs a directory with an older version whose message schema is another, not {old}")
     with _stack(setting, old) as stack:
         return asyncio.run(_run(name, setting, stack, count, seed, progress))
 
@@ -118,6 +120,12 @@ def _read_books(arena: Arena) -> dict[str, float]:
             arena.judge.take(step)
             judged += 1
     return {"steps_judged": judged, "latest_step_after_leaving_s": round(arena.judge.latest_step_s, 4)}
+
+
+def _speaks_another_schema(installed: Path | None) -> bool:
+    base = (installed or Path()) / "octavo" / "wire" / "base.py"
+    found = re.search(r"^SCHEMA_VERSION = (\d+)$", base.read_text(), re.MULTILINE) if base.exists() else None
+    return found is not None and int(found[1]) != SCHEMA_VERSION
 
 
 @contextlib.contextmanager

@@ -33,8 +33,8 @@ async def drain(arena: Arena, count: int) -> dict[str, float]:
 
 
 async def replace(arena: Arena, name: str, **environment: str) -> float:
-    """Asks a process to end and starts it anew, in another environment if one is given. Returns the seconds until it had
-    ended, well."""
+    """Asks a process to end and starts it anew, in another environment if one is given. Returns the seconds until it
+    had ended, well."""
     began, process = time.monotonic(), arena.stack.processes[name]
     arena.judge.take(Struck(began, name))
     process.send_signal(signal.SIGTERM)

@@ -12,8 +12,8 @@ _ORDER: Final = ("scheduler", "worker-0", "worker-1", *FRONTENDS)
 
 
 async def upgrade(arena: Arena, count: int) -> dict[str, float]:
-    """Upgrades the processes one by one under load, and rolls back in the opposite order, `count` times. All begin as the
-    older version, which the stack's own environment names."""
+    """Upgrades the processes one by one under load, and rolls back in the opposite order, `count` times. All begin as
+    the older version, which the stack's own environment names."""
     ours = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     async with arena.crowd(_CLIENTS):
         for _ in range(count):
