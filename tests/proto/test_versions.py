@@ -14,7 +14,6 @@ from octavo.wire.codec import encode
 from octavo.wire.requests import FrontendHello, Refused
 from octavo.wire.steps import WorkerRefused
 from octavo.wire.versions import (
-    LATER_MESSAGES,
     encode_for,
     field_version,
     refusal,
@@ -105,7 +104,7 @@ def test_an_older_peer_is_told_an_older_member_for_one_it_does_not_know(monkeypa
 
 
 def test_an_older_peer_is_not_sent_a_message_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LATER_MESSAGES, Outer, NEW)
+    monkeypatch.setattr("octavo.wire.versions.LATER_MESSAGES", {Outer: NEW})
     assert encode_for(MESSAGE, OLD) is None
     assert encode_for(MESSAGE, NEW) is not None
 
