@@ -1,8 +1,8 @@
 """How long streams are silent when their worker dies: `python -m octavo.bench.failover [CASES] [--kills N]`.
 
-Real processes: two workers share 64 streams, and one of them is killed (-9) at a random moment, again and again, each
-time with new streams. The clients tell how long each stream was silent; the scheduler's event log, by the same
-clock, where that time went:
+Real processes: two workers share 64 streams (`long`: six with prompts of 7,600 tokens), and one of them is killed (-9)
+at a random moment, again and again, each time with new streams. The clients tell how long each stream was silent; the
+scheduler's event log, by the same clock, where that time went:
 
 * detect: until the scheduler knew that the worker is gone
 * queue: until a plan had the stream's first recomputed tokens, behind those of others
@@ -38,16 +38,28 @@ from octavo.worker.prepare import prepare_bundled_model
 
 _WORKERS: Final = ("worker-0", "worker-1")
 _GOAL_S: Final = 0.5
-_PROMPT_TOKENS: Final = 64
 # All ids are below those of either model's vocabulary.
 _NUM_IDS: Final = 250
-# More than a stream ever gets before it is cancelled.
-_MAX_TOKENS: Final = 1900
 _BLOCKS: Final = {"OCTAVO_NUM_BLOCKS": "2048"}
-_CASES: Final[dict[str, dict[str, str]]] = {
-    "fake": {"OCTAVO_DEVICE": "fake", "OCTAVO_FAKE_STEP_MS": "20", **_BLOCKS},
-    # One thread: a team of two collapses wherever another process wants a core for a moment.
-    "model": {"OCTAVO_DEVICE": "cpu", "OCTAVO_THREADS": "1", **_BLOCKS},
+# One thread: a team of two collapses wherever another process wants a core for a moment.
+_MODEL: Final = {"OCTAVO_DEVICE": "cpu", "OCTAVO_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What workers are, and what streams ask of them; `max_tokens`: more than one gets before it is cancelled."""
+
+    environment: dict[str, str]
+    is_real: bool = False
+    streams: int = 64
+    prompt_tokens: int = 64
+    max_tokens: int = 1900
+
+
+_CASES: Final = {
+    "fake": _Case({"OCTAVO_DEVICE": "fake", "OCTAVO_FAKE_STEP_MS": "20", **_BLOCKS}),
+    "model": _Case({**_MODEL, **_BLOCKS}, is_real=True),
+    "long": _Case({**_MODEL, "OCTAVO_NUM_BLOCKS": "3200"}, is_real=True, streams=6, prompt_tokens=7600, max_tokens=500),
 }
 
 
@@ -98,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     rows = []
     for case in options.cases:
-        rows.append(measure(case, options.kills, options.streams, options.seed))
+        rows.append(measure(case, options.kills, options.seed))
         print(rows[-1].to_text(), flush=True)
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
@@ -109,28 +121,28 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="octavo.bench.failover", description=__doc__)
     parser.add_argument("cases", nargs="*", default=list(_CASES), metavar="CASE", help=f"of {', '.join(_CASES)}")
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
 
 
-def measure(case: str, kills: int, streams: int, seed: int) -> Row:
+def measure(name: str, kills: int, seed: int) -> Row:
     """Runs one case on processes of its own."""
-    with tempfile.TemporaryDirectory(prefix="octavo-") as name:
-        directory = Path(name) / "run"
-        log = Path(name) / "events"
-        environment = {**_CASES[case], "OCTAVO_EVENT_LOG": str(log)}
-        with Stack(_model(case, Path(name) / "byte-model"), directory, environment) as stack:
-            rounds = asyncio.run(_rounds(stack, kills, streams, Random(seed)))
+    case = _CASES[name]
+    with tempfile.TemporaryDirectory(prefix="octavo-") as parent:
+        directory = Path(parent) / "run"
+        log = Path(parent) / "events"
+        environment = {**case.environment, "OCTAVO_EVENT_LOG": str(log)}
+        with Stack(_model(case, Path(parent) / "byte-model"), directory, environment) as stack:
+            rounds = asyncio.run(_rounds(stack, kills, case, Random(seed)))
             # Its log is whole when it has ended.
             stack.kill("scheduler", signal.SIGTERM)
         with log.open("rb") as file:
-            return _row(case, rounds, list(read_losses(read_records(file))))
+            return _row(name, rounds, list(read_losses(read_records(file))))
 
 
-def _model(case: str, directory: Path) -> Path:
-    if case == "model":
+def _model(case: _Case, directory: Path) -> Path:
+    if case.is_real:
         return prepare_bundled_model()
     write_byte_model(directory)
     return directory
@@ -153,7 +165,7 @@ class _Round:
         return next(at for at in self.token_at[request_id] if at >= sent_at)
 
 
-async def _rounds(stack: Stack, kills: int, streams: int, random: Random) -> list[_Round]:
+async def _rounds(stack: Stack, kills: int, case: _Case, random: Random) -> list[_Round]:
     for name in ("scheduler", "frontend", *_WORKERS):
         stack.start_named(name)
     await asyncio.to_thread(stack.wait_ready)
@@ -163,7 +175,7 @@ async def _rounds(stack: Stack, kills: int, streams: int, random: Random) -> lis
         for number in range(kills):
             await _until_workers(stack, len(_WORKERS))
             found = _Round()
-            async with _streaming(stub, found, number, streams, random):
+            async with _streaming(stub, found, number, case, random):
                 await _kill(stack, found, random)
             rounds.append(found)
             await asyncio.to_thread(stack.wait_idle)
@@ -175,10 +187,10 @@ async def _until_workers(stack: Stack, count: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _streaming(stub: Any, found: _Round, number: int, streams: int, random: Random) -> AsyncIterator[None]:
+async def _streaming(stub: Any, found: _Round, number: int, case: _Case, random: Random) -> AsyncIterator[None]:
     """So many streams, which all have begun at the beginning of the block, and which its end cancels."""
-    found.token_at = {f"{number}-{stream}": [] for stream in range(streams)}
-    reading = [asyncio.create_task(_read(stub, request_id, found, random)) for request_id in found.token_at]
+    found.token_at = {f"{number}-{stream}": [] for stream in range(case.streams)}
+    reading = [asyncio.create_task(_read(stub, request_id, found, case, random)) for request_id in found.token_at]
     try:
         await _until_each_has(found, 1, reading)
         yield
@@ -189,9 +201,9 @@ async def _streaming(stub: Any, found: _Round, number: int, streams: int, random
         await asyncio.gather(*reading, return_exceptions=True)
 
 
-async def _read(stub: Any, request_id: str, found: _Round, random: Random) -> None:
-    prompt = random.choices(range(_NUM_IDS), k=_PROMPT_TOKENS)
-    async for response in stub.Generate(token_request(prompt, _MAX_TOKENS, request_id=request_id)):
+async def _read(stub: Any, request_id: str, found: _Round, case: _Case, random: Random) -> None:
+    prompt = random.choices(range(_NUM_IDS), k=case.prompt_tokens)
+    async for response in stub.Generate(token_request(prompt, case.max_tokens, request_id=request_id)):
         if response.HasField("delta"):
             found.token_at[request_id].append(time.monotonic())
 
