@@ -215,3 +215,13 @@ frontend()
     assert result.returncode == 1
     assert "Traceback" in result.stderr
     assert result.stderr.endswith("RuntimeError: a fault at run time\n")
+
+
+@pytest.mark.parametrize("said", ["frontend ", "frontend api.example,*.svc"])
+def test_names_are_taken_apart(said: str, model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[FrontendConfig] = []
+    monkeypatch.setattr(cli, "_run", lambda config, _: taken.append(config))
+    arguments = ["--model", str(model_directory), "--frontend-endpoint", "ipc:///tmp/f"]
+    found = CliRunner(env={"OCTAVO_ALLOWED_HOSTS": said}).invoke(frontend, arguments)
+    assert found.exit_code == 0, found.output
+    assert [config.allowed_hosts for config in taken] == [tuple(said.replace(",", " ").split())]

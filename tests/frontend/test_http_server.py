@@ -154,6 +154,24 @@ async def test_what_is_no_http(connect: Any, rubbish: bytes) -> None:
     assert await reader.read() == b""
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n",
+        b"POST / HTTP/1.0\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n",
+    ],
+)
+async def test_a_body_whose_end_can_be_read_in_two_ways_ends_the_connection(connect: Any, head: bytes) -> None:
+    reader, writer = await connect()
+    # What a proxy before this server may take for a body, and this for the next request.
+    writer.write(head + b"0\r\n\r\n" + post(1) + b"x")
+    status, headers, body = await response_of(reader)
+    assert (status, headers["connection"]) == (400, "close")
+    assert "error" in json.loads(body)
+    assert await reader.read() == b""
+
+
 async def test_a_websocket_is_not_to_be_had(connect: Any) -> None:
     reader, writer = await connect()
     writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")

@@ -40,10 +40,11 @@ def _in_runtime_directory(name: str) -> str:
         raise click.UsageError(str(error)) from error
 
 
-class _Endpoints(click.types.StringParamType):
-    """One endpoint; several in a variable are separated by spaces or commas."""
+class _Several(click.types.StringParamType):
+    """One of several; in a variable they are separated by spaces or commas."""
 
-    name = "endpoint"
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def split_envvar_value(self, rv: str) -> list[str]:
         return rv.replace(",", " ").split()
@@ -83,7 +84,7 @@ class _Endpoints(click.types.StringParamType):
     "--frontend-endpoint",
     "frontend_endpoints",
     envvar="OCTAVO_FRONTEND_ENDPOINT",
-    type=_Endpoints(),
+    type=_Several("endpoint"),
     multiple=True,
     default=lambda: (_in_runtime_directory("frontends"),),
     show_default="ipc in the runtime directory",
@@ -134,6 +135,14 @@ class _Endpoints(click.types.StringParamType):
     envvar="OCTAVO_HTTP_LISTEN",
     default="127.0.0.1:8000",
     help="Public HTTP address: the OpenAI API, metrics and the page; off: no HTTP.",
+)
+@click.option(
+    "--allowed-hosts",
+    envvar="OCTAVO_ALLOWED_HOSTS",
+    type=_Several("name"),
+    multiple=True,
+    help="A further name under which HTTP may be called, beside loopback's and that of --http-listen: example.com,"
+    " *.example.com, or * for any. Addresses need no naming.",
 )
 @click.option(
     "--health-address",
@@ -248,6 +257,7 @@ def frontend(
     drain_timeout: float,
     pinned_prefixes: Path | None,
     http_listen: str,
+    allowed_hosts: tuple[str, ...],
     health_address: str | None,
     api_keys: Path | None,
     tls_certificate: Path | None,
@@ -285,6 +295,7 @@ def frontend(
             load_format=load_format,
             generation_config=generation_config,
             http_listen=unless_off(http_listen),
+            allowed_hosts=allowed_hosts,
             health_address=health_address or "",
             api_keys=api_keys,
             tls_certificate=tls_certificate,

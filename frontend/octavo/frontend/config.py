@@ -38,6 +38,8 @@ class FrontendConfig:
     generation_config: str = "auto"
     # Where HTTP is served (host:port or unix:path); empty: nowhere.
     http_listen: str = ""
+    # Names under which HTTP may be called besides those of loopback and of `http_listen`; see `AllowedHosts`.
+    allowed_hosts: tuple[str, ...] = ()
     # Where health alone is served, in the clear and without keys (host:port or unix:path); empty: nowhere.
     health_address: str = ""
     # JSON file of tenants and their keys; None: nobody is asked for one.

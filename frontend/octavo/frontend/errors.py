@@ -3,6 +3,7 @@
 ServiceError
 ├── InvalidRequest       the request is wrong and stays wrong
 ├── Unauthenticated      the call's credentials are missing or wrong
+├── Forbidden            it must not come from where it does
 ├── NotFound             it names something that is not served here
 ├── AlreadyExists        its id is taken
 ├── Unsupported          it uses a field this server does not know, or not together with another
@@ -30,6 +31,8 @@ class Reason(enum.StrEnum):
     NEVER_FITS_KV = "NEVER_FITS_KV"
     TOO_LARGE = "TOO_LARGE"
     UNAUTHENTICATED = "UNAUTHENTICATED"
+    HOST_NOT_ALLOWED = "HOST_NOT_ALLOWED"
+    CROSS_SITE = "CROSS_SITE"
     MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
     PREFIX_NOT_FOUND = "PREFIX_NOT_FOUND"
     REQUEST_NOT_FOUND = "REQUEST_NOT_FOUND"
@@ -83,6 +86,10 @@ class InvalidRequest(ServiceError):
 
 class Unauthenticated(ServiceError):
     """The call's credentials are missing or wrong."""
+
+
+class Forbidden(ServiceError):
+    """The call must not come from where it does."""
 
 
 class NotFound(ServiceError):

@@ -14,6 +14,7 @@ from octavo.frontend.errors import (
     AlreadyExists,
     Broken,
     DeadlineExceeded,
+    Forbidden,
     InvalidRequest,
     NotFound,
     OutOfRange,
@@ -29,6 +30,7 @@ _DETAILS_KEY: Final = "grpc-status-details-bin"
 _CODES: Final[dict[type[ServiceError], grpc.StatusCode]] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     NotFound: grpc.StatusCode.NOT_FOUND,
     AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     Unsupported: grpc.StatusCode.UNIMPLEMENTED,

@@ -26,7 +26,7 @@ class HttpProtocol(H11Protocol):
 
     def __init__(self, *args: Any, stall_timeout_s: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.conn = h11.Connection(h11.SERVER, MAX_HEADERS)
+        self.conn = _Strict(h11.SERVER, MAX_HEADERS)
         # A little later than what waits for the client, which so learns why it ends.
         self._stall_timeout_s = stall_timeout_s + _AFTERTHOUGHT_S
         self._arriving: asyncio.TimerHandle | None = None
@@ -103,3 +103,19 @@ class HttpProtocol(H11Protocol):
         if self._stalled:
             self._stalled.cancel()
             self._stalled = None
+
+
+class _Strict(h11.Connection):
+    """Takes no request whose end can be read in two ways: what one server takes for its body, another may take for the
+    next request."""
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request) and _has_two_ends(event):
+            raise h11.RemoteProtocolError("the length of the body can be read in two ways")
+        return event
+
+
+def _has_two_ends(request: h11.Request) -> bool:
+    names = {name for name, _ in request.headers}
+    return b"transfer-encoding" in names and (b"content-length" in names or request.http_version < b"1.1")

@@ -197,7 +197,7 @@ async def test_a_client_that_does_not_read_is_cut_off(
     scheduler.answer = lambda request, index: [40] * request.sampling.max_tokens
     body = json.dumps({**ASK, "logprobs": 20, "max_tokens": 500, "n": 16}).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", frontend.http_port, limit=1 << 10)
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     await eventually(lambda: frontend.generation.num_running == 1)
     await eventually(lambda: frontend.generation.num_running == 0)

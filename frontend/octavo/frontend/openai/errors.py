@@ -12,6 +12,7 @@ from octavo.frontend.errors import (
     AlreadyExists,
     Broken,
     DeadlineExceeded,
+    Forbidden,
     InvalidRequest,
     NotFound,
     OutOfRange,
@@ -26,6 +27,7 @@ from octavo.frontend.errors import (
 _STATUS: Final[dict[type[ServiceError], int]] = {
     InvalidRequest: 400,
     Unauthenticated: 401,
+    Forbidden: 403,
     NotFound: 404,
     AlreadyExists: 409,
     Unsupported: 400,

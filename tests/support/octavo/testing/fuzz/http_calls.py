@@ -206,7 +206,7 @@ def _spoilt(rng: Random) -> tuple[str, bytes]:
 
 
 def _head(method: str, path: str, *headers: bytes) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1".encode(), b"Host: octavo", b"Content-Type: application/json", *headers]
+    lines = [f"{method} {path} HTTP/1.1".encode(), b"Host: localhost", b"Content-Type: application/json", *headers]
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
