@@ -14,6 +14,7 @@ from octavo.frontend.server import FrontendServer
 from octavo.testing.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
 from octavo.testing.grpc_calls import collect, reason_of
+from octavo.testing.keys import bearer, write_keys
 from octavo.testing.tiny_model import START_TOKEN_ID
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
@@ -132,6 +133,23 @@ async def test_an_unknown_prefix_is_not_found(scheduler: FakeScheduler, stub: An
     assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.NOT_FOUND, "PREFIX_NOT_FOUND")
     assert "pinned are: 'story', 'system'" in (caught.value.details() or "")
     assert scheduler.submitted == []
+
+
+@pytest.mark.parametrize(("tenant", "sees"), [("alice", False), ("gateway", True)])
+async def test_what_is_pinned_is_not_told_to_tenants(
+    scheduler: FakeScheduler, config: FrontendConfig, tmp_path: Path, tenant: str, sees: bool
+) -> None:
+    scheduler.pinned = {"merger with acme": [1]}
+    keyed = dataclasses.replace(config, api_keys=write_keys(tmp_path / "keys.json"), worker_grace_s=10.0)
+    async with (
+        running_frontend(keyed) as (server, _),
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        stub: Any = services.GenerationServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(stub.Generate(ask("tale", text="x"), metadata=(("authorization", bearer(tenant)),)))
+    assert reason_of(caught.value) == "PREFIX_NOT_FOUND"
+    assert ("merger" in str(caught.value)) is sees
 
 
 async def test_a_prefix_that_the_scheduler_refuses_is_not_found(

@@ -195,11 +195,15 @@ def test_every_seed_is_drawn_anew() -> None:
 
 def test_a_prefix_that_is_not_pinned() -> None:
     known = {"b": [2], "a": [1]}
-    assert find_prefix("b", known) == [2]
+    for tells_names in (True, False):
+        assert find_prefix("b", known, tells_names=tells_names) == [2]
     with pytest.raises(NotFound, match="no prefix 'c' is pinned; pinned are: 'a', 'b'"):
-        find_prefix("c", known)
+        find_prefix("c", known, tells_names=True)
     with pytest.raises(NotFound, match="pinned are: none"):
-        find_prefix("c", {})
+        find_prefix("c", {}, tells_names=True)
+    with pytest.raises(NotFound, match="no prefix 'c' is pinned; ask") as caught:
+        find_prefix("c", known, tells_names=False)
+    assert "'a'" not in str(caught.value)
 
 
 def test_sequences_side_by_side_share_the_cache_in_whole_blocks() -> None:

@@ -209,7 +209,7 @@ class Generation:
         arrived_at = time.monotonic()
         meter = Meter(self._observer, ticket, span, arrived_at)
         grace_s = min(request.detach_grace_s, self._registry.patience.max_detach_grace_s)
-        return Running(request, request_id, tenant, salt, arrived_at, grace_s, meter)
+        return Running(request, request_id, tenant, salt, arrived_at, grace_s, meter, caller)
 
     def _free_id(self, request_id: str, caller: Caller) -> str:
         if self._registry.get(request_id, caller):

@@ -56,6 +56,8 @@ class HttpProtocol(H11Protocol):
             self._has_arrived()
 
     def on_response_complete(self) -> None:
+        # What came of a body that nobody read.
+        self.cycle.body = bytearray()
         super().on_response_complete()
         if self.conn.their_state is not h11.SEND_BODY:
             self._has_arrived()

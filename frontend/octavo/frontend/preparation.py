@@ -2,6 +2,7 @@
 
 import asyncio
 
+from octavo.frontend.caller import Caller
 from octavo.frontend.completion import Completion, EndRules
 from octavo.frontend.errors import DeadlineExceeded, InvalidRequest, Reason
 from octavo.frontend.journal import Journal
@@ -35,7 +36,7 @@ class Preparation:
         """Raises `ServiceError`."""
         request = running.request
         limits = await self._limits_in_time(request.max_queue_s)
-        prefix = await self._readiness.prefix(request.pinned_prefix) if request.pinned_prefix else []
+        prefix = await self._prefix(request.pinned_prefix, running.caller) if request.pinned_prefix else []
         check_prompt_size(request.prompt, limits.max_model_len)
         own = await self._text.encode(request.prompt, add_special_tokens=request.add_special_tokens and not prefix)
         prompt_token_ids = prefix + own
@@ -60,6 +61,10 @@ class Preparation:
             incremental=request.incremental,
             completion=lambda: self._completion(request, sampling),
         )
+
+    async def _prefix(self, name: str, caller: Caller) -> list[int]:
+        # What is pinned tells of whom it is pinned for.
+        return await self._readiness.prefix(name, tells_names=caller.trusted)
 
     async def _limits_in_time(self, max_queue_s: float | None) -> Limits:
         """Waiting for a worker is waiting to be computed."""

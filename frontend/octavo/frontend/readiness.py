@@ -27,17 +27,17 @@ class Readiness:
         assert status is not None
         return status
 
-    async def prefix(self, name: str) -> list[int]:
+    async def prefix(self, name: str, *, tells_names: bool) -> list[int]:
         """The token ids of a pinned prefix; waits until the scheduler has said what is pinned.
 
-        Raises `NotFound` and `Unavailable`.
+        Raises `NotFound`, with the names of all where these may be told, and `Unavailable`.
         """
         prefixes = self._scheduler.prefixes
         while name not in prefixes.known and not prefixes.told:
             await self._scheduler.changed()
             await self.wait()
             prefixes = self._scheduler.prefixes
-        return find_prefix(name, prefixes.known)
+        return find_prefix(name, prefixes.known, tells_names=tells_names)
 
     def _check_worth_waiting(self, availability: Availability, waited_s: float) -> None:
         away_s = self._scheduler.away_s()

@@ -87,16 +87,13 @@ def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int) -> N
             raise bad_parameter(name, token_id, f"the vocabulary ends at {vocab_size - 1}")
 
 
-def find_prefix(name: str, known: Mapping[str, list[int]]) -> list[int]:
-    """The token ids of a pinned prefix. Raises `NotFound`, naming those that are known."""
+def find_prefix(name: str, known: Mapping[str, list[int]], *, tells_names: bool) -> list[int]:
+    """The token ids of a pinned prefix. Raises `NotFound`, naming those that are known to whom they may be told."""
     if name in known:
         return known[name]
     names = ", ".join(map(repr, sorted(known))) or "none"
-    raise NotFound(
-        Reason.PREFIX_NOT_FOUND,
-        f"no prefix {name[:256]!r} is pinned; pinned are: {names[:2048]}",
-        pinned_prefix=name[:256],
-    )
+    others = f"pinned are: {names[:2048]}" if tells_names else "ask who runs this server for the names"
+    raise NotFound(Reason.PREFIX_NOT_FOUND, f"no prefix {name[:256]!r} is pinned; {others}", pinned_prefix=name[:256])
 
 
 def _or(asked: T | None, default: T) -> T:

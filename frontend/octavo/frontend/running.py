@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from octavo.frontend.caller import ANYBODY, Caller
 from octavo.frontend.errors import ServiceError
 from octavo.frontend.events import Emitted
 from octavo.frontend.meter import Meter
@@ -27,6 +28,7 @@ class Running:
     arrived_at: float
     grace_s: float
     meter: Meter
+    caller: Caller = ANYBODY
     reader: Reader = field(default_factory=Reader)
     live: LiveRequest | None = None
     stream: Stream | None = None

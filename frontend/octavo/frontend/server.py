@@ -11,6 +11,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from octavo.frontend.access import build_access
 from octavo.frontend.admission import Admission
 from octavo.frontend.allowed_hosts import AllowedHosts
+from octavo.frontend.bodies import Bodies
+from octavo.frontend.body_bound import BodyBound
 from octavo.frontend.browser_guard import BrowserGuard
 from octavo.frontend.cell_metrics import CellMetrics
 from octavo.frontend.cells import Cells
@@ -119,7 +121,7 @@ class FrontendServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
         if config.health_address:
             _bind(self._probes, config.health_address, None)
-        app = AccessMiddleware(build_app(self.generation, access, config), access)
+        app = AccessMiddleware(BodyBound(build_app(self.generation, access, config), Bodies()), access)
         guarded = BrowserGuard(app, AllowedHosts(config.http_listen, config.allowed_hosts))
         self._http = HttpServer(guarded, config) if config.http_listen else None
         self.http_port = self._http.port if self._http else 0
