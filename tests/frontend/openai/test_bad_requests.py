@@ -241,7 +241,7 @@ async def test_routes_and_methods_that_are_none(served: Served) -> None:
 async def test_a_slash_at_the_end_leads_nowhere(served: Served) -> None:
     _, _, http = served
     for method, path in (("GET", "/v1/models/"), ("POST", "/v1/chat/completions/"), ("GET", "/health/")):
-        response = await http.request(method, path, headers={"host": "elsewhere"})
+        response = await http.request(method, path, headers={"host": "elsewhere.localhost"})
         assert (response.status_code, response.json()["error"]["code"]) == (404, "route_not_found")
         assert "elsewhere" not in str(response.headers)
 
