@@ -211,18 +211,6 @@ async def test_a_connection_may_be_idle_between_requests(connect: Any) -> None:
         await asyncio.sleep(0.3)
 
 
-async def test_connections_have_a_bound(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "MAX_CONNECTIONS", 2)
-    for _ in range(2):
-        reader, writer = await connect()
-        writer.write(post(0))
-        assert (await response_of(reader))[0] == 200
-    reader, writer = await connect()
-    writer.write(post(0))
-    with pytest.raises((OSError, asyncio.IncompleteReadError)):
-        await response_of(reader)
-
-
 async def test_it_listens_on_a_unix_socket_that_was_left_behind(config: FrontendConfig, tmp_path: Path) -> None:
     path = tmp_path / "http.sock"
     left = socket.socket(socket.AF_UNIX)

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import uvloop
 
 from octavo.frontend.api_keys import ApiKeysError
 from octavo.frontend.config import GENERATION_CONFIGS, TOOL_PARSERS, FrontendConfig
+from octavo.frontend.open_files import allow_open_files
 from octavo.frontend.pinned_prefixes import PinnedPrefixesError
 from octavo.frontend.tls import TlsError
 from octavo.telemetry import tracing
@@ -27,8 +27,6 @@ from octavo.wire.sockets import check_library
 _log = logging.getLogger(__name__)
 _SECONDS = click.FloatRange(min=0)
 _COUNT = click.IntRange(min=1)
-# Those of all connections that are let in, and room for what else is open.
-_OPEN_FILES = 16384
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -188,6 +186,13 @@ class _Several(click.types.StringParamType):
     help="Tokens of work of one tenant; 0: no bound of its own.",
 )
 @click.option(
+    "--max-connections",
+    envvar="OCTAVO_MAX_CONNECTIONS",
+    type=click.IntRange(min=16),
+    default=4096,
+    help="Connections of HTTP, and of gRPC, at once; one client has half of them at most.",
+)
+@click.option(
     "--stall-timeout",
     envvar="OCTAVO_STALL_TIMEOUT",
     type=_SECONDS,
@@ -267,6 +272,7 @@ def frontend(
     max_work_tokens: int,
     tenant_max_requests: int,
     tenant_max_work_tokens: int,
+    max_connections: int,
     stall_timeout: float,
     max_request_time: float,
     max_detach_grace: float,
@@ -305,6 +311,7 @@ def frontend(
             max_work_tokens=max_work_tokens,
             tenant_max_requests=tenant_max_requests,
             tenant_max_work_tokens=tenant_max_work_tokens,
+            max_connections=max_connections,
             stall_timeout_s=stall_timeout,
             max_request_s=max_request_time,
             max_detach_grace_s=max_detach_grace,
@@ -327,16 +334,8 @@ def _check_endpoints(endpoints: tuple[str, ...], *, insecure_tcp: bool, has_keys
             raise EndpointError(f"the scheduler at {endpoint} is named twice; name each once")
 
 
-def _allow_many_files() -> None:
-    """Every connection is an open file, and many systems let a process have 1024 unless it asks for more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def _run(config: FrontendConfig, otlp_endpoint: str) -> None:
-    _allow_many_files()
+    allow_open_files(config.max_connections)
     # Should transformers be needed all the same (for a configuration that leaves out what its family implies), it
     # imports torch wherever that is installed, which costs seconds and memory for nothing.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]

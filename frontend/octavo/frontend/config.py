@@ -54,6 +54,8 @@ class FrontendConfig:
     # The same of one tenant, where the file of keys says nothing of it; 0: no own bound.
     tenant_max_requests: int = 0
     tenant_max_work_tokens: int = 0
+    # Of HTTP, and of gRPC; one client has half of them at most.
+    max_connections: int = 4096
     # A client that has not read anything for so long is cut off.
     stall_timeout_s: float = 30.0
     # The longest a request may take, and be kept without a reader.

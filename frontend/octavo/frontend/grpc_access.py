@@ -22,9 +22,11 @@ EXEMPT: Final = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Heal
 _CALLER: Final[ContextVar[Caller]] = ContextVar("caller", default=ANYBODY)
 
 
-def interceptors(access: Access) -> "Sequence[grpc.aio.ServerInterceptor[Any, Any]]":
-    """What a server needs to have around its methods."""
-    return (AccessInterceptor(access), *READING) if access.asks_for_keys else READING
+def interceptors(
+    access: Access, *further: "grpc.aio.ServerInterceptor[Any, Any]"
+) -> "Sequence[grpc.aio.ServerInterceptor[Any, Any]]":
+    """What a server needs to have around its methods; `further` ones come behind the key."""
+    return (*([AccessInterceptor(access)] if access.asks_for_keys else ()), *further, *READING)
 
 
 async def _refuse_unreadable(context: Context, why: str) -> None:

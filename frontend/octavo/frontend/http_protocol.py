@@ -8,6 +8,7 @@ from typing import Any, Final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from octavo.frontend.connection_book import Place
 from octavo.frontend.errors import InvalidRequest, Reason
 from octavo.frontend.openai.envelope import MAX_HEADERS
 from octavo.frontend.openai.errors import error_body
@@ -16,7 +17,6 @@ _log = logging.getLogger(__name__)
 
 # What a request may take from its first byte to its last.
 REQUEST_S: Final = 10.0
-MAX_CONNECTIONS: Final = 4096
 _AFTERTHOUGHT_S: Final = 0.5
 
 
@@ -24,8 +24,9 @@ class HttpProtocol(H11Protocol):
     """A connection that is closed when a request takes longer than `REQUEST_S` to arrive, or what was written longer
     than `stall_timeout_s` to leave."""
 
-    def __init__(self, *args: Any, stall_timeout_s: float, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, stall_timeout_s: float, place: Place, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._place = place
         self.conn = _Strict(h11.SERVER, MAX_HEADERS)
         # A little later than what waits for the client, which so learns why it ends.
         self._stall_timeout_s = stall_timeout_s + _AFTERTHOUGHT_S
@@ -35,12 +36,11 @@ class HttpProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-        else:
-            self._arriving = self.loop.call_later(REQUEST_S, transport.abort)
+        self._place.close = transport.abort
+        self._arriving = self.loop.call_later(REQUEST_S, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._place.leave()
         self._has_arrived()
         self._is_read()
         super().connection_lost(exc)
@@ -54,6 +54,7 @@ class HttpProtocol(H11Protocol):
         super().data_received(data)
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._has_arrived()
+            self._note_whether_busy()
 
     def on_response_complete(self) -> None:
         # What came of a body that nobody read.
@@ -61,6 +62,7 @@ class HttpProtocol(H11Protocol):
         super().on_response_complete()
         if self.conn.their_state is not h11.SEND_BODY:
             self._has_arrived()
+        self._note_whether_busy()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -91,6 +93,13 @@ class HttpProtocol(H11Protocol):
             self.transport.write_eof()
         else:
             self.transport.close()
+
+    def _note_whether_busy(self) -> None:
+        """It is while a request that has come whole is answered."""
+        if self.cycle and not self.cycle.more_body and not self.cycle.response_complete:
+            self._place.set_busy()
+        else:
+            self._place.set_idle()
 
     def _cut_off(self) -> None:
         _log.info("cut off an HTTP client that has not read anything for %g s", self._stall_timeout_s)

@@ -12,8 +12,11 @@ from typing import Any, Final
 import uvicorn
 from starlette.types import ASGIApp
 
+from octavo.frontend.acceptor import Acceptor
 from octavo.frontend.config import FrontendConfig
+from octavo.frontend.connection_book import ConnectionBook, Place
 from octavo.frontend.http_protocol import HttpProtocol
+from octavo.frontend.open_files import connections_that_fit
 from octavo.frontend.openai.envelope import Envelope
 from octavo.frontend.tls import ssl_context_of
 from octavo.wire.endpoints import EndpointError
@@ -38,7 +41,7 @@ class HttpServer:
         is_unix = self._socket.family is socket.AF_UNIX
         self.port = 0 if is_unix else int(self._socket.getsockname()[1])
         # Around whatever refuses calls, too.
-        self._server = _Server(_settings(Envelope(app), config))
+        self._server = _Server(_settings(Envelope(app), config), connections_that_fit(config.max_connections))
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -61,6 +64,25 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, settings: uvicorn.Config, max_connections: int) -> None:
+        super().__init__(settings)
+        self._book = ConnectionBook(max_connections)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes connections in by itself: uvicorn would not count those in their TLS handshake."""
+        acceptors = [Acceptor(each, self._book, self._protocol, self.config.ssl) for each in sockets or ()]
+        for acceptor in acceptors:
+            acceptor.start()
+        self.servers = acceptors  # type: ignore[assignment]
+        self.started = True
+
+    def _protocol(self, place: Place) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state, place=place
+        )
+        return protocol
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are the frontend's."""

@@ -19,11 +19,13 @@ from octavo.frontend.cells import Cells
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.generation import Generation
 from octavo.frontend.grpc_access import READING, interceptors
+from octavo.frontend.grpc_connections import BusyPeers, keep_room
 from octavo.frontend.grpc_service import SERVICE_NAME, GenerationService
 from octavo.frontend.http_access import AccessMiddleware
 from octavo.frontend.http_server import HttpServer
 from octavo.frontend.metrics import FrontendMetrics
 from octavo.frontend.model_defaults import read_model_defaults
+from octavo.frontend.open_files import connections_that_fit
 from octavo.frontend.openai.app import build_app
 from octavo.frontend.pinned_prefixes import read_pinned_prefixes
 from octavo.frontend.reflection import add_reflection
@@ -45,7 +47,6 @@ _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_send_message_length", 32 << 20),
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.max_concurrent_streams", 1024),
-    ("grpc.max_allowed_incoming_connections", 4096),
     # Of calls that wait to be taken from gRPC's own queue, which else cancels some from 1,000 on, without a word. Who
     # is turned away is the scheduler's to say, and by which limit.
     ("grpc.server.max_pending_requests", _MOST_PENDING),
@@ -68,6 +69,8 @@ _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
 ]
+# Connections to where health alone is served.
+_PROBES: Final = 64
 # What connections get to say good-bye once no stream is left.
 _STOP_GRACE_S = 1.0
 
@@ -110,14 +113,17 @@ class FrontendServer:
             patience=Patience(config.max_request_s, config.max_detach_grace_s, config.stall_timeout_s),
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        self._server = grpc.aio.server(interceptors=interceptors(access), options=_OPTIONS)
+        self._busy, self._max_connections = BusyPeers(), connections_that_fit(config.max_connections)
+        bounded = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", self._max_connections)]
+        self._server = grpc.aio.server(interceptors=interceptors(access, self._busy), options=bounded)
         services.add_GenerationServiceServicer_to_server(GenerationService(self.generation), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         engines = add_vllm_engine(self._server, self.generation, self.scheduler, config)
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         add_reflection(self._server, (SERVICE_NAME, health_name, *engines))
         self.port = _bind(self._server, config.listen, credentials)
-        self._probes = grpc.aio.server(interceptors=READING, options=_OPTIONS)
+        probing = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", _PROBES)]
+        self._probes = grpc.aio.server(interceptors=READING, options=probing)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
         if config.health_address:
             _bind(self._probes, config.health_address, None)
@@ -137,6 +143,7 @@ class FrontendServer:
         readiness = asyncio.create_task(self._follow_readiness())
         stop = asyncio.create_task(stopping.wait())
         lag = asyncio.create_task(self._metrics.measure_lag())
+        room = asyncio.create_task(self._keep_room())
         try:
             await asyncio.wait((link, readiness, stop), return_when=asyncio.FIRST_COMPLETED)
             readiness.cancel()
@@ -146,8 +153,16 @@ class FrontendServer:
             if self._http:
                 await self._http.stop()
             await asyncio.gather(self._server.stop(_STOP_GRACE_S), self._probes.stop(_STOP_GRACE_S))
-            await _end(lag, readiness, stop, link)
+            await _end(lag, room, readiness, stop, link)
             self._text.close()
+
+    async def _keep_room(self) -> None:
+        # On a unix socket there is nobody to keep others out.
+        if not self._config.listen.startswith("unix:"):
+            await keep_room(self.port, self._busy, self._max_connections, self._http_connections)
+
+    def _http_connections(self) -> int:
+        return len(self._http.connections) if self._http else 0
 
     async def _follow_readiness(self) -> None:
         ready = False
