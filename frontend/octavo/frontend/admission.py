@@ -138,12 +138,17 @@ class Admission:
         if not self._tenants[tenant].requests:
             del self._tenants[tenant]
 
-    def _check_all(self, tokens: int) -> None:
-        held, bounds = self._held, self._bounds
-        if held.requests >= bounds.max_requests:
+    def check_room(self) -> None:
+        """Raises `Overloaded` where there is no room for any request."""
+        held = self._held
+        if held.requests >= self._bounds.max_requests:
             raise self._refusal(
                 Reason.TOO_MANY_REQUESTS, f"the server holds {held.requests} requests, as many as it may", held
             )
+
+    def _check_all(self, tokens: int) -> None:
+        self.check_room()
+        held, bounds = self._held, self._bounds
         if _too_much(held, tokens, bounds.max_work_tokens):
             raise self._refusal(
                 Reason.TOO_MUCH_WORK,

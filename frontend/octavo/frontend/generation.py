@@ -16,6 +16,7 @@ from octavo.frontend.errors import (
     Aborted,
     AlreadyExists,
     NotFound,
+    Overloaded,
     Reason,
     ServiceError,
     Unavailable,
@@ -36,6 +37,7 @@ from octavo.frontend.scheduler_client import Availability
 from octavo.frontend.stream import Stream
 from octavo.frontend.text_pool import TextPool
 from octavo.frontend.tokenizer import ModelTokenizer
+from octavo.frontend.turns import Turns
 from octavo.frontend.validation import check_answer_size, check_form, check_prompt_size
 from octavo.telemetry import tracing
 
@@ -67,7 +69,8 @@ class Generation:
         self._access = access
         self._admission = admission
         self._observer = observer
-        self._registry = Registry(scheduler, patience)
+        self.turns = Turns()
+        self._registry = Registry(scheduler, patience, self.turns)
         readiness = Readiness(scheduler, self.model_name, worker_grace_s)
         self._preparation = Preparation(self.model_name, tokenizer, defaults, text, readiness)
 
@@ -134,6 +137,16 @@ class Generation:
         """The length of the prompt of the caller's request with that id; None before it is tokenized."""
         running = self._registry.get(request_id, caller)
         return len(running.stream.journal.prompt_token_ids) if running and running.stream else None
+
+    def check_room(self) -> None:
+        """Counts as a request that was refused, and raises `Overloaded`, where there is no room for any, whatever it
+        asks for."""
+        try:
+            self._admission.check_room()
+        except Overloaded as error:
+            self._observer.arrived()
+            self._observer.refused(error)
+            raise
 
     def abort(self, request_id: str, caller: Caller = ANYBODY) -> bool:
         """Ends the caller's request of that id; whether it was running."""
@@ -224,6 +237,7 @@ class Generation:
     async def _begin(self, running: Running) -> None:
         """A task of its own, for its reader may go away and another come."""
         try:
+            await self.turns.take()
             journal = await self._preparation.journal(running)
             running.meter.prepared(journal)
             shape = self._preparation.shape(running.request, journal.sampling)

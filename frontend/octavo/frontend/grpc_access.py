@@ -1,6 +1,6 @@
 """Nobody comes to a gRPC method, known or unknown, without credentials, where the server asks for them."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
@@ -8,7 +8,7 @@ import grpc
 
 from octavo.frontend.access import Access, authorization_of
 from octavo.frontend.caller import ANYBODY, Caller
-from octavo.frontend.errors import InvalidRequest, Reason, Unauthenticated
+from octavo.frontend.errors import InvalidRequest, Overloaded, Reason, ServiceError, Unauthenticated
 from octavo.frontend.grpc_errors import abort_with
 from octavo.v1.reading import ReadingInterceptor
 
@@ -59,11 +59,32 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return await continuation(handler_call_details)
 
 
+class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Refuses calls of `methods` before anything of them is read, where `check_room` raises `Overloaded`; `call_came`
+    is told of every call."""
+
+    def __init__(self, methods: Collection[str], check_room: Callable[[], None], call_came: Callable[[], None]) -> None:
+        self._methods = methods
+        self._check_room = check_room
+        self._call_came = call_came
+
+    async def intercept_service(
+        self, continuation: Callable[[_Details], Awaitable[_Handler]], handler_call_details: _Details
+    ) -> _Handler:
+        self._call_came()
+        if handler_call_details.method in self._methods:
+            try:
+                self._check_room()
+            except Overloaded as error:
+                return _refusing(error)
+        return await continuation(handler_call_details)
+
+
 def _authorization(details: _Details) -> str | None:
     return authorization_of({key: value for key, value in details.invocation_metadata if isinstance(value, str)})
 
 
-def _refusing(error: Unauthenticated) -> _Handler:
+def _refusing(error: ServiceError) -> _Handler:
     """Answers without reading what the client sends, however many messages that are."""
 
     async def refuse(requests: object, context: Context) -> None:

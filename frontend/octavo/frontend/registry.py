@@ -22,6 +22,7 @@ from octavo.frontend.pacing import slow_reader
 from octavo.frontend.reader import Turn
 from octavo.frontend.request_book import RequestBook
 from octavo.frontend.running import Running
+from octavo.frontend.turns import Turns
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +40,9 @@ class Patience:
 class Registry:
     """Belongs to one event loop."""
 
-    def __init__(self, scheduler: Cells, patience: Patience) -> None:
+    def __init__(self, scheduler: Cells, patience: Patience, turns: Turns | None = None) -> None:
         self.patience = patience
+        self._turns = turns or Turns()
         self._scheduler = scheduler
         self._requests = RequestBook()
         # Of requests that nobody reads.
@@ -136,6 +138,8 @@ class Registry:
         if running.finished:
             return None
         await turn.wait()
+        await self._turns.take()
+        turn.check()
         return self._advance(running)
 
     def _advance(self, running: Running) -> list[Emitted]:

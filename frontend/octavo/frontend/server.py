@@ -18,7 +18,7 @@ from octavo.frontend.cell_metrics import CellMetrics
 from octavo.frontend.cells import Cells
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.generation import Generation
-from octavo.frontend.grpc_access import READING, interceptors
+from octavo.frontend.grpc_access import READING, AdmissionInterceptor, interceptors
 from octavo.frontend.grpc_connections import BusyPeers, keep_room
 from octavo.frontend.grpc_service import SERVICE_NAME, GenerationService
 from octavo.frontend.http_access import AccessMiddleware
@@ -69,6 +69,8 @@ _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
 ]
+# Refused unread where there is no room.
+_GENERATING: Final = frozenset({f"/{SERVICE_NAME}/Generate", "/vllm.grpc.engine.VllmEngine/Generate"})
 # Connections to where health alone is served.
 _PROBES: Final = 64
 # What connections get to say good-bye once no stream is left.
@@ -115,7 +117,8 @@ class FrontendServer:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._busy, self._max_connections = BusyPeers(), connections_that_fit(config.max_connections)
         bounded = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", self._max_connections)]
-        self._server = grpc.aio.server(interceptors=interceptors(access, self._busy), options=bounded)
+        room = AdmissionInterceptor(_GENERATING, self.generation.check_room, self.generation.turns.call_came)
+        self._server = grpc.aio.server(interceptors=interceptors(access, room, self._busy), options=bounded)
         services.add_GenerationServiceServicer_to_server(GenerationService(self.generation), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         engines = add_vllm_engine(self._server, self.generation, self.scheduler, config)
