@@ -1,5 +1,6 @@
 """`octavo serve`: everything starts together, what dies comes back, and everything ends together."""
 
+import fcntl
 import os
 import signal
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from octavo.testing.stack import Stack, token_request
+from octavo.v1 import generation_pb2
 
 pytestmark = pytest.mark.system
 
@@ -90,7 +92,67 @@ def test_the_processes_end_with_a_supervisor_that_is_killed(byte_model: Path) ->
         stack.wait_ready()
         pids = children_of(stack.processes["serve"].pid)
         stack.kill("serve")
-        wait_until(lambda: not [pid for pid in pids.values() if alive(pid)], 40.0)
+        wait_until(lambda: not [pid for pid in pids.values() if alive(pid)])
+
+
+def descendants_of(pid: int) -> set[int]:
+    """All processes that it has started, and those that these have."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found: set[int] = set()
+    while more := {child for child, parent in parents.items() if parent in found | {pid}} - found:
+        found |= more
+    return found
+
+
+def test_a_new_serve_follows_one_that_is_killed_amid_a_stream_at_once(byte_model: Path) -> None:
+    # Its frontend, asked to end, would have let the stream go on for as long as it lasts.
+    with serving(byte_model, OCTAVO_FAKE_STEP_MS="100") as stack:
+        stack.wait_ready()
+        stream = stack.stream(token_request([1, 2, 3], 500))
+        next(stream)
+        # Scheduler, frontend, worker, and a process of the frontend that works on texts.
+        text = generation_pb2.TokenizeRequest(text="a" * 5000)
+        assert len(stack.generation.Tokenize(text).ids) > 1000
+        pids = descendants_of(stack.processes["serve"].pid)
+        assert len(pids) >= 4
+        # Stopped, the worker would not notice a signal that it must take.
+        os.kill(children_of(stack.processes["serve"].pid)["worker"], signal.SIGSTOP)
+        stack.kill("serve")
+        second = stack.start("serve", "second", OCTAVO_FAKE_STEP_MS="1")
+        try:
+            stack.wait_ready()
+            assert not [pid for pid in pids if alive(pid)]
+            assert len(stack.generate(token_request([1, 2, 3], 5)).token_ids) == 5
+            said = stack.log("second")
+            assert not [word for word in ("starting it again", "another", "Error") if word in said]
+        finally:
+            stream.cancel()
+            second.terminate()
+            second.wait(30)
+
+
+def test_a_new_serve_waits_for_what_is_left_of_the_one_before(byte_model: Path) -> None:
+    with serving(byte_model) as stack:
+        stack.wait_ready()
+        pids = descendants_of(stack.processes["serve"].pid)
+        stack.kill("serve")
+        wait_until(lambda: not [pid for pid in pids if alive(pid)])
+        with (stack.directory / "serve-children.lock").open() as lock:
+            # As a process does that takes its time to end.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            second = stack.start("serve", "second")
+            wait_until(lambda: "waiting for processes of" in stack.log("second"))
+            assert not children_of(second.pid)
+        try:
+            stack.wait_ready()
+        finally:
+            second.terminate()
+            second.wait(30)
 
 
 def test_settings_that_cannot_work_end_serve_with_the_reason(byte_model: Path) -> None:

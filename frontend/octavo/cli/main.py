@@ -7,8 +7,6 @@ from typing import Any, Final
 
 import click
 
-from octavo.cli.supervision import follow_supervisor
-
 _log = logging.getLogger(__name__)
 
 # Name of the subcommand -> where its click command lives, and its line in `octavo --help`, so that printing that
@@ -124,6 +122,7 @@ def _explain(command: str, error: ModuleNotFoundError) -> None:
 def main(context: click.Context, log_level: str, log_format: str) -> None:
     """PagedAttention serving: a frontend, a scheduler and workers."""
     # Not before it is known what is to be done: `--help` needs none of it.
+    from octavo.cli.supervision import follow_supervisor
     from octavo.telemetry import logs
 
     follow_supervisor()

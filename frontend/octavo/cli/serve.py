@@ -15,7 +15,7 @@ import click
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from octavo.cli.supervision import Child, SupervisionError
+from octavo.cli.supervision import Child, SupervisionError, alone_with_children
 from octavo.wire.endpoints import EndpointError, claimed, runtime_directory, unless_off
 from octavo.wire.model_directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
 
@@ -25,6 +25,8 @@ _SERVICE = "octavo.v1.GenerationService"
 _PROBE_INTERVAL_S = 0.1
 # For a process to end once asked to; a frontend has its drain time before.
 _PATIENCE_S = 5.0
+# For what a supervisor that was killed has left: the kernel ends it at once, but to give memory back takes time.
+_ORPHANS_PATIENCE_S = 60.0
 # What callers must add where the server asks for it.
 _FLAGS_FOR = {
     "OCTAVO_TLS_CERTIFICATE": "--ca-certificate CA",
@@ -140,9 +142,14 @@ def serve(
     """
     try:
         # Its sockets are in the runtime directory: a second service needs another one.
-        with claimed(f"unix:{runtime_directory()}/serve"):
+        place = runtime_directory()
+        with (
+            claimed(f"unix:{place}/serve"),
+            alone_with_children(place / "serve-children.lock", _ORPHANS_PATIENCE_S) as heritage,
+        ):
             model = _locate(model, load_format)
             environment = _environment(model, listen, drain_timeout, {**settings, "load_format": load_format})
+            environment |= heritage
             asyncio.run(
                 _serve(model, listen, unless_off(http_listen), workers, ready_timeout, drain_timeout, environment)
             )

@@ -1,21 +1,24 @@
 """Child processes that live and die with their supervisor: started, restarted when they die, stopped in order."""
 
 import asyncio
-import ctypes
+import fcntl
 import logging
 import os
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Final, TextIO
+
+from octavo.wire.orphans import LOCK_VARIABLE, end_with_parent, inherited_locks
 
 _log = logging.getLogger(__name__)
 
 PARENT_VARIABLE: Final = "OCTAVO_SUPERVISOR_PID"
-_PR_SET_PDEATHSIG: Final = 1
 # A process that dies this often within this time will not get better by itself.
 _MAX_DEATHS: Final = 4
 _WINDOW_S: Final = 60.0
@@ -23,6 +26,7 @@ _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
 # A usage or configuration error: restarting with the same flags cannot help.
 _USAGE_ERROR: Final = 2
+_LOCK_LOOK_S: Final = 0.02
 
 
 class SupervisionError(Exception):
@@ -30,13 +34,37 @@ class SupervisionError(Exception):
 
 
 def follow_supervisor() -> None:
-    """Called by every command first: a child of `octavo serve` gets SIGTERM when that process dies, however it dies."""
+    """Called by every command first: a child of `octavo serve` ends at once when that process dies, however it dies."""
     supervisor = os.environ.get(PARENT_VARIABLE)
-    if supervisor is None or not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(supervisor):
+    if supervisor is not None and not end_with_parent(int(supervisor)):
         raise SystemExit(f"the supervisor (pid {supervisor}) is gone")
+
+
+@contextmanager
+def alone_with_children(path: Path, patience_s: float) -> Iterator[dict[str, str]]:
+    """Holds the lock at `path` that all children inherit who get the environment which this yields; those of an earlier
+    supervisor, which was killed, may still be about to end. Raises `SupervisionError` if they do not."""
+    with path.open("w") as lock:
+        _await_lock(lock, patience_s)
+        yield {LOCK_VARIABLE: str(lock.fileno())}
+
+
+def _await_lock(lock: TextIO, patience_s: float) -> None:
+    give_up_at, has_said = time.monotonic() + patience_s, False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= give_up_at:
+                raise SupervisionError(
+                    f"processes of an earlier `octavo serve` have not ended within {patience_s:.0f} s; find them with"
+                    f" `fuser {lock.name}` and end them"
+                ) from None
+        if not has_said:
+            _log.info("waiting for processes of an earlier `octavo serve` to end")
+            has_said = True
+        time.sleep(_LOCK_LOOK_S)
 
 
 @dataclass
@@ -87,7 +115,10 @@ class Child:
         environment = {**os.environ, **self.environment, PARENT_VARIABLE: str(os.getpid())}
         # A session of its own: Ctrl-C reaches the supervisor alone, which stops the children in order.
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "octavo.cli.main", *self.arguments), env=environment, start_new_session=True
+            *(sys.executable, "-m", "octavo.cli.main", *self.arguments),
+            env=environment,
+            start_new_session=True,
+            pass_fds=inherited_locks(environment),
         )
 
     async def _pause_after(self, status: int) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from octavo.frontend.text_tasks import PREFIX_BYTES, Fault, Setup, Task, perform
 from octavo.frontend.tokenizer import ModelTokenizer
+from octavo.wire.orphans import end_with_parent
 
 # Bytes of memory that tasks may take, above what the process has when it is ready.
 _MEMORY: Final = 1 << 30
@@ -21,8 +22,11 @@ _MEMORY: Final = 1 << 30
 _SLACK_S: Final = 2.0
 
 
-def main(descriptor: int) -> None:
-    """Serves the socket that it has inherited."""
+def main(descriptor: int, parent: int) -> None:
+    """Serves the socket that it has inherited from process `parent`."""
+    # While it works on a text it does not see that the socket has closed.
+    if not end_with_parent(parent):
+        _leave()
     # A terminal sends this to everybody; the frontend says when it is over.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=descriptor) as connection:
@@ -32,7 +36,7 @@ def main(descriptor: int) -> None:
         _send(connection, b"")
         while True:
             task = _receive(connection)
-            # Nobody is there to end what runs when the frontend is gone: the alarm does.
+            # Where a frontend fails to end what takes too long, the alarm does.
             signal.setitimer(signal.ITIMER_REAL, setup.timeout_s + _SLACK_S)
             answer = _answer(tokenizer, task)
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -79,4 +83,4 @@ def _leave() -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from octavo.frontend.text_tasks import PREFIX_BYTES, Answer, Setup, Task
+from octavo.wire.orphans import inherited_locks
 
 # What a machine under load may take to read a large vocabulary.
 _START_S: Final = 60.0
@@ -98,8 +99,8 @@ def _spawn() -> "tuple[subprocess.Popen[bytes], socket.socket]":
         undo.callback(ours.close)
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "octavo.frontend.text_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-m", "octavo.frontend.text_process", str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno(), *inherited_locks()],
                 # What a library says when it fails may quote a client's text.
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -1,6 +1,5 @@
 """The other ranks of a replica on one machine: child processes that live and die with this one."""
 
-import ctypes
 import logging
 import os
 import shutil
@@ -15,13 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from octavo.wire.orphans import end_with_parent, inherited_locks
 from octavo.worker.config import LOCAL_SCHEME
 
 logger = logging.getLogger(__name__)
 
 # By it a process knows from its first instruction on that it must not outlive its parent.
 _PARENT_VARIABLE = "OCTAVO_SUPERVISOR_PID"
-_PR_SET_PDEATHSIG = 1
 # How long ranks that were told to end may take.
 _END_S = 10.0
 # How long one that fails may take from its last word with the others to its end.
@@ -91,7 +90,11 @@ class LocalRanks:
         }
         # A session of its own: Ctrl-C reaches the first rank alone, which ends the others in order.
         process = subprocess.Popen(
-            self._command, env={**os.environ, **settings}, stdin=subprocess.DEVNULL, start_new_session=True
+            self._command,
+            env={**os.environ, **settings},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=inherited_locks(),
         )
         self._processes.append(process)
         threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
@@ -124,11 +127,8 @@ def leave_signals_to_first_rank() -> None:
 
 def die_with_first_rank() -> None:
     """Called by the first rank's children: each ends when that dies, however it dies."""
-    if sys.platform.startswith("linux"):
-        # This one also reaches a process that is stopped.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(os.environ.get(_PARENT_VARIABLE, "0")):
-            raise SystemExit("the first rank is gone")
+    if not end_with_parent(int(os.environ.get(_PARENT_VARIABLE, "0"))):
+        raise SystemExit("the first rank is gone")
 
 
 def _end(process: "subprocess.Popen[bytes]", *, patience_s: float) -> None:
