@@ -1,10 +1,11 @@
 """The head of the queue may be overtaken where it does not fit, and only for a while: no idle blocks, no starvation."""
 
 from itertools import count
+from typing import Any
 
 import pytest
 
-from octavo.scheduler.config import Preemption
+from octavo.scheduler.config import Policy, Preemption
 from octavo.testing.cluster import Cluster, make_request
 from octavo.testing.scenarios import admissions, ids, outputs, references, step_until
 
@@ -114,3 +115,84 @@ class TestPatience:
             assert cluster.now - arrival < 10.0, "starved"
         service = (SMALL_TOKENS + 3) * STEP_S
         assert overtaking_s - STEP_S <= cluster.now - arrival <= overtaking_s + 2 * service
+
+
+def two_sizes(make_cluster: MakeCluster, **config: Any) -> Cluster:
+    """Replica 1 of 8 blocks of 4 and replica 2 of 32, of which `runs` takes 26 for long; only that could ever hold
+    `large`, which waits at the head of the queue."""
+    cluster = make_cluster(max_steps_in_flight=1, watermark=0.0, **config)
+    cluster.join(1, num_blocks=8)
+    cluster.join(2, num_blocks=32)
+    cluster.submit(make_request("runs", 60, 44))
+    cluster.step()
+    cluster.submit(make_request("large", 80, 20))
+    return cluster
+
+
+class TestReplicasOfSeveralSizes:
+    @pytest.mark.parametrize("overtaking_s", [0.0, 0.05])
+    def test_a_head_that_only_a_large_one_can_hold_idles_no_small_one(
+        self, make_cluster: MakeCluster, overtaking_s: float
+    ) -> None:
+        cluster = two_sizes(make_cluster, overtaking_s=overtaking_s)
+        names, idle = count(), 0
+        while "large" in ids(cluster.core.waiting):
+            cluster.submit(make_request(f"small{next(names)}", 8, 2))
+            cluster.step()
+            idle += not cluster.core.replicas[1].running
+        assert next(names) > 20
+        assert idle <= 1
+        cluster.run()
+
+    def test_and_is_itself_not_held_up_by_those_that_pass_it(self, make_cluster: MakeCluster) -> None:
+        alone = two_sizes(make_cluster, overtaking_s=0.05)
+        step_until(alone, lambda: "large" not in ids(alone.core.waiting))
+        crowded, names = two_sizes(make_cluster, overtaking_s=0.05), count()
+        while "large" in ids(crowded.core.waiting):
+            for _ in range(4):
+                crowded.submit(make_request(f"small{next(names)}", 8, 2))
+            crowded.step()
+            # Those that had overtaken it by then on its own replica are short.
+            assert crowded.now <= alone.now + 0.1, "starved"
+        crowded.run()
+
+    def test_a_small_one_past_its_bound_holds_back_both(self, make_cluster: MakeCluster) -> None:
+        cluster = make_cluster(max_steps_in_flight=1, watermark=0.0, overtaking_s=0.0)
+        for incarnation in (1, 2):
+            cluster.join(incarnation, num_blocks=8)
+        cluster.submit(make_request("a", 16, 8), make_request("b", 16, 8))
+        cluster.step()
+        cluster.submit(make_request("head", 18, 2), make_request("late", 4, 2))
+        while "head" in ids(cluster.core.waiting):
+            assert ids(cluster.core.waiting) == ["head", "late"]
+            cluster.step()
+        cluster.run()
+
+    def test_many_heads_that_only_a_large_one_can_hold_idle_no_small_one(self, make_cluster: MakeCluster) -> None:
+        cluster = two_sizes(make_cluster, overtaking_s=0.0)
+        cluster.submit(*(make_request(f"large{i}", 80, 2) for i in range(20)), make_request("small", 8, 2))
+        step_until(cluster, lambda: "small" in cluster.finished, 5)
+        cluster.run()
+
+    def test_one_that_lost_a_large_worker_idles_no_small_one(self, make_cluster: MakeCluster) -> None:
+        cluster = make_cluster(max_steps_in_flight=1, watermark=0.0)
+        cluster.join(1, num_blocks=8)
+        cluster.join(2, num_blocks=32)
+        cluster.join(3, num_blocks=32)
+        for name in ("first", "second"):
+            cluster.submit(make_request(name, 80, 20))
+        cluster.step()
+        cluster.leave(3)
+        assert len(cluster.core.waiting) == 1
+        cluster.submit(make_request("small", 8, 2))
+        cluster.step()
+        assert ids(cluster.core.replicas[1].running) == ["small"]
+        cluster.run()
+
+    def test_the_papers_policy_looks_at_the_head_alone(self, make_cluster: MakeCluster) -> None:
+        cluster = two_sizes(make_cluster, policy=Policy.PAPER)
+        cluster.submit(make_request("small", 8, 2))
+        while "large" in ids(cluster.core.waiting):
+            assert not cluster.core.replicas[1].running
+            cluster.step()
+        cluster.run()

@@ -1,6 +1,8 @@
 """Which waiting group goes where: the order of the queue, room on a replica, and the least to wait for."""
 
-from octavo.scheduler.admission import obstacle
+from collections import Counter
+
+from octavo.scheduler.admission import has_capacity, obstacle
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.draft import Draft
 from octavo.scheduler.fleet import Fleet
@@ -8,6 +10,9 @@ from octavo.scheduler.replica import Replica
 from octavo.scheduler.sequence import SequenceGroup
 from octavo.scheduler.strategy import StepPolicy
 from octavo.scheduler.waiting_queue import WaitingQueue
+
+# Waiting groups that are looked at in all, where those in front can go to none of the replicas that have room.
+_MAX_LOOKED_AT = 256
 
 
 def next_admission(
@@ -21,16 +26,33 @@ def next_admission(
     """The group that is admitted next, and to which step.
 
     A group that does not fit may be overtaken by those behind it until it has waited `overtaking_s`, so that a long
-    prompt neither idles the blocks nor starves. What no replica takes that could ever hold it is passed over.
+    prompt neither idles the blocks nor starves. From then on it holds back every replica that could ever hold it, and
+    no other: what only a large one can hold idles no small one. So does at once what has run and lost its blocks. On
+    each replica `lookahead` groups are tried. What no replica takes that could ever hold it is passed over.
     """
-    if not any(policy.admits(draft) for draft in drafts):
+    open_drafts = [draft for draft in drafts if policy.admits(draft)]
+    if not open_drafts:
         return None
-    for group in waiting.candidates(policy.lookahead, fleet.can_hold):
-        offered = [draft for draft in drafts if policy.admits(draft) and fleet.takes(draft.replica, group)]
-        fitting = [draft for draft in offered if obstacle(draft, group, whole_prompt=policy.whole_prompts) is None]
+    tried: Counter[int] = Counter()
+    # With a lookahead of one, the paper's, the head of the queue alone is looked at, wherever it could go.
+    for group in waiting.candidates(1 if policy.lookahead == 1 else _MAX_LOOKED_AT, fleet.can_hold):
+        possible = [
+            draft
+            for draft in open_drafts
+            if fleet.takes(draft.replica, group) and has_capacity(group.request, draft.replica)
+        ]
+        fitting = [draft for draft in possible if obstacle(draft, group, whole_prompt=policy.whole_prompts) is None]
         if fitting:
             return group, _quickest(fitting, group)
-        if now - group.arrival >= config.overtaking_s:
+        tried.update(draft.replica.replica_id for draft in possible)
+        is_overdue = now - group.arrival >= config.overtaking_s or waiting.has_run_before(group)
+        closed = {
+            draft.replica.replica_id
+            for draft in possible
+            if is_overdue or tried[draft.replica.replica_id] >= policy.lookahead
+        }
+        open_drafts = [draft for draft in open_drafts if draft.replica.replica_id not in closed]
+        if not open_drafts:
             return None
     return None
 

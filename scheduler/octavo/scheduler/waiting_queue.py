@@ -11,7 +11,7 @@ than that by a lower priority's wait cannot get in front of it.
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, islice
+from itertools import accumulate, islice
 
 from octavo.scheduler.sequence import SequenceGroup
 
@@ -45,7 +45,9 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[SequenceGroup]:
         """In the order in which they would be admitted if all fitted and all were equally long."""
-        return chain(self._resumed, *(tenant.waiting for tenant in self._by_service()))
+        yield from self._resumed
+        for tenant in self._by_service():
+            yield from tenant.waiting
 
     def positions(self, groups: Iterable[SequenceGroup]) -> list[int]:
         """Where each of some groups that wait comes in that order, from 1 on."""
@@ -133,11 +135,11 @@ class WaitingQueue:
 
         Those for which there is no place at all are passed over.
         """
-        resumed = next(filter(has_place, self._resumed), None)
-        if resumed is not None:
-            return iter([resumed])
-        new = chain.from_iterable(tenant.waiting for tenant in self._by_service())
-        return islice(filter(has_place, new), limit)
+        return islice(filter(has_place, self), limit)
+
+    def has_run_before(self, group: SequenceGroup) -> bool:
+        """Whether a group that waits has lost its blocks."""
+        return _place(self._resumed, group) is not None
 
     def _by_service(self) -> list[Tenant]:
         waiting = [tenant for tenant in self._tenants.values() if tenant.waiting]
