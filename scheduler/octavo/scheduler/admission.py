@@ -35,11 +35,14 @@ def refuse_malformed(request: Request, max_parallel: int) -> Refusal | None:
     return None
 
 
-def refuse_misfit(request: Request, model: ModelInfo, replicas: Collection[Replica]) -> Refusal | None:
+def refuse_misfit(
+    request: Request, model: ModelInfo, replicas: Collection[Replica], *, was_accepted: bool
+) -> Refusal | None:
     """Why `model` on none of `replicas` can run the request.
 
-    No replica refuses nothing. A request that was accepted before waits for a replica that is large enough: the one it
-    ran on may come back.
+    No replica refuses nothing. A request that was accepted before waits for a replica that is large enough
+    (`octavo.scheduler.homeless`): the one it ran on may come back. One that was not gets no blocks that are owed to a
+    pinned prefix, or that would never come back.
     """
     longest = len(request.prompt_token_ids) + request.sampling.max_tokens
     if request.model_fingerprint != model.fingerprint:
@@ -49,7 +52,7 @@ def refuse_misfit(request: Request, model: ModelInfo, replicas: Collection[Repli
     generated = (token_id for sequence in request.generated for token_id in sequence.token_ids)
     if max(max(request.prompt_token_ids), max(generated, default=0)) >= model.vocab_size:
         return RejectReason.BAD_TOKEN_ID, f"a token id is outside the vocabulary of {model.vocab_size}"
-    if request.resubmitted or not replicas or any(has_capacity(request, replica) for replica in replicas):
+    if was_accepted or not replicas or any(_may_accept(request, replica) for replica in replicas):
         return None
     largest = max(replica.kv.capacity_tokens for replica in replicas)
     return (
@@ -67,6 +70,11 @@ def worst_case_blocks(request: Request, replica: Replica) -> int:
 def has_capacity(request: Request, replica: Replica) -> bool:
     """Whether the request fits an otherwise empty replica, whatever it grows to."""
     return worst_case_blocks(request, replica) <= replica.kv.num_blocks - replica.kv.reserved_blocks
+
+
+def _may_accept(request: Request, replica: Replica) -> bool:
+    free = replica.kv.num_blocks - replica.kv.reserved_blocks - sum(replica.owed_prefixes.values())
+    return worst_case_blocks(request, replica) <= free
 
 
 class ObstacleKind(enum.StrEnum):

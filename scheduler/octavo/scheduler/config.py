@@ -73,6 +73,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_failed_steps: int = 3
     # And after this many that could not be smaller, and for which its worker had no memory.
     max_memory_failures: int = 2
+    # An accepted request that none of the workers there can hold waits this long for one that can: a worker that was
+    # lost takes its time to start and to load its model.
+    misfit_grace_s: float = 60.0
     # What workers have died over is refused for this long: enough to find out why, or to roll a fix out.
     quarantine_s: float = 600.0
 
@@ -85,7 +88,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("watermark must be in [0, 1)")
         if not 0.0 <= self.max_pinned_share < 1.0:
             raise ValueError("max_pinned_share must be in [0, 1)")
-        for name in ("delay_factor", "priority_ageing_s", "overtaking_s", "drain_grace_s", "quarantine_s"):
+        for name in (
+            *("delay_factor", "priority_ageing_s", "overtaking_s"),
+            *("drain_grace_s", "misfit_grace_s", "quarantine_s"),
+        ):
             if getattr(self, name) < 0.0:
                 raise ValueError(f"{name} must not be negative")
         if any(weight <= 0.0 for weight in self.tenant_weights.values()):

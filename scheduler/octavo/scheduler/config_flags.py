@@ -147,6 +147,14 @@ _OPTIONS = [
         help="Seconds that requests may go on at a worker that is drained before they are moved to others.",
     ),
     click.option(
+        "--misfit-grace",
+        "misfit_grace_s",
+        envvar="OCTAVO_MISFIT_GRACE",
+        type=_Number(),
+        default=_DEFAULTS.misfit_grace_s,
+        help="Seconds that an accepted request waits for a worker that can hold it where none of those there can.",
+    ),
+    click.option(
         "--quarantine",
         "quarantine_s",
         envvar="OCTAVO_QUARANTINE",

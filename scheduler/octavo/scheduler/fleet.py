@@ -4,12 +4,12 @@ import msgspec
 
 from octavo.scheduler.admission import has_capacity, refuse_misfit
 from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.events import LossCause, ReplicaDismissed, ReplicaLost, RequestQuarantined
+from octavo.scheduler.events import LossCause, PrefixGivenUp, ReplicaDismissed, ReplicaLost, RequestQuarantined
 from octavo.scheduler.kv_cache_manager import KVCacheManager
 from octavo.scheduler.ledger import Ledger
 from octavo.scheduler.observer import SchedulerObserver
 from octavo.scheduler.outbox import Outbox
-from octavo.scheduler.prefix_pins import PrefixPins
+from octavo.scheduler.prefix_pins import PrefixPins, making_way_for
 from octavo.scheduler.quarantine import Quarantine
 from octavo.scheduler.replica import Replica
 from octavo.scheduler.sequence import SequenceGroup
@@ -72,8 +72,10 @@ class Fleet:
 
     def can_hold(self, group: SequenceGroup) -> bool:
         """Whether any replica could ever hold the group that takes it in its turn, which suspects do not wait for."""
-        if group in self._ledger.suspects:
-            return False
+        return group not in self._ledger.suspects and self.has_home(group)
+
+    def has_home(self, group: SequenceGroup) -> bool:
+        """Whether any replica that takes the group could ever hold it."""
         if self.has_ready_home(group):
             return True
         former = self.replicas.get(group.former_replica_id or 0)
@@ -111,7 +113,8 @@ class Fleet:
         is_cordoned = hello.worker_id in self.cordoned
         replica = Replica(hello, self._config, now, is_cordoned, self._strategy.make_kv)
         self.replicas[hello.incarnation] = replica
-        self._prefixes.equip(replica)
+        for name, group in self._prefixes.equip(replica, self.replicas.values(), list(self._ledger.waiting)).items():
+            self._outbox.add(PrefixGivenUp(replica.replica_id, name, making_way_for(group)))
         self._outbox.to_replica(hello.incarnation, WorkerWelcome(self._outbox.epoch))
         if self.model is None:
             self._learn_model(hello.model)
@@ -130,7 +133,8 @@ class Fleet:
         """Requests that came before any worker are checked now that the limits are known."""
         self.model = model
         for group in list(self._ledger.waiting):
-            if refusal := refuse_misfit(group.request, model, self.replicas.values()):
+            accepted = group.request.resubmitted
+            if refusal := refuse_misfit(group.request, model, self.replicas.values(), was_accepted=accepted):
                 self._ledger.reject(group, *refusal)
 
     # -- leave ------------------------------------------------------------------------------------------------------

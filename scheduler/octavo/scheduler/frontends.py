@@ -117,7 +117,9 @@ class Frontends:
         num_waiting, model = len(self._ledger.waiting), self._fleet.model
         if num_waiting >= self._config.max_waiting and not request.resubmitted:
             return RejectReason.QUEUE_FULL, f"{num_waiting} requests are waiting"
-        return refuse_misfit(request, model, self._fleet.replicas.values()) if model else None
+        if model is None:
+            return None
+        return refuse_misfit(request, model, self._fleet.replicas.values(), was_accepted=request.resubmitted)
 
     def _new_group(self, request: Request, frontend_id: int, now: float) -> SequenceGroup:
         arrival = now - request.age_ms / 1000.0

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
+from octavo.scheduler.admission import has_capacity, worst_case_blocks
 from octavo.scheduler.replica import Replica
 from octavo.scheduler.sequence import SequenceGroup, new_sequences
 from octavo.wire.requests import MAX_PREFIXES, NO_CACHE_KEY, Prefix, Request
@@ -48,7 +49,9 @@ class PrefixPins:
 
     def _budget_refusal(self, prefix: Prefix, replica: Replica) -> str | None:
         blocks, budget = replica.kv.blocks_for(len(prefix.token_ids)), replica.pinned_budget
-        taken = replica.kv.reserved_blocks
+        # What is owed comes back.
+        owed = sum(blocks for name, blocks in replica.owed_prefixes.items() if name != prefix.name)
+        taken = replica.kv.reserved_blocks + owed
         if taken + blocks <= budget:
             return None
         return (
@@ -66,6 +69,7 @@ class PrefixPins:
     def unpin(self, name: str, replicas: Iterable[Replica]) -> None:
         """The prefix is ordinary cached content from now on. Raises `KeyError` for an unknown name."""
         for replica in replicas:
+            replica.owed_prefixes.pop(name, None)
             if name in replica.prefix_names:
                 self.give_up(name, replica)
         del self._prefixes[name]
@@ -80,12 +84,61 @@ class PrefixPins:
             replica.drop(group)
         replica.prefixes = [group for group in replica.prefixes if group.prefix_name != name]
 
-    def equip(self, replica: Replica) -> None:
-        """A replica has joined: it computes what fits its budget, in the order of pinning."""
+    def equip(
+        self, replica: Replica, replicas: Collection[Replica], waiting: Collection[SequenceGroup]
+    ) -> dict[str, SequenceGroup]:
+        """A replica has joined: it computes what fits its budget, in the order of pinning. What takes blocks without
+        which a request that was accepted would have no home among `replicas` is owed to it for as long; for whom."""
+        claimants: dict[str, SequenceGroup] = {}
         for prefix in self._prefixes.values():
             # It may have been pinned before any worker had said what it serves.
-            if not (_model_refusal(prefix, replica.hello.model) or self._budget_refusal(prefix, replica)):
+            if _model_refusal(prefix, replica.hello.model) or self._budget_refusal(prefix, replica):
+                continue
+            if claimant := _claimant(prefix, replica, replicas, waiting):
+                claimants[prefix.name] = claimant
+                replica.owed_prefixes[prefix.name] = replica.kv.blocks_for(len(prefix.token_ids))
+            else:
                 self._add(prefix, replica)
+        return claimants
+
+    def in_the_way(self, group: SequenceGroup, replica: Replica) -> list[str] | None:
+        """The prefixes without which the replica could hold a group, the latest first; None if it never could."""
+        kv, names = replica.kv, list[str]()
+        lacking = worst_case_blocks(group.request, replica) - (kv.num_blocks - kv.reserved_blocks)
+        for prefix in reversed([each for each in self.all if each.name in replica.prefix_names]):
+            if lacking <= 0:
+                break
+            names.append(prefix.name)
+            lacking -= kv.blocks_for(len(prefix.token_ids))
+        return names if lacking <= 0 else None
+
+    def owe(self, name: str, replica: Replica) -> None:
+        """The replica goes on without the prefix until `make_owed` finds that nobody needs its blocks any more."""
+        self.give_up(name, replica)
+        replica.owed_prefixes[name] = replica.kv.blocks_for(len(self._prefixes[name].token_ids))
+
+    def make_owed(self, replicas: Collection[Replica], waiting: Collection[SequenceGroup]) -> bool:
+        """Has replicas compute what they are owed, where nobody needs the blocks any more. Whether there was any."""
+        made = [
+            (prefix, replica)
+            for replica in replicas
+            for prefix in self.all
+            if prefix.name in replica.owed_prefixes and self._make_owed(prefix, replica, replicas, waiting)
+        ]
+        return bool(made)
+
+    def _make_owed(
+        self,
+        prefix: Prefix,
+        replica: Replica,
+        replicas: Collection[Replica],
+        waiting: Collection[SequenceGroup],
+    ) -> bool:
+        if self._budget_refusal(prefix, replica) or _claimant(prefix, replica, replicas, waiting):
+            return False
+        del replica.owed_prefixes[prefix.name]
+        self._add(prefix, replica)
+        return True
 
     def _add(self, prefix: Prefix, replica: Replica) -> None:
         replica.prefix_names.add(prefix.name)
@@ -128,7 +181,27 @@ def _homes(group: SequenceGroup, replicas: Collection[Replica]) -> Collection[Re
     return at_home or replicas
 
 
+def _claimant(
+    prefix: Prefix, replica: Replica, replicas: Collection[Replica], waiting: Collection[SequenceGroup]
+) -> SequenceGroup | None:
+    """A request that was accepted and would have no home any more if the replica kept the prefix."""
+    elsewhere = [other for other in replicas if other is not replica and other.is_ready]
+    for group in waiting:
+        if (
+            has_capacity(group.request, replica)
+            and not _still_fits(group, replica, prefix)
+            and not any(has_capacity(group.request, other) for other in elsewhere)
+        ):
+            return group
+    return next((group for group in replica.requests if not _still_fits(group, replica, prefix)), None)
+
+
 def _still_fits(group: SequenceGroup, replica: Replica, prefix: Prefix) -> bool:
     kv = replica.kv
-    worst_case = group.request.sampling.parallel * kv.blocks_for(group.longest)
-    return worst_case + kv.blocks_for(len(prefix.token_ids)) <= kv.num_blocks - kv.reserved_blocks
+    needed = worst_case_blocks(group.request, replica) + kv.blocks_for(len(prefix.token_ids))
+    return needed <= kv.num_blocks - kv.reserved_blocks
+
+
+def making_way_for(group: SequenceGroup) -> str:
+    """Why a replica is without a prefix for a while."""
+    return f"request {group.request_id}, which no other worker can hold, may need its blocks; it is computed after that"

@@ -106,6 +106,8 @@ class Replica:
     # Prefixes to be pinned here, by name; and those still to be computed, which come before everything else.
     prefix_names: set[str] = field(default_factory=set)
     prefixes: list[SequenceGroup] = field(default_factory=list)
+    # Prefixes that it is without while a request that was accepted needs their blocks, and how many these are.
+    owed_prefixes: dict[str, int] = field(default_factory=dict)
     outstanding: deque[OutstandingStep] = field(default_factory=deque)
     # Groups that start over once nothing is outstanding, and why: their step failed, or was skipped after one that did;
     # or what they shared with one that failed made them fail too.

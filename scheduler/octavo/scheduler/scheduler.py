@@ -26,6 +26,7 @@ from octavo.scheduler.events import (
 )
 from octavo.scheduler.fleet import Fleet
 from octavo.scheduler.frontends import Frontends
+from octavo.scheduler.homeless import Homeless
 from octavo.scheduler.isolation import Isolation
 from octavo.scheduler.ledger import Ledger
 from octavo.scheduler.observer import SchedulerObserver
@@ -67,6 +68,7 @@ class Scheduler:
         self._frontends = Frontends(*parts, quarantine)
         self._isolation = Isolation(self.ledger, self.fleet)
         self._departures = Departures(config, self.ledger, self.fleet)
+        self._homeless = Homeless(config, self.ledger, self.fleet, self.prefixes, self._outbox)
         self._answers = Answers(*parts)
         # By incarnation, in order of registration.
         self.replicas = self.fleet.replicas
@@ -139,6 +141,7 @@ class Scheduler:
             case Tick():
                 self._frontends.lose_overdue(now)
                 self.fleet.lose_overdue(now)
+                self._homeless.look(now)
                 self.ledger.notices.follow(self.waiting, now)
         self._departures.see_off(now)
         return self._take_effects(now)
