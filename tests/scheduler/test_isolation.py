@@ -7,8 +7,10 @@ import pytest
 
 from octavo.scheduler.config import Policy, Preemption
 from octavo.scheduler.events import (
+    LeaseRenewed,
     LossCause,
     PrefixPinned,
+    ReplicaHeard,
     ReplicaLeft,
     RequestQuarantined,
     WorkerCordoned,
@@ -16,10 +18,11 @@ from octavo.scheduler.events import (
     WorkerReadmitted,
 )
 from octavo.scheduler.suspects import STEPS_TO_CLEAR
-from octavo.testing.cluster import Cluster, make_request, reference_tokens
+from octavo.testing.cluster import FRONTEND, Cluster, ended, make_request, reference_tokens
 from octavo.testing.poison import Poison, computed
 from octavo.testing.scenarios import beams, ids, step_until
-from octavo.wire.requests import Prefix, RejectReason, Request
+from octavo.wire.requests import Lease, Prefix, RejectReason, Request
+from octavo.wire.steps import Ending
 
 from .conftest import MakeCluster
 
@@ -31,11 +34,12 @@ def innocents(count: int, **sampling: Any) -> list[Request]:
 
 
 def kill(cluster: Cluster, incarnation: int, then: int | None = None) -> None:
-    """A replica dies, and its worker comes back as another."""
+    """A replica crashes, and its worker comes back as another."""
     cluster.schedule()
+    process = cluster.replicas[incarnation].hello.process
     cluster.leave(incarnation, LossCause.UNREACHABLE)
     if then is not None:
-        cluster.join(then, worker_id=f"worker-{incarnation}")
+        cluster.join(then, worker_id=f"worker-{incarnation}", predecessor=ended(process))
 
 
 def planned(cluster: Cluster, incarnation: int) -> set[str]:
@@ -74,10 +78,11 @@ def test_an_operator_learns_of_a_quarantine(make_cluster: MakeCluster) -> None:
     kill(cluster, 1, then=2)
     kill(cluster, 2, then=3)
     cluster.schedule()
-    effects = cluster.core.handle(ReplicaLeft(3, LossCause.UNREACHABLE, "no message reaches it"), cluster.now)
+    effects = cluster.core.handle(ReplicaLeft(3, LossCause.OVERDUE, "step 1 has taken 9 s of 2 s"), cluster.now)
     [told] = [effect for effect in effects if isinstance(effect, RequestQuarantined)]
     assert told.request_id == "poison"
-    assert "worker-2 (no message reaches it)" in told.reason
+    assert "worker-1 (signal SIGSEGV), worker-1 (signal SIGSEGV), and then" in told.reason
+    assert "worker-2 (step 1 has taken 9 s of 2 s), which computed nothing else" in told.reason
 
 
 def test_the_same_payload_under_other_names_goes_with_it(make_cluster: MakeCluster) -> None:
@@ -329,6 +334,116 @@ def test_a_loss_that_is_no_death_accuses_nobody(make_cluster: MakeCluster, cause
     assert suspects(cluster) == []
     cluster.run()
     assert cluster.tokens["poison"] == reference_tokens(POISON)
+
+
+def lose(cluster: Cluster, incarnation: int, ending: Ending | None, cause: LossCause = LossCause.UNREACHABLE) -> None:
+    """A replica's connection ends; if it is known how its process did, the next of its name tells at once."""
+    cluster.schedule()
+    hello = cluster.replicas[incarnation].hello
+    cluster.leave(incarnation, cause)
+    if ending is not None:
+        cluster.join(incarnation + 100, worker_id=hello.worker_id, predecessor=ended(hello.process, ending))
+
+
+@pytest.mark.parametrize("ending", [Ending.KILLED, Ending.UNKNOWN])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_long_prefill_that_loses_its_worker_thrice_to_kills_is_no_poison(
+    make_cluster: MakeCluster, ending: Ending, num_workers: int
+) -> None:
+    cluster = make_cluster(max_num_batched_tokens=4)
+    for incarnation in range(1, num_workers + 1):
+        cluster.join(incarnation)
+    cluster.submit(long := make_request("long", 100, 8))
+    for _ in range(3):
+        cluster.step()
+        cluster.step()
+        [home] = [each for each, replica in cluster.core.replicas.items() if replica.running]
+        lose(cluster, home, ending)
+        assert (suspects(cluster) == []) or ending is Ending.UNKNOWN
+    cluster.run()
+    assert cluster.rejected == {}
+    assert cluster.tokens["long"] == reference_tokens(long)
+
+
+def test_a_worker_that_does_not_end_in_time_and_is_killed_accuses_nobody(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    cluster.join(1)
+    cluster.submit(POISON)
+    for incarnation in (1, 101, 201):
+        cluster.schedule()
+        cluster.handle(ReplicaHeard(incarnation, draining=True))
+        lose(cluster, incarnation, Ending.UNKNOWN)
+    assert suspects(cluster) == []
+
+
+def thrice_lost(make_cluster: MakeCluster, **config: Any) -> Cluster:
+    """The suspect was alone when the last of three workers was lost; that one's successor is not there yet."""
+    cluster = make_cluster(**config)
+    cluster.join(1)
+    cluster.submit(POISON)
+    for incarnation in (1, 101):
+        lose(cluster, incarnation, Ending.CRASHED)
+    cluster.join(2)
+    cluster.step()
+    assert ids(cluster.core.replicas[2].running) == ["poison"]
+    lose(cluster, 2, None)
+    cluster.join(3)
+    return cluster
+
+
+def renewed(cluster: Cluster, seconds: int) -> None:
+    """Time passes, and nobody is silent."""
+    for _ in range(seconds):
+        cluster.now += 1.0
+        cluster.handle(LeaseRenewed(FRONTEND, [Lease(each.request_id, 1) for each in cluster.core.groups]))
+        for incarnation in cluster.core.replicas:
+            cluster.handle(ReplicaHeard(incarnation))
+        cluster.tick(0.0)
+        cluster.schedule()
+
+
+def test_a_suspect_ends_no_other_worker_before_it_is_known_how_the_last_died(make_cluster: MakeCluster) -> None:
+    cluster = thrice_lost(make_cluster)
+    cluster.submit(other := make_request("other", 6, 8))
+    step_until(cluster, lambda: "other" in cluster.finished)
+    assert cluster.tokens["other"] == reference_tokens(other)
+    renewed(cluster, 59)
+    assert ids(cluster.core.waiting) == ["poison"]
+    cluster.join(4, worker_id="worker-2", predecessor=ended(2))
+    assert cluster.rejected.keys() == {"poison"}
+
+
+def test_a_suspect_goes_on_when_the_last_worker_was_killed(make_cluster: MakeCluster) -> None:
+    cluster = thrice_lost(make_cluster)
+    cluster.join(4, worker_id="worker-2", predecessor=ended(2, Ending.KILLED))
+    cluster.run()
+    assert cluster.tokens["poison"] == reference_tokens(POISON)
+
+
+def test_a_suspect_goes_on_when_nobody_says_how_the_last_worker_died(make_cluster: MakeCluster) -> None:
+    cluster = thrice_lost(make_cluster, death_grace_s=5.0)
+    renewed(cluster, 4)
+    assert ids(cluster.core.waiting) == ["poison"]
+    renewed(cluster, 3)
+    cluster.run()
+    assert cluster.tokens["poison"] == reference_tokens(POISON)
+
+
+def test_a_suspect_goes_where_no_worker_has_died_over_it(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    cluster.join(1)
+    cluster.submit(POISON)
+    for incarnation in (1, 101):
+        lose(cluster, incarnation, Ending.CRASHED)
+    cluster.join(2)
+    cluster.handle(WorkerCordoned("worker-1"))
+    cluster.submit(make_request("other", 8, 60))
+    cluster.step()
+    cluster.handle(WorkerReadmitted("worker-1"))
+    # Worker 1 has nothing to lose, and dying once more would prove little.
+    step_until(cluster, lambda: planned(cluster, 2) == {"poison"}, 3)
+    lose(cluster, 2, Ending.CRASHED)
+    assert cluster.rejected.keys() == {"poison"}
 
 
 def test_deaths_far_apart_make_no_suspect(make_cluster: MakeCluster) -> None:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from octavo.scheduler import quarantine as quarantine_module
+from octavo.scheduler.events import QuarantineCleared
 from octavo.scheduler.quarantine import Quarantine
 from octavo.testing.cluster import Cluster, make_request, resubmitted
 from octavo.testing.poison import Poison
@@ -14,6 +15,7 @@ from octavo.wire.requests import RejectReason, Request
 from .conftest import MakeCluster
 
 POISON = make_request("poison", 8, 20, temperature=1.0, seed=3)
+WHY = "workers have died over it"
 
 
 def changed(**changes: Any) -> Request:
@@ -23,7 +25,7 @@ def changed(**changes: Any) -> Request:
 def test_the_same_payload_is_refused_until_its_time_is_over() -> None:
     quarantine = Quarantine(600.0)
     assert quarantine.refusal(POISON, 0.0) is None
-    quarantine.add(POISON, 10.0)
+    quarantine.add(POISON, 10.0, WHY)
     assert "for another 600 s" in (quarantine.refusal(POISON, 10.0) or "")
     assert "for another 1 s" in (quarantine.refusal(POISON, 609.5) or "")
     assert quarantine.refusal(POISON, 610.0) is None
@@ -41,7 +43,7 @@ def sampled(**changes: Any) -> Request:
 )
 def test_the_same_payload_is_refused_whoever_asks(request_: Request) -> None:
     quarantine = Quarantine(600.0)
-    quarantine.add(POISON, 0.0)
+    quarantine.add(POISON, 0.0, WHY)
     assert quarantine.refusal(request_, 1.0)
 
 
@@ -52,14 +54,14 @@ def test_the_same_payload_is_refused_whoever_asks(request_: Request) -> None:
 )
 def test_another_payload_is_taken(request_: Request) -> None:
     quarantine = Quarantine(600.0)
-    quarantine.add(POISON, 0.0)
+    quarantine.add(POISON, 0.0, WHY)
     assert quarantine.refusal(request_, 1.0) is None
 
 
 def test_a_payload_that_comes_in_again_stays_from_then_on() -> None:
     quarantine = Quarantine(600.0)
-    quarantine.add(POISON, 0.0)
-    quarantine.add(POISON, 500.0)
+    quarantine.add(POISON, 0.0, WHY)
+    quarantine.add(POISON, 500.0, WHY)
     assert quarantine.refusal(POISON, 1000.0)
 
 
@@ -68,8 +70,30 @@ def test_the_oldest_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     quarantine = Quarantine(600.0)
     requests = [make_request(name, 8, 20) for name in "abc"]
     for request in requests:
-        quarantine.add(request, 0.0)
+        quarantine.add(request, 0.0, WHY)
     assert [quarantine.refusal(request, 1.0) is not None for request in requests] == [False, True, True]
+
+
+def test_an_operator_sees_what_is_refused_and_clears_one_or_all() -> None:
+    quarantine, other = Quarantine(600.0), make_request("other", 8, 20)
+    quarantine.add(POISON, 0.0, WHY)
+    quarantine.add(other, 1.0, "others have died over it")
+    first, second = quarantine.entries(2.0)
+    assert (first.request_id, first.num_prompt_tokens, first.until, first.why) == ("poison", 8, 600.0, WHY)
+    quarantine.clear(first.payload)
+    assert quarantine.refusal(POISON, 2.0) is None
+    assert quarantine.entries(2.0) == [second]
+    quarantine.clear(first.payload)
+    quarantine.add(POISON, 3.0, WHY)
+    quarantine.clear(None)
+    assert quarantine.entries(3.0) == []
+    assert quarantine.refusal(other, 3.0) is None
+
+
+def test_what_is_over_is_listed_no_more() -> None:
+    quarantine = Quarantine(10.0)
+    quarantine.add(POISON, 0.0, WHY)
+    assert quarantine.entries(10.0) == []
 
 
 # -- in the core ------------------------------------------------------------------------------------------------------
@@ -87,7 +111,10 @@ def test_a_request_that_ends_workers_is_told_what_happened(make_cluster: MakeClu
     cluster = convicted(make_cluster)
     rejected = cluster.rejected["poison"]
     assert rejected.reason is RejectReason.QUARANTINED
-    assert rejected.detail.startswith("2 workers were lost while they computed this request, and then worker worker-1")
+    died = "worker-1 (signal SIGSEGV)"
+    assert rejected.detail.startswith(
+        f"2 workers were lost while they computed this request, {died}, {died}, and then worker {died},"
+    )
     assert "refused for 600 s" in rejected.detail
 
 
@@ -105,3 +132,13 @@ def test_another_request_is_served_meanwhile(make_cluster: MakeCluster) -> None:
     cluster.submit(make_request("innocent", 8, 20))
     cluster.run()
     assert cluster.rejected.keys() == {"poison"}
+
+
+def test_what_an_operator_has_cleared_is_taken_again(make_cluster: MakeCluster) -> None:
+    cluster = convicted(make_cluster)
+    [entry] = cluster.core.quarantine.entries(cluster.now)
+    cluster.handle(QuarantineCleared(entry.payload))
+    cluster.submit(changed(request_id="again"))
+    assert "again" not in cluster.rejected
+    cluster.run()
+    assert "again" in cluster.finished

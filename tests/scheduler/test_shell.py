@@ -309,7 +309,7 @@ async def test_a_worker_whose_connection_ends_in_a_step_is_lost_at_once(
         while not isinstance(message := await to_worker(other), StepPlan):
             assert message == WorkerWelcome(EPOCH), "it was looked whether this one is there"
     assert list(service.shell.core.replicas) == [6]
-    assert "worker worker-5 lost (unreachable): WorkerWelcome could not be sent" in caplog.text
+    assert "worker worker-5 lost (unreachable): its connection has ended" in caplog.text
 
 
 async def test_a_worker_that_says_goodbye_and_goes_has_not_died(

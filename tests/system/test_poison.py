@@ -1,9 +1,13 @@
 """Requests that break what computes them: others get their tokens, and the service goes on."""
 
+import contextlib
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 import pytest
@@ -11,6 +15,7 @@ import pytest
 from octavo.testing.chaos.supervisor import Supervisor
 from octavo.testing.grpc_calls import reason_of
 from octavo.testing.stack import Stack, token_request
+from octavo.v1 import admin_pb2
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.fake_runner import FakeVocabulary, expected_tokens
 
@@ -72,6 +77,52 @@ def test_a_request_that_kills_workers_is_quarantined_and_no_innocent_is_failed(n
     assert len(supervisor.died) <= 3
     assert_served(stack)
     stack.wait_idle()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_kills_from_outside_accuse_no_prompt_and_an_operator_clears_what_is_refused(
+    new_stack: StartStack, workers: int
+) -> None:
+    # A prefill of two hundred steps.
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="20", OCTAVO_MAX_NUM_BATCHED_TOKENS="8", OCTAVO_FAKE_FAULT="die=251+252")
+    stack.start("serve", arguments=["--workers", str(workers)])
+    stack.wait_ready()
+    stack.wait_for(lambda: len(stack.load().workers) == workers)
+    prompt = [n % 250 for n in range(1600)]
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(stack.generate, token_request(prompt, 5))
+        for deaths in range(1, 4):
+            stack.wait_for(lambda: any(worker.running for worker in stack.load().workers))
+            [busy] = [worker.id for worker in stack.load().workers if worker.running]
+            kill_worker(stack, busy)
+            stack.wait_for(lambda deaths=deaths: stack.log("serve").count("ended with signal SIGKILL") == deaths)
+        sampling = SamplingParams(max_tokens=5)
+        expected = expected_tokens(prompt, sampling, 0, 5, FakeVocabulary.read(stack.model))
+        assert serving.result().token_ids == expected
+    assert "quarantine" not in stack.log("serve")
+    assert "lost (unreachable): its connection has ended" in stack.log("serve")
+    if workers == 1:
+        # A supervisor gives up after four deaths.
+        return
+    error = refusal(stack, POISON)
+    assert reason_of(error) == "QUARANTINED"
+    assert "signal SIGSEGV" in (error.details() or "")
+    [payload] = stack.admin.ListQuarantine(admin_pb2.ListQuarantineRequest()).payloads
+    assert payload.prompt_tokens == len(POISON)
+    stack.admin.ClearQuarantine(admin_pb2.ClearQuarantineRequest(payload=payload.payload))
+    assert not stack.admin.ListQuarantine(admin_pb2.ListQuarantineRequest()).payloads
+
+
+def kill_worker(stack: Stack, worker_id: str) -> None:
+    """kill -9 of the process that has this name."""
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            settings = environ.read_bytes().split(b"\0")
+            mine = f"OCTAVO_RUNTIME_DIR={stack.directory}".encode() in settings
+            if mine and f"OCTAVO_WORKER_ID={worker_id}".encode() in settings:
+                os.kill(int(environ.parent.name), signal.SIGKILL)
+                return
+    raise AssertionError(f"there is no worker {worker_id}")
 
 
 def test_steps_too_large_for_the_memory_are_cut_and_no_request_is_lost(new_stack: StartStack) -> None:

@@ -39,7 +39,7 @@ def test_several_faults_or_none_are_read() -> None:
 
 @pytest.mark.parametrize("text", ["die", "die=", "die=x", "explode=1", "die=1+", "die=1>2@3", "die=1,"])
 def test_what_is_no_fault_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match=r"write die, hang, raise, oom or nan"):
+    with pytest.raises(ValueError, match=r"write die, vanish, hang, raise, oom or nan"):
         parse_faults(text)
 
 
@@ -82,7 +82,7 @@ FakeFaults(parse_faults("%s=5")).strike([WorkItem(sequence, 0, 1, (sequence,))])
 """
 
 
-@pytest.mark.parametrize(("kind", "status"), [("die", -signal.SIGKILL), ("hang", 1)])
+@pytest.mark.parametrize(("kind", "status"), [("die", -signal.SIGSEGV), ("vanish", -signal.SIGKILL), ("hang", 1)])
 def test_a_process_dies_or_hangs_with_all_its_threads(kind: str, status: int) -> None:
     done = subprocess.run([sys.executable, "-c", _STRIKE % kind], capture_output=True, timeout=60, check=False)
     assert done.returncode == status, done.stderr.decode()

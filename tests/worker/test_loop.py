@@ -35,6 +35,7 @@ from octavo.wire.steps import (
     WorkerWelcome,
 )
 from octavo.worker.fake_runner import FakeRunner, FakeVocabulary, expected_tokens
+from octavo.worker.last_words import LastWords
 from octavo.worker.liveness import STEP_DEADLINE_S, Liveness
 from octavo.worker.loop import serve
 from octavo.worker.metrics import WorkerMetrics
@@ -231,7 +232,7 @@ class SignallingRunner(FakeRunner):
         return super().execute(moves, items)
 
 
-def test_a_step_under_way_is_answered_before_the_goodbye(place: Place) -> None:
+def test_a_step_under_way_is_answered_before_the_goodbye(place: Place, tmp_path: Path) -> None:
     def script() -> list[FromWorker]:
         with scripted_scheduler(place.endpoint) as scheduler:
             incarnation = welcome(scheduler)
@@ -243,9 +244,10 @@ def test_a_step_under_way_is_answered_before_the_goodbye(place: Place) -> None:
             return [message for message in heard if not isinstance(message, WorkerHello | Heartbeat)]
 
     runner = SignallingRunner(place.model, block_size=16, num_blocks=8)
+    words = LastWords(tmp_path / "words", {})
     with ThreadPoolExecutor(1) as pool:
         heard = pool.submit(script)
-        serve(runner, worker_id="w0", endpoint=place.endpoint, liveness=Liveness(), drain_timeout_s=0.0)
+        serve(runner, worker_id="w0", endpoint=place.endpoint, liveness=Liveness(), drain_timeout_s=0.0, words=words)
         result, goodbye = heard.result(timeout=20)
     assert isinstance(result, StepResult)
     assert (result.step_id, result.outcome) == (1, StepOutcome.DONE)
@@ -268,7 +270,9 @@ class HangingRunner(SignallingRunner):
         return super().execute(moves, items)
 
 
-def test_a_worker_whose_step_hangs_does_not_look_alive_and_counts_it_when_it_is_done(place: Place) -> None:
+def test_a_worker_whose_step_hangs_does_not_look_alive_and_counts_it_when_it_is_done(
+    place: Place, tmp_path: Path
+) -> None:
     def script() -> None:
         with scripted_scheduler(place.endpoint) as scheduler:
             incarnation = welcome(scheduler)
@@ -276,6 +280,7 @@ def test_a_worker_whose_step_hangs_does_not_look_alive_and_counts_it_when_it_is_
             scheduler.wait_for(WorkerGoodbye)
 
     runner, metrics = HangingRunner(place.model), WorkerMetrics(lambda: 0.0)
+    words = LastWords(tmp_path / "words", {})
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(script)
         serve(
@@ -285,6 +290,7 @@ def test_a_worker_whose_step_hangs_does_not_look_alive_and_counts_it_when_it_is_
             liveness=runner.liveness,
             metrics=metrics,
             drain_timeout_s=0.0,
+            words=words,
         )
         done.result(timeout=20)
     assert runner.alive == [True, False]

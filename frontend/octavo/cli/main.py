@@ -23,6 +23,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "cordon": ("octavo.scheduler.workers_cli:cordon", "Give a worker no new requests until it is readmitted."),
     "drain": ("octavo.scheduler.workers_cli:drain", "Move a worker's requests away, and let it end."),
     "readmit": ("octavo.scheduler.workers_cli:readmit", "Give a worker requests again."),
+    "quarantine": ("octavo.scheduler.quarantine_cli:quarantine", "List and clear what is refused after deaths."),
     "prefix": ("octavo.scheduler.admin_cli:prefix", "Pin, list and unpin prefixes that stay computed."),
     "worker": ("octavo.worker.cli:worker", "Run one worker: weights, KV blocks, the model."),
     "calibrate": ("octavo.worker.calibrate_cli:calibrate", "Measure how long a worker's steps take, for simulations."),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TextIO
 
+from octavo.wire.ends import ENDS_VARIABLE, End, OutOfMemoryCount, describe_status, write_ends
 from octavo.wire.orphans import LOCK_VARIABLE, end_with_parent, inherited_locks
 
 _log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ _LONGEST_PAUSE_S: Final = 5.0
 # A usage or configuration error: restarting with the same flags cannot help.
 _USAGE_ERROR: Final = 2
 _LOCK_LOOK_S: Final = 0.02
+# One of each is one child's.
+_out_of_memory: Final = OutOfMemoryCount()
 
 
 class SupervisionError(Exception):
@@ -77,12 +80,16 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     _stopping: bool = False
     _deaths: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_DEATHS))
+    # The next one is told of these.
+    _ends: deque[End] = field(default_factory=lambda: deque(maxlen=_MAX_DEATHS))
 
     async def supervise(self) -> None:
         """Runs the command again and again. Returns after `stop`; raises `SupervisionError` if it keeps dying."""
         while not self._stopping:
             self.process = await self._spawn()
             status = await self.process.wait()
+            is_out_of_memory = status == -signal.SIGKILL and _out_of_memory.has_risen()
+            self._ends.append(End(self.process.pid, status, is_out_of_memory))
             if not self._stopping:
                 await self._pause_after(status)
 
@@ -90,7 +97,7 @@ class Child:
         """Runs the command to its end. Raises `SupervisionError` unless it ends well."""
         self.process = await self._spawn()
         if status := await self.process.wait():
-            raise SupervisionError(f"{self.name} failed with {_describe(status)}")
+            raise SupervisionError(f"{self.name} failed with {describe_status(status)}")
 
     async def stop(self, patience_s: float) -> None:
         """SIGTERM, then SIGKILL after `patience_s` seconds."""
@@ -112,7 +119,12 @@ class Child:
             self.process.kill()
 
     async def _spawn(self) -> asyncio.subprocess.Process:
-        environment = {**os.environ, **self.environment, PARENT_VARIABLE: str(os.getpid())}
+        environment = {
+            **os.environ,
+            **self.environment,
+            PARENT_VARIABLE: str(os.getpid()),
+            ENDS_VARIABLE: write_ends(self._ends),
+        }
         # A session of its own: Ctrl-C reaches the supervisor alone, which stops the children in order.
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "octavo.cli.main", *self.arguments),
@@ -125,16 +137,12 @@ class Child:
         now = time.monotonic()
         self._deaths.append(now)
         if status == _USAGE_ERROR:
-            raise SupervisionError(f"{self.name} refuses its settings ({_describe(status)})")
+            raise SupervisionError(f"{self.name} refuses its settings ({describe_status(status)})")
         if len(self._deaths) == _MAX_DEATHS and now - self._deaths[0] < _WINDOW_S:
             raise SupervisionError(
-                f"{self.name} died {_MAX_DEATHS} times within {_WINDOW_S:.0f} s, last with {_describe(status)}"
+                f"{self.name} died {_MAX_DEATHS} times within {_WINDOW_S:.0f} s, last with {describe_status(status)}"
             )
         recent = sum(now - death < _WINDOW_S for death in self._deaths)
         pause = min(_FIRST_PAUSE_S * 4 ** (recent - 1), _LONGEST_PAUSE_S)
-        _log.error("%s ended with %s; starting it again in %.1f s", self.name, _describe(status), pause)
+        _log.error("%s ended with %s; starting it again in %.1f s", self.name, describe_status(status), pause)
         await asyncio.sleep(pause)
-
-
-def _describe(status: int) -> str:
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

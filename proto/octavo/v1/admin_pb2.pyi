@@ -400,3 +400,41 @@ class PinnedPrefix(_message.Message):
     ready_worker_ids: _containers.RepeatedScalarFieldContainer[str]
     pending_worker_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, name: _Optional[str] = ..., tokens: _Optional[int] = ..., ready_worker_ids: _Optional[_Iterable[str]] = ..., pending_worker_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListQuarantineRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListQuarantineResponse(_message.Message):
+    __slots__ = ("payloads",)
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    payloads: _containers.RepeatedCompositeFieldContainer[QuarantinedPayload]
+    def __init__(self, payloads: _Optional[_Iterable[_Union[QuarantinedPayload, _Mapping]]] = ...) -> None: ...
+
+class QuarantinedPayload(_message.Message):
+    __slots__ = ("payload", "request_id", "prompt_tokens", "remaining", "reason")
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    payload: str
+    request_id: str
+    prompt_tokens: int
+    remaining: _duration_pb2.Duration
+    reason: str
+    def __init__(self, payload: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ClearQuarantineRequest(_message.Message):
+    __slots__ = ("payload", "all")
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    payload: str
+    all: bool
+    def __init__(self, payload: _Optional[str] = ..., all: _Optional[bool] = ...) -> None: ...
+
+class ClearQuarantineResponse(_message.Message):
+    __slots__ = ("cleared",)
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    cleared: int
+    def __init__(self, cleared: _Optional[int] = ...) -> None: ...

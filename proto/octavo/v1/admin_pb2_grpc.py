@@ -93,6 +93,16 @@ class AdminServiceStub:
                 request_serializer=octavo_dot_v1_dot_admin__pb2.ReadmitWorkerRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_admin__pb2.ReadmitWorkerResponse.FromString,
                 _registered_method=True)
+        self.ListQuarantine = channel.unary_unary(
+                '/octavo.v1.AdminService/ListQuarantine',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.ListQuarantineRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.ListQuarantineResponse.FromString,
+                _registered_method=True)
+        self.ClearQuarantine = channel.unary_unary(
+                '/octavo.v1.AdminService/ClearQuarantine',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.ClearQuarantineRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.ClearQuarantineResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -182,6 +192,20 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListQuarantine(self, request, context):
+        """What is refused because workers have died over it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearQuarantine(self, request, context):
+        """Takes again what was refused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -239,6 +263,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ReadmitWorker,
                     request_deserializer=octavo_dot_v1_dot_admin__pb2.ReadmitWorkerRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_admin__pb2.ReadmitWorkerResponse.SerializeToString,
+            ),
+            'ListQuarantine': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQuarantine,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.ListQuarantineRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.ListQuarantineResponse.SerializeToString,
+            ),
+            'ClearQuarantine': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearQuarantine,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.ClearQuarantineRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.ClearQuarantineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -542,6 +576,60 @@ class AdminService:
             '/octavo.v1.AdminService/ReadmitWorker',
             octavo_dot_v1_dot_admin__pb2.ReadmitWorkerRequest.SerializeToString,
             octavo_dot_v1_dot_admin__pb2.ReadmitWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQuarantine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.AdminService/ListQuarantine',
+            octavo_dot_v1_dot_admin__pb2.ListQuarantineRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.ListQuarantineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearQuarantine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.AdminService/ClearQuarantine',
+            octavo_dot_v1_dot_admin__pb2.ClearQuarantineRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.ClearQuarantineResponse.FromString,
             options,
             channel_credentials,
             insecure,

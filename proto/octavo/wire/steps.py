@@ -57,13 +57,30 @@ class KVGroup(Value, frozen=True):
     window: Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 
 
+class Ending(enum.StrEnum):
+    """How a process came to its end: by its own doing, whatever made it; from outside; or nobody knows."""
+
+    CRASHED = "crashed"
+    KILLED = "killed"
+    UNKNOWN = "unknown"
+
+
+class Predecessor(Value, frozen=True):
+    """The last process that served in a worker's place, by the name in its hello, and how it ended."""
+
+    process: Identity
+    ending: Ending
+    detail: Text
+
+
 class WorkerHello(Message, frozen=True):
     """A worker offers itself. `worker_id` names the process's place and outlives it; `incarnation` is drawn anew for
     every registration and stands for one life of its (empty) block pools; that of its first registration names the
     `process`, so that it is known whether one that was lost has died. `num_blocks` are on the device, which any of
     the `kv_groups` may use, and `num_cpu_blocks` to swap to. `kv_bytes_per_token` is that of all groups together;
     `costs` is None if the worker did not measure, or has no CPU blocks to weigh. Of the `world_size` ranks
-    that share a replica's model the first registers, for all."""
+    that share a replica's model the first registers, for all. `predecessor` is None if there was none that served, or
+    one that left in order."""
 
     schema_version: Count
     worker_id: Name
@@ -78,6 +95,7 @@ class WorkerHello(Message, frozen=True):
     kv_bytes_per_token: Count
     kv_groups: Annotated[list[KVGroup], Meta(min_length=1, max_length=MAX_KV_GROUPS)]
     costs: StepCosts | None = None
+    predecessor: Predecessor | None = None
 
 
 class WorkerWelcome(Message, frozen=True):

@@ -15,12 +15,14 @@ from octavo.scheduler.admin_messages import (
     write_explanation,
     write_load,
     write_prefix,
+    write_quarantined,
     write_status,
 )
 from octavo.scheduler.events import (
     Event,
     PrefixPinned,
     PrefixUnpinned,
+    QuarantineCleared,
     WorkerCordoned,
     WorkerDrained,
     WorkerReadmitted,
@@ -155,6 +157,29 @@ class AdminService(services.AdminServiceServicer):
         if worker_id not in known:
             names = f"there are {', '.join(sorted(known))}" if known else "there is none"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no worker is called {worker_id[:100]!r}; {names}")
+
+    async def ListQuarantine(self, request: pb.ListQuarantineRequest, context: Context) -> pb.ListQuarantineResponse:
+        now = self._shell.now()
+        entries = self._shell.core.quarantine.entries(now)
+        return pb.ListQuarantineResponse(payloads=[write_quarantined(entry, now) for entry in entries])
+
+    async def ClearQuarantine(self, request: pb.ClearQuarantineRequest, context: Context) -> pb.ClearQuarantineResponse:
+        known = [entry.payload for entry in self._shell.core.quarantine.entries(self._shell.now())]
+        if request.all:
+            self._shell.handle(QuarantineCleared(None))
+            return pb.ClearQuarantineResponse(cleared=len(known))
+        if not request.payload:
+            await _refuse(context, "neither a payload is named nor all")
+        found = [payload for payload in known if payload.startswith(request.payload)]
+        if len(found) != 1:
+            what = "no payload" if not found else f"{len(found)} payloads"
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"{what} in quarantine begin with {request.payload[:100]!r}; see ListQuarantine",
+            )
+        _log.info("payload %s is taken out of quarantine", found[0])
+        self._shell.handle(QuarantineCleared(found[0]))
+        return pb.ClearQuarantineResponse(cleared=1)
 
     async def PinPrefix(self, request: pb.PinPrefixRequest, context: Context) -> pb.PinPrefixResponse:
         prefix = Prefix(request.name, list(request.token_ids))

@@ -7,6 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 from octavo.scheduler.admission import ObstacleKind
 from octavo.scheduler.block_map import Owner, block_map
 from octavo.scheduler.explain import Explanation, ReplicaObstacle
+from octavo.scheduler.quarantine import Entry
 from octavo.scheduler.replica import Replica, ReplicaState
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import SequenceGroup, SequenceStatus
@@ -180,4 +181,17 @@ def write_prefix(prefix: Prefix, core: Scheduler) -> pb.PinnedPrefix:
         tokens=len(prefix.token_ids),
         ready_worker_ids=[r.hello.worker_id for r in there if prefix.name in r.kv.pins],
         pending_worker_ids=[r.hello.worker_id for r in there if prefix.name not in r.kv.pins],
+    )
+
+
+def write_quarantined(entry: Entry, now: float) -> pb.QuarantinedPayload:
+    """What is refused, and for how long."""
+    remaining = Duration()
+    remaining.FromMilliseconds(max(0, round((entry.until - now) * 1000)))
+    return pb.QuarantinedPayload(
+        payload=entry.payload,
+        request_id=entry.request_id,
+        prompt_tokens=entry.num_prompt_tokens,
+        remaining=remaining,
+        reason=entry.why,
     )

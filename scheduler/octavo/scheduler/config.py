@@ -76,6 +76,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     # An accepted request that none of the workers there can hold waits this long for one that can: a worker that was
     # lost takes its time to start and to load its model.
     misfit_grace_s: float = 60.0
+    # A suspect that was alone when a worker died waits this long for a word on how, which the next worker of that name
+    # has: for most that is the time to start and to load a model.
+    death_grace_s: float = 60.0
     # What workers have died over is refused for this long: enough to find out why, or to roll a fix out.
     quarantine_s: float = 600.0
 
@@ -90,7 +93,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("max_pinned_share must be in [0, 1)")
         for name in (
             *("delay_factor", "priority_ageing_s", "overtaking_s"),
-            *("drain_grace_s", "misfit_grace_s", "quarantine_s"),
+            *("drain_grace_s", "misfit_grace_s", "death_grace_s", "quarantine_s"),
         ):
             if getattr(self, name) < 0.0:
                 raise ValueError(f"{name} must not be negative")

@@ -155,6 +155,14 @@ _OPTIONS = [
         help="Seconds that an accepted request waits for a worker that can hold it where none of those there can.",
     ),
     click.option(
+        "--death-grace",
+        "death_grace_s",
+        envvar="OCTAVO_DEATH_GRACE",
+        type=_Number(),
+        default=_DEFAULTS.death_grace_s,
+        help="Seconds in which the next worker of a name may tell how the one before it has died.",
+    ),
+    click.option(
         "--quarantine",
         "quarantine_s",
         envvar="OCTAVO_QUARANTINE",

@@ -28,6 +28,11 @@ class LossCause(enum.StrEnum):
         """Whether what it was computing may have killed it."""
         return self not in (LossCause.GOODBYE, LossCause.RECONNECTED, LossCause.BROKEN)
 
+    @property
+    def is_explained(self) -> bool:
+        """Whether a death needs no other witness: nobody from outside makes a process hang over a step, or err."""
+        return self in (LossCause.OVERDUE, LossCause.CONFUSED)
+
 
 class FrontendJoined(Value, frozen=True, tag=True):
     """A frontend said hello, for the first time or again."""
@@ -125,6 +130,12 @@ class WorkerReadmitted(Value, frozen=True, tag=True):
     worker_id: str
 
 
+class QuarantineCleared(Value, frozen=True, tag=True):
+    """An operator takes what is refused again: the payload of this name, or all."""
+
+    payload: str | None
+
+
 class StepAnswered(Value, frozen=True, tag=True):
     """A worker's result."""
 
@@ -151,6 +162,7 @@ Event = (
     | WorkerCordoned
     | WorkerDrained
     | WorkerReadmitted
+    | QuarantineCleared
     | StepAnswered
     | Tick
 )

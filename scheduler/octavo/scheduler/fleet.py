@@ -1,5 +1,7 @@
 """The replicas that are registered: which workers may join, what is lost with one that leaves, what all can do."""
 
+from collections.abc import Set as AbstractSet
+
 import msgspec
 
 from octavo.scheduler.admission import has_capacity, refuse_misfit
@@ -14,7 +16,7 @@ from octavo.scheduler.quarantine import Quarantine
 from octavo.scheduler.replica import Replica
 from octavo.scheduler.sequence import SequenceGroup
 from octavo.scheduler.strategy import Strategy
-from octavo.scheduler.suspects import DEATHS_TO_SUSPECT
+from octavo.scheduler.suspects import Death, Verdict
 from octavo.wire.requests import NoticeKind, RejectReason, ServiceStatus, StatusChanged
 from octavo.wire.steps import ModelInfo, WorkerDismissed, WorkerHello, WorkerRefused, WorkerWelcome
 
@@ -105,11 +107,13 @@ class Fleet:
         if former := self.of_worker(hello.worker_id):
             is_same = former.hello.process == hello.process
             cause = LossCause.RECONNECTED if is_same else LossCause.RETURNED
-            self.lose(former.replica_id, cause, "registered anew", now)
+            reason = "registered anew" if is_same else "another process of its name registered"
+            self.lose(former.replica_id, cause, reason, now)
+        self._ledger.suspects.came_back(hello.worker_id, hello.process, hello.predecessor)
+        self._convict(now)
         if refusal := self._refusal(hello):
             self._outbox.to_replica(hello.incarnation, WorkerRefused(refusal))
             return
-        self._ledger.suspects.absolve(hello.process)
         is_cordoned = hello.worker_id in self.cordoned
         replica = Replica(hello, self._config, now, is_cordoned, self._strategy.make_kv)
         self.replicas[hello.incarnation] = replica
@@ -165,8 +169,11 @@ class Fleet:
     def lose(self, replica_id: int, cause: LossCause, reason: str, now: float) -> None:
         """Forgets a replica; its sequences wait to be recomputed elsewhere, but for one that has ended its worker."""
         replica = self._forget(replica_id)
-        if cause.is_death:
-            self._find_guilty(replica, cause, reason, now)
+        # One that was asked to end, and did not in time, was killed for it.
+        if cause.is_death and (cause.is_explained or not replica.wants_to_leave):
+            verdict = Verdict.CRASHED if cause.is_explained else Verdict.OPEN
+            death = Death(replica.hello.worker_id, replica.hello.process, now, reason, verdict)
+            self._ledger.suspects.died(replica.outstanding, death)
         for group in replica.requests:
             group.preemptions += 1
             for sequence in group.live:
@@ -174,24 +181,37 @@ class Fleet:
             self._ledger.requeue(group, NoticeKind.WORKER_LOST)
         self._observer.replica_lost(cause)
         self._outbox.add(ReplicaLost(replica_id, cause, reason, replica.hello.worker_id))
+        self._convict(now)
         self.tell_status()
 
-    def _find_guilty(self, replica: Replica, cause: LossCause, reason: str, now: float) -> None:
-        # Where only the connection is known to have ended, the process may come back.
-        process = replica.hello.process if cause is LossCause.UNREACHABLE else None
-        guilty = self._ledger.suspects.died(replica.outstanding, process)
-        if guilty is None:
-            return
-        self._quarantine.add(guilty.request, now)
-        detail = (
-            f"{DEATHS_TO_SUSPECT} workers were lost while they computed this request, and then worker"
-            f" {replica.hello.worker_id} ({reason}), which computed nothing else; the same prompt with the same"
-            f" parameters is refused for {self._config.quarantine_s:g} s; the logs of the workers may tell why"
+    def settle_deaths(self, now: float) -> None:
+        """Time has passed: of some that died nobody will say any more how."""
+        self._ledger.suspects.give_up_waiting(now - self._config.death_grace_s)
+        self._convict(now)
+
+    def _convict(self, now: float) -> None:
+        for guilty in self._ledger.suspects.guilty(self._has_choice):
+            if not guilty.is_finished:
+                self._quarantine_payload(guilty, now)
+
+    def _has_choice(self, group: SequenceGroup, worker_ids: AbstractSet[str]) -> bool:
+        return any(
+            replica.is_ready and replica.hello.worker_id not in worker_ids and has_capacity(group.request, replica)
+            for replica in self.replicas.values()
         )
+
+    def _quarantine_payload(self, guilty: SequenceGroup, now: float) -> None:
+        *before, last = self._ledger.suspects.deaths(guilty)
+        detail = (
+            f"{len(before)} workers were lost while they computed this request, {', '.join(map(str, before))}, and then"
+            f" worker {last}, which computed nothing else; the same prompt with the same parameters is refused for"
+            f" {self._config.quarantine_s:g} s; the logs of the workers may tell why"
+        )
+        self._quarantine.add(guilty.request, now, detail)
         self._outbox.add(RequestQuarantined(guilty.request_id, detail))
         for group in self._ledger.groups:
             # The same may have been asked more than once.
-            if self._quarantine.refusal(group.request, now):
+            if group is guilty or self._quarantine.refusal(group.request, now):
                 self._ledger.reject(group, RejectReason.QUARANTINED, detail)
 
 

@@ -30,17 +30,23 @@ class Isolation:
 
     def _goes_on(self, replica: Replica, suspect: SequenceGroup) -> bool:
         is_here = self._ledger.replica_of(suspect) is replica
-        return suspect in self._ledger.suspects and (is_here or self._fleet.takes(replica, suspect))
+        return suspect in self._ledger.suspects and (is_here or self._is_home(replica, suspect))
 
     def _begin(self) -> None:
         for suspect in sorted(self._ledger.suspects, key=_order):
             homes = [replica for replica in self._fleet.replicas.values() if self._is_home(replica, suspect)]
             if homes:
-                min(homes, key=_at_stake).suspect = suspect
+                # One that has died over it already proves less.
+                known = self._ledger.suspects.worker_ids(suspect)
+                min(homes, key=lambda home: (home.hello.worker_id in known, _at_stake(home))).suspect = suspect
                 return
 
     def _is_home(self, replica: Replica, suspect: SequenceGroup) -> bool:
-        return self._fleet.takes(replica, suspect) and has_capacity(suspect.request, replica)
+        return (
+            not self._ledger.suspects.awaits_word(suspect)
+            and self._fleet.takes(replica, suspect)
+            and has_capacity(suspect.request, replica)
+        )
 
     def comer(self, replica: Replica) -> SequenceGroup | None:
         """The suspect that comes to this replica as soon as nothing is outstanding there, if it has room for it now."""

@@ -12,6 +12,7 @@ from octavo.scheduler.events import (
     PrefixesNamed,
     PrefixPinned,
     PrefixUnpinned,
+    QuarantineCleared,
     ReplicaHeard,
     ReplicaJoined,
     ReplicaLeft,
@@ -61,7 +62,8 @@ class Scheduler:
         self._outbox = Outbox(epoch)
         self.prefixes = PrefixPins()
         self.ledger = Ledger(config, self._outbox, self._observer)
-        quarantine, strategy = Quarantine(config.quarantine_s), strategy or configured(config)
+        self.quarantine = quarantine = Quarantine(config.quarantine_s)
+        strategy = strategy or configured(config)
         self._policy = strategy.policy
         self.fleet = Fleet(config, self.ledger, self.prefixes, self._outbox, self._observer, quarantine, strategy)
         parts = (config, self.ledger, self.fleet, self.prefixes, self._outbox, self._observer)
@@ -136,11 +138,14 @@ class Scheduler:
                 self._departures.drain(worker_id, grace_s, now)
             case WorkerReadmitted(worker_id):
                 self._departures.readmit(worker_id)
+            case QuarantineCleared(payload):
+                self.quarantine.clear(payload)
             case StepAnswered(replica_id, result):
                 self._answers.take(self.replicas[replica_id], result, now)
             case Tick():
                 self._frontends.lose_overdue(now)
                 self.fleet.lose_overdue(now)
+                self.fleet.settle_deaths(now)
                 self._homeless.look(now)
                 self.ledger.notices.follow(self.waiting, now)
         self._departures.see_off(now)

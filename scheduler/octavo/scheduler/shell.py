@@ -316,7 +316,7 @@ class SchedulerShell:
             _log.warning("refused a worker: %s", message.detail)
             self._workers.unbind(replica_id)
         elif not sent and replica_id in self.core.replicas:
-            reason = f"{type(message).__name__} could not be sent"
+            reason = "its connection has ended"
             self._handle(ReplicaLeft(replica_id, LossCause.UNREACHABLE, reason), now)
 
 

@@ -1,27 +1,67 @@
 """Requests that workers have died over: whose doing it may be, and whose it must be.
 
 A request that was being computed when a worker died is accused; at its second death it is a suspect, and from then on
-computed alone. What dies over a suspect alone is that one's doing. A request is cleared by computing on: what has
-chosen tokens in `STEPS_TO_CLEAR` steps since the last death has passed the point at which that came. And what was taken
-for a death is none if the same process comes back: its connection had ended, not the worker.
+computed alone. A request is cleared by computing on: what has chosen tokens in `STEPS_TO_CLEAR` steps since the last
+death has passed the point at which that came.
+
+How a worker died is mostly not known when it is gone. One that hung, or erred, did so over what it computed. Of one
+whose connection has ended the next of its name tells (`Predecessor`): it crashed, and that accuses; or something killed
+it from outside, or the same process comes back, and then nobody is accused. A suspect that may be guilty waits for that
+word. Where it does not come in time, or nobody knows, the death is unexplained.
+
+What dies over a suspect alone is that one's doing, if the worker crashed, and if those that crashed were different ones
+where there is a choice: one alone may be broken itself. Unexplained deaths may come from outside every one of them, so
+it takes `UNEXPLAINED_TO_CONVICT` before they count as well: what ends all that it meets must end at last.
 """
 
-from collections.abc import Iterable, Iterator
+import enum
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from octavo.scheduler.replica import OutstandingStep
 from octavo.scheduler.sequence import SequenceGroup
+from octavo.wire.steps import Ending, Predecessor
 
 DEATHS_TO_SUSPECT = 2
+DEATHS_TO_CONVICT = 3
+UNEXPLAINED_TO_CONVICT = 6
 STEPS_TO_CLEAR = 8
+
+# Whether a group could be computed by a worker of another name than these.
+HasChoice = Callable[[SequenceGroup, AbstractSet[str]], bool]
+
+
+class Verdict(enum.Enum):
+    """Whether what was computed may have killed a worker: nobody has said; it may, for it crashed or hung; or nobody
+    will ever say."""
+
+    OPEN = enum.auto()
+    CRASHED = enum.auto()
+    UNEXPLAINED = enum.auto()
+
+
+@dataclass(eq=False, slots=True)
+class Death:
+    """One of a worker, which registered as `process`, and `how` it died as far as that is known."""
+
+    worker_id: str
+    process: int
+    at: float
+    how: str
+    verdict: Verdict = Verdict.OPEN
+    # Whether one request alone was being computed.
+    is_alone: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.worker_id} ({self.how})"
 
 
 @dataclass(slots=True)
 class _Record:
-    """Processes that died over a request, None where that is past doubt; and steps since the last in which it has
-    chosen tokens."""
+    """Deaths over a request; and steps since the last in which it has chosen tokens."""
 
-    deaths: list[int | None] = field(default_factory=list)
+    deaths: list[Death] = field(default_factory=list)
     steps: int = 0
 
 
@@ -30,6 +70,7 @@ class Suspects:
 
     def __init__(self) -> None:
         self._records: dict[SequenceGroup, _Record] = {}
+        self._open: list[Death] = []
 
     def __contains__(self, group: SequenceGroup) -> bool:
         """Whether the group is to be computed alone."""
@@ -39,25 +80,62 @@ class Suspects:
     def __iter__(self) -> Iterator[SequenceGroup]:
         return (group for group in self._records if group in self)
 
-    def died(self, steps: Iterable[OutstandingStep], process: int | None = None) -> SequenceGroup | None:
-        """A worker has died with these steps outstanding, unless its `process` comes back; the suspect whose doing it
-        is, if that is certain."""
+    def awaits_word(self, group: SequenceGroup) -> bool:
+        """Whether it depends on how a worker died, which is not known yet, whether the group is guilty."""
+        deaths = self.deaths(group)
+        return len(deaths) >= DEATHS_TO_CONVICT and deaths[-1].is_alone and deaths[-1].verdict is Verdict.OPEN
+
+    def deaths(self, group: SequenceGroup) -> list[Death]:
+        """Those that the group is accused of."""
+        record = self._records.get(group)
+        return record.deaths if record else []
+
+    def worker_ids(self, group: SequenceGroup) -> set[str]:
+        """The names of the workers that have died over the group."""
+        return {death.worker_id for death in self.deaths(group)}
+
+    # -- accuse -----------------------------------------------------------------------------------------------------
+
+    def died(self, steps: Iterable[OutstandingStep], death: Death) -> None:
+        """A worker has died with these steps outstanding."""
         groups = list(dict.fromkeys(group for step in steps for group in step.groups))
-        if len(groups) == 1 and groups[0] in self:
-            return groups[0]
+        death.is_alone = len(groups) == 1
+        if death.verdict is Verdict.OPEN:
+            self._open.append(death)
         for group in groups:
             if group.prefix_name is None and not group.is_finished:
                 record = self._records.setdefault(group, _Record())
-                record.deaths.append(process)
+                record.deaths.append(death)
                 record.steps = 0
-        return None
 
-    def absolve(self, process: int) -> None:
-        """The process has not died."""
+    def came_back(self, worker_id: str, process: int, predecessor: Predecessor | None) -> None:
+        """A process is there under this name: it has not died, and it may know how the one before it has."""
+        for death in list(self._open):
+            if death.process == process:
+                self._settle(death, None, "")
+            elif predecessor is not None and death.process == predecessor.process:
+                self._settle(death, _VERDICTS[predecessor.ending], predecessor.detail)
+            elif death.worker_id == worker_id:
+                self._settle(death, Verdict.UNEXPLAINED, death.how)
+
+    def give_up_waiting(self, since: float) -> None:
+        """Nobody has said how those died that did so before `since`, and nobody will."""
+        for death in [death for death in self._open if death.at <= since]:
+            self._settle(death, Verdict.UNEXPLAINED, death.how)
+
+    def _settle(self, death: Death, verdict: Verdict | None, how: str) -> None:
+        """With a verdict, or as no death that accuses anybody."""
+        self._open.remove(death)
+        if verdict is not None:
+            death.verdict, death.how = verdict, how
+            return
         for group, record in list(self._records.items()):
-            record.deaths = [death for death in record.deaths if death != process]
+            if death in record.deaths:
+                record.deaths.remove(death)
             if not record.deaths:
                 del self._records[group]
+
+    # -- clear ------------------------------------------------------------------------------------------------------
 
     def computed(self, step: OutstandingStep) -> None:
         """A step is done."""
@@ -74,3 +152,24 @@ class Suspects:
     def forget(self, group: SequenceGroup) -> None:
         """The group has ended."""
         self._records.pop(group, None)
+
+    # -- convict ----------------------------------------------------------------------------------------------------
+
+    def guilty(self, has_choice: HasChoice) -> list[SequenceGroup]:
+        """Those whose doing it is, as far as is known now."""
+        return [group for group in self._records if self._is_guilty(group, has_choice)]
+
+    def _is_guilty(self, group: SequenceGroup, has_choice: HasChoice) -> bool:
+        deaths = self.deaths(group)
+        # Its first deaths prove nothing, alone or not: what is guilty dies once more.
+        last = deaths[-1]
+        if len(deaths) < DEATHS_TO_CONVICT or not last.is_alone or last.verdict is Verdict.OPEN:
+            return False
+        crashes = {death.worker_id for death in deaths if death.verdict is Verdict.CRASHED}
+        if last.verdict is Verdict.CRASHED and (len(crashes) > 1 or not has_choice(group, crashes)):
+            return True
+        settled = [death for death in deaths if death.verdict is not Verdict.OPEN]
+        return len(settled) >= UNEXPLAINED_TO_CONVICT
+
+
+_VERDICTS = {Ending.CRASHED: Verdict.CRASHED, Ending.UNKNOWN: Verdict.UNEXPLAINED, Ending.KILLED: None}

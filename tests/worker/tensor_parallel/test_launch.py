@@ -47,7 +47,7 @@ def test_where_ranks_meet_is_private_and_gone_with_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "status"), [("import sys; sys.exit(2)", 2), ("0", 1), ("import os; os.kill(os.getpid(), 9)", 1)]
+    ("end", "status"), [("import sys; sys.exit(2)", 2), ("0", 1), ("import os; os.kill(os.getpid(), 9)", -9)]
 )
 def test_a_rank_that_ends_unasked_ends_this_process_with_its_status(tmp_path: Path, end: str, status: int) -> None:
     ended: queue.Queue[int] = queue.Queue()
@@ -68,7 +68,7 @@ def test_a_rank_that_fails_is_waited_for_and_one_that_hangs_is_not(
     with LocalRanks(2, tmp_path, command=python(_WAIT), end_process=ended.put) as ranks:
         ranks.await_failure()
         ranks._processes[0].kill()
-        assert ended.get(timeout=_WAIT_S) == 1
+        assert ended.get(timeout=_WAIT_S) == -9
 
 
 @pytest.mark.parametrize("told", [False, True])

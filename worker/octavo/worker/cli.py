@@ -19,6 +19,7 @@ from octavo.wire.curve_keys import read_client_keys
 from octavo.wire.endpoints import EndpointError, default_endpoint, runtime_directory
 from octavo.worker.config import ConfigError, WorkerConfig, default_worker_id
 from octavo.worker.health import health_server
+from octavo.worker.last_words import LastWords
 from octavo.worker.liveness import Liveness
 from octavo.worker.loop import DRAIN_TIMEOUT_S, serve
 from octavo.worker.make_runner import describe, one_line, with_runner
@@ -128,6 +129,7 @@ def _serve(
         metrics=metrics,
         on_beat=on_beat,
         drain_timeout_s=config.drain_timeout_s,
+        words=LastWords(runtime_directory() / f"{config.worker_id}-last-words"),
     )
 
 

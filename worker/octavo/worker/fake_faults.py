@@ -2,9 +2,9 @@
 
 A fault is written `KIND=TOKENS[@GENERATED][>SEQUENCES]`, several are joined by commas:
 
-* KIND `die`: the process kills itself; `hang`: it sleeps for ever with the interpreter's lock held, so that none of its
-  threads runs; `raise`: the step raises; `oom`: it raises `MemoryError`; `nan`: what the model gives the sequence is
-  not finite.
+* KIND `die`: the process crashes; `vanish`: it is killed, as if from outside; `hang`: it sleeps for ever with the
+  interpreter's lock held, so that none of its threads runs; `raise`: the step raises; `oom`: it raises `MemoryError`;
+  `nan`: what the model gives the sequence is not finite.
 * TOKENS: ids joined by `+`, a run that the prompt must contain; `*` is in every prompt.
 * `@GENERATED`: only once the sequence has that many tokens generated.
 * `>SEQUENCES`: only in a step with more sequences than that.
@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from octavo.worker.sequences import WorkerSequence, WorkItem
 
-_FAULT = re.compile(r"(die|hang|raise|oom|nan)=(\*|\d{1,10}(?:\+\d{1,10})*)(?:@(\d{1,9}))?(?:>(\d{1,9}))?")
+_FAULT = re.compile(r"(die|vanish|hang|raise|oom|nan)=(\*|\d{1,10}(?:\+\d{1,10})*)(?:@(\d{1,9}))?(?:>(\d{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ def _parse(text: str) -> FakeFault:
     match = _FAULT.fullmatch(text.strip())
     if match is None:
         raise ValueError(
-            f"{text!r} is no fault; write die, hang, raise, oom or nan, then =, token ids joined by + (or *), and if"
-            " wanted @ with the tokens generated and > with the sequences of a step, like hang=7+8@3>1"
+            f"{text!r} is no fault; write die, vanish, hang, raise, oom or nan, then =, token ids joined by + (or *),"
+            " and if wanted @ with the tokens generated and > with the sequences of a step, like hang=7+8@3>1"
         )
     kind, tokens, generated, more_than = match.groups()
     run = () if tokens == "*" else tuple(map(int, tokens.split("+")))
@@ -82,6 +82,11 @@ def _parse(text: str) -> FakeFault:
 
 
 def _die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    raise AssertionError("a process outlived SIGSEGV")
+
+
+def _vanish() -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("a process outlived SIGKILL")
 
@@ -100,4 +105,10 @@ def _run_out() -> NoReturn:
     raise MemoryError("the fake device was told to run out of memory")
 
 
-_HAPPENINGS: dict[str, Callable[[], NoReturn]] = {"die": _die, "hang": _hang, "raise": _raise, "oom": _run_out}
+_HAPPENINGS: dict[str, Callable[[], NoReturn]] = {
+    "die": _die,
+    "vanish": _vanish,
+    "hang": _hang,
+    "raise": _raise,
+    "oom": _run_out,
+}

@@ -15,6 +15,7 @@ from octavo.wire.costs import StepCosts
 from octavo.wire.curve_keys import ClientKeys
 from octavo.wire.sockets import connect_dealer
 from octavo.wire.steps import HEARTBEAT_INTERVAL_S, StepPlan, ToWorker
+from octavo.worker.last_words import LastWords
 from octavo.worker.liveness import Liveness
 from octavo.worker.metrics import WorkerMetrics
 from octavo.worker.protocol import WorkerProtocol
@@ -43,20 +44,26 @@ def serve(
     metrics: WorkerMetrics | None = None,
     on_beat: Callable[[], None] = lambda: None,
     drain_timeout_s: float = DRAIN_TIMEOUT_S,
+    words: LastWords,
 ) -> None:
     """Serves plans from the scheduler at `endpoint` until it lets this worker go, which SIGTERM and SIGINT ask it to,
     for at most `drain_timeout_s`. Only for the main thread. `keys` are for a scheduler that has some. `costs` are what
-    was measured of the runner; `on_beat` is called at every heartbeat.
+    was measured of the runner; `on_beat` is called at every heartbeat. `words` are for the next of this name.
 
     Raises `RefusedError` if the scheduler will not have this worker, `zmq.ZMQError` if `endpoint` cannot be used.
     """
     stop = StopSignal()
-    protocol = WorkerProtocol(worker_id, runner, lambda: secrets.randbits(64), costs)
+    protocol = WorkerProtocol(worker_id, runner, lambda: secrets.randbits(64), costs, words.predecessor)
     with stop.installed(), zmq.Context() as context, connect_dealer(context, endpoint, keys) as socket:
         loop = WorkerLoop(
-            socket, protocol, liveness, stop, metrics=metrics, on_beat=on_beat, drain_timeout_s=drain_timeout_s
+            *(socket, protocol, liveness, stop),
+            metrics=metrics,
+            on_beat=on_beat,
+            on_welcome=lambda: words.begin(protocol.process),
+            drain_timeout_s=drain_timeout_s,
         )
-        loop.run()
+        with words.kept():
+            loop.run()
 
 
 class WorkerLoop:
@@ -71,6 +78,7 @@ class WorkerLoop:
         clock: Callable[[], float] = time.monotonic,
         metrics: WorkerMetrics | None = None,
         on_beat: Callable[[], None] = lambda: None,
+        on_welcome: Callable[[], None] = lambda: None,
         drain_timeout_s: float = DRAIN_TIMEOUT_S,
     ) -> None:
         self._socket = socket
@@ -80,6 +88,7 @@ class WorkerLoop:
         self._clock = clock
         self._metrics = metrics or WorkerMetrics(clock)
         self._on_beat = on_beat
+        self._on_welcome = on_welcome
         self._drain_timeout_s = drain_timeout_s
         # When it ends, dismissed or not; known once it has been asked to.
         self._leave_by = math.inf
@@ -163,6 +172,8 @@ class WorkerLoop:
         if self._liveness.welcomed and not welcomed:
             # Say hello now: until the scheduler knows the new incarnation, this replica stands idle.
             self._next_beat = self._clock()
+        if welcomed and not self._liveness.welcomed:
+            self._on_welcome()
         self._liveness.welcomed = welcomed
 
     def _decode(self, frames: list[bytes]) -> ToWorker | None:

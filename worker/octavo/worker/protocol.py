@@ -11,6 +11,7 @@ from octavo.wire.costs import StepCosts
 from octavo.wire.steps import (
     FromWorker,
     Heartbeat,
+    Predecessor,
     SequenceFailure,
     StepOutcome,
     StepPlan,
@@ -57,11 +58,17 @@ class WorkerProtocol:
     """
 
     def __init__(
-        self, worker_id: str, runner: Runner, draw_incarnation: Callable[[], int], costs: StepCosts | None = None
+        self,
+        worker_id: str,
+        runner: Runner,
+        draw_incarnation: Callable[[], int],
+        costs: StepCosts | None = None,
+        predecessor: Predecessor | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._runner = runner
         self._costs = costs
+        self._predecessor = predecessor
         self._draw_incarnation = draw_incarnation
         self._table = SequenceTable(
             vocab_size=runner.model.vocab_size,
@@ -74,7 +81,7 @@ class WorkerProtocol:
         )
         self._launched: deque[_Launched] = deque()
         self._answers: deque[StepResult] = deque()
-        self.incarnation = self._process = draw_incarnation()
+        self.incarnation = self.process = draw_incarnation()
         self.epoch: int | None = None
         # Set by the owner: beats say that this worker is to end. And whether the scheduler has let it.
         self.draining = False
@@ -150,7 +157,7 @@ class WorkerProtocol:
             schema_version=SCHEMA_VERSION,
             worker_id=self._worker_id,
             incarnation=self.incarnation,
-            process=self._process,
+            process=self.process,
             model=runner.model,
             device=runner.device,
             world_size=runner.world_size,
@@ -160,6 +167,7 @@ class WorkerProtocol:
             kv_bytes_per_token=runner.kv_bytes_per_token,
             kv_groups=runner.kv_groups,
             costs=self._costs,
+            predecessor=self._predecessor,
         )
 
     def _welcome(self, epoch: int) -> None:

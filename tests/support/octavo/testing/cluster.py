@@ -49,7 +49,17 @@ from octavo.wire.requests import (
     ToFrontend,
 )
 from octavo.wire.sampling import SamplingParams
-from octavo.wire.steps import SequenceFailure, StepOutcome, StepPlan, StepResult, StepTimes, ToWorker, WorkerHello
+from octavo.wire.steps import (
+    Ending,
+    Predecessor,
+    SequenceFailure,
+    StepOutcome,
+    StepPlan,
+    StepResult,
+    StepTimes,
+    ToWorker,
+    WorkerHello,
+)
 from octavo.worker.fake_faults import parse_faults
 from octavo.worker.fake_runner import FakeVocabulary, expected_tokens
 from octavo.worker.runner import Runner, StepOutput
@@ -105,6 +115,11 @@ def reference_tokens(request: Request, index: int = 0) -> list[int]:
     tokens = expected_tokens(request.prompt_token_ids, sampling, index, sampling.max_tokens, VOCABULARY)
     ends = [i for i, token in enumerate(tokens) if token in request.sampling.stop_token_ids]
     return tokens[: ends[0] + 1] if ends else tokens
+
+
+def ended(process: int, ending: Ending = Ending.CRASHED) -> Predecessor:
+    """What the next of a name says of the process before: by default that it crashed."""
+    return Predecessor(process, ending, "signal SIGSEGV" if ending is Ending.CRASHED else "signal SIGKILL")
 
 
 class FakeReplica:
@@ -262,9 +277,10 @@ class Cluster:
         worker_id: str | None = None,
         faults: str = "",
         process: int | None = None,
+        predecessor: Predecessor | None = None,
     ) -> FakeReplica:
         """A replica with a fake model that has `faults` (`octavo.worker.fake_faults`), or with `runner`, of
-        worker-`incarnation` unless named, and in a process of its own."""
+        worker-`incarnation` unless named, and in a process of its own; what it knows of the `predecessor` it tells."""
         if runner is None:
             runner = SpoilableRunner(
                 self._directory,
@@ -277,6 +293,7 @@ class Cluster:
         replica = FakeReplica(runner, incarnation, costs, process)
         if worker_id is not None:
             replica.hello = msgspec.structs.replace(replica.hello, worker_id=worker_id)
+        replica.hello = msgspec.structs.replace(replica.hello, predecessor=predecessor)
         self.replicas[incarnation] = replica
         self.handle(ReplicaJoined(replica.hello))
         return replica

@@ -1,9 +1,9 @@
-"""Workers of a `Cluster` that die whenever they compute a certain request, and come back."""
+"""Workers of a `Cluster` that crash whenever they compute a certain request, and come back."""
 
 from itertools import count
 
 from octavo.scheduler.events import LossCause, StepAnswered
-from octavo.testing.cluster import Cluster
+from octavo.testing.cluster import Cluster, ended
 
 
 class Poison:
@@ -25,7 +25,8 @@ class Poison:
             if self._request_id in computed(cluster, incarnation, 1):
                 self.deaths.append(computed(cluster, incarnation))
                 cluster.leave(incarnation, LossCause.UNREACHABLE)
-                cluster.join(next(self._incarnations), worker_id=replica.hello.worker_id)
+                word = ended(replica.hello.process)
+                cluster.join(next(self._incarnations), worker_id=replica.hello.worker_id, predecessor=word)
             elif replica.plans:
                 cluster.handle(StepAnswered(incarnation, replica.execute()))
 

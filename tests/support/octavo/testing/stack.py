@@ -200,7 +200,7 @@ class Stack:
         self.start("scheduler")
         self.start("frontend")
         for number in range(workers):
-            self.start("worker", f"worker-{number}")
+            self.start_named(f"worker-{number}")
         self.wait_ready()
         self.wait_for(lambda: len(self.load().workers) == workers)
         return self

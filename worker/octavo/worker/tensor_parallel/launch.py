@@ -8,12 +8,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from octavo.wire.ends import End, describe_status
 from octavo.wire.orphans import end_with_parent, inherited_locks
 from octavo.worker.config import LOCAL_SCHEME
 
@@ -25,6 +27,18 @@ _PARENT_VARIABLE = "OCTAVO_SUPERVISOR_PID"
 _END_S = 10.0
 # How long one that fails may take from its last word with the others to its end.
 _FAILING_S = 5.0
+# How long a signal that ends this process may take.
+_DYING_S = 1.0
+
+
+def end_as(status: int) -> None:
+    """Ends this process at once with the status of another, as it crashed or was killed."""
+    if status < 0:
+        # Others may be handled here.
+        number = -status if End(0, status).is_crash else signal.SIGKILL
+        os.kill(os.getpid(), number)
+        time.sleep(_DYING_S)
+    os._exit(max(1, status))
 
 
 class LocalRanks:
@@ -38,7 +52,7 @@ class LocalRanks:
         directory: Path,
         *,
         command: Iterable[str] = (),
-        end_process: Callable[[int], object] = os._exit,
+        end_process: Callable[[int], object] = end_as,
     ) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="tp-", dir=directory))
         self.rendezvous = f"{LOCAL_SCHEME}{self._directory}"
@@ -102,10 +116,10 @@ class LocalRanks:
     def _watch(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
         status = process.wait()
         if not self._expected:
-            logger.error("rank %d has ended with %s, and this replica with it", rank, _describe(status))
+            logger.error("rank %d has ended with %s, and this replica with it", rank, describe_status(status))
             self.forget_meeting()
-            # A status of its own says that starting it anew cannot help.
-            self._end_process(max(1, status))
+            # A status of its own says that starting it anew cannot help; a signal, whose doing it was.
+            self._end_process(status if status < 0 else max(1, status))
             self._unexpected.set()
 
 
@@ -137,7 +151,3 @@ def _end(process: "subprocess.Popen[bytes]", *, patience_s: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _describe(status: int) -> str:
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from octavo.frontend.scheduler_session import SchedulerSession
-from octavo.testing.simulation.device import Ending
+from octavo.testing.simulation import device
 from octavo.testing.simulation.frontend_process import FrontendProcess, OtherVersionSession
 from octavo.testing.simulation.links import silence
 from octavo.testing.simulation.network import Dealer
 from octavo.testing.simulation.scheduler_process import SchedulerProcess
 from octavo.testing.simulation.worker_process import OtherVersion, WorkerProcess
 from octavo.wire.base import SCHEMA_VERSION
+from octavo.wire.steps import Ending, Predecessor
 from octavo.worker.protocol import WorkerProtocol
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class Supervisor:
     def __init__(self, simulation: "Simulation") -> None:
         self.upgrading: set[str] = set()
         self._simulation = simulation
+        # By place: of the last process there that served, for the next.
+        self._last_words: dict[str, Predecessor] = {}
 
     # -- start ------------------------------------------------------------------------------------------------------
 
@@ -48,6 +51,7 @@ class Supervisor:
             simulation.watch.harm,
             self._worker_ended,
             speaks,
+            self._last_words.get(place),
         )
 
     def start_frontend(self, place: str) -> None:
@@ -81,6 +85,8 @@ class Supervisor:
         """It dies, if it lives, and another takes its place."""
         if worker.alive:
             worker.kill()
+            # Who has killed it may know, or nobody does.
+            self._keep_words(worker, self._simulation.random.choice((Ending.KILLED, Ending.KILLED, Ending.UNKNOWN)))
             self._replace(worker, 5.0)
 
     def kill_frontend(self, place: str) -> None:
@@ -92,21 +98,23 @@ class Supervisor:
             simulation.crowd.lose(frontend)
             self._start_within(3.0, lambda: self.start_frontend(place))
 
-    def _worker_ended(self, worker: WorkerProcess, ending: Ending, why: str) -> None:
+    def _worker_ended(self, worker: WorkerProcess, ending: device.Ending, why: str) -> None:
         simulation, place = self._simulation, worker.name
         simulation.note(place, f"has ended: {ending.value}")
         simulation.watch.counts[f"workers {ending.value}"] += 1
-        if ending in (Ending.DIED, Ending.HUNG):
+        if ending in (device.Ending.DIED, device.Ending.HUNG):
             simulation.watch.harm.poisoned_worker(worker.protocol.incarnation)
         match ending:
-            case Ending.DIED:
+            case device.Ending.DIED:
+                self._keep_words(worker, Ending.CRASHED)
                 self._replace(worker, 1.0)
-            case Ending.HUNG:
+            case device.Ending.HUNG:
                 simulation.recover_after(simulation.random.uniform(*_HANGS_S), lambda: self.kill_worker(worker))
-            case Ending.REFUSED:
+            case device.Ending.REFUSED:
                 _check_refusal(why, "worker")
                 self._replace(worker, 1.0)
-            case Ending.DISMISSED | Ending.LEFT:
+            case device.Ending.DISMISSED | device.Ending.LEFT:
+                self._last_words.pop(place, None)
                 simulation.clock.after(simulation.random.uniform(0.05, 1.0), worker.dealer.reset)
                 self._start_within(3.0, lambda: self.start_worker(place))
 
@@ -114,6 +122,11 @@ class Supervisor:
         self._simulation.watch.counts["frontends refused"] += 1
         _check_refusal(why, "frontend")
         self.kill_frontend(frontend.name)
+
+    def _keep_words(self, worker: WorkerProcess, ending: Ending) -> None:
+        """One that was never welcomed leaves those of the one before."""
+        if worker.has_served:
+            self._last_words[worker.name] = Predecessor(worker.protocol.process, ending, ending.value)
 
     def _replace(self, worker: WorkerProcess, within_s: float) -> None:
         self._hang_up(worker.dealer)

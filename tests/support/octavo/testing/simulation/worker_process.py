@@ -11,7 +11,7 @@ from octavo.testing.simulation.clock import NEVER, Process
 from octavo.testing.simulation.device import Device, Ending, Hardware, PoisonedError, SimulatedRunner, Witness
 from octavo.testing.simulation.network import Dealer, Network
 from octavo.wire.base import SCHEMA_VERSION
-from octavo.wire.steps import WorkerHello
+from octavo.wire.steps import Predecessor, WorkerHello
 from octavo.worker.fake_runner import FAKE_COSTS
 from octavo.worker.liveness import Liveness
 from octavo.worker.loop import WorkerLoop
@@ -55,15 +55,19 @@ class WorkerProcess(Process):
         tell: Witness,
         ended: "Callable[[WorkerProcess, Ending, str], None]",
         speaks: type[WorkerProtocol] = WorkerProtocol,
+        predecessor: Predecessor | None = None,
     ) -> None:
         super().__init__(network.clock, place)
         self.dealer = Dealer(network, "workers", place, self)
         self._random = random
         self._runner = SimulatedRunner(hardware, device, random, self.stall, tell)
-        self.protocol = speaks(place, self._runner, self._draw_incarnation, FAKE_COSTS)
+        self.protocol = speaks(place, self._runner, self._draw_incarnation, FAKE_COSTS, predecessor)
         self._signals = _Signals()
         liveness = Liveness(self._time)
-        self._loop = WorkerLoop(cast("Any", self.dealer), self.protocol, liveness, self._signals, self._time)
+        self.has_served = False
+        self._loop = WorkerLoop(
+            *(cast("Any", self.dealer), self.protocol, liveness, self._signals, self._time), on_welcome=self._welcomed
+        )
         self._ended = ended
         self.wake()
 
@@ -89,6 +93,9 @@ class WorkerProcess(Process):
         """SIGTERM: it is to end, once the scheduler lets it; at the second one, between two steps."""
         self._signals.come()
         self.wake()
+
+    def _welcomed(self) -> None:
+        self.has_served = True
 
     def _leave(self) -> None:
         was_dismissed = self.protocol.dismissed
