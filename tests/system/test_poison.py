@@ -95,7 +95,7 @@ def test_kills_from_outside_accuse_no_prompt_and_an_operator_clears_what_is_refu
             stack.wait_for(lambda: any(worker.running for worker in stack.load().workers))
             [busy] = [worker.id for worker in stack.load().workers if worker.running]
             kill_worker(stack, busy)
-            stack.wait_for(lambda deaths=deaths: stack.log("serve").count("ended with signal SIGKILL") == deaths)
+            wait_for_deaths(stack, deaths)
         sampling = SamplingParams(max_tokens=5)
         expected = expected_tokens(prompt, sampling, 0, 5, FakeVocabulary.read(stack.model))
         assert serving.result().token_ids == expected
@@ -111,6 +111,10 @@ def test_kills_from_outside_accuse_no_prompt_and_an_operator_clears_what_is_refu
     assert payload.prompt_tokens == len(POISON)
     stack.admin.ClearQuarantine(admin_pb2.ClearQuarantineRequest(payload=payload.payload))
     assert not stack.admin.ListQuarantine(admin_pb2.ListQuarantineRequest()).payloads
+
+
+def wait_for_deaths(stack: Stack, count: int) -> None:
+    stack.wait_for(lambda: stack.log("serve").count("ended with signal SIGKILL") == count)
 
 
 def kill_worker(stack: Stack, worker_id: str) -> None:

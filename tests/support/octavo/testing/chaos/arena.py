@@ -20,6 +20,7 @@ from octavo.testing.judge import Judge
 from octavo.testing.stack import Stack
 from octavo.v1 import admin_pb2, generation_pb2
 from octavo.v1 import generation_pb2_grpc as services
+from octavo.wire.ends import ENDS_VARIABLE, End, write_ends
 
 _CHANNEL: Final = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 200)]
 _AT_ONCE: Final = 16
@@ -124,7 +125,8 @@ class Arena:
     async def kill(self, name: str) -> None:
         """kill -9, and the process is started again at once, as its supervisor would."""
         self.strike(name, signal.SIGKILL)
-        await self.start_again(name)
+        end = End(self.stack.processes[name].pid, -signal.SIGKILL)
+        await self.start_again(name, **{ENDS_VARIABLE: write_ends([end])})
 
     async def start_again(self, name: str, **environment: str) -> None:
         """Waits for the end of a process, starts it anew, and waits until the books have it and not the one before."""
