@@ -9,7 +9,7 @@ import pytest
 from tests.proto.schema_shapes import SCHEMAS, shapes, without_names
 from tests.proto.test_codec import HELLO, MESSAGES
 
-from octavo.wire.base import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, Message, Value
+from octavo.wire.base import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, Message, Value, since
 from octavo.wire.codec import encode
 from octavo.wire.requests import FrontendHello, Refused
 from octavo.wire.steps import WorkerRefused
@@ -18,7 +18,6 @@ from octavo.wire.versions import (
     field_version,
     refusal,
     refusal_of_newer,
-    since,
 )
 
 OLD, NEW = SCHEMA_VERSION - 1, SCHEMA_VERSION

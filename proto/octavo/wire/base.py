@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 # Grows with every release that changes a message. A new field goes to the end of its struct, with a default and its
-# `since` (`octavo.wire.versions`): then schedulers still serve peers of the schema before.
+# `since`: then schedulers still serve peers of the schema before.
 SCHEMA_VERSION = 9
 # What differs in more than that raises this one too: all processes must then be replaced together.
 OLDEST_SCHEMA_VERSION = 8
@@ -38,3 +38,8 @@ class Value(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unkno
 
 class Message(Value, frozen=True, tag=True):
     """A whole message: a `Value` whose first array element is its class name."""
+
+
+def since(version: int) -> Meta:
+    """Marks a field that came with a version: `Annotated[bool, since(9)] = False` (`octavo.wire.versions`)."""
+    return Meta(extra={"since": version})

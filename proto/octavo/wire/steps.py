@@ -24,6 +24,7 @@ from octavo.wire.base import (
     TokenIds,
     TraceParent,
     Value,
+    since,
 )
 from octavo.wire.costs import StepCosts
 from octavo.wire.sampling import MAX_PARALLEL, MAX_STOP_TOKEN_IDS, Logprobs, SamplingParams
@@ -95,7 +96,7 @@ class WorkerHello(Message, frozen=True):
     kv_bytes_per_token: Count
     kv_groups: Annotated[list[KVGroup], Meta(min_length=1, max_length=MAX_KV_GROUPS)]
     costs: StepCosts | None = None
-    predecessor: Predecessor | None = None
+    predecessor: Annotated[Predecessor | None, since(9)] = None
 
 
 class WorkerWelcome(Message, frozen=True):

@@ -27,11 +27,6 @@ _encode_plain: Final = msgspec.msgpack.Encoder().encode
 Cut = Callable[[Any], Any]
 
 
-def since(version: int) -> msgspec.Meta:
-    """Marks a field that came with a version: `Annotated[bool, since(9)] = False`."""
-    return msgspec.Meta(extra={"since": version})
-
-
 def refusal(kind: str, version: int) -> str | None:
     """Says why a peer of this schema cannot be served, if it cannot."""
     if OLDEST_SCHEMA_VERSION <= version <= SCHEMA_VERSION:
