@@ -36,17 +36,12 @@ def vanish(suspects: Suspects, *steps: OutstandingStep, worker_id: str = "w", pr
     suspects.died(steps, Death(worker_id, process, 0.0, "its connection has ended"))
 
 
-def guilty(suspects: Suspects, *elsewhere: str) -> list[SequenceGroup]:
-    """Where there are workers besides: `elsewhere`."""
-    return suspects.guilty(lambda group, worker_ids: bool(set(elsewhere) - worker_ids))
-
-
 def accused(*groups: SequenceGroup) -> Suspects:
     """Two workers have died over each of these together."""
     suspects = Suspects()
     crash(suspects, step(*groups))
     crash(suspects, step(*groups))
-    assert guilty(suspects) == []
+    assert suspects.guilty() == []
     return suspects
 
 
@@ -74,11 +69,11 @@ class TestHowAWorkerDied:
         suspects = Suspects()
         for process in range(1, DEATHS_TO_CONVICT + 1):
             vanish(suspects, step(A), process=process)
-            assert guilty(suspects) == []
+            assert suspects.guilty() == []
             told = Predecessor(process, ending, "as it was") if ending else None
             suspects.came_back("w", 100 + process, told)
         assert (A in suspects) is (ending is not Ending.KILLED)
-        assert guilty(suspects) == ([A] if ending is Ending.CRASHED else [])
+        assert suspects.guilty() == ([A] if ending is Ending.CRASHED else [])
 
     def test_is_awaited_by_a_suspect_that_was_alone(self) -> None:
         suspects = accused(A, B)
@@ -87,7 +82,7 @@ class TestHowAWorkerDied:
         assert not suspects.awaits_word(B)
         suspects.came_back("w", 6, Predecessor(5, Ending.KILLED, "signal SIGKILL"))
         assert not suspects.awaits_word(A)
-        assert guilty(suspects) == []
+        assert suspects.guilty() == []
 
     def test_is_awaited_by_nobody_else(self) -> None:
         suspects = Suspects()
@@ -104,38 +99,50 @@ class TestHowAWorkerDied:
         assert suspects.awaits_word(A)
         suspects.give_up_waiting(10.0)
         assert not suspects.awaits_word(A)
-        assert guilty(suspects) == []
+        assert suspects.guilty() == []
         assert A in suspects
 
     def test_counts_after_many_though_nobody_ever_says_it(self) -> None:
         suspects = Suspects()
         for process in range(1, UNEXPLAINED_TO_CONVICT + 1):
-            assert guilty(suspects) == []
+            assert suspects.guilty() == []
             vanish(suspects, step(A), process=process)
             suspects.came_back("w", 100 + process, Predecessor(process, Ending.UNKNOWN, "without a word"))
-        assert guilty(suspects) == [A]
+        assert suspects.guilty() == [A]
+
+    def test_is_unexplained_if_it_was_killed_late_in_its_step(self) -> None:
+        suspects = Suspects()
+        for process in (1, 2):
+            suspects.died([step(A)], Death("w", process, 0.0, "gone", is_late=True))
+            suspects.came_back("w", 9, Predecessor(process, Ending.KILLED, "signal SIGKILL"))
+        assert A in suspects
 
 
 class TestDifferentWorkers:
-    def test_must_have_crashed_where_there_are_others(self) -> None:
+    def test_must_have_crashed_where_another_took_it(self) -> None:
         suspects = accused(A)
+        suspects.goes_to(A, "v")
+        # Its word came first, and something else had ended the other.
         crash(suspects, step(A))
-        assert guilty(suspects, "w", "v") == []
+        assert suspects.guilty() == []
+        suspects.goes_to(A, "v")
         crash(suspects, step(A), worker_id="v")
-        assert guilty(suspects, "w", "v") == [A]
+        assert suspects.guilty() == [A]
 
-    def test_need_not_where_there_is_one_alone(self) -> None:
+    def test_need_not_where_no_other_took_it(self) -> None:
         suspects = accused(A)
+        suspects.goes_to(A, "w")
         crash(suspects, step(A))
-        assert guilty(suspects, "w") == [A]
+        assert suspects.guilty() == [A]
 
     def test_that_are_unexplained_do_not_stand_for_those_that_crashed(self) -> None:
         suspects = Suspects()
+        crash(suspects, step(A))
+        crash(suspects, step(A))
+        suspects.goes_to(A, "v")
         vanish(suspects, step(A), worker_id="v", process=1)
         suspects.give_up_waiting(0.0)
-        crash(suspects, step(A))
-        crash(suspects, step(A))
-        assert guilty(suspects, "v") == []
+        assert suspects.guilty() == []
 
 
 def test_the_second_death_makes_a_suspect_of_all_that_were_computed() -> None:
@@ -157,29 +164,29 @@ def test_two_steps_are_one_death() -> None:
 def test_a_suspect_that_was_alone_is_guilty() -> None:
     suspects = accused(A, B)
     crash(suspects, step(A), step(A))
-    assert guilty(suspects) == [A]
+    assert suspects.guilty() == [A]
 
 
 def test_a_suspect_beside_another_is_not_found_guilty() -> None:
     suspects = accused(A, B)
     crash(suspects, step(A), step(B))
-    assert guilty(suspects) == []
+    assert suspects.guilty() == []
 
 
 def test_one_that_was_alone_but_is_no_suspect_yet_is_not_found_guilty() -> None:
     suspects = Suspects()
     for _ in range(2):
         crash(suspects, step(A))
-        assert guilty(suspects) == []
+        assert suspects.guilty() == []
     crash(suspects, step(A))
-    assert guilty(suspects) == [A]
+    assert suspects.guilty() == [A]
 
 
 def test_a_death_over_nothing_accuses_nobody() -> None:
     suspects = accused(A)
     crash(suspects)
     assert list(suspects) == [A]
-    assert guilty(suspects) == []
+    assert suspects.guilty() == []
 
 
 def test_computing_on_clears() -> None:
@@ -225,7 +232,7 @@ def test_prefixes_and_what_has_ended_are_never_accused() -> None:
 def test_a_prefix_beside_it_makes_the_guilt_of_a_suspect_uncertain() -> None:
     suspects = accused(A)
     crash(suspects, step(A, make_group("p", prefix_name="p")))
-    assert guilty(suspects) == []
+    assert suspects.guilty() == []
 
 
 def test_one_that_has_ended_is_forgotten() -> None:
@@ -233,4 +240,4 @@ def test_one_that_has_ended_is_forgotten() -> None:
     suspects.forget(A)
     assert list(suspects) == []
     crash(suspects, step(A))
-    assert guilty(suspects) == []
+    assert suspects.guilty() == []

@@ -1,7 +1,5 @@
 """The replicas that are registered: which workers may join, what is lost with one that leaves, what all can do."""
 
-from collections.abc import Set as AbstractSet
-
 import msgspec
 
 from octavo.scheduler.admission import has_capacity, refuse_misfit
@@ -172,7 +170,8 @@ class Fleet:
         # One that was asked to end, and did not in time, was killed for it.
         if cause.is_death and (cause.is_explained or not replica.wants_to_leave):
             verdict = Verdict.CRASHED if cause.is_explained else Verdict.OPEN
-            death = Death(replica.hello.worker_id, replica.hello.process, now, reason, verdict)
+            is_late = replica.step_elapsed(now) > self._config.step_timeout_s
+            death = Death(replica.hello.worker_id, replica.hello.process, now, reason, verdict, is_late)
             self._ledger.suspects.died(replica.outstanding, death)
         for group in replica.requests:
             group.preemptions += 1
@@ -190,15 +189,9 @@ class Fleet:
         self._convict(now)
 
     def _convict(self, now: float) -> None:
-        for guilty in self._ledger.suspects.guilty(self._has_choice):
+        for guilty in self._ledger.suspects.guilty():
             if not guilty.is_finished:
                 self._quarantine_payload(guilty, now)
-
-    def _has_choice(self, group: SequenceGroup, worker_ids: AbstractSet[str]) -> bool:
-        return any(
-            replica.is_ready and replica.hello.worker_id not in worker_ids and has_capacity(group.request, replica)
-            for replica in self.replicas.values()
-        )
 
     def _quarantine_payload(self, guilty: SequenceGroup, now: float) -> None:
         *before, last = self._ledger.suspects.deaths(guilty)

@@ -38,7 +38,9 @@ class Isolation:
             if homes:
                 # One that has died over it already proves less.
                 known = self._ledger.suspects.worker_ids(suspect)
-                min(homes, key=lambda home: (home.hello.worker_id in known, _at_stake(home))).suspect = suspect
+                home = min(homes, key=lambda home: (home.hello.worker_id in known, _at_stake(home)))
+                home.suspect = suspect
+                self._ledger.suspects.goes_to(suspect, home.hello.worker_id)
                 return
 
     def _is_home(self, replica: Replica, suspect: SequenceGroup) -> bool:

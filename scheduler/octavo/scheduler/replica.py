@@ -227,14 +227,18 @@ class Replica:
         self.kv.step_answered(step.step_id, valid=done)
         return seconds
 
+    def step_elapsed(self, now: float) -> float:
+        """Seconds that the step has taken whose answer comes next; 0 if there is none."""
+        # Plans run in order: the clock of a step starts at the answer before it.
+        return now - max(self.outstanding[0].sent_at, self._answered_at) if self.outstanding else 0.0
+
     def overdue(self, now: float) -> str | None:
         """Why the worker counts as lost, if it does: its step is late, or with nothing to compute it is silent."""
         if not self.outstanding:
             silence = now - self._heard_at
             return f"silent for {silence:.1f} s" if silence > self.config.idle_timeout_s else None
         step = self.outstanding[0]
-        # Plans run in order: the clock of a step starts at the answer before it.
-        elapsed = now - max(step.sent_at, self._answered_at)
+        elapsed = self.step_elapsed(now)
         allowance = self.step_allowance
         return f"step {step.step_id} has taken {elapsed:.1f} s of {allowance:.1f} s" if elapsed > allowance else None
 

@@ -7,16 +7,16 @@ death has passed the point at which that came.
 How a worker died is mostly not known when it is gone. One that hung, or erred, did so over what it computed. Of one
 whose connection has ended the next of its name tells (`Predecessor`): it crashed, and that accuses; or something killed
 it from outside, or the same process comes back, and then nobody is accused. A suspect that may be guilty waits for that
-word. Where it does not come in time, or nobody knows, the death is unexplained.
+word. Where it does not come in time, or nobody knows, the death is unexplained; so it is where one was killed whose
+step had taken long, for it may have been killed because it hung.
 
 What dies over a suspect alone is that one's doing, if the worker crashed, and if those that crashed were different ones
-where there is a choice: one alone may be broken itself. Unexplained deaths may come from outside every one of them, so
+wherever another took it: one alone may be broken itself. Unexplained deaths may come from outside every one of them, so
 it takes `UNEXPLAINED_TO_CONVICT` before they count as well: what ends all that it meets must end at last.
 """
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from octavo.scheduler.replica import OutstandingStep
@@ -27,9 +27,6 @@ DEATHS_TO_SUSPECT = 2
 DEATHS_TO_CONVICT = 3
 UNEXPLAINED_TO_CONVICT = 6
 STEPS_TO_CLEAR = 8
-
-# Whether a group could be computed by a worker of another name than these.
-HasChoice = Callable[[SequenceGroup, AbstractSet[str]], bool]
 
 
 class Verdict(enum.Enum):
@@ -50,6 +47,8 @@ class Death:
     at: float
     how: str
     verdict: Verdict = Verdict.OPEN
+    # Whether its step had taken long by then: who has killed it may have done so because it hung.
+    is_late: bool = False
     # Whether one request alone was being computed.
     is_alone: bool = False
 
@@ -59,10 +58,12 @@ class Death:
 
 @dataclass(slots=True)
 class _Record:
-    """Deaths over a request; and steps since the last in which it has chosen tokens."""
+    """Deaths over a request; steps since the last in which it has chosen tokens; and whether it was last to be computed
+    alone by a worker that had not died over it."""
 
     deaths: list[Death] = field(default_factory=list)
     steps: int = 0
+    is_elsewhere: bool = False
 
 
 class Suspects:
@@ -94,6 +95,11 @@ class Suspects:
         """The names of the workers that have died over the group."""
         return {death.worker_id for death in self.deaths(group)}
 
+    def goes_to(self, suspect: SequenceGroup, worker_id: str) -> None:
+        """A suspect is to be computed alone there, which is elsewhere than where workers have died over it if any such
+        one takes it."""
+        self._records[suspect].is_elsewhere = worker_id not in self.worker_ids(suspect)
+
     # -- accuse -----------------------------------------------------------------------------------------------------
 
     def died(self, steps: Iterable[OutstandingStep], death: Death) -> None:
@@ -114,7 +120,8 @@ class Suspects:
             if death.process == process:
                 self._settle(death, None, "")
             elif predecessor is not None and death.process == predecessor.process:
-                self._settle(death, _VERDICTS[predecessor.ending], predecessor.detail)
+                verdict = _VERDICTS[predecessor.ending]
+                self._settle(death, verdict or (Verdict.UNEXPLAINED if death.is_late else None), predecessor.detail)
             elif death.worker_id == worker_id:
                 self._settle(death, Verdict.UNEXPLAINED, death.how)
 
@@ -155,21 +162,22 @@ class Suspects:
 
     # -- convict ----------------------------------------------------------------------------------------------------
 
-    def guilty(self, has_choice: HasChoice) -> list[SequenceGroup]:
+    def guilty(self) -> list[SequenceGroup]:
         """Those whose doing it is, as far as is known now."""
-        return [group for group in self._records if self._is_guilty(group, has_choice)]
+        return [group for group, record in self._records.items() if _is_guilty(record)]
 
-    def _is_guilty(self, group: SequenceGroup, has_choice: HasChoice) -> bool:
-        deaths = self.deaths(group)
-        # Its first deaths prove nothing, alone or not: what is guilty dies once more.
-        last = deaths[-1]
-        if len(deaths) < DEATHS_TO_CONVICT or not last.is_alone or last.verdict is Verdict.OPEN:
-            return False
-        crashes = {death.worker_id for death in deaths if death.verdict is Verdict.CRASHED}
-        if last.verdict is Verdict.CRASHED and (len(crashes) > 1 or not has_choice(group, crashes)):
-            return True
-        settled = [death for death in deaths if death.verdict is not Verdict.OPEN]
-        return len(settled) >= UNEXPLAINED_TO_CONVICT
+
+def _is_guilty(record: _Record) -> bool:
+    deaths = record.deaths
+    # Its first deaths prove nothing, alone or not: what is guilty dies once more.
+    last = deaths[-1]
+    if len(deaths) < DEATHS_TO_CONVICT or not last.is_alone or last.verdict is Verdict.OPEN:
+        return False
+    crashes = {death.worker_id for death in deaths if death.verdict is Verdict.CRASHED}
+    if last.verdict is Verdict.CRASHED and (len(crashes) > 1 or not record.is_elsewhere):
+        return True
+    settled = [death for death in deaths if death.verdict is not Verdict.OPEN]
+    return len(settled) >= UNEXPLAINED_TO_CONVICT
 
 
 _VERDICTS = {Ending.CRASHED: Verdict.CRASHED, Ending.UNKNOWN: Verdict.UNEXPLAINED, Ending.KILLED: None}

@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo.frontend.errors import Reason
+from octavo.scheduler.suspects import UNEXPLAINED_TO_CONVICT
 from octavo.testing.simulation.client import Client
 from octavo.testing.simulation.frontend_process import FrontendProcess
 from octavo.testing.simulation.scenario import PATIENT_S
@@ -102,7 +103,12 @@ class Crowd:
             case Reason.LOGITS_NOT_FINITE:
                 return self._simulation.watch.harm.was_spoiled(plan.prompt_token_ids, plan.sampling.seed)
             case Reason.QUARANTINED:
-                return self._is_poison(plan, "die", "hang") or counts["replicas lost by chance"] > 0
+                # Kills from outside accuse nobody, unless nobody knows of many that they were that.
+                return (
+                    self._is_poison(plan, "die", "hang")
+                    or counts["replicas lost by chance over a step"] > 0
+                    or counts["replicas lost by chance"] >= UNEXPLAINED_TO_CONVICT
+                )
             case Reason.OUT_OF_MEMORY:
                 return plan.sampling.parallel > self._simulation.watch.harm.least_memory
             case Reason.NEVER_FITS_KV:

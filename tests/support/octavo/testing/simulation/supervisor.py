@@ -10,7 +10,7 @@ from octavo.testing.simulation.links import silence
 from octavo.testing.simulation.network import Dealer
 from octavo.testing.simulation.scheduler_process import SchedulerProcess
 from octavo.testing.simulation.worker_process import OtherVersion, WorkerProcess
-from octavo.wire.base import SCHEMA_VERSION
+from octavo.wire.base import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION
 from octavo.wire.steps import Ending, Predecessor
 from octavo.worker.protocol import WorkerProtocol
 
@@ -86,7 +86,9 @@ class Supervisor:
         if worker.alive:
             worker.kill()
             # Who has killed it may know, or nobody does.
-            self._keep_words(worker, self._simulation.random.choice((Ending.KILLED, Ending.KILLED, Ending.UNKNOWN)))
+            hung = worker.protocol.incarnation in self._simulation.watch.harm.poisoned_workers
+            known = Ending.UNKNOWN if hung else self._simulation.random.choice((Ending.KILLED, Ending.UNKNOWN))
+            self._keep_words(worker, known)
             self._replace(worker, 5.0)
 
     def kill_frontend(self, place: str) -> None:
@@ -103,7 +105,7 @@ class Supervisor:
         simulation.note(place, f"has ended: {ending.value}")
         simulation.watch.counts[f"workers {ending.value}"] += 1
         if ending in (device.Ending.DIED, device.Ending.HUNG):
-            simulation.watch.harm.poisoned_worker(worker.protocol.incarnation)
+            simulation.watch.harm.poisoned_worker(worker.protocol.incarnation, hung=ending is device.Ending.HUNG)
         match ending:
             case device.Ending.DIED:
                 self._keep_words(worker, Ending.CRASHED)
@@ -145,4 +147,5 @@ def _check_refusal(why: str, kind: str) -> None:
     """Nothing but another schema keeps a process out, and both are named; or a device that is broken ends a worker."""
     if kind == "worker" and "nothing finite" in why:
         return
-    assert f"the {kind} speaks message schema {SCHEMA_VERSION + 1}, this scheduler {SCHEMA_VERSION}" in why, why
+    spoken = f"{OLDEST_SCHEMA_VERSION} to {SCHEMA_VERSION}"
+    assert f"the {kind} speaks message schema {SCHEMA_VERSION + 1}, this scheduler {spoken}" in why, why

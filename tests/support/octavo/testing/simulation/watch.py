@@ -194,7 +194,9 @@ class Watch:
     def _lost(self, replica_id: int, cause: LossCause, reason: str) -> None:
         self.counts["replicas lost"] += 1
         self.counts[f"replicas lost: {cause.value}"] += 1
-        self.counts["replicas lost by chance"] += cause.is_death and replica_id not in self.harm.poisoned_workers
+        is_chance = replica_id not in self.harm.poisoned_workers
+        self.counts["replicas lost by chance"] += cause.is_death and is_chance
+        self.counts["replicas lost by chance over a step"] += cause.is_explained and is_chance
         self._gone.add(replica_id)
         if "not asked" in reason:
             assert self._was_noisy(replica_id), f"replica {replica_id:x} was lost: {reason}"
