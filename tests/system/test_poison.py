@@ -100,13 +100,15 @@ def test_kills_from_outside_accuse_no_prompt_and_an_operator_clears_what_is_refu
         expected = expected_tokens(prompt, sampling, 0, 5, FakeVocabulary.read(stack.model))
         assert serving.result().token_ids == expected
     assert "quarantine" not in stack.log("serve")
+    # As only their supervisor knows.
+    stack.wait_for(lambda: stack.log("serve").count("did not leave in order: signal SIGKILL") == 3)
     assert "lost (unreachable): its connection has ended" in stack.log("serve")
     if workers == 1:
         # A supervisor gives up after four deaths.
         return
     error = refusal(stack, POISON)
     assert reason_of(error) == "QUARANTINED"
-    assert "signal SIGSEGV" in (error.details() or "")
+    assert "signal SIGSEGV, Fatal Python error: Segmentation fault" in (error.details() or "")
     [payload] = stack.admin.ListQuarantine(admin_pb2.ListQuarantineRequest()).payloads
     assert payload.prompt_tokens == len(POISON)
     stack.admin.ClearQuarantine(admin_pb2.ClearQuarantineRequest(payload=payload.payload))

@@ -49,6 +49,7 @@ from octavo.wire.requests import (
     Unregistered,
 )
 from octavo.wire.steps import (
+    Ending,
     Heartbeat,
     StepPlan,
     StepResult,
@@ -270,6 +271,9 @@ class SchedulerShell:
                 *(hello.worker_id, hello.model.dtype, hello.device, hello.num_blocks, hello.block_size),
                 *(gib, hello.kv_bytes_per_token),
             )
+            if before := hello.predecessor:
+                what = "crashed" if before.ending is Ending.CRASHED else "did not leave in order"
+                _log.warning("the process before worker %s %s: %s", hello.worker_id, what, before.detail)
             if self.core.config.preemption is Preemption.MEASURED and hello.num_cpu_blocks and hello.costs is None:
                 _log.warning("worker %s has not measured its costs: preemption there is as with auto", hello.worker_id)
 
