@@ -160,9 +160,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         incarnation = data.draw(st.sampled_from(self._busy()))
         self.cluster.handle(StepAnswered(incarnation, self.cluster.replicas[incarnation].execute(fail=fail)))
 
-    @rule(data=st.data())
-    def spoil(self, data: st.DataObject) -> None:
-        """A request that is computed in the next answer gets NaN there; it alone may end by that."""
+    @rule(data=st.data(), is_kv_sound=st.booleans())
+    def spoil(self, data: st.DataObject, is_kv_sound: bool) -> None:
+        """A request that is computed in the next answer gets NaN there, or only what comes of it at its end is NaN; it
+        alone may end by that."""
         self.schedule()
         held = set(self.cluster.core.groups)
         computed = [(i, group) for i in self._busy() for group in self.cluster.core.replicas[i].outstanding[0].groups]
@@ -170,7 +171,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         incarnation, group = data.draw(st.sampled_from([pair for pair in computed if pair[1] in held]))
         spoiled = {each.sequence_id for each in group.live}
-        self.cluster.handle(StepAnswered(incarnation, self.cluster.replicas[incarnation].execute(spoil=spoiled)))
+        how: dict[str, Any] = {"spoil_output" if is_kv_sound else "spoil": spoiled}
+        self.cluster.handle(StepAnswered(incarnation, self.cluster.replicas[incarnation].execute(**how)))
         if rejection := self.cluster.rejected.pop(group.request_id, None):
             assert rejection.reason is RejectReason.NOT_FINITE
             del self.journal.requests[group.request_id]

@@ -78,7 +78,8 @@ class Answers:
 
     def _end_failed(self, replica: Replica, failures: results.Failures, *, is_spoilt: bool) -> None:
         """Ends the groups whose sequences failed of themselves, unless it may be the replica's doing: in a step that
-        `is_spoilt`, or if another can be asked. Their victims start over, without what they shared."""
+        `is_spoilt`, or if another can be asked. Their victims start over, without what they shared, and so do
+        those that are stranded."""
         for group, failure in failures.ended.items():
             if group in replica.restarts:
                 # Its next step was outstanding when this was known.
@@ -93,6 +94,8 @@ class Answers:
                 group.spoilt_by = replica.replica_id
             group.failed_steps += not is_spoilt and group not in replica.restarts
             replica.restarts.setdefault(group, (RejectReason(failure.reason), failure.detail))
+        for group in failures.stranded:
+            replica.restarts.setdefault(group, (RejectReason.STEP_FAILED, "what it shared was skipped"))
 
     def _may_try_again(self, replica: Replica, group: SequenceGroup, *, is_spoilt: bool) -> bool:
         """Whether a group that got nothing finite here is computed again; not if another replica gave it no better."""

@@ -5,6 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
+from collections.abc import Set as AbstractSet
 
 from octavo.scheduler.block_table import BlockTable, Growth, first_visible, present
 from octavo.scheduler.device_blocks import DeviceBlocks
@@ -33,7 +34,7 @@ class KVCacheManager:
 
     A block enters the prefix cache as soon as a plan fills it, before the step is answered: a replica runs its plans in
     order, and writes a step's KV before it reads any, so whoever shares the block finds it filled. If the step fails,
-    the entry is withdrawn.
+    or skips what was to fill the block, the entry is withdrawn.
     """
 
     def __init__(
@@ -165,6 +166,8 @@ class KVCacheManager:
         self._tables[sequence] = table
         sequence.num_computed = begin.num_blocks * self.block_size
         sequence.shares_last_block = False
+        fillers = (self._cache.filler(block_id) for block_id in present(begin.found))
+        sequence.builds_on = frozenset(filler for filler in fillers if filler is not None)
         if begin.tail is None:
             return []
         sequence.num_computed += len(begin.tail.token_ids)
@@ -302,6 +305,10 @@ class KVCacheManager:
         """
         held = self._tables[sequence].block_ids if sequence is not None else []
         self.blocks.distrust({*self._cache.filled_by(sequence_id), *held} - self.pins.block_ids)
+
+    def withdraw(self, sequence_ids: AbstractSet[int], after_step: int) -> None:
+        """What outstanding steps after `after_step` were to compute of these sequences is not found any more."""
+        self._cache.withdraw(sequence_ids, after_step)
 
     def holds_distrusted(self, sequence: Sequence) -> bool:
         """Whether the sequence has a block from one that is distrusted."""

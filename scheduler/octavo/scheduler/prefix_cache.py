@@ -11,6 +11,7 @@ import sys
 from array import array
 from collections import defaultdict
 from collections.abc import KeysView
+from collections.abc import Set as AbstractSet
 
 from octavo.scheduler.sequence import Sequence
 from octavo.wire.base import Value
@@ -70,7 +71,7 @@ class PrefixCache:
     """Which block holds which content. A block stays indexed while it is free, until it is taken for something else.
 
     An entry made by a step that is still outstanding is provisional: it may be shared by what is planned later, for a
-    replica runs its plans in order; it goes if the step fails.
+    replica runs its plans in order; it goes if the step fails, or what the step was to compute there is skipped.
     """
 
     def __init__(self, num_kv_groups: int) -> None:
@@ -100,6 +101,10 @@ class PrefixCache:
         """The block with this content, if the step that filled it has been answered."""
         block_id = self._block_of[kv_group].get(value)
         return None if block_id in self._filled_by else block_id
+
+    def filler(self, block_id: int) -> tuple[int, int] | None:
+        """The outstanding step that fills the block, if one does, and the sequence (by id) that it computes there."""
+        return self._filled_by.get(block_id)
 
     def filled_by(self, sequence_id: int) -> list[int]:
         """The indexed blocks that outstanding steps fill with what they compute of this sequence."""
@@ -134,6 +139,12 @@ class PrefixCache:
                 del self._filled_by[block_id]
                 if not valid:
                     self.remove(block_id)
+
+    def withdraw(self, sequence_ids: AbstractSet[int], after_step: int) -> None:
+        """Takes out what outstanding steps after `after_step` were to fill with these sequences."""
+        for block_id, (step_id, owner) in list(self._filled_by.items()):
+            if step_id > after_step and owner in sequence_ids:
+                self.remove(block_id)
 
     def remove(self, block_id: int) -> None:
         """The block will hold something else. Unknown blocks are ignored."""

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from octavo.scheduler import skipped_work
 from octavo.scheduler.beam_search import Beam, Continuation
 from octavo.scheduler.replica import OutstandingStep, Replica
 from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
@@ -68,16 +69,18 @@ def _are_members(step: OutstandingStep, failed: list[SequenceFailure]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Groups that failures of their sequences end, with the first; and `victims`, which failed only with what they
-    shared with those."""
+    """Groups that failures of their sequences end, with the first; `victims`, which failed only with what they shared
+    with those; and those that are `stranded`: plans that were sent before have them build upon what is now skipped."""
 
     ended: dict[SequenceGroup, SequenceFailure]
     victims: dict[SequenceGroup, SequenceFailure]
+    stranded: list[SequenceGroup]
 
 
 def separate(replica: Replica, step: OutstandingStep, failed: list[SequenceFailure]) -> Failures:
     """Sorts failures, in the order of the work, which is that of what builds on what; and keeps from others what was
-    computed of sequences that were not finite. To be called before the step is booked as answered."""
+    computed of sequences that were not finite, and what will not be computed. To be called before the step is booked as
+    answered."""
     ended: dict[SequenceGroup, SequenceFailure] = {}
     victims: dict[SequenceGroup, SequenceFailure] = {}
     members = _live_members(step) if failed else {}
@@ -90,7 +93,12 @@ def separate(replica: Replica, step: OutstandingStep, failed: list[SequenceFailu
         # One that has been aborted, or failed in the step before, is no longer a member.
         if group is not None:
             (victims if is_victim else ended).setdefault(group, failure)
-    return Failures(ended, {group: failure for group, failure in victims.items() if group not in ended})
+    skipped = skipped_work.withdraw(replica, step, (failure.sequence_id for failure in failed)) if failed else []
+    return Failures(
+        ended,
+        {group: failure for group, failure in victims.items() if group not in ended},
+        [group for group in skipped if not (group.is_finished or group in ended or group in victims)],
+    )
 
 
 def is_spoilt(replica: Replica, step: OutstandingStep, failures: Failures) -> bool:
@@ -121,13 +129,18 @@ def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outco
     if result.prompt_logprobs:
         _keep_prompt_logprobs(step, result.prompt_logprobs)
     for (group, sequence), sampled in zip(_unfailed(step.samplers, result), result.sampled, strict=True):
-        # Neither aborted nor finished since the plan was made.
-        if sequence.status is SequenceStatus.RUNNING:
+        if _is_heard(replica, group, sequence):
             _append_sampled(replica, group, sequence, sampled, outcome)
     for (group, beam), candidates in zip(_unfailed(step.beams, result), result.candidates, strict=True):
-        if beam.status is SequenceStatus.RUNNING:
+        if _is_heard(replica, group, beam):
             _take_candidates(replica, group, beam, candidates, outcome)
     return outcome
+
+
+def _is_heard(replica: Replica, group: SequenceGroup, sequence: Sequence) -> bool:
+    """Whether it has neither been aborted nor finished since the plan was made, and is not to start over: what it was
+    given then may come of what was never computed."""
+    return sequence.status is SequenceStatus.RUNNING and group not in replica.restarts
 
 
 # -- sampling -------------------------------------------------------------------------------------------------------

@@ -162,9 +162,12 @@ class FakeReplica:
         if isinstance(message, StepPlan):
             self.plans.append(message)
 
-    def execute(self, *, fail: bool = False, spoil: Collection[int] = ()) -> StepResult:
-        """Runs the oldest plan, with NaN in the first slot that it fills of the sequences `spoil`, or fails it, which a
-        runner that finds no memory does too; plans made without knowing of a failure are skipped."""
+    def execute(
+        self, *, fail: bool = False, spoil: Collection[int] = (), spoil_output: Collection[int] = ()
+    ) -> StepResult:
+        """Runs the oldest plan, with NaN in the first slot that it fills of the sequences `spoil`, and with nothing but
+        NaN for those in `spoil_output`, whose slots are sound; or fails it, which a runner that finds no memory does
+        too. Plans made without knowing of a failure are skipped, and so is what they have of a sequence that failed."""
         plan = self.plans.popleft()
         if plan.answered_step_id < self._failed_step_id:
             self.table.discard(plan)
@@ -173,7 +176,7 @@ class FakeReplica:
             return self._fail(plan, StepOutcome.FAILED)
         items = self.table.apply(plan)
         if isinstance(self.runner, SpoilableRunner):
-            self.runner.to_spoil = spoil
+            self.runner.to_spoil, self.runner.to_fail = spoil, spoil_output
         try:
             output = self.runner.execute(plan.moves, items)
         except MemoryError:
@@ -311,15 +314,23 @@ class Cluster:
     def abort(self, request_id: str) -> None:
         self.handle(RequestsAborted(FRONTEND, [request_id]))
 
-    def step(self, *, fail: bool = False, spoil: str | None = None) -> None:
+    def step(self, *, fail: bool = False, spoil: str | None = None, spoil_output: str | None = None) -> None:
         """Plans as far ahead as allowed, then every replica answers its oldest plan, in which the sequences of the
-        request `spoil` get NaN."""
+        request `spoil` get NaN, and those of `spoil_output` though their KV is sound."""
         for _ in range(self.core.config.max_steps_in_flight):
             self.schedule()
         self.now += 0.01
         for incarnation, replica in list(self.replicas.items()):
             if replica.plans:
-                self.handle(StepAnswered(incarnation, replica.execute(fail=fail, spoil=self._sequence_ids(spoil))))
+                self.answer(incarnation, fail=fail, spoil=spoil, spoil_output=spoil_output)
+
+    def answer(
+        self, incarnation: int, *, fail: bool = False, spoil: str | None = None, spoil_output: str | None = None
+    ) -> None:
+        """One replica answers its oldest plan."""
+        spoiled, without_output = self._sequence_ids(spoil), self._sequence_ids(spoil_output)
+        result = self.replicas[incarnation].execute(fail=fail, spoil=spoiled, spoil_output=without_output)
+        self.handle(StepAnswered(incarnation, result))
 
     def _sequence_ids(self, request_id: str | None) -> set[int]:
         return set() if request_id is None else {each.sequence_id for each in self.groups[request_id].live}
