@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from octavo.scheduler.config import Policy, Preemption
@@ -12,8 +13,11 @@ from octavo.scheduler.events import PrefixPinned
 from octavo.testing.cluster import Cluster, make_request, write_fake_model
 from octavo.testing.models import bundled_model as bundled_model
 from octavo.testing.models import fp32_runner
-from octavo.wire.requests import Prefix, Request
+from octavo.wire.requests import Prefix, RejectReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
+from octavo.worker.batch import Batch
+from octavo.worker.model_runner import ModelRunner
+from octavo.worker.models.decoder import PagedStep
 from octavo.worker.runner import Runner
 
 NUM_TOKENS = 10
@@ -37,7 +41,7 @@ PREFIX = (
 
 
 @pytest.fixture(scope="module")
-def runner(bundled_model: Path) -> Runner:
+def runner(bundled_model: Path) -> ModelRunner:
     return fp32_runner(bundled_model, num_blocks=NUM_BLOCKS, block_size=16, num_cpu_blocks=NUM_BLOCKS)
 
 
@@ -114,3 +118,44 @@ def test_groups_that_lose_their_blocks_go_on_with_the_same_tokens(
     assert (cluster.core.swaps > 0) == (preemption is Preemption.SWAP)
     for request in requests:
         assert cluster.outputs(request.request_id) == alone[request.request_id], request.request_id
+
+
+def test_one_that_shares_a_block_of_a_skipped_chunk_gives_what_it_gives_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: ModelRunner
+) -> None:
+    prompt = list(range(1000, 1056))
+    cluster = Cluster(write_fake_model(tmp_path), max_num_batched_tokens=32, max_steps_in_flight=2)
+    cluster.join(runner=runner)
+    cluster.submit(with_prompt("failing", prompt))
+    cluster.schedule()
+    cluster.submit(other := with_prompt("other", [*prompt[:48], 7, 8]))
+    cluster.schedule()
+    # Of these the failing request fills the last sixteen in the step that is skipped for it.
+    assert cluster.groups["other"].cached_prompt_tokens == 48
+    break_once(monkeypatch, runner)
+    cluster.answer(1)
+    assert cluster.rejected["failing"].reason is RejectReason.NOT_FINITE
+    cluster.run()
+    # Only now: in the first run nothing of it must be in the blocks that are not written.
+    assert run(tmp_path, runner, [other], prefix_caching=False).outputs("other") == cluster.outputs("other")
+    assert cluster.deltas["other", 0][-1].preemptions == 1
+
+
+def with_prompt(name: str, token_ids: list[int]) -> Request:
+    return msgspec.structs.replace(make_request(name, 1, NUM_TOKENS), prompt_token_ids=token_ids)
+
+
+def break_once(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner) -> None:
+    """The next forward pass gives NaN for the last token of a prompt that is computed in part. The keys and values are
+    in the cache by then, and sound."""
+    model = runner.paged_model
+    compute = model.forward
+
+    def broken(batch: Batch, step: PagedStep) -> torch.Tensor:
+        monkeypatch.undo()
+        rows, hidden = batch.logit_rows, compute(batch, step).clone()
+        assert len(rows.watched) == 1, "one prompt was to be computed in part"
+        hidden[rows.num_choosing : rows.first_of_prompts] = torch.nan
+        return hidden
+
+    monkeypatch.setattr(model, "forward", broken)
