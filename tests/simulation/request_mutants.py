@@ -123,6 +123,10 @@ def what_a_spoiled_sequence_wrote_is_shared(patch: Patch) -> None:
     patch.setattr(KVCacheManager, "distrust", lambda self, sequence_id, sequence: None)
 
 
+def what_was_built_on_a_skipped_chunk_counts(patch: Patch) -> None:
+    patch.setattr(skipped_work, "withdraw", lambda replica, step, failed: [])
+
+
 def a_spoiled_sequence_is_computed_on(patch: Patch) -> None:
     complete = SequenceTable.complete
 

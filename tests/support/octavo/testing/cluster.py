@@ -31,6 +31,7 @@ from octavo.scheduler.events import (
 from octavo.scheduler.observer import SchedulerObserver
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import SequenceGroup
+from octavo.testing.mechanisms import MechanismWatch
 from octavo.testing.notice_book import NoticeBook
 from octavo.testing.spoilable import SpoilableRunner
 from octavo.wire import history
@@ -223,9 +224,11 @@ class Cluster:
         directory: Path,
         record: Recorder = write_nothing,
         observer: SchedulerObserver | None = None,
+        mechanisms: MechanismWatch | None = None,
         **config: Any,
     ) -> None:
         self.record = record
+        self._mechanisms = mechanisms
         self.core = Scheduler(SchedulerConfig(**config), 99, observer)
         self.now = 0.0
         self.replicas: dict[int, FakeReplica] = {}
@@ -261,11 +264,21 @@ class Cluster:
 
     def handle(self, event: Event) -> None:
         self.record(Handled(self.now, event))
-        self._perform(self.core.handle(event, self.now))
+        if self._mechanisms is not None:
+            self._mechanisms.before(self.core)
+        effects = self.core.handle(event, self.now)
+        if self._mechanisms is not None:
+            self._mechanisms.after_event(self.core, event, effects)
+        self._perform(effects)
 
     def schedule(self) -> None:
         self.record(Scheduled(self.now))
-        self._perform(self.core.schedule(self.now))
+        if self._mechanisms is not None:
+            self._mechanisms.before(self.core)
+        effects = self.core.schedule(self.now)
+        if self._mechanisms is not None:
+            self._mechanisms.after_turn(self.core, effects)
+        self._perform(effects)
 
     def join(
         self,
