@@ -106,6 +106,31 @@ def test_those_that_shared_what_was_not_finite_start_over_and_are_served(
     assert cluster.rejected.keys() == {"first"}
 
 
+@pytest.mark.parametrize(
+    "decoding", [{}, {"num_sequences": 3, "temperature": 1.0}, BEAMS], ids=["one", "three", "beams"]
+)
+@pytest.mark.parametrize("prompt_length", [5, 9], ids=["in the same step", "in the next step too"])
+def test_those_whose_windows_have_left_it_behind_start_over_too(
+    make_cluster: MakeCluster, prompt_length: int, decoding: dict[str, Any]
+) -> None:
+    cluster = make_cluster(max_num_batched_tokens=10, max_steps_in_flight=2)
+    cluster.join(block_size=2, windows=(4,))
+    # As long as somebody is well, it is not the replica.
+    cluster.submit(make_request("well", 1, 4))
+    # What the second shares of the first is behind its window before it is known to be not finite.
+    first, second = (
+        make_request("first", 4, 7, shared=4),
+        make_request("second", prompt_length, 7, shared=3, **decoding),
+    )
+    cluster.submit(first, second)
+    cluster.step(spoil="first")
+    while cluster.core.replicas[1].outstanding:
+        cluster.answer(1)
+    assert cluster.rejected.keys() == {"first"}
+    cluster.run()
+    assert cluster.ended.keys() == {("well", 0), *(("second", i) for i in range(second.sampling.num_sequences))}
+
+
 def test_those_that_start_over_need_not_wait_for_a_replica_to_be_idle(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(max_steps_in_flight=2)
     cluster.join()

@@ -62,6 +62,7 @@ configs = st.fixed_dictionaries(
         "tenant_weights": st.just({"heavy": 3.0}),
         # No step may fail often enough to be given up: every request is expected to finish.
         "max_failed_steps": st.just(10**6),
+        "max_memory_failures": st.just(10**6),
         # Different requests of this test may ask for the same.
         "quarantine_s": st.just(0.0),
     }
@@ -159,10 +160,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cluster.schedule()
 
     @precondition(lambda self: self._busy())
-    @rule(data=st.data(), fail=st.sampled_from([False, False, False, False, True]))
-    def answer(self, data: st.DataObject, fail: bool) -> None:
+    @rule(data=st.data(), how=st.sampled_from(["well", "well", "well", "well", "fail", "starve"]))
+    def answer(self, data: st.DataObject, how: str) -> None:
         incarnation = data.draw(st.sampled_from(self._busy()))
-        self.cluster.handle(StepAnswered(incarnation, self.cluster.replicas[incarnation].execute(fail=fail)))
+        result = self.cluster.replicas[incarnation].execute(fail=how == "fail", starve=how == "starve")
+        self.cluster.handle(StepAnswered(incarnation, result))
 
     @rule(data=st.data(), is_kv_sound=st.booleans())
     def spoil(self, data: st.DataObject, is_kv_sound: bool) -> None:

@@ -88,8 +88,9 @@ def separate(replica: Replica, step: OutstandingStep, failed: list[SequenceFailu
         group, sequence = members.get(failure.sequence_id, (None, None))
         is_victim = False
         if failure.reason is FailureReason.NOT_FINITE:
-            is_victim = sequence is not None and replica.kv.holds_distrusted(sequence)
+            is_victim = sequence is not None and _is_victim(replica, group, sequence)
             replica.kv.distrust(failure.sequence_id, sequence)
+            _distrust_by_name(replica, failure.sequence_id)
         # One that has been aborted, or failed in the step before, is no longer a member.
         if group is not None:
             (victims if is_victim else ended).setdefault(group, failure)
@@ -99,6 +100,19 @@ def separate(replica: Replica, step: OutstandingStep, failed: list[SequenceFailu
         {group: failure for group, failure in victims.items() if group not in ended},
         [group for group in skipped if not (group.is_finished or group in ended or group in victims)],
     )
+
+
+def _is_victim(replica: Replica, group: SequenceGroup | None, sequence: Sequence) -> bool:
+    shares = group is not None and any(each.shares_distrusted for each in group.sequences)
+    return shares or replica.kv.holds_distrusted(sequence)
+
+
+def _distrust_by_name(replica: Replica, sequence_id: int) -> None:
+    """Whoever built upon what the sequence was to fill may have left that behind in a window."""
+    for group in dict.fromkeys(group for step in replica.outstanding for group in step.groups):
+        for sequence in group.sequences:
+            if any(owner == sequence_id for _, owner in sequence.builds_on):
+                sequence.shares_distrusted = True
 
 
 def is_spoilt(replica: Replica, step: OutstandingStep, failures: Failures) -> bool:

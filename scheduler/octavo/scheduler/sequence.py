@@ -69,6 +69,8 @@ class Sequence:
     waits_for: "tuple[Sequence, int] | None" = None
     # Who was still to fill blocks that it found at its start: outstanding steps, each with a sequence by its id.
     builds_on: frozenset[tuple[int, int]] = frozenset()
+    # One of those turned out not finite; whether the sequence still holds what it has of it, or a window has passed that.
+    shares_distrusted: bool = False
     # Whether its last block may be another's too: it has been forked, or is a fork.
     shares_last_block: bool = False
     # Whether the worker knows the sequence by its id; if not, it is to be forked from `parent`, or started.
@@ -159,7 +161,7 @@ class Sequence:
         # Steps are counted by replica, and it may come to another.
         self.num_computed = self.last_step_id = 0
         self.leader = self.waits_for = self.candidates = None
-        self.builds_on = frozenset()
+        self.builds_on, self.shares_distrusted = frozenset(), False
 
 
 @dataclass(slots=True, eq=False)

@@ -164,17 +164,22 @@ class FakeReplica:
             self.plans.append(message)
 
     def execute(
-        self, *, fail: bool = False, spoil: Collection[int] = (), spoil_output: Collection[int] = ()
+        self,
+        *,
+        fail: bool = False,
+        starve: bool = False,
+        spoil: Collection[int] = (),
+        spoil_output: Collection[int] = (),
     ) -> StepResult:
         """Runs the oldest plan, with NaN in the first slot that it fills of the sequences `spoil`, and with nothing but
-        NaN for those in `spoil_output`, whose slots are sound; or fails it, which a runner that finds no memory does
+        NaN for those in `spoil_output`, whose slots are sound; or fails it, or finds no memory for it, as a runner may
         too. Plans made without knowing of a failure are skipped, and so is what they have of a sequence that failed."""
         plan = self.plans.popleft()
         if plan.answered_step_id < self._failed_step_id:
             self.table.discard(plan)
             return self._result(plan, StepOutcome.SKIPPED, _NO_OUTPUT)
-        if fail:
-            return self._fail(plan, StepOutcome.FAILED)
+        if fail or starve:
+            return self._fail(plan, StepOutcome.FAILED if fail else StepOutcome.OUT_OF_MEMORY)
         items = self.table.apply(plan)
         if isinstance(self.runner, SpoilableRunner):
             self.runner.to_spoil, self.runner.to_fail = spoil, spoil_output

@@ -34,12 +34,14 @@ class Mechanism(enum.StrEnum):
 
     # A prompt, or what is computed again, takes more than one step.
     CHUNK = "chunk"
-    # A sequence starts with blocks that were computed before, or are to be by an outstanding step.
+    # A sequence starts with blocks that were computed before, or are to be by an outstanding step; or it comes back from
+    # CPU memory to blocks that others hold.
     HIT = "prefix hit"
     # A sequence starts with a block that an outstanding step is to fill; on the one that fills it, too.
     PROVISIONAL = "provisional entry"
     # A block that was filled is given up for an older one with the same content, until the worker has been told.
     DUPLICATE = "duplicate"
+    # A block is copied for one of several that share it, a pinned prefix's last block too.
     COPY_ON_WRITE = "copy-on-write"
     SWAP = "swap"
     # A group was preempted without being swapped out, until all that was known of it is computed.
@@ -265,11 +267,14 @@ class MechanismWatch:
 
         pinned = replica.kv.pins.block_ids
         copied = {move.target for move in plan.moves.copy}
+        brought = {move.target for move in plan.moves.swap_in}
         mark(Mechanism.SWAP, *booked.swapped_out)
         for start in plan.starts:
             group = names[start.sequence_id]
-            if self._was_swapped(group):
+            if Mechanism.SWAP in self._on_group.get(group, ()):
                 mark(Mechanism.SWAP, group)
+                if _finds_more(replica, group, brought):
+                    mark(Mechanism.HIT, group)
             elif start.num_computed:
                 mark(Mechanism.HIT, group)
         for group in groups:
@@ -277,9 +282,10 @@ class MechanismWatch:
                 for _, filler in [each for each in sequence.builds_on if each[0] > replica.answered_step_id]:
                     mark(Mechanism.PROVISIONAL, group, names.get(filler))
         for remap in plan.remaps:
-            is_copy = remap.block_id in copied
-            mark(Mechanism.COPY_ON_WRITE if is_copy else Mechanism.DUPLICATE, names.get(remap.sequence_id))
+            if remap.block_id not in copied:
+                mark(Mechanism.DUPLICATE, names.get(remap.sequence_id))
         for move in plan.moves.copy:
+            mark(Mechanism.COPY_ON_WRITE, owners.get(move.target))
             if move.source in pinned:
                 mark(Mechanism.PIN, owners.get(move.target))
         for work in plan.work:
@@ -287,9 +293,6 @@ class MechanismWatch:
                 mark(Mechanism.FOLLOWER, names.get(work.sequence_id))
         for group in groups:
             self._see_progress(group, step, any(group is each for each, _ in (*booked.samplers, *booked.beams)))
-
-    def _was_swapped(self, group: SequenceGroup) -> bool:
-        return Mechanism.SWAP in self._on_group.get(group, ())
 
     def _see_progress(self, group: SequenceGroup, step: _Step, chooses: bool) -> None:
         marks = self._marks[group]
@@ -352,6 +355,18 @@ def _of_replica(replica: Replica) -> set[Mechanism]:
         Mechanism.HALVED_STEP: size.tokens < size.max_tokens or size.seqs < size.max_seqs,
     }
     return {mechanism for mechanism, is_on in states.items() if is_on}
+
+
+def _finds_more(replica: Replica, group: SequenceGroup, brought: set[int]) -> bool:
+    """Whether a group that comes back from CPU memory shares blocks that others hold, instead of bringing them back."""
+    size = replica.kv.block_size
+    blocks = {
+        block_id
+        for sequence in replica.holders(group)
+        for table in replica.kv.block_table(sequence)
+        for block_id in table[: min(sequence.num_computed, sequence.num_known - 1) // size]
+    }
+    return any(each not in brought and each != NULL_BLOCK and replica.kv.ref_count(each) > 1 for each in blocks)
 
 
 def _held(replica: Replica) -> list[SequenceGroup]:

@@ -1,0 +1,301 @@
+"""A long and crowded history of a small cluster, drawn from a seed: much goes on at once, and much goes wrong.
+
+What hypothesis draws is short and can be made shorter; this is dense. Each history has a mood of its own: which kinds
+of things happen in it, and how often.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from octavo.scheduler.admission import has_capacity
+from octavo.scheduler.config import Policy, Preemption
+from octavo.scheduler.events import (
+    Event,
+    LossCause,
+    PrefixesNamed,
+    PrefixPinned,
+    PrefixUnpinned,
+    ReplicaHeard,
+    StepAnswered,
+    WorkerCordoned,
+    WorkerDrained,
+    WorkerReadmitted,
+)
+from octavo.scheduler.scheduler import Scheduler
+from octavo.testing.cluster import FRONTEND, Cluster, make_request
+from octavo.testing.mechanisms import MechanismWatch, Meetings
+from octavo.wire.requests import Prefix, RejectReason, Request
+from octavo.wire.sampling import BeamSearch, EarlyStopping
+
+from .expectations import Expectations, assert_worker_agrees
+from .journal import Journal
+
+_NUM_ACTIONS = 120
+_CROWD = 7
+_MAX_REPLICAS = 3
+_PREFIXES = ["north", "south"]
+_MISFITS = {RejectReason.TOO_MANY_SEQUENCES, RejectReason.NEVER_FITS_KV}
+# Everything fits on this one, and what waits for a large replica that was lost may wait for it.
+_LARGE = 100
+
+
+class RandomHistory:
+    """`run` it once. Raises whatever shows a fault of the core."""
+
+    def __init__(self, directory: Path, seed: int, meetings: Meetings) -> None:
+        self._random = random = Random(seed)
+        self._windows = random.choice([(0,), (0,), (0, 5), (4,)])
+        self._expectations = Expectations(directory, self._windows)
+        self._watch = MechanismWatch(meetings)
+        self._cluster = Cluster(directory, mechanisms=self._watch, **_config(random))
+        self._journal = Journal(self._cluster, self._expectations)
+        self._num_requests = self._num_replicas = 0
+        self._actions: dict[Callable[[], None], float] = {
+            action: weight * random.choice(mood)
+            for action, weight, mood in (
+                (self._step, 5, [1]),
+                (self._schedule, 4, [1]),
+                (self._answer, 3, [1]),
+                (self._submit, 5, [1]),
+                (self._fail, 1, [0, 0, 1, 2]),
+                (self._starve, 1, [0, 0, 1, 2]),
+                (self._spoil, 1, [0, 0, 1, 2]),
+                (self._abort, 0.5, [0, 1]),
+                (self._end_sequence, 0.5, [0, 1]),
+                (self._pin, 0.5, [0, 1, 2]),
+                (self._unpin, 0.2, [0, 1]),
+                (self._operate, 1, [0, 0, 1, 2]),
+                (self._join, 0.5, [0, 1, 2]),
+                (self._leave, 0.3, [0, 0, 1]),
+                (self._die, 0.8, [0, 0, 1, 2, 4]),
+                (self._lose_scheduler, 0.3, [0, 0, 1, 2]),
+            )
+        }
+        self._join()
+
+    def run(self) -> None:
+        for _ in range(_NUM_ACTIONS):
+            (action,) = self._random.choices(list(self._actions), list(self._actions.values()))
+            suspects = {group.request_id for group in self._cluster.core.ledger.suspects}
+            self._cluster.now += 0.001
+            action()
+            self._settle(suspects)
+        self._end()
+
+    def _settle(self, suspects: set[str]) -> None:
+        """Only suspects end by the death of a worker."""
+        rejected = self._cluster.rejected
+        for name, rejection in list(rejected.items()):
+            assert rejection.reason is RejectReason.QUARANTINED, f"{name}: {rejection}"
+            assert name in suspects
+            del rejected[name], self._journal.requests[name]
+        for incarnation, worker in self._cluster.replicas.items():
+            assert_worker_agrees(self._cluster.core.replicas[incarnation], worker)
+
+    def _end(self) -> None:
+        """All that is wanted comes, once nothing more goes wrong."""
+        cluster = self._cluster
+        for incarnation in list(cluster.core.replicas):
+            cluster.handle(WorkerReadmitted(f"worker-{incarnation}"))
+        self._journal.renew()
+        replicas = cluster.core.replicas.values()
+        if not all(any(has_capacity(group.request, each) for each in replicas) for group in cluster.core.groups):
+            self._add_replica(_LARGE, 4, 0)
+        cluster.run(max_steps=2000)
+        self._settle(set())
+        self._journal.assert_all_came()
+        for _ in range(100):
+            cluster.step()
+            if not any(each.prefixes or each.running or each.outstanding for each in cluster.core.replicas.values()):
+                break
+        for replica in cluster.core.replicas.values():
+            assert replica.kv.num_free + replica.kv.num_pinned == replica.kv.num_blocks
+            assert replica.kv.num_cpu_free == replica.kv.num_cpu_blocks
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        for _ in range(self._random.randint(1, 3)):
+            self._cluster.step()
+
+    def _schedule(self) -> None:
+        self._cluster.schedule()
+
+    def _busy(self) -> int | None:
+        busy = sorted(incarnation for incarnation, replica in self._cluster.replicas.items() if replica.plans)
+        return self._random.choice(busy) if busy else None
+
+    def _answer(self) -> None:
+        if incarnation := self._busy():
+            self._cluster.answer(incarnation)
+
+    def _fail(self) -> None:
+        self._schedule()
+        if incarnation := self._busy():
+            self._cluster.answer(incarnation, fail=True)
+
+    def _starve(self) -> None:
+        self._schedule()
+        if incarnation := self._busy():
+            result = self._cluster.replicas[incarnation].execute(starve=True)
+            self._cluster.handle(StepAnswered(incarnation, result))
+
+    def _spoil(self) -> None:
+        """It alone may end by that."""
+        self._schedule()
+        cluster = self._cluster
+        incarnation = self._busy()
+        if incarnation is None:
+            return
+        groups = [group for group in cluster.core.replicas[incarnation].outstanding[0].groups if group.frontend_id]
+        held = [group for group in groups if not group.is_finished]
+        if not held:
+            return
+        group = self._random.choice(held)
+        spoiled = {each.sequence_id for each in group.live}
+        how: dict[str, Any] = {self._random.choice(["spoil", "spoil_output"]): spoiled}
+        cluster.handle(StepAnswered(incarnation, cluster.replicas[incarnation].execute(**how)))
+        if rejection := cluster.rejected.pop(group.request_id, None):
+            assert rejection.reason is RejectReason.NOT_FINITE
+            del self._journal.requests[group.request_id]
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def _submit(self) -> None:
+        for _ in range(self._random.randint(1, 3)):
+            if len(self._cluster.groups) < _CROWD:
+                rejection = self._journal.submit(self._request())
+                assert rejection is None or rejection.reason in _MISFITS, rejection
+
+    def _request(self) -> Request:
+        random = self._random
+        self._num_requests += 1
+        decoding: dict[str, Any] = random.choice(
+            [
+                {},
+                {"num_sequences": random.randint(2, 4), "temperature": random.choice([0.0, 1.0])},
+                {"beam": BeamSearch(random.randint(2, 3), 1.0, random.choice(list(EarlyStopping)))},
+            ]
+        )
+        prompt = random.choice([1, 4, 5, 9, 12])
+        return make_request(
+            f"r{self._num_requests}",
+            prompt,
+            random.choice([1, 4, 6] if decoding else [1, 5, 10, 15]),
+            shared=min(prompt, random.choice([0, 3, 6, 9, 12, 12])),
+            priority=random.choice([-1, 0, 0, 1]),
+            tenant=random.choice(["", "", "heavy"]),
+            **decoding,
+        )
+
+    def _held(self) -> str | None:
+        names = sorted(self._cluster.groups)
+        return self._random.choice(names) if names else None
+
+    def _abort(self) -> None:
+        if name := self._held():
+            self._journal.abort(name)
+
+    def _end_sequence(self) -> None:
+        parallel = sorted(name for name, group in self._cluster.groups.items() if len(group.live) > 1)
+        if parallel:
+            self._journal.end(self._random.choice(parallel), self._random.randint(0, 2), stale=False)
+
+    # -- prefixes ---------------------------------------------------------------------------------------------------
+
+    def _pin(self) -> None:
+        prefix = Prefix(self._random.choice(_PREFIXES), list(range(self._random.randint(1, 9))))
+        if self._cluster.core.pin_refusal(prefix) is None:
+            self._cluster.handle(PrefixPinned(prefix))
+
+    def _unpin(self) -> None:
+        if prefixes := self._cluster.core.prefixes.all:
+            self._cluster.handle(PrefixUnpinned(self._random.choice(prefixes).name))
+
+    # -- replicas ---------------------------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        if len(self._cluster.replicas) < _MAX_REPLICAS:
+            block_size = self._random.choice([1, 2, 2, 3, 4])
+            self._add_replica(
+                self._random.randint(24, 40) // block_size + 1, block_size, self._random.choice([0, 5, 12])
+            )
+
+    def _add_replica(self, num_blocks: int, block_size: int, num_cpu_blocks: int) -> None:
+        self._num_replicas += 1
+        num_groups = len(self._windows)
+        self._cluster.join(
+            self._num_replicas,
+            num_blocks=num_blocks * num_groups,
+            block_size=block_size,
+            num_cpu_blocks=min(num_blocks, num_cpu_blocks) * num_groups,
+            windows=self._windows,
+        )
+
+    def _any_replica(self) -> int | None:
+        return self._random.choice(sorted(self._cluster.replicas)) if self._cluster.replicas else None
+
+    def _operate(self) -> None:
+        incarnation = self._any_replica()
+        if incarnation is None:
+            return
+        worker_id = f"worker-{incarnation}"
+        events: list[Event] = [
+            WorkerCordoned(worker_id),
+            WorkerCordoned(worker_id),
+            WorkerDrained(worker_id, 0.02),
+            WorkerDrained(worker_id, 0.0),
+            ReplicaHeard(incarnation, draining=True),
+            WorkerReadmitted(worker_id),
+            WorkerReadmitted(worker_id),
+        ]
+        self._cluster.handle(self._random.choice(events))
+
+    def _leave(self) -> None:
+        if incarnation := self._any_replica():
+            self._cluster.leave(incarnation)
+            self._replace()
+
+    def _die(self) -> None:
+        self._schedule()
+        if incarnation := self._any_replica():
+            self._cluster.leave(incarnation, LossCause.UNREACHABLE)
+            self._replace()
+
+    def _replace(self) -> None:
+        if not self._cluster.replicas:
+            self._join()
+
+    def _lose_scheduler(self) -> None:
+        core = self._cluster.core
+        self._watch.scheduler_lost(core)
+        self._cluster.core = Scheduler(core.config, core.epoch + 1)
+        self._cluster.replicas.clear()
+        self._journal.join()
+        self._cluster.handle(PrefixesNamed(FRONTEND, core.prefixes.all))
+        self._join()
+        self._journal.renew()
+
+
+def _config(random: Random) -> dict[str, Any]:
+    return {
+        "policy": random.choice([Policy.CHUNKED, Policy.CHUNKED, Policy.PAPER]),
+        "preemption": random.choice(list(Preemption)),
+        "max_steps_in_flight": random.choice([1, 2, 2, 2]),
+        "max_num_batched_tokens": random.choice([4, 6, 9, 16, 16]),
+        "max_num_seqs": random.choice([4, 8, 8]),
+        "watermark": random.choice([0.0, 0.0, 0.1]),
+        "prefix_caching": random.random() < 0.8,
+        "priority_ageing_s": random.choice([0.0, 0.002, 0.002]),
+        "overtaking_s": random.choice([0.0, 1.0, 1.0]),
+        "drain_grace_s": random.choice([0.0, 0.01]),
+        "max_pinned_share": 0.5,
+        "tenant_weights": {"heavy": 3.0},
+        # Nothing may fail so often that it is given up: all that is wanted is to come.
+        "max_failed_steps": 10**6,
+        "max_memory_failures": 10**6,
+        # Different requests may ask for the same.
+        "quarantine_s": 0.0,
+    }
