@@ -37,6 +37,8 @@ _CROWD = 7
 _MAX_REPLICAS = 3
 _PREFIXES = ["north", "south"]
 _MISFITS = {RejectReason.TOO_MANY_SEQUENCES, RejectReason.NEVER_FITS_KV}
+# Who is preempted is swapped out, as long as there is room; what is computed again takes many steps.
+_TIGHT = {"preemption": Preemption.SWAP, "max_num_batched_tokens": 5}
 # Everything fits on this one, and what waits for a large replica that was lost may wait for it.
 _LARGE = 100
 
@@ -46,10 +48,14 @@ class RandomHistory:
 
     def __init__(self, directory: Path, seed: int, meetings: Meetings) -> None:
         self._random = random = Random(seed)
+        # Some are all about blocks that lack, some about workers that die while they do.
+        self._is_tight = random.random() < 0.4
+        deadly = random.choice([1, 1, 3]) if self._is_tight else 1
         self._windows = random.choice([(0,), (0,), (0, 5), (4,)])
         self._expectations = Expectations(directory, self._windows)
         self._watch = MechanismWatch(meetings)
-        self._cluster = Cluster(directory, mechanisms=self._watch, **_config(random))
+        config = _config(random) | (_TIGHT if self._is_tight else {})
+        self._cluster = Cluster(directory, mechanisms=self._watch, **config)
         self._journal = Journal(self._cluster, self._expectations)
         self._num_requests = self._num_replicas = 0
         self._actions: dict[Callable[[], None], float] = {
@@ -67,9 +73,9 @@ class RandomHistory:
                 (self._pin, 0.5, [0, 1, 2]),
                 (self._unpin, 0.2, [0, 1]),
                 (self._operate, 1, [0, 0, 1, 2]),
-                (self._join, 0.5, [0, 1, 2]),
+                (self._join, 0.5 * deadly, [0, 1, 2]),
                 (self._leave, 0.3, [0, 0, 1]),
-                (self._die, 0.8, [0, 0, 1, 2, 4]),
+                (self._die, 0.8 * deadly, [0, 0, 1, 2]),
                 (self._lose_scheduler, 0.3, [0, 0, 1, 2]),
             )
         }

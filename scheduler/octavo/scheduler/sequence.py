@@ -69,7 +69,7 @@ class Sequence:
     waits_for: "tuple[Sequence, int] | None" = None
     # Who was still to fill blocks that it found at its start: outstanding steps, each with a sequence by its id.
     builds_on: frozenset[tuple[int, int]] = frozenset()
-    # One of those turned out not finite; whether the sequence still holds what it has of it, or a window has passed that.
+    # One of those turned out not finite; a window may have passed by now what the sequence had of it.
     shares_distrusted: bool = False
     # Whether its last block may be another's too: it has been forked, or is a fork.
     shares_last_block: bool = False

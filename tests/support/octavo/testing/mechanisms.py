@@ -17,7 +17,7 @@ ends what it strikes (a failure, a loss) meets what was on that when it came.
 
 import enum
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -34,8 +34,8 @@ class Mechanism(enum.StrEnum):
 
     # A prompt, or what is computed again, takes more than one step.
     CHUNK = "chunk"
-    # A sequence starts with blocks that were computed before, or are to be by an outstanding step; or it comes back from
-    # CPU memory to blocks that others hold.
+    # A sequence starts with blocks that were computed before, or are to be by an outstanding step; or it comes back
+    # from CPU memory to blocks that others hold.
     HIT = "prefix hit"
     # A sequence starts with a block that an outstanding step is to fill; on the one that fills it, too.
     PROVISIONAL = "provisional entry"
@@ -98,14 +98,28 @@ class Meetings:
         present = sorted(set(mechanisms), key=_PLACE.__getitem__)
         self.counts.update(combinations(present, 2))
 
-    def add(self, counts: Counter[str]) -> None:
-        """What others have seen, by `label`."""
-        for pair in PAIRS:
-            self.counts[pair] += counts[label(pair)]
+    @property
+    def missing(self) -> set[Pair]:
+        """Those that never have."""
+        return {pair for pair in PAIRS if not self.counts[pair]}
+
+    def matrix(self, impossible: Collection[Pair]) -> str:
+        """A row and a column for each mechanism: how often they met, `.` where they never did and `-` where they
+        cannot."""
+        width = max(map(len, Mechanism))
+        heads = [f"{number:>6}" for number in range(1, len(Mechanism))]
+        lines = [" " * (width + 4) + "".join(heads)]
+        for number, row in enumerate(Mechanism, 1):
+            cells = [self._cell((column, row), impossible) for column in list(Mechanism)[: number - 1]]
+            lines.append(f"{number:>2}  {row:<{width}}" + "".join(cells))
+        return "\n".join(lines)
+
+    def _cell(self, pair: Pair, impossible: Collection[Pair]) -> str:
+        return f"{self.counts[pair] or ('-' if pair in impossible else '.'):>6}"
 
 
 def label(pair: Pair) -> str:
-    """Its name where only texts are counted."""
+    """Its name for people."""
     return f"{pair[0]} x {pair[1]}"
 
 
