@@ -30,7 +30,6 @@ from octavo.scheduler.events import (
 from octavo.scheduler.replica import Replica
 from octavo.scheduler.scheduler import Scheduler
 from octavo.testing.cluster import FRONTEND, Cluster, make_request, write_fake_model
-from octavo.testing.mechanisms import MechanismWatch, Meetings
 from octavo.wire.requests import PinRefused, Prefix, RejectReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
 
@@ -100,18 +99,15 @@ def wishes(draw: st.DrawFn) -> dict[str, Any]:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """One frontend and one or two small replicas; `Cluster` checks the invariants after every event, and `meetings`, if
-    anybody wants them, are counted."""
+    """One frontend and one or two small replicas; `Cluster` checks the invariants after every event."""
 
     cluster: Cluster
-    meetings: Meetings | None = None
 
     @initialize(config=configs, windows=st.sampled_from(_WINDOWS), wanted=st.lists(wishes(), min_size=3, max_size=6))
     def start(self, config: dict[str, Any], windows: tuple[int, ...], wanted: list[dict[str, Any]]) -> None:
         self.windows = windows
         self.expectations = Expectations(_MODEL, windows)
-        self.mechanisms = None if self.meetings is None else MechanismWatch(self.meetings)
-        self.cluster = Cluster(_MODEL, mechanisms=self.mechanisms, **config)
+        self.cluster = Cluster(_MODEL, **config)
         self.journal = Journal(self.cluster, self.expectations)
         self.num_replicas = self.num_requests = 0
         self.join(num_blocks=12, block_size=2, num_cpu_blocks=5)
@@ -307,8 +303,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _restart_scheduler(self) -> None:
         core = self.cluster.core
-        if self.mechanisms is not None:
-            self.mechanisms.scheduler_lost(core)
         self.cluster.core = Scheduler(core.config, core.epoch + 1)
         self.cluster.replicas.clear()
         self.journal.join()
