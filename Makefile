@@ -73,8 +73,9 @@ test-doors test-kernels test-failures test-studies: $(READY)
 	  status=$$?; cat build/$@.txt; exit $$status
 
 test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour, then failures for many (CAMPAIGNS)
-	@OCTAVO_TEST_LONG=20 $(BIN)/python -m pytest --timeout=3600 tests/scheduler/test_*_machine.py \
-	  tests/scheduler/test_small_scope.py tests/engine/test_beam_search_like_transformers.py tests/simulation/test_mutants.py
+	@OCTAVO_TEST_LONG=20 $(BIN)/python -m pytest -rP --timeout=3600 tests/scheduler/test_*_machine.py \
+	  tests/scheduler/test_small_scope.py tests/scheduler/test_pairs_of_mechanisms.py \
+	  tests/engine/test_beam_search_like_transformers.py tests/simulation/test_mutants.py
 	@for each in $(CAMPAIGNS); do $(MAKE) --no-print-directory chaos \
 	  ARGS="$${each%:*} --count $${each#*:} --json docs/reliability.json" || exit 1; done
 	@for each in cuts noise; do \

@@ -38,7 +38,7 @@ _MAX_REPLICAS = 3
 _PREFIXES = ["north", "south"]
 _MISFITS = {RejectReason.TOO_MANY_SEQUENCES, RejectReason.NEVER_FITS_KV}
 # Who is preempted is swapped out, as long as there is room; what is computed again takes many steps.
-_TIGHT = {"preemption": Preemption.SWAP, "max_num_batched_tokens": 5}
+_TIGHT = {"preemption": Preemption.SWAP, "max_num_batched_tokens": 5, "max_num_seqs": 8, "watermark": 0.0}
 # Everything fits on this one, and what waits for a large replica that was lost may wait for it.
 _LARGE = 100
 
@@ -50,11 +50,14 @@ class RandomHistory:
         self._random = random = Random(seed)
         # Some are all about blocks that lack, some about workers that die while they do.
         self._is_tight = random.random() < 0.4
-        deadly = random.choice([1, 1, 3]) if self._is_tight else 1
+        deadly = random.choice([0, 1, 3]) if self._is_tight else 1
         self._windows = random.choice([(0,), (0,), (0, 5), (4,)])
         self._expectations = Expectations(directory, self._windows)
         self._watch = MechanismWatch(meetings)
         config = _config(random) | (_TIGHT if self._is_tight else {})
+        if self._is_tight:
+            # What is found again need not be computed again.
+            config["prefix_caching"] = random.random() < 0.5
         self._cluster = Cluster(directory, mechanisms=self._watch, **config)
         self._journal = Journal(self._cluster, self._expectations)
         self._num_requests = self._num_replicas = 0
@@ -65,21 +68,24 @@ class RandomHistory:
                 (self._schedule, 4, [1]),
                 (self._answer, 3, [1]),
                 (self._submit, 5, [1]),
-                (self._fail, 1, [0, 0, 1, 2]),
-                (self._starve, 1, [0, 0, 1, 2]),
+                (self._fail, 1, [0, 0, 1, 2] if deadly else [0]),
+                (self._starve, 1, [0, 0, 1, 2] if deadly else [0]),
                 (self._spoil, 1, [0, 0, 1, 2]),
                 (self._abort, 0.5, [0, 1]),
                 (self._end_sequence, 0.5, [0, 1]),
                 (self._pin, 0.5, [0, 1, 2]),
                 (self._unpin, 0.2, [0, 1]),
                 (self._operate, 1, [0, 0, 1, 2]),
-                (self._join, 0.5 * deadly, [0, 1, 2]),
+                (self._join, 0.5 * deadly, [2] if deadly > 1 else [0, 1, 2]),
                 (self._leave, 0.3, [0, 0, 1]),
-                (self._die, 0.8 * deadly, [0, 0, 1, 2]),
-                (self._lose_scheduler, 0.3, [0, 0, 1, 2]),
+                (self._die, 0.8 * deadly, [1, 2] if deadly > 1 else [0, 0, 1, 2]),
+                (self._lose_scheduler, 0.3, [0, 0, 1, 2] if deadly else [0]),
             )
         }
-        self._join()
+        if self._is_tight and random.random() < 0.5:
+            self._squeeze()
+        else:
+            self._join()
 
     def run(self) -> None:
         for _ in range(_NUM_ACTIONS):
@@ -123,7 +129,7 @@ class RandomHistory:
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        for _ in range(self._random.randint(1, 3)):
+        for _ in range(self._random.randint(1, 6 if self._is_tight else 3)):
             self._cluster.step()
 
     def _schedule(self) -> None:
@@ -180,21 +186,37 @@ class RandomHistory:
         self._num_requests += 1
         decoding: dict[str, Any] = random.choice(
             [
-                {},
-                {"num_sequences": random.randint(2, 4), "temperature": random.choice([0.0, 1.0])},
+                *[{}] * (3 if self._is_tight else 1),
+                {
+                    "num_sequences": random.randint(2, 2 if self._is_tight else 4),
+                    "temperature": random.choice([0.0, 1.0]),
+                },
                 {"beam": BeamSearch(random.randint(2, 3), 1.0, random.choice(list(EarlyStopping)))},
             ]
         )
-        prompt = random.choice([1, 4, 5, 9, 12])
+        prompt = random.choice([1, 4, 9, 12] if self._is_tight else [1, 4, 5, 9, 12])
+        lengths = ([4, 12, 20 - prompt], [3, 4]) if self._is_tight else ([1, 5, 10, 15], [1, 4, 6])
         return make_request(
             f"r{self._num_requests}",
             prompt,
-            random.choice([1, 4, 6] if decoding else [1, 5, 10, 15]),
+            random.choice(lengths[bool(decoding)]),
             shared=min(prompt, random.choice([0, 3, 6, 9, 12, 12])),
             priority=random.choice([-1, 0, 0, 1]),
             tenant=random.choice(["", "", "heavy"]),
             **decoding,
         )
+
+    def _squeeze(self) -> None:
+        """The last to come is preempted, and too large to be swapped out; as soon as another ends it comes back, and is
+        soon in the way again."""
+        random = self._random
+        self._add_replica(random.randint(22, 40), 1, random.randint(2, 6))
+        for prompt, count in ((2, 18), (2, 18), (2, random.randint(4, 12)), (random.randint(5, 9), 8)):
+            self._num_requests += 1
+            rejection = self._journal.submit(make_request(f"r{self._num_requests}", prompt, count))
+            assert rejection is None, rejection
+        for _ in range(random.randint(6, 30)):
+            self._cluster.step()
 
     def _held(self) -> str | None:
         names = sorted(self._cluster.groups)

@@ -12,6 +12,7 @@ import pytest
 
 from octavo.frontend.journal import Journal, SequenceJournal
 from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
+from octavo.scheduler import skipped_work
 from octavo.scheduler.answers import Answers
 from octavo.scheduler.frontends import Frontends
 from octavo.scheduler.kv_cache_manager import KVCacheManager
