@@ -30,13 +30,6 @@ def short_of_memory(scenario: Scenario) -> bool:
     return all(hardware.most_sequences < MAX_SEQUENCES for hardware in scenario.workers)
 
 
-def spoiled_in_chunks(scenario: Scenario) -> bool:
-    """Where sequences fail between two chunks of a prompt, both of them under way."""
-    config = scenario.config
-    is_two_deep = config.max_steps_in_flight == 2 and config.token_budget("fake") <= 16 and config.prefix_caching
-    return is_two_deep and struck_by(faults.spoil_sequences)(scenario)
-
-
 def gently(fault: Fault) -> Need:
     """Where this happens, and nothing worse than an operator does."""
     return lambda scenario: scenario.is_gentle and struck_by(fault)(scenario)
@@ -61,7 +54,6 @@ MUTANTS: list[tuple[Mutant, Need]] = [
     (request_mutants.a_window_frees_blocks_that_the_step_still_reads, anywhere),
     (request_mutants.what_a_failed_step_wrote_is_shared, struck_by(faults.fail_steps)),
     (request_mutants.what_a_spoiled_sequence_wrote_is_shared, struck_by(faults.spoil_sequences)),
-    (request_mutants.what_was_built_on_a_skipped_chunk_counts, spoiled_in_chunks),
     (request_mutants.a_spoiled_sequence_is_computed_on, struck_by(faults.spoil_sequences)),
     (request_mutants.workers_go_on_after_a_failed_step, struck_by(faults.fail_steps)),
     (request_mutants.workers_keep_their_incarnation, struck_by(faults.reset)),

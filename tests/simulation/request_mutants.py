@@ -12,7 +12,6 @@ import pytest
 
 from octavo.frontend.journal import Journal, SequenceJournal
 from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
-from octavo.scheduler import skipped_work
 from octavo.scheduler.answers import Answers
 from octavo.scheduler.frontends import Frontends
 from octavo.scheduler.kv_cache_manager import KVCacheManager
@@ -122,10 +121,6 @@ def what_a_failed_step_wrote_is_shared(patch: Patch) -> None:
 
 def what_a_spoiled_sequence_wrote_is_shared(patch: Patch) -> None:
     patch.setattr(KVCacheManager, "distrust", lambda self, sequence_id, sequence: None)
-
-
-def what_was_built_on_a_skipped_chunk_counts(patch: Patch) -> None:
-    patch.setattr(skipped_work, "withdraw", lambda replica, step, failed: [])
 
 
 def a_spoiled_sequence_is_computed_on(patch: Patch) -> None:
