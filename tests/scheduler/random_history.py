@@ -39,6 +39,8 @@ _PREFIXES = ["north", "south"]
 _MISFITS = {RejectReason.TOO_MANY_SEQUENCES, RejectReason.NEVER_FITS_KV}
 # Who is preempted is swapped out, as long as there is room; what is computed again takes many steps.
 _TIGHT = {"preemption": Preemption.SWAP, "max_num_batched_tokens": 5, "max_num_seqs": 8, "watermark": 0.0}
+# Nobody tells here how workers died, so suspects wait for as long; replicas are not lost yet.
+_DEATH_GRACE_S = 0.5
 # Everything fits on this one, and what waits for a large replica that was lost may wait for it.
 _LARGE = 100
 
@@ -55,6 +57,7 @@ class RandomHistory:
         self._expectations = Expectations(directory, self._windows)
         self._watch = MechanismWatch(meetings)
         config = _config(random) | (_TIGHT if self._is_tight else {})
+        config["death_grace_s"] = _DEATH_GRACE_S
         if self._is_tight:
             # What is found again need not be computed again.
             config["prefix_caching"] = random.random() < 0.5
@@ -115,6 +118,7 @@ class RandomHistory:
         replicas = cluster.core.replicas.values()
         if not all(any(has_capacity(group.request, each) for each in replicas) for group in cluster.core.groups):
             self._add_replica(_LARGE, 4, 0)
+        cluster.tick(_DEATH_GRACE_S)
         cluster.run(max_steps=2000)
         self._settle(set())
         self._journal.assert_all_came()
