@@ -10,13 +10,13 @@ from octavo.testing.chaos.arena import Arena
 from octavo.testing.chaos.client import Client
 from octavo.testing.history import Aftermath, Struck
 from octavo.testing.stack import token_request
+from octavo.v1 import admin_pb2
 
 NUM_CLIENTS: Final = 64
 _LONGEST_PAUSE_S: Final = 0.3
 _FREEZE_S: Final = 3.0
 # No other prompt has tokens from 250 on.
 _BAIT: Final = (251, 253)
-_NUM_BAITS: Final = 16
 _BAIT_TOKENS: Final = 20
 # After so many a worker is known well enough for a step that never ends to stand out.
 _WARM_STEPS: Final = 150
@@ -72,16 +72,22 @@ async def hang_workers(arena: Arena, count: int) -> dict[str, float]:
 
 
 async def _bait(arena: Arena, victim: str) -> None:
-    """Sends what makes the victim hang until it does. Elsewhere that is a request like any other."""
+    """Sends the victim what makes it hang, and waits until it is lost. The others take nothing new until it has begun
+    there: elsewhere it is a request like any other."""
 
-    def is_lost() -> bool:
-        return victim not in {worker.id for worker in arena.stack.load().workers}
+    def workers() -> set[str]:
+        return {worker.id for worker in arena.stack.load().workers}
 
+    others, admin = workers() - {victim}, arena.stack.admin
+    bait = Client(arena.stubs[0], arena.witness, token_request(list(_BAIT), _BAIT_TOKENS, request_id=arena.name()))
+    for other in others:
+        await asyncio.to_thread(admin.CordonWorker, admin_pb2.CordonWorkerRequest(worker_id=other), timeout=10)
     async with asyncio.TaskGroup() as group:
-        for number in range(_NUM_BAITS):
-            request = token_request([number, *_BAIT], _BAIT_TOKENS, request_id=arena.name())
-            group.create_task(Client(arena.stubs[0], arena.witness, request).ask(None))
-        await arena.until(is_lost)
+        group.create_task(bait.ask(None))
+        await arena.until(lambda: bool(bait.token_at))
+        for other in others:
+            await asyncio.to_thread(admin.ReadmitWorker, admin_pb2.ReadmitWorkerRequest(worker_id=other), timeout=10)
+        await arena.until(lambda: victim not in workers())
 
 
 def felt(aftermaths: list[Aftermath], *, only_noticed: bool) -> dict[str, float]:
