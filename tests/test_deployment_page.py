@@ -1,6 +1,8 @@
 """Every setting of a process that has a variable stands in docs/deployment.md, and reaches its container."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import click
@@ -39,3 +41,14 @@ def test_every_documented_variable_reaches_its_container(name: str) -> None:
     wanted = {variable for variable, processes in PASSED_ON.items() if name in processes} - OF_THE_BUILD
     assert wanted
     assert wanted <= set(re.findall(r"(OCTAVO_\w+):\n", service(name)))
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+def test_certificates_made_as_the_page_says_pass_strict_verification(tmp_path: Path) -> None:
+    commands = PAGE.split("\n### TLS\n")[1].split("```sh\n")[1].split("```")[0]
+    subprocess.run(["bash", "-ec", commands], cwd=tmp_path, check=True, capture_output=True)
+    verify = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-verify_hostname", "llm.example"]
+    result = subprocess.run(
+        [*verify, "-CAfile", "authority.pem", "server.pem"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (result.returncode, result.stdout) == (0, "server.pem: OK\n"), result.stderr

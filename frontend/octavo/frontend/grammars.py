@@ -96,7 +96,8 @@ def _no_number(text: str) -> Never:
 
 
 def _words(error: Exception) -> str:
-    if isinstance(error, RecursionError):
+    # How deep Python itself reads differs by its version; what it lets through the library refuses.
+    if isinstance(error, RecursionError) or "recursion limit exceeded" in str(error):
         return "it is nested too deeply"
     if isinstance(error, json.JSONDecodeError):
         return f"it is not JSON: {error}"

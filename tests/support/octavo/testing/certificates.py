@@ -8,6 +8,16 @@ from pathlib import Path
 import pytest
 
 _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+# Without it an authority is none to those who verify strictly, as Python does from 3.13 on.
+_SIGNS = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+_SPEAKS = (
+    "-addext",
+    "basicConstraints=critical,CA:FALSE",
+    "-addext",
+    "keyUsage=critical,digitalSignature",
+    "-addext",
+    "extendedKeyUsage=serverAuth,clientAuth",
+)
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,18 @@ def make_authority(directory: Path, name: str) -> Pair:
         pytest.skip("needs the openssl command")
     pair = Pair(directory / f"{name}.pem", directory / f"{name}.key")
     _openssl(
-        "req", "-x509", *_CURVE, "-subj", f"/CN={name}", "-days", "2", "-keyout", pair.key, "-out", pair.certificate
+        "req",
+        "-x509",
+        *_CURVE,
+        *_SIGNS,
+        "-subj",
+        f"/CN={name}",
+        "-days",
+        "2",
+        "-keyout",
+        pair.key,
+        "-out",
+        pair.certificate,
     )
     return pair
 
@@ -32,7 +53,7 @@ def make_authority(directory: Path, name: str) -> Pair:
 def make_certificate(authority: Pair, name: str) -> Pair:
     """A certificate for `name` and for 127.0.0.1, which servers and clients may use."""
     pair = Pair(authority.key.with_name(f"{name}.pem"), authority.key.with_name(f"{name}.key"))
-    names = ("-addext", f"subjectAltName=DNS:{name},IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE")
+    names = ("-addext", f"subjectAltName=DNS:{name},IP:127.0.0.1", *_SPEAKS)
     signed = ("-CA", authority.certificate, "-CAkey", authority.key, "-days", "2")
     _openssl(
         "req", "-x509", *_CURVE, *signed, "-subj", f"/CN={name}", *names, "-keyout", pair.key, "-out", pair.certificate
