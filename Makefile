@@ -15,6 +15,7 @@ TESTS_OF_DOORS := tests/frontend tests/client tests/llm tests/cli tests/telemetr
 TESTS_OF_KERNELS := tests/kernels/triton tests/worker/gpu
 TESTS_OF_FAILURES := tests/chaos tests/network
 TESTS_OF_STUDIES := tests/simulation tests/evaluation tests/bench
+GROUPS := test-doors test-most test-failures test-kernels test-studies test-checks
 # Of a long search of failures: the campaign, and how often it strikes. Half a day, of which a part can be had by name.
 CAMPAIGNS := kill-workers:500 kill-real-workers:20 kill-schedulers:100 freeze-workers:20 leave:250 overload:60 poison:50 soak:30
 SEEDS ?= 2000
@@ -52,25 +53,22 @@ serve: $(READY)  ## Start frontend, scheduler and one worker here, with the bund
 	@$(BIN)/octavo serve
 
 test: $(READY)  ## Lint, type-check and run every test this machine can run
-	@# Three at a time fill two cores: those of doors and failures wait for most of their time.
-	@$(MAKE) --no-print-directory --jobs=3 test-doors test-most test-failures test-kernels test-studies test-checks
+	@rm -f $(GROUPS:%=build/%.status) $(GROUPS:%=build/%.txt)
+	@# Three at a time fill two cores: those of doors and failures wait for most of their time. One that fails stops no other.
+	-@$(MAKE) --no-print-directory --keep-going --jobs=3 $(GROUPS)
+	@echo && tests/verdicts.sh $(GROUPS)
 
 test-checks: $(READY)
-	@$(BIN)/ruff check --quiet
-	@$(BIN)/ruff format --quiet --check
-	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/python -m octavo.v1.generate --check
-	@$(BIN)/buf lint proto
+	@tests/group.sh $@ tests/checks.sh $(BIN)
 
+# What the others print would get between its lines: it is shown when they are done.
 test-most: $(READY)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(addprefix --ignore=,$(TESTS_OF_DOORS) $(TESTS_OF_KERNELS) $(TESTS_OF_FAILURES) $(TESTS_OF_STUDIES))
+	@OMP_NUM_THREADS=1 tests/group.sh --live $@ $(BIN)/python -m pytest \
+	  $(addprefix --ignore=,$(TESTS_OF_DOORS) $(TESTS_OF_KERNELS) $(TESTS_OF_FAILURES) $(TESTS_OF_STUDIES))
 
-# What the others print would get between the lines of the first: it is shown when they are done.
 test-doors test-kernels test-failures test-studies: $(READY)
-	@mkdir -p build
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:cacheprovider \
-	  $(TESTS_OF_$(shell echo $(@:test-%=%) | tr a-z A-Z)) > build/$@.txt 2>&1; \
-	  status=$$?; cat build/$@.txt; exit $$status
+	@OMP_NUM_THREADS=1 tests/group.sh $@ $(BIN)/python -m pytest -p no:cacheprovider \
+	  $(TESTS_OF_$(shell echo $(@:test-%=%) | tr a-z A-Z))
 
 test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour, then failures for many (CAMPAIGNS)
 	@OCTAVO_TEST_LONG=20 $(BIN)/python -m pytest -rP --timeout=3600 tests/scheduler/test_*_machine.py \

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Prints one line for each group that group.sh has run: its name, how it ended, and its closing line. Fails unless all passed.
+set -uo pipefail
+
+all=0
+for name in "$@"; do
+    status=$(cat "build/$name.status" 2>/dev/null)
+    case "$status" in
+        0) verdict=passed ;;
+        '') verdict='did not run' ;;
+        *) verdict="FAILED ($status)" ;;
+    esac
+    [ "$status" = 0 ] || all=1
+    # Something may be printed behind the closing line, by what ends last.
+    closing=$(sed -E 's/\x1b\[[0-9;]*m//g' "build/$name.txt" 2>/dev/null | grep -aE '^=+ .* in [0-9.]+s|^checks: ' | tail -n 1)
+    printf '%-14s %-12s %s\n' "$name" "$verdict" "$(tr -d = <<<"$closing" | sed -E 's/^ +//; s/ +$//')"
+done
+exit "$all"
