@@ -49,6 +49,7 @@ SCHEDULER_SHELL = {
     "arrivals.py",
     "bell.py",
     "step_feed.py",
+    "log_writer.py",
     "admin.py",
     "cli.py",
     "admin_client.py",

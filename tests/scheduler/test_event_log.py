@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from octavo.cli.main import main
-from octavo.scheduler.cli import _new_file
 from octavo.scheduler.event_log import (
     Began,
     EventLogError,
@@ -31,6 +30,7 @@ from octavo.scheduler.events import (
     WorkerDrained,
     WorkerReadmitted,
 )
+from octavo.scheduler.log_writer import LogWriter
 from octavo.testing.cluster import FRONTEND, make_request
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.requests import Prefix
@@ -152,8 +152,8 @@ def test_the_command_says_how_it_went(log: bytes, tmp_path: Path) -> None:
 def test_a_restarted_scheduler_writes_a_log_of_its_own_beside_the_earlier_one(tmp_path: Path) -> None:
     path = tmp_path / "events.log"
     for epoch in (7, 8):
-        with _new_file(path, epoch) as file:
-            file.write(b"%d" % epoch)
-    assert path.read_bytes() == b"7"
-    assert (tmp_path / "events.log.0000000000000008").read_bytes() == b"8"
+        with LogWriter(path, epoch) as log:
+            log.write(b"%d" % epoch)
+    assert path.read_bytes() == b"\0\0\0\x017"
+    assert (tmp_path / "events.log.0000000000000008").read_bytes() == b"\0\0\0\x018"
     assert path.stat().st_mode & 0o777 == 0o600

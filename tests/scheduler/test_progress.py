@@ -11,6 +11,7 @@ from octavo.scheduler.admin import SERVICE, HealthServicer, start_admin_server
 from octavo.scheduler.progress import Progress
 from octavo.scheduler.step_feed import StepFeed
 from octavo.scheduler.vitals import Vitals
+from octavo.telemetry import optional
 from octavo.testing.cluster import Cluster, make_request
 from octavo.testing.operated import OperatedCluster
 from octavo.v1.admin_pb2 import GetLoadResponse
@@ -128,3 +129,20 @@ async def test_health_and_books_follow_the_core(cluster: Cluster) -> None:
         finally:
             await server.stop(None)
     assert [(load.waiting, load.running) for load in published] == [(0, 0), (1, 0), (1, 0), (0, 1)]
+
+
+async def test_books_that_cannot_be_told_do_not_end_the_service(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optional, "_failing", set())
+
+    def publish(load: GetLoadResponse) -> None:
+        raise ValueError("a fault of whoever tells them")
+
+    servicer = HealthServicer()
+    vitals = Vitals(OperatedCluster(cluster), servicer, publish)
+    for _ in range(3):
+        await vitals.look()
+    assert caplog.messages == ["metrics: a fault of whoever tells them; the numbers stay as they were"]
+    answer = await servicer.Check(health_pb2.HealthCheckRequest(service=SERVICE), None)
+    assert answer.status == SERVING

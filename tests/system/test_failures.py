@@ -1,6 +1,9 @@
 """Any process may be killed: streams go on with the tokens they would have had, and nothing stays behind."""
 
+import re
+import resource
 import signal
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -161,3 +164,32 @@ def test_aborting_by_id_ends_the_stream_and_frees_its_blocks(new_stack: StartSta
         list(stream)
     assert error.value.code() is grpc.StatusCode.CANCELLED
     stack.wait_idle()
+
+
+def test_a_full_disk_under_the_event_log_ends_the_log_alone(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="5", OCTAVO_METRICS_LISTEN="127.0.0.1:0")
+    log = stack.directory / "events"
+    stack.start("scheduler", OCTAVO_EVENT_LOG=str(log))
+    stack.start("frontend")
+    stack.start("worker", "worker-0")
+    stack.wait_ready()
+    scheduler = stack.processes["scheduler"]
+    room = log.stat().st_size + 10_000
+    # As a full disk would, the kernel takes a part of what is written and then nothing.
+    resource.prlimit(scheduler.pid, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+    for _ in range(3):
+        assert_undisturbed(stack, Streams(stack).finish())
+    stack.wait_for(lambda: log.stat().st_size == room)
+    assert_undisturbed(stack, Streams(stack).finish())
+    assert scheduler.poll() is None
+    assert stack.log("scheduler").count("event log: [Errno 27]") == 1
+    assert 'octavo_optional_failures_total{what="event_log"} 1.0' in metrics_of(stack, "scheduler")
+    assert stack.kill("scheduler", signal.SIGTERM) == 0
+    assert stack.start("replay", arguments=[str(log)]).wait(60) == 0
+    assert "plans: all equal" in stack.log("replay")
+
+
+def metrics_of(stack: Stack, name: str) -> str:
+    (url,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", stack.log(name))
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return str(response.read(), "utf-8")

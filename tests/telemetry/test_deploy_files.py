@@ -76,7 +76,7 @@ def test_what_boards_and_alerts_ask_for_exists(title: str, expression: str) -> N
 
 
 def test_no_two_kinds_of_process_share_a_name_that_a_sum_would_double() -> None:
-    everybodys = {"octavo_build_info", "octavo_peak_memory_bytes"}
+    everybodys = {"octavo_build_info", "octavo_peak_memory_bytes", "octavo_optional_failures_total"}
     own = {kind: {name for name in series(kind) if not name.startswith("process_")} for kind in PROCESSES}
     assert own["frontend"] & own["scheduler"] == everybodys
     assert own["scheduler"] & own["worker"] == everybodys

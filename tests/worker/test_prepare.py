@@ -5,8 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -14,12 +12,14 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from octavo.testing.models import bundled_model
+from octavo.testing.tiny_gguf import write_gguf
 from octavo.wire.model_directory import BUNDLED_MODEL, prepared_directory
 from octavo.worker import prepare
 from octavo.worker.gguf_model import GGUFError, GGUFModel, UnknownGGUFError
 from octavo.worker.gguf_tokenizer import build_tokenizer
 from octavo.worker.prepare import PrepareError, bundled_gguf, prepare_directory
 from octavo.worker.prepare_cli import prepare_model
+from octavo.worker.publish import PublishError
 
 __all__ = ["bundled_model"]
 
@@ -27,38 +27,6 @@ __all__ = ["bundled_model"]
 @pytest.fixture(scope="module")
 def tokenizer(bundled_model: Path) -> Any:
     return AutoTokenizer.from_pretrained(bundled_model)
-
-
-def write_gguf(path: Path, architecture: str = "llama", pre: str = "smollm", extra: str = "") -> Path:
-    """A one-layer Llama with four tokens; projections count upwards, so that their order can be checked."""
-    writer = gguf.GGUFWriter(str(path), architecture)
-    writer.add_block_count(1)
-    writer.add_context_length(32)
-    writer.add_embedding_length(8)
-    writer.add_feed_forward_length(8)
-    writer.add_head_count(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(["<|end|>", "a", "b", "ab"])
-    writer.add_token_types([3, 1, 1, 1])
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
-    writer.add_unk_token_id(0)
-    writer.add_chat_template("{{ messages }}")
-    shapes = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), (8, 8))
-    for name, shape in {**shapes, "attn_norm": (8,), "ffn_norm": (8,)}.items():
-        writer.add_tensor(f"blk.0.{name}.weight", np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
-    writer.add_tensor("token_embd.weight", np.zeros((4, 8), dtype=np.float32))
-    writer.add_tensor("output_norm.weight", np.ones(8, dtype=np.float32))
-    if extra:
-        writer.add_tensor(extra, np.ones(8, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def test_each_digit_is_a_token_and_so_is_the_space_before_digits(tokenizer: Any) -> None:
@@ -130,7 +98,7 @@ def test_a_failed_run_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError("no space left on device")
 
     monkeypatch.setattr(prepare, "save_file", full)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(PublishError, match="no space left"):
         prepare_directory(write_gguf(tmp_path / "tiny.gguf"), tmp_path / "tiny")
     assert not (tmp_path / "tiny").exists()
 

@@ -175,5 +175,9 @@ def _prepare_process() -> None:
 def _tell(outcome: Outcome, file: Path | None) -> None:
     """Prints what there is, and writes it."""
     click.echo(outcome_text(outcome))
-    if file is not None:
+    if file is None:
+        return
+    try:
         file.write_bytes(msgspec.json.format(msgspec.json.encode(outcome), indent=2) + b"\n")
+    except OSError as error:
+        raise click.ClickException(f"cannot write {file}: {error.strerror or error}; the figures are above") from error

@@ -16,6 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.cli.supervision import Child, SupervisionError, alone_with_children
+from octavo.telemetry.logs import say
 from octavo.wire.endpoints import EndpointError, claimed, runtime_directory, unless_off
 from octavo.wire.model_directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
 
@@ -284,7 +285,7 @@ async def _announce(probe: str, greeting: str, began: float, timeout: float) -> 
             if time.monotonic() - began > timeout:
                 raise SupervisionError(f"not ready within {timeout:.0f} s; the log above says what is missing")
             await asyncio.sleep(_PROBE_INTERVAL_S)
-    click.echo(f"\nOctavo is ready after {time.monotonic() - began:.1f} s: {greeting}\nCtrl-C stops it.\n")
+    say(f"\nOctavo is ready after {time.monotonic() - began:.1f} s: {greeting}\nCtrl-C stops it.\n")
 
 
 def _greeting(listen: str, http_listen: str, environment: Mapping[str, str]) -> str:

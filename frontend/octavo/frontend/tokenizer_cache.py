@@ -4,7 +4,6 @@ An entry is named by the content of everything in the directory but weights, and
 read it: so it never has to be told that something has changed.
 """
 
-import contextlib
 import hashlib
 import os
 import tempfile
@@ -13,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from octavo.telemetry.optional import TOKENIZER_CACHE, failed, tolerated
 from octavo.wire.model_directory import cache_directory
 
 # Grows when other things are read.
@@ -22,6 +22,7 @@ _WEIGHTS: Final = frozenset({".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h
 # More than any tokenizer has; hashing it all would take longer than it saves.
 _MAX_FILES: Final = 256
 _MAX_BYTES: Final = 256 << 20
+_CONSEQUENCE: Final = "the tokenizer is read anew at every start, which takes some seconds"
 
 
 def place_of(directory: Path) -> Path | None:
@@ -56,13 +57,16 @@ def read(place: Path) -> bytes | None:
             status = os.fstat(file.fileno())
             is_own = status.st_uid == os.geteuid() and not status.st_mode & 0o022
             return file.read() if is_own else None
-    except OSError:
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        failed(TOKENIZER_CACHE, error, _CONSEQUENCE)
         return None
 
 
 def write(place: Path, content: bytes) -> None:
     """Keeps an entry, where that can be: a cache that cannot be written to is none."""
-    with contextlib.suppress(OSError):
+    with tolerated(TOKENIZER_CACHE, _CONSEQUENCE):
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=place.parent)
         try:

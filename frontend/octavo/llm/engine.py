@@ -34,7 +34,11 @@ class Engine:
     """`octavo serve` in a directory of its own."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        directory = tempfile.mkdtemp(prefix="octavo-")
+        try:
+            directory = tempfile.mkdtemp(prefix="octavo-")
+        except OSError as error:
+            what = f"no directory can be made for the engine's sockets: {error}; name another place in TMPDIR"
+            raise EngineError(what) from error
         self.address = f"unix:{directory}/frontend.sock"
         self._lines: deque[str] = deque(maxlen=_TOLD_LINES)
         flags = ("--listen", self.address, "--http-listen", "", "--drain-timeout", "0", *arguments)

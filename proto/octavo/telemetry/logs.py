@@ -4,9 +4,12 @@ import logging
 import os
 import sys
 from types import TracebackType
-from typing import Final
+from typing import Final, TextIO
 
+import click
 from pythonjsonlogger.json import JsonFormatter
+
+from octavo.telemetry.optional import OUTPUT, failed, is_first_failure
 
 _CONSOLE: Final = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
 _JSON: Final = "%(levelname)s %(name)s %(process)d %(message)s"
@@ -34,10 +37,31 @@ class ConsoleFormatter(logging.Formatter):
         return super().formatMessage(record)
 
 
+class _Handler(logging.StreamHandler[TextIO]):
+    """Lines that cannot be written, because a disk is full or the reader has gone, are counted and no more."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if isinstance(sys.exception(), OSError):
+            is_first_failure(OUTPUT)
+        else:
+            super().handleError(record)
+
+
+def say(text: str) -> None:
+    """Prints what is for people to read, to stdout. That it cannot be printed keeps nobody from serving."""
+    try:
+        click.echo(text)
+    except OSError as error:
+        failed(OUTPUT, error, "what is printed is lost")
+        # Else the interpreter tries once more at its end, and makes that a failure.
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+
+
 def configure(level: str, log_format: str) -> None:
     """Sends what every library of this process logs to stderr, as `console` lines or as `json`; unless it has log
     handlers already."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler(sys.stderr)
     handler.setFormatter(_json() if log_format == "json" else ConsoleFormatter())
     handler.addFilter(is_news)
     logging.basicConfig(level=level.upper(), handlers=[handler])

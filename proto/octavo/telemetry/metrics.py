@@ -16,6 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
+from octavo.telemetry import optional
 from octavo.telemetry.numbers import gauge
 
 # A scraper that takes longer to say what it wants, or to read, is let go.
@@ -45,6 +46,7 @@ class _Process(Collector):
         # Linux counts in KiB, others in bytes.
         peak *= _KIB if sys.platform.startswith("linux") else 1
         yield gauge("octavo_peak_memory_bytes", "The most memory that the process has had resident.", peak)
+        yield optional.family()
 
 
 def expose(kind: str, *collectors: Collector) -> None:
@@ -89,7 +91,7 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Told like all else, and not to stderr as the library does. A scraper that leaves early is no news."""
-        if not isinstance(sys.exception(), OSError):
+        if not isinstance(sys.exception(), OSError) and optional.is_first_failure(optional.METRICS):
             _log.exception("metrics could not be told")
 
 
@@ -111,6 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+        optional.worked(optional.METRICS)
 
     def log_message(self, format: str, *arguments: object) -> None:
         """A scrape is no news."""

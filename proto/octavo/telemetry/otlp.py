@@ -1,10 +1,13 @@
 """Spans by OpenTelemetry, exported over OTLP. Only imported where traces are asked for: its packages are an extra."""
 
+import logging
+from collections.abc import Sequence
+
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import (
     NonRecordingSpan,
     SpanContext,
@@ -16,12 +19,15 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace import Span as OpenTelemetrySpan
 
+from octavo.telemetry.optional import TRACES, failed, worked
 from octavo.telemetry.traceparent import SpanName, parse, write
 from octavo.telemetry.tracing import Attribute, Span, StartSpan
 
 # Of one export: a collector that is away must not keep a process that ends from ending.
 _EXPORT_TIMEOUT_S = 5.0
 _PREFIX = "octavo."
+# It tells of every attempt.
+_EXPORTERS_LOG = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 
 
 class _Traced(Span):
@@ -50,6 +56,36 @@ class _Traced(Span):
         self._span.end()
 
 
+class _Tolerant(SpanExporter):
+    """Sends what another exporter sends. That it cannot is counted, and said once."""
+
+    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
+        self._exporter = exporter
+        self._endpoint = endpoint
+        logging.getLogger(_EXPORTERS_LOG).setLevel(logging.CRITICAL)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        try:
+            result = self._exporter.export(spans)
+        except Exception as error:
+            self._failed(error)
+            return SpanExportResult.FAILURE
+        if result is SpanExportResult.SUCCESS:
+            worked(TRACES)
+        else:
+            self._failed("no answer, or a refusal")
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
+
+    def _failed(self, error: object) -> None:
+        failed(TRACES, f"the collector at {self._endpoint}: {error}", "spans are lost until it takes them again")
+
+
 def provider(endpoint: str, service_name: str) -> TracerProvider:
     """What spans are started with. It takes the SDK's usual environment variables into account, OTEL_TRACES_SAMPLER
     and OTEL_RESOURCE_ATTRIBUTES among them."""
@@ -58,7 +94,7 @@ def provider(endpoint: str, service_name: str) -> TracerProvider:
         endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=_EXPORT_TIMEOUT_S
     )
     # A thread of its own sends; a full queue drops spans.
-    made.add_span_processor(BatchSpanProcessor(exporter))
+    made.add_span_processor(BatchSpanProcessor(_Tolerant(exporter, endpoint)))
     return made
 
 

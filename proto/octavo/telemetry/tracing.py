@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from octavo.telemetry.optional import TRACES, failed
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -56,14 +58,25 @@ def close() -> None:
     global _start, _provider
     provider, _provider, _start = _provider, None, None
     if provider is not None:
-        provider.shutdown()
+        try:
+            provider.shutdown()
+        except Exception as error:
+            failed(TRACES, error, "the last spans are lost")
 
 
 @contextmanager
 def exported(endpoint: str, service_name: str) -> Iterator[None]:
-    """`configure` for as long as the block takes; nothing is traced if `endpoint` is empty."""
+    """`configure` for as long as the block takes; nothing is traced if `endpoint` is empty, or is none.
+
+    Raises `ModuleNotFoundError` without OpenTelemetry.
+    """
     if endpoint:
-        configure(endpoint, service_name)
+        try:
+            configure(endpoint, service_name)
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:
+            failed(TRACES, error, "nothing is traced")
     try:
         yield
     finally:

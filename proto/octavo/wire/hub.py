@@ -4,6 +4,7 @@ The library's environment variables hold: `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT`, 
 the cache is looked at.
 """
 
+import errno
 import re
 from pathlib import Path
 
@@ -68,5 +69,10 @@ def _what_failed(name: str, error: Exception) -> str:
             return (
                 f"the hub cannot be reached (or HF_HUB_OFFLINE is set) and {name} is not in its cache: fetch it where"
                 " there is a network, or name a directory that holds config.json"
+            )
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EROFS | errno.EACCES | errno.EIO):
+            return (
+                f"{name} could not be written to the hub library's cache ({error}): make room there, or name another"
+                " place with HF_HOME"
             )
     return f"fetching {name} from the hub failed: {' '.join(str(error).split()) or type(error).__name__}"

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import secrets
 import signal
 import time
@@ -20,9 +19,10 @@ from octavo.scheduler.admin_client import default_admin_address
 from octavo.scheduler.bell import Bell
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.config_flags import config_flags, read_config
-from octavo.scheduler.event_log import EventLogError, Recorder, log_file, read_records, recorder
+from octavo.scheduler.event_log import EventLogError, Recorder, read_records, recorder
 from octavo.scheduler.event_log import replay as replay_log
 from octavo.scheduler.garbage import collect_seldom
+from octavo.scheduler.log_writer import LogWriter
 from octavo.scheduler.metrics import SchedulerMetrics
 from octavo.scheduler.request_spans import RequestSpans
 from octavo.scheduler.scheduler import Scheduler
@@ -176,7 +176,7 @@ def _bind(
 def _record(places: _Places, feed: StepFeed, core: Scheduler, held: ExitStack) -> Recorder:
     if places.event_log is None:
         return recorder(feed.append)
-    return recorder(feed.append, log_file(held.enter_context(_new_file(places.event_log, core.epoch))))
+    return recorder(feed.append, held.enter_context(LogWriter(places.event_log, core.epoch)).write)
 
 
 @contextmanager
@@ -186,15 +186,6 @@ def _start_errors() -> Iterator[None]:
         yield
     except (EndpointError, zmq.ZMQError, OSError, RuntimeError) as error:
         raise click.ClickException(f"the scheduler cannot start: {error}") from error
-
-
-def _new_file(path: Path, epoch: int) -> BinaryIO:
-    """A file that nobody else may read and that was not there before: an earlier start's keeps its name, and this one's
-    gets the epoch added to it."""
-    if path.exists():
-        path = path.with_name(f"{path.name}.{epoch:016x}")
-    _log.info("writing the event log to %s", path)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 async def _until_signal(*serving: Coroutine[None, None, None]) -> None:

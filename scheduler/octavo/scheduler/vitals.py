@@ -10,6 +10,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from octavo.scheduler.admin import SERVICE, HealthServicer, Operated
 from octavo.scheduler.admin_messages import write_load
 from octavo.scheduler.progress import Progress
+from octavo.telemetry.optional import METRICS, tolerated
 from octavo.v1.admin_pb2 import GetLoadResponse
 
 _INTERVAL_S: Final = 0.5
@@ -40,7 +41,8 @@ class Vitals:
         """Once."""
         core = self._shell.core
         if self._publish:
-            self._publish(write_load(core, self._shell.dropped_messages))
+            with tolerated(METRICS, "the numbers stay as they were"):
+                self._publish(write_load(core, self._shell.dropped_messages))
         stalled = self._progress.stalled(core, self._shell.now())
         if (stalled is None) != self._serving:
             self._serving = stalled is None

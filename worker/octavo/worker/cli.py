@@ -11,6 +11,7 @@ import click
 import zmq
 
 from octavo.telemetry import tracing
+from octavo.telemetry.logs import say
 from octavo.telemetry.metrics import MetricsError, expose
 from octavo.telemetry.metrics import serve as serve_metrics
 from octavo.wire.codec import WireError
@@ -117,7 +118,7 @@ def _serve(
     runner: Runner,
     on_beat: Callable[[], None],
 ) -> None:
-    click.echo(describe(runner, exact=config.numerics == "exact"))
+    say(describe(runner, exact=config.numerics == "exact"))
     metrics.loaded(config.worker_id, runner)
     serve(
         runner,

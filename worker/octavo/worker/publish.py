@@ -21,11 +21,21 @@ def is_published(directory: Path) -> bool:
 def publish(directory: Path, write: Callable[[Path], None]) -> None:
     """Has `write` fill a new directory, which becomes `directory` when it is complete; does nothing if that is there.
 
-    A second process waits for the first. Raises `PublishError` if `directory` holds something else, and what `write`
-    raises.
+    A second process waits for the first. Raises `PublishError` if `directory` holds something else or cannot be
+    written, and what else `write` raises.
     """
     if is_published(directory):
         return
+    try:
+        _publish(directory, write)
+    except OSError as error:
+        raise PublishError(
+            f"cannot write {directory}: {error}; make room there or name another place (for the bundled model with"
+            " OCTAVO_CACHE)"
+        ) from error
+
+
+def _publish(directory: Path, write: Callable[[Path], None]) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _lock(directory.with_name(f".{directory.name}.lock")) as usual_mode:
         if is_published(directory):
@@ -37,7 +47,8 @@ def publish(directory: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:
-            write(partial)
+            with _disk_errors():
+                write(partial)
             for path in partial.iterdir():
                 # The safetensors library lets nobody else read what it writes.
                 path.chmod(usual_mode)
@@ -48,6 +59,17 @@ def publish(directory: Path, write: Callable[[Path], None]) -> None:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         _sync(directory.parent)
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Raises `OSError` where the libraries that write tensors and tokenizers raise errors of their own for a disk."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, OSError) and "(os error " in str(error):
+            raise OSError(str(error)) from error
+        raise
 
 
 @contextmanager

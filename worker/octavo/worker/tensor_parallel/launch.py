@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from octavo.wire.endpoints import EndpointError
 from octavo.wire.ends import End, describe_status
 from octavo.wire.orphans import end_with_parent, inherited_locks
 from octavo.worker.config import LOCAL_SCHEME
@@ -44,7 +45,7 @@ def end_as(status: int) -> None:
 class LocalRanks:
     """Ranks 1 to `size` - 1, each this process's own command once more. If one ends before `expect_end`, this process
     ends too, at once: in a collective it would wait for it. On the way out those that still run are killed, after a
-    while if nothing was raised."""
+    while if nothing was raised. Raises `EndpointError` if nothing can be made in `directory`."""
 
     def __init__(
         self,
@@ -54,7 +55,11 @@ class LocalRanks:
         command: Iterable[str] = (),
         end_process: Callable[[int], object] = end_as,
     ) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="tp-", dir=directory))
+        try:
+            self._directory = Path(tempfile.mkdtemp(prefix="tp-", dir=directory))
+        except OSError as error:
+            what = f"ranks cannot meet in {directory}: {error}; set OCTAVO_RUNTIME_DIR to another place"
+            raise EndpointError(what) from error
         self.rendezvous = f"{LOCAL_SCHEME}{self._directory}"
         self._size = size
         self._command = list(command) or [sys.executable, *sys.orig_argv[1:]]
