@@ -2,7 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint, runtime_directory
+from octavo.wire.endpoints import (
+    EndpointError,
+    check_endpoint,
+    check_metrics,
+    check_unguarded,
+    claimed,
+    default_endpoint,
+    runtime_directory,
+)
 
 
 @pytest.fixture
@@ -62,6 +70,25 @@ def test_addresses_beyond_it_need_keys_or_a_flag_with_a_warning(
     assert not caplog.records
     check_endpoint(endpoint, insecure_tcp=True, has_keys=False)
     assert f"messages at {endpoint} travel unencrypted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["unix:/run/x.sock", "unix-abstract:x", "127.0.0.1:1", "127.9.9.9:1", "localhost:1", "[::1]:1", "no address"],
+)
+def test_what_asks_for_no_key_may_be_bound_where_this_machine_alone_reaches_it(address: str) -> None:
+    check_unguarded(address, "the Admin service", "--insecure-admin", allowed=False)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", ":1", "10.0.0.1:1", "scheduler:1", "*:1", "dns:x:1"])
+def test_elsewhere_it_needs_a_flag_with_a_warning(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(EndpointError, match=r"the Admin service at .* loopback address, or --insecure-admin on"):
+        check_unguarded(address, "the Admin service", "--insecure-admin", allowed=False)
+    with pytest.raises(EndpointError, match=r"metrics at .* --insecure-metrics on"):
+        check_metrics(address, insecure=False)
+    assert not caplog.records
+    check_unguarded(address, "the Admin service", "--insecure-admin", allowed=True)
+    assert caplog.messages == [f"--insecure-admin: the Admin service at {address} asks nobody for a key"]
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,29 @@ def check_endpoint(endpoint: str, *, insecure_tcp: bool, has_keys: bool) -> None
     _log.warning("--insecure-tcp: messages at %s travel unencrypted and unauthenticated", endpoint)
 
 
+def check_unguarded(address: str, what: str, flag: str, *, allowed: bool) -> None:
+    """Refuses to bind `what`, which asks nobody for a key, to an address that other machines reach.
+
+    Raises `EndpointError` unless `address` (`host:port` or `unix:/path`) stays on this machine or is `allowed`, by
+    `flag`, which is logged.
+    """
+    host, colon, _ = address.rpartition(":")
+    # What is no address is refused by whoever is to bind it.
+    if not colon or address.startswith(("unix:", "unix-abstract:")) or _is_loopback(host.strip("[]")):
+        return
+    if not allowed:
+        raise EndpointError(
+            f"{what} at {address} would answer whoever reaches this machine, and ask nobody for a key; use a loopback"
+            f" address, or {flag} on a network that only those can reach who may"
+        )
+    _log.warning("%s: %s at %s asks nobody for a key", flag, what, address)
+
+
+def check_metrics(listen: str, *, insecure: bool) -> None:
+    """`check_unguarded` for metrics at `host:port`. Raises `EndpointError`."""
+    check_unguarded(listen, "metrics", "--insecure-metrics", allowed=insecure)
+
+
 def _has_port(parts: SplitResult) -> bool:
     # ZMQ takes a port above 65535 for the one that is left of it modulo 65536.
     try:

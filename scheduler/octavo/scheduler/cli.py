@@ -32,7 +32,14 @@ from octavo.scheduler.vitals import Vitals
 from octavo.telemetry import tracing
 from octavo.telemetry.metrics import expose, serve
 from octavo.wire.curve_keys import Peer, ServerKeys, read_server_keys
-from octavo.wire.endpoints import EndpointError, check_endpoint, claimed, default_endpoint
+from octavo.wire.endpoints import (
+    EndpointError,
+    check_endpoint,
+    check_metrics,
+    check_unguarded,
+    claimed,
+    default_endpoint,
+)
 from octavo.wire.sockets import bind_router
 
 _log = logging.getLogger(__name__)
@@ -69,6 +76,12 @@ def _in_runtime_directory(name: str) -> str:
     help="gRPC address of health and the Admin service; never public.",
 )
 @click.option(
+    "--insecure-admin",
+    envvar="OCTAVO_INSECURE_ADMIN",
+    is_flag=True,
+    help="Allow an --admin-address beyond this machine: it asks nobody for a key.",
+)
+@click.option(
     "--curve-keys",
     envvar="OCTAVO_CURVE_KEYS",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -96,6 +109,12 @@ def _in_runtime_directory(name: str) -> str:
     help="Where to serve Prometheus metrics, as host:port; never public. Default: nowhere.",
 )
 @click.option(
+    "--insecure-metrics",
+    envvar="OCTAVO_INSECURE_METRICS",
+    is_flag=True,
+    help="Allow a --metrics-listen beyond this machine: it asks nobody for a key.",
+)
+@click.option(
     "--otlp-endpoint",
     envvar="OCTAVO_OTLP_ENDPOINT",
     default="",
@@ -105,10 +124,12 @@ def scheduler(
     frontend_endpoint: str,
     worker_endpoint: str,
     admin_address: str,
+    insecure_admin: bool,
     curve_keys: Path | None,
     insecure_tcp: bool,
     event_log: Path | None,
     metrics_listen: str,
+    insecure_metrics: bool,
     otlp_endpoint: str,
     **settings: Any,
 ) -> None:
@@ -116,7 +137,15 @@ def scheduler(
     config = read_config(settings)
     collect_seldom()
     places = _Places(
-        frontend_endpoint, worker_endpoint, admin_address, curve_keys, insecure_tcp, event_log, metrics_listen
+        frontends=frontend_endpoint,
+        workers=worker_endpoint,
+        admin=admin_address,
+        insecure_admin=insecure_admin,
+        keys=curve_keys,
+        insecure_tcp=insecure_tcp,
+        event_log=event_log,
+        metrics=metrics_listen,
+        insecure_metrics=insecure_metrics,
     )
     with tracing.exported(otlp_endpoint, "octavo-scheduler"):
         asyncio.run(_serve(config, places))
@@ -130,10 +159,12 @@ class _Places:
     frontends: str
     workers: str
     admin: str
+    insecure_admin: bool
     keys: Path | None
     insecure_tcp: bool
     event_log: Path | None
     metrics: str
+    insecure_metrics: bool
 
     def keys_for(self, peer: Peer) -> ServerKeys | None:
         return None if self.keys is None else read_server_keys(self.keys, peer)
@@ -165,6 +196,9 @@ def _bind(
     """The sockets of frontends and of workers; `on_departure` is called when a connection of the latter ends."""
     for endpoint in (places.frontends, places.workers):
         check_endpoint(endpoint, insecure_tcp=places.insecure_tcp, has_keys=places.keys is not None)
+    check_unguarded(places.admin, "the Admin service", "--insecure-admin", allowed=places.insecure_admin)
+    if places.metrics:
+        check_metrics(places.metrics, insecure=places.insecure_metrics)
     for address in (places.frontends, places.workers, places.admin):
         held.enter_context(claimed(address))
     context = held.enter_context(zmq.Context())

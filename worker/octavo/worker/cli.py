@@ -88,6 +88,12 @@ logger = logging.getLogger(__name__)
     help="Where to serve Prometheus metrics, as host:port; never public. Default: nowhere.",
 )
 @click.option(
+    "--insecure-metrics",
+    envvar="OCTAVO_INSECURE_METRICS",
+    is_flag=True,
+    help="Allow a --metrics-listen beyond this machine: it asks nobody for a key.",
+)
+@click.option(
     "--otlp-endpoint",
     envvar="OCTAVO_OTLP_ENDPOINT",
     default="",

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Literal
 
 from octavo.wire.curve_keys import ClientKeys
-from octavo.wire.endpoints import check_endpoint
+from octavo.wire.endpoints import check_endpoint, check_metrics
 from octavo.wire.steps import MAX_BLOCK_SIZE
 from octavo.worker.cores import available_cores
 from octavo.worker.fake_faults import FakeFault
@@ -73,6 +73,7 @@ class WorkerConfig:
     fake_eos_probability: float
     fake_windows: tuple[int, ...]
     metrics_listen: str = ""
+    insecure_metrics: bool = False
     otlp_endpoint: str = ""
     curve_keys: ClientKeys | None = None
     fake_faults: tuple[FakeFault, ...] = ()
@@ -83,6 +84,8 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         check_endpoint(self.endpoint, insecure_tcp=self.insecure_tcp, has_keys=self.curve_keys is not None)
+        if self.metrics_listen:
+            check_metrics(self.metrics_listen, insecure=self.insecure_metrics)
         if not _WORKER_ID.fullmatch(self.worker_id):
             raise ConfigError(f"worker id {self.worker_id!r} must be 1 to 128 letters, digits, '.', '_' or '-'")
         if not 1 <= self.block_size <= MAX_BLOCK_SIZE:
