@@ -41,6 +41,21 @@ def write_weights(directory: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, directory / "model.safetensors")
 
 
+def without_weights(directory: Path) -> Path:
+    """Where the weights were."""
+    (directory / "model.safetensors").unlink()
+    return directory / "model.safetensors"
+
+
+def write_shards(directory: Path, twice: set[str]) -> None:
+    """All in a first file, and some again in a second, of which the index says that they are there."""
+    (directory / "model.safetensors").unlink()
+    save_file({name: torch.zeros(shape) for name, shape in SHAPES.items()}, directory / "model-1.safetensors")
+    save_file({name: torch.ones(SHAPES[name]) for name in twice}, directory / "model-2.safetensors")
+    places = {name: f"model-{2 if name in twice else 1}.safetensors" for name in SHAPES}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="octavo-") as name:
@@ -102,6 +117,49 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda m: write_weights(m, {name: shape for name, shape in SHAPES.items() if name != DOWN}),
         f"{{model}} has no tensor '{DOWN}'",
     ),
+    "more layers than any": (
+        lambda m: edit_config(m, num_hidden_layers=10**9),
+        "num_hidden_layers = 1000000000 is more than the 2048 layers that a model may have; correct it",
+    ),
+    "more layers in a part": (
+        lambda m: edit_config(m, architectures=["NoSuchForCausalLM"], text_config={"num_hidden_layers": 1e9}),
+        "num_hidden_layers = 1000000000.0 is more than the 2048 layers",
+    ),
+    "more positions than can be counted": (lambda m: edit_config(m, max_position_embeddings=10**12), "<= 2147483647"),
+    "a vocabulary that cannot be counted": (lambda m: edit_config(m, vocab_size=10**12), "<= 2147483647"),
+    "more layers than there are weights of": (
+        lambda m: edit_config(m, num_hidden_layers=2048),
+        "has no tensor 'model.",
+    ),
+    "an activation that nobody knows": (
+        lambda m: edit_config(m, hidden_act="swoosh"),
+        "hidden_act = 'swoosh' is what it does not know; correct config.json, or see which version of transformers it",
+    ),
+    "a rotary embedding that nobody knows": (
+        lambda m: edit_config(m, rope_parameters={"rope_type": "spiral", "rope_theta": 1e4, "factor": 2.0}),
+        "rope_type = 'spiral' is what it does not know",
+    ),
+    "an older way to say it": (
+        lambda m: edit_config(m, rope_scaling={"type": "spiral", "factor": 2.0}),
+        "'spiral'",
+    ),
+    "a pipe for weights": (
+        lambda m: os.mkfifo(without_weights(m)),
+        "{model}/model.safetensors is no file but a pipe, a socket or a device, which could be read for ever",
+    ),
+    "a pipe beside them": (lambda m: os.mkfifo(m / "tokenizer.model"), "tokenizer.model is no file but a pipe"),
+    "a device for weights": (
+        lambda m: without_weights(m).symlink_to("/dev/zero"),
+        "model.safetensors is no file but a pipe, a socket or a device",
+    ),
+    "a directory for weights": (
+        lambda m: without_weights(m).mkdir(),
+        "holds neither model.safetensors nor",
+    ),
+    "a tensor in two files": (
+        lambda m: write_shards(m, {DOWN}),
+        f"tensor '{DOWN}' is in model-1.safetensors and in model-2.safetensors of {{model}}, and nothing says which",
+    ),
     "extra tensor": (
         lambda m: write_weights(m, SHAPES | {"model.layers.2.mlp.down_proj.weight": (32, 64)}),
         "1 tensors that its config.json has no place for: model.layers.2.mlp.down_proj.weight",
@@ -115,6 +173,15 @@ def test_a_wrong_model_is_refused(model: Path, served: list[Runner], name: str) 
     spoil(model)
     assert why.format(model=model) in refusal(model)
     assert served == []
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in WRONG if name.startswith(("more layers than any", "an act", "a rot"))]
+)
+def test_transformers_refuses_it_alike(model: Path, name: str) -> None:
+    spoil, why = WRONG[name]
+    spoil(model)
+    assert why in refusal(model, "--model-impl", "transformers")
 
 
 def test_pickled_weights_are_refused_with_the_command_that_converts(model: Path) -> None:

@@ -54,7 +54,18 @@ def resolve_model(model: str, load_format: str = "auto") -> Path:
         else:
             how = "name a directory that holds config.json, or a model of the hub as org/name"
         raise ModelDirectoryError(f"no model directory at {directory}; {how}")
+    check_files(directory)
     return directory
+
+
+def check_files(directory: Path) -> None:
+    """Refuses what is no file, such as a FIFO, which whoever opens it would wait for. Raises `ModelDirectoryError`."""
+    for path in directory.iterdir():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ModelDirectoryError(
+                f"{path} is no file but a pipe, a socket or a device, which could be read for ever; remove it or put"
+                " the file there"
+            )
 
 
 def _locate(model: str, load_format: str) -> Path:
@@ -96,7 +107,7 @@ def fingerprint(directory: Path, load_format: str = "auto") -> str:
     if load_format == "dummy":
         digest.update(b"dummy")
         return digest.hexdigest()
-    for path in sorted(directory.glob("*.safetensors")):
+    for path in sorted(filter(Path.is_file, directory.glob("*.safetensors"))):
         header = safetensors_header(path)
         digest.update(f"{path.name}:{path.stat().st_size}:{len(header)}:".encode() + header)
     return digest.hexdigest()

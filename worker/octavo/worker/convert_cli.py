@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from octavo.wire.hub import HubError, fetch, is_hub_id
+from octavo.wire.model_directory import ModelDirectoryError
 from octavo.worker.convert_weights import ConvertError, convert_weights
 from octavo.worker.publish import PublishError
 from octavo.worker.weights import WeightsError
@@ -24,6 +25,6 @@ def convert(source: str, output: Path) -> None:
     try:
         is_remote = is_hub_id(source) and not Path(source).exists()
         convert_weights(fetch(source, "*.bin") if is_remote else Path(source).absolute(), directory)
-    except (ConvertError, HubError, PublishError, WeightsError, OSError) as error:
+    except (ConvertError, HubError, ModelDirectoryError, PublishError, WeightsError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(directory)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from octavo.wire.model_directory import check_files
 from octavo.worker.load_progress import LoadProgress
 from octavo.worker.publish import publish
 from octavo.worker.weights import PICKLED, read_index
@@ -32,7 +33,7 @@ def convert_weights(source: Path, directory: Path) -> None:
     """Writes the model in `source` to `directory` with its weights as safetensors, all or nothing; returns at once if
     it is there. One shard is in memory at a time.
 
-    Raises `ConvertError`, or `PublishError` if `directory` holds something else.
+    Raises `ConvertError`, `ModelDirectoryError`, or `PublishError` if `directory` holds something else.
     """
     files = _weight_files(source)
     if directory.resolve() == source.resolve():
@@ -43,6 +44,7 @@ def convert_weights(source: Path, directory: Path) -> None:
 def _weight_files(source: Path) -> list[Path]:
     if not (source / "config.json").is_file():
         raise ConvertError(f"{source} holds no config.json, so there is no model to convert")
+    check_files(source)
     if any(source.glob("*.safetensors")):
         raise ConvertError(f"{source} holds safetensors already; serve it as it is")
     if (source / _INDEX).is_file():

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from torch import Tensor
 
-from octavo.worker.tensor_file import TensorFileError, stored_tensors
+from octavo.worker.tensor_file import StoredTensor, TensorFileError, stored_tensors
 from octavo.worker.tensor_parts import Part
 
 T = TypeVar("T")
@@ -59,9 +59,14 @@ class Checkpoint:
     def __init__(self, directory: Path) -> None:
         paths = _weight_files(directory)
         self._directory = directory
-        self._stored = {
-            name: stored for path in paths for name, stored in _readable(partial(stored_tensors, path)).items()
-        }
+        self._stored: dict[str, StoredTensor] = {}
+        for path in paths:
+            for name, stored in _readable(partial(stored_tensors, path)).items():
+                if (other := self._stored.setdefault(name, stored)) is not stored:
+                    raise WeightsError(
+                        f"tensor {name!r} is in {other.path.name} and in {path.name} of {directory}, and nothing says"
+                        " which of them is meant; download the model anew, or remove the file that is not of it"
+                    )
         self._left = set(self._stored)
         self.num_bytes = sum(path.stat().st_size for path in paths)
 

@@ -8,7 +8,12 @@ import msgspec
 from octavo.worker.models.architectures import ARCHITECTURES, Architecture
 from octavo.worker.models.errors import ConfigError, UnsupportedSetting
 
-_Count = Annotated[int, msgspec.Meta(ge=1)]
+# More than positions and token ids can count to.
+_MOST = (1 << 31) - 1
+# Some ten times as many as any model has. Configurations list something for each, in every class that reads them.
+MAX_LAYERS = 2048
+_LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_encoder_layers", "num_decoder_layers")
+_Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 _Factor = Annotated[float, msgspec.Meta(gt=0.0)]
 
 # Keys that some families have and others ignore.
@@ -91,11 +96,26 @@ def read_config_file(path: Path) -> tuple[Architecture, ConfigFile]:
     """
     try:
         keys = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        check_layers(keys)
         architecture = _architecture(keys)
         read = {key: value for key, value in keys.items() if key not in FAMILY_KEYS or architecture.reads(key)}
         return architecture, msgspec.convert({**architecture.defaults, **read}, ConfigFile)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"cannot read it: {error}") from error
+
+
+def check_layers(keys: dict[str, Any]) -> None:
+    """Refuses more layers than a model has, wherever `keys` of a config.json say how many, before anybody makes lists
+    of them. Raises `ConfigError`."""
+    for key in _LAYER_KEYS:
+        number = keys.get(key)
+        if isinstance(number, int | float) and number > MAX_LAYERS:
+            raise ConfigError(
+                f"{key} = {number} is more than the {MAX_LAYERS} layers that a model may have; correct it"
+            )
+    for nested in keys.values():
+        if isinstance(nested, dict):
+            check_layers(nested)
 
 
 def _architecture(keys: dict[str, Any]) -> Architecture:

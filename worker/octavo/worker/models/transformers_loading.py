@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from octavo.wire.model_directory import CONTEXT_KEYS
+from octavo.worker.models.config_file import check_layers
 from octavo.worker.models.errors import ConfigError
 from octavo.worker.models.transformers_attention import PAGED
 from octavo.worker.models.transformers_check import UnsupportedModel
@@ -40,7 +41,9 @@ def read_transformers_config(directory: Path) -> Any:
     """transformers' configuration object, which no code in `directory` has a part in. Raises `ConfigError`."""
     path = directory / "config.json"
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=_ConfigFile)
+        content = path.read_bytes()
+        file = msgspec.json.decode(content, type=_ConfigFile)
+        check_layers(msgspec.json.decode(content, type=dict[str, Any]))
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if file.quantization_config:
@@ -137,7 +140,7 @@ def _rotary_parameters(parameters: Any) -> Iterator[dict[str, Any]]:
 def empty_model(config: Any) -> Any:
     """The model of `config` without values."""
     architecture: Any = model_class(config)
-    with torch.device("meta"):
+    with _constructing(config), torch.device("meta"):
         return architecture(config)
 
 
@@ -149,7 +152,7 @@ def load(config: Any, source: WeightSource, dtype: torch.dtype, share: ModelShar
     if share:
         architecture = shared_architecture(architecture, share)
     try:
-        with _quiet():
+        with _quiet(), _constructing(config):
             model, info = architecture.from_pretrained(
                 None,
                 config=config,
@@ -206,6 +209,35 @@ def _refuse_misfits(info: dict[str, Any], *, complete: bool) -> None:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:5])
+
+
+@contextmanager
+def _constructing(config: Any) -> Iterator[None]:
+    """Raises `ConfigError` for what a model's class looks up and does not find: the name of an activation, of a kind of
+    rotary embedding."""
+    try:
+        yield
+    except (AttributeError, LookupError, NotImplementedError, TypeError, ValueError) as error:
+        where = "".join(f"; {key} = {value!r} is what it does not know" for key, value in _named(config, error))
+        raise ConfigError(
+            f"transformers {transformers.__version__} cannot make the model of config.json:"
+            f" {type(error).__name__}: {error}{where}; correct config.json, or see which version of transformers it"
+            " needs"
+        ) from error
+
+
+def _named(config: Any, error: Exception) -> Iterator[tuple[str, str]]:
+    """The settings whose value is the very key that was not found."""
+    if isinstance(error, KeyError) and error.args:
+        yield from ((key, value) for key, value in _settings(config.to_dict()) if value == error.args[0])
+
+
+def _settings(keys: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in keys.items():
+        if isinstance(value, dict):
+            yield from _settings(value)
+        else:
+            yield key, value
 
 
 @contextmanager
