@@ -55,7 +55,7 @@ serve: $(READY)  ## Start frontend, scheduler and one worker here, with the bund
 test: $(READY)  ## Lint, type-check and run every test this machine can run
 	@rm -f $(GROUPS:%=build/%.status) $(GROUPS:%=build/%.txt)
 	@# Three at a time fill two cores: those of doors and failures wait for most of their time. One that fails stops no other.
-	-@$(MAKE) --no-print-directory --keep-going --jobs=3 $(GROUPS)
+	@$(MAKE) --no-print-directory --keep-going --jobs=3 $(GROUPS) || true
 	@echo && tests/verdicts.sh $(GROUPS)
 
 test-checks: $(READY)
