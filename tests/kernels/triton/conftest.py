@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from octavo.testing.interpreter import order_dots
+
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
@@ -15,3 +17,8 @@ def gpu(device: torch.device) -> torch.device:
     if device.type != "cuda":
         pytest.skip("no CUDA device: Triton's interpreter is too slow for this")
     return device
+
+
+@pytest.fixture(autouse=True)
+def _ordered_dots(monkeypatch: pytest.MonkeyPatch) -> None:
+    order_dots(monkeypatch)

@@ -26,6 +26,10 @@ def gpu_runner(directory: Path, patch: pytest.MonkeyPatch, **options: Any) -> Mo
         "gpu": GpuOptions(graph_batch=8),
     } | options
     if DEVICE == "cpu":
+        # Triton takes seconds to import.
+        from octavo.testing.interpreter import order_dots
+
+        order_dots(patch)
         patch.setattr(model_runner, "choose_attention", _interpreted)
         patch.setattr(linear, "best_kind", lambda weight: LinearKind.PLAIN)
     return ModelRunner(directory, device=DEVICE, **options)
