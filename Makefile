@@ -24,7 +24,7 @@ FIRST ?= 0
 # What measures nothing must not overwrite what was measured.
 MEASURED = $(if $(findstring --quick,$(ARGS)),build/paper,docs/paper)
 
-.PHONY: help env serve test upgrade test-checks test-most test-doors test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto lock clean
+.PHONY: help env serve test upgrade test-checks test-most test-doors test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto lock clean test-machines
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,13 +70,18 @@ test-doors test-kernels test-failures test-studies: $(READY)
 	@OMP_NUM_THREADS=1 tests/group.sh $@ $(BIN)/python -m pytest -p no:cacheprovider \
 	  $(TESTS_OF_$(shell echo $(@:test-%=%) | tr a-z A-Z))
 
+test-machines: $(READY)  ## Run the tests of what computes as on other people's CPUs (an hour); ARGS: --only NAME=VALUE ...
+	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.machines $(ARGS)
+
 test-pythons: $(READY)  ## Run the suite on every supported Python that is here, each in an environment of its own (2 to 7 GB each); ARGS are pytest's
 	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.pythons $(ARGS)
 
 test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour, then failures for many (CAMPAIGNS), then try all Pythons
 	@OCTAVO_TEST_LONG=20 $(BIN)/python -m pytest -rP --timeout=3600 tests/scheduler/test_*_machine.py \
 	  tests/scheduler/test_small_scope.py tests/scheduler/test_pairs_of_mechanisms.py \
-	  tests/engine/test_beam_search_like_transformers.py tests/simulation/test_mutants.py
+	  tests/engine/test_beam_search_like_transformers.py tests/simulation/test_mutants.py \
+	  tests/bench/test_gpu_first_hour.py
+	@$(MAKE) --no-print-directory test-machines ARGS=
 	@for each in $(CAMPAIGNS); do $(MAKE) --no-print-directory chaos \
 	  ARGS="$${each%:*} --count $${each#*:} --json docs/reliability.json" || exit 1; done
 	@for each in cuts noise; do \
