@@ -1,5 +1,9 @@
 """Which batch sizes are captured, and what is done for the others."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -29,6 +33,119 @@ def test_a_batch_is_computed_at_the_next_size() -> None:
     assert [graphs.padded(batch) for batch in (1, 3, 5, 16, 17, 20)] == [1, 4, 8, 16, 20, 20]
     hidden, logits = graphs.replay(graphs.padded(3))
     assert (computed, len(hidden), len(logits)) == ([4], 4, 4)
+
+
+class _FakeCuda:
+    """Captures on the CPU: what is queued has been computed, and `torch.cuda` behaves as it does with `faults`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.mode, self.warned = 0, False
+        self.current: object = self.Stream("default")
+        self.made: list[object] = []
+        self.used: list[object] = []
+        for name in ("get_sync_debug_mode", "set_sync_debug_mode", "current_stream", "set_stream", "stream", "graph"):
+            patch.setattr(torch.cuda, name, getattr(self, name))
+        patch.setattr(torch.cuda, "Stream", self.new_stream)
+        patch.setattr(torch.cuda, "CUDAGraph", self.Graph)
+
+    class Stream:
+        def __init__(self, device: object) -> None:
+            self.device = device
+
+        def wait_stream(self, stream: object) -> None:
+            """All is done already."""
+
+    class Graph:
+        def pool(self) -> object:
+            return "pool"
+
+        def replay(self) -> None:
+            """The CPU computed when it was captured."""
+
+    def new_stream(self, device: object) -> object:
+        self.made.append(self.Stream(device))
+        return self.made[-1]
+
+    def get_sync_debug_mode(self) -> int:
+        return self.mode
+
+    def set_sync_debug_mode(self, mode: int | str) -> None:
+        """Torch warns once, after it has set the mode."""
+        self.mode = {"default": 0, "error": 2}[mode] if isinstance(mode, str) else mode
+        if not self.warned:
+            self.warned = True
+            warnings.warn("Synchronization debug mode is a prototype feature and does not ...", stacklevel=1)
+
+    def current_stream(self, device: object = None) -> object:
+        return self.current
+
+    def set_stream(self, stream: object) -> None:
+        self.current = stream
+
+    @contextmanager
+    def stream(self, stream: object) -> Iterator[None]:
+        before, self.current = self.current, stream
+        self.used.append(stream)
+        yield
+        self.current = before
+
+    @contextmanager
+    def graph(self, graph: object, pool: object = None, stream: object = None) -> Iterator[None]:
+        """One that cannot be ended leaves its stream current; an empty one is warned of."""
+        self.current = stream or self.new_stream("another")
+        self.used.append(self.current)
+        before = self.current
+        try:
+            yield
+        except RuntimeError:
+            warnings.warn("The CUDA Graph is empty. This usually means ...", stacklevel=1)
+            raise
+        self.current = before
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> _FakeCuda:
+    return _FakeCuda(monkeypatch)
+
+
+def test_a_warning_of_torch_is_no_error_and_no_mode_stays(cuda: _FakeCuda) -> None:
+    """This suite makes errors of warnings."""
+    modes: list[int] = []
+
+    def compute(size: int) -> Outputs:
+        modes.append(cuda.mode)
+        return torch.ones(size, 2), torch.ones(size, 3)
+
+    default = cuda.current
+    DecodeGraphs(compute, 2, torch.device("cpu"), captured=True).capture_all()
+    # Each size is computed once to warm up, and once more where waiting is refused.
+    assert modes == [0, 2, 0, 2]
+    assert (cuda.mode, cuda.current) == (0, default)
+
+
+def test_a_capture_that_fails_leaves_the_stream_and_the_mode_as_they_were(cuda: _FakeCuda) -> None:
+    default = cuda.current
+
+    def compute(size: int) -> Outputs:
+        if cuda.mode == 2:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return torch.ones(size, 2), torch.ones(size, 3)
+
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        DecodeGraphs(compute, 2, torch.device("cpu"), captured=True).capture_all()
+    assert (cuda.mode, cuda.current) == (0, default)
+
+
+def test_all_sizes_are_captured_on_one_stream(cuda: _FakeCuda) -> None:
+    """Libraries keep some 32 MiB for every stream that they have seen."""
+    graphs = DecodeGraphs(
+        lambda size: (torch.ones(size, 2), torch.ones(size, 3)), 8, torch.device("cpu"), captured=True
+    )
+    graphs.capture_all()
+    graphs.drop()
+    graphs.replay(4)
+    assert len(cuda.made) == 1
+    assert set(cuda.used) == set(cuda.made)
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

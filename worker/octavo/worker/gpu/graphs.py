@@ -1,7 +1,8 @@
 """A decode step without its launches: captured once for each of some batch sizes, and replayed."""
 
 import logging
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
+
+# What torch warns of where waiting is refused, once, and where a capture fails before anything was queued.
+_EXPECTED_WARNINGS = ("Synchronization debug mode", "The CUDA Graph is empty")
 
 # Hidden states and logits of a batch.
 Outputs = tuple[Tensor, Tensor]
@@ -42,6 +46,7 @@ class DecodeGraphs:
         self._captured = captured
         self._replays: dict[int, Replay] = {}
         self._pool: Any = None
+        self._stream: Any = None
         self._outputs: Outputs | None = None
 
     @property
@@ -75,14 +80,14 @@ class DecodeGraphs:
     def _capture(self, size: int) -> Replay:
         if not self._captured:
             return lambda: self._compute(size)
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream = self._own_stream()
         stream.wait_stream(torch.cuda.current_stream(self._device))
         # Kernels are compiled and libraries make their workspaces before: neither can be captured.
         with torch.cuda.stream(stream):
             outputs = self._room_for(self._compute(size), size)
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool), _waiting_refused():
+        with _recorded(graph, self._pool, stream):
             for kept, made in zip(outputs, self._compute(size), strict=True):
                 kept.copy_(made)
         self._pool = self._pool or graph.pool()
@@ -92,6 +97,12 @@ class DecodeGraphs:
             return outputs
 
         return replay
+
+    def _own_stream(self) -> Any:
+        """One for all sizes: libraries keep a workspace for every stream that they have seen."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return self._stream
 
     def _room_for(self, made: Outputs, size: int) -> Outputs:
         """Where all sizes put what they have `made`: a graph that kept its own would take memory from all others."""
@@ -103,12 +114,34 @@ class DecodeGraphs:
 
 
 @contextmanager
-def _waiting_refused() -> Iterator[None]:
+def _recorded(graph: "torch.cuda.CUDAGraph", pool: Any, stream: Any) -> Iterator[None]:
+    """What is queued within becomes `graph`. Torch leaves `stream` current where it cannot end a capture."""
+    before = torch.cuda.current_stream(stream.device)
+    try:
+        with _expecting(_EXPECTED_WARNINGS), torch.cuda.graph(graph, pool=pool, stream=stream), waiting_refused():
+            yield
+    finally:
+        torch.cuda.set_stream(before)
+
+
+@contextmanager
+def waiting_refused() -> Iterator[None]:
     """Torch raises `RuntimeError` where it would wait for the device. CUDA would do so too, but a capture that CUDA has
     ended leaves torch's stream, memory and generators in disorder for good."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        # Torch warns after it has set the mode, which an error must not leave behind.
+        with _expecting(_EXPECTED_WARNINGS):
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        with _expecting(_EXPECTED_WARNINGS):
+            torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def _expecting(messages: Iterable[str]) -> Iterator[None]:
+    with warnings.catch_warnings():
+        for message in messages:
+            warnings.filterwarnings("ignore", message)
+        yield

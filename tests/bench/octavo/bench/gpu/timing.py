@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from octavo.bench.gpu.samples import Sample
+from octavo.worker.gpu.graphs import waiting_refused
 
 Call = Callable[[], object]
 # By name: a call for each set of inputs, or what makes these calls.
@@ -83,21 +84,13 @@ def _captured(run: Call) -> "torch.cuda.CUDAGraph | None":
     """None if it cannot be captured."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
-        with torch.cuda.graph(graph):
-            _run_unwaited(run)
+        # Before CUDA refuses to wait, which would end the capture.
+        with torch.cuda.graph(graph), waiting_refused():
+            run()
     except RuntimeError:
         _recover(stream)
         return None
     return graph
-
-
-def _run_unwaited(run: Call) -> None:
-    """Raises `RuntimeError` where torch would wait for the device: before CUDA, which would end the capture."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def _recover(stream: "torch.cuda.Stream") -> None:
