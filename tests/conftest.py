@@ -1,9 +1,14 @@
-"""The repository root is no import root: `python -m pytest` must see what `pytest` sees."""
+"""The repository root is no import root: `python -m pytest` must see what `pytest` sees.
 
+A machine with a GPU may lack plugins of pytest. What it can run without them, it runs.
+"""
+
+import inspect
 import os
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -17,3 +22,29 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 sys.path[:] = [entry for entry in sys.path if entry not in ("", ROOT)]
+
+# Of each plugin, by its name: a setting of pyproject.toml, which is unknown without it, and a marker of tests.
+_PLUGINS = {"asyncio": ("asyncio_mode", "asyncio"), "timeout": ("timeout", "timeout")}
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    for plugin, (setting, _) in _PLUGINS.items():
+        if not pluginmanager.hasplugin(plugin):
+            parser.addini(setting, f"means nothing: there is no pytest-{plugin}")
+    if not pluginmanager.hasplugin("asyncio"):
+        parser.addini("asyncio_default_fixture_loop_scope", "means nothing: there is no pytest-asyncio")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for plugin, (_, marker) in _PLUGINS.items():
+        if not config.pluginmanager.hasplugin(plugin):
+            config.addinivalue_line("markers", f"{marker}(...): means nothing: there is no pytest-{plugin}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.pluginmanager.hasplugin("asyncio"):
+        return
+    missing = pytest.mark.skip(reason="there is no pytest-asyncio")
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.function):
+            item.add_marker(missing)
