@@ -161,6 +161,25 @@ def test_a_gpu_beyond_those_that_are_there_is_named(bundled_model: Path, monkeyp
         ModelRunner(bundled_model, device="cuda:1")
 
 
+@pytest.mark.parametrize(("device", "chosen"), [("cuda:1", [torch.device("cuda:1")]), ("cuda", []), ("cpu", [])])
+def test_a_ranks_gpu_is_current_before_anything_is_put_there(
+    device: str, chosen: list[torch.device], bundled_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton launches on the current device."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    current: list[torch.device] = []
+    monkeypatch.setattr("torch.cuda.set_device", current.append)
+
+    def load(*_: Any, **__: Any) -> None:
+        assert current == chosen
+        raise InterruptedError("far enough")
+
+    monkeypatch.setattr("octavo.worker.model_runner.load_model", load)
+    with pytest.raises(InterruptedError):
+        ModelRunner(bundled_model, device=device)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch without CUDA")
 def test_a_missing_gpu_is_named(bundled_model: Path) -> None:
     with pytest.raises(ModelRunnerError, match="finds no CUDA device"):

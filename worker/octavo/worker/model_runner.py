@@ -88,6 +88,9 @@ class ModelRunner:
         self.world_size = group.size
         self._group = group
         self._device = _torch_device(device)
+        if self._device.index is not None and self._device.type == "cuda":
+            # Triton launches on this thread's current device, whatever its tensors are on; libraries open it first.
+            torch.cuda.set_device(self._device)
         identity = fingerprint(directory, load_format)
         _check_ranks(
             group,
