@@ -17,15 +17,23 @@ if TYPE_CHECKING:
     from octavo.wire.steps import BlockMoves
 
 # What a model in this process takes, and what a service takes.
-LOCAL_MODULES = ("msgspec", "octavo.kernels.triton.attention")
+LOCAL_MODULES = ("msgspec", "llguidance", "gguf", "octavo.kernels.triton.attention")
 SERVICE_MODULES = (
     "msgspec",
+    "llguidance",
+    "gguf",
     "zmq",
+    "pythonjsonlogger",
+    "prometheus_client",
+    "starlette",
+    "uvicorn",
+    "httpx",
     "click",
     "grpc",
     "grpc_health",
     "grpc_reflection",
     "grpc_status",
+    "google.protobuf",
     "google.rpc",
     "tokenizers",
     "transformers",
