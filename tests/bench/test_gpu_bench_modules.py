@@ -1,4 +1,4 @@
-"""A case says what it cannot do without, so that it is skipped with a line where that is missing, and raises nothing."""
+"""A case says what it cannot do without: where that is missing it is skipped with a line, and raises nothing."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 from octavo.bench.gpu.carried import NAMES
 from octavo.bench.gpu.steps import LOCAL_MODULES, SERVICE_MODULES
 
-# How what is carried to a machine with a GPU is imported; what the machine has besides belongs to torch and transformers.
+# How what is carried to a machine with a GPU is imported; what else it has comes with torch and transformers.
 _IMPORTED = {
     "gguf": "gguf",
     "googleapis-common-protos": "google.rpc",
