@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from octavo.testing.architecture_trial import TOLERANCE, max_logit_error, write_random_model
 from octavo.testing.models import fp32_runner, generate, last_logits, transformers_greedy
 from octavo.testing.tiny_configs import causal_class, tiny_config
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.models.transformers_loading import choose_experts
 from octavo.worker.models.transformers_model import TransformersModel
 
 # The windows of each one's KV groups. Tiny configurations slide over 20 tokens wherever they slide at all.
@@ -94,6 +96,67 @@ def test_only_wanted_rows_reach_the_head(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(runner._model, "logits", counted)
     generate(runner, PROMPTS, 2)
     assert set(rows) == {len(PROMPTS)}
+
+
+def grouping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, in any dtype."""
+    monkeypatch.setattr("octavo.worker.models.transformers_model.choose_experts", lambda model, device: "grouped_mm")
+
+
+@pytest.mark.parametrize("model_type", ["gpt_oss", "mixtral", "qwen3_moe"])
+def test_experts_grouped_as_on_a_gpu_compute_the_same(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_tiny(tmp_path, model_type)
+    grouping(monkeypatch)
+    runner = transformers_runner(tmp_path)
+    assert runner._model._model.model.config._experts_implementation == "grouped_mm"  # type: ignore[attr-defined]
+    assert max_logit_error(runner, model) <= TOLERANCE
+    assert generate(runner, PROMPTS, 5, budget=13) == [transformers_greedy(model, prompt, 5) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_experts_grouped_look_at_nothing_that_only_the_device_knows(model_type: str) -> None:
+    """Or no step of theirs could be captured. Tensors without values show it: where one is asked for, torch raises."""
+    architecture = causal_class(model_type)
+    config = tiny_config(model_type, architecture.config_class)
+    with FakeTensorMode():
+        model = architecture._from_config(config, dtype=torch.bfloat16)
+        block = next(module for name, module in model.named_modules() if name.endswith(("mlp", "block_sparse_moe")))
+        tokens = torch.randn(1, 5, config.hidden_size, dtype=torch.bfloat16)
+        model.set_experts_implementation("eager")
+        with pytest.raises(DynamicOutputShapeException):
+            block(tokens)
+        model.set_experts_implementation("grouped_mm")
+        block(tokens)
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "dtype", "hidden", "way"),
+    [
+        ("cuda", (9, 0), torch.bfloat16, 64, "grouped_mm"),
+        ("cuda", (8, 0), torch.bfloat16, 64, "grouped_mm"),
+        ("cuda", (7, 5), torch.bfloat16, 64, "eager"),
+        ("cuda", (9, 0), torch.float32, 64, "eager"),
+        ("cuda", (9, 0), torch.bfloat16, 60, "eager"),
+        ("cpu", None, torch.bfloat16, 64, "eager"),
+    ],
+)
+def test_experts_are_grouped_where_steps_can_be_captured(
+    device: str,
+    capability: tuple[int, int] | None,
+    dtype: torch.dtype,
+    hidden: int,
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    architecture = causal_class("qwen3_moe")
+    config = tiny_config("qwen3_moe", architecture.config_class)
+    config.hidden_size = hidden
+    with torch.device("meta"):
+        model = architecture(config).to(dtype)
+    assert choose_experts(model, torch.device(device)) == way
 
 
 @pytest.mark.parametrize("model_type", ["opt", "qwen3_moe"])

@@ -24,6 +24,9 @@ from octavo.worker.weights import WeightsError, WeightSource
 _CAUSAL_NAMES = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 # Kinds of layers, in config.json's `layer_types`. How far chunks reach, the check at start finds out.
 _ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
+# What torch's grouped products take without a look at the host: from this compute capability on, in bf16, rows of
+# whole 16 bytes.
+_GROUPED_FROM, _GROUPED_ITEMS = (8, 0), 8
 # Rotary embeddings that change for all sequences of a batch with the longest one, beyond their original context.
 _SHIFTING_ROTARY = ("dynamic", "longrope")
 
@@ -168,6 +171,15 @@ def load(config: Any, source: WeightSource, dtype: torch.dtype, share: ModelShar
         raise WeightsError(f"the weights do not fit config.json: {error}") from error
     _refuse_misfits(info, complete=not source.shapes())
     return model
+
+
+def choose_experts(model: PreTrainedModel, device: torch.device) -> str:
+    """Which of transformers' ways to compute experts suits `model` on `device`: "grouped_mm" where that waits for
+    nothing, so that steps may be captured, and else "eager", which looks on the host at who goes where."""
+    sizes = {size for parameter in model.parameters() if parameter.dim() == 3 for size in parameter.shape[1:]}
+    captured = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _GROUPED_FROM
+    fits = model.dtype == torch.bfloat16 and all(size % _GROUPED_ITEMS == 0 for size in sizes)
+    return "grouped_mm" if captured and fits else "eager"
 
 
 def _state(source: WeightSource, config: Any, dtype: torch.dtype, share: ModelShare | None) -> dict[str, Tensor]:

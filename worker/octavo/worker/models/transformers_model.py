@@ -15,6 +15,7 @@ from octavo.worker.models.transformers_collectives import join
 from octavo.worker.models.transformers_cut import CutModel
 from octavo.worker.models.transformers_linear import replace_linears
 from octavo.worker.models.transformers_loading import (
+    choose_experts,
     context_length,
     empty_model,
     load,
@@ -51,6 +52,8 @@ class TransformersModel:
             replace_linears(model)
         if share:
             join(model, share, group)
+        else:
+            model.set_experts_implementation(choose_experts(model, device))
         self._model = CutModel(model)
         self.config = check(self._model, context)
 
