@@ -33,6 +33,7 @@ def configure(**changes: Any) -> WorkerConfig:
         "kv_cache_dtype": "auto",
         "gpu_memory_utilization": 0.9,
         "max_num_batched_tokens": 8192,
+        "max_num_seqs": 256,
         "cuda_graphs": True,
         "fake_step_ms": 0.0,
         "fake_eos_probability": 0.0,

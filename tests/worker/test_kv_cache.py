@@ -134,13 +134,21 @@ def test_off_the_cpu_the_tokens_of_a_head_lie_side_by_side() -> None:
             assert tensor.storage_offset() == (2 * place + part) * 24
 
 
-def test_swap_space_that_cannot_be_pinned_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_pins_nothing_leaves_a_gpu_without_blocks_to_swap_to(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuse(*_: object) -> None:
         raise PinningError("CUDA does not pin it")
 
     monkeypatch.setattr(kv_cache, "pinned_zeros", refuse)
-    with pytest.raises(KVCacheError, match="CUDA does not pin it; give fewer blocks with --swap-memory"):
-        KVCache(layout([0]), num_blocks=1, num_cpu_blocks=1, device=META)
+    cache = KVCache(layout([0]), num_blocks=3, num_cpu_blocks=2, device=META)
+    assert (cache.num_cpu_blocks, len(cache.layers[0].keys)) == (0, 3)
+    assert "no blocks to swap to: CUDA does not pin it" in caplog.text
+    with pytest.raises(ValueError, match="block"):
+        cache.move(BlockMoves(swap_out=moves((0, 0))))
+
+
+def test_more_swap_space_than_there_is_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "available_memory", lambda: 2 * 128 - 1)
     with pytest.raises(KVCacheError, match=r"2 KV blocks .* which cpu does not have; give fewer with --swap-memory"):
         KVCache(layout([0]), num_blocks=1, num_cpu_blocks=2, device=META)

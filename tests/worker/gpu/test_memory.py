@@ -1,5 +1,6 @@
 """What the profiling run computes, and what it makes of what it sees."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,13 @@ class _FakeGpu:
 OPTIONS = GpuOptions(memory_utilization=0.9, max_num_batched_tokens=40, graph_batch=4)
 
 
+def table_bytes(max_num_seqs: int, graph_batch: int) -> int:
+    """32 positions are two blocks of 16 in the one KV group: a row of 4 bytes each, and the last token's 8."""
+    rows = (max_num_seqs + 1) * (2 * 4 + 8)
+    # Ids, positions and slots are of 8 bytes, rows and contexts of 4; numbers from 0 on of both.
+    return rows + graph_batch * (3 * 8 + 2 * 4) + (graph_batch + 1) * 12
+
+
 def left(runner: ModelRunner, options: GpuOptions = OPTIONS) -> int:
     with torch.inference_mode():
         return memory_for_blocks(runner._model, runner._layout, runner.executor._paging, options)
@@ -55,9 +63,18 @@ def left(runner: ModelRunner, options: GpuOptions = OPTIONS) -> int:
 
 def test_blocks_get_what_weights_and_steps_leave(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     _FakeGpu(monkeypatch, free_gib=70, step_gib=5)
-    assert left(runner, GpuOptions(0.9, 40, 4, cuda_graphs=False)) == (90 - 30 - 5) * GIB
+    tables = table_bytes(max_num_seqs=256, graph_batch=4)
+    assert left(runner, GpuOptions(0.9, 40, graph_batch=4, cuda_graphs=False)) == (90 - 30 - 5) * GIB - tables
     logits = 4 * 4 * 64
-    assert left(runner) == (90 - 30 - 5 - 5) * GIB - logits - memory._GRAPHS_BYTES
+    assert left(runner) == (90 - 30 - 5 - 5) * GIB - logits - memory._GRAPHS_BYTES - tables
+
+
+def test_tables_of_many_sequences_take_from_what_blocks_get(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _FakeGpu(monkeypatch, free_gib=70, step_gib=5)
+    more = left(runner) - left(runner, replace(OPTIONS, max_num_seqs=4096))
+    assert more == table_bytes(4096, 4) - table_bytes(256, 4) == 3840 * (4 * 2 + 8)
 
 
 def test_no_room_is_refused_with_what_to_do(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def test_nobody_has_the_last_row() -> None:
 
 
 def test_only_what_has_changed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = SequenceRows(2, 8, CPU)
+    rows = SequenceRows(2, 8, CPU, capacity=8)
     each = sequence(1, [7, 8], [9])
     rows.row_of(each)
     rows.tell([each])
@@ -49,7 +49,7 @@ def test_only_what_has_changed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_remapped_entry_is_told_again() -> None:
-    rows = SequenceRows(1, 8, CPU)
+    rows = SequenceRows(1, 8, CPU, capacity=8)
     each = sequence(1, [7, 8, 9])
     rows.row_of(each)
     rows.tell([each])
@@ -79,6 +79,16 @@ def test_one_that_was_forgotten_and_comes_back_is_told_wholly() -> None:
         rows.tell([each])
         assert table_of(rows, each) == each.block_tables[0]
         rows.forget([each.sequence_id])
+
+
+def test_as_many_as_there_is_room_for_from_the_start_lose_no_graphs(caplog: pytest.LogCaptureFixture) -> None:
+    rows = SequenceRows(1, 2, CPU, capacity=5)
+    for each in range(4):
+        rows.row_of(sequence(each, [each]))
+    assert (rows.generation, caplog.text) == (0, "")
+    rows.row_of(sequence(4, [4]))
+    assert rows.generation == 1
+    assert "more than 4 sequences at once" in caplog.text
 
 
 def test_more_rows_are_had_when_they_run_out_and_nothing_is_lost() -> None:

@@ -24,13 +24,6 @@ from octavo.worker.runner import Runner
     help="JSON file to write, for `octavo simulate`.",
 )
 @click.option(
-    "--max-num-seqs",
-    type=click.IntRange(1),
-    default=256,
-    show_default=True,
-    help="Sequences of the largest step; as the scheduler's.",
-)
-@click.option(
     "--temperature",
     type=click.FloatRange(0, 100),
     default=1.0,
@@ -38,7 +31,7 @@ from octavo.worker.runner import Runner
     help="What sequences are sampled with; 0: greedy, which takes less time.",
 )
 @model_options
-def calibrate(out: Path, max_num_seqs: int, temperature: float, **options: Any) -> None:
+def calibrate(out: Path, temperature: float, **options: Any) -> None:
     """Measure how long a worker's steps take, for `octavo simulate`.
 
     The model is loaded as `octavo worker` does it, by the same options, and computes decodes, chunks of prompts and
@@ -62,7 +55,7 @@ def calibrate(out: Path, max_num_seqs: int, temperature: float, **options: Any) 
         raise click.ClickException(str(error)) from error
 
     def use(runner: Runner, on_beat: Callable[[], None]) -> None:
-        _write(measure(runner, max_num_seqs, config.max_num_batched_tokens, temperature, on_beat), out)
+        _write(measure(runner, config.max_num_seqs, config.max_num_batched_tokens, temperature, on_beat), out)
 
     with_runner(config, Liveness(), use)
 

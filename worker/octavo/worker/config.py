@@ -68,6 +68,7 @@ class WorkerConfig:
     kv_cache_dtype: str
     gpu_memory_utilization: float
     max_num_batched_tokens: int
+    max_num_seqs: int
     cuda_graphs: bool
     fake_step_ms: float
     fake_eos_probability: float

@@ -1,9 +1,10 @@
 """The paged keys and values of one worker: a tensor on its device, one on the CPU, and how many blocks of them fit."""
 
 import errno
+import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from octavo.wire.steps import BlockMoves
 from octavo.worker.block_mover import block_mover
 from octavo.worker.gpu.pinned_memory import PinningError, pinned_zeros
 from octavo.worker.kv_layout import KVLayout
+
+logger = logging.getLogger(__name__)
 
 # The share of the CPU's memory that is free once the weights are loaded; activations and other processes need the rest.
 _CPU_SHARE, _CPU_LIMIT = 0.1, 4 << 30
@@ -40,8 +43,8 @@ class KVCache:
     """Keys and values of `num_blocks` blocks on the model's device, and of `num_cpu_blocks` in the CPU's memory.
 
     `layers` holds each layer's cache, with its (key scale, value scale) of `scales` if those are given. On a GPU the
-    tokens of a head lie side by side in a block: a kernel reads them as one piece. Raises `KVCacheError` if there is no
-    room.
+    tokens of a head lie side by side in a block: a kernel reads them as one piece. A host that pins no memory for a GPU
+    leaves it without CPU blocks: `num_cpu_blocks` are there. Raises `KVCacheError` if there is no room.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class KVCache:
             self._blocks = _device_blocks(layout.shape(num_blocks, heads_first=heads_first), layout.dtype, device)
         with _room_for(layout, num_cpu_blocks, torch.device("cpu"), "--swap-memory"):
             cpu_blocks = _cpu_blocks(layout.shape(num_cpu_blocks, heads_first=heads_first), layout.dtype, device)
+        self.num_cpu_blocks = len(cpu_blocks)
         self._mover = block_mover(self._blocks, cpu_blocks)
         tokens_first = self._blocks.transpose(3, 4) if heads_first else self._blocks
         self.layers = _layer_caches(layout, tokens_first, scales)
@@ -102,7 +106,11 @@ def _cpu_blocks(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     try:
         return pinned_zeros(shape, dtype)
     except PinningError as error:
-        raise KVCacheError(f"{error}; give fewer blocks with --swap-memory") from error
+        logger.warning("no blocks to swap to: %s; whoever is preempted is recomputed", error)
+    with suppress(RuntimeError):
+        # CUDA tells once more of what it refused, at the next launch of whoever comes first.
+        torch.zeros(1, device=device)
+    return torch.empty((0, *shape[1:]), dtype=dtype)
 
 
 @contextmanager

@@ -145,6 +145,7 @@ def _make_model_runner(config: WorkerConfig, directory: Path, **shared: Any) -> 
             gpu=GpuOptions(
                 memory_utilization=config.gpu_memory_utilization,
                 max_num_batched_tokens=config.max_num_batched_tokens,
+                max_num_seqs=config.max_num_seqs,
                 cuda_graphs=config.cuda_graphs,
             ),
             **shared,

@@ -173,6 +173,14 @@ _OPTIONS = (
         help="Tokens of the largest step that room is left for on a GPU; give it as the scheduler's.",
     ),
     click.option(
+        "--max-num-seqs",
+        envvar="OCTAVO_MAX_NUM_SEQS",
+        type=click.IntRange(1),
+        default=256,
+        show_default=True,
+        help="Sequences that a GPU's tables have room for from the start; give it as the scheduler's.",
+    ),
+    click.option(
         "--cuda-graphs/--no-cuda-graphs",
         envvar="OCTAVO_CUDA_GRAPHS",
         default=True,

@@ -135,6 +135,8 @@ class ModelRunner:
                 device=self._device,
                 scales=kv_scales if cache_dtype != self._dtype else None,
             )
+            # A host may refuse to pin memory for them.
+            self.num_cpu_blocks = self._agreed(self._kv_cache.num_cpu_blocks)
             self.grammars = Grammars(directory)
             self.paged_model = PagedModel(self._model, self._kv_cache, paging)
             self.executor = self._make_executor(paging, gpu, followers)

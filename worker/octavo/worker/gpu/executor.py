@@ -50,12 +50,18 @@ class GpuExecutor:
         self._grammars = grammars
         self._device = paging.device
         width = -(-paging.max_model_len // paging.block_size)
-        self._rows = SequenceRows(len(paging.groups), width, paging.device)
+        # One more, which is nobody's.
+        self._rows = SequenceRows(len(paging.groups), width, paging.device, options.max_num_seqs + 1)
         self._inputs = StepInputs(paging, cache.layers, self._rows, options.graph_batch)
         self._generation = 0
         self._graphs = self._captured(options)
         if self._device.type == "cuda":
             self._warm_up(options.max_num_batched_tokens)
+
+    @property
+    def table_bytes(self) -> int:
+        """Of what it keeps on the device for as long as it is there, beside model, blocks and graphs."""
+        return self._rows.nbytes + self._inputs.nbytes
 
     @torch.inference_mode()
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:

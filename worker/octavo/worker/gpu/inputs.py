@@ -41,6 +41,12 @@ class StepInputs:
         self._every = torch.arange(max_batch + 1, device=device)
         self._starts = self._every.int()
 
+    @property
+    def nbytes(self) -> int:
+        """Of the buffers that stay where they are."""
+        buffers = (self._input_ids, self._positions, self._slots, self._table_rows, self._context_lens)
+        return sum(buffer.nbytes for buffer in (*buffers, self._every, self._starts))
+
     def decode_step(self, size: int) -> PagedStep:
         """The step over the first `size` places of the buffers, whatever they hold when it is computed: a token of as
         many sequences, all of whose hidden states are wanted."""

@@ -27,16 +27,18 @@ _GRAPHS_BYTES = 256 << 20
 
 def memory_for_blocks(model: Decoder, layout: KVLayout, paging: Paging, options: GpuOptions) -> int:
     """Bytes. Raises `KVCacheError` if nothing is left."""
-    prefill, decode = _step_bytes(model, layout, paging, options)
+    prefill, decode, tables = _step_bytes(model, layout, paging, options)
     free, total = torch.cuda.mem_get_info(paging.device)
     # A captured step has memory of its own, and puts its logits where those of all sizes lie.
     logits = 4 * options.graph_batch * model.config.vocab_size
-    reserved = prefill + (decode + logits + _GRAPHS_BYTES if options.cuda_graphs else 0)
+    captured = decode + logits + _GRAPHS_BYTES if options.cuda_graphs else 0
+    reserved = prefill + captured + tables
     left = int(options.memory_utilization * total) - (total - free) - reserved
     logger.info(
-        "of %.1f GiB on %s, %.1f are in use; a step of %d tokens takes %.2f, captured decode steps %.2f; %.1f are left",
+        "of %.1f GiB on %s, %.1f are in use; a step of %d tokens takes %.2f, captured decode steps %.2f, tables of %d"
+        " sequences %.2f; %.1f are left",
         total / _GIB, paging.device, (total - free) / _GIB, options.max_num_batched_tokens, prefill / _GIB,
-        (reserved - prefill) / _GIB, left / _GIB,
+        captured / _GIB, options.max_num_seqs, tables / _GIB, left / _GIB,
     )  # fmt: skip
     if left < layout.bytes_per_block:
         raise KVCacheError(
@@ -48,8 +50,9 @@ def memory_for_blocks(model: Decoder, layout: KVLayout, paging: Paging, options:
     return left
 
 
-def _step_bytes(model: Decoder, layout: KVLayout, paging: Paging, options: GpuOptions) -> tuple[int, int]:
-    """What the largest prefill and the largest decode step take at most, beside weights and blocks."""
+def _step_bytes(model: Decoder, layout: KVLayout, paging: Paging, options: GpuOptions) -> tuple[int, int, int]:
+    """What the largest prefill and the largest decode step take at most, beside weights and blocks; and what tables of
+    sequences take all the time."""
     prompts = profile_prompts(options.max_num_batched_tokens, paging.max_model_len)
     num_blocks = sum(-(-length // layout.block_size) for length in prompts) * len(layout.groups)
     cache = KVCache(layout, num_blocks=num_blocks, num_cpu_blocks=0, device=paging.device)
@@ -57,7 +60,7 @@ def _step_bytes(model: Decoder, layout: KVLayout, paging: Paging, options: GpuOp
     executor = GpuExecutor(model, cache, paging, Grammars(Path()), replace(options, cuda_graphs=False))
     items = _items(prompts, layout)
     decodes = [WorkItem(item.sequence, 0, 1, ()) for item in _items([1] * options.graph_batch, layout, num_blocks)]
-    found = (_peak(executor, items, paging.device), _peak(executor, decodes, paging.device))
+    found = (_peak(executor, items, paging.device), _peak(executor, decodes, paging.device), executor.table_bytes)
     del executor, cache
     gc.collect()
     torch.cuda.empty_cache()

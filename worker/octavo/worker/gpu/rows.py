@@ -1,5 +1,6 @@
 """What a device keeps of each sequence between steps: its block tables, and the token it sampled last."""
 
+import logging
 from collections.abc import Iterable
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from octavo.worker.gpu.transfer import upload
 from octavo.worker.sequences import WorkerSequence
 
-_START_CAPACITY = 1024
+logger = logging.getLogger(__name__)
 
 
 class SequenceRows:
@@ -16,16 +17,21 @@ class SequenceRows:
 
     `tables`: [groups, capacity, width] int32, of which only entries that a step reads need be right; `next_tokens`:
     [capacity] int64. Where more rows are needed than there are, both are replaced by larger ones: `generation` counts
-    how often. The last row is nobody's, for what is to be written nowhere.
+    how often, and captured graphs, which read the old ones, are lost. The last row is nobody's, for what is to be
+    written nowhere.
     """
 
-    def __init__(self, num_groups: int, width: int, device: torch.device, capacity: int = _START_CAPACITY) -> None:
+    def __init__(self, num_groups: int, width: int, device: torch.device, capacity: int) -> None:
         self._device = device
         self._rows: dict[int, int] = {}
         self._free = list(range(capacity - 1))
         self.tables = torch.zeros(num_groups, capacity, width, dtype=torch.int32, device=device)
         self.next_tokens = torch.zeros(capacity, dtype=torch.int64, device=device)
         self.generation = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.tables.nbytes + self.next_tokens.nbytes
 
     @property
     def nobody(self) -> int:
@@ -68,6 +74,11 @@ class SequenceRows:
 
     def _grow(self) -> None:
         capacity = self.tables.shape[1]
+        logger.warning(
+            "more than %d sequences at once: tables grow and graphs are captured anew while requests wait; give the"
+            " worker the scheduler's --max-num-seqs",
+            capacity - 1,
+        )
         self._free = list(range(capacity - 1, 2 * capacity - 1))
         self.tables = torch.cat((self.tables, torch.zeros_like(self.tables)), dim=1)
         self.next_tokens = torch.cat((self.next_tokens, torch.zeros_like(self.next_tokens)))
