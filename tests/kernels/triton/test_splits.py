@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from octavo.kernels.triton.splits import num_splits
+from octavo.kernels.triton.splits import num_splits, programs_of_splits
 from octavo.kernels.triton.tiles import MAX_GROUP, decode_tiles, exact_tiles, prefill_tiles
 
 H200 = 132
@@ -31,6 +31,16 @@ def test_a_few_sequences_fill_the_gpu_once(sequences: int) -> None:
 
 def test_more_multiprocessors_ask_for_more_splits() -> None:
     assert [num_splits(8, 40960, count) for count in (16, 64, 132)] == [4, 16, 33]
+
+
+def test_splits_that_lie_still_take_no_more_programs_than_a_gpu_has_use_for() -> None:
+    """At 131,072 tokens there are 64 of them, most without a key."""
+    assert programs_of_splits(1 * 8, 64, H200) == 64
+    assert programs_of_splits(16 * 8, 64, H200) == 9
+    assert programs_of_splits(256 * 8, 64, H200) == 1
+    assert programs_of_splits(8, 1, H200) == programs_of_splits(0, 1, H200) == 1
+    for sequences in range(1, 513):
+        assert sequences * 8 * programs_of_splits(sequences * 8, 64, H200) <= max(sequences * 8, 16 * H200)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

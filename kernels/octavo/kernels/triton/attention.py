@@ -1,6 +1,7 @@
 """Paged attention on a GPU: `octavo.kernels.backend.AttentionBackend` in Triton."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from octavo.kernels.triton import launch
 from octavo.kernels.triton.arguments import check_dtypes, check_query
 from octavo.kernels.triton.language import POINTERS
 from octavo.kernels.triton.launch import Problem, Share
-from octavo.kernels.triton.splits import num_splits
+from octavo.kernels.triton.splits import num_splits, programs_of_splits
 from octavo.kernels.triton.step import TritonStep
 from octavo.kernels.triton.tiles import EXACT_SPLIT_KEYS, MAX_GROUP, decode_tiles, exact_tiles, prefill_tiles
 from octavo.kernels.triton.write import reshape_and_cache
@@ -103,7 +104,7 @@ class TritonAttention:
     def _shares(self, problem: Problem) -> Iterator[Share]:
         step = problem.step
         if self._exact:
-            yield _exact(problem)
+            yield _exact(problem, self._multiprocessors)
             return
         if step.num_decodes:
             yield self._decode(problem)
@@ -130,9 +131,9 @@ class TritonAttention:
         return num_splits(num_tiles * problem.kv_heads, seen, self._multiprocessors)
 
 
-def _exact(problem: Problem) -> Share:
+def _exact(problem: Problem, multiprocessors: int) -> Share:
     step = problem.step
-    return Share(
+    share = Share(
         0,
         step.num_sequences,
         step.num_tokens,
@@ -141,6 +142,8 @@ def _exact(problem: Problem) -> Share:
         num_splits=max(1, -(-step.max_context_len // EXACT_SPLIT_KEYS)),
         split_keys=EXACT_SPLIT_KEYS,
     )
+    programs = share.num_tiles(problem.group) * problem.kv_heads
+    return replace(share, split_programs=programs_of_splits(programs, share.num_splits, multiprocessors))
 
 
 def _multiprocessors(device: torch.device) -> int:

@@ -50,7 +50,8 @@ class Share:
     """The sequences of a step that one configuration serves: from `first_sequence` up to `last_sequence`.
 
     `decode`: each has one query token, in the row of its number; else they have up to `max_query_len`, `num_tokens` in
-    all. `num_splits` of their keys, by a device that sees how long each is, or of `split_keys` each (0: so many).
+    all. `num_splits` of their keys, by a device that sees how long each is, or of `split_keys` each (0: so many), which
+    `split_programs` share (0: one each).
     """
 
     first_sequence: int
@@ -61,6 +62,7 @@ class Share:
     decode: bool = False
     num_splits: int = 1
     split_keys: int = 0
+    split_programs: int = 0
 
     @property
     def fuses(self) -> bool:
@@ -97,7 +99,8 @@ def attend(problem: Problem, share: Share, output: Tensor) -> None:
     scores = torch.empty((*shape, 2), dtype=torch.float32, device=output.device)
     for first_tile in range(0, tiles, together):
         count = min(together, tiles - first_tile) * programs
-        _attend(problem, share, output, (count, share.num_splits), first_tile, sums, scores)
+        grid = (count, share.split_programs or share.num_splits)
+        _attend(problem, share, output, grid, first_tile, sums, scores)
         _combine(problem, share, output, (count, rows), first_tile, sums, scores)
 
 
@@ -129,6 +132,7 @@ def _attend(
         problem.value_scale,
         step.window,
         problem.kv_heads,
+        share.num_splits,
         first_tile,
         share.first_sequence,
         share.last_sequence,

@@ -21,16 +21,17 @@ def attend_kernel(
     output, split_sums, split_scores, query, key_cache, value_cache, block_tables, table_rows, context_lens,
     query_starts, sinks, alibi_slopes,
     scale, softcap, value_scale, window,
-    num_kv_heads, first_tile, first_sequence, last_sequence, split_rows,
+    num_kv_heads, num_splits, first_tile, first_sequence, last_sequence, split_rows,
     query_token_stride, query_head_stride, output_token_stride, output_head_stride,
     block_stride, slot_stride, head_stride, table_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
     DECODE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, MASK_ALL: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (tiles of queries x KV heads, splits of keys). With `split_sums` None there is one split, and `output` gets
-    its attention; else `split_sums` ([programs, split_rows, HEAD_DIM] fp32) and `split_scores` ([programs, 2,
-    split_rows] fp32: total, largest) get what `combine_kernel` needs."""
+    """Grid: (tiles of queries x KV heads, programs that share the splits of keys). With `split_sums` None there is one
+    split, and `output` gets its attention; else `split_sums` ([tiles x KV heads x splits, split_rows, HEAD_DIM] fp32)
+    and `split_scores` ([tiles x KV heads x splits, 2, split_rows] fp32: total, largest) get what `combine_kernel`
+    needs. There are as many programs as splits, but of `SPLIT_KEYS` each there may be fewer."""
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP
     # The last queries of a chunk see most keys: they begin first.
     pair = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -47,11 +48,13 @@ def attend_kernel(
         first_seen = first_visible(first_position, window)
     begin = first_seen // TILE_KEYS * TILE_KEYS
     last_seen = end - 1
+    # Which splits with a key are this program's: every so manieth from the first on.
+    split, beyond = tl.program_id(1), tl.num_programs(1)
+    origin, share = begin, end - begin
     if split_sums is not None:
-        origin, share = splits_of(begin, end, tl.num_programs(1), TILE_KEYS, SPLIT_KEYS)
-        origin += tl.program_id(1) * share
-        begin, end = tl.maximum(begin, origin), tl.minimum(end, origin + share)
-        if begin >= end:
+        origin, share = splits_of(begin, end, num_splits, TILE_KEYS, SPLIT_KEYS)
+        split, beyond = (begin - origin) // share + split, tl.cdiv(end - origin, share)
+        if split >= beyond:
             return
     key_head = key_cache + kv_head.to(tl.int64) * head_stride
     value_head = value_cache + kv_head.to(tl.int64) * head_stride
@@ -71,10 +74,56 @@ def attend_kernel(
     if alibi_slopes is not None:
         slopes = tl.load(alibi_slopes + heads, mask=present, other=0.0)
 
-    # -- the sums --
-    weighted = tl.zeros([TILE_ROWS, PADDED_DIM], dtype=tl.float32)
-    total = tl.zeros([TILE_ROWS], dtype=tl.float32)
-    largest = tl.full([TILE_ROWS], float("-inf"), dtype=tl.float32)
+    # -- sums and output --
+    if split_sums is None:
+        weighted, total, largest = _sums(
+            queries, positions, slopes, begin, end, first_position, first_seen, last_seen,
+            key_head, value_head, block_table, block_stride, slot_stride, window, scale, softcap,
+            BLOCK_SIZE, HEAD_DIM, TILE_KEYS, WINDOWED, CAPPED, MASK_ALL,
+        )  # fmt: skip
+        sink = None
+        if sinks is not None:
+            sink = tl.load(sinks + heads, mask=present, other=0.0)
+        attended = normalized(weighted, total, largest, sink, value_scale)
+        offsets = (tokens_at * output_token_stride + heads * output_head_stride)[:, None] + dims[None, :]
+        tl.store(output + offsets, attended.to(output.dtype.element_ty), mask=elements)
+    elif SPLIT_KEYS:
+        for number in range(split, beyond, tl.num_programs(1)):
+            split_begin, split_end = tl.maximum(begin, number * share), tl.minimum(end, (number + 1) * share)
+            weighted, total, largest = _sums(
+                queries, positions, slopes, split_begin, split_end, first_position, first_seen, last_seen,
+                key_head, value_head, block_table, block_stride, slot_stride, window, scale, softcap,
+                BLOCK_SIZE, HEAD_DIM, TILE_KEYS, WINDOWED, CAPPED, MASK_ALL,
+            )  # fmt: skip
+            _keep(
+                split_sums, split_scores, weighted, total, largest, pair.to(tl.int64) * num_splits + number,
+                split_rows, rows, dims, present, elements, HEAD_DIM,
+            )  # fmt: skip
+    else:
+        # One program for each split: there is nothing to loop over.
+        weighted, total, largest = _sums(
+            queries, positions, slopes, origin + split * share, tl.minimum(end, origin + (split + 1) * share),
+            first_position, first_seen, last_seen,
+            key_head, value_head, block_table, block_stride, slot_stride, window, scale, softcap,
+            BLOCK_SIZE, HEAD_DIM, TILE_KEYS, WINDOWED, CAPPED, MASK_ALL,
+        )  # fmt: skip
+        _keep(
+            split_sums, split_scores, weighted, total, largest, pair.to(tl.int64) * num_splits + split,
+            split_rows, rows, dims, present, elements, HEAD_DIM,
+        )  # fmt: skip
+
+
+@triton.jit
+def _sums(
+    queries, positions, slopes, begin, end, first_position, first_seen, last_seen,
+    key_head, value_head, block_table, block_stride, slot_stride, window, scale, softcap,
+    BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, TILE_KEYS: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, MASK_ALL: tl.constexpr,
+):  # fmt: skip
+    """Over the keys from `begin` (a border of tiles) up to `end`, as `attend_tiles` gives them."""
+    weighted = tl.zeros([queries.shape[0], queries.shape[1]], dtype=tl.float32)
+    total = tl.zeros([queries.shape[0]], dtype=tl.float32)
+    largest = tl.full([queries.shape[0]], float("-inf"), dtype=tl.float32)
     middle = begin
     if not MASK_ALL:
         # Tiles before the first query's position need no mask.
@@ -89,22 +138,20 @@ def attend_kernel(
         key_head, value_head, block_table, block_stride, slot_stride, window, scale, softcap,
         BLOCK_SIZE, HEAD_DIM, TILE_KEYS, WINDOWED, CAPPED, True,
     )  # fmt: skip
+    return weighted, total, largest
 
-    # -- output --
-    if split_sums is None:
-        sink = None
-        if sinks is not None:
-            sink = tl.load(sinks + heads, mask=present, other=0.0)
-        attended = normalized(weighted, total, largest, sink, value_scale)
-        offsets = (tokens_at * output_token_stride + heads * output_head_stride)[:, None] + dims[None, :]
-        tl.store(output + offsets, attended.to(output.dtype.element_ty), mask=elements)
-    else:
-        program = pair.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-        scores_at = split_scores + program * 2 * split_rows + rows
-        tl.store(scores_at, total, mask=present)
-        tl.store(scores_at + split_rows, largest, mask=present)
-        sums_at = (program * split_rows + rows)[:, None] * HEAD_DIM + dims[None, :]
-        tl.store(split_sums + sums_at, weighted, mask=elements)
+
+@triton.jit
+def _keep(
+    split_sums, split_scores, weighted, total, largest, place, split_rows, rows, dims, present, elements,
+    HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """For `combine_kernel`, of the split at `place`."""
+    scores_at = split_scores + place * 2 * split_rows + rows
+    tl.store(scores_at, total, mask=present)
+    tl.store(scores_at + split_rows, largest, mask=present)
+    sums_at = (place * split_rows + rows)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(split_sums + sums_at, weighted, mask=elements)
 
 
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_UNALIGNED)

@@ -9,6 +9,8 @@ evenly by its own length. The constants come from arithmetic and are to be repla
 _OCCUPIED = 0.75
 # Programs of attention that a multiprocessor holds at once.
 _PROGRAMS_PER_MULTIPROCESSOR = 2
+# And of such as find nothing to do: where splits lie still, a graph that was captured for the longest context has most.
+_PROGRAMS_OF_STILL_SPLITS = 8
 # Keys for which another split is worth its part of the sums.
 _LEAST_KEYS = 256
 _MOST_SPLITS = 128
@@ -23,3 +25,10 @@ def num_splits(programs: int, max_keys: int, multiprocessors: int) -> int:
         return 1
     wanted = _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors // max(1, programs)
     return max(1, min(wanted, max_keys // _LEAST_KEYS, _MOST_SPLITS))
+
+
+def programs_of_splits(programs: int, num_splits: int, multiprocessors: int) -> int:
+    """How many share the splits, which lie still, of each of `programs`. Few tiles keep a GPU busy by their splits;
+    many need no more, and programs without a split take their time too."""
+    wanted = -(-_PROGRAMS_OF_STILL_SPLITS * multiprocessors // max(1, programs))
+    return max(1, min(wanted, num_splits))
