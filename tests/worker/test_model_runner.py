@@ -18,7 +18,7 @@ from octavo.testing.models import (
 from octavo.wire.model_directory import fingerprint
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import KVGroup
-from octavo.worker.model_runner import ModelRunner, ModelRunnerError
+from octavo.worker.model_runner import ModelRunner, ModelRunnerError, _cache_dtype
 from octavo.worker.models.config import ConfigError
 
 __all__ = ["bundled_model"]
@@ -159,6 +159,21 @@ def test_a_gpu_beyond_those_that_are_there_is_named(bundled_model: Path, monkeyp
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(ModelRunnerError, match="this process sees 1 GPUs"):
         ModelRunner(bundled_model, device="cuda:1")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6)])
+def test_a_cache_of_fp8_is_refused_where_a_gpu_has_none(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    cuda = torch.device("cuda")
+    with pytest.raises(
+        ModelRunnerError, match=rf"--kv-cache-dtype fp8 .* 8\.9 or higher .* cuda has 8\.{capability[1]}"
+    ):
+        _cache_dtype("fp8", torch.bfloat16, cuda)
+    assert _cache_dtype("auto", torch.bfloat16, cuda) == torch.bfloat16
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 9))
+    assert _cache_dtype("fp8", torch.bfloat16, cuda) == torch.float8_e4m3fn
 
 
 @pytest.mark.parametrize(("device", "chosen"), [("cuda:1", [torch.device("cuda:1")]), ("cuda", []), ("cpu", [])])

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.kernels.triton import matmul
-from octavo.kernels.triton.matmul import Tile, choose_tile, linear
+from octavo.kernels.triton.devices import shared_limit
+from octavo.kernels.triton.matmul import Tile, choose_tile, fitted, linear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -81,6 +82,14 @@ def test_tiles_grow_with_the_work() -> None:
     # Fewer rows than half of a tile would leave one warp group with nothing.
     assert choose_tile(64, 151936, bf16) == Tile(64, 128, 4, 4)
     assert choose_tile(1, 151936, torch.float32) == choose_tile(4096, 4096, torch.float32)
+
+
+def test_tiles_take_the_shared_memory_that_there_is() -> None:
+    largest = Tile(128, 256, 8, 4)
+    assert fitted(largest, torch.bfloat16, shared_limit(90)) == largest
+    assert fitted(largest, torch.bfloat16, shared_limit(80)) == Tile(128, 256, 8, 3)
+    assert fitted(largest, torch.bfloat16, shared_limit(86)) == Tile(128, 256, 8, 2)
+    assert fitted(Tile(64, 32, 4, 8), torch.bfloat16, shared_limit(86)) == Tile(64, 32, 4, 8)
 
 
 def test_what_is_not_finite_stays_in_its_row(device: torch.device) -> None:

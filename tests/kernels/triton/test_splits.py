@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from octavo.kernels.triton.devices import shared_limit
 from octavo.kernels.triton.splits import num_splits, programs_of_splits
-from octavo.kernels.triton.tiles import MAX_GROUP, decode_tiles, exact_tiles, prefill_tiles
+from octavo.kernels.triton.tiles import MAX_GROUP, decode_tiles, exact_tiles, fitted, prefill_tiles, shared_bytes
 
 H200 = 132
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -53,6 +54,27 @@ def test_tiles_hold_a_token_of_every_group(head_dim: int, group: int, dtype: tor
         assert group <= tiles.rows <= MAX_GROUP
         assert tiles.rows & (tiles.rows - 1) == tiles.keys & (tiles.keys - 1) == 0
         assert min(tiles.rows, tiles.keys) >= 16
+
+
+@pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("capability", [80, 86, 89, 90, 120])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("group", [1, 4, 8])
+def test_tiles_fit_the_shared_memory_that_there_is(
+    group: int, head_dim: int, capability: int, cache: torch.dtype
+) -> None:
+    bf16, limit = torch.bfloat16, shared_limit(capability)
+    exact = exact_tiles(group, head_dim, bf16)
+    for tiles in (decode_tiles(group, head_dim, bf16, cache), prefill_tiles(group, head_dim, bf16, 500), exact):
+        found = fitted(tiles, group, head_dim, bf16, cache, limit)
+        assert shared_bytes(found, head_dim, bf16, cache) <= limit
+        assert group <= found.rows
+        if capability == 90:
+            assert found == tiles
+    # In exact mode rows and keys are of the model alone; how many are on their way changes no bit.
+    found = fitted(exact, group, head_dim, bf16, cache, limit, keeps_rows=True)
+    assert shared_bytes(found, head_dim, bf16, cache) <= limit
+    assert (found.rows, found.keys, found.warps) == (exact.rows, exact.keys, exact.warps)
 
 
 def test_longer_chunks_take_larger_tiles() -> None:

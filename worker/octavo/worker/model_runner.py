@@ -39,6 +39,8 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torc
 DTYPES = ("auto", *_DTYPES)
 # What keys and values may be kept in; `auto`: the dtype of the computation.
 KV_CACHE_DTYPES = ("auto", "fp8")
+# The compute capability from which on kernels convert to and from fp8.
+_FP8_FROM = (8, 9)
 # Pinned memory is taken from everybody else on the host.
 _PINNED_SHARE = 0.25
 
@@ -241,7 +243,16 @@ def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.d
         return dtype
     if device.type != "cuda":
         raise ModelRunnerError(f"--kv-cache-dtype {name} is for a GPU; leave it out on {device.type}")
+    if (capability := torch.cuda.get_device_capability(device)) < _FP8_FROM:
+        raise ModelRunnerError(
+            f"--kv-cache-dtype {name} takes a GPU of compute capability {_dotted(_FP8_FROM)} or higher (Ada, Hopper and"
+            f" later); {device} has {_dotted(capability)}: leave it out"
+        )
     return torch.float8_e4m3fn
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 def _check_block_size(block_size: int) -> int:

@@ -1,15 +1,16 @@
 """Compiles every kernel in every configuration for a GPU that need not be there: nothing ships that does not compile.
 
 `python -m octavo.kernels.triton.ahead` compiles all, prints what each takes, and fails if one does not compile or takes
-more than there is.
+more than there is: for Hopper, or for other GPUs by their compute capabilities.
 """
 
+import argparse
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,12 +22,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-# Hopper: compute capability 9.0, warps of 32.
-HOPPER = GPUTarget("cuda", 90, 32)
-# Shared memory that one program may have there, in bytes.
-SHARED_LIMIT = 227 << 10
-# Modules with kernels; each yields its variants.
-MODULES = ("draw", "gate", "inputs", "matmul", "moves", "norm", "paged_variants", "rope", "stats", "write")
+from octavo.kernels.triton.devices import HOPPER, shared_limit, takes_fp8
+
+# Those that Octavo is made for: A100, RTX 30 and A10, RTX 40 and L4, H100 and H200, RTX 50.
+CAPABILITIES = (80, 86, 89, HOPPER, 120)
+_WARP = 32
+_PACKAGE = "octavo.kernels.triton."
+# Modules with kernels; each yields its variants, some by the compute capability.
+MODULES = ("draw", "gate", "inputs", "moves", "norm", "rope", "stats", "write")
+FITTED_MODULES = ("matmul", "paged_variants")
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class Variant:
     `signature`: the type of each argument that is no constant ("*bf16", "i32", "fp32"); `constants`: the constexprs by
     name; `aligned`: names of arguments that are multiples of 16 (all pointers are).
     `fuses`: products and sums may become one operation, which rounds once.
-    `requires_wgmma`: its results are promised to be Hopper's matrix instruction's, which must be in the PTX.
+    `requires_wgmma`: its results are promised to be Hopper's matrix instruction's, which must be in the PTX; elsewhere
+    those of the one that there is.
     """
 
     name: str
@@ -62,8 +67,9 @@ class Compiled:
     matrix: str
 
 
-def compile_variant(variant: Variant, target: GPUTarget = HOPPER) -> Compiled:
+def compile_variant(variant: Variant, capability: int = HOPPER) -> Compiled:
     """Raises whatever Triton does if it cannot."""
+    target = GPUTarget("cuda", capability, _WARP)
     names = variant.kernel.arg_names
     signature = {name: "constexpr" if name in variant.constants else variant.signature[name] for name in names}
     aligned = {
@@ -83,19 +89,29 @@ def compile_variant(variant: Variant, target: GPUTarget = HOPPER) -> Compiled:
     return Compiled(variant.name, compiled.metadata.shared, registers, spilled, _matrix(compiled.asm["ptx"]))
 
 
-def all_variants() -> Iterator[Variant]:
-    """Of every module with kernels."""
+def all_variants(capability: int = HOPPER) -> Iterator[Variant]:
+    """Of every module with kernels, those that may be launched on such a GPU."""
+    for name in FITTED_MODULES:
+        yield from filter(
+            partial(_is_served, capability=capability), import_module(_PACKAGE + name).variants(capability)
+        )
     for name in MODULES:
-        yield from import_module(f"octavo.kernels.triton.{name}").variants()
+        yield from filter(partial(_is_served, capability=capability), import_module(_PACKAGE + name).variants())
 
 
-def faults(variant: Variant, compiled: Compiled) -> list[str]:
+def _is_served(variant: Variant, capability: int) -> bool:
+    """Workers refuse a cache of fp8 where there is none."""
+    return takes_fp8(capability) or not any("fp8" in kind for kind in variant.signature.values())
+
+
+def faults(variant: Variant, compiled: Compiled, capability: int = HOPPER) -> list[str]:
     """What is wrong with what came of a variant."""
     found = []
-    if compiled.shared > SHARED_LIMIT:
-        found.append(f"takes {compiled.shared} bytes of shared memory; there are {SHARED_LIMIT}")
-    if variant.requires_wgmma and compiled.matrix != "wgmma":
-        found.append("does not use wgmma, on which the promise of its results rests")
+    if compiled.shared > (limit := shared_limit(capability)):
+        found.append(f"takes {compiled.shared} bytes of shared memory; there are {limit}")
+    wanted = "wgmma" if capability == HOPPER else "mma"
+    if variant.requires_wgmma and compiled.matrix != wanted:
+        found.append(f"does not use {wanted}, on which the promise of its results rests")
     return found
 
 
@@ -114,12 +130,15 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     return usage["REG"], usage["STACK"] + usage["LOCAL"]
 
 
-def _compile_share(share: int, num_shares: int) -> list[tuple[Variant, Compiled | Exception]]:
+def _compile_share(
+    share: int, num_shares: int, capability: int, only: Sequence[str]
+) -> list[tuple[Variant, Compiled | Exception]]:
     """Every `num_shares`-th variant. Kernels cannot be sent from process to process: each makes its own."""
     done: list[tuple[Variant, Compiled | Exception]] = []
-    for variant in list(all_variants())[share::num_shares]:
+    wanted = [each for each in all_variants(capability) if not only or any(text in each.name for text in only)]
+    for variant in wanted[share::num_shares]:
         try:
-            done.append((_described(variant), compile_variant(variant)))
+            done.append((_described(variant), compile_variant(variant, capability)))
         except Exception as error:
             done.append((_described(variant), RuntimeError(f"{type(error).__name__}: {error}")))
     return done
@@ -130,11 +149,26 @@ def _described(variant: Variant) -> Variant:
     return Variant(variant.name, None, {}, {}, requires_wgmma=variant.requires_wgmma)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The number of variants with a fault."""
+    parser = argparse.ArgumentParser(prog="octavo.kernels.triton.ahead", description=__doc__)
+    parser.add_argument(
+        "--capabilities", type=int, nargs="+", choices=CAPABILITIES, default=[HOPPER], metavar="CAPABILITY",
+        help=f"of {', '.join(map(str, CAPABILITIES))}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="TEXT", help="variants with one of these in their name"
+    )
+    options = parser.parse_args(arguments)
+    return sum(_compile_all(capability, options.only) for capability in options.capabilities)
+
+
+def _compile_all(capability: int, only: Sequence[str]) -> int:
+    """The number of variants with a fault on such a GPU; 1 if there is none at all."""
     processes = len(os.sched_getaffinity(0))
+    compile_share = partial(_compile_share, num_shares=processes, capability=capability, only=only)
     with ProcessPoolExecutor(processes) as pool:
-        shares = pool.map(partial(_compile_share, num_shares=processes), range(processes))
+        shares = pool.map(compile_share, range(processes))
         done = [each for share in shares for each in share]
     wrong = 0
     for variant, compiled in sorted(done, key=lambda each: each[0].name):
@@ -142,15 +176,15 @@ def main() -> int:
             wrong += 1
             print(f"{variant.name}: does not compile: {compiled}")
             continue
-        found = faults(variant, compiled)
+        found = faults(variant, compiled, capability)
         wrong += bool(found)
         spilled = f", {compiled.spilled} bytes spilled" if compiled.spilled else ""
         print(
             f"{variant.name}: {compiled.registers} registers, {compiled.shared} bytes shared{spilled}"
             f" {compiled.matrix} {'; '.join(found)}".rstrip()
         )
-    print(f"{len(done)} variants, {wrong} with a fault")
-    return wrong
+    print(f"sm_{capability}: {len(done)} variants, {wrong} with a fault")
+    return wrong + (not done)
 
 
 if __name__ == "__main__":

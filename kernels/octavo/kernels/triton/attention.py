@@ -10,17 +10,24 @@ from octavo.kernels.backend import CacheShape, GroupBatch
 from octavo.kernels.checks import check_scores, check_slopes
 from octavo.kernels.triton import launch
 from octavo.kernels.triton.arguments import check_dtypes, check_query
+from octavo.kernels.triton.devices import multiprocessors, shared_memory
 from octavo.kernels.triton.language import POINTERS
 from octavo.kernels.triton.launch import Problem, Share
 from octavo.kernels.triton.splits import num_splits, programs_of_splits
 from octavo.kernels.triton.step import TritonStep
-from octavo.kernels.triton.tiles import EXACT_SPLIT_KEYS, MAX_GROUP, decode_tiles, exact_tiles, prefill_tiles
+from octavo.kernels.triton.tiles import (
+    EXACT_SPLIT_KEYS,
+    MAX_GROUP,
+    Tiles,
+    decode_tiles,
+    exact_tiles,
+    fitted,
+    prefill_tiles,
+)
 from octavo.kernels.triton.write import reshape_and_cache
 
 __all__ = ["TritonAttention", "TritonStep", "obstacle"]
 
-# Of an H200, whose launches an interpreter on a CPU then makes too.
-_MULTIPROCESSORS = 132
 _LARGEST_HEAD = 256
 
 
@@ -49,7 +56,8 @@ class TritonAttention:
         self._shape = shape
         self._device = device
         self._exact = exact
-        self._multiprocessors = _multiprocessors(device)
+        self._multiprocessors = multiprocessors(device)
+        self._shared = shared_memory(device)
 
     def step(self, batch: GroupBatch) -> TritonStep:
         return TritonStep.of(batch, self._shape.block_size, self._device)
@@ -104,7 +112,7 @@ class TritonAttention:
     def _shares(self, problem: Problem) -> Iterator[Share]:
         step = problem.step
         if self._exact:
-            yield _exact(problem, self._multiprocessors)
+            yield self._exact_share(problem)
             return
         if step.num_decodes:
             yield self._decode(problem)
@@ -114,12 +122,14 @@ class TritonAttention:
     def _decode(self, problem: Problem) -> Share:
         count = problem.step.num_decodes
         tiles = decode_tiles(problem.group, problem.head_dim, problem.query.dtype, problem.key_cache.dtype)
+        tiles = self._fitted(tiles, problem)
         splits = self._splits(problem, count, 1)
         return Share(0, count, count, 1, tiles, decode=True, num_splits=splits)
 
     def _prefill(self, problem: Problem) -> Share:
         step = problem.step
         tiles = prefill_tiles(problem.group, problem.head_dim, problem.query.dtype, step.max_query_len)
+        tiles = self._fitted(tiles, problem)
         tokens = step.num_tokens - step.num_decodes
         share = Share(step.num_decodes, step.num_sequences, tokens, step.max_query_len, tiles)
         splits = self._splits(problem, share.num_tiles(problem.group), step.max_query_len)
@@ -130,23 +140,21 @@ class TritonAttention:
         seen = min(step.max_context_len, step.window + max_query_len) if step.window else step.max_context_len
         return num_splits(num_tiles * problem.kv_heads, seen, self._multiprocessors)
 
+    def _exact_share(self, problem: Problem) -> Share:
+        step = problem.step
+        tiles = exact_tiles(problem.group, problem.head_dim, problem.query.dtype)
+        share = Share(
+            0,
+            step.num_sequences,
+            step.num_tokens,
+            max(1, step.max_query_len),
+            self._fitted(tiles, problem, keeps_rows=True),
+            num_splits=max(1, -(-step.max_context_len // EXACT_SPLIT_KEYS)),
+            split_keys=EXACT_SPLIT_KEYS,
+        )
+        programs = share.num_tiles(problem.group) * problem.kv_heads
+        return replace(share, split_programs=programs_of_splits(programs, share.num_splits, self._multiprocessors))
 
-def _exact(problem: Problem, multiprocessors: int) -> Share:
-    step = problem.step
-    share = Share(
-        0,
-        step.num_sequences,
-        step.num_tokens,
-        max(1, step.max_query_len),
-        exact_tiles(problem.group, problem.head_dim, problem.query.dtype),
-        num_splits=max(1, -(-step.max_context_len // EXACT_SPLIT_KEYS)),
-        split_keys=EXACT_SPLIT_KEYS,
-    )
-    programs = share.num_tiles(problem.group) * problem.kv_heads
-    return replace(share, split_programs=programs_of_splits(programs, share.num_splits, multiprocessors))
-
-
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _MULTIPROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    def _fitted(self, tiles: Tiles, problem: Problem, *, keeps_rows: bool = False) -> Tiles:
+        dtypes = problem.query.dtype, problem.key_cache.dtype
+        return fitted(tiles, problem.group, problem.head_dim, *dtypes, self._shared, keeps_rows=keeps_rows)

@@ -6,7 +6,7 @@ them). So tiles may follow from the number of rows, and nothing else may: no sum
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.triton.ahead import Variant
+from octavo.kernels.triton.devices import HOPPER, shared_limit, shared_memory
 from octavo.kernels.triton.language import POINTERS, dot, rounded
 
 # Inputs that are added up at a time. Another number for another tile would be another order.
@@ -52,6 +53,13 @@ def choose_tile(num_rows: int, num_columns: int, dtype: torch.dtype) -> Tile:
         if not half_empty and _num_programs(tile, num_rows, num_columns) >= _ENOUGH_PROGRAMS:
             return tile
     return _NARROW_TILE if num_rows <= _NARROW_ROWS else _TILES[-1]
+
+
+def fitted(tile: Tile, dtype: torch.dtype, shared: int) -> Tile:
+    """With as many pieces on their way as `shared` bytes have room for: that changes no bit."""
+    piece = _FP32_PIECE if dtype == torch.float32 else _PIECE
+    loads = shared // ((tile.rows + tile.columns) * piece * dtype.itemsize)
+    return replace(tile, loads=max(1, min(tile.loads, loads)))
 
 
 def _num_programs(tile: Tile, num_rows: int, num_columns: int) -> int:
@@ -123,7 +131,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_fl
     output = torch.empty((num_rows, num_columns), dtype=dtype, device=inputs.device)
     if not output.numel():
         return output
-    tile = choose_tile(num_rows, num_columns, inputs.dtype)
+    tile = fitted(choose_tile(num_rows, num_columns, inputs.dtype), inputs.dtype, shared_memory(inputs.device))
     _linear_kernel[(_num_programs(tile, num_rows, num_columns),)](
         inputs,
         weight,
@@ -159,24 +167,25 @@ def _check(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise ValueError(f"a bias {list(bias.shape)} {bias.dtype} for a weight {list(weight.shape)} {weight.dtype}")
 
 
-def variants() -> Iterator[Variant]:
+def variants(capability: int = HOPPER) -> Iterator[Variant]:
     """Every tile in bf16, and what else there is in some."""
-    bf16, fp16 = torch.bfloat16, torch.float16
+    shared, bf16, fp16 = shared_limit(capability), torch.bfloat16, torch.float16
     for tile in (*_TILES, _NARROW_TILE):
-        yield _variant(tile, bf16, 4096)
-    yield _variant(_NARROW_TILE, bf16, 4096, biased=True)
-    yield _variant(_NARROW_TILE, bf16, 4096, out_float=True)
-    yield _variant(_TILES[0], fp16, 4096, biased=True)
-    yield _variant(_TILES[-1], fp16, 4096)
-    yield _variant(_TILES[1], bf16, 4112, out_float=True)
-    yield _variant(_TILES[-1], bf16, 4095, out_float=True)
-    yield _variant(_FP32_TILE, torch.float32, 4096)
-    yield _variant(_FP32_TILE, torch.float32, 100, biased=True)
+        yield _variant(tile, bf16, 4096, shared)
+    yield _variant(_NARROW_TILE, bf16, 4096, shared, biased=True)
+    yield _variant(_NARROW_TILE, bf16, 4096, shared, out_float=True)
+    yield _variant(_TILES[0], fp16, 4096, shared, biased=True)
+    yield _variant(_TILES[-1], fp16, 4096, shared)
+    yield _variant(_TILES[1], bf16, 4112, shared, out_float=True)
+    yield _variant(_TILES[-1], bf16, 4095, shared, out_float=True)
+    yield _variant(_FP32_TILE, torch.float32, 4096, shared)
+    yield _variant(_FP32_TILE, torch.float32, 100, shared, biased=True)
 
 
 def _variant(
-    tile: Tile, dtype: torch.dtype, num_inputs: int, *, biased: bool = False, out_float: bool = False
+    tile: Tile, dtype: torch.dtype, num_inputs: int, shared: int, *, biased: bool = False, out_float: bool = False
 ) -> Variant:
+    tile = fitted(tile, dtype, shared)
     strides = ("inputs_stride", "weight_stride")
     said = f"{POINTERS[dtype][1:]}{' biased' * biased}{' to fp32' * out_float}"
     return Variant(

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from octavo.kernels.triton.ahead import Variant
+from octavo.kernels.triton.devices import HOPPER, shared_limit
 from octavo.kernels.triton.language import POINTERS
 from octavo.kernels.triton.launch import COMBINING_WARPS, TILE_SPLITS, Share, tile_constants
 from octavo.kernels.triton.paged import attend_kernel, combine_kernel
-from octavo.kernels.triton.tiles import EXACT_SPLIT_KEYS, decode_tiles, exact_tiles, prefill_tiles
+from octavo.kernels.triton.tiles import EXACT_SPLIT_KEYS, Tiles, decode_tiles, exact_tiles, fitted, prefill_tiles
 
 _CACHE_POINTERS = {**POINTERS, torch.float8_e4m3fn: "*fp8e4nv"}
 _INTEGERS = {name for name in attend_kernel.arg_names if name.endswith("_stride")}
@@ -32,6 +33,7 @@ class _Case:
     capped: bool = False
     sinks: bool = False
     alibi: bool = False
+    shared: int = shared_limit(HOPPER)
 
     @property
     def cached(self) -> torch.dtype:
@@ -41,13 +43,17 @@ class _Case:
     def share(self) -> Share:
         match self.mode:
             case "decode":
-                return Share(0, 0, 0, 1, decode_tiles(self.group, self.head_dim, self.dtype, self.cached), decode=True)
+                tiles = decode_tiles(self.group, self.head_dim, self.dtype, self.cached)
+                return Share(0, 0, 0, 1, self._fitted(tiles), decode=True)
             case "prefill":
                 tiles = prefill_tiles(self.group, self.head_dim, self.dtype, self.max_query_len)
-                return Share(0, 0, 0, self.max_query_len, tiles)
+                return Share(0, 0, 0, self.max_query_len, self._fitted(tiles))
             case _:
-                tiles = exact_tiles(self.group, self.head_dim, self.dtype)
+                tiles = self._fitted(exact_tiles(self.group, self.head_dim, self.dtype), keeps_rows=True)
                 return Share(0, 0, 0, self.max_query_len, tiles, split_keys=EXACT_SPLIT_KEYS)
+
+    def _fitted(self, tiles: Tiles, *, keeps_rows: bool = False) -> Tiles:
+        return fitted(tiles, self.group, self.head_dim, self.dtype, self.cached, self.shared, keeps_rows=keeps_rows)
 
     @property
     def signature(self) -> dict[str, str]:
@@ -75,9 +81,10 @@ class _Case:
         return ", ".join(parts)
 
 
-def variants() -> Iterator[Variant]:
+def variants(capability: int = HOPPER) -> Iterator[Variant]:
     """A covering set of dtypes, head sizes, groups, block sizes, sizes of tiles and ways to score."""
     for case in _cases():
+        case = replace(case, shared=shared_limit(capability))
         yield _attending(case)
         if case.split:
             yield _combining(case)

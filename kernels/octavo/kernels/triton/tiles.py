@@ -1,7 +1,8 @@
 """How large the tiles of paged attention are, and how many warps work on one. Sizes that suit an H200, by arithmetic:
 none of them has been measured yet."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -59,6 +60,45 @@ def exact_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
     if dtype == torch.float32:
         return _fp32_tiles(group)
     return _tensor_core_tiles(max(_rows(group), _WGMMA_ROWS), head_dim)
+
+
+@lru_cache
+def fitted(
+    tiles: Tiles,
+    group: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    shared: int,
+    *,
+    keeps_rows: bool = False,
+) -> Tiles:
+    """The nearest to `tiles` that `shared` bytes have room for: fewer stages, which change no bit, and then fewer rows,
+    unless they are to be kept. If there is none, the least."""
+    found = tiles
+    for found in _smaller(tiles, 0 if keeps_rows else group):
+        if shared_bytes(found, head_dim, dtype, cache_dtype) <= shared:
+            break
+    return found
+
+
+def _smaller(tiles: Tiles, group: int) -> Iterator[Tiles]:
+    yield tiles
+    for stages in range(tiles.stages - 1, 1, -1):
+        yield replace(tiles, stages=stages)
+    rows = tiles.rows // 2
+    while group and rows >= _rows(group):
+        yield Tiles(rows, tiles.keys, 8 if rows > _WGMMA_ROWS else 4, min(2, tiles.stages))
+        rows //= 2
+    yield replace(tiles, stages=1)
+
+
+def shared_bytes(tiles: Tiles, head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> int:
+    """Queries, the keys and values that are on their way, and of those in fp8 what is widened."""
+    width = padded(head_dim)
+    loaded = tiles.stages * 2 * tiles.keys * width * cache_dtype.itemsize
+    widened = tiles.keys * width * dtype.itemsize if cache_dtype != dtype else 0
+    return tiles.rows * width * dtype.itemsize + loaded + widened
 
 
 def _tensor_core_tiles(rows: int, head_dim: int) -> Tiles:
