@@ -24,7 +24,7 @@ FIRST ?= 0
 # What measures nothing must not overwrite what was measured.
 MEASURED = $(if $(findstring --quick,$(ARGS)),build/paper,docs/paper)
 
-.PHONY: help env serve test upgrade test-checks test-most test-doors test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto lock clean test-machines gpu-wheels
+.PHONY: help env serve test upgrade test-checks test-most test-doors test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto lock clean test-machines gpu-wheels gpu-first-hour
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -157,6 +157,10 @@ bench-simulator: $(READY)  ## Compare the simulator with real processes on this 
 
 bench-gpu: $(READY)  ## Measure a GPU's kernels and worker beside their peers (ten minutes); ARGS are those of octavo.bench.gpu
 	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.gpu $(ARGS)
+
+# Not $(READY): a machine with a GPU has an environment of its own.
+gpu-first-hour:  ## What a GPU is to show first, in ten minutes, with this machine's own python3; ARGS: --budget-s S --rehearse
+	@PYTHONPATH=tests/bench $(PYTHON) -m octavo.bench.gpu.first_hour $(ARGS)
 
 gpu-wheels: $(READY)  ## Download what a machine with a GPU lacks into build/gpu-wheels, to be carried there; ARGS: --python 3.12
 	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.gpu.carried fetch $(ARGS)

@@ -1,11 +1,12 @@
 """What is carried to a machine with a GPU that has no network."""
 
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from octavo.bench.gpu.carried import NAMES, CarriedError, main, pip_command, requirements, unpack
+from octavo.bench.gpu.carried import NAMES, CarriedError, main, misfit, pip_command, requirements, unpack
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,7 +63,17 @@ def test_a_wheel_that_reaches_outside_is_refused(tmp_path: Path) -> None:
 
 def test_without_wheels_it_says_how_to_get_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["unpack", "--wheels", str(tmp_path), "--into", str(tmp_path / "packages")]) == 1
-    assert "octavo.bench.gpu.carried fetch" in capsys.readouterr().err
+    assert "`make gpu-wheels` fetches them" in capsys.readouterr().err
+
+
+def test_wheels_for_another_python_are_refused(tmp_path: Path) -> None:
+    ours = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    for name in (f"a-1-{ours}-{ours}-manylinux2014_x86_64", "b-1-cp39-abi3-manylinux_2_31_x86_64", "c-1-py3-none-any"):
+        (tmp_path / f"{name}.whl").touch()
+    assert misfit(tmp_path) is None
+    (tmp_path / "d-1-cp27-cp27-manylinux2014_x86_64.whl").touch()
+    with pytest.raises(CarriedError, match=rf"d-1-cp27.* this Python, which is {ours}"):
+        unpack(tmp_path, tmp_path / "packages")
 
 
 def test_a_broken_wheel_is_named(tmp_path: Path) -> None:

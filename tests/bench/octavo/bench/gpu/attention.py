@@ -1,13 +1,25 @@
 """K1, K2, K4 to K7: attention over blocks, beside the rate of copies, other kernels, and itself on easier ground."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
+
+import torch
 
 from octavo.bench.gpu import peers
 from octavo.bench.gpu.cases import Case, Measured, NotMeasured, Target
 from octavo.bench.gpu.floors import Work, decode_attention, floor_s, prefill_attention
 from octavo.bench.gpu.machine import Machine
-from octavo.bench.gpu.problems import PagedProblem, ours, paged_problem
+from octavo.bench.gpu.problems import (
+    DTYPE,
+    PagedProblem,
+    check,
+    each_layer,
+    make_attention,
+    make_step,
+    ours,
+    paged_problem,
+)
 from octavo.bench.gpu.shapes import AttentionShape
 from octavo.bench.gpu.timing import Call, Contenders
 
@@ -21,11 +33,17 @@ _PEERS = Target("time over the best of FA3, FlashInfer, cuDNN", "x", 1.15, 1.0)
 _SPLIT = Target("speed over one pass", "x", 4, 8, at_least=True)
 _PAGING = Target("time beyond that on contiguous keys and values", "%", 8, 3)
 _GROUP = Target("bytes per second over those of 32/8 heads", "%", 90, 97, at_least=True)
+_POOL = Target("time beyond that over a small pool", "%", 10, 3)
+_RAGGED = Target("share of the copy rate", "%", 70, 85, at_least=True)
+_NARROW = Target("time over that from a cache of bf16", "x", 0.65, 0.55)
 _CHUNK = Target("speed over torch's flash attention on contiguous keys and values", "x", 1.0, 1.3, at_least=True)
 
 # Sequences and context: each at least 0.5 GB of one layer's keys and values.
 _LARGE = ((64, 2048), (256, 1024), (16, 8192))
 _LONG = ((1, 8192), (1, 32768), (4, 8192), (4, 32768))
+# One long sequence among short ones; and bytes of pools of a real size, of which a decode reads a part.
+_RAGGED_BATCHES = ((32_768, *[1024] * 15), (32_768, *[1024] * 63))
+_SMALL_POOL, _POOLS = 4 << 30, (20 << 30, 60 << 30, 110 << 30)
 _HISTORIES, _CHUNK_TOKENS = (0, 6144, 14336), 2048
 
 
@@ -47,6 +65,9 @@ def cases(*, quick: bool) -> list[Case]:
         _decode_case("K5", _paging, _PAGING, shape, *size, seconds=6.0),
         _decode_case("K6", _group_of_seven, _GROUP, AttentionShape(28, 4, shape.head_dim), *size),
         *(_prefill_case(shape, chunk, history) for history in histories),
+        _decode_case("K12", _narrow, _NARROW, shape, *size, seconds=6.0),
+        *(_pool_case(shape, *size, pool, quick=quick) for pool in ((1 << 22,) if quick else _POOLS)),
+        *(_ragged_case(shape, contexts) for contexts in (((90, 20, 7),) if quick else _RAGGED_BATCHES)),
     ]
 
 
@@ -179,3 +200,87 @@ def _chunk(machine: Machine, *, shape: AttentionShape, chunk: int, history: int,
     notes: dict[str, float | str] = {"TFLOP/s": work.flops / sample.median / 1e12}
     value = result.samples[peers.FLASH].median / sample.median
     return Measured(value, sample, result.samples, result.missing, notes)
+
+
+def _narrow(machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int) -> Measured:
+    """Keys and values in fp8, half as many bytes."""
+    if machine.device.type == "cuda" and torch.cuda.get_device_capability(machine.device) < (8, 9):
+        raise NotMeasured("this GPU has no fp8")
+    problem = _decode(machine, shape, num_sequences, context)
+    narrow = replace(problem, blocks=problem.blocks.to(torch.float8_e4m3fn))
+    # What fp8 holds is what counts as right.
+    problem = replace(problem, blocks=narrow.blocks.to(DTYPE))
+    attention, step = make_attention(shape, machine.device), make_step(problem)
+
+    def call(layer: int) -> Call:
+        query, caches = problem.queries[layer], narrow.caches(layer)
+        return lambda: attention.attend(query, *caches, step, problem.scale)
+
+    check(problem, attention.attend(problem.queries[0], *narrow.caches(0), step, problem.scale))
+    samples = machine.race({OURS: each_layer(problem, call), "bf16": ours(problem)}).samples
+    sample = samples.pop(OURS)
+    return Measured(sample.median / samples["bf16"].median, sample, samples)
+
+
+def _pool_case(shape: AttentionShape, num_sequences: int, context: int, pool: int, *, quick: bool) -> Case:
+    return Case(
+        "K10",
+        f"B={num_sequences}, ctx {context}, pool of {pool >> 30 or pool / (1 << 30):.2g} GiB",
+        _POOL,
+        partial(_large_pool, shape=shape, num_sequences=num_sequences, context=context, pool=pool, quick=quick),
+        (decode_attention([context] * num_sequences, shape),),
+        seconds=8.0,
+        modules=_NEEDS,
+    )
+
+
+def _large_pool(
+    machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int, pool: int, quick: bool
+) -> Measured:
+    """Of one layer among 36, whose blocks lie anywhere in a pool: each read is in another page of the whole pool."""
+    layers = 2 if quick else 36
+    if machine.device.type == "cuda" and (free := torch.cuda.mem_get_info(machine.device)[0]) < 1.05 * pool:
+        raise NotMeasured(f"{free >> 30} GiB are free")
+    times = {}
+    # One after the other: both have no room.
+    for name, num_bytes in ((OURS, pool), ("small pool", 1 << 20 if quick else _SMALL_POOL)):
+        problem = paged_problem(
+            shape,
+            machine.device,
+            num_sequences=num_sequences,
+            context=context,
+            num_layers=layers,
+            pool_blocks=num_bytes // (layers * shape.block_size * shape.kv_bytes_per_token),
+        )
+        times[name] = machine.race({OURS: ours(problem)}).samples[OURS]
+        del problem
+    sample = times.pop(OURS)
+    return Measured(100 * (sample.median / times["small pool"].median - 1), sample, times)
+
+
+def _ragged_case(shape: AttentionShape, contexts: tuple[int, ...]) -> Case:
+    return Case(
+        "K11",
+        f"B={len(contexts)}, ctx {contexts[0]} and {contexts[-1]}",
+        _RAGGED,
+        partial(_ragged, shape=shape, contexts=contexts),
+        (decode_attention(contexts, shape),),
+        modules=_NEEDS,
+    )
+
+
+def _ragged(machine: Machine, *, shape: AttentionShape, contexts: tuple[int, ...]) -> Measured:
+    """A long sequence must not hold up the others; beside it, as many tokens in sequences of one length."""
+    even = sum(contexts) // len(contexts)
+    problem = paged_problem(
+        shape,
+        machine.device,
+        num_sequences=len(contexts),
+        context=max(contexts),
+        contexts=contexts,
+        num_layers=2 if machine.quick else 16,
+    )
+    samples = machine.race({OURS: ours(problem), "even": ours(_decode(machine, shape, len(contexts), even))}).samples
+    sample = samples.pop(OURS)
+    floor = floor_s([decode_attention(contexts, shape)], machine.rates)
+    return Measured(100 * floor / sample.median, sample, samples)

@@ -101,12 +101,23 @@ def pip_command(into: Path, wanted: list[str], python: str, machine: str) -> lis
     ]
 
 
+def misfit(wheels: Path) -> str | None:
+    """Why what is in the folder `wheels` is nothing for this Python, and what to do; None if it is."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    found = [wheel.name for wheel in wheels.glob("*.whl")]
+    if not found:
+        return f"there are no wheels in {wheels}: `make gpu-wheels` fetches them where there is a network"
+    if others := [name for name in found if "-cp" in name and f"-{tag}-" not in name and "-abi3-" not in name]:
+        return f"{others[0]} and others are not for this Python, which is {tag}: fetch them with --python"
+    return None
+
+
 def unpack(wheels: Path, into: Path) -> list[str]:
     """Lays out what is in the folder `wheels`, instead of what is there: the names of the packages. Needs no pip.
-    Raises `CarriedError` if there is none, or one that reaches outside."""
+    Raises `CarriedError` if there is none, one for another Python, or one that reaches outside."""
+    if reason := misfit(wheels):
+        raise CarriedError(reason)
     found = sorted(wheels.glob("*.whl"))
-    if not found:
-        raise CarriedError(f"there are no wheels in {wheels}: run `python -m octavo.bench.gpu.carried fetch` and carry")
     shutil.rmtree(into, ignore_errors=True)
     for wheel in found:
         try:

@@ -20,7 +20,8 @@ _TOLERANCE = 2e-2
 
 @dataclass(frozen=True)
 class PagedProblem:
-    """Every sequence has `num_queries` new tokens at the end of `context`. The layers are what calls rotate over.
+    """Every sequence has `num_queries` new tokens at the end of `context`, or of its own of `contexts`, whose first and
+    longest is `context`. The layers are what calls rotate over.
 
     `blocks`: [num_blocks, layers, 2, kv_heads, block_size, head_dim]; `tables`: [sequences, blocks] int32; `queries`:
     [layers, sequences * num_queries, query_heads, head_dim].
@@ -33,6 +34,11 @@ class PagedProblem:
     blocks: Tensor
     tables: Tensor
     queries: Tensor
+    contexts: tuple[int, ...] = ()
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.contexts or (self.context,) * self.num_sequences
 
     @property
     def num_layers(self) -> int:
@@ -79,10 +85,14 @@ def paged_problem(
     num_layers: int,
     num_queries: int = 1,
     shuffled: bool = True,
+    contexts: tuple[int, ...] = (),
+    pool_blocks: int = 0,
 ) -> PagedProblem:
-    """Random numbers; the blocks of a sequence lie wherever chance has put them, or one after the other."""
+    """Random numbers; the blocks of a sequence lie wherever chance has put them, or one after the other, among
+    `pool_blocks` if those are more than the sequences take."""
     width = -(-context // shape.block_size)
-    num_blocks = num_sequences * width
+    widths = [-(-length // shape.block_size) for length in contexts or [context] * num_sequences]
+    num_blocks = max(sum(widths), pool_blocks)
     order = torch.randperm(num_blocks) if shuffled else torch.arange(num_blocks)
     # Rounded to the cache's type in pieces: in fp32 the whole would take twice the room.
     blocks = torch.empty(
@@ -91,8 +101,10 @@ def paged_problem(
     queries = torch.randn(
         num_layers, num_sequences * num_queries, shape.query_heads, shape.head_dim, dtype=DTYPE, device=device
     )
-    tables = order.view(num_sequences, width).to(device, torch.int32)
-    return PagedProblem(shape, num_sequences, num_queries, context, blocks, tables, queries)
+    tables = torch.zeros(num_sequences, width, dtype=torch.int32)
+    for table, own in zip(tables, torch.split(order[: sum(widths)], widths), strict=True):
+        table[: len(own)] = own
+    return PagedProblem(shape, num_sequences, num_queries, context, blocks, tables.to(device), queries, contexts)
 
 
 def make_attention(shape: AttentionShape, device: torch.device, *, splits: bool = True) -> Any:
@@ -118,7 +130,7 @@ def make_step(problem: PagedProblem) -> Any:
         slot_mapping=torch.full((sequences * queries,), -1, dtype=torch.int64, device=problem.device),
         block_tables=problem.tables,
         table_rows=_int32(range(sequences), problem.device),
-        context_lens=_int32([problem.context] * sequences, problem.device),
+        context_lens=_int32(problem.lengths, problem.device),
         query_starts=_int32(accumulate([queries] * sequences, initial=0), problem.device),
         num_decodes=sequences if decodes else 0,
         max_query_len=0 if decodes else queries,
