@@ -7,16 +7,18 @@
 #include <type_traits>
 
 #include "cache.h"
+#include "products.h"
 #include "types.h"
-#include "vector.h"
 
 namespace octavo::OCTAVO_VARIANT {
 
-constexpr int kAttentionRows = kSums / 2;
-constexpr int kColumns = kSums >= 24 ? 4 : kSums >= 6 ? 2 : 1;  // registers of a head's values done at a time
+constexpr int kAttentionRows = kParts == 1 ? kSums / 2 : kSums;
+constexpr int kColumns = kSums >= 24 ? 4 : kSums >= 6 ? 2 : 1;  // sixteens of a head's values done at a time
 constexpr int kTiles = 4;  // of 16 keys
 constexpr int kChunk = kTiles * kLanes;
 constexpr float kLowest = -3.0e38f;
+// What `attend_rows` wants, in floats: its outputs, and its queries as `Left`.
+constexpr int64_t attention_room(int64_t head_dim) { return 2 * kAttentionRows * head_dim; }
 
 // The 16 keys (or values) from a position on, for one KV head; null where no row may look.
 template <typename T>
@@ -49,55 +51,36 @@ struct Rows {
   }
 };
 
-template <typename T, int count>
-OCTAVO_INLINE void tile_scores(const T* const* queries, const T* keys, int64_t head_dim, int64_t at,
-                               float (*scores)[kChunk]) {
-  f32x16 sums[count];
-  for (int r = 0; r < count; r++) sums[r] = f32x16{};
-  for (int64_t d = 0; d < head_dim; d += Step<T>::kDepth) {
-#pragma GCC unroll 12
-    for (int r = 0; r < count; r++)
-      sums[r] = Step<T>::add(sums[r], Step<T>::operand(queries[r] + d), keys + d * kLanes);
+// Of `count` queries, one after the other, against `tiles` tiles at once: each operand is loaded for all. Tiles of the next
+// chunk are fetched `ahead`, line by line as these are read: blocks lie anywhere, which no prefetcher of the CPU's foresees.
+template <typename T, int count, int tiles>
+OCTAVO_INLINE void tile_scores(const Left<T>* queries, const T* const (&keys)[tiles], const T* const (&ahead)[tiles],
+                               int64_t head_dim, float* scores) {
+  Sums<count, tiles> sums{};
+  for (int64_t d = 0; d < head_dim; d += kDepth<T>) {
+    each<tiles>(OCTAVO_EACH(t) { __builtin_prefetch(ahead[t] + d * kLanes, 0, 2); });
+    add_products<T>(
+        sums, OCTAVO_EACH(r) { return queries + r * head_dim + d; }, OCTAVO_EACH(t) { return keys[t] + d * kLanes; });
   }
-  for (int r = 0; r < count; r++) store(scores[r] + at, sums[r]);
-}
-
-// Two tiles at once: each operand is loaded for both. Tiles of the next chunk are fetched `ahead`, line by line as these are
-// read: blocks lie anywhere, which no prefetcher of the CPU's foresees.
-template <typename T, int count>
-OCTAVO_INLINE void two_tile_scores(const T* const* queries, const T* first, const T* second, const T* ahead,
-                                   const T* ahead_second, int64_t head_dim, int64_t at, float (*scores)[kChunk]) {
-  f32x16 sums[count][2];
-  for (int r = 0; r < count; r++) sums[r][0] = sums[r][1] = f32x16{};
-  for (int64_t d = 0; d < head_dim; d += Step<T>::kDepth) {
-    __builtin_prefetch(ahead + d * kLanes, 0, 2);
-    __builtin_prefetch(ahead_second + d * kLanes, 0, 2);
-#pragma GCC unroll 12
-    for (int r = 0; r < count; r++) {
-      const auto a = Step<T>::operand(queries[r] + d);
-      sums[r][0] = Step<T>::add(sums[r][0], a, first + d * kLanes);
-      sums[r][1] = Step<T>::add(sums[r][1], a, second + d * kLanes);
-    }
-  }
-  for (int r = 0; r < count; r++) store(scores[r] + at, sums[r][0]), store(scores[r] + at + kLanes, sums[r][1]);
+  sums.store(scores, kChunk);
 }
 
 // The first of each pair of values, beside zeros: a slot that was never written may hold anything, and a NaN times a weight
 // of zero would still be one.
 OCTAVO_INLINE void first_of_pairs(const bf16* pairs, bf16* to) {
   const u32x16 kept = load_as<u32x16>(pairs) & 0xffffu;
-  std::memcpy(to, &kept, sizeof(kept));
+  store_bytes(to, kept);
 }
 
-// output += weights x values for `columns` registers of the head, over the tokens of the tiles.
+// output += weights x values for `columns` sixteens of the head, over the tokens of the tiles.
 template <typename T, int count, int columns>
-OCTAVO_INLINE void add_values(const T (*weights)[kChunk], const Tile<T>* tiles, const Tile<T>* ahead, int64_t num_tokens,
-                              int64_t head_dim, int64_t column, const float* rescale, float* outputs, int64_t output_stride) {
-  constexpr int depth = Step<T>::kDepth;
-  f32x16 sums[count][columns];
-  for (int r = 0; r < count; r++)
-    for (int c = 0; c < columns; c++)
-      sums[r][c] = load(outputs + r * output_stride + column + c * kLanes) * rescale[r];
+OCTAVO_INLINE void add_values(const Left<T> (*weights)[kChunk], const Tile<T>* tiles, const Tile<T>* ahead,
+                              int64_t num_tokens, int64_t head_dim, int64_t column, const float* rescale, float* outputs,
+                              int64_t output_stride) {
+  constexpr int depth = kDepth<T>;
+  Sums<count, columns> sums;
+  sums.load(outputs + column, output_stride);
+  sums.scale(rescale);
   for (int64_t first = 0; first < num_tokens; first += kLanes) {
     const T* values = tiles[first / kLanes].values;
     if (!values) continue;
@@ -106,34 +89,27 @@ OCTAVO_INLINE void add_values(const T (*weights)[kChunk], const Tile<T>* tiles, 
     int64_t token = 0;
     for (; token + depth <= tokens; token += depth) {
       const int64_t at = token * head_dim + column * depth;
-      const T* b = values + at;
-#pragma GCC unroll 4
-      for (int c = 0; c < columns; c++) __builtin_prefetch(next + at + c * kLanes * depth, 0, 2);
-#pragma GCC unroll 12
-      for (int r = 0; r < count; r++) {
-        const auto a = Step<T>::operand(weights[r] + first + token);
-#pragma GCC unroll 4
-        for (int c = 0; c < columns; c++) sums[r][c] = Step<T>::add(sums[r][c], a, b + c * kLanes * depth);
-      }
+      each<columns>(OCTAVO_EACH(c) { __builtin_prefetch(next + at + c * kLanes * depth, 0, 2); });
+      add_products<T>(
+          sums, OCTAVO_EACH(r) { return weights[r] + first + token; },
+          OCTAVO_EACH(c) { return values + at + c * kLanes * depth; });
     }
     if constexpr (depth == 2) {
       if (token < tokens) {
-        for (int c = 0; c < columns; c++) {
-          alignas(64) T kept[2 * kLanes];
-          first_of_pairs(values + token * head_dim + (column + c * kLanes) * depth, kept);
-          for (int r = 0; r < count; r++)
-            sums[r][c] = Step<T>::add(sums[r][c], Step<T>::operand(weights[r] + first + token), kept);
-        }
+        alignas(64) T kept[columns][2 * kLanes];
+        for (int c = 0; c < columns; c++)
+          first_of_pairs(values + token * head_dim + (column + c * kLanes) * depth, kept[c]);
+        add_products<T>(
+            sums, OCTAVO_EACH(r) { return weights[r] + first + token; }, OCTAVO_EACH(c) { return kept[c]; });
       }
     }
   }
-  for (int r = 0; r < count; r++)
-    for (int c = 0; c < columns; c++) store(outputs + r * output_stride + column + c * kLanes, sums[r][c]);
+  sums.store(outputs + column, output_stride);
 }
 
 // As many rows at a time as leave registers for the columns.
 template <typename T, int count, int row = 0>
-OCTAVO_INLINE void add_all_values(const T (*weights)[kChunk], const Tile<T>* tiles, const Tile<T>* ahead,
+OCTAVO_INLINE void add_all_values(const Left<T> (*weights)[kChunk], const Tile<T>* tiles, const Tile<T>* ahead,
                                   int64_t num_tokens, int64_t head_dim, const float* rescale, float* outputs) {
   constexpr int most = kSums / kColumns, some = count - row > most ? most : count - row;
   float* at = outputs + row * head_dim;
@@ -149,9 +125,10 @@ OCTAVO_INLINE void add_all_values(const T (*weights)[kChunk], const Tile<T>* til
 // Scores of one row, [kChunk] from position `start` on, to weights and their sum; gives the new shift. Scores and shifts
 // are in powers of two.
 template <typename T>
-OCTAVO_INLINE float weigh(const Rows<T>& rows, int64_t row, int64_t start, const float* scores, T* weights, float shift,
+OCTAVO_INLINE float weigh(const Rows<T>& rows, int64_t row, int64_t start, const float* scores, Left<T>* weights, float shift,
                           float& mass) {
-  const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  static constexpr int32_t kPlaces[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const i32x16 places = load_as<i32x16>(kPlaces);
   const int64_t from = rows.lowest(row) - start, to = rows.position(row) - start;
   const bool all = from <= 0 && to >= kChunk - 1;
   f32x16 values[kTiles];
@@ -159,8 +136,8 @@ OCTAVO_INLINE float weigh(const Rows<T>& rows, int64_t row, int64_t start, const
   for (int t = 0; t < kTiles; t++) {
     f32x16 score = load(scores + t * kLanes) * (rows.op.scale * kLog2E);
     if (rows.op.softcap > 0) score = rows.op.softcap * kLog2E * tanh(score / (rows.op.softcap * kLog2E));
-    const i32x16 lane = lanes + t * kLanes;
-    const f32x16 seen = ((lane >= int32_t(from)) & (lane <= int32_t(to))) ? score : broadcast(-__builtin_inff());
+    const i32x16 place = places + t * kLanes;
+    const f32x16 seen = select((place >= int32_t(from)) & (place <= int32_t(to)), score, broadcast(-__builtin_inff()));
     values[t] = all ? score : seen;
     peak = vmax(values[t], peak);
   }
@@ -169,7 +146,7 @@ OCTAVO_INLINE float weigh(const Rows<T>& rows, int64_t row, int64_t start, const
   for (int t = 0; t < kTiles; t++) {
     const f32x16 weight = exp2<std::is_same_v<T, bf16>>(values[t] - next);
     sums = sums + weight;
-    store(weights + t * kLanes, weight);
+    store_rounded((T*)nullptr, weights + t * kLanes, weight);
   }
   mass = sum(sums);
   return next;
@@ -195,37 +172,41 @@ OCTAVO_INLINE const T* or_else(const T* one, const T* other) {
 }
 
 template <typename T, int count>
-OCTAVO_INLINE void chunk_scores(const T* const* queries, const Tile<T>* tiles, const Tile<T>* ahead, int64_t head_dim,
+OCTAVO_INLINE void chunk_scores(const Left<T>* queries, const Tile<T>* tiles, const Tile<T>* ahead, int64_t head_dim,
                                 float (*scores)[kChunk]) {
-  for (int t = 0; t < kTiles; t += 2) {
-    if (tiles[t].keys && tiles[t + 1].keys) {
-      two_tile_scores<T, count>(queries, tiles[t].keys, tiles[t + 1].keys, or_else(ahead[t].keys, tiles[t].keys),
-                                or_else(ahead[t + 1].keys, tiles[t + 1].keys), head_dim, t * kLanes, scores);
-    } else if (tiles[t].keys) {
-      tile_scores<T, count>(queries, tiles[t].keys, head_dim, t * kLanes, scores);
-    } else if (tiles[t + 1].keys) {
-      tile_scores<T, count>(queries, tiles[t + 1].keys, head_dim, (t + 1) * kLanes, scores);
+  for (int t = 0; t < kTiles; t++) {
+    if (!tiles[t].keys) continue;
+    const T* next = or_else(ahead[t].keys, tiles[t].keys);
+    if constexpr (count * 2 <= kSums) {
+      if (t % 2 == 0 && tiles[t + 1].keys) {
+        const T* next_second = or_else(ahead[t + 1].keys, tiles[t + 1].keys);
+        tile_scores<T, count, 2>(queries, {tiles[t].keys, tiles[t + 1].keys}, {next, next_second}, head_dim,
+                                 scores[0] + t * kLanes);
+        t++;
+        continue;
+      }
     }
+    tile_scores<T, count, 1>(queries, {tiles[t].keys}, {next}, head_dim, scores[0] + t * kLanes);
   }
 }
 
-// `count` rows from `first` on. `room`: fp32, count x head_dim.
+// `count` rows from `first` on. `room`: as `attention_room` says.
 template <typename T, int count>
 void attend_rows(const Rows<T>& rows, const GroupStep& step, const LayerCache& cache, int64_t sequence, int64_t first,
                  float* room) {
   const int64_t head_dim = rows.op.head_dim;
   const int64_t* table = step.block_tables + sequence * step.table_stride;
-  const T* queries[count];
+  Left<T>* queries = (Left<T>*)(room + kAttentionRows * head_dim);
   float shift[count], total[count];
   for (int r = 0; r < count; r++) {
-    queries[r] = rows.query(first + r);
+    copy_left(rows.query(first + r), queries + r * head_dim, head_dim);
     shift[r] = rows.op.sinks ? rows.op.sinks[rows.head(first + r)] * kLog2E : kLowest;
     total[r] = rows.op.sinks ? 1.0f : 0.0f;
   }
   std::memset(room, 0, count * head_dim * sizeof(float));
   const int64_t begin = rows.lowest(first), end = rows.position(first + count - 1) + 1;
   alignas(64) float scores[count][kChunk];
-  alignas(64) T weights[count][kChunk];
+  alignas(64) Left<T> weights[count][kChunk];
   alignas(64) float shrink[kLanes] = {};
   Tile<T> tiles[kTiles], next_tiles[kTiles];
   find_tiles(rows, step, cache, table, begin / kChunk * kChunk, begin, end, next_tiles);
@@ -257,7 +238,7 @@ constexpr auto attend_functions(std::index_sequence<counts...>) {
   return std::array<AttendFunction<T>, sizeof...(counts)>{attend_rows<T, int(counts) + 1>...};
 }
 
-// One unit of a step, all its rows. `room`: fp32, kAttentionRows x head_dim.
+// One unit of a step, all its rows. `room`: as `attention_room` says.
 template <typename T>
 void attend_unit(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
                  const Unit& unit, float* room) {

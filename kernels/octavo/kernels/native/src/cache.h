@@ -3,22 +3,22 @@
 // dimension share a lane.
 #pragma once
 
+#include "products.h"
 #include "types.h"
-#include "vector.h"
 
 namespace octavo::OCTAVO_VARIANT {
 
 template <typename T>
 struct Layout {
-  static constexpr int kDepth = Step<T>::kDepth;
+  static constexpr int kPair = kDepth<T>;  // elements that share a lane
 
   // Of element `d` of the key in slot `slot` of a block.
   OCTAVO_INLINE static int64_t key(int64_t slot, int64_t d, int64_t head_dim) {
-    return (slot / kLanes * head_dim + d / kDepth * kDepth) * kLanes + slot % kLanes * kDepth + d % kDepth;
+    return (slot / kLanes * head_dim + d / kPair * kPair) * kLanes + slot % kLanes * kPair + d % kPair;
   }
 
   OCTAVO_INLINE static int64_t value(int64_t slot, int64_t d, int64_t head_dim) {
-    return (slot / kDepth * head_dim + d) * kDepth + slot % kDepth;
+    return (slot / kPair * head_dim + d) * kPair + slot % kPair;
   }
 };
 
@@ -40,8 +40,8 @@ void prefetch_heads(const LayerCache& cache, int64_t slot, int64_t block_size, i
     const int64_t at = block * cache.block_stride + head * block_size * head_dim;
     const T* keys = (const T*)cache.keys + at + Layout<T>::key(offset, 0, head_dim);
     const T* values = (const T*)cache.values + at + Layout<T>::value(offset, 0, head_dim);
-    for (int64_t i = 0; i < head_dim * kLanes; i += kLanes * Layout<T>::kDepth) __builtin_prefetch(keys + i, 1, 2);
-    for (int64_t i = 0; i < head_dim * Layout<T>::kDepth; i += line) __builtin_prefetch(values + i, 1, 2);
+    for (int64_t i = 0; i < head_dim * kLanes; i += kLanes * kDepth<T>) __builtin_prefetch(keys + i, 1, 2);
+    for (int64_t i = 0; i < head_dim * kDepth<T>; i += line) __builtin_prefetch(values + i, 1, 2);
   }
 }
 

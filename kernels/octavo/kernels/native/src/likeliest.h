@@ -22,11 +22,13 @@ OCTAVO_INLINE float peak_of(const float* values, int64_t count) {
   for (; i + kLanes <= count; i += kLanes) {
     const f32x16 some = load(values + i);
     peak = vmax(some, peak);
-    broken |= some != some;
+    broken = broken | (some != some);
   }
   float best = largest(peak);
-  for (int64_t lane = 0; lane < kLanes; lane++)
-    if (broken[lane]) return __builtin_nanf("");
+  int32_t lanes[kLanes];
+  store_bytes(lanes, broken);
+  for (int32_t lane : lanes)
+    if (lane) return __builtin_nanf("");
   for (; i < count; i++) {
     if (values[i] != values[i]) return values[i];
     best = std::max(best, values[i]);

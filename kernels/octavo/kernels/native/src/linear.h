@@ -2,15 +2,20 @@
 // order, so a row's result does not depend on the rows beside it.
 #pragma once
 
+#include <algorithm>
+
+#include "products.h"
 #include "types.h"
-#include "vector.h"
 
 namespace octavo::OCTAVO_VARIANT {
 
-// Output columns that lie side by side in a packed weight: two registers of sums per row.
+// Output columns that lie side by side in a packed weight.
 constexpr int kPanel = 32;
-// Most rows of x that one pass over a panel serves.
-constexpr int kMaxRows = kSums / 2;
+constexpr int kHalves = kPanel / kLanes;
+// Most rows of x that one pass over a panel serves: with 512 bits a whole panel at a time, else half of one.
+constexpr int kMaxRows = kParts == 1 ? kSums / 2 : kSums;
+// Inputs that are multiplied before the next columns' turn: those of all rows stay in the cache meanwhile.
+constexpr int kInputs = 256;
 
 OCTAVO_INLINE f32x16 activate(int activation, f32x16 x) {
   if (activation == kSilu) return x * sigmoid(x);
@@ -19,26 +24,17 @@ OCTAVO_INLINE f32x16 activate(int activation, f32x16 x) {
   return 0.5f * x * (1.0f + tanh(inner));
 }
 
-// `rows` x `panels` panels of sums over all inputs, each in its own register.
-template <typename T, int rows, int panels>
-OCTAVO_INLINE void multiply(const T* x, int64_t x_stride, const T* packed, int64_t panel_size, int64_t inputs,
-                            f32x16 (&sums)[rows][2 * panels]) {
-  constexpr int depth = Step<T>::kDepth;
-  for (int row = 0; row < rows; row++)
-    for (int half = 0; half < 2 * panels; half++) sums[row][half] = f32x16{};
+// sums[r][c] += the products of `inputs` elements of each row. Column c is in panel c / 2, `panel_size` after the one before.
+template <typename T, int rows, int columns>
+OCTAVO_INLINE void multiply(const Left<T>* x, int64_t x_stride, const T* packed, int64_t panel_size, int64_t inputs,
+                            Sums<rows, columns>& sums) {
+  constexpr int depth = kDepth<T>;
   for (int64_t k = 0; k < inputs; k += depth) {
     const T* w = packed + k * kPanel;
-#pragma GCC unroll 4
-    for (int panel = 0; panel < panels; panel++) __builtin_prefetch((const char*)(w + panel * panel_size) + 2048, 0, 1);
-#pragma GCC unroll 12
-    for (int row = 0; row < rows; row++) {
-      const auto a = Step<T>::operand(x + row * x_stride + k);
-#pragma GCC unroll 8
-      for (int half = 0; half < 2 * panels; half++) {
-        const T* b = w + (half / 2) * panel_size + (half % 2) * kLanes * depth;
-        sums[row][half] = Step<T>::add(sums[row][half], a, b);
-      }
-    }
+    each<(columns + 1) / kHalves>(OCTAVO_EACH(p) { __builtin_prefetch((const char*)(w + p * panel_size) + 2048, 0, 1); });
+    add_products<T>(
+        sums, OCTAVO_EACH(row) { return x + row * x_stride + k; },
+        OCTAVO_EACH(column) { return w + (column / kHalves) * panel_size + (column % kHalves) * kLanes * depth; });
   }
 }
 
@@ -47,16 +43,18 @@ OCTAVO_INLINE void put(Out* to, f32x16 values, int64_t left) {
   if (left >= kLanes) {
     store(to, values);
   } else {
-    for (int lane = 0; lane < left; lane++) store_one(to + lane, values[lane]);
+    float lanes[kLanes];
+    store(lanes, values);
+    for (int lane = 0; lane < left; lane++) store_one(to + lane, lanes[lane]);
   }
 }
 
 template <typename T>
 OCTAVO_INLINE f32x16 get(const T* from, int64_t left) {
   if (left >= kLanes) return load(from);
-  f32x16 values{};
-  for (int lane = 0; lane < left; lane++) values[lane] = to_float(from[lane]);
-  return values;
+  float lanes[kLanes] = {};
+  for (int lane = 0; lane < left; lane++) lanes[lane] = to_float(from[lane]);
+  return load(lanes);
 }
 
 // One row's sums of one half panel, with what follows the product, into the output.
@@ -75,27 +73,52 @@ OCTAVO_INLINE void finish(const Linear& op, void* y, int64_t row, int64_t column
   put(to, sum, left);
 }
 
+// Sums of one row and panel, with what follows the product, into the output.
+template <typename T>
+OCTAVO_INLINE void finish_panel(const Linear& op, void* y, int64_t row, int64_t column, f32x16 first, f32x16 second) {
+  if (op.epilogue != kGate) {
+    finish<T>(op, y, row, column, first);
+    finish<T>(op, y, row, column + kLanes, second);
+    return;
+  }
+  // A panel holds 16 gates beside their 16 ups; biases likewise.
+  if (op.bias) first = first + load(op.bias + column), second = second + load(op.bias + column + kLanes);
+  const int64_t half = column / 2;
+  put((T*)y + row * op.y_stride + half, activate(op.activation, first) * second, op.outputs / 2 - half);
+}
+
 template <typename T, int rows, int panels>
 OCTAVO_INLINE void tile(const Linear& op, const T* x, void* y, int64_t row, int64_t panel) {
-  f32x16 sums[rows][2 * panels];
+  // Columns at a time whose sums fit into registers.
+  constexpr int all = panels * kHalves, columns = kSums / rows < all ? kSums / rows : all, stride = all * kLanes;
+  // Where all do and no input is widened first, all inputs at once.
+  const int64_t some = columns == all && !kWidens<T> ? op.inputs : kInputs;
   const int64_t panel_size = op.inputs * kPanel;
-  multiply<T, rows, panels>(x + row * op.x_stride, op.x_stride, (const T*)op.weight + panel * panel_size, panel_size,
-                            op.inputs, sums);
-  for (int r = 0; r < rows; r++) {
-    for (int p = 0; p < panels; p++) {
-      const int64_t column = (panel + p) * kPanel;
-      if (op.epilogue == kGate) {
-        // A panel holds 16 gates beside their 16 ups; biases likewise.
-        f32x16 gate = sums[r][2 * p], up = sums[r][2 * p + 1];
-        if (op.bias) gate = gate + load(op.bias + column), up = up + load(op.bias + column + kLanes);
-        const int64_t half = column / 2;
-        put((T*)y + (row + r) * op.y_stride + half, activate(op.activation, gate) * up, op.outputs / 2 - half);
+  alignas(64) float results[rows * stride] = {};
+  alignas(64) float wide[kWidens<T> ? rows * kInputs : 1];
+  x += row * op.x_stride;
+  for (int64_t first = 0; first < op.inputs; first += some) {
+    const int64_t inputs = std::min(some, op.inputs - first);
+    if constexpr (kWidens<T>)
+      for (int r = 0; r < rows; r++) copy_left(x + r * op.x_stride + first, wide + r * kInputs, inputs);
+    for (int column = 0; column < all; column += columns) {
+      const T* packed = (const T*)op.weight + (panel + column / kHalves) * panel_size + first * kPanel +
+                        (column % kHalves) * kLanes * kDepth<T>;
+      Sums<rows, columns> sums;
+      sums.load(results + column * kLanes, stride);
+      if constexpr (kWidens<T>) {
+        multiply<T>(wide, kInputs, packed, panel_size, inputs, sums);
       } else {
-        finish<T>(op, y, row + r, column, sums[r][2 * p]);
-        finish<T>(op, y, row + r, column + kLanes, sums[r][2 * p + 1]);
+        multiply<T>(x + first, op.x_stride, packed, panel_size, inputs, sums);
       }
+      sums.store(results + column * kLanes, stride);
     }
   }
+  for (int r = 0; r < rows; r++)
+    for (int p = 0; p < panels; p++) {
+      const float* at = results + r * stride + p * kPanel;
+      finish_panel<T>(op, y, row + r, (panel + p) * kPanel, load(at), load(at + kLanes));
+    }
 }
 
 // All rows for the panels from `first` to `last`, at most `kMaxRows` rows and `panels` panels at a time.
@@ -108,7 +131,7 @@ void some_panels(const Linear& op, const T* x, void* y, int64_t row, int64_t fir
 
 template <typename T, int rows>
 void rows_of(const Linear& op, const T* x, void* y, int64_t row, int64_t first, int64_t last) {
-  constexpr int fitting = kMaxRows / rows;
+  constexpr int fitting = kSums / kHalves / rows;
   constexpr int panels = fitting >= 4 ? 4 : fitting >= 2 ? 2 : 1;
   some_panels<T, rows, panels>(op, x, y, row, first, last);
 }

@@ -50,7 +50,7 @@ struct alignas(64) Progress {
 template <typename T>
 class Worker {
  public:
-  // `room`: fp32, kAttentionRows x the largest head.
+  // `room`: `attention_room` of the largest head.
   Worker(const Run& run, int thread, int threads, float* room)
       : run_(run), thread_(thread), threads_(threads), room_(room) {}
 
