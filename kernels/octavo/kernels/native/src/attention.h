@@ -12,13 +12,19 @@
 
 namespace octavo::OCTAVO_VARIANT {
 
-constexpr int kAttentionRows = kParts == 1 ? kSums / 2 : kSums;
-constexpr int kColumns = kSums >= 24 ? 4 : kSums >= 6 ? 2 : 1;  // sixteens of a head's values done at a time
+template <typename T>
+constexpr int kAttentionRows = kParts == 1 ? kSums / 2 : kHeld<T>;
+// Sixteens of a head's values done at a time.
+template <typename T>
+constexpr int kColumns = kParts == 1 ? 4 : kHeld<T> >= 6 ? 2 : 1;
 constexpr int kTiles = 4;  // of 16 keys
 constexpr int kChunk = kTiles * kLanes;
 constexpr float kLowest = -3.0e38f;
 // What `attend_rows` wants, in floats: its outputs, and its queries as `Left`.
-constexpr int64_t attention_room(int64_t head_dim) { return 2 * kAttentionRows * head_dim; }
+template <typename T>
+constexpr int64_t attention_room(int64_t head_dim) {
+  return 2 * kAttentionRows<T> * head_dim;
+}
 
 // The 16 keys (or values) from a position on, for one KV head; null where no row may look.
 template <typename T>
@@ -111,11 +117,11 @@ OCTAVO_INLINE void add_values(const Left<T> (*weights)[kChunk], const Tile<T>* t
 template <typename T, int count, int row = 0>
 OCTAVO_INLINE void add_all_values(const Left<T> (*weights)[kChunk], const Tile<T>* tiles, const Tile<T>* ahead,
                                   int64_t num_tokens, int64_t head_dim, const float* rescale, float* outputs) {
-  constexpr int most = kSums / kColumns, some = count - row > most ? most : count - row;
+  constexpr int most = kHeld<T> / kColumns<T>, some = count - row > most ? most : count - row;
   float* at = outputs + row * head_dim;
   int64_t column = 0;
-  for (; column + kColumns * kLanes <= head_dim; column += kColumns * kLanes)
-    add_values<T, some, kColumns>(weights + row, tiles, ahead, num_tokens, head_dim, column, rescale + row, at, head_dim);
+  for (; column + kColumns<T> * kLanes <= head_dim; column += kColumns<T> * kLanes)
+    add_values<T, some, kColumns<T>>(weights + row, tiles, ahead, num_tokens, head_dim, column, rescale + row, at, head_dim);
   for (; column < head_dim; column += kLanes)
     add_values<T, some, 1>(weights + row, tiles, ahead, num_tokens, head_dim, column, rescale + row, at, head_dim);
   if constexpr (row + some < count)
@@ -177,7 +183,7 @@ OCTAVO_INLINE void chunk_scores(const Left<T>* queries, const Tile<T>* tiles, co
   for (int t = 0; t < kTiles; t++) {
     if (!tiles[t].keys) continue;
     const T* next = or_else(ahead[t].keys, tiles[t].keys);
-    if constexpr (count * 2 <= kSums) {
+    if constexpr (count * 2 <= kHeld<T>) {
       if (t % 2 == 0 && tiles[t + 1].keys) {
         const T* next_second = or_else(ahead[t + 1].keys, tiles[t + 1].keys);
         tile_scores<T, count, 2>(queries, {tiles[t].keys, tiles[t + 1].keys}, {next, next_second}, head_dim,
@@ -196,7 +202,7 @@ void attend_rows(const Rows<T>& rows, const GroupStep& step, const LayerCache& c
                  float* room) {
   const int64_t head_dim = rows.op.head_dim;
   const int64_t* table = step.block_tables + sequence * step.table_stride;
-  Left<T>* queries = (Left<T>*)(room + kAttentionRows * head_dim);
+  Left<T>* queries = (Left<T>*)(room + kAttentionRows<T> * head_dim);
   float shift[count], total[count];
   for (int r = 0; r < count; r++) {
     copy_left(rows.query(first + r), queries + r * head_dim, head_dim);
@@ -242,7 +248,7 @@ constexpr auto attend_functions(std::index_sequence<counts...>) {
 template <typename T>
 void attend_unit(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
                  const Unit& unit, float* room) {
-  static constexpr auto functions = attend_functions<T>(std::make_index_sequence<kAttentionRows>{});
+  static constexpr auto functions = attend_functions<T>(std::make_index_sequence<kAttentionRows<T>>{});
   const int64_t first_token = step.first_tokens[unit.sequence];
   const int64_t tokens = step.first_tokens[unit.sequence + 1] - first_token;
   const Rows<T> rows{op,           (const T*)x,
@@ -250,8 +256,8 @@ void attend_unit(const Attention& op, const void* x, void* y, const GroupStep& s
                      step.contexts[unit.sequence] - tokens, unit.kv_head,
                      op.query_heads / op.kv_heads,          step.window};
   const int64_t end = unit.last_token * rows.group;
-  for (int64_t row = unit.first_token * rows.group; row < end; row += kAttentionRows) {
-    const int64_t count = std::min<int64_t>(end - row, kAttentionRows);
+  for (int64_t row = unit.first_token * rows.group; row < end; row += kAttentionRows<T>) {
+    const int64_t count = std::min<int64_t>(end - row, kAttentionRows<T>);
     functions[count - 1](rows, step, cache, unit.sequence, row, room);
   }
 }

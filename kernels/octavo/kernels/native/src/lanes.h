@@ -171,7 +171,7 @@ OCTAVO_INLINE Lanes filled(float value) {
     using Half = decltype(Lanes::low);
     return {filled<Half>(value), filled<Half>(value)};
   } else {
-    return Lanes{} + value;
+    return value - Lanes{};  // No operation is left of it; of 0 + value there would be, for -0.
   }
 }
 

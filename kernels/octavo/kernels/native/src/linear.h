@@ -13,7 +13,8 @@ namespace octavo::OCTAVO_VARIANT {
 constexpr int kPanel = 32;
 constexpr int kHalves = kPanel / kLanes;
 // Most rows of x that one pass over a panel serves: with 512 bits a whole panel at a time, else half of one.
-constexpr int kMaxRows = kParts == 1 ? kSums / 2 : kSums;
+template <typename T>
+constexpr int kMaxRows = kParts == 1 ? kSums / 2 : kHeld<T>;
 // Inputs that are multiplied before the next columns' turn: those of all rows stay in the cache meanwhile.
 constexpr int kInputs = 256;
 
@@ -90,7 +91,7 @@ OCTAVO_INLINE void finish_panel(const Linear& op, void* y, int64_t row, int64_t 
 template <typename T, int rows, int panels>
 OCTAVO_INLINE void tile(const Linear& op, const T* x, void* y, int64_t row, int64_t panel) {
   // Columns at a time whose sums fit into registers.
-  constexpr int all = panels * kHalves, columns = kSums / rows < all ? kSums / rows : all, stride = all * kLanes;
+  constexpr int all = panels * kHalves, held = kHeld<T> / rows, columns = held < all ? held : all, stride = all * kLanes;
   // Where all do and no input is widened first, all inputs at once.
   const int64_t some = columns == all && !kWidens<T> ? op.inputs : kInputs;
   const int64_t panel_size = op.inputs * kPanel;
@@ -121,7 +122,7 @@ OCTAVO_INLINE void tile(const Linear& op, const T* x, void* y, int64_t row, int6
     }
 }
 
-// All rows for the panels from `first` to `last`, at most `kMaxRows` rows and `panels` panels at a time.
+// `rows` rows, at most `kMaxRows`, for the panels from `first` to `last`, `panels` at a time.
 template <typename T, int rows, int panels>
 void some_panels(const Linear& op, const T* x, void* y, int64_t row, int64_t first, int64_t last) {
   int64_t panel = first;
@@ -131,7 +132,7 @@ void some_panels(const Linear& op, const T* x, void* y, int64_t row, int64_t fir
 
 template <typename T, int rows>
 void rows_of(const Linear& op, const T* x, void* y, int64_t row, int64_t first, int64_t last) {
-  constexpr int fitting = kSums / kHalves / rows;
+  constexpr int fitting = kHeld<T> / kHalves / rows;
   constexpr int panels = fitting >= 4 ? 4 : fitting >= 2 ? 2 : 1;
   some_panels<T, rows, panels>(op, x, y, row, first, last);
 }
@@ -144,11 +145,93 @@ constexpr auto rows_functions(std::index_sequence<counts...>) {
   return std::array<RowsFunction<T>, sizeof...(counts)>{rows_of<T, int(counts) + 1>...};
 }
 
+#if !defined(__AVX512F__)
+// Many rows where registers are few: so many inputs of one panel at a time as stay in the nearest cache, as floats, for all
+// rows in turns, whose sums lie in memory meanwhile.
+constexpr int kTileRows = kSums, kManyRows = 16 * kTileRows;
+
+template <typename T>
+struct ManyRows {
+  alignas(64) float sums[kHalves][kManyRows * kLanes];
+  alignas(64) float weights[kHalves][kInputs * kLanes];
+  alignas(64) float x[kWidens<T> ? kManyRows * kInputs : 1];
+};
+
+// `inputs` rows of a panel as floats, its halves apart.
+template <typename T>
+OCTAVO_INLINE void unpack(const T* packed, int64_t inputs, float (*weights)[kInputs * kLanes]) {
+  for (int64_t k = 0; k < inputs; k += kDepth<T>)
+    each<kHalves>(OCTAVO_EACH(half) {
+      each<kDepth<T>>(OCTAVO_EACH(which) {
+        each<kParts>(OCTAVO_EACH(p) {
+          constexpr int at = p * kRegisterLanes;
+          store_bytes(weights[half] + (k + which) * kLanes + at,
+                      part_of<which>(packed + k * kPanel + (half * kLanes + at) * kDepth<T>));
+        });
+      });
+    });
+}
+
+template <int rows>
+void add_tile(const float* x, int64_t x_stride, const float* weights, int64_t inputs, float* to) {
+  Sums<rows, 1> sums;
+  sums.load(to, kLanes);
+  for (int64_t k = 0; k < inputs; k++)
+    add_products<float>(
+        sums, OCTAVO_EACH(row) { return x + row * x_stride + k; }, [&](auto) __attribute__((always_inline)) { return weights + k * kLanes; });
+  sums.store(to, kLanes);
+}
+
+template <size_t... counts>
+OCTAVO_INLINE void add_tile_of(int64_t rows, const float* x, int64_t x_stride, const float* weights, int64_t inputs,
+                               float* to, std::index_sequence<counts...>) {
+  using Function = void (*)(const float*, int64_t, const float*, int64_t, float*);
+  static constexpr Function functions[] = {add_tile<int(counts) + 1>...};
+  functions[rows - 1](x, x_stride, weights, inputs, to);
+}
+
+template <typename T>
+void many_rows(const Linear& op, const T* x, void* y, int64_t first_row, int64_t rows, int64_t panel, ManyRows<T>& room) {
+  const T* packed = (const T*)op.weight + panel * op.inputs * kPanel;
+  const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  x += first_row * op.x_stride;
+  std::memset(room.sums, 0, sizeof(room.sums));
+  for (int64_t first = 0; first < op.inputs; first += kInputs) {
+    const int64_t inputs = std::min<int64_t>(kInputs, op.inputs - first);
+    unpack(packed + first * kPanel, inputs, room.weights);
+    const float* left = room.x;
+    int64_t stride = kInputs;
+    if constexpr (kWidens<T>) {
+      for (int64_t r = 0; r < rows; r++) copy_left(x + r * op.x_stride + first, room.x + r * kInputs, inputs);
+    } else {
+      left = x + first, stride = op.x_stride;
+    }
+    for (int half = 0; half < kHalves; half++)
+      for (int64_t tile = 0; tile < tiles; tile++) {
+        const int64_t row = tile * rows / tiles, end = (tile + 1) * rows / tiles;
+        add_tile_of(end - row, left + row * stride, stride, room.weights[half], inputs, room.sums[half] + row * kLanes,
+                    std::make_index_sequence<kTileRows>{});
+      }
+  }
+  for (int64_t r = 0; r < rows; r++)
+    finish_panel<T>(op, y, first_row + r, panel * kPanel, load(room.sums[0] + r * kLanes), load(room.sums[1] + r * kLanes));
+}
+#endif
+
 // The panels from `first` to `last` for all `tokens` rows. A panel stays in the cache while the rows pass by.
 template <typename T>
 void linear(const Linear& op, const void* x, void* y, int64_t tokens, int64_t first, int64_t last) {
-  static constexpr auto functions = rows_functions<T>(std::make_index_sequence<kMaxRows>{});
-  const int64_t passes = (tokens + kMaxRows - 1) / kMaxRows;
+  static constexpr auto functions = rows_functions<T>(std::make_index_sequence<kMaxRows<T>>{});
+  const int64_t passes = (tokens + kMaxRows<T> - 1) / kMaxRows<T>;
+#if !defined(__AVX512F__)
+  if (passes > 1) {
+    ManyRows<T> room;
+    for (int64_t panel = first; panel < last; panel++)
+      for (int64_t row = 0; row < tokens; row += kManyRows)
+        many_rows(op, (const T*)x, y, row, std::min<int64_t>(kManyRows, tokens - row), panel, room);
+    return;
+  }
+#endif
   const int64_t step = passes > 1 ? 1 : last - first;
   for (int64_t panel = first; panel < last; panel += step) {
     for (int64_t pass = 0; pass < passes; pass++) {

@@ -23,6 +23,10 @@ using Left = float;
 template <typename T>
 constexpr bool kWidens = !std::is_same_v<Left<T>, T>;
 
+// Sums that registers hold beside what is multiplied: pairs that are taken apart on the way want some themselves.
+template <typename T>
+constexpr int kHeld = kParts > 1 && kWidens<T> ? kSums * 2 / 3 : kSums;
+
 // A float's nearest bf16 as the left side reads it.
 OCTAVO_INLINE void store_rounded(bf16*, bf16* to, const f32x16& values) { store(to, values); }
 OCTAVO_INLINE void store_rounded(float*, float* to, const f32x16& values) { store(to, values); }

@@ -91,7 +91,7 @@ void attend_call(const Attention& op, const void* x, void* y, const GroupStep& s
   with_type(dtype, [&](auto t) {
     std::atomic<int64_t> taken{0};
     on_team(threads, [&](int, int) {
-      std::vector<float> room(attention_room(op.head_dim));
+      std::vector<float> room(attention_room<decltype(t)>(op.head_dim));
       for (int64_t unit; (unit = taken.fetch_add(1)) < step.num_units;)
         attend_unit<decltype(t)>(op, x, y, step, cache, step.units[unit], room.data());
     });
@@ -123,7 +123,7 @@ int64_t largest_head(const Run& run) {
 template <typename T>
 void run_ops(const Run& run) {
   const std::unique_ptr<Progress[]> progress(new Progress[run.num_ops]);
-  const int64_t room_size = attention_room(largest_head(run));
+  const int64_t room_size = attention_room<T>(largest_head(run));
   on_team(run.threads, [&](int thread, int threads) {
     std::vector<float> room(room_size);
     Worker<T> worker(run, thread, threads, room.data());
