@@ -18,7 +18,13 @@ SOURCES = Path(__file__).parent / "src"
 # In a folder of its own: beside modules its suffix would make it one.
 LIBRARY = Path(__file__).parent / "lib" / "liboctavo_kernels.so"
 
-_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi"]
+_FLAGS = [
+    *("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi"),
+    # Products are added as they are multiplied by every compiler; one of them takes it to be the user's decision.
+    "-ffp-contract=fast",
+    # On aarch64 GCC would read far ahead for its loops, into registers that sums then have to leave.
+    *("-fno-schedule-insns", "-Wno-ignored-optimization-argument"),
+]
 _AVX512 = ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
 _VARIANTS = {
     "x86_64": {

@@ -60,7 +60,7 @@ struct Rows {
 // Of `count` queries, one after the other, against `tiles` tiles at once: each operand is loaded for all. Tiles of the next
 // chunk are fetched `ahead`, line by line as these are read: blocks lie anywhere, which no prefetcher of the CPU's foresees.
 template <typename T, int count, int tiles>
-OCTAVO_INLINE void tile_scores(const Left<T>* queries, const T* const (&keys)[tiles], const T* const (&ahead)[tiles],
+OCTAVO_LOOP void tile_scores(const Left<T>* queries, const T* const (&keys)[tiles], const T* const (&ahead)[tiles],
                                int64_t head_dim, float* scores) {
   Sums<count, tiles> sums{};
   for (int64_t d = 0; d < head_dim; d += kDepth<T>) {
@@ -80,7 +80,7 @@ OCTAVO_INLINE void first_of_pairs(const bf16* pairs, bf16* to) {
 
 // output += weights x values for `columns` sixteens of the head, over the tokens of the tiles.
 template <typename T, int count, int columns>
-OCTAVO_INLINE void add_values(const Left<T> (*weights)[kChunk], const Tile<T>* tiles, const Tile<T>* ahead,
+OCTAVO_LOOP void add_values(const Left<T> (*weights)[kChunk], const Tile<T>* tiles, const Tile<T>* ahead,
                               int64_t num_tokens, int64_t head_dim, int64_t column, const float* rescale, float* outputs,
                               int64_t output_stride) {
   constexpr int depth = kDepth<T>;

@@ -25,18 +25,23 @@ OCTAVO_INLINE f32x16 activate(int activation, f32x16 x) {
   return 0.5f * x * (1.0f + tanh(inner));
 }
 
-// sums[r][c] += the products of `inputs` elements of each row. Column c is in panel c / 2, `panel_size` after the one before.
-template <typename T, int rows, int columns>
-OCTAVO_INLINE void multiply(const Left<T>* x, int64_t x_stride, const T* packed, int64_t panel_size, int64_t inputs,
-                            Sums<rows, columns>& sums) {
+// Adds the products of `inputs` elements of each row to the sums at `to`, rows of `to_stride`. Column c is in panel c / 2,
+// `panel_size` after the one before; from one input to the next it is `pitch` columns.
+template <typename T, int rows, int columns, int pitch>
+OCTAVO_LOOP void multiply(const Left<T>* x, int64_t x_stride, const T* packed, int64_t panel_size, int64_t inputs,
+                          float* to, int64_t to_stride) {
   constexpr int depth = kDepth<T>;
+  Sums<rows, columns> sums;
+  sums.load(to, to_stride);
   for (int64_t k = 0; k < inputs; k += depth) {
-    const T* w = packed + k * kPanel;
-    each<(columns + 1) / kHalves>(OCTAVO_EACH(p) { __builtin_prefetch((const char*)(w + p * panel_size) + 2048, 0, 1); });
+    const T* w = packed + k * pitch;
+    if constexpr (pitch == kPanel)
+      each<(columns + 1) / kHalves>(OCTAVO_EACH(p) { __builtin_prefetch((const char*)(w + p * panel_size) + 2048, 0, 1); });
     add_products<T>(
         sums, OCTAVO_EACH(row) { return x + row * x_stride + k; },
         OCTAVO_EACH(column) { return w + (column / kHalves) * panel_size + (column % kHalves) * kLanes * depth; });
   }
+  sums.store(to, to_stride);
 }
 
 template <typename Out>
@@ -105,14 +110,14 @@ OCTAVO_INLINE void tile(const Linear& op, const T* x, void* y, int64_t row, int6
     for (int column = 0; column < all; column += columns) {
       const T* packed = (const T*)op.weight + (panel + column / kHalves) * panel_size + first * kPanel +
                         (column % kHalves) * kLanes * kDepth<T>;
-      Sums<rows, columns> sums;
-      sums.load(results + column * kLanes, stride);
+      const Left<T>* left;
+      int64_t left_stride = kInputs;
       if constexpr (kWidens<T>) {
-        multiply<T>(wide, kInputs, packed, panel_size, inputs, sums);
+        left = wide;
       } else {
-        multiply<T>(x + first, op.x_stride, packed, panel_size, inputs, sums);
+        left = x + first, left_stride = op.x_stride;
       }
-      sums.store(results + column * kLanes, stride);
+      multiply<T, rows, columns, kPanel>(left, left_stride, packed, panel_size, inputs, results + column * kLanes, stride);
     }
   }
   for (int r = 0; r < rows; r++)
@@ -172,26 +177,16 @@ OCTAVO_INLINE void unpack(const T* packed, int64_t inputs, float (*weights)[kInp
     });
 }
 
-template <int rows>
-void add_tile(const float* x, int64_t x_stride, const float* weights, int64_t inputs, float* to) {
-  Sums<rows, 1> sums;
-  sums.load(to, kLanes);
-  for (int64_t k = 0; k < inputs; k++)
-    add_products<float>(
-        sums, OCTAVO_EACH(row) { return x + row * x_stride + k; }, [&](auto) __attribute__((always_inline)) { return weights + k * kLanes; });
-  sums.store(to, kLanes);
-}
+using TileFunction = void (*)(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t);
 
 template <size_t... counts>
-OCTAVO_INLINE void add_tile_of(int64_t rows, const float* x, int64_t x_stride, const float* weights, int64_t inputs,
-                               float* to, std::index_sequence<counts...>) {
-  using Function = void (*)(const float*, int64_t, const float*, int64_t, float*);
-  static constexpr Function functions[] = {add_tile<int(counts) + 1>...};
-  functions[rows - 1](x, x_stride, weights, inputs, to);
+constexpr auto tile_functions(std::index_sequence<counts...>) {
+  return std::array<TileFunction, sizeof...(counts)>{multiply<float, int(counts) + 1, 1, kLanes>...};
 }
 
 template <typename T>
 void many_rows(const Linear& op, const T* x, void* y, int64_t first_row, int64_t rows, int64_t panel, ManyRows<T>& room) {
+  static constexpr auto functions = tile_functions(std::make_index_sequence<kTileRows>{});
   const T* packed = (const T*)op.weight + panel * op.inputs * kPanel;
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
   x += first_row * op.x_stride;
@@ -209,8 +204,8 @@ void many_rows(const Linear& op, const T* x, void* y, int64_t first_row, int64_t
     for (int half = 0; half < kHalves; half++)
       for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t row = tile * rows / tiles, end = (tile + 1) * rows / tiles;
-        add_tile_of(end - row, left + row * stride, stride, room.weights[half], inputs, room.sums[half] + row * kLanes,
-                    std::make_index_sequence<kTileRows>{});
+        functions[end - row - 1](left + row * stride, stride, room.weights[half], 0, inputs,
+                                 room.sums[half] + row * kLanes, kLanes);
       }
   }
   for (int64_t r = 0; r < rows; r++)
@@ -224,7 +219,7 @@ void linear(const Linear& op, const void* x, void* y, int64_t tokens, int64_t fi
   static constexpr auto functions = rows_functions<T>(std::make_index_sequence<kMaxRows<T>>{});
   const int64_t passes = (tokens + kMaxRows<T> - 1) / kMaxRows<T>;
 #if !defined(__AVX512F__)
-  if (passes > 1) {
+  if (passes > 4) {
     ManyRows<T> room;
     for (int64_t panel = first; panel < last; panel++)
       for (int64_t row = 0; row < tokens; row += kManyRows)

@@ -10,6 +10,14 @@ namespace octavo::OCTAVO_VARIANT {
 template <typename T>
 constexpr int kDepth = std::is_same_v<T, bf16> ? 2 : 1;
 
+// A loop over products. Where registers are few it is a function of its own: compilers share them out by the function, and
+// take them from the loop for what stands around it.
+#if defined(__AVX512F__)
+#define OCTAVO_LOOP OCTAVO_INLINE
+#else
+#define OCTAVO_LOOP __attribute__((noinline))
+#endif
+
 // What the left side, whose elements are broadcast, is read as. Only one instruction multiplies bf16 itself; for all others
 // the left side is made floats once instead of each time that it is read.
 #if defined(__AVX512BF16__)
