@@ -121,11 +121,25 @@ def _make_model_runner(config: WorkerConfig, directory: Path, **shared: Any) -> 
     # Importing torch takes seconds and a gigabyte: the fake device, and --help, must not need it.
     import torch
 
+    from octavo.worker.kernel_race import Settings, settle
     from octavo.worker.kv_cache import KVCacheError
     from octavo.worker.model_runner import ModelRunner, ModelRunnerError
     from octavo.worker.models.config import ConfigError as ModelConfigError
+    from octavo.worker.tensor_parallel.group import SINGLE
     from octavo.worker.weights import WeightsError
 
+    threads = config.threads or _usual_threads(config.ranks_here)
+    if config.device == "cpu":
+        settings = Settings(
+            dtype=torch.float32 if config.dtype == "float32" else torch.bfloat16,
+            block_size=config.block_size,
+            threads=threads,
+            exact=config.numerics == "exact",
+            max_model_len=config.max_model_len,
+            model_impl=config.model_impl,
+        )
+        if chosen := settle(directory, settings, shared.get("group", SINGLE)):
+            click.echo(chosen)
     try:
         runner = ModelRunner(
             directory,
@@ -140,7 +154,7 @@ def _make_model_runner(config: WorkerConfig, directory: Path, **shared: Any) -> 
             num_cpu_blocks=config.num_cpu_blocks,
             swap_memory=config.swap_memory,
             max_model_len=config.max_model_len,
-            threads=config.threads or _usual_threads(config.ranks_here),
+            threads=threads,
             kv_cache_dtype=config.kv_cache_dtype,
             gpu=GpuOptions(
                 memory_utilization=config.gpu_memory_utilization,

@@ -15,6 +15,9 @@ from octavo.kernels.native.build import LIBRARY, source_hash
 # Names a variant to use instead of the CPU's best, or `none`.
 VARIANT_VARIABLE = "OCTAVO_CPU_KERNELS"
 
+# Why they are not used although they could be; None: they are.
+_aside: str | None = None
+
 _BUILD = "run `python -m octavo.kernels.native.build` with a C++ compiler installed (on Debian or Ubuntu: g++)"
 
 
@@ -47,7 +50,16 @@ def find() -> NativeLibrary | NativeUnavailable:
         return error
 
 
+def set_aside(reason: str | None) -> None:
+    """From now on `load` refuses for `reason` in this process; with None it does not. What was made before goes on."""
+    global _aside
+    _aside = reason
+    find.cache_clear()
+
+
 def _load() -> NativeLibrary:
+    if _aside is not None:
+        raise NativeUnavailable(_aside)
     wanted = os.environ.get(VARIANT_VARIABLE) or None
     if wanted == "none":
         raise NativeUnavailable(f"{VARIANT_VARIABLE}=none turns them off")

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from octavo.bench.figures import Work
+from octavo.bench import instruction_sets
+from octavo.bench.figures import FIGURES, Work
 from octavo.bench.floors import LinearShapes, Yardsticks, grid
 from octavo.bench.planned import planned_steps
 from octavo.bench.report import Report, Runs
@@ -23,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     model = resolve_model(options.model)
     with Bench(model, options.dtype) as bench:
+        if options.instruction_sets:
+            print("\n".join(_instruction_sets(options, _work(options, model), bench)))
+            return 0
         report = _measure(options, _work(options, model), bench)
     print(to_text(report))
     if options.json:
@@ -40,6 +44,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=3, help="rounds; the best run of each case counts")
     parser.add_argument(
         "--quick", action="store_true", help="tiny lengths: shows that everything runs, measures nothing"
+    )
+    parser.add_argument(
+        "--instruction-sets",
+        action="store_true",
+        help="the worker alone by each instruction set that this machine has, beside torch, and nothing else",
     )
     parser.add_argument("--profile", action="store_true", help="what a decode step of 64 sequences spends its time on")
     parser.add_argument("--openvino", type=Path, metavar="PYTHON", help="run OpenVINO GenAI too, in this environment")
@@ -83,6 +92,26 @@ def _measure(options: argparse.Namespace, work: dict[str, Work], bench: Bench) -
         runs.profile.update(system.profile() if options.profile else {})
     settings: dict[str, object] = {name: str(value) for name, value in vars(options).items()}
     return Report(settings, work, measured, [runs for _, runs in systems])
+
+
+def _instruction_sets(options: argparse.Namespace, work: dict[str, Work], bench: Bench) -> list[str]:
+    """The lines of their table; in rounds, as in `_measure`."""
+    threads, vocab_size = max(options.threads), LinearShapes.read(bench.model).head[0]
+    several = instruction_sets.contenders(options.dtype)
+    systems = [bench.alone(threads, one.name, **one.environment) for one in several]
+    runs = {system.name: Runs(system.name, threads, system.start_s) for system in systems}
+    for system in systems:
+        system.run(warm_up(vocab_size))
+    for repetition in range(options.repeat):
+        for name in work:
+            case = make_case(name, vocab_size, repetition, quick=options.quick)
+            for system in systems:
+                run = system.run(case)
+                runs[system.name].measurements.setdefault(name, []).append(run)
+                said = f"round {repetition + 1}: {name} by {system.name}: {run.wall_s:.2f} s"
+                print(said, file=sys.stderr, flush=True)
+    figures = [figure for figure in FIGURES if figure.case in work]
+    return list(instruction_sets.table(several, work, figures, runs))
 
 
 def _systems(options: argparse.Namespace, bench: Bench) -> Iterator[System]:

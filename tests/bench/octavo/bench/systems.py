@@ -84,8 +84,9 @@ class Bench(ExitStack):
         self._dtype = dtype
         self._directory = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="octavo-")))
 
-    def alone(self, threads: int) -> ChildSystem:
-        return ChildSystem(ALONE, threads, self._octavo_child("alone", threads))
+    def alone(self, threads: int, name: str = ALONE, **environment: str) -> ChildSystem:
+        """In a process with `environment` besides this one's."""
+        return ChildSystem(name, threads, self._octavo_child("alone", threads, **environment))
 
     def whole(self, threads: int) -> WholeSystem:
         environment = {
@@ -105,10 +106,10 @@ class Bench(ExitStack):
     def yardsticks(self, threads: int) -> "YardstickChild":
         return YardstickChild(threads, self._octavo_child("yardsticks", threads))
 
-    def _octavo_child(self, module: str, threads: int) -> Child:
+    def _octavo_child(self, module: str, threads: int, **environment: str) -> Child:
         # It sees the modules that this process sees, however it came to.
         paths = os.pathsep.join(filter(None, sys.path))
-        return self._child([sys.executable, "-m", f"octavo.bench.{module}"], threads, PYTHONPATH=paths)
+        return self._child([sys.executable, "-m", f"octavo.bench.{module}"], threads, PYTHONPATH=paths, **environment)
 
     def _child(self, command: Sequence[str | Path], threads: int, **environment: str) -> Child:
         log = self._directory / f"{Path(command[-1]).name}-{threads}.log"

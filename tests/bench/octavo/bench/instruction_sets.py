@@ -1,0 +1,76 @@
+"""`make bench ARGS=--instruction-sets`: the worker alone by every instruction set that this machine has, beside torch.
+
+Ours is set against a torch that is held to the same instructions, as on a CPU that has no others.
+"""
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from octavo.bench.figures import Figure, Work
+from octavo.bench.report import Runs
+from octavo.kernels.native.library import VARIANT_VARIABLE, load
+
+_TORCH = {VARIANT_VARIABLE: "none"}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A worker started with `environment`. `peer`: the torch to compare it with; "" for torch itself."""
+
+    name: str
+    environment: dict[str, str] = field(hash=False)
+    peer: str = ""
+
+
+def _held_to(aten: str, onednn: str) -> dict[str, str]:
+    """What torch's own kernels, oneDNN and MKL each want to be told."""
+    return _TORCH | {"ATEN_CPU_CAPABILITY": aten, "ONEDNN_MAX_CPU_ISA": onednn, "MKL_ENABLE_INSTRUCTIONS": onednn}
+
+
+_CONTENDERS = (
+    Contender("torch", _TORCH),
+    Contender("avx512_bf16", {VARIANT_VARIABLE: "avx512_bf16"}, "torch"),
+    Contender("avx512", {VARIANT_VARIABLE: "avx512"}, "torch"),
+    Contender("torch, AVX2", _held_to("avx2", "AVX2")),
+    Contender("avx2", {VARIANT_VARIABLE: "avx2"}, "torch, AVX2"),
+    Contender("torch, SSE", _held_to("default", "SSE41")),
+    Contender("portable", {VARIANT_VARIABLE: "portable"}, "torch, SSE"),
+)
+
+
+def contenders(dtype: str) -> list[Contender]:
+    """Of the instruction sets that this machine has, each after its torch; in bf16, which torch without AVX-512 computes
+    many times more slowly than all others, with the unbound torch only. Raises `NativeUnavailable`
+    (`octavo.kernels.native.library`)."""
+    variants = runnable(load().functions)
+    if "avx2" not in variants:
+        # No x86: torch has one way.
+        return [_CONTENDERS[0], Contender("portable", {VARIANT_VARIABLE: "portable"}, "torch")]
+    mine = [one for one in _CONTENDERS if one.name in variants]
+    peers = {"torch"} if dtype == "bfloat16" else {one.peer for one in mine} | {"torch"}
+    return [one for one in _CONTENDERS if one in mine or one.name in peers]
+
+
+def runnable(functions: ctypes.CDLL) -> list[str]:
+    """The variants that this CPU runs. The one that was chosen is chosen again."""
+    best = functions.octavo_choose(None)
+    names = [one.environment[VARIANT_VARIABLE] for one in _CONTENDERS if one.peer]
+    found = [name for name in names if functions.octavo_choose(name.encode()) is not None]
+    functions.octavo_choose(best)
+    return found
+
+
+def table(
+    several: list[Contender], work: dict[str, Work], figures: Iterable[Figure], runs: dict[str, Runs]
+) -> Iterator[str]:
+    """A row for each figure and contender: the best run, and how many times as fast as torch it is."""
+    yield f"{'':<24}{'':<16}{'best':>16}{'of its torch':>16}{'of torch':>12}"
+    for figure in figures:
+        best = {one.name: figure.seconds(runs[one.name].best(figure)) for one in several}
+        for place, one in enumerate(several):
+            seconds = best[one.name]
+            shown = figure.shown(seconds, work[figure.case].case)
+            head = f"{figure.case}, {figure.name}" if place == 0 else ""
+            peer = f"{best[one.peer] / seconds:.2f}" if one.peer in best else ""
+            yield f"{head:<24}{one.name:<16}{shown:>10.1f} {figure.unit:<5}{peer:>16}{best['torch'] / seconds:>12.2f}"
