@@ -40,8 +40,8 @@ _CONTENDERS = (
 
 
 def contenders(dtype: str) -> list[Contender]:
-    """Of the instruction sets that this machine has, each after its torch; in bf16, which torch without AVX-512 computes
-    many times more slowly than all others, with the unbound torch only. Raises `NativeUnavailable`
+    """Of the instruction sets that this machine has, each after its torch; in bf16, which torch without AVX-512
+    computes many times more slowly than all others, with the unbound torch only. Raises `NativeUnavailable`
     (`octavo.kernels.native.library`)."""
     variants = runnable(load().functions)
     if "avx2" not in variants:
