@@ -222,8 +222,8 @@ def _kept(path: Path, make: Callable[[], Speeds]) -> Speeds:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8") as file:
             json.dump(asdict(made), file)
             file.flush()
-            # Whatever is there holds no figures.
-            path.unlink(missing_ok=True)
+            if _read(path) is None:
+                path.unlink(missing_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.link(file.name, path)
     except OSError as error:
