@@ -94,6 +94,8 @@ def wishes(draw: st.DrawFn) -> dict[str, Any]:
         "salt": draw(st.sampled_from(["", "", "s"])),
         "logprobs": None if "beam" in decoding else draw(st.sampled_from([None, 1])),
         "prompt_logprobs": draw(st.sampled_from([None, None, 1])),
+        # Microseconds that it takes.
+        "grammar": draw(st.sampled_from(["", "", "60", "2000", "20000"])),
         **decoding,
     }
 

@@ -290,12 +290,21 @@ class SequenceFailure(Value, frozen=True):
     detail: Text
 
 
+class GrammarTime(Value, frozen=True):
+    """Microseconds by which a step was longer for the grammar of one sequence that chose in it."""
+
+    sequence_id: Identity
+    microseconds: Count
+
+
 class StepTimes(Value, frozen=True):
-    """Where a step's time went in the worker, in microseconds: batch building, model, sampling."""
+    """Where a step's time went in the worker, in microseconds: batch building, model, sampling; and how much of the
+    last is due to each sequence's `grammars`, where it has one."""
 
     prepare_us: Count
     model_us: Count
     sample_us: Count
+    grammars: Annotated[list[GrammarTime], Meta(max_length=MAX_SEQUENCES)] = field(default_factory=list)
 
 
 class StepResult(Message, frozen=True):

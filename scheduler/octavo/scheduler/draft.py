@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from octavo.scheduler import grammar_time
 from octavo.scheduler.block_table import Growth
 from octavo.scheduler.preemption import prefers_swapping
 from octavo.scheduler.replica import OutstandingStep, Replica
@@ -26,6 +27,8 @@ class Draft:
     budget: int
     step_id: int = field(init=False)
     num_tokens: int = 0
+    # Of those whose first token is chosen in it.
+    grammar_us: int = 0
     prefills: bool = False
     swap_out: list[BlockMove] = field(default_factory=list)
     swap_in: list[BlockMove] = field(default_factory=list)
@@ -177,19 +180,33 @@ class Draft:
         if group.cached_prompt_tokens is None:
             group.cached_prompt_tokens = min(leaders[0].num_computed, leaders[0].num_prompt)
         num_uncomputed = sum(sequence.num_uncomputed for sequence in leaders)
-        self._compute_known(group, leaders)
+        self._compute_known(group, leaders, least=1)
         return num_uncomputed
 
     def prefill(self, group: SequenceGroup) -> None:
         """Computes known tokens of a running group, as many as the budget allows, but for those it decodes."""
-        self._compute_known(group, [each for each in self.replica.holders(group) if not each.is_decoding])
+        self._compute_known(group, [each for each in self.replica.holders(group) if not each.is_decoding], least=0)
 
-    def _compute_known(self, group: SequenceGroup, sequences: list[Sequence]) -> None:
+    def _compute_known(self, group: SequenceGroup, sequences: list[Sequence], least: int) -> None:
+        """As many tokens of each as the budget allows; where it is not its grammar's turn, all but the one after which
+        a token is chosen, though `least` in any case."""
         for sequence in sequences:
             num_tokens = min(group.may_compute(sequence), self.budget) if sequence.is_ready else 0
+            if num_tokens > least and group.has_grammar and not self._may_choose(group, sequence, num_tokens):
+                num_tokens -= 1
             if num_tokens:
                 self.prefills = self.prefills or not sequence.is_decoding
                 self.compute(group, sequence, num_tokens)
+
+    def _may_choose(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether the step has time for the group's grammar, if so many tokens of the sequence bring the next."""
+        if num_tokens < group.may_compute(sequence):
+            return True
+        num_choosers = 1 + len(group.followers(sequence))
+        if not grammar_time.may_start(group, num_choosers, self.grammar_us):
+            return False
+        self.grammar_us += group.grammar_us * num_choosers
+        return True
 
     def preempt(self, group: SequenceGroup) -> None:
         """Takes all blocks of a running group, of which no step is outstanding (paper §4.5: all or nothing)."""
@@ -217,7 +234,8 @@ class Draft:
         """Brings a swapped group back and computes on."""
         self.swap_in += self.replica.swap_in(group)
         self.resumed.append(group)
-        self._compute_known(group, self.replica.holders(group))
+        # Its blocks come back in this plan, so it must have work.
+        self._compute_known(group, self.replica.holders(group), least=self.budget)
 
     # -- send -------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from octavo.wire.sampling import Logprobs
 from octavo.wire.steps import (
     Candidates,
     FailureReason,
+    GrammarTime,
     PromptLogprobs,
     SampledToken,
     SequenceFailure,
@@ -140,6 +141,8 @@ def _live_members(step: OutstandingStep) -> dict[int, Member]:
 def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outcome:
     """Books the result of a step that is done."""
     outcome = Outcome()
+    if result.times.grammars:
+        _note_grammar_times(step, result.times.grammars)
     if result.prompt_logprobs:
         _keep_prompt_logprobs(step, result.prompt_logprobs)
     for (group, sequence), sampled in zip(_unfailed(step.samplers, result), result.sampled, strict=True):
@@ -155,6 +158,16 @@ def _is_heard(replica: Replica, group: SequenceGroup, sequence: Sequence) -> boo
     """Whether it has neither been aborted nor finished since the plan was made, and is not to start over: what it was
     given then may come of what was never computed."""
     return sequence.status is SequenceStatus.RUNNING and group not in replica.restarts
+
+
+def _note_grammar_times(step: OutstandingStep, times: list[GrammarTime]) -> None:
+    groups = {sequence.sequence_id: group for group, sequence in (*step.samplers, *step.beams)}
+    taken: defaultdict[SequenceGroup, list[int]] = defaultdict(list)
+    for each in times:
+        if (found := groups.get(each.sequence_id)) is not None:
+            taken[found].append(each.microseconds)
+    for group, microseconds in taken.items():
+        group.took_for_grammar(sum(microseconds) // len(microseconds))
 
 
 # -- sampling -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from octavo.scheduler import grammar_time
 from octavo.scheduler.draft import Draft
 from octavo.scheduler.kv_cache_manager import AllocStatus
 from octavo.scheduler.replica import Replica
@@ -12,8 +13,8 @@ Decode = tuple[SequenceGroup, Sequence]
 
 @dataclass(slots=True)
 class Survey:
-    """What of a replica's running groups may be computed: next tokens of those past their prompts, and groups with some
-    of their known tokens still to go."""
+    """What of a replica's running groups may be computed: next tokens of those past their prompts, but for those whose
+    grammars must wait for their turn; and groups with some of their known tokens still to go."""
 
     decodes: list[Decode] = field(default_factory=list)
     prefilling: list[SequenceGroup] = field(default_factory=list)
@@ -43,6 +44,8 @@ def survey(replica: Replica) -> Survey:
             prefilling.append(group)
         else:
             decodes += [each for each in ready if not each[1].num_in_flight or group.may_compute(each[1])]
+    if any(group.has_grammar for group, _ in decodes):
+        found.decodes = grammar_time.in_turn(replica, decodes, prefills=bool(prefilling))
     return found
 
 

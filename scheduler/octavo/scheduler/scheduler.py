@@ -1,5 +1,6 @@
 """The sans-IO core: events in, effects out. No socket, no clock, no thread; time comes with each event."""
 
+from octavo.scheduler import grammar_time
 from octavo.scheduler.answers import Answers
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.departures import Departures
@@ -238,8 +239,11 @@ class Scheduler:
         plan = draft.send(self.epoch, now)
         if plan is not None:
             self._outbox.to_replica(draft.replica.replica_id, plan)
-            served = (group for group, _ in (*draft.samplers, *draft.beams))
-            self.waiting.charge_each(group for group in served if group.prefix_name is None)
+            served = [group for group, _ in (*draft.samplers, *draft.beams) if group.prefix_name is None]
+            self.waiting.charge_each(served)
+            for group in served:
+                if group.has_grammar:
+                    self.waiting.charge(group, grammar_time.tokens_worth(group, draft.replica))
 
     def _requeue_preempted(self, draft: Draft) -> None:
         self.preemptions += len(draft.evicted) + len(draft.swapped_out)

@@ -19,6 +19,11 @@ from octavo.wire.requests import (
 from octavo.wire.sampling import Logprobs, SamplingParams
 from octavo.wire.steps import Candidates
 
+# What a token is taken to cost of which nothing is known yet: a grammar is compiled, and its first mask filled.
+_UNKNOWN_GRAMMAR_US = 1_000
+# More than that is no grammar's doing.
+_MOST_GRAMMAR_US = 250_000
+
 
 class SequenceStatus(enum.Enum):
     """Where a sequence is. (Why it finished is its `finish_reason`.)"""
@@ -198,6 +203,11 @@ class SequenceGroup:
     num_forks: int = 0
     # Sequence slots it takes up where it runs.
     num_slots: int = 0
+    # What its grammar takes for a token of one of its sequences, in microseconds, and took for the last one: a single
+    # long time may be anybody's.
+    grammar_us: int = _UNKNOWN_GRAMMAR_US
+    last_grammar_us: int = _UNKNOWN_GRAMMAR_US
+    has_grammar: bool = field(init=False)
     sampling: SamplingParams = field(init=False)
     max_tokens: int = field(init=False)
     # Tokens that one of its sequences can grow to.
@@ -206,6 +216,7 @@ class SequenceGroup:
 
     def __post_init__(self) -> None:
         self.sampling = self.request.sampling
+        self.has_grammar = bool(self.sampling.grammar)
         self.max_tokens = self.sampling.max_tokens
         self.longest = len(self.request.prompt_token_ids) + self.max_tokens
         self.stop_token_ids = frozenset(self.sampling.stop_token_ids)
@@ -286,6 +297,12 @@ class SequenceGroup:
         if stops and sequence.num_generated > self.sampling.min_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if sequence.num_known >= self.longest else None
+
+    def took_for_grammar(self, microseconds: int) -> None:
+        """Notes what the grammar took for the latest token of each of its sequences, on average."""
+        microseconds = min(microseconds, _MOST_GRAMMAR_US)
+        self.grammar_us = min(microseconds, self.last_grammar_us)
+        self.last_grammar_us = microseconds
 
     def prompt_logprobs_delivered(self) -> None:
         """Whatever is computed of the prompt again need not report logprobs again."""

@@ -66,6 +66,7 @@ class Executor:
             prepare_us=(prepared - began) // 1000,
             model_us=(computed - prepared) // 1000,
             sample_us=(self._now() - computed) // 1000,
+            grammars=masks.times,
         )
         output = StepOutput(choices.sampled, choices.candidates, prompts, choices.failed, times)
         return output.without([*not_finite, *failed])

@@ -20,6 +20,7 @@ from octavo.wire.sampling import Logprobs, SamplingParams
 from octavo.wire.steps import (
     BlockMoves,
     Candidates,
+    GrammarTime,
     KVGroup,
     ModelInfo,
     PromptLogprobs,
@@ -220,10 +221,10 @@ class FakeRunner:
         if self._step_s:
             time.sleep(self._step_s)
         slept = time.monotonic_ns()
-        sampled, candidates, failed = self._choose(items)
+        sampled, candidates, failed, grammars = self._choose(items)
         prompt_logprobs = [part for item in items for part in self._prompt_logprobs(item)]
         ended = time.monotonic_ns()
-        times = StepTimes((written - began) // 1000, (slept - written) // 1000, (ended - slept) // 1000)
+        times = StepTimes((written - began) // 1000, (slept - written) // 1000, (ended - slept) // 1000, grammars)
         return StepOutput(sampled, candidates, prompt_logprobs, failed, times).without(spoiled)
 
     def _write(self, item: WorkItem) -> None:
@@ -231,14 +232,17 @@ class FakeRunner:
         for table in item.sequence.block_tables:
             self._cache.write(table, item.start, token_ids)
 
-    def _choose(self, items: list[WorkItem]) -> tuple[list[SampledToken], list[Candidates], list[SequenceFailure]]:
-        sampled, candidates, failed = [], [], []
+    def _choose(
+        self, items: list[WorkItem]
+    ) -> tuple[list[SampledToken], list[Candidates], list[SequenceFailure], list[GrammarTime]]:
+        sampled, candidates, failed, grammars = [], [], [], []
         for item in items:
             if not item.choosers:
                 continue
             end = item.start + item.num_tokens
             history = self._read(item.sequence, end - 1, end)
             for chooser in item.choosers:
+                began = time.perf_counter_ns()
                 try:
                     if chooser.sampling.beam is None:
                         sampled.append(self._sample(chooser, history))
@@ -249,7 +253,10 @@ class FakeRunner:
                     failed.append(no_token_left(chooser.sequence_id, constrained=constrained))
                 except GrammarError as error:
                     failed.append(bad_grammar(chooser.sequence_id, str(error)))
-        return sampled, candidates, failed
+                if chooser.sampling.grammar:
+                    # Nearly all that a choice takes here, where there is one.
+                    grammars.append(GrammarTime(chooser.sequence_id, (time.perf_counter_ns() - began) // 1000))
+        return sampled, candidates, failed, grammars
 
     def _sample(self, sequence: WorkerSequence, history: bytes) -> SampledToken:
         sampling = sequence.sampling

@@ -50,6 +50,8 @@ class Follower:
     grammar: CompiledGrammar
     matcher: LLMatcher
     num_taken: int = 0
+    # What its last mask took.
+    mask_us: int = 0
 
     def catch_up(self, sequence: WorkerSequence) -> None:
         """Takes what is new. The matcher is in error if it does not fit."""

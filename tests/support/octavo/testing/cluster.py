@@ -209,7 +209,8 @@ class FakeReplica:
             output.candidates,
             output.prompt_logprobs,
             list(failed),
-            _NO_TIMES,
+            # The clock on the wall is none of the tests'.
+            StepTimes(0, 0, 0, output.times.grammars),
             "",
         )
 

@@ -1,4 +1,5 @@
-"""A fake model whose cache remembers of what each slot was computed, and in which NaNs can be planted.
+"""A fake model whose cache remembers of what each slot was computed, and in which NaNs can be planted. A grammar is for
+it the microseconds that it takes.
 
 What a real model keeps of a token depends on all tokens before it, as far as it saw them. So whoever reads a slot that
 was computed over another history than its own gets other tokens, even if the slot holds the right token by then. Every
@@ -10,11 +11,19 @@ from array import array
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from msgspec import structs
+
 from octavo.testing.origins import TracedCache
-from octavo.wire.steps import Candidates, PromptLogprobs, SampledToken, SequenceFailure
+from octavo.wire.steps import Candidates, GrammarTime, PromptLogprobs, SampledToken, SequenceFailure
 from octavo.worker.failures import not_finite
 from octavo.worker.fake_runner import FakeRunner
 from octavo.worker.sequences import WorkerSequence, WorkItem
+
+
+def microseconds(grammar: str) -> int:
+    """What a grammar says that it takes for a token."""
+    return int(grammar) if grammar.isdecimal() else 0
+
 
 # Stands for the keys and values of a token that are not finite, and for a history that is not the reader's own.
 _NAN = -3
@@ -76,10 +85,17 @@ class SpoilableRunner(FakeRunner):
             known.append(value)
         return known[:end]
 
-    def _choose(self, items: list[WorkItem]) -> tuple[list[SampledToken], list[Candidates], list[SequenceFailure]]:
-        sampled, candidates, failed = super()._choose([item for item in items if not self._is_broken(item)])
+    def _choose(
+        self, items: list[WorkItem]
+    ) -> tuple[list[SampledToken], list[Candidates], list[SequenceFailure], list[GrammarTime]]:
+        sampled, candidates, failed, grammars = super()._choose([item for item in items if not self._is_broken(item)])
         broken = [member for item in items if self._is_broken(item) for member in item.members]
-        return sampled, candidates, [*failed, *(not_finite(member.sequence_id) for member in broken)]
+        texts = {each.sequence_id: each.sampling.grammar for item in items for each in item.choosers}
+        taken = [structs.replace(each, microseconds=microseconds(texts[each.sequence_id])) for each in grammars]
+        return sampled, candidates, [*failed, *(not_finite(member.sequence_id) for member in broken)], taken
+
+    def _mask(self, sequence: WorkerSequence) -> bytes | None:
+        return None
 
     def _prompt_logprobs(self, item: WorkItem) -> list[PromptLogprobs]:
         return [] if self._is_broken(item) else super()._prompt_logprobs(item)

@@ -140,7 +140,7 @@ class GpuExecutor:
         )
         # Last: where memory runs out before, the same tokens are read once more.
         self._keep_tokens(wanted, choices.tokens)
-        return Part(began, computed, choices, broken, prompts, failed)
+        return Part(began, computed, choices, broken, prompts, failed, masks.times)
 
     def _tell_device(self, items: list[WorkItem]) -> None:
         for item in items:

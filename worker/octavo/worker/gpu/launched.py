@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from octavo.wire.steps import PromptLogprobs, SequenceFailure, StepTimes
+from octavo.wire.steps import GrammarTime, PromptLogprobs, SequenceFailure, StepTimes
 from octavo.worker.gpu.sampler import DeviceBroken, DeviceChoices
 from octavo.worker.gpu.timeline import Mark
 from octavo.worker.runner import DeviceLostError, StepOutput
@@ -20,7 +20,7 @@ _LOST = ("CUDA error", "Triton Error [CUDA]")
 @dataclass(frozen=True, slots=True)
 class Part:
     """What was queued for some of a step's items, and what will come back of it. The model `began` once its inputs were
-    there, and was `computed` before tokens are chosen."""
+    there, and was `computed` before tokens are chosen, of which `grammars` took the host some time."""
 
     began: Mark
     computed: Mark
@@ -28,6 +28,7 @@ class Part:
     broken: DeviceBroken
     prompts: list[PromptLogprobs]
     failed_prompts: list[SequenceFailure]
+    grammars: list[GrammarTime]
 
     def output(self, times: StepTimes) -> StepOutput:
         choices = self.choices.choices()
@@ -53,7 +54,10 @@ class GpuStep:
             self._ended.wait()
         began, computed = self._parts[0].began, self._parts[-1].computed
         times = StepTimes(
-            self._prepare_us, computed.microseconds_since(began), self._ended.microseconds_since(computed)
+            self._prepare_us,
+            computed.microseconds_since(began),
+            self._ended.microseconds_since(computed),
+            [taken for part in self._parts for taken in part.grammars],
         )
         return _in_order(self._items, [part.output(times) for part in self._parts], times)
 

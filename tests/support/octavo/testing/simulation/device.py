@@ -141,7 +141,7 @@ class SimulatedRunner(SpoilableRunner):
         if not self._is_after_failure:
             for item in [item for item in items if not self._sees_nan(item)]:
                 self._check_history(item.sequence, item.start, item.start + item.num_tokens)
-        sampled, candidates, failed = self._choose(items)
+        sampled, candidates, failed, _ = self._choose(items)
         self._is_after_failure = bool(failed)
         prompt_logprobs = [part for item in items for part in self._prompt_logprobs(item)]
         # Of virtual time, for the clock on the wall is no function of the seed.
