@@ -107,6 +107,22 @@ def test_what_is_too_large_for_the_bound_runs_alone(clock: Clock) -> None:
     assert door.admit(ids(1000), "a")
 
 
+def test_what_logprobs_may_take_is_bounded_in_all(clock: Clock) -> None:
+    door = admission(clock, max_work_tokens=10**9)
+    # Of one token 260 bytes; 520 MiB are half of all and a little more.
+    large = ids(1, 2 << 17, top_logprobs=20, num_sequences=8)
+    first = door.admit(large, "a")
+    error = refusal(door, large)
+    assert error.reason is Reason.TOO_MUCH_WORK
+    assert "520 MiB" in str(error)
+    assert "ask for fewer tokens" in str(error)
+    assert door.admit(ids(1, 2 << 17, num_sequences=8), "a")
+    assert door.admit(ids(1, 100, top_logprobs=20), "a")
+    first.release()
+    first.release()
+    assert door.admit(large, "a")
+
+
 def test_a_tenant_has_its_own_bounds_and_takes_nobody_elses(clock: Clock) -> None:
     door = admission(clock, {"vip": Bounds(0, 0), "small": Bounds(1, 0)}, tenant_max_requests=2)
     for tenant, most in {"small": 1, "other": 2}.items():

@@ -2,12 +2,13 @@
 
 import pytest
 
-from octavo.frontend.answer import Answer
+from octavo.frontend.answer import MAX_PIECE_NUMBERS, Answer
 from octavo.frontend.completion import Completion, EndRules
 from octavo.frontend.detokenizer import make_detokenizer
 from octavo.frontend.errors import Broken
 from octavo.frontend.events import Finished, FinishReason, Piece
 from octavo.frontend.journal import Journal, Verdict
+from octavo.frontend.logprob_table import num_numbers
 from octavo.frontend.stop_strings import StopStrings
 from octavo.frontend.vocabulary import Vocabulary
 from octavo.testing.tokenizers import byte_level_tokenizer
@@ -141,3 +142,23 @@ def test_an_end_that_is_still_unread_is_none() -> None:
     running.answer.check_ends()
     running.advance()
     running.answer.check_ends()
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_many_logprobs_come_in_several_pieces(incremental: bool) -> None:
+    top, count = 20, 1000
+    journal = Journal("r", [1], SamplingParams(max_tokens=count, logprobs=top), 0.0)
+    rules = EndRules(count, 0, frozenset(), frozenset(), include_stop=False)
+    detokenizer = make_detokenizer(Vocabulary(TOKENIZER), skip_special_tokens=True)
+    completion = Completion(rules, detokenizer, StopStrings((), include_stop=False))
+    answer = Answer(journal, [completion], num_results=1, incremental=incremental)
+    logprobs = [Logprobs(-float(i), 1, [X] * top, [-1.0] * top) for i in range(count)]
+    delta = Delta("r", 0, 0, 0, history.EMPTY, [X] * count, Reason.LENGTH, 0, 0, 0, logprobs)
+    assert journal.accept(delta, 1.0) is Verdict.ACCEPTED
+    pieces = []
+    while not answer.finished:
+        pieces += [event for event in answer.advance() if isinstance(event, Piece)]
+    assert "".join(piece.text for piece in pieces) == "x" * count
+    assert [token_id for piece in pieces for token_id in piece.token_ids] == [X] * count
+    assert [entry for piece in pieces for entry in piece.logprobs] == logprobs
+    assert max(num_numbers(piece.logprobs) for piece in pieces) <= MAX_PIECE_NUMBERS

@@ -18,24 +18,32 @@ _BYTES_PER_TOKEN: Final = 3
 _BYTES_PER_MESSAGE: Final = 12
 # Of an answer that may take the whole context; most end long before.
 _GUESSED_ANSWER: Final = 1024
+# Of logprobs as they are kept: for a token, and for each of the likeliest ones named with it.
+_BYTES_PER_LOGPROB: Final = 20
+_BYTES_PER_CANDIDATE: Final = 12
+# Of all answers together, which clients may take their time to read.
+_MAX_LOGPROB_BYTES: Final = 1 << 30
 _SHORTEST_RETRY_S: Final = 0.1
 _LONGEST_RETRY_S: Final = 60.0
 
 
 @dataclass
 class Held:
-    """What is admitted and not released: requests, and the tokens that they are still about to take."""
+    """What is admitted and not released: requests, the tokens that they are still about to take, and the bytes that the
+    logprobs of their answers may."""
 
     requests: int = 0
     work_tokens: int = 0
+    logprob_bytes: int = 0
 
 
 class Ticket:
     """One request's share of what is admitted. Must be released, whatever becomes of the request."""
 
-    def __init__(self, admission: "Admission", tenant: str, tokens: int) -> None:
+    def __init__(self, admission: "Admission", tenant: str, tokens: int, logprob_bytes: int = 0) -> None:
         self._admission = admission
         self._tenant = tenant
+        self._logprob_bytes = logprob_bytes
         self._total = tokens
         self._done = 0
         self._open = True
@@ -60,7 +68,7 @@ class Ticket:
         if self._open:
             self._change(more=-self._total)
             self._open = False
-            self._admission.close(self._tenant)
+            self._admission.close(self._tenant, self._logprob_bytes)
 
     def _change(self, more: int = 0, done: int = 0) -> None:
         before = self.work_tokens
@@ -114,14 +122,15 @@ class Admission:
 
         Raises `Overloaded`, with the time after which there should be room.
         """
-        tokens = estimated_work(request)
-        self._check_all(tokens)
+        tokens, logprob_bytes = estimated_work(request), estimated_logprob_bytes(request)
+        self._check_all(tokens, logprob_bytes)
         self._check_tenant(tenant, tokens)
         self._tenants.setdefault(tenant, Held())
         self.book(tenant, tokens)
         for held in (self._held, self._tenants[tenant]):
             held.requests += 1
-        return Ticket(self, tenant, tokens)
+        self._held.logprob_bytes += logprob_bytes
+        return Ticket(self, tenant, tokens, logprob_bytes)
 
     def book(self, tenant: str, tokens: int, done: int = 0) -> None:
         """What a ticket is about to take has grown by so many tokens, and so many are done. For tickets alone, as is
@@ -131,9 +140,10 @@ class Admission:
         self._held.work_tokens += tokens
         self._tenants[tenant].work_tokens += tokens
 
-    def close(self, tenant: str) -> None:
+    def close(self, tenant: str, logprob_bytes: int = 0) -> None:
         """A ticket that takes nothing any more is given back."""
         self._held.requests -= 1
+        self._held.logprob_bytes -= logprob_bytes
         self._tenants[tenant].requests -= 1
         if not self._tenants[tenant].requests:
             del self._tenants[tenant]
@@ -146,7 +156,7 @@ class Admission:
                 Reason.TOO_MANY_REQUESTS, f"the server holds {held.requests} requests, as many as it may", held
             )
 
-    def _check_all(self, tokens: int) -> None:
+    def _check_all(self, tokens: int, logprob_bytes: int) -> None:
         self.check_room()
         held, bounds = self._held, self._bounds
         if _too_much(held, tokens, bounds.max_work_tokens):
@@ -154,6 +164,14 @@ class Admission:
                 Reason.TOO_MUCH_WORK,
                 f"the request is about {tokens} tokens of work, and the server holds {held.work_tokens} of the"
                 f" {bounds.max_work_tokens} that it may",
+                held,
+            )
+        if logprob_bytes and held.logprob_bytes and held.logprob_bytes + logprob_bytes > _MAX_LOGPROB_BYTES:
+            raise self._refusal(
+                Reason.TOO_MUCH_WORK,
+                f"the logprobs of the answer may take {logprob_bytes >> 20} MiB, and the server holds answers of"
+                f" {held.logprob_bytes >> 20} of the {_MAX_LOGPROB_BYTES >> 20} MiB that they may; ask for fewer tokens"
+                " or logprobs",
                 held,
             )
 
@@ -196,6 +214,14 @@ def estimated_work(request: GenerationRequest) -> int:
     """Tokens that the prompt and all answers may take, from the request's form alone."""
     answer = _GUESSED_ANSWER if request.max_new_tokens is None else request.max_new_tokens
     return _prompt_tokens(request.prompt) + request.parallel * answer
+
+
+def estimated_logprob_bytes(request: GenerationRequest) -> int:
+    """What the logprobs of all answers may take until the client has read them, from the request's form alone."""
+    if request.top_logprobs is None:
+        return 0
+    answer = _GUESSED_ANSWER if request.max_new_tokens is None else request.max_new_tokens
+    return request.parallel * answer * (_BYTES_PER_LOGPROB + request.top_logprobs * _BYTES_PER_CANDIDATE)
 
 
 def _prompt_tokens(prompt: Prompt) -> int:

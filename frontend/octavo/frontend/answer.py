@@ -1,15 +1,37 @@
 """From a journal to the events of its request: which sequences the client gets, under which index, and when."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+
+from msgspec import structs
 
 from octavo.frontend.completion import Completion
 from octavo.frontend.errors import Broken, Reason
-from octavo.frontend.events import Finished, Piece, Usage, joined
+from octavo.frontend.events import Finished, Piece, Usage
 from octavo.frontend.journal import Journal
+from octavo.wire.base import MAX_TOKENS
 
-# Of a sequence in one turn, so that one message to a slow reader, and one turn of the event loop, stay small.
+# Of a sequence in one turn, so that one message to a slow reader, and one turn of the event loop, stay small; and of
+# logprobs in any event.
 MAX_PIECE_TOKENS = 512
+MAX_PIECE_NUMBERS = 2048
+
+
+@dataclass(slots=True)
+class _Held:
+    """Text of a sequence's tokens that were not sent yet, in parts of so many tokens."""
+
+    num_tokens: list[int] = field(default_factory=list)
+    texts: list[list[str]] = field(default_factory=list)
+
+    def add(self, piece: Piece, most_tokens: int) -> None:
+        """Takes in the next tokens, of which a part holds so many, or those of one piece."""
+        if self.num_tokens and self.num_tokens[-1] + len(piece.token_ids) <= most_tokens:
+            self.num_tokens[-1] += len(piece.token_ids)
+            self.texts[-1].append(piece.text)
+        else:
+            self.num_tokens.append(len(piece.token_ids))
+            self.texts.append([piece.text])
 
 
 class Answer:
@@ -27,8 +49,14 @@ class Answer:
         self._num_results = num_results
         self._incremental = incremental
         self._is_ranked = journal.sampling.beam is not None or num_results < len(self._completions)
-        # What was not sent yet, by sequence.
-        self._held: list[list[Piece]] = [[] for _ in self._completions]
+        top = journal.sampling.logprobs
+        # What an event may hold; with few logprobs any number of tokens, once a sequence has ended.
+        self._most_tokens = max(1, MAX_PIECE_NUMBERS // (1 + top)) if top else MAX_TOKENS
+        # What was not sent yet, by sequence: the latest piece where each is sent at once, or all since the start.
+        self._sends_at_once = incremental and not self._is_ranked
+        self._latest: dict[int, Piece] = {}
+        self._held = [_Held() for _ in self._completions]
+        self._num_sent = [0] * len(self._completions)
         self._told_end: set[int] = set()
         # The latest `advance` has left some tokens.
         self.behind = False
@@ -47,11 +75,17 @@ class Answer:
         All that came since then at once, so a slow reader gets fewer, larger pieces.
         """
         self.behind = False
-        for sequence, completion, held in zip(self._journal.sequences, self._completions, self._held, strict=True):
+        is_scored = self._journal.sampling.logprobs is not None
+        for index, (sequence, completion) in enumerate(zip(self._journal.sequences, self._completions, strict=True)):
             start = completion.num_tokens
-            end = min(len(sequence.token_ids), start + MAX_PIECE_TOKENS)
+            end = min(len(sequence.token_ids), start + min(MAX_PIECE_TOKENS, self._most_tokens))
             if completion.finished is None and end > start:
-                held.append(completion.feed(sequence.token_ids[start:end], sequence.logprobs[start:end]))
+                logprobs = sequence.logprobs[start:end] if is_scored else ()
+                piece = completion.feed(sequence.token_ids[start:end], logprobs)
+                if self._sends_at_once:
+                    self._latest[index] = piece
+                else:
+                    self._held[index].add(piece, self._most_tokens)
                 self.num_tokens += completion.num_tokens - start
                 if completion.finished:
                     self._num_running -= 1
@@ -107,13 +141,26 @@ class Answer:
         return order[: self._num_results]
 
     def _flush(self, place: int, index: int) -> Iterator[Piece | Finished]:
-        pieces, self._held[index] = self._held[index], []
-        if pieces:
-            yield joined(pieces, place)
+        held = self._held[index]
+        if (latest := self._latest.pop(index, None)) is not None:
+            self._num_sent[index] += len(latest.token_ids)
+            yield structs.replace(latest, index=place) if place else latest
+        elif held.num_tokens:
+            self._held[index] = _Held()
+            yield from self._pieces(held, place, index)
         finished = self._completions[index].finished
         if finished and index not in self._told_end:
             self._told_end.add(index)
             yield replace(finished, index=place, cumulative_logprob=self._cumulative_logprob(index))
+
+    def _pieces(self, held: _Held, place: int, index: int) -> Iterator[Piece]:
+        sequence = self._journal.sequences[index]
+        for num_tokens, texts in zip(held.num_tokens, held.texts, strict=True):
+            start = self._num_sent[index]
+            part = slice(start, start + num_tokens)
+            self._num_sent[index] += num_tokens
+            logprobs = sequence.logprobs[part] if sequence.logprobs else ()
+            yield Piece("".join(texts), sequence.token_ids[part], logprobs, place)
 
     def _cumulative_logprob(self, index: int) -> float | None:
         if self._journal.sampling.logprobs is not None:

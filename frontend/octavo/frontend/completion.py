@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from octavo.frontend.detokenizer import Detokenizer
 from octavo.frontend.events import Finished, FinishReason, Match, MatchKind, Piece
+from octavo.frontend.logprob_table import chosen
 from octavo.frontend.stop_strings import StopStrings
 from octavo.wire.sampling import Logprobs
 
@@ -47,10 +48,12 @@ class Completion:
             self.num_tokens += 1
             text.append(self._feed_one(token_id))
         taken = self.num_tokens - before
-        for token in logprobs[:taken]:
-            # One by one, so that the sum does not depend on how the tokens were cut into pieces.
-            self.cumulative_logprob += token.logprob
-        return Piece("".join(text), list(token_ids[:taken]), list(logprobs[:taken]))
+        if logprobs:
+            logprobs = logprobs[:taken]
+            for logprob in chosen(logprobs):
+                # One by one, so that the sum does not depend on how the tokens were cut into pieces.
+                self.cumulative_logprob += logprob
+        return Piece("".join(text), list(token_ids[:taken]), logprobs)
 
     def _feed_one(self, token_id: int) -> str:
         if token_id in self._rules.stop_token_ids:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
-from msgspec import structs
 
+from octavo.frontend.logprob_table import num_numbers
 from octavo.wire.requests import NoticeKind
 from octavo.wire.sampling import Logprobs
 
@@ -45,7 +45,7 @@ class Started:
     model: str
     prompt_token_ids: Sequence[int]
     seed: int
-    prompt_logprobs: list[Logprobs]
+    prompt_logprobs: Sequence[Logprobs]
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Piece(msgspec.Struct, frozen=True):
 
     text: str
     token_ids: list[int]
-    logprobs: list[Logprobs] = msgspec.field(default_factory=list)
+    logprobs: Sequence[Logprobs] = ()
     index: int = 0
 
 
@@ -91,13 +91,16 @@ class Notice:
 
 
 Event = Started | Piece | Finished | Usage | Notice
-# Logprobs of a prompt that are written in less than a millisecond.
+# Logprobs that are written in less than a millisecond: entries of a prompt, and of a piece all numbers.
 FEW_LOGPROBS: Final = 64
+_FEW_NUMBERS: Final = 512
 
 
 def is_long(event: Event) -> bool:
     """Whether writing it for a client takes so long (a second, with the logprobs of a long prompt) that it is to be
     done off the event loop."""
+    if isinstance(event, Piece):
+        return bool(event.logprobs) and num_numbers(event.logprobs) > _FEW_NUMBERS
     return isinstance(event, Started) and len(event.prompt_logprobs) > FEW_LOGPROBS
 
 
@@ -106,15 +109,3 @@ class Emitted(NamedTuple):
 
     offset: int
     event: Event
-
-
-def joined(pieces: Sequence[Piece], index: int) -> Piece:
-    """Consecutive pieces of one sequence as one, of the sequence `index` of the answer."""
-    if len(pieces) == 1:
-        return pieces[0] if pieces[0].index == index else structs.replace(pieces[0], index=index)
-    return Piece(
-        "".join(piece.text for piece in pieces),
-        [token_id for piece in pieces for token_id in piece.token_ids],
-        [logprobs for piece in pieces for logprobs in piece.logprobs],
-        index,
-    )

@@ -1,13 +1,14 @@
 """What happens behind every door as octavo.v1 messages to clients."""
 
-import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
 from octavo.frontend import events
 from octavo.frontend.grpc_requests import default_true
+from octavo.frontend.writing import apart
 from octavo.v1 import generation_pb2 as pb
 from octavo.wire.requests import NoticeKind
 from octavo.wire.sampling import Logprobs
@@ -44,7 +45,7 @@ class EventWriter:
 
     async def written(self, emitted: events.Emitted) -> pb.GenerateResponse:
         """The same as `write`, with no other call held up for long."""
-        return await asyncio.to_thread(self.write, emitted) if events.is_long(emitted.event) else self.write(emitted)
+        return await apart(partial(self.write, emitted)) if events.is_long(emitted.event) else self.write(emitted)
 
     def write(self, emitted: events.Emitted) -> pb.GenerateResponse:
         """The event as a message."""

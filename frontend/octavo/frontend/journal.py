@@ -8,9 +8,10 @@ import enum
 from array import array
 from collections.abc import Sequence
 
+from octavo.frontend.logprob_table import LogprobTable
 from octavo.wire import history
 from octavo.wire.requests import NO_CACHE_KEY, CacheKey, Delta, GeneratedSequence, Lease, Request, answer_work
-from octavo.wire.sampling import Logprobs, SamplingParams
+from octavo.wire.sampling import SamplingParams
 
 
 class Verdict(enum.Enum):
@@ -29,7 +30,7 @@ class SequenceJournal:
     def __init__(self, sampling: SamplingParams) -> None:
         self.token_ids: list[int] = []
         # One per token, if asked for.
-        self.logprobs: list[Logprobs] = []
+        self.logprobs = LogprobTable()
         # Said by the scheduler, of a beam search's result.
         self.cumulative_logprob: float | None = None
         self.ended = False
@@ -57,7 +58,8 @@ class SequenceJournal:
     def extend(self, delta: Delta) -> None:
         """Takes over a delta that continues the sequence."""
         self.token_ids.extend(delta.token_ids)
-        self.logprobs.extend(delta.logprobs)
+        if delta.logprobs:
+            self.logprobs.extend(delta.logprobs)
         self.cumulative_logprob = delta.cumulative_logprob
         self.ended = delta.finish_reason is not None
         self._hash = history.extend(self._hash, delta.token_ids)
@@ -99,7 +101,7 @@ class Journal:
         self.attempt = 0
         self.sequences = [SequenceJournal(sampling) for _ in range(sampling.num_sequences)]
         # One per prompt token but the first, if asked for; None before they came.
-        self.prompt_logprobs: list[Logprobs] | None = None
+        self.prompt_logprobs: LogprobTable | None = None
         self.preemptions = 0
         self.swaps = 0
         self.cached_prompt_tokens = 0
@@ -217,7 +219,7 @@ class Journal:
             self.first_token_at = now if self.first_token_at is None else self.first_token_at
             self.last_token_at = now
         if self._brings_prompt(delta):
-            self.prompt_logprobs = list(delta.prompt_logprobs)
+            self.prompt_logprobs = LogprobTable(delta.prompt_logprobs)
         self.preemptions = self._preemptions_before_attempt + delta.preemptions
         self.swaps = self._swaps_before_attempt + delta.swaps
 

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from msgspec import structs
+
 from octavo.frontend.answer import Answer
 from octavo.frontend.completion import Completion
 from octavo.frontend.errors import Broken
 from octavo.frontend.event_log import EventLog, PieceMark
-from octavo.frontend.events import Emitted, Event, Started, joined
+from octavo.frontend.events import Emitted, Event, Started
 from octavo.frontend.journal import Journal
 from octavo.frontend.reader import Reader
 
@@ -113,7 +115,9 @@ class Stream:
         index = self._answer.sequence_of(mark.place)
         sequence, completion = self._journal.sequences[index], completions[index]
         part = slice(completion.num_tokens, completion.num_tokens + mark.num_tokens)
-        return joined([completion.feed(sequence.token_ids[part], sequence.logprobs[part])], mark.place)
+        logprobs = sequence.logprobs[part] if sequence.logprobs else ()
+        piece = completion.feed(sequence.token_ids[part], logprobs)
+        return structs.replace(piece, index=mark.place)
 
     def _completions(self) -> list[Completion]:
         return [self._shape.completion() for _ in self._journal.sequences]

@@ -37,3 +37,26 @@ async def test_what_a_client_does_not_read_is_left_where_it_is_made() -> None:
     assert 0 < made <= BOUND
     answering.cancel()
     await asyncio.gather(answering, return_exceptions=True)
+
+
+async def test_what_comes_in_one_turn_is_bounded_too() -> None:
+    made, sizes = 0, []
+
+    async def source() -> AsyncGenerator[bytes]:
+        nonlocal made
+        for _ in range(100):
+            event = data(b"x" * 20_000)
+            made += len(event)
+            yield event
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            sizes.append((len(message["body"]), made))
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    await EventStream(source(), ping_s=10)({"type": "http"}, receive, send)
+    assert sum(size for size, _ in sizes) == made > 2_000_000
+    assert sizes[0][1] <= BOUND
+    assert max(size for size, _ in sizes) <= BOUND // 2

@@ -38,6 +38,6 @@ async def test_many_logprobs_of_a_prompt_are_written_once_and_off_the_event_loop
     responses = Responses(streams=True, logprobs=False)
     started = Started("r", "m", [4] * (len(logprobs) + 1), 0, logprobs)
     for event in (started, Piece("x", [1]), Finished(FinishReason.LENGTH, None), USAGE):
-        messages = await responses.written(event)
+        messages = [message async for message in responses.written(event)]
     assert len(messages[0].complete.input_logprobs.token_ids) == len(logprobs) + 1
     assert logprobs.apart == {bool(more)}

@@ -1,25 +1,33 @@
 """From the events of a call's generations to its answer: one object, or a stream of chunks."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, Final, Protocol
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.frontend.events import Finished, FinishReason, MatchKind, Notice, Piece, Started, is_long, joined
+from octavo.frontend.events import Event, Finished, FinishReason, MatchKind, Notice, Piece, Started, is_long
+from octavo.frontend.logprob_table import num_numbers
 from octavo.frontend.openai.calls import Placed
 from octavo.frontend.openai.clock import unix_time
 from octavo.frontend.openai.connection import while_connected
 from octavo.frontend.openai.door import SYSTEM_FINGERPRINT, Door
 from octavo.frontend.openai.fields import unknown_fields_header
 from octavo.frontend.openai.schemas import Sampling
+from octavo.frontend.openai.sliced import Sliced
 from octavo.frontend.openai.sse import DONE, EventStream, comment
 from octavo.frontend.openai.usage import UsageSum
+from octavo.frontend.writing import apart
+
+# What of a long answer is written at once.
+_SLICE_BYTES: Final = 64 << 10
+# Logprobs of a whole answer that are written in a few milliseconds.
+_FEW_NUMBERS: Final = 4096
 
 encode = msgspec.json.Encoder().encode
 _REASONS: Final = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -40,8 +48,8 @@ class Choice(Protocol):
         """The last objects; the very last has the reason."""
         ...
 
-    def whole(self, started: Started, piece: Piece, finished: Finished) -> dict[str, Any]:
-        """The choice of an answer that is no stream."""
+    def whole(self, started: Started, pieces: Sequence[Piece], finished: Finished) -> Iterator[bytes]:
+        """The object of an answer that is no stream, some of it at a time."""
         ...
 
 
@@ -102,11 +110,12 @@ async def stream(form: Form, events: AsyncGenerator[Placed]) -> AsyncGenerator[b
             chunks.usage.note(place, event)
             match event:
                 case Piece():
-                    yield chunks.of(choices[place * form.n + event.index].piece(event))
+                    choice = choices[place * form.n + event.index]
+                    yield chunks.of(await _written([event], partial(choice.piece, event)))
                 case Started():
                     for index in range(place * form.n, (place + 1) * form.n):
                         choices[index] = form.make_choice(index)
-                        begun = await _apart([event], partial(choices[index].begin, event))
+                        begun = await _written([event], partial(choices[index].begin, event))
                         yield chunks.of(begun, form.extra(event) if index == 0 else None)
                 case Finished():
                     objects = choices[place * form.n + event.index].end(event)
@@ -123,12 +132,35 @@ async def respond(
     headers = unknown_fields_header(unknown)
     if streams:
         return EventStream(stream(form, events), ping_s=door.ping_s, headers=headers)
-    whole = await while_connected(request, answer(form, events))
-    return Response(whole, headers=headers, media_type="application/json")
+    whole = await while_connected(request, gathered(form, events))
+    if whole.is_long:
+        return Sliced(whole.written(), headers=headers, media_type="application/json")
+    return Response(b"".join(whole.parts), headers=headers, media_type="application/json")
 
 
-async def answer(form: Form, events: AsyncGenerator[Placed]) -> bytes:
-    """The whole answer as one object, as JSON."""
+@dataclass(frozen=True)
+class Whole:
+    """An answer as one object: JSON in `parts`, which are written as they are asked for."""
+
+    parts: Iterator[bytes]
+    is_long: bool
+
+    async def written(self) -> AsyncGenerator[bytes]:
+        """All of a long one, in slices that are written off the event loop."""
+        while part := await apart(self._slice):
+            yield part
+
+    def _slice(self) -> bytes:
+        """So much that the next is written while this is on its way; nothing after the last."""
+        held, size = [], 0
+        while size < _SLICE_BYTES and (part := next(self.parts, None)) is not None:
+            held.append(part)
+            size += len(part)
+        return b"".join(held)
+
+
+async def gathered(form: Form, events: AsyncGenerator[Placed]) -> Whole:
+    """The answer that the events make, once all are there."""
     usage, started = UsageSum(), dict[int, Started]()
     pieces: dict[int, list[Piece]] = {}
     finished: dict[int, Finished] = {}
@@ -143,19 +175,22 @@ async def answer(form: Form, events: AsyncGenerator[Placed]) -> bytes:
                 case Finished():
                     finished[place * form.n + event.index] = event
 
-    def whole() -> bytes:
-        choices = [
-            form.make_choice(i).whole(started[i // form.n], joined(pieces.get(i, ()), i % form.n), finished[i])
-            for i in sorted(finished)
-        ]
-        return encode({**form.head(form.kind), "choices": choices, "usage": usage.object(), **form.extra(started[0])})
+    def parts() -> Iterator[bytes]:
+        yield encode(form.head(form.kind))[:-1] + b',"choices":['
+        for place, index in enumerate(sorted(finished)):
+            yield b"," if place else b""
+            choice = form.make_choice(index)
+            yield from choice.whole(started[index // form.n], pieces.pop(index, ()), finished[index])
+        yield b"]," + encode({"usage": usage.object(), **form.extra(started[0])})[1:]
 
-    return await _apart(started.values(), whole)
+    told: list[Started | Piece] = [*started.values(), *chain.from_iterable(pieces.values())]
+    num_long = sum(num_numbers(event.logprobs) for event in told if isinstance(event, Piece) and event.logprobs)
+    return Whole(parts(), num_long > _FEW_NUMBERS or any(map(is_long, told)))
 
 
-async def _apart(begun: Iterable[Started], write: Callable[[], bytes]) -> bytes:
-    """What `write` gives, for the answers that have begun so."""
-    return await asyncio.to_thread(write) if any(map(is_long, begun)) else write()
+async def _written(events: Iterable[Event], write: Callable[[], bytes]) -> bytes:
+    """What `write` gives for the events."""
+    return await apart(write) if any(map(is_long, events)) else write()
 
 
 class _Chunks:

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -137,10 +137,17 @@ class _Choice:
         last = {"finish_reason": self._reason(finished), "stop_reason": stop_reason(finished)}
         return [*([self._object(rest)] if rest else []), self._object({}, **last)]
 
-    def whole(self, started: Started, piece: Piece, finished: Finished) -> dict[str, Any]:
-        tokens = {"logprobs": None, **self._tokens(piece)}
-        reason = {"message": self._message(piece.text), "finish_reason": self._reason(finished)}
-        return {"index": self._index, **reason, **tokens, "stop_reason": stop_reason(finished)}
+    def whole(self, started: Started, pieces: Sequence[Piece], finished: Finished) -> Iterator[bytes]:
+        message = self._message("".join(piece.text for piece in pieces))
+        token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
+        found = {"index": self._index, "message": message, "finish_reason": self._reason(finished)}
+        ids = {"token_ids": token_ids} if self._shows_ids else {}
+        yield encode({**found, **ids, "stop_reason": stop_reason(finished)})[:-1] + b',"logprobs":'
+        if self._logprobs:
+            yield from self._logprobs.whole(token_ids, [piece.logprobs for piece in pieces])
+        else:
+            yield b"null"
+        yield b"}"
 
     def _message(self, text: str) -> dict[str, Any]:
         calls: tuple[ToolCallDelta, ...] = ()

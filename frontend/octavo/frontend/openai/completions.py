@@ -1,6 +1,6 @@
 """POST /v1/completions."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -136,18 +136,23 @@ class _Choice:
     def end(self, finished: Finished) -> Sequence[bytes]:
         return [encode({**self._object(_Shown("", [], [])), **_ending(finished)})]
 
-    def whole(self, started: Started, piece: Piece, finished: Finished) -> dict[str, Any]:
+    def whole(self, started: Started, pieces: Sequence[Piece], finished: Finished) -> Iterator[bytes]:
         prompt = self._prompt(started)
-        shown = _Shown(
-            prompt.text + piece.text, [*prompt.token_ids, *piece.token_ids], [*prompt.logprobs, *piece.logprobs]
-        )
-        found = {**self._object(shown), **_ending(finished)}
+        text = prompt.text + "".join(piece.text for piece in pieces)
+        token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
+        shown_ids = [*prompt.token_ids, *token_ids]
+        found: dict[str, Any] = {"index": self._index, "text": text, **_ending(finished)}
         if self._shows_ids:
-            found |= {"token_ids": piece.token_ids, "prompt_token_ids": list(started.prompt_token_ids)}
+            found |= {"token_ids": token_ids, "prompt_token_ids": list(started.prompt_token_ids)}
         if self._shows_prompt_logprobs:
             ids = started.prompt_token_ids
             found["prompt_logprobs"] = prompt_logprobs_of(self._tokenizer, ids, started.prompt_logprobs)
-        return found
+        yield encode(found)[:-1] + b',"logprobs":'
+        if self._logprobs and shown_ids:
+            yield from self._logprobs.whole(shown_ids, [prompt.logprobs, *(piece.logprobs for piece in pieces)])
+        else:
+            yield b"null"
+        yield b"}"
 
     def _prompt(self, started: Started) -> "_Shown":
         if self._echo is None:

@@ -1,13 +1,20 @@
 """Logprobs in the two forms that OpenAI's API has for them."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, islice
+from typing import Any, Final
+
+import msgspec
 
 from octavo.frontend.tokenizer import ModelTokenizer
 from octavo.wire.sampling import Logprobs
 
 # The least that JSON clients are shown; they have no infinity.
 _LEAST = -9999.0
+# Tokens whose logprobs are written in one go, within a few milliseconds.
+_AT_ONCE: Final = 128
+
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def token_text(tokenizer: ModelTokenizer, token_id: int) -> str:
@@ -42,6 +49,18 @@ class CompletionLogprobs:
             "text_offset": offsets,
         }
 
+    def whole(self, token_ids: Sequence[int], parts: Sequence[Sequence[Logprobs | None]]) -> Iterator[bytes]:
+        """The same as `of`, of all `parts` together, as JSON some at a time."""
+        tokens = [token_text(self._tokenizer, token_id) for token_id in token_ids]
+        offsets = [0, *accumulate(map(len, tokens))][: len(tokens)]
+        yield b'{"tokens":' + _encode(tokens) + b',"text_offset":' + _encode(offsets)
+        yield b',"token_logprobs":['
+        yield from _items(None if found is None else max(found.logprob, _LEAST) for found in chain(*parts))
+        yield b'],"top_logprobs":['
+        pairs = zip(tokens, chain(*parts), strict=True)
+        yield from _items(None if found is None else self._alternatives(token, found) for token, found in pairs)
+        yield b"]}"
+
     def _alternatives(self, token: str, found: Logprobs) -> dict[str, float]:
         pairs = list(zip(found.top_token_ids, found.top_logprobs, strict=True))[: self._top]
         named = {token_text(self._tokenizer, token_id): max(logprob, _LEAST) for token_id, logprob in pairs}
@@ -61,6 +80,12 @@ class ChatLogprobs:
         pairs = zip(token_ids, logprobs, strict=True)
         return {"content": [self._token(token_id, found) for token_id, found in pairs if found], "refusal": None}
 
+    def whole(self, token_ids: Sequence[int], parts: Sequence[Sequence[Logprobs]]) -> Iterator[bytes]:
+        """The same as `of`, of all `parts` together, as JSON some at a time."""
+        yield b'{"content":['
+        yield from _items(self._token(*pair) for pair in zip(token_ids, chain(*parts), strict=True))
+        yield b'],"refusal":null}'
+
     def _token(self, token_id: int, found: Logprobs) -> dict[str, Any]:
         pairs = list(zip(found.top_token_ids, found.top_logprobs, strict=True))[: self._top]
         return {**self._entry(token_id, found.logprob), "top_logprobs": [self._entry(*pair) for pair in pairs]}
@@ -73,11 +98,21 @@ class ChatLogprobs:
         }
 
 
+def _items(values: Iterator[object]) -> Iterator[bytes]:
+    """The items of a JSON array, some at a time."""
+    between = b""
+    while items := list(islice(values, _AT_ONCE)):
+        yield between + _encode(items)[1:-1]
+        between = b","
+
+
 def prompt_logprobs_of(
     tokenizer: ModelTokenizer, token_ids: Sequence[int], logprobs: Sequence[Logprobs]
-) -> list[dict[str, Any] | None]:
-    """vLLM's form for a prompt: for each of its tokens but the first, candidates by their id."""
-    return [None, *(_candidates(tokenizer, *pair) for pair in zip(token_ids[1:], logprobs, strict=True))]
+) -> list[msgspec.Raw | None]:
+    """vLLM's form for a prompt: for each of its tokens but the first, candidates by their id. Each is JSON already, for
+    of a long prompt they would be a million objects."""
+    pairs = zip(token_ids[1:], logprobs, strict=True)
+    return [None, *(msgspec.Raw(_encode(_candidates(tokenizer, *pair))) for pair in pairs)]
 
 
 def _candidates(tokenizer: ModelTokenizer, token_id: int, found: Logprobs) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from octavo.frontend.pacing import Watch
 
 _log = logging.getLogger(__name__)
 
+# What is sent in one piece, but for the event that makes it more.
+_MOST_BYTES: Final = 64 << 10
 DONE: Final = b"data: [DONE]\n\n"
 PING: Final = b": ping\n\n"
 _HEADERS: Final = [
@@ -110,13 +112,14 @@ class EventStream(Response):
 class _Outbox:
     """What is to be sent next. All that comes in one turn of the event loop leaves in one piece.
 
-    It is closed while that is on its way: what a slow client makes wait then is merged where it is made.
+    It is closed while that is on its way, or enough: what a slow client makes wait then is merged where it is made.
     """
 
     def __init__(self) -> None:
         self.ended = False
         self.failure: ServiceError | None = None
         self._held: list[bytes] = []
+        self._num_bytes = 0
         self._has_begun = False
         self._changed = asyncio.Event()
         self._is_open = asyncio.Event()
@@ -136,6 +139,9 @@ class _Outbox:
             return
         await self._is_open.wait()
         self._held.append(event)
+        self._num_bytes += len(event)
+        if self._num_bytes >= _MOST_BYTES:
+            self.close()
         self._has_begun = self._has_begun or event[:1] != b":"
         self._changed.set()
 
@@ -166,4 +172,5 @@ class _Outbox:
             return b"" if self.ended else PING
         body = b"".join(self._held)
         self._held.clear()
+        self._num_bytes = 0
         return body

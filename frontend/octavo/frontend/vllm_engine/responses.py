@@ -1,12 +1,24 @@
 """Our events as their messages: chunks as they come where a stream is asked for, and a whole for every sequence."""
 
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
-from octavo.frontend.events import Event, Finished, FinishReason, MatchKind, Piece, Started, Usage, is_long
+from octavo.frontend.events import (
+    FEW_LOGPROBS,
+    Event,
+    Finished,
+    FinishReason,
+    MatchKind,
+    Piece,
+    Started,
+    Usage,
+    is_long,
+)
+from octavo.frontend.logprob_table import LogprobTable
 from octavo.frontend.vllm_engine.protocol import pb
+from octavo.frontend.writing import apart
 from octavo.wire.sampling import Logprobs
 
 _REASONS: Final = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -17,7 +29,7 @@ class _Sequence:
     """What there is of one so far."""
 
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Logprobs] = field(default_factory=list)
+    logprobs: LogprobTable = field(default_factory=LogprobTable)
     finished: Finished | None = None
 
 
@@ -34,9 +46,20 @@ class Responses:
     _sequences: dict[int, _Sequence] = field(default_factory=dict)
     _told_prompt: bool = False
 
-    async def written(self, event: Event) -> list[Any]:
+    async def written(self, event: Event) -> AsyncGenerator[Any]:
         """The same as `of`, with no other call held up for long."""
-        return await asyncio.to_thread(self._written, event) if is_long(event) else self._written(event)
+        messages = self.of(event)
+        if not self._is_long(event):
+            for message in messages:
+                yield message
+            return
+        while (message := await apart(partial(next, messages, None))) is not None:
+            yield message
+
+    def _is_long(self, event: Event) -> bool:
+        return is_long(event) or (
+            isinstance(event, Usage) and any(len(each.logprobs) > FEW_LOGPROBS for each in self._sequences.values())
+        )
 
     def of(self, event: Event) -> Iterator[Any]:
         """The messages that an event brings, maybe none. Wholes come last, for only then the cached part of the prompt
@@ -53,13 +76,11 @@ class Responses:
                 for index in sorted(self._sequences):
                     yield self._complete(index, self._sequences[index], event)
 
-    def _written(self, event: Event) -> list[Any]:
-        return list(self.of(event))
-
     def _of_piece(self, piece: Piece) -> Iterator[Any]:
         sequence = self._sequence(piece.index)
         sequence.token_ids += piece.token_ids
-        sequence.logprobs += piece.logprobs
+        if self.logprobs:
+            sequence.logprobs.extend(piece.logprobs)
         if self.streams and piece.token_ids:
             chunk = pb.GenerateStreamChunk(
                 token_ids=piece.token_ids,

@@ -58,7 +58,7 @@ class VllmEngine(services.VllmEngineServicer):  # type: ignore[misc]
             events = self._generation.generate(read, caller, deadline_of(context))
             async with paced(self._stall_timeout_s) as pace, contextlib.aclosing(events):
                 async for _, event in events:
-                    for response in await responses.written(event):
+                    async for response in responses.written(event):
                         with pace:
                             await context.write(response)
 

@@ -2,30 +2,62 @@
 
 import tempfile
 from pathlib import Path
+from typing import Final
 
 import click
 
+from octavo.testing.fuzz.hostile import INPUTS
+from octavo.testing.fuzz.neighbour import GENEROUS, STRICT
+from octavo.testing.fuzz.neighbours import campaign
 from octavo.testing.fuzz.surfaces import ENVIRONMENT, SURFACES
 from octavo.testing.fuzz.target import run
 from octavo.testing.stack import Stack
 from octavo.testing.tiny_model import write_byte_model
+
+# Judged by what these see, not by what becomes of the processes.
+_NEIGHBOURS: Final = "neighbours"
 
 
 @click.command()
 @click.option(
     "--surface",
     "surfaces",
-    type=click.Choice(list(SURFACES)),
+    type=click.Choice([*SURFACES, _NEIGHBOURS]),
     multiple=True,
-    default=list(SURFACES),
+    default=[*SURFACES, _NEIGHBOURS],
     help="What is attacked; may be repeated. Default: everything.",
 )
 @click.option(
     "--messages", type=click.IntRange(20), default=10_000, show_default=True, help="How many to send to each."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="What all of it is drawn from.")
-def main(surfaces: tuple[str, ...], messages: int, seed: int) -> None:
+@click.option(
+    "--input",
+    "inputs",
+    type=click.Choice(list(INPUTS)),
+    multiple=True,
+    default=list(INPUTS),
+    help="Of neighbours: what goes on beside them; may be repeated. Default: everything.",
+)
+@click.option("--scale", type=float, default=1.0, show_default=True, help="Of neighbours: how large inputs are.")
+@click.option("--strict", is_flag=True, help="Of neighbours: judge as on a machine that does nothing else.")
+def main(
+    surfaces: tuple[str, ...], messages: int, seed: int, inputs: tuple[str, ...], scale: float, strict: bool
+) -> None:
     """Sends bad input and tells what came of it; exits with 1 if something broke."""
+    has_failed = False
+    if _NEIGHBOURS in surfaces:
+        with tempfile.TemporaryDirectory(prefix="octavo-") as directory:
+            model = Path(directory) / "byte-model"
+            write_byte_model(model, max_model_len=16384)
+            bounds = STRICT if strict else GENEROUS
+            has_failed = not campaign(model, Path(directory) / "run", inputs, bounds, scale, click.echo)
+    if surfaces := tuple(name for name in surfaces if name != _NEIGHBOURS):
+        has_failed |= _has_broken(surfaces, messages, seed)
+    raise SystemExit(has_failed)
+
+
+def _has_broken(surfaces: tuple[str, ...], messages: int, seed: int) -> bool:
     has_failed = False
     with tempfile.TemporaryDirectory(prefix="octavo-") as directory:
         write_byte_model(Path(directory) / "byte-model", max_model_len=512)
@@ -36,7 +68,7 @@ def main(surfaces: tuple[str, ...], messages: int, seed: int) -> None:
                     report = run(stack, attack, messages // len(SURFACES[name]), seed)
                     click.echo(f"=== {name}: {what}\n{report}\n")
                     has_failed |= bool(report.faults)
-    raise SystemExit(has_failed)
+    return has_failed
 
 
 if __name__ == "__main__":
