@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from octavo.testing.fuzz.connections import HTTP2_PREFACE
-from octavo.testing.fuzz.neighbour import Target, request_bytes
+from octavo.testing.fuzz.neighbour import Target, connection, request_bytes
 
 # How large an input is, beside what the table of inputs says: 1 is as large as it was when it did harm.
 Hostile = Callable[[Target, float, float], Coroutine[Any, Any, Counter[str]]]
@@ -198,13 +198,12 @@ async def _ask(target: Target, calls: list[tuple[str, dict[str, Any]]]) -> Count
 
     async def ask(path: str, body: dict[str, Any]) -> None:
         try:
-            reader, writer = await asyncio.open_connection(*target.http)
-            writer.write(request_bytes(path, body))
-            first = await reader.readline()
-            last = b""
-            while part := await reader.read(1 << 20):
-                last = part
-            writer.close()
+            async with connection(target.http) as (reader, writer):
+                writer.write(request_bytes(path, body))
+                first = await reader.readline()
+                last = b""
+                while part := await reader.read(1 << 20):
+                    last = part
             counts[first[9:12].decode() or "nothing"] += 1
             if first[9:12] not in (b"200", b""):
                 with contextlib.suppress(ValueError, KeyError, TypeError):

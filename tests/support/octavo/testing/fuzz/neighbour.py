@@ -83,6 +83,18 @@ async def neighbour(target: Target) -> AsyncIterator[Seen]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@contextlib.asynccontextmanager
+async def connection(address: tuple[str, int]) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """One that ends with the block, whatever is still to be said."""
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
 def request_bytes(path: str, body: dict[str, Any] | None = None, **headers: str) -> bytes:
     """One HTTP request whose connection ends with its answer."""
     content = b"" if body is None else json.dumps(body).encode()
@@ -102,9 +114,8 @@ async def _stream(target: Target, seen: Seen) -> None:
         last: float | None = None
         body = {"prompt": "hello", "max_tokens": _TOKENS, "ignore_eos": True, "stream": True, "temperature": 0}
         try:
-            reader, writer = await asyncio.open_connection(*target.http)
-            writer.write(request_bytes("/v1/completions", body))
-            async with asyncio.timeout(None) as limit:
+            async with connection(target.http) as (reader, writer), asyncio.timeout(None) as limit:
+                writer.write(request_bytes("/v1/completions", body))
                 limit.reschedule(asyncio.get_running_loop().time() + _PATIENCE_S)
                 async for line in reader:
                     now = time.monotonic()
@@ -117,7 +128,6 @@ async def _stream(target: Target, seen: Seen) -> None:
                             seen.gaps.append(now - last)
                         seen.num_tokens += 1
                         last = now
-            writer.close()
         except (OSError, TimeoutError) as error:
             seen.wrong.append(f"a good stream ended with {type(error).__name__}: {error}")
             return
@@ -127,11 +137,9 @@ async def _probe(target: Target, seen: Seen) -> None:
     while True:
         began = time.monotonic()
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                reader, writer = await asyncio.open_connection(*target.http)
+            async with asyncio.timeout(_PATIENCE_S), connection(target.http) as (reader, writer):
                 writer.write(request_bytes("/livez"))
                 answer = await reader.read()
-            writer.close()
         except (OSError, TimeoutError) as error:
             seen.livez.append(time.monotonic() - began)
             seen.wrong.append(f"/livez: {type(error).__name__}: {error}")

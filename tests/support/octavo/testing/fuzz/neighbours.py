@@ -11,7 +11,17 @@ from typing import Any, Final
 
 from octavo.testing.addresses import free_address
 from octavo.testing.fuzz.hostile import attack
-from octavo.testing.fuzz.neighbour import HEADER, Bounds, Seen, Target, judged, neighbour, row
+from octavo.testing.fuzz.neighbour import (
+    HEADER,
+    Bounds,
+    Seen,
+    Target,
+    connection,
+    judged,
+    neighbour,
+    request_bytes,
+    row,
+)
 from octavo.testing.stack import Stack
 
 # Of an input that has no end of its own: longer than the frontend waits for clients that do not read.
@@ -79,10 +89,9 @@ def _split(address: str) -> tuple[str, int]:
 
 async def _is_ready(target: Target) -> bool:
     try:
-        reader, writer = await asyncio.open_connection(*target.http)
+        async with connection(target.http) as (reader, writer):
+            writer.write(request_bytes("/ready"))
+            answer = await reader.read()
     except OSError:
         return False
-    writer.write(b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-    answer = await reader.read()
-    writer.close()
     return answer.startswith(b"HTTP/1.1 200")
