@@ -180,19 +180,19 @@ class Draft:
         if group.cached_prompt_tokens is None:
             group.cached_prompt_tokens = min(leaders[0].num_computed, leaders[0].num_prompt)
         num_uncomputed = sum(sequence.num_uncomputed for sequence in leaders)
-        self._compute_known(group, leaders, least=1)
+        self._compute_known(group, leaders)
         return num_uncomputed
 
     def prefill(self, group: SequenceGroup) -> None:
         """Computes known tokens of a running group, as many as the budget allows, but for those it decodes."""
-        self._compute_known(group, [each for each in self.replica.holders(group) if not each.is_decoding], least=0)
+        self._compute_known(group, [each for each in self.replica.holders(group) if not each.is_decoding])
 
-    def _compute_known(self, group: SequenceGroup, sequences: list[Sequence], least: int) -> None:
+    def _compute_known(self, group: SequenceGroup, sequences: list[Sequence]) -> None:
         """As many tokens of each as the budget allows; where it is not its grammar's turn, all but the one after which
-        a token is chosen, though `least` in any case."""
+        a token is chosen. Some other's turn it is then, so the step has work."""
         for sequence in sequences:
             num_tokens = min(group.may_compute(sequence), self.budget) if sequence.is_ready else 0
-            if num_tokens > least and group.has_grammar and not self._may_choose(group, sequence, num_tokens):
+            if num_tokens and group.has_grammar and not self._may_choose(group, sequence, num_tokens):
                 num_tokens -= 1
             if num_tokens:
                 self.prefills = self.prefills or not sequence.is_decoding
@@ -234,8 +234,7 @@ class Draft:
         """Brings a swapped group back and computes on."""
         self.swap_in += self.replica.swap_in(group)
         self.resumed.append(group)
-        # Its blocks come back in this plan, so it must have work.
-        self._compute_known(group, self.replica.holders(group), least=self.budget)
+        self._compute_known(group, self.replica.holders(group))
 
     # -- send -------------------------------------------------------------------------------------------------------
 
