@@ -304,7 +304,9 @@ class StepTimes(Value, frozen=True):
     prepare_us: Count
     model_us: Count
     sample_us: Count
-    grammars: Annotated[list[GrammarTime], Meta(max_length=MAX_SEQUENCES)] = field(default_factory=list)
+    grammars: Annotated[list[GrammarTime], Meta(max_length=MAX_SEQUENCES, extra={"since": 9})] = field(
+        default_factory=list
+    )
 
 
 class StepResult(Message, frozen=True):
