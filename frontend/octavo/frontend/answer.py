@@ -50,6 +50,7 @@ class Answer:
         self._incremental = incremental
         self._is_ranked = journal.sampling.beam is not None or num_results < len(self._completions)
         top = journal.sampling.logprobs
+        self._is_scored = top is not None
         # What an event may hold; with few logprobs any number of tokens, once a sequence has ended.
         self._most_tokens = max(1, MAX_PIECE_NUMBERS // (1 + top)) if top else MAX_TOKENS
         # What was not sent yet, by sequence: the latest piece where each is sent at once, or all since the start.
@@ -75,12 +76,11 @@ class Answer:
         All that came since then at once, so a slow reader gets fewer, larger pieces.
         """
         self.behind = False
-        is_scored = self._journal.sampling.logprobs is not None
         for index, (sequence, completion) in enumerate(zip(self._journal.sequences, self._completions, strict=True)):
             start = completion.num_tokens
             end = min(len(sequence.token_ids), start + min(MAX_PIECE_TOKENS, self._most_tokens))
             if completion.finished is None and end > start:
-                logprobs = sequence.logprobs[start:end] if is_scored else ()
+                logprobs = sequence.logprobs[start:end] if self._is_scored else ()
                 piece = completion.feed(sequence.token_ids[start:end], logprobs)
                 if self._sends_at_once:
                     self._latest[index] = piece

@@ -1,6 +1,6 @@
 """From the events of a call's generations to its answer: one object, or a stream of chunks."""
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.frontend.events import Event, Finished, FinishReason, MatchKind, Notice, Piece, Started, is_long
+from octavo.frontend.events import Finished, FinishReason, MatchKind, Notice, Piece, Started, is_long
 from octavo.frontend.logprob_table import num_numbers
 from octavo.frontend.openai.calls import Placed
 from octavo.frontend.openai.clock import unix_time
@@ -111,11 +111,14 @@ async def stream(form: Form, events: AsyncGenerator[Placed]) -> AsyncGenerator[b
             match event:
                 case Piece():
                     choice = choices[place * form.n + event.index]
-                    yield chunks.of(await _written([event], partial(choice.piece, event)))
+                    # Most are short, and of these there are many.
+                    found = await apart(partial(choice.piece, event)) if is_long(event) else choice.piece(event)
+                    yield chunks.of(found)
                 case Started():
                     for index in range(place * form.n, (place + 1) * form.n):
                         choices[index] = form.make_choice(index)
-                        begun = await _written([event], partial(choices[index].begin, event))
+                        begin = partial(choices[index].begin, event)
+                        begun = await apart(begin) if is_long(event) else begin()
                         yield chunks.of(begun, form.extra(event) if index == 0 else None)
                 case Finished():
                     objects = choices[place * form.n + event.index].end(event)
@@ -186,11 +189,6 @@ async def gathered(form: Form, events: AsyncGenerator[Placed]) -> Whole:
     told: list[Started | Piece] = [*started.values(), *chain.from_iterable(pieces.values())]
     num_long = sum(num_numbers(event.logprobs) for event in told if isinstance(event, Piece) and event.logprobs)
     return Whole(parts(), num_long > _FEW_NUMBERS or any(map(is_long, told)))
-
-
-async def _written(events: Iterable[Event], write: Callable[[], bytes]) -> bytes:
-    """What `write` gives for the events."""
-    return await apart(write) if any(map(is_long, events)) else write()
 
 
 class _Chunks:
