@@ -1,5 +1,6 @@
 """Choosing under grammars: only what they allow, by all the other rules as before, and nobody's neighbour notices."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from octavo.testing.choosers import beam, chooser
 from octavo.testing.constraints import DIGITS, WORDS, compiled, ids_of_mask
 from octavo.testing.tiny_model import END_TOKEN_ID, VOCAB_SIZE, write_byte_model
 from octavo.wire.steps import FailureReason
+from octavo.worker import grammar_masks
 from octavo.worker.grammar_masks import NO_MASKS, masks_of
 from octavo.worker.grammars import Grammars
 from octavo.worker.logprobs import token_logprobs
@@ -177,3 +179,38 @@ def test_the_logits_stay_as_they_are(grammars: Grammars, digits: str) -> None:
     before = logits.clone()
     chosen(logits, [chooser(seed=1, grammar=digits), beam(2, seed=2, grammar=digits)], grammars)
     assert torch.equal(logits, before)
+
+
+def test_masks_are_the_same_side_by_side_as_one_after_the_other(
+    grammars: Grammars, digits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_masks, "available_cores", lambda: 4)
+    words = compiled(WORDS, grammars.vocabulary)
+
+    def rows() -> list[WorkerSequence]:
+        found = [chooser(seed=seed, grammar=words if seed % 2 else digits) for seed in range(1, 40)]
+        masks_of(found, grammars)
+        return found
+
+    few, many = rows(), rows()
+    for row in many:
+        assert row.follower is not None
+        row.follower.mask_us = 10_000
+    one, other = masks_of(few, grammars), masks_of(many, grammars)
+    assert (one.bits == other.bits).all()
+    assert one.rows == other.rows
+
+
+def test_a_step_tells_what_each_grammar_took(grammars: Grammars, digits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A microsecond passes whenever somebody looks.
+    ticks = itertools.count(0, 1000)
+    monkeypatch.setattr(grammar_masks.time, "perf_counter_ns", lambda: next(ticks))
+    rows = [
+        chooser(seed=1),
+        chooser(seed=2, grammar=digits),
+        beam(2, seed=3, grammar=digits),
+        chooser(seed=4, grammar="no grammar"),
+    ]
+    times = {each.sequence_id: each.microseconds for each in masks_of(rows, grammars).times}
+    # One each to catch up; and half of the five that two masks took together, rounded.
+    assert times == {2: 4, 3: 4, 4: 1}
