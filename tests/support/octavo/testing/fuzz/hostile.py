@@ -41,6 +41,15 @@ async def half_open_http2(target: Target, scale: float, seconds: float) -> Count
     return await _idle(target.grpc, round(2000 * scale), HTTP2_PREFACE, seconds)
 
 
+async def half_open_tls(target: Target, scale: float, seconds: float) -> Counter[str]:
+    """Handshakes that are begun and not gone on with, on both ports."""
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+    counts = await asyncio.gather(
+        _idle(target.http, round(2100 * scale), hello, seconds), _idle(target.grpc, round(2100 * scale), hello, seconds)
+    )
+    return counts[0] + counts[1]
+
+
 async def unread_streams(target: Target, scale: float, seconds: float) -> Counter[str]:
     """Streams of large events that nobody reads, until they are cut off."""
     body = {**_long_answer(round(8000 * scale), top=20), "stream": True}
@@ -127,6 +136,7 @@ INPUTS: Final[dict[str, Hostile]] = {
         idle_http,
         idle_grpc,
         half_open_http2,
+        half_open_tls,
         unread_streams,
         large_answers,
         large_chats,
@@ -139,6 +149,10 @@ INPUTS: Final[dict[str, Hostile]] = {
         burst,
     )
 }
+
+
+# Those that need a server with TLS.
+OVER_TLS: Final = frozenset({"half_open_tls"})
 
 
 def attack(name: str, target: Target, scale: float, seconds: float) -> Counter[str]:
@@ -198,7 +212,7 @@ async def _ask(target: Target, calls: list[tuple[str, dict[str, Any]]]) -> Count
 
     async def ask(path: str, body: dict[str, Any]) -> None:
         try:
-            async with connection(target.http) as (reader, writer):
+            async with connection(target) as (reader, writer):
                 writer.write(request_bytes(path, body))
                 first = await reader.readline()
                 last = b""

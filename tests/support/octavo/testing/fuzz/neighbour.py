@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import json
+import ssl
 import statistics
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 _PATIENCE_S: Final = 60.0
@@ -16,10 +18,11 @@ _TOKENS: Final = 400
 
 @dataclass(frozen=True)
 class Target:
-    """Where a server is: host and port of its HTTP, and of its gRPC."""
+    """Where a server is: host and port of its HTTP and of its gRPC, and the authority of both where they speak TLS."""
 
     http: tuple[str, int]
     grpc: tuple[str, int]
+    authority: Path | None = None
 
 
 @dataclass
@@ -84,9 +87,10 @@ async def neighbour(target: Target) -> AsyncIterator[Seen]:
 
 
 @contextlib.asynccontextmanager
-async def connection(address: tuple[str, int]) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """One that ends with the block, whatever is still to be said."""
-    reader, writer = await asyncio.open_connection(*address)
+async def connection(target: Target) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """One for HTTP that ends with the block, whatever is still to be said."""
+    tls = ssl.create_default_context(cafile=target.authority) if target.authority else None
+    reader, writer = await asyncio.open_connection(*target.http, ssl=tls)
     try:
         yield reader, writer
     finally:
@@ -114,7 +118,7 @@ async def _stream(target: Target, seen: Seen) -> None:
         last: float | None = None
         body = {"prompt": "hello", "max_tokens": _TOKENS, "ignore_eos": True, "stream": True, "temperature": 0}
         try:
-            async with connection(target.http) as (reader, writer), asyncio.timeout(None) as limit:
+            async with connection(target) as (reader, writer), asyncio.timeout(None) as limit:
                 writer.write(request_bytes("/v1/completions", body))
                 limit.reschedule(asyncio.get_running_loop().time() + _PATIENCE_S)
                 async for line in reader:
@@ -137,7 +141,7 @@ async def _probe(target: Target, seen: Seen) -> None:
     while True:
         began = time.monotonic()
         try:
-            async with asyncio.timeout(_PATIENCE_S), connection(target.http) as (reader, writer):
+            async with asyncio.timeout(_PATIENCE_S), connection(target) as (reader, writer):
                 writer.write(request_bytes("/livez"))
                 answer = await reader.read()
         except (OSError, TimeoutError) as error:

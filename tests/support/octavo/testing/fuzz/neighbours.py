@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from octavo.testing.addresses import free_address
-from octavo.testing.fuzz.hostile import attack
+from octavo.testing.certificates import make_authority, make_certificate
+from octavo.testing.fuzz.hostile import OVER_TLS, attack
 from octavo.testing.fuzz.neighbour import (
     HEADER,
     Bounds,
@@ -37,14 +38,15 @@ _ENVIRONMENT: Final = {
 
 
 @contextlib.contextmanager
-def served(model: Path, directory: Path) -> Iterator[tuple[Stack, Target]]:
-    """A scheduler, a frontend on ports of TCP, and a fake worker."""
+def served(model: Path, directory: Path, *, tls: bool = False) -> Iterator[tuple[Stack, Target]]:
+    """A scheduler, a frontend on ports of TCP, maybe with `tls`, and a fake worker."""
     http, grpc = free_address(), free_address()
     with Stack(model, directory, _ENVIRONMENT) as stack:
         stack.start("scheduler")
-        stack.start("frontend", OCTAVO_HTTP_LISTEN=http, OCTAVO_LISTEN=grpc)
+        settings, authority = _certified(directory) if tls else ({}, None)
+        stack.start("frontend", OCTAVO_HTTP_LISTEN=http, OCTAVO_LISTEN=grpc, **settings)
         stack.start("worker", "worker-0")
-        target = Target(_split(http), _split(grpc))
+        target = Target(_split(http), _split(grpc), authority)
         stack.wait_for(lambda: asyncio.run(_is_ready(target)), 120)
         yield stack, target
 
@@ -65,8 +67,24 @@ def campaign(
 ) -> bool:
     """One input after the other, each beside a neighbour of its own, as a table; whether all were bearable."""
     echo(HEADER)
+    plain, over_tls = [n for n in names if n not in OVER_TLS], [n for n in names if n in OVER_TLS]
+    found = [_all_bearable(model, directory, plain, bounds, scale, echo, tls=False)] if plain else []
+    found += [_all_bearable(model, directory, over_tls, bounds, scale, echo, tls=True)] if over_tls else []
+    return all(found)
+
+
+def _all_bearable(
+    model: Path,
+    directory: Path,
+    names: Sequence[str],
+    bounds: Bounds,
+    scale: float,
+    echo: Callable[[str], Any],
+    *,
+    tls: bool,
+) -> bool:
     bearable = True
-    with served(model, directory) as (stack, target):
+    with served(model, directory, tls=tls) as (stack, target):
         for name in names:
             seen, answers = asyncio.run(beside(target, name, scale, _SECONDS))
             faults = judged(seen, bounds)
@@ -82,6 +100,14 @@ def campaign(
     return bearable
 
 
+def _certified(directory: Path) -> tuple[dict[str, str], Path]:
+    """What a frontend is told of its certificate, and who has signed that."""
+    authority = make_authority(directory, "authority")
+    pair = make_certificate(authority, "localhost")
+    settings = {"OCTAVO_TLS_CERTIFICATE": str(pair.certificate), "OCTAVO_TLS_KEY": str(pair.key)}
+    return settings, authority.certificate
+
+
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host, int(port)
@@ -89,7 +115,7 @@ def _split(address: str) -> tuple[str, int]:
 
 async def _is_ready(target: Target) -> bool:
     try:
-        async with connection(target.http) as (reader, writer):
+        async with connection(target) as (reader, writer):
             writer.write(request_bytes("/ready"))
             answer = await reader.read()
     except OSError:
