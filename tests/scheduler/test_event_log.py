@@ -73,8 +73,9 @@ def log(make_cluster: MakeCluster) -> bytes:
 
 # Ways to decode.
 WAYS: list[dict[str, Any]] = [
-    {},
-    {"num_sequences": 2, "temperature": 1.0},
+    # Grammars that take microseconds; what they took decides who is in a step.
+    {"grammar": "8000"},
+    {"num_sequences": 2, "temperature": 1.0, "grammar": "3000"},
     {"beam": BeamSearch(2, 1.0, EarlyStopping.OFF)},
     {"logprobs": 2, "prompt_logprobs": 1},
 ]

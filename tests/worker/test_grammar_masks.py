@@ -1,6 +1,7 @@
 """Choosing under grammars: only what they allow, by all the other rules as before, and nobody's neighbour notices."""
 
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,7 @@ def test_masks_are_the_same_side_by_side_as_one_after_the_other(
 def test_a_step_tells_what_each_grammar_took(grammars: Grammars, digits: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A microsecond passes whenever somebody looks.
     ticks = itertools.count(0, 1000)
-    monkeypatch.setattr(grammar_masks.time, "perf_counter_ns", lambda: next(ticks))
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(ticks))
     rows = [
         chooser(seed=1),
         chooser(seed=2, grammar=digits),
