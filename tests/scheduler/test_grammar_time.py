@@ -1,6 +1,7 @@
 """Costly grammars hold up only those who ask for them: their time in a step is bounded, and everyone has a turn."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ class Costs:
         return taken
 
 
-def attackers(count: int, tenant: str = "", max_tokens: int = 30, **sampling: object) -> list[Request]:
+def attackers(count: int, tenant: str = "", max_tokens: int = 30, **sampling: Any) -> list[Request]:
     return [make_request(f"heavy-{i}", 5, max_tokens, tenant=tenant, grammar=HEAVY, **sampling) for i in range(count)]
 
 
@@ -165,12 +166,16 @@ def test_its_time_is_booked_to_the_tenant(make_cluster: MakeCluster) -> None:
 def test_what_waits_for_its_turn_may_be_preempted_and_comes_back(
     make_cluster: MakeCluster, preemption: Preemption, kind: str
 ) -> None:
-    sampling = {"parallel": {"num_sequences": 3, "temperature": 1.0}, "beams": {"beam": beams(2)}}.get(kind, {})
+    kinds: dict[str, dict[str, Any]] = {
+        "sampling": {},
+        "parallel": {"num_sequences": 3, "temperature": 1.0},
+        "beams": {"beam": beams(2)},
+    }
 
     def run(num_blocks: int) -> dict[str, list[list[int]]]:
         cluster = make_cluster(preemption=preemption, watermark=0.0)
         cluster.join(num_blocks=num_blocks, num_cpu_blocks=num_blocks, block_size=2)
-        cluster.submit(make_request("old", 9, 60), *attackers(3, max_tokens=12, **sampling))
+        cluster.submit(make_request("old", 9, 60), *attackers(3, max_tokens=12, **kinds[kind]))
         cluster.run()
         assert (sum(deltas[-1].preemptions for deltas in cluster.deltas.values()) > 0) == (num_blocks < 100)
         return {name: cluster.outputs(name) for name, _ in cluster.streams}
