@@ -29,7 +29,7 @@ def sequence(sequence_id: int, num_tokens: int, *, pending: bool = False) -> Wor
 
 def inputs_of(items: list[WorkItem]) -> tuple[StepInputs, SequenceRows]:
     device = torch.device(DEVICE)
-    rows = SequenceRows(NUM_GROUPS, 8, device)
+    rows = SequenceRows(NUM_GROUPS, 8, device, capacity=64)
     for item in items:
         rows.row_of(item.sequence)
         rows.next_tokens[rows.row_of(item.sequence)] = 9000 + item.sequence.sequence_id
