@@ -119,11 +119,13 @@ class TestThrash:
         replica, groups, num_begun = cluster.core.replicas[1], list(cluster.groups.values()), 30
         while cluster.groups:
             cluster.step()
-            begun = len(replica.running) + len(replica.swapped)
+            # What had begun and is computed again comes back in its turn, whatever is swapped out.
+            begun = sum(group.comes_back for group in groups)
             assert not replica.swapped or begun <= num_begun
             num_begun = begun
-        assert max(group.swaps for group in groups) == 2
-        assert cluster.core.swaps <= len(requests)
+        # The last in order go for all others.
+        assert max(group.swaps for group in groups) <= 3
+        assert cluster.core.swaps <= cluster.core.preemptions <= len(requests)
         assert outputs(cluster, *requests) == references(*requests)
 
     @staticmethod

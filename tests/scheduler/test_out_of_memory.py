@@ -144,3 +144,27 @@ def test_what_failed_otherwise_shrinks_nothing(make_cluster: MakeCluster) -> Non
     cluster.step(fail=True)
     assert cluster.core.replicas[1].size.tokens == 64
     assert_served(cluster, request)
+
+
+def test_a_swapped_group_of_more_sequences_than_a_step_has_tokens_comes_back(make_cluster: MakeCluster) -> None:
+    """`first` runs out of memory again and again, after which a step has a block's four tokens; eight wait for them."""
+    cluster = make_cluster()
+    cluster.join(num_blocks=48, num_cpu_blocks=48, faults=f"oom={FIRST}@14")
+    first = starting("first", 4, 20, num_sequences=8, temperature=1.0)
+    second = starting("second", 4, 20, first=1, num_sequences=8, temperature=1.0)
+    cluster.submit(first, second)
+    size = cluster.core.replicas[1].size
+    step_until(cluster, lambda: size.tokens == 4 and bool(cluster.core.replicas[1].swapped))
+    assert_served(cluster, second)
+    assert {name: each.reason for name, each in cluster.rejected.items()} == {"first": RejectReason.OUT_OF_MEMORY}
+
+
+def test_a_swapped_group_comes_back_to_a_step_of_a_single_token(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(watermark=0.0, max_num_seqs=16)
+    cluster.join(num_blocks=48, num_cpu_blocks=48)
+    requests = [make_request(name, 4, 20, num_sequences=8, temperature=1.0) for name in ("first", "second")]
+    cluster.submit(*requests)
+    replica = cluster.core.replicas[1]
+    step_until(cluster, lambda: bool(replica.swapped))
+    replica.size.tokens = replica.size.seqs = 1
+    assert_served(cluster, *requests)

@@ -1,11 +1,13 @@
 """Preemption: whom it takes, that it takes them whole, what becomes of their KV, and how they come back."""
 
+from collections.abc import Iterable
+
 import msgspec
 import pytest
 
 from octavo.scheduler.config import Policy, Preemption
 from octavo.scheduler.draft import Draft
-from octavo.scheduler.sequence import SequenceStatus
+from octavo.scheduler.sequence import Sequence, SequenceStatus
 from octavo.testing.cluster import Cluster, make_request
 from octavo.testing.scenarios import (
     admissions,
@@ -34,6 +36,44 @@ def victims(cluster: Cluster, max_steps: int = 500) -> list[str]:
         if not cluster.groups:
             return found
     raise AssertionError(f"requests still held after {max_steps} steps")
+
+
+class TestHowMany:
+    """48 sequences of one full block each want another; 12 are free."""
+
+    @staticmethod
+    def full(make_cluster: MakeCluster, preemption: Preemption) -> Cluster:
+        cluster = make_cluster(watermark=0.0, preemption=preemption, max_steps_in_flight=1, max_num_seqs=64)
+        cluster.join(num_blocks=60, block_size=4, num_cpu_blocks=60)
+        cluster.submit(*(make_request(f"r{i}", 3, 9) for i in range(48)))
+        cluster.step()
+        cluster.step()
+        return cluster
+
+    @pytest.mark.parametrize("preemption", list(Preemption))
+    def test_go_as_must_and_no_more(self, make_cluster: MakeCluster, preemption: Preemption) -> None:
+        """Each that goes gives one and takes none: 18 leave 30 blocks to 30."""
+        cluster = self.full(make_cluster, preemption)
+        cluster.step()
+        assert cluster.core.preemptions == 18
+        assert ids(cluster.core.replicas[1].running) == [f"r{i}" for i in range(30)]
+
+    def test_are_counted_in_one_walk(self, make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However many go: a walk for each would take seconds where thousands run."""
+        cluster, seen = self.full(make_cluster, Preemption.AUTO), 0
+        kv = cluster.core.replicas[1].kv
+        count = kv.num_missing
+
+        def counting(sequences: Iterable[Sequence]) -> int:
+            nonlocal seen
+            found = list(sequences)
+            seen += len(found)
+            return count(found)
+
+        monkeypatch.setattr(kv, "num_missing", counting)
+        cluster.schedule()
+        assert cluster.core.preemptions == 18
+        assert seen <= 48 + 48 + 18
 
 
 class TestWhoGoes:

@@ -104,12 +104,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     """One frontend and one or two small replicas; `Cluster` checks the invariants after every event."""
 
     cluster: Cluster
+    make_cluster: type[Cluster] = Cluster
 
     @initialize(config=configs, windows=st.sampled_from(_WINDOWS), wanted=st.lists(wishes(), min_size=3, max_size=6))
     def start(self, config: dict[str, Any], windows: tuple[int, ...], wanted: list[dict[str, Any]]) -> None:
         self.windows = windows
         self.expectations = Expectations(_MODEL, windows)
-        self.cluster = Cluster(_MODEL, **config)
+        self.cluster = self.make_cluster(_MODEL, **config)
         self.journal = Journal(self.cluster, self.expectations)
         self.num_replicas = self.num_requests = 0
         self.join(num_blocks=12, block_size=2, num_cpu_blocks=5)

@@ -108,7 +108,7 @@ def suspects_run_in_company(patch: Patch) -> None:
 
 
 def suspects_wait_for_ever(patch: Patch) -> None:
-    patch.setattr(Isolation, "_begin", lambda self: None)
+    patch.setattr(Isolation, "upcoming", lambda self: None)
 
 
 def nothing_is_quarantined(patch: Patch) -> None:

@@ -100,12 +100,17 @@ class Obstacle:
     available: int
 
 
+def returns_before(group: SequenceGroup | None, swapped: SequenceGroup) -> bool:
+    """Whether a waiting group comes before one that is swapped out: all that have lost their blocks come back in one
+    order, whatever became of their KV, and before those that never had any."""
+    return group is not None and group.comes_back and group.order < swapped.order
+
+
 def obstacle(draft: Draft, group: SequenceGroup, *, whole_prompt: bool = False) -> Obstacle | None:
     """What keeps `group` out of this step, if anything. With `whole_prompt` its prefill must not be cut, unless nothing
     else is in the step."""
     replica, slots = draft.replica, draft.replica.max_parallel - draft.replica.num_running_seqs
-    if replica.swapped:
-        # Those that have run before have the older claim to blocks.
+    if replica.swapped and not returns_before(group, replica.swapped[0]):
         return Obstacle(ObstacleKind.SWAPPED, 0, len(replica.swapped))
     if draft.has_preempted:
         # It would thrash.
@@ -127,3 +132,21 @@ def obstacle(draft: Draft, group: SequenceGroup, *, whole_prompt: bool = False) 
             needed = replica.kv.num_needed(leaders) + replica.kv.watermark_blocks
             return Obstacle(ObstacleKind.KV_BLOCKS, needed, replica.kv.num_free)
     return None
+
+
+def return_obstacle(draft: Draft, group: SequenceGroup) -> Obstacle | None:
+    """What keeps a swapped group, if it is the first of all that have lost their blocks, from coming back in this step
+    and staying: beside others with a block to spare for each of its sequences, or it would be the next to go."""
+    replica, kv = draft.replica, draft.replica.kv
+    if draft.has_preempted:
+        return Obstacle(ObstacleKind.PREEMPTION, 0, len(draft.swapped_out) + len(draft.evicted))
+    slots, holders = replica.max_parallel - replica.num_running_seqs, replica.holders(group)
+    if group.parallel > slots:
+        return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
+    # Alone it may be wider than a step computes: what is left of it is computed in the next.
+    num_tokens = len(holders) if replica.running else 1
+    if num_tokens > draft.budget:
+        return Obstacle(ObstacleKind.TOKEN_BUDGET, num_tokens, draft.budget)
+    spare = kv.watermark_blocks + group.parallel * kv.blocks_for(1) if replica.running else 0
+    needed = kv.swapper.num_missing(holders) + spare
+    return Obstacle(ObstacleKind.KV_BLOCKS, needed, kv.num_free) if needed > kv.num_free else None

@@ -6,7 +6,7 @@ import msgspec
 
 from octavo.scheduler import grammar_time
 from octavo.scheduler.block_table import Growth
-from octavo.scheduler.preemption import prefers_swapping
+from octavo.scheduler.preemption import GrowthBefore, prefers_swapping
 from octavo.scheduler.replica import OutstandingStep, Replica
 from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.wire.base import NULL_BLOCK
@@ -25,6 +25,9 @@ class Draft:
 
     replica: Replica
     budget: int
+    # The first of those that wait, having lost their blocks, and may come (back) here; looked for where others are
+    # swapped out.
+    returning: SequenceGroup | None = None
     step_id: int = field(init=False)
     num_tokens: int = 0
     # Of those whose first token is chosen in it.
@@ -45,6 +48,7 @@ class Draft:
     # Those that lost their blocks to this step: kept in CPU memory, or to be recomputed.
     swapped_out: list[SequenceGroup] = field(default_factory=list)
     evicted: list[SequenceGroup] = field(default_factory=list)
+    growth_before: GrowthBefore = field(default_factory=list)
     # Those that it brings back from CPU memory.
     resumed: list[SequenceGroup] = field(default_factory=list)
 
@@ -211,7 +215,7 @@ class Draft:
     def preempt(self, group: SequenceGroup) -> None:
         """Takes all blocks of a running group, of which no step is outstanding (paper §4.5: all or nothing)."""
         group.preemptions += 1
-        if self._can_swap(group) and prefers_swapping(self.replica, group):
+        if self._can_swap(group) and prefers_swapping(self.replica, group, self.growth_before):
             group.swaps += 1
             self.swap_out += self.replica.swap_out(group)
             self.swapped_out.append(group)

@@ -1,15 +1,20 @@
 """Where a request stands and what it waits for, in numbers: read from the core's books, which stay as they are."""
 
-import math
 from dataclasses import dataclass, field
 
-from octavo.scheduler.admission import Obstacle, ObstacleKind, has_capacity, obstacle, worst_case_blocks
-from octavo.scheduler.config import Policy
-from octavo.scheduler.draft import Draft
+from octavo.scheduler.admission import (
+    Obstacle,
+    ObstacleKind,
+    has_capacity,
+    obstacle,
+    return_obstacle,
+    worst_case_blocks,
+)
+from octavo.scheduler.rehearsal import rehearse
 from octavo.scheduler.replica import Replica
-from octavo.scheduler.running import survey
+from octavo.scheduler.running import shortage
 from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.sequence import SequenceGroup, SequenceStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,45 +57,30 @@ def homes_of_groups(core: Scheduler) -> dict[SequenceGroup, Replica]:
 def _explain(core: Scheduler, group: SequenceGroup, home: Replica | None, now: float) -> Explanation:
     if home is None:
         ahead = _ahead(core, group)
-        head = ahead[0] if ahead else group
-        obstacles = _admission_obstacles(core, group, head_waited=now - head.arrival)
+        obstacles = _admission_obstacles(core, group, ahead, now)
         return Explanation(group, None, len(ahead) + 1, ahead, obstacles)
     steps = [step.step_id for step in home.outstanding if group in step.groups or group in step.swapped_out]
     is_running = group.status is SequenceStatus.RUNNING
-    ahead = [] if is_running else home.swapped[: home.swapped.index(group)]
-    if home.isolates and group is not home.suspect:
+    ahead = [] if is_running else _ahead_of_swapped(core, home, group)
+    if group is not home.suspect and _stands_still(core, home):
         found: Obstacle | None = _isolation(core, group)
     else:
-        found = None if is_running else _return_obstacle(home, group)
+        found = None if is_running else _return_obstacle(core, home, group, ahead, now)
     obstacles = [ReplicaObstacle(home, found)] if found else []
     return Explanation(group, home, 0 if is_running else len(ahead) + 1, ahead, obstacles, steps)
+
+
+def _stands_still(core: Scheduler, replica: Replica) -> bool:
+    """Whether the next step is a suspect's alone."""
+    suspect = core.isolation.suspect_of(replica)
+    if suspect is None or suspect.status is not SequenceStatus.WAITING:
+        return replica.isolates
+    return obstacle(core.draft(replica), suspect) is None
 
 
 def _isolation(core: Scheduler, group: SequenceGroup) -> Obstacle:
     """By the rules of `octavo.scheduler.isolation`."""
     return Obstacle(ObstacleKind.ISOLATION, 0, sum(other is not group for other in core.ledger.suspects))
-
-
-@dataclass(frozen=True, slots=True)
-class _NextStep:
-    """A replica's next step as what runs there leaves it, and the free blocks that takes."""
-
-    draft: Draft
-    num_taken: int
-
-
-def _next_step(replica: Replica, *, decodes: bool) -> _NextStep:
-    found, budget = survey(replica), replica.token_budget
-    decoding = [sequence for _, sequence in found.decodes] if decodes else []
-    num_prefill = sum(_prefill_tokens(replica, group) for group in (*found.prefilling, *replica.prefixes))
-    num_tokens = min(budget, num_prefill + len(decoding))
-    draft = Draft(replica, budget - num_tokens, num_tokens=num_tokens, prefills=num_prefill > 0)
-    return _NextStep(draft, replica.kv.num_missing(decoding))
-
-
-def _prefill_tokens(replica: Replica, group: SequenceGroup) -> int:
-    ready: list[Sequence] = [each for each in replica.holders(group) if each.is_ready and not each.is_decoding]
-    return sum(group.may_compute(sequence) for sequence in ready)
 
 
 # -- waiting --------------------------------------------------------------------------------------------------------
@@ -106,7 +96,9 @@ def _ahead(core: Scheduler, group: SequenceGroup) -> list[SequenceGroup]:
     return [other for other in before if core.fleet.can_hold(other)] if core.replicas else before
 
 
-def _admission_obstacles(core: Scheduler, group: SequenceGroup, head_waited: float) -> list[ReplicaObstacle]:
+def _admission_obstacles(
+    core: Scheduler, group: SequenceGroup, ahead: list[SequenceGroup], now: float
+) -> list[ReplicaObstacle]:
     replicas = [replica for replica in core.replicas.values() if core.fleet.may_take(replica, group)]
     if not replicas:
         return [ReplicaObstacle(None, Obstacle(ObstacleKind.NO_WORKER, 1, 0))]
@@ -114,8 +106,11 @@ def _admission_obstacles(core: Scheduler, group: SequenceGroup, head_waited: flo
         return _isolation_obstacles(core, group)
     obstacles = []
     for replica in replicas:
-        is_isolating = replica.suspect is not None
-        found = _isolation(core, group) if is_isolating else _admission_obstacle(replica, group, head_waited)
+        if core.isolation.suspect_of(replica) is not None:
+            found: Obstacle | None = _isolation(core, group)
+        else:
+            head = next((other for other in ahead if core.fleet.takes(replica, other)), group)
+            found = _admission_obstacle(core, replica, group, head, now)
         if found is None:
             return []
         obstacles.append(ReplicaObstacle(replica, found))
@@ -124,54 +119,54 @@ def _admission_obstacles(core: Scheduler, group: SequenceGroup, head_waited: flo
 
 def _isolation_obstacles(core: Scheduler, suspect: SequenceGroup) -> list[ReplicaObstacle]:
     """Of a suspect: that it is another's turn, or what the replica lacks that is to isolate it."""
-    replica = next((replica for replica in core.replicas.values() if replica.suspect is suspect), None)
+    homes = (replica for replica in core.replicas.values() if core.isolation.suspect_of(replica) is suspect)
+    replica = next(homes, None)
     if replica is None:
         return [ReplicaObstacle(None, _isolation(core, suspect))]
-    found = obstacle(Draft(replica, replica.token_budget), suspect)
+    found = obstacle(core.draft(replica), suspect)
     return [ReplicaObstacle(replica, found)] if found else []
 
 
-def _admission_obstacle(replica: Replica, group: SequenceGroup, head_waited: float) -> Obstacle | None:
-    kv, paper = replica.kv, replica.config.policy is Policy.PAPER
+def _admission_obstacle(
+    core: Scheduler, replica: Replica, group: SequenceGroup, head: SequenceGroup, now: float
+) -> Obstacle | None:
     if not has_capacity(group.request, replica):
         worst_case = worst_case_blocks(group.request, replica)
-        return Obstacle(ObstacleKind.CAPACITY, worst_case, kv.num_blocks - kv.reserved_blocks)
-    # The paper's steps are all prefill or all decode.
-    step = _next_step(replica, decodes=not paper)
-    if paper and not step.draft.prefills and (delay := _delay(replica, head_waited)):
-        return delay
-    if step.num_taken > kv.num_free:
-        return Obstacle(ObstacleKind.PREEMPTION, step.num_taken, kv.num_free)
-    if found := obstacle(step.draft, group, whole_prompt=paper):
-        return found
-    needed = kv.num_needed(group.leaders()) + kv.watermark_blocks + step.num_taken
-    return Obstacle(ObstacleKind.KV_BLOCKS, needed, kv.num_free) if step.num_taken and needed > kv.num_free else None
-
-
-def _delay(replica: Replica, head_waited: float) -> Obstacle | None:
-    """The paper policy lets prompts gather for a while, unless nothing runs. In milliseconds."""
-    delay = replica.config.delay_factor * replica.prefill_latency
-    if not replica.running or head_waited > delay:
-        return None
-    return Obstacle(ObstacleKind.DELAY, math.ceil(delay * 1000), int(head_waited * 1000))
+        return Obstacle(ObstacleKind.CAPACITY, worst_case, replica.kv.num_blocks - replica.kv.reserved_blocks)
+    policy, rehearsal = core.policy, rehearse(core, replica, head, now)
+    draft = rehearsal.draft
+    if rehearsal.preempts:
+        return shortage(replica)
+    if draft.budget and not policy.admits(draft):
+        return policy.keeps_out(core.draft(replica), head, now) or Obstacle(ObstacleKind.TOKEN_BUDGET, 1, 0)
+    return obstacle(draft, group, whole_prompt=policy.whole_prompts)
 
 
 # -- swapped out ----------------------------------------------------------------------------------------------------
 
 
-def _return_obstacle(replica: Replica, group: SequenceGroup) -> Obstacle | None:
-    """By the rules of `octavo.scheduler.running.resume_swapped`."""
-    kv, config, holders = replica.kv, replica.config, replica.holders(group)
-    step = _next_step(replica, decodes=True)
-    if step.num_taken > kv.num_free:
-        return Obstacle(ObstacleKind.PREEMPTION, step.num_taken, kv.num_free)
-    slots = replica.max_parallel - replica.num_running_seqs
-    if group.parallel > slots:
-        return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
-    # The paper's swapped groups come back in decode steps.
-    budget = 0 if config.policy is Policy.PAPER and step.draft.prefills else step.draft.budget
-    if len(holders) > budget:
-        return Obstacle(ObstacleKind.TOKEN_BUDGET, len(holders), budget)
-    spare = kv.watermark_blocks + group.parallel * kv.blocks_for(1) if replica.running else 0
-    needed = kv.swapper.num_missing(holders) + spare + step.num_taken
-    return Obstacle(ObstacleKind.KV_BLOCKS, needed, kv.num_free) if needed > kv.num_free else None
+def _ahead_of_swapped(core: Scheduler, replica: Replica, group: SequenceGroup) -> list[SequenceGroup]:
+    """Those that come back before it: swapped out too, or to be computed again."""
+    waiting = core.fleet.returning(replica)
+    return sorted((other for other in (*replica.swapped, *waiting) if other.order < group.order), key=_order)
+
+
+def _order(group: SequenceGroup) -> tuple[float, int]:
+    return group.order
+
+
+def _return_obstacle(
+    core: Scheduler, replica: Replica, group: SequenceGroup, ahead: list[SequenceGroup], now: float
+) -> Obstacle | None:
+    head = next(core.waiting.candidates(1, core.fleet.can_hold), None)
+    rehearsal = rehearse(core, replica, head if head and core.fleet.takes(replica, head) else None, now)
+    double = rehearsal.double(group)
+    if double in rehearsal.draft.resumed:
+        return None
+    if rehearsal.preempts:
+        return shortage(replica)
+    found = return_obstacle(rehearsal.draft, double)
+    if found is None and not ahead:
+        # A step of prompts alone brings nothing back.
+        return Obstacle(ObstacleKind.TOKEN_BUDGET, len(replica.holders(group)), 0)
+    return found

@@ -1,5 +1,7 @@
 """The replicas that are registered: which workers may join, what is lost with one that leaves, what all can do."""
 
+from collections.abc import Iterator
+
 import msgspec
 
 from octavo.scheduler.admission import has_capacity, refuse_misfit
@@ -80,6 +82,15 @@ class Fleet:
             return True
         former = self.replicas.get(group.former_replica_id or 0)
         return former is not None and not former.is_ready and has_capacity(group.request, former)
+
+    def returning(self, replica: Replica) -> Iterator[SequenceGroup]:
+        """Those that wait, having lost their blocks, which the replica takes and could ever hold; in their order."""
+        return (group for group in self._ledger.waiting.returning if self._takes_back(replica, group))
+
+    def _takes_back(self, replica: Replica, group: SequenceGroup) -> bool:
+        # A suspect comes to the replica that isolates it, if any does.
+        is_its_place = replica.suspect is group or group not in self._ledger.suspects
+        return is_its_place and self.takes(replica, group) and has_capacity(group.request, replica)
 
     def status(self) -> ServiceStatus:
         """What frontends need to know of the replicas."""

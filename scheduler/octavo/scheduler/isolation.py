@@ -21,32 +21,48 @@ class Isolation:
 
     def arrange(self) -> None:
         """Ends what is over; then the next suspect gets the replica with the least to lose, if none has one."""
-        replicas = self._fleet.replicas.values()
-        for replica in replicas:
+        for replica in self._fleet.replicas.values():
             if replica.suspect is not None and not self._goes_on(replica, replica.suspect):
                 replica.suspect = None
-        if any(self._ledger.suspects) and all(replica.suspect is None for replica in replicas):
-            self._begin()
+        if found := self.upcoming():
+            suspect, home = found
+            home.suspect = suspect
+            self._ledger.suspects.goes_to(suspect, home.hello.worker_id)
+
+    def upcoming(self) -> tuple[SequenceGroup, Replica] | None:
+        """Which suspect is isolated where from the next planning on, if that is still to begin."""
+        replicas = self._fleet.replicas.values()
+        if any(self._ledger.suspects) and not any(self._is_taken(replica) for replica in replicas):
+            return self._next()
+        return None
+
+    def suspect_of(self, replica: Replica) -> SequenceGroup | None:
+        """Whom the replica isolates, or is to, from the next planning on."""
+        if self._is_taken(replica):
+            return replica.suspect
+        found = self.upcoming()
+        return found[0] if found and found[1] is replica else None
+
+    def _is_taken(self, replica: Replica) -> bool:
+        return replica.suspect is not None and self._goes_on(replica, replica.suspect)
 
     def _goes_on(self, replica: Replica, suspect: SequenceGroup) -> bool:
         is_here = self._ledger.replica_of(suspect) is replica
         return suspect in self._ledger.suspects and (is_here or self._is_home(replica, suspect))
 
-    def _begin(self) -> None:
+    def _next(self) -> tuple[SequenceGroup, Replica] | None:
         for suspect in sorted(self._ledger.suspects, key=_order):
             homes = [replica for replica in self._fleet.replicas.values() if self._is_home(replica, suspect)]
             if homes:
                 # One that has died over it already proves less.
                 known = self._ledger.suspects.worker_ids(suspect)
-                home = min(homes, key=lambda home: (home.hello.worker_id in known, _at_stake(home)))
-                home.suspect = suspect
-                self._ledger.suspects.goes_to(suspect, home.hello.worker_id)
-                return
+                return suspect, min(homes, key=lambda home: (home.hello.worker_id in known, _at_stake(home)))
+        return None
 
     def _is_home(self, replica: Replica, suspect: SequenceGroup) -> bool:
         return (
             not self._ledger.suspects.awaits_word(suspect)
-            and self._fleet.takes(replica, suspect)
+            and self._fleet.may_take(replica, suspect)
             and has_capacity(suspect.request, replica)
         )
 

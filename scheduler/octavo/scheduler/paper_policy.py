@@ -1,10 +1,14 @@
 """The paper's policy: a step is all prefill or all decode, and prompts go first (vLLM's first scheduler).
 
-The waiting queue is looked at only while nothing is swapped out, and once its head has waited for `delay_factor` times
-what the last prefill took, or nothing runs. It stops at the first request that does not fit.
+The waiting queue is looked at only while nothing is swapped out, but for what lost its blocks and came before that; and
+once its head has waited for `delay_factor` times what the last prefill took, or nothing runs. It stops at the first
+request that does not fit.
 """
 
+import math
+
 from octavo.scheduler import running
+from octavo.scheduler.admission import Obstacle, ObstacleKind, returns_before
 from octavo.scheduler.draft import Draft
 from octavo.scheduler.sequence import SequenceGroup
 
@@ -34,12 +38,22 @@ def end(draft: Draft) -> bool:
     return _decode(draft)
 
 
-def _may_prefill(draft: Draft, head: SequenceGroup | None, now: float) -> bool:
-    replica = draft.replica
-    if head is None or replica.swapped:
-        return False
+def keeps_out(draft: Draft, head: SequenceGroup, now: float) -> Obstacle | None:
+    """What keeps the step from looking at the waiting queue, of which `head` is the first, if no prompt is begun: what
+    is swapped out comes first, and prompts gather for a while unless nothing runs (in milliseconds)."""
+    replica, waited = draft.replica, now - head.arrival
+    if replica.swapped and not returns_before(head, replica.swapped[0]):
+        return Obstacle(ObstacleKind.SWAPPED, 0, len(replica.swapped))
     delay = replica.config.delay_factor * replica.prefill_latency
-    return now - head.arrival >= delay or not replica.running
+    if not replica.running or waited >= delay:
+        return None
+    return Obstacle(ObstacleKind.DELAY, math.ceil(delay * 1000), int(waited * 1000))
+
+
+def _may_prefill(draft: Draft, head: SequenceGroup | None, now: float) -> bool:
+    # While others are swapped out, only for what comes back before them.
+    first = draft.returning if draft.replica.swapped else head
+    return first is not None and keeps_out(draft, first, now) is None
 
 
 def _decode(draft: Draft) -> bool:

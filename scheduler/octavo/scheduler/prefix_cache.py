@@ -66,6 +66,9 @@ class CachedBlock(Value, frozen=True):
     kv_group: int
     depth: int
 
+    def __deepcopy__(self, memo: dict[int, object]) -> "CachedBlock":
+        return self
+
 
 class PrefixCache:
     """Which block holds which content. A block stays indexed while it is free, until it is taken for something else.

@@ -80,6 +80,10 @@ def paged_kv(hello: WorkerHello, config: SchedulerConfig) -> KVCacheManager:
     )
 
 
+def _order(group: SequenceGroup) -> tuple[float, int]:
+    return group.order
+
+
 @dataclass(eq=False)
 class Replica:
     """A registered worker (`hello.incarnation` is its id) with an empty pool and nothing running."""
@@ -244,13 +248,19 @@ class Replica:
 
     def add(self, group: SequenceGroup) -> None:
         """The group runs here from now on."""
-        bisect.insort(self.running, group, key=lambda running: running.order)
+        bisect.insort(self.running, group, key=_order)
         group.num_slots = group.parallel
         self.num_running_seqs += group.num_slots
 
+    def place(self, group: SequenceGroup) -> int:
+        """How many of those that run come before the group, which does too."""
+        place = bisect.bisect_left(self.running, group.order, key=_order)
+        assert self.running[place] is group, f"request {group.request_id} does not run here"
+        return place
+
     def remove(self, group: SequenceGroup) -> None:
         """The group no longer runs here."""
-        self.running.remove(group)
+        del self.running[self.place(group)]
         self.num_running_seqs -= group.num_slots
 
     def release(self, sequence: Sequence) -> None:
@@ -291,7 +301,7 @@ class Replica:
         """Moves a whole group to CPU memory; no step with it may be outstanding."""
         holders = self.holders(group)
         self.remove(group)
-        bisect.insort(self.swapped, group, key=lambda swapped: swapped.order)
+        bisect.insort(self.swapped, group, key=_order)
         moves = self.kv.swapper.swap_out(holders)
         self.forget += [sequence.sequence_id for sequence in holders]
         for sequence in group.live:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from octavo.scheduler import grammar_time
+from octavo.scheduler.admission import Obstacle, ObstacleKind, return_obstacle, returns_before
 from octavo.scheduler.draft import Draft
 from octavo.scheduler.kv_cache_manager import AllocStatus
 from octavo.scheduler.replica import Replica
@@ -91,12 +92,22 @@ def start_prefixes(draft: Draft) -> None:
 
 
 def resume_swapped(draft: Draft) -> None:
-    """Brings swapped groups back, in order, while blocks last; never in a step that preempted."""
+    """Brings swapped groups back, in order, while blocks last and nobody that waits comes before them; never in a step
+    that preempted."""
     replica = draft.replica
     if replica.isolates:
         return
-    while replica.swapped and not draft.has_preempted and _can_resume(draft, replica.swapped[0]):
-        draft.resume(replica.swapped[0])
+    while replica.swapped and not returns_before(draft.returning, first := replica.swapped[0]):
+        if return_obstacle(draft, first) is not None:
+            return
+        draft.resume(first)
+
+
+def shortage(replica: Replica) -> Obstacle:
+    """The blocks that the next tokens of all decodes take, which are more than there are."""
+    decodes = survey(replica).decodes
+    needed = replica.kv.num_missing(sequence for _, sequence in decodes)
+    return Obstacle(ObstacleKind.PREEMPTION, needed, replica.kv.num_free)
 
 
 def _lacks_blocks(replica: Replica, decodes: list[Decode]) -> bool:
@@ -111,21 +122,20 @@ def _preempt(draft: Draft, decodes: list[Decode]) -> list[Decode]:
     """Takes the last in order: of those that came at about the same time the lowest priority, then the latest arrival
     (paper §4.5). Prefixes are first. What is older than its priority's ageing goes behind nobody new, so it ends at
     last; and the first in order always fits alone, or it had been refused."""
-    while _lacks_blocks(draft.replica, decodes):
+    kv = draft.replica.kv
+    # Groups write to no block of each other's, so each takes what it would alone. A walk for each victim would cost
+    # seconds where thousands run.
+    missing = kv.num_missing(sequence for _, sequence in decodes)
+    while missing > kv.num_free:
         victim = draft.replica.running[-1]
+        missing -= kv.num_missing(_pop_last(decodes, victim))
         draft.preempt(victim)
-        decodes = [decode for decode in decodes if decode[0] is not victim]
     return decodes
 
 
-def _can_resume(draft: Draft, group: SequenceGroup) -> bool:
-    """Whether a swapped group can come back and stay: beside others with a block to spare for each of its sequences,
-    or it would be the next to go."""
-    replica, kv = draft.replica, draft.replica.kv
-    holders = replica.holders(group)
-    spare = kv.watermark_blocks + group.parallel * kv.blocks_for(1) if replica.running else 0
-    return (
-        draft.budget >= len(holders)
-        and replica.num_running_seqs + group.parallel <= replica.max_parallel
-        and kv.swapper.num_missing(holders) + spare <= kv.num_free
-    )
+def _pop_last(decodes: list[Decode], group: SequenceGroup) -> list[Sequence]:
+    """The sequences of the last group in order, if it decodes; it does so no more."""
+    sequences = []
+    while decodes and decodes[-1][0] is group:
+        sequences.append(decodes.pop()[1])
+    return sequences

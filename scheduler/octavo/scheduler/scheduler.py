@@ -65,11 +65,11 @@ class Scheduler:
         self.ledger = Ledger(config, self._outbox, self._observer)
         self.quarantine = quarantine = Quarantine(config.quarantine_s)
         strategy = strategy or configured(config)
-        self._policy = strategy.policy
+        self.policy = strategy.policy
         self.fleet = Fleet(config, self.ledger, self.prefixes, self._outbox, self._observer, quarantine, strategy)
         parts = (config, self.ledger, self.fleet, self.prefixes, self._outbox, self._observer)
         self._frontends = Frontends(*parts, quarantine)
-        self._isolation = Isolation(self.ledger, self.fleet)
+        self.isolation = Isolation(self.ledger, self.fleet)
         self._departures = Departures(config, self.ledger, self.fleet)
         self._homeless = Homeless(config, self.ledger, self.fleet, self.prefixes, self._outbox)
         self._answers = Answers(*parts)
@@ -155,16 +155,16 @@ class Scheduler:
     def schedule(self, now: float) -> list[Effect]:
         """Plans a step for every replica that can take one, and admits from the waiting queue to these steps."""
         self._reject_overdue(now)
-        self._isolation.arrange()
+        self.isolation.arrange()
         head = next(self.waiting.candidates(1, self.fleet.can_hold), None)
         ready = [replica for replica in self.replicas.values() if replica.may_plan]
         # Where nobody waits, an idle replica has no step, and nobody that it could have taken.
         stepping = ready if head is not None else [replica for replica in ready if replica.has_work]
         drafts = [draft for replica in stepping if (draft := self._draft(replica, head, now))]
-        while admission := next_admission(self.waiting, drafts, self.fleet, self._policy, self.config, now):
+        while admission := next_admission(self.waiting, drafts, self.fleet, self.policy, self.config, now):
             self._admit(*admission, now)
         for draft in drafts:
-            if self._policy.end(draft):
+            if self.policy.end(draft):
                 self._send(draft, now)
             self._requeue_preempted(draft)
         if drafts or len(stepping) < len(ready) or not self.replicas:
@@ -212,17 +212,23 @@ class Scheduler:
                 detail = describe_wait(group, position, self.replicas.values(), now)
                 self.ledger.reject(group, RejectReason.QUEUE_TIMEOUT, detail)
 
+    def draft(self, replica: Replica) -> Draft:
+        """A step of a replica with nothing in it."""
+        return Draft(
+            replica, replica.token_budget, next(self.fleet.returning(replica), None) if replica.swapped else None
+        )
+
     def _draft(self, replica: Replica, head: SequenceGroup | None, now: float) -> Draft | None:
         """A step of a replica that may plan."""
         if head is not None and not self.fleet.takes(replica, head):
             head = None
-        draft = Draft(replica, replica.token_budget)
-        if suspect := self._isolation.comer(replica):
+        draft = self.draft(replica)
+        if suspect := self.isolation.comer(replica):
             if replica.outstanding:
                 return None
             self._admit(suspect, draft, now)
             return draft
-        return draft if self._policy.begin(draft, head, now) else None
+        return draft if self.policy.begin(draft, head, now) else None
 
     def _admit(self, group: SequenceGroup, draft: Draft, now: float) -> None:
         has_run, is_new_here = group.has_run, group.cached_prompt_tokens is None

@@ -233,6 +233,11 @@ class SequenceGroup:
         return self.cached_prompt_tokens is not None or any(known.token_ids for known in self.request.generated)
 
     @property
+    def comes_back(self) -> bool:
+        """Whether it was admitted before: if it waits, or is swapped out, it has lost its blocks."""
+        return self.cached_prompt_tokens is not None
+
+    @property
     def live(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence.status is not SequenceStatus.FINISHED]
 

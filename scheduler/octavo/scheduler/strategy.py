@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.scheduler import chunked_policy, paper_policy
+from octavo.scheduler.admission import Obstacle
 from octavo.scheduler.config import Policy, SchedulerConfig
 from octavo.scheduler.draft import Draft
 from octavo.scheduler.kv_cache_manager import KVCacheManager
@@ -16,13 +17,15 @@ from octavo.wire.steps import WorkerHello
 class StepPolicy:
     """How one replica's step is filled: `begin` before the waiting queue is looked at (its head and the time are given)
     and `end` after it, each with the verdict whether the draft stands; `admits` while groups may join, of which
-    `lookahead` are tried at a time, and with `whole_prompts` none whose prefill would have to be cut."""
+    `lookahead` are tried at a time, and with `whole_prompts` none whose prefill would have to be cut. `keeps_out` says,
+    of a step that does not admit though tokens are left, why: given an empty draft, the queue's head and the time."""
 
     begin: Callable[[Draft, SequenceGroup | None, float], bool]
     admits: Callable[[Draft], bool]
     end: Callable[[Draft], bool]
     lookahead: int
     whole_prompts: bool
+    keeps_out: Callable[[Draft, SequenceGroup, float], Obstacle | None] = lambda draft, head, now: None
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,12 @@ _POLICIES = {
         chunked_policy.begin, chunked_policy.admits, chunked_policy.end, chunked_policy.LOOKAHEAD, whole_prompts=False
     ),
     Policy.PAPER: StepPolicy(
-        paper_policy.begin, paper_policy.admits, paper_policy.end, paper_policy.LOOKAHEAD, whole_prompts=True
+        paper_policy.begin,
+        paper_policy.admits,
+        paper_policy.end,
+        paper_policy.LOOKAHEAD,
+        whole_prompts=True,
+        keeps_out=paper_policy.keeps_out,
     ),
 }
 

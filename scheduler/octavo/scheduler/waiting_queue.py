@@ -66,6 +66,11 @@ class WaitingQueue:
         return place + 1
 
     @property
+    def returning(self) -> Iterator[SequenceGroup]:
+        """Those that ran and lost their blocks, in their order."""
+        return iter(self._resumed)
+
+    @property
     def tenants(self) -> list[Tenant]:
         """Those for which anything is held."""
         return list(self._tenants.values())
