@@ -249,6 +249,25 @@ class TestHandover:
         let_go(serving)
         assert len(ids_of(await asyncio.wait_for(call, 10))) == 20
 
+    async def test_a_cell_whose_workers_stand_still_hands_over_and_the_other_keeps_the_frontend_ready(
+        self, serving: Serving, frontend: FrontendServer, stub: Any, eventually: Any
+    ) -> None:
+        call, holder = await started(serving, stub, eventually, held=0)
+        heir = serving.other(holder)
+        holder.is_stalled = True
+        await holder.set_replicas(1)
+        await eventually(lambda: heir.running == {"mine"})
+        assert {link.availability for link in frontend.scheduler.links} == {Availability.READY, Availability.STALLED}
+        assert frontend.generation.ready
+        heir.is_stalled = True
+        await heir.set_replicas(1)
+        await eventually(lambda: not frontend.generation.ready)
+        heir.is_stalled = False
+        await heir.set_replicas(1)
+        await eventually(lambda: frontend.generation.ready)
+        let_go(serving)
+        assert len(ids_of(await asyncio.wait_for(call, 10))) == 20
+
     async def test_a_cell_that_loses_its_workers_hands_over_too(
         self, serving: Serving, stub: Any, eventually: Any
     ) -> None:

@@ -21,7 +21,7 @@ class CellMetrics(Collector):
         ready = [([link.endpoint], link.availability is Availability.READY) for link in links]
         requests = [([link.endpoint], len(link.live)) for link in links]
         work = [([link.endpoint], link.work_tokens) for link in links]
-        yield gauges("octavo_cell_ready", "Whether a cell has workers of this frontend's model.", ["cell"], ready)
+        yield gauges("octavo_cell_ready", "Whether a cell has workers of our model that answer.", ["cell"], ready)
         yield gauges("octavo_cell_requests", "This frontend's requests in a cell.", ["cell"], requests)
         yield gauges("octavo_cell_work_tokens", "Tokens a cell is reckoned to compute yet.", ["cell"], work)
         yield counter("octavo_cell_handovers", "Requests that another cell was to go on with.", self._cells.handovers)

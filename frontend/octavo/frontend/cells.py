@@ -33,6 +33,7 @@ _HOLDING_S: Final = 0.5
 # The best that any cell offers is what all do together.
 _BEST_FIRST: Final = (
     Availability.READY,
+    Availability.STALLED,
     Availability.NO_WORKER,
     Availability.NO_SCHEDULER,
     Availability.MODEL_MISMATCH,

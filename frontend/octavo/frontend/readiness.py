@@ -47,6 +47,12 @@ class Readiness:
             raise Unavailable(
                 Reason.NO_WORKER, f"no worker has registered in {waited_s:.0f} s; start one, or try again later"
             )
+        if availability is Availability.STALLED and waited_s >= self._worker_grace_s:
+            raise Unavailable(
+                Reason.NO_WORKER,
+                "the workers have answered no step for long, though there is work; the scheduler's log says which and"
+                " why; try again later",
+            )
         if availability is Availability.MODEL_MISMATCH:
             raise self._mismatch()
 

@@ -36,6 +36,8 @@ class Availability(enum.Enum):
     NO_SCHEDULER = enum.auto()
     NO_WORKER = enum.auto()
     MODEL_MISMATCH = enum.auto()
+    # There is work, and the workers that could take more of it answer no step.
+    STALLED = enum.auto()
 
 
 class SchedulerRefused(Exception):
@@ -120,7 +122,7 @@ class SchedulerClient:
             return Availability.NO_WORKER
         if status.model.fingerprint != self._session.model_fingerprint:
             return Availability.MODEL_MISMATCH
-        return Availability.READY
+        return Availability.STALLED if status.stalled else Availability.READY
 
     def away_s(self) -> float:
         """Seconds since the scheduler's last word, or since the start."""

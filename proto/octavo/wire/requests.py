@@ -23,6 +23,7 @@ from octavo.wire.base import (
     ToldCount,
     TraceParent,
     Value,
+    since,
 )
 from octavo.wire.sampling import MAX_PARALLEL, Logprobs, SamplingParams
 from octavo.wire.steps import ModelInfo
@@ -198,7 +199,8 @@ class ServiceStatus(Value, frozen=True):
 
     `capacity_tokens` is what the largest live replica can hold for one sequence; 0 with no replica. Sequences that run
     side by side share it in blocks of `block_size` tokens; `max_parallel` is how many of one request can. `work_tokens`
-    are still to be computed of all that is held, as of each frontend's latest renewal: see `answer_work`.
+    are still to be computed of all that is held, as of each frontend's latest renewal: see `answer_work`. `stalled`: a
+    replica has work and answers no step, and there is none that would do better with a new request.
     """
 
     replicas: Count
@@ -207,6 +209,7 @@ class ServiceStatus(Value, frozen=True):
     max_parallel: Count
     block_size: Annotated[int, Meta(ge=1)] = 1
     work_tokens: Count = 0
+    stalled: Annotated[bool, since(9)] = False
 
 
 class FrontendWelcome(Message, frozen=True):
@@ -217,7 +220,7 @@ class FrontendWelcome(Message, frozen=True):
 
 
 class StatusChanged(Message, frozen=True):
-    """A replica came or went."""
+    """A replica came or went, or stands still, or no longer."""
 
     epoch: Identity
     status: ServiceStatus

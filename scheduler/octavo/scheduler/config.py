@@ -67,6 +67,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_timeout_s: float = 2.0
     # The first step of a shape may compile, page in weights, or warm caches.
     first_step_timeout_s: float = 60.0
+    # A worker that has work and answers no step for this long stands still: a thousand times what planning takes, so
+    # that it is no accident, and soon enough for others to take over before clients give up.
+    watchdog_s: float = 30.0
     # Most requests end of themselves within this; those that run on at a worker that is drained are moved then.
     drain_grace_s: float = 10.0
     # A request is given up after this many failed steps with it.
@@ -93,7 +96,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("max_pinned_share must be in [0, 1)")
         for name in (
             *("delay_factor", "priority_ageing_s", "overtaking_s"),
-            *("drain_grace_s", "misfit_grace_s", "death_grace_s", "quarantine_s"),
+            *("drain_grace_s", "misfit_grace_s", "death_grace_s", "quarantine_s", "watchdog_s"),
         ):
             if getattr(self, name) < 0.0:
                 raise ValueError(f"{name} must not be negative")

@@ -163,6 +163,14 @@ _OPTIONS = [
         help="Seconds in which the next worker of a name may tell how the one before it has died.",
     ),
     click.option(
+        "--watchdog",
+        "watchdog_s",
+        envvar="OCTAVO_WATCHDOG",
+        type=_Number(),
+        default=_DEFAULTS.watchdog_s,
+        help="Seconds without an answered step until a worker that has work counts as standing still.",
+    ),
+    click.option(
         "--quarantine",
         "quarantine_s",
         envvar="OCTAVO_QUARANTINE",

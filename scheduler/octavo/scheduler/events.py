@@ -204,6 +204,21 @@ class ReplicaDismissed(Value, frozen=True, tag=True):
     worker_id: str
 
 
+class ReplicaStalled(Value, frozen=True, tag=True):
+    """The replica stands still: it has work and answers no step; the request should have been in one."""
+
+    replica_id: int
+    request_id: str
+    reason: str
+
+
+class ReplicaMovedOn(Value, frozen=True, tag=True):
+    """The replica no longer stands still."""
+
+    replica_id: int
+    worker_id: str
+
+
 class RequestQuarantined(Value, frozen=True, tag=True):
     """Workers have died over the request, and whoever asks the same is refused for a while."""
 
@@ -220,5 +235,13 @@ class PrefixGivenUp(Value, frozen=True, tag=True):
 
 
 Effect = (
-    SendToFrontend | SendToReplica | FrontendLost | ReplicaLost | ReplicaDismissed | RequestQuarantined | PrefixGivenUp
+    SendToFrontend
+    | SendToReplica
+    | FrontendLost
+    | ReplicaLost
+    | ReplicaDismissed
+    | ReplicaStalled
+    | ReplicaMovedOn
+    | RequestQuarantined
+    | PrefixGivenUp
 )

@@ -49,6 +49,21 @@ def explain(core: Scheduler, request_id: str, now: float) -> list[Explanation]:
     return [_explain(core, group, homes.get(group), now) for group in groups]
 
 
+def describe(explanation: Explanation) -> str:
+    """In a line, for a log."""
+    group, steps = explanation.group, ", ".join(map(str, explanation.step_ids))
+    where = f"{group.request_id} is {group.status.name.lower()}"
+    if explanation.replica is not None:
+        where += f" on {explanation.replica.hello.worker_id}"
+    if explanation.queue_position > 1:
+        where += f" behind {len(explanation.ahead)}"
+    whys = [
+        f"{each.obstacle.kind.value} ({each.obstacle.needed} needed, {each.obstacle.available} available)"
+        for each in explanation.obstacles
+    ]
+    return f"{where}; steps under way with it: {steps or 'none'}; what keeps it: {', '.join(whys) or 'nothing'}"
+
+
 def homes_of_groups(core: Scheduler) -> dict[SequenceGroup, Replica]:
     """The replica of each group that is not waiting."""
     return {group: replica for replica in core.replicas.values() for group in (*replica.running, *replica.swapped)}

@@ -37,6 +37,8 @@ class Fleet:
         self.replicas: dict[int, Replica] = {}
         # The first worker's; replicas that serve another model are refused for the life of this scheduler.
         self.model: ModelInfo | None = None
+        # Those that stand still (`octavo.scheduler.watchdog`).
+        self.stalled: set[Replica] = set()
         # Names of workers that get nothing new, registered or not.
         self.cordoned: set[str] = set()
         # By name of the worker: its incarnation that left the books last.
@@ -92,13 +94,22 @@ class Fleet:
         is_its_place = replica.suspect is group or group not in self._ledger.suspects
         return is_its_place and self.takes(replica, group) and has_capacity(group.request, replica)
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether a replica stands still and none is left that gets new requests and does not."""
+        return bool(self.stalled) and all(
+            replica in self.stalled for replica in self.replicas.values() if replica.is_ready
+        )
+
     def status(self) -> ServiceStatus:
         """What frontends need to know of the replicas."""
         largest = max((replica.kv for replica in self.replicas.values()), key=_capacity, default=None)
         capacity, block_size = (largest.capacity_tokens, largest.block_size) if largest else (0, 1)
         work_tokens = sum(self._ledger.work_tokens.values())
         max_parallel = self._config.max_parallel
-        return ServiceStatus(len(self.replicas), self.model, capacity, max_parallel, block_size, work_tokens)
+        return ServiceStatus(
+            len(self.replicas), self.model, capacity, max_parallel, block_size, work_tokens, self.stands_still
+        )
 
     def tell_status(self) -> None:
         """To every frontend."""
@@ -167,6 +178,7 @@ class Fleet:
 
     def _forget(self, replica_id: int) -> Replica:
         replica = self.replicas.pop(replica_id)
+        self.stalled.discard(replica)
         self._lost[replica.hello.worker_id] = replica_id
         return replica
 

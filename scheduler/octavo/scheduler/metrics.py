@@ -43,6 +43,7 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         self._load = pb.GetLoadResponse()
         self._preemptions = Tally("swap", "recompute")
         self._rejected, self._finished = Tally(*RejectReason), Tally(*FinishReason)
+        self._stalled: list[str] = []
         self._lost, self._aborted = Tally(*LossCause), 0
         self._prompt_tokens = self._cached_tokens = 0
         self._computed = self._sampled = 0
@@ -69,6 +70,9 @@ class SchedulerMetrics(SchedulerObserver, Collector):
 
     def replica_lost(self, cause: str) -> None:
         self._lost.add(cause)
+
+    def stalled(self, worker_ids: list[str]) -> None:
+        self._stalled = worker_ids
 
     def rejected(self, reason: str) -> None:
         self._rejected.add(reason)
@@ -98,6 +102,8 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         yield from self._requests(load)
         yield from self._steps()
         yield from _workers(load.workers)
+        rows = [((worker.id,), float(worker.id in self._stalled)) for worker in load.workers]
+        yield gauges("octavo_worker_stalled", "Whether it has work and answers no step.", ["worker"], rows)
         yield from _blocks(load.workers)
         yield from self._aliases(load)
 

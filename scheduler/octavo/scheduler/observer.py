@@ -13,6 +13,9 @@ class SchedulerObserver:
     def replica_lost(self, cause: str) -> None:
         """A worker counts as lost; the value of a `LossCause`."""
 
+    def stalled(self, worker_ids: list[str]) -> None:
+        """These workers stand still, and no others: they have work and answer no step."""
+
     def rejected(self, reason: str) -> None:
         """A request was refused, or given up later; the value of a `RejectReason`."""
 

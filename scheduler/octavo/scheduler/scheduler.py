@@ -41,6 +41,7 @@ from octavo.scheduler.replica import Replica
 from octavo.scheduler.sequence import SequenceGroup
 from octavo.scheduler.strategy import Strategy, configured
 from octavo.scheduler.waiting_queue import WaitingQueue
+from octavo.scheduler.watchdog import Watchdog
 from octavo.wire.requests import NoticeKind, PinRefused, Prefix, RejectReason, ServiceStatus
 from octavo.wire.steps import ModelInfo
 
@@ -73,6 +74,7 @@ class Scheduler:
         self._departures = Departures(config, self.ledger, self.fleet)
         self._homeless = Homeless(config, self.ledger, self.fleet, self.prefixes, self._outbox)
         self._answers = Answers(*parts)
+        self.watchdog = Watchdog(config, self.ledger, self.fleet, self._outbox, self._observer)
         # By incarnation, in order of registration.
         self.replicas = self.fleet.replicas
         self.preemptions = 0
@@ -149,6 +151,7 @@ class Scheduler:
                 self.fleet.settle_deaths(now)
                 self._homeless.look(now)
                 self.ledger.notices.follow(self.waiting, now)
+                self.watchdog.look(now)
         self._departures.see_off(now)
         return self._take_effects(now)
 

@@ -25,6 +25,8 @@ from octavo.scheduler.events import (
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
+    ReplicaMovedOn,
+    ReplicaStalled,
     RequestQuarantined,
     RequestsAborted,
     RequestSubmitted,
@@ -34,6 +36,7 @@ from octavo.scheduler.events import (
     StepAnswered,
     Tick,
 )
+from octavo.scheduler.explain import describe, explain
 from octavo.scheduler.scheduler import Scheduler
 from octavo.wire.base import SCHEMA_VERSION, Message
 from octavo.wire.codec import WireError, decode_from_frontend, decode_from_worker
@@ -307,10 +310,17 @@ class SchedulerShell:
                 case ReplicaDismissed(replica_id, worker_id):
                     _log.info("worker %s was drained and is let go", worker_id)
                     self._workers.unbind(replica_id)
+                case ReplicaStalled(_, request_id, reason):
+                    _log.error("%s: %s", reason, self._why_it_waits(request_id, now))
+                case ReplicaMovedOn(_, worker_id):
+                    _log.info("worker %s answers steps again, or has nothing left to do", worker_id)
                 case RequestQuarantined(request_id, reason):
                     _log.error("request %r is quarantined: %s", request_id, reason)
                 case PrefixGivenUp(replica_id, name, reason):
                     _log.warning("replica %016x goes on without the pinned prefix %r: %s", replica_id, name, reason)
+
+    def _why_it_waits(self, request_id: str, now: float) -> str:
+        return "; ".join(describe(found) for found in explain(self.core, request_id, now)) or f"{request_id} is its own"
 
     def _send_to_replica(self, replica_id: int, message: ToWorker, now: float) -> None:
         if isinstance(message, StepPlan):

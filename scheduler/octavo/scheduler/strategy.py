@@ -13,6 +13,10 @@ from octavo.scheduler.sequence import SequenceGroup
 from octavo.wire.steps import WorkerHello
 
 
+def _nothing(draft: Draft, head: SequenceGroup, now: float) -> None:
+    """Keeps nobody out."""
+
+
 @dataclass(frozen=True)
 class StepPolicy:
     """How one replica's step is filled: `begin` before the waiting queue is looked at (its head and the time are given)
@@ -25,7 +29,7 @@ class StepPolicy:
     end: Callable[[Draft], bool]
     lookahead: int
     whole_prompts: bool
-    keeps_out: Callable[[Draft, SequenceGroup, float], Obstacle | None] = lambda draft, head, now: None
+    keeps_out: Callable[[Draft, SequenceGroup, float], Obstacle | None] = _nothing
 
 
 @dataclass(frozen=True)

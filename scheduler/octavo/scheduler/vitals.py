@@ -9,7 +9,6 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from octavo.scheduler.admin import SERVICE, HealthServicer, Operated
 from octavo.scheduler.admin_messages import write_load
-from octavo.scheduler.progress import Progress
 from octavo.telemetry.optional import METRICS, tolerated
 from octavo.v1.admin_pb2 import GetLoadResponse
 
@@ -28,7 +27,6 @@ class Vitals:
         self._shell = shell
         self._servicer = servicer
         self._publish = publish
-        self._progress = Progress()
         self._serving: bool | None = None
 
     async def follow(self) -> None:
@@ -43,11 +41,13 @@ class Vitals:
         if self._publish:
             with tolerated(METRICS, "the numbers stay as they were"):
                 self._publish(write_load(core, self._shell.dropped_messages))
-        stalled = self._progress.stalled(core, self._shell.now())
-        if (stalled is None) != self._serving:
-            self._serving = stalled is None
-            if stalled:
-                _log.error("not serving: %s", stalled)
+        # Asked here too: where the shell does not turn, nothing else asks.
+        core.watchdog.look(self._shell.now())
+        serving = not core.fleet.stands_still
+        if serving != self._serving:
+            self._serving = serving
+            if not serving:
+                _log.error("not serving: every worker that gets new requests stands still")
             for service in ("", SERVICE):
                 await self._servicer.set(service, _status(self._serving))
 

@@ -21,6 +21,8 @@ from octavo.scheduler.events import (
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
+    ReplicaMovedOn,
+    ReplicaStalled,
     RequestsAborted,
     RequestSubmitted,
     SendToFrontend,
@@ -245,6 +247,7 @@ class Cluster:
         self.notices: dict[str, list[Notice]] = defaultdict(list)
         self.to_frontend: list[ToFrontend] = []
         self.given_up: list[PrefixGivenUp] = []
+        self.standstills: list[ReplicaStalled | ReplicaMovedOn] = []
         self._notice_book = NoticeBook()
         self._directory = directory
         record(Began(SCHEMA_VERSION, self.core.epoch, self.core.config))
@@ -379,6 +382,8 @@ class Cluster:
                     self._take(message)
                 case ReplicaLost(replica_id) | ReplicaDismissed(replica_id):
                     del self.replicas[replica_id]
+                case ReplicaStalled() | ReplicaMovedOn():
+                    self.standstills.append(effect)
                 case PrefixGivenUp():
                     self.given_up.append(effect)
         self.core.check()

@@ -64,6 +64,8 @@ class FakeScheduler:
         self.tamper: Callable[[Delta], list[Delta]] = lambda delta: [delta]
         self.rejection: RejectReason | None = None
         self.refusal: str | None = None
+        # Its workers answer no step, as it says with its next word of them.
+        self.is_stalled = False
         # Hears and says nothing, but for what is sent raw; its connections stay.
         self.is_frozen = False
         self.submitted: list[Request] = []
@@ -258,6 +260,7 @@ class FakeScheduler:
             capacity_tokens=self.capacity_tokens if self.replicas else 0,
             max_parallel=self.max_parallel,
             work_tokens=self.work_tokens,
+            stalled=self.is_stalled,
         )
 
     async def _send(self, frontend: bytes, message: ToFrontend) -> None:
