@@ -15,7 +15,7 @@ from octavo.scheduler.event_log import Record, replay
 from octavo.scheduler.events import StepAnswered, WorkerCordoned, WorkerDrained, WorkerReadmitted
 from octavo.scheduler.replica import Replica
 from octavo.scheduler.sequence import SequenceGroup, SequenceStatus
-from octavo.scheduler.suspects import DEATHS_TO_SUSPECT
+from octavo.scheduler.suspects import DEATHS_TO_SUSPECT, Death, Verdict
 from octavo.testing.cluster import Cluster, make_request, reference_tokens
 from octavo.testing.scenarios import step_until
 from octavo.wire.sampling import BeamSearch, EarlyStopping
@@ -202,8 +202,8 @@ def test_a_suspect_has_its_place_in_the_order_only_where_it_is_isolated(make_clu
     cluster.join(2)
     other = cluster.core.replicas[2]
     assert next(fleet.returning(other)) is suspect
-    for _ in range(DEATHS_TO_SUSPECT):
-        suspects.died(steps)
+    for process in range(DEATHS_TO_SUSPECT):
+        suspects.died(steps, Death(f"w{process}", process, 0.0, "signal SIGSEGV", Verdict.CRASHED))
     assert list(fleet.returning(other)) == []
     other.suspect = suspect
     assert list(fleet.returning(other)) == [suspect]

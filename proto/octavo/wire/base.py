@@ -11,12 +11,6 @@ SCHEMA_VERSION = 9
 # What differs in more than that raises this one too: all processes must then be replaced together.
 OLDEST_SCHEMA_VERSION = 8
 
-
-def since(version: int) -> Meta:
-    """Marks a field that came with a version: `Annotated[bool, since(9)] = False`."""
-    return Meta(extra={"since": version})
-
-
 MAX_MESSAGE_BYTES = 32 << 20
 MAX_TOKENS = 1 << 20
 MAX_SEQUENCES = 1 << 14
