@@ -25,7 +25,7 @@ OTHER_TESTS = {
     "scheduler/test_config_flags.py",
     "scheduler/test_memory_figures.py",
     "scheduler/test_metrics.py",
-    "scheduler/test_progress.py",
+    "scheduler/test_watchdog.py",
     "scheduler/test_request_spans.py",
     "scheduler/test_sequence_names.py",
     "scheduler/test_shell.py",
