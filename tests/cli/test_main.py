@@ -26,6 +26,22 @@ def test_every_command_explains_itself(command: str) -> None:
     assert result.output.startswith(f"Usage: main {command}")
 
 
+@pytest.mark.parametrize(
+    ("command", "variable"),
+    [
+        (["scheduler"], "OCTAVO_POLICY"),
+        (["frontend"], "OCTAVO_API_KEYS"),
+        (["worker"], "OCTAVO_DTYPE"),
+        (["generate"], "OCTAVO_API_KEY"),
+        (["prefix", "pin"], "OCTAVO_ADMIN_ADDRESS"),
+        ([], "OCTAVO_LOG_LEVEL"),
+    ],
+)
+def test_help_names_the_variable_of_a_flag(command: list[str], variable: str) -> None:
+    result = CliRunner().invoke(main, [*command, "--help"])
+    assert f"[env var: {variable}" in " ".join(result.output.split())
+
+
 def test_help_lists_every_command_without_importing_any() -> None:
     script = (
         "import sys; from octavo.cli.main import main\n"
@@ -81,14 +97,15 @@ def test_a_command_whose_extra_is_missing_says_how_to_install_it(
     result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1, result.stderr
     assert result.stderr.splitlines()[-1] == (
-        f"Error: `octavo {command}` needs {absent}, which is not installed; run: pip install 'octavo[{extra}]'"
+        f"Error: `octavo {command}` needs {absent}, which is not installed; in Octavo's source tree run:"
+        f" pip install '.[{extra}]'"
     )
     assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(("command", "extra"), [("worker", "worker"), ("frontend", "frontend")])
 def test_what_several_extras_install_is_asked_for_by_that_of_the_command(command: str, extra: str) -> None:
-    with pytest.raises(click.ClickException, match=rf"`octavo {command}` needs llguidance.*'octavo\[{extra}\]'"):
+    with pytest.raises(click.ClickException, match=rf"`octavo {command}` needs llguidance.*'\.\[{extra}\]'"):
         _explain(command, ModuleNotFoundError("No module named 'llguidance'", name="llguidance"))
 
 

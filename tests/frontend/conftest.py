@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from octavo.frontend.config import FrontendConfig
+from octavo.frontend.model_defaults import read_model_defaults
 from octavo.frontend.server import FrontendServer
 from octavo.testing.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
@@ -24,6 +25,14 @@ MAX_MODEL_LEN = 512
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model") / "byte-model"
     write_byte_model(directory, max_model_len=MAX_MODEL_LEN)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def roomy_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a model whose context has room for what it is told of tools."""
+    directory = tmp_path_factory.mktemp("roomy-model") / "byte-model"
+    write_byte_model(directory, max_model_len=4 * MAX_MODEL_LEN)
     return directory
 
 
@@ -48,7 +57,7 @@ def fake_scheduler(config: FrontendConfig) -> FakeScheduler:
         fingerprint=fingerprint(config.model_directory),
         dtype="float32",
         vocab_size=VOCAB_SIZE,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=read_model_defaults(config.model_directory).max_model_len,
     )
     return FakeScheduler(config.scheduler_endpoints[0], model)
 

@@ -64,11 +64,12 @@ LETTERS = 'start: WORD ("," WORD)*\nWORD: /[a-z]+/'
 @pytest.mark.parametrize(
     ("constraint", "good", "bad"),
     [
-        (ANY_OBJECT, ["{}", '{"a": [1, {"b": null}]}', '{\n  "é": "\\n"\n}'], ["[]", "1", "", '{"a"}', " {}"]),
+        (ANY_OBJECT, ["{}", '{"a": [1, {"b": null}]}', '{ "é": "\\n" }'], ["[]", "1", "", '{"a"}', " {}", "{\n}"]),
         (
             schema_constraint(PERSON),
-            ['{"name": "Ann", "age": 3}', '{"name":"","age":-1}', '{\n    "name": "a\\"b",\n    "age": 0\n}'],
+            ['{"name": "Ann", "age": 3}', '{"name":"","age":-1}', '{ "name": "a\\"b", "age": 0 }'],
             [
+                '{\n    "name": "",\n    "age": 0\n}',
                 "{}",
                 '{"name": "Ann"}',
                 '{"name": 1, "age": 3}',
@@ -100,10 +101,34 @@ def test_whole_texts_are_let_through_or_not(
         assert not lets_through(constraint, text, vocabulary), text
 
 
-def test_no_text_goes_on_with_spaces_for_ever(vocabulary: LLTokenizer) -> None:
+def test_between_the_tokens_of_json_there_is_one_space_at_most(vocabulary: LLTokenizer) -> None:
     for constraint in (ANY_OBJECT, schema_constraint(PERSON)):
-        assert not lets_through(constraint, '{"name":' + " " * 40 + '"", "age": 1}', vocabulary)
-        assert lets_through(constraint, '{"name":' + " " * 20 + '"", "age": 1}', vocabulary)
+        assert not lets_through(constraint, '{"name":  "", "age": 1}', vocabulary)
+        assert lets_through(constraint, '{"name": "","age":1}', vocabulary)
+
+
+def test_a_schema_may_ask_for_other_white_space(vocabulary: LLTokenizer) -> None:
+    indented = schema_constraint({**PERSON, "x-guidance": {"whitespace_pattern": r"[ \n]*"}})
+    assert lets_through(indented, '{\n  "name": "",\n  "age": 1\n}', vocabulary)
+
+
+OPEN = json.dumps({key: value for key, value in PERSON.items() if key != "additionalProperties"})
+MORE = '{"name":"","age":1,"x":1}'
+
+
+def test_a_schema_that_is_closed_has_no_other_properties(vocabulary: LLTokenizer) -> None:
+    assert lets_through(Constraint(ConstraintKind.JSON_SCHEMA, OPEN), MORE, vocabulary)
+    assert not lets_through(Constraint(ConstraintKind.JSON_SCHEMA, OPEN, closes=True), MORE, vocabulary)
+
+
+def test_a_lenient_schema_is_held_to_as_far_as_it_can_be(vocabulary: LLTokenizer) -> None:
+    unique = json.dumps({"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2})
+    lenient = Constraint(ConstraintKind.JSON_SCHEMA, unique, lenient=True)
+    assert lets_through(lenient, "[1, 1]", vocabulary)
+    assert not lets_through(lenient, "[1, 1, 1]", vocabulary)
+    assert not lets_through(lenient, '["a"]', vocabulary)
+    with pytest.raises(InvalidRequest, match="uniqueItems"):
+        grammar_of(Constraint(ConstraintKind.JSON_SCHEMA, unique), vocabulary)
 
 
 BAD = [

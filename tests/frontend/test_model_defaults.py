@@ -52,6 +52,24 @@ def test_sampling_is_what_the_model_recommends(
     assert sampling(read_model_defaults(model)) == in_force
 
 
+@pytest.mark.parametrize(
+    ("generation", "recommends"),
+    [
+        ({}, False),
+        ({"eos_token_id": 2}, False),
+        ({"do_sample": None, "temperature": None}, False),
+        ({"do_sample": False}, True),
+        ({"top_p": 0.9}, True),
+    ],
+)
+def test_it_is_known_whether_a_model_recommends_a_way_to_choose(
+    model: Path, generation: dict[str, Any], recommends: bool
+) -> None:
+    recommend(model, **generation)
+    assert read_model_defaults(model).recommends_sampling == recommends
+    assert not read_model_defaults(model, "none").recommends_sampling
+
+
 def test_without_a_recommendation_nothing_is_cut_or_penalised(model: Path) -> None:
     (model / "generation_config.json").unlink()
     defaults = read_model_defaults(model)

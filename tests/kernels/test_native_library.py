@@ -142,7 +142,7 @@ def test_a_gpu_is_no_matter_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = choose_attention(SHAPE, torch.device("cuda"))
     assert (choice.attention.name, choice.reason) == (
         "torch",
-        "there is no Triton; install it with pip install 'octavo[gpu]'",
+        "there is no Triton; install it with pip install '.[gpu]' in Octavo's source tree",
     )
 
 

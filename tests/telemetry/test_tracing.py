@@ -117,7 +117,7 @@ def test_without_its_packages_a_process_says_how_to_install_them(tmp_path: Path,
     result = subprocess.run(
         [sys.executable, "-c", ABSENT, command], env=environment, capture_output=True, text=True, timeout=60
     )
-    what = "needs opentelemetry, which is not installed; run: pip install 'octavo[tracing]'"
+    what = "needs opentelemetry, which is not installed; in Octavo's source tree run: pip install '.[tracing]'"
     assert result.stderr.splitlines()[-1] == f"Error: `octavo {command}` {what}"
     assert result.returncode == 1
     assert "Traceback" not in result.stderr

@@ -61,6 +61,7 @@ class _Dispatcher(click.Group):
             _explain(cmd_name, error)
             raise
         assert isinstance(command, click.Command)
+        _show_variables(command)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -87,6 +88,15 @@ class _Dispatcher(click.Group):
             formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
 
 
+def _show_variables(command: click.Command) -> None:
+    """Makes help name the environment variable of each option that has one."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            parameter.show_envvar = True
+    for inner in command.commands.values() if isinstance(command, click.Group) else ():
+        _show_variables(inner)
+
+
 def _explain(command: str, error: ModuleNotFoundError) -> None:
     """Raises `click.ClickException` if the module is one that an installation may do without."""
     package = (error.name or "").partition(".")[0]
@@ -97,7 +107,7 @@ def _explain(command: str, error: ModuleNotFoundError) -> None:
             extra = "worker"
         if where.startswith("octavo.loadgen."):
             extra = "bench"
-        what = f"needs {package}, which is not installed; run: pip install 'octavo[{extra}]'"
+        what = f"needs {package}, which is not installed; in Octavo's source tree run: pip install '.[{extra}]'"
         raise click.ClickException(f"`octavo {command}` {what}") from error
     if package == "octavo":
         raise click.ClickException(f"`octavo {command}` is not part of this installation: {error}") from error
@@ -132,6 +142,8 @@ def main(context: click.Context, log_level: str, log_format: str) -> None:
         # Its processes log as it does.
         os.environ.update(OCTAVO_LOG_LEVEL=log_level, OCTAVO_LOG_FORMAT=log_format)
 
+
+_show_variables(main)
 
 if __name__ == "__main__":
     main()

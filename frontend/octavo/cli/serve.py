@@ -126,6 +126,13 @@ _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
     type=click.Choice(["auto", "recompute", "swap", "measured"]),
     help="What becomes of the KV of a request that must give its blocks up. Default: the scheduler's own.",
 )
+@click.option(
+    "--tool-parser",
+    envvar="OCTAVO_TOOL_PARSER",
+    type=click.Choice(["auto", "hermes", "llama", "none"]),
+    help="How tool calls are found in an answer: in the model's own format (auto), in a given one, or never (none)."
+    " Default: auto.",
+)
 def serve(
     model: str,
     load_format: str,

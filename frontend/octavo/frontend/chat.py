@@ -29,11 +29,13 @@ class ChatMessage:
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call; `parameters_json` is the JSON schema of its arguments, or empty."""
+    """A function that the model may call; `parameters_json` is the JSON schema of its arguments, or empty. `strict`:
+    arguments that cannot be held to all of it are refused."""
 
     name: str
     description: str = ""
     parameters_json: str = ""
+    strict: bool = False
 
 
 @dataclass(frozen=True)

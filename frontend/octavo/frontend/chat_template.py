@@ -1,5 +1,6 @@
 """A model's chat template: a conversation in, the text of a prompt out. Control tokens in it are the template's own."""
 
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -16,6 +17,7 @@ import msgspec
 from octavo.frontend.chat import Chat, ChatMessage, Tool, ToolCall
 from octavo.frontend.control_tokens import ControlTokens, ReservedText
 from octavo.frontend.tokenizer_files import TokenizerFiles
+from octavo.frontend.tools_in_text import tools_in_text, uses_tools, without_system
 
 # Characters of a rendered chat; more could not fit any context.
 MAX_RENDERED: Final = 1 << 24
@@ -65,7 +67,35 @@ class ChatTemplate:
         except RecursionError as error:
             raise ChatTemplateError("a JSON value is nested too deeply; flatten it") from error
 
+    def variables(self, with_tools: bool) -> frozenset[str]:
+        """Returns the variables that a client may set, of the template for chats with or without tools. Of one that
+        cannot be read there are none: rendering says what is wrong with it."""
+        try:
+            return self._compile(with_tools)[1]
+        except (ChatTemplateError, jinja2.TemplateError, RecursionError):
+            return frozenset()
+
+    @functools.cached_property
+    def reads_tools(self) -> bool:
+        """Whether the template for chats with tools says anything of them; False where there is none."""
+        try:
+            return "tools" in jinja2.meta.find_undeclared_variables(self._environment.parse(self._source(True)))
+        except (jinja2.TemplateError, RecursionError):
+            return False
+
     def _render(self, chat: Chat) -> str:
+        if self.reads_tools or not uses_tools(chat) or not self._files.chat_template:
+            return self._filled(chat)
+        told = tools_in_text(chat)
+        try:
+            return self._filled(told)
+        except jinja2.TemplateError:
+            if told.messages[0] == chat.messages[0]:
+                raise
+            # A template may know no system.
+            return self._filled(without_system(told))
+
+    def _filled(self, chat: Chat) -> str:
         template, settable = self._compile(bool(chat.tools))
         _check_variables(chat.template_variables, settable)
         messages = [self._message(message) for message in chat.messages]

@@ -233,6 +233,13 @@ class _Several(click.types.StringParamType):
     help="Admin address of the scheduler, for the page's live view. Default: no live view.",
 )
 @click.option(
+    "--open-json-schemas",
+    envvar="OCTAVO_OPEN_JSON_SCHEMAS",
+    is_flag=True,
+    help="Over HTTP, let objects have properties that their JSON schema does not list unless it forbids them, as JSON"
+    " Schema says. Default: they have others only where it allows them.",
+)
+@click.option(
     "--tool-parser",
     envvar="OCTAVO_TOOL_PARSER",
     type=click.Choice(TOOL_PARSERS),
@@ -279,6 +286,7 @@ def frontend(
     text_processes: int,
     text_timeout: float,
     scheduler_admin: str | None,
+    open_json_schemas: bool,
     tool_parser: str,
     model_aliases: tuple[str, ...],
     otlp_endpoint: str,
@@ -318,6 +326,7 @@ def frontend(
             text_processes=text_processes,
             text_timeout_s=text_timeout,
             scheduler_admin=scheduler_admin or "",
+            open_json_schemas=open_json_schemas,
             tool_parser=tool_parser,
             model_aliases=model_aliases,
         )

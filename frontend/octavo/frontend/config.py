@@ -65,5 +65,7 @@ class FrontendConfig:
     scheduler_admin: str = ""
     # How tool calls are found in an answer, one of `TOOL_PARSERS`.
     tool_parser: str = "auto"
+    # Over HTTP, objects of a JSON schema that says nothing of other properties may have some, as JSON Schema says.
+    open_json_schemas: bool = False
     # The model's further names.
     model_aliases: tuple[str, ...] = ()

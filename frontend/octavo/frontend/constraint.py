@@ -16,8 +16,14 @@ class ConstraintKind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Constraint:
-    """`text` is the schema, the expression or the grammar (Lark or GBNF); `choices` are those of `CHOICE`."""
+    """`text` is the schema, the expression or the grammar (Lark or GBNF); `choices` are those of `CHOICE`.
+
+    Of a schema: `closes` limits objects to the properties that they list (`json_schemas.closed`); `lenient` leaves out
+    what no grammar can hold an answer to, instead of refusing it.
+    """
 
     kind: ConstraintKind
     text: str = ""
     choices: tuple[str, ...] = ()
+    closes: bool = False
+    lenient: bool = False

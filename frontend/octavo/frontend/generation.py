@@ -100,6 +100,11 @@ class Generation:
         return self._scheduler.away_s() <= self._scheduler.grace_s
 
     @property
+    def recommends_sampling(self) -> bool:
+        """Whether the model's makers say how tokens are to be chosen where a request does not."""
+        return self._defaults.recommends_sampling
+
+    @property
     def max_model_len(self) -> int:
         """The context in tokens: the model's, or less where its workers were started with less."""
         return model_len(self._defaults, self._scheduler.status)

@@ -9,6 +9,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from octavo.frontend.constraint import Constraint, ConstraintKind
 from octavo.frontend.errors import InvalidRequest, Reason
+from octavo.frontend.json_schemas import JSON_SPACE, closed
 from octavo.wire.grammar import GrammarError, compile_grammar, is_lost
 from octavo.wire.grammar import load_vocabulary as load_vocabulary
 from octavo.wire.sampling import MAX_GRAMMAR
@@ -17,8 +18,6 @@ MAX_CONSTRAINT_BYTES = 1 << 16
 MAX_CHOICES = 1024
 # Of an error's own words, which may quote all of a grammar.
 _MAX_QUOTED = 400
-# Between the tokens of JSON. A model that may go on with spaces for ever at times does.
-_WHITESPACE = r"[ \t\n\r]{0,32}"
 
 
 def grammar_of(constraint: Constraint, vocabulary: LLTokenizer) -> str:
@@ -60,7 +59,8 @@ def _written(constraint: Constraint) -> str:
         case ConstraintKind.JSON_OBJECT:
             return _of_schema({"type": "object"})
         case ConstraintKind.JSON_SCHEMA:
-            return _of_schema(json.loads(constraint.text, parse_constant=_no_number))
+            schema = json.loads(constraint.text, parse_constant=_no_number)
+            return _of_schema(closed(schema) if constraint.closes else schema, lenient=constraint.lenient)
         case ConstraintKind.REGEX:
             return LLMatcher.grammar_from_regex(constraint.text)
         case ConstraintKind.CHOICE:
@@ -71,12 +71,12 @@ def _written(constraint: Constraint) -> str:
             return _of_lark(_to_lark(constraint.text))
 
 
-def _of_schema(schema: Any) -> str:
+def _of_schema(schema: Any, *, lenient: bool = False) -> str:
     # The library takes options with objects only.
     schema = {} if schema is True else schema
     if not isinstance(schema, dict):
         raise ValueError("a schema is a JSON object")
-    return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _WHITESPACE})
+    return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": JSON_SPACE, "lenient": lenient})
 
 
 def _of_lark(text: str) -> str:

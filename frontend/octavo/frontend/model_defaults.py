@@ -26,6 +26,8 @@ class ModelDefaults:
     top_k: int
     min_p: float
     repetition_penalty: float
+    # Whether the model's makers say how to sample, or not to.
+    recommends_sampling: bool = False
     # None: as many as there is room for.
     max_new_tokens: int | None = None
 
@@ -55,6 +57,7 @@ def read_model_defaults(directory: Path, generation_config: str = "auto") -> Mod
         top_k=_present(recommended, "top_k", 0),
         min_p=_present(recommended, "min_p", 0.0),
         repetition_penalty=_present(recommended, "repetition_penalty", 1.0),
+        recommends_sampling=any(recommended.get(name) is not None for name in (*_SAMPLING, "do_sample")),
         max_new_tokens=_present(recommended, "max_new_tokens", None),
     )
     _check_ranges(directory, defaults)

@@ -61,6 +61,15 @@ class ModelTokenizer:
             return _encode(self._tokenizer, rendered, add_special_tokens=False)
         return [i for text, is_control in self._control_tokens.split(rendered) for i in self._encoded(text, is_control)]
 
+    def template_variables(self, with_tools: bool) -> frozenset[str]:
+        """Returns the variables that clients may set for the model's chat template, or for that of chats with tools."""
+        return self._template.variables(with_tools)
+
+    @property
+    def tells_of_tools(self) -> bool:
+        """Whether the model's chat template tells it of the functions that it may call."""
+        return self._template.reads_tools
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of all the ids; ids outside the vocabulary have none."""
         # A batch, because of `_encode`'s reason.

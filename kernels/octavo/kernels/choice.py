@@ -39,7 +39,7 @@ def _choose_gpu_attention(
     shape: CacheShape, device: torch.device, fallback: AttentionBackend, *, exact: bool
 ) -> Choice:
     if importlib.util.find_spec("triton") is None:
-        return Choice(fallback, "there is no Triton; install it with pip install 'octavo[gpu]'")
+        return Choice(fallback, "there is no Triton; install it with pip install '.[gpu]' in Octavo's source tree")
     # Triton takes seconds to import, and a CPU has no use for it.
     from octavo.kernels.triton.attention import TritonAttention
     from octavo.kernels.triton.attention import obstacle as gpu_obstacle

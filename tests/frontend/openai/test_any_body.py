@@ -11,6 +11,7 @@ from octavo.frontend.errors import ServiceError
 from octavo.frontend.openai.fields import read_fields
 from octavo.frontend.openai.messages import chat_of, tools_of
 from octavo.frontend.openai.prompts import read_prompts
+from octavo.frontend.openai.reading import Reading
 from octavo.frontend.openai.sampling import sampling_of, seconds
 from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, ChatBody, CompletionBody
 from octavo.frontend.request import GenerationRequest
@@ -30,6 +31,16 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
+class NoTemplate:
+    """Stands for the tokenizer of a model whose template reads no variables."""
+
+    def template_variables(self, with_tools: bool) -> frozenset[str]:
+        return frozenset()
+
+
+NO_TEMPLATE: Any = NoTemplate()
+
+
 def bodies(kind: Any, **required: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
     """JSON with some of the fields of a body, each of any value."""
     names = [name for name in kind.__struct_encode_fields__ if name not in required]
@@ -44,7 +55,9 @@ def test_completions(body: bytes) -> None:
         fields, _ = read_fields(body, CompletionBody, COMPLETION_UNSUPPORTED)
         seconds("timeout", fields.timeout)
         for prompt in read_prompts(fields.prompt, 4096):
-            check_form(GenerationRequest(prompt=prompt, max_new_tokens=fields.max_tokens, **sampling_of(fields)))
+            check_form(
+                GenerationRequest(prompt=prompt, max_new_tokens=fields.max_tokens, **sampling_of(fields, Reading()))
+            )
 
 
 @settings(max_examples=150)
@@ -52,8 +65,8 @@ def test_completions(body: bytes) -> None:
 def test_chats(body: bytes) -> None:
     with contextlib.suppress(ServiceError):
         fields, _ = read_fields(body, ChatBody, CHAT_UNSUPPORTED)
-        chat = chat_of(fields, tools_of(fields))
-        check_form(GenerationRequest(prompt=chat, **sampling_of(fields)))
+        chat = chat_of(fields, tools_of(fields, []), NO_TEMPLATE, [])
+        check_form(GenerationRequest(prompt=chat, **sampling_of(fields, Reading())))
 
 
 @settings(max_examples=300)

@@ -56,15 +56,15 @@ def said(content: Any, role: str = "user", **fields: Any) -> tuple[str, dict[str
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x"}}
 # Name -> the request, the parameter that is named, and words of the message.
-BAD: dict[str, tuple[tuple[str, dict[str, Any]], str | None, str]] = {
-    "empty prompt": (completion(prompt=""), None, "prompt is empty"),
+BAD: dict[str, tuple[tuple[str, dict[str, Any]], str, str]] = {
+    "empty prompt": (completion(prompt=""), "prompt", "prompt is empty"),
     "no prompts": (completion(prompt=[]), "prompt", "1 to 256"),
     "prompt of another form": (completion(prompt={"a": 1}), "prompt", "a text, token ids, or a list"),
     "prompt left out": (("/v1/completions", {}), "prompt", "it must be set"),
     "mixed prompts": (completion(prompt=["a", [1]]), "prompt", "a text, token ids, or a list"),
     "too many prompts": (completion(prompt=["a"] * 257), "prompt", "a list of 257"),
     "too many lists": (completion(prompt=[[1]] * 257), "prompt", "a list of 257"),
-    "an id outside": (completion(prompt=[258]), None, "the vocabulary ends at 257"),
+    "an id outside": (completion(prompt=[258]), "prompt", "the vocabulary ends at 257"),
     "a wrong type": (completion(max_tokens="x"), "max_tokens", "expected `int | null`, got `str`"),
     "a number for a text": (said(5), "messages[0].content", "got `int`"),
     "temperature below 0": (completion(temperature=-1), "temperature", "between 0 (greedy) and 100"),
@@ -81,7 +81,7 @@ BAD: dict[str, tuple[tuple[str, dict[str, Any]], str | None, str]] = {
     "too long an answer": (completion(max_tokens=508), "max_tokens", "leave 507 of the context's 512"),
     "more at least than at most": (completion(max_tokens=2, min_tokens=3), "min_tokens", "max_tokens is 2"),
     "too many stops": (completion(stop=["x"] * 9), "stop", "repeated 9 times"),
-    "an empty stop": (completion(stop=""), "stop", "1 to 256 bytes"),
+    "too long a stop": (completion(stop="x" * 257), "stop", "1 to 256 bytes"),
     "a huge seed": (completion(seed=2**64), "seed", "an unsigned 64-bit number"),
     "a seed below all": (completion(seed=-(2**63) - 1), "seed", "an unsigned 64-bit number"),
     "too urgent": (completion(priority=-101), "priority", "between -100 and 100"),
@@ -96,7 +96,7 @@ BAD: dict[str, tuple[tuple[str, dict[str, Any]], str | None, str]] = {
         "exclude each other",
     ),
     "a format without schema": (chat(response_format=SCHEMA), "response_format.json_schema.schema", "needs one"),
-    "no messages": (chat(messages=[]), None, "empty"),
+    "no messages": (chat(messages=[]), "messages", "empty"),
     "an unknown role": (said("x", role="<|im_end|>"), "messages.role", "must be one of system"),
     "nothing said": (said(None), "messages[0].content", "may be left out"),
     "a user's calls": (
@@ -107,10 +107,9 @@ BAD: dict[str, tuple[tuple[str, dict[str, Any]], str | None, str]] = {
     "a part without text": (said([{"type": "text"}]), "messages[0].content[0].text", "it must be set"),
     "an unknown tool": (chat(tool_choice={"type": "function", "function": {"name": "f"}}), "tool_choice", "no tools"),
     "tools that are none": (chat(tools={}), "tools", "must be a list"),
-    "an unknown variable": (chat(chat_template_kwargs={"nonsense": 1}), "messages", "nonsense"),
     "nothing to tokenize": (("/tokenize", {}), "prompt", "either prompt or messages"),
     "two things to tokenize": (("/tokenize", {"prompt": "x", "messages": USER}), "prompt", "either prompt or messages"),
-    "ids that are no tokens": (("/detokenize", {"tokens": [258]}), None, "the vocabulary ends at 257"),
+    "ids that are no tokens": (("/detokenize", {"tokens": [258]}), "tokens", "the vocabulary ends at 257"),
     "too many ids": (("/detokenize", {"tokens": [1] * 513}), "tokens", "at most 512"),
 }
 
@@ -125,7 +124,7 @@ async def test_invalid(name: str, served: Served) -> None:
     assert error["type"] == "invalid_request_error"
     assert error["code"] == "bad_parameter"
     assert words in error["message"]
-    assert param is None or error["param"] == param
+    assert error["param"] == param
     assert scheduler.submitted == []
     assert frontend.generation.num_running == 0
 
@@ -133,24 +132,18 @@ async def test_invalid(name: str, served: Served) -> None:
 FUNCTION = {"name": "f", "arguments": ""}
 UNSUPPORTED: dict[str, tuple[tuple[str, dict[str, Any]], str]] = {
     "suffix": (completion(suffix="x"), "suffix"),
-    "store": (chat(store=True), "store"),
-    "service_tier": (chat(service_tier="flex"), "service_tier"),
     "modalities": (chat(modalities=["text", "audio"]), "modalities"),
     "audio": (chat(audio={"voice": "x"}), "audio"),
-    "prediction": (chat(prediction={"type": "content", "content": "x"}), "prediction"),
-    "web search": (chat(web_search_options={}), "web_search_options"),
     "functions": (chat(functions=[{"name": "f"}]), "functions"),
     "a template": (chat(chat_template="{{ 1 }}"), "chat_template"),
     "bad words": (completion(bad_words=["x"]), "bad_words"),
     "truncation": (completion(truncate_prompt_tokens=5), "truncate_prompt_tokens"),
-    "a target": (completion(ttft_target=1), "ttft_target"),
     "an image": (said([{"type": "image_url", "image_url": {"url": "http://x"}}]), "image_url"),
     "a custom call": (
         said(None, "assistant", tool_calls=[{"type": "custom", "function": {"name": "f", "arguments": ""}}]),
         "custom",
     ),
     "a structural tag": (chat(response_format={"type": "structural_tag"}), "structural_tag"),
-    "a tool of another kind": (chat(tools=[{"type": "retrieval"}]), "retrieval"),
     "stops of beams": (completion(use_beam_search=True, stop="x"), "stop"),
 }
 
@@ -164,6 +157,73 @@ async def test_what_is_not_implemented_is_refused_by_its_name(name: str, served:
     assert (response.status_code, error["code"]) == (400, "unsupported_field"), error
     assert words in error["message"]
     assert scheduler.submitted == []
+
+
+# What is answered all the same -> the name by which it is told that it is not honoured.
+NOT_HONOURED: dict[str, tuple[tuple[str, dict[str, Any]], str]] = {
+    "store": (chat(store=True), "store"),
+    "service_tier": (chat(service_tier="flex"), "service_tier"),
+    "prediction": (chat(prediction={"type": "content", "content": "x"}), "prediction"),
+    "verbosity": (chat(verbosity="low"), "verbosity"),
+    "web search": (chat(web_search_options={}), "web_search_options"),
+    "a target": (completion(ttft_target=1), "ttft_target"),
+    "a tool that is no function": (chat(tools=[{"type": "retrieval"}]), "tools[0].retrieval"),
+    "a field of a function": (
+        chat(tools=[{"type": "function", "function": {"name": "f", "colour": "red"}}]),
+        "tools[0].colour",
+    ),
+    "effort where the template knows none": (chat(reasoning_effort="low"), "reasoning_effort"),
+    "a variable that the template does not read": (
+        chat(chat_template_kwargs={"nonsense": 1}),
+        "chat_template_kwargs.nonsense",
+    ),
+    "a keyword that no grammar holds to": (
+        chat(
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "array", "items": {}, "uniqueItems": True}},
+            }
+        ),
+        "response_format.json_schema.schema.uniqueItems",
+    ),
+    "verbosity of a response": (("/v1/responses", {"input": "x", "text": {"verbosity": "low"}}), "text.verbosity"),
+    "truncation of a response": (("/v1/responses", {"input": "x", "truncation": "auto"}), "truncation"),
+    "what is to be included": (("/v1/responses", {"input": "x", "include": ["file_search_call.results"]}), "include"),
+    "a summary": (("/v1/responses", {"input": "x", "reasoning": {"summary": "auto"}}), "reasoning.summary"),
+    "thoughts": (
+        ("/v1/responses", {"input": [{"type": "reasoning", "summary": []}, {"role": "user", "content": "x"}]}),
+        "input[0].reasoning",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_HONOURED)
+async def test_what_is_only_not_honoured_is_answered_and_named(name: str, served: Served) -> None:
+    _, scheduler, http = served
+    (path, body), field = NOT_HONOURED[name]
+    response = await http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-octavo-unknown-fields"] == field
+    scheduler.submitted.clear()
+
+
+async def test_a_strict_schema_is_held_to_or_refused(served: Served) -> None:
+    _, scheduler, http = served
+    schema = {"type": "array", "items": {}, "uniqueItems": True}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    path, body = chat(response_format=form)
+    error = (await http.post(path, json=body)).json()["error"]
+    assert error["code"] == "bad_constraint"
+    assert "uniqueItems" in error["message"]
+    assert scheduler.submitted == []
+
+
+async def test_an_empty_stop_is_none(served: Served) -> None:
+    _, scheduler, http = served
+    for stop in ("", [""], ["", "x"]):
+        path, body = completion(stop=stop)
+        assert (await http.post(path, json=body)).status_code == 200
+    scheduler.submitted.clear()
 
 
 NOT_JSON = {
@@ -203,6 +263,23 @@ async def test_a_prompt_that_is_too_long(served: Served) -> None:
     for path, body in (completion(prompt="x" * 512), completion(prompt="x" * 6000), said("x" * 600)):
         error = (await http.post(path, json=body)).json()["error"]
         assert error["code"] == "prompt_too_long"
+        assert error["param"] in body
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("/v1/completions", "prompt", "x" * 512),
+        ("/v1/chat/completions", "messages", [{"role": "user", "content": "x" * 600}]),
+        ("/v1/responses", "input", "x" * 600),
+    ],
+)
+async def test_errors_of_a_stream_name_the_field_too(path: str, field: str, value: object, served: Served) -> None:
+    _, _, http = served
+    response = await http.post(path, json={field: value, "stream": True})
+    if response.status_code == 200:
+        pytest.fail(response.text[:500])
+    assert response.json()["error"]["param"] == field
 
 
 async def test_ids_that_are_too_many_are_not_decoded_to_be_echoed(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -145,8 +146,9 @@ CALL = 'Well. <tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n<
 
 
 @pytest.fixture
-def with_tools(config: Any) -> None:
+def with_tools(config: Any, roomy_model_directory: Path) -> None:
     """Answers are searched for calls, whatever the model's template says."""
+    object.__setattr__(config, "model_directory", roomy_model_directory)
     object.__setattr__(config, "tool_parser", "hermes")
 
 
@@ -174,6 +176,35 @@ class TestTools:
         assert [call.function.name for call in calls if call.id] == ["weather"]
         assert json.loads("".join(call.function.arguments for call in calls)) == {"city": "Bern"}
 
+    async def test_arguments_are_streamed_as_they_come(
+        self, scheduler: FakeScheduler, answer_with: AnswerWith, ask: Any
+    ) -> None:
+        answer_with(CALL)
+        scheduler.hold_after = CALL.index(' "Bern"')
+        arguments = ""
+        async for chunk in await ask(tools=[WEATHER], max_tokens=200, stream=True):
+            for part in chunk.choices[0].delta.tool_calls or []:
+                arguments += part.function.arguments
+            if arguments == '{"city":':
+                # Not before there was something of them.
+                scheduler.hold_after = 1 << 30
+        assert json.loads(arguments) == {"city": "Bern"}
+
+    async def test_a_call_that_is_cut_off_is_part_of_one_and_no_text(self, answer_with: AnswerWith, ask: Any) -> None:
+        answer_with(CALL.removeprefix("Well. "))
+        for stream in (False, True):
+            found = await ask(tools=[WEATHER], tool_choice="required", max_tokens=60, stream=stream)
+            if stream:
+                chunks = [chunk.choices[0] async for chunk in found]
+                content = "".join(choice.delta.content or "" for choice in chunks)
+                calls = [call for choice in chunks for call in choice.delta.tool_calls or []]
+                reason = chunks[-1].finish_reason
+            else:
+                content, calls = found.choices[0].message.content or "", found.choices[0].message.tool_calls
+                reason = found.choices[0].finish_reason
+            assert (content, reason, calls[0].function.name) == ("", "length", "weather")
+            assert '{"city": "Bern"}'.startswith("".join(call.function.arguments for call in calls))
+
     async def test_without_tools_the_same_answer_is_content(self, answer_with: AnswerWith, ask: Any) -> None:
         answer_with(CALL)
         for fields in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
@@ -186,7 +217,16 @@ class TestTools:
         one = (await ask(tools=[WEATHER], max_tokens=300, parallel_tool_calls=False)).choices[0].message.tool_calls
         assert (len(both), len(one)) == (2, 1)
 
-    async def test_a_forced_call_excludes_another_format(self, scheduler: FakeScheduler, ask: Any) -> None:
-        with pytest.raises(openai.BadRequestError) as caught:
-            await ask(tools=[WEATHER], tool_choice="required", response_format={"type": "json_object"})
-        assert caught.value.param == "tool_choice"
+    async def test_a_forced_call_comes_before_another_format(self, scheduler: FakeScheduler, ask: Any) -> None:
+        await ask(tools=[WEATHER], tool_choice="required", response_format={"type": "json_object"})
+        assert "weather" in scheduler.submitted[-1].sampling.grammar
+        assert "answer" not in scheduler.submitted[-1].sampling.grammar
+
+    async def test_functions_are_told_of_where_the_template_is_silent(
+        self, scheduler: FakeScheduler, frontend: FrontendServer, ask: Any
+    ) -> None:
+        await ask(tools=[WEATHER])
+        prompt = frontend.generation.tokenizer.decode(
+            scheduler.submitted[-1].prompt_token_ids, skip_special_tokens=False
+        )
+        assert '{"name":"weather","parameters":{"type":"object","properties":{"city":{"type":"string"}}}}' in prompt

@@ -1,13 +1,22 @@
 """POST /v1/completions, through the official client."""
 
+import dataclasses
+import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from octavo.frontend.config import FrontendConfig
 from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.testing.frontends import running_frontend
+from octavo.testing.tiny_model import VOCAB_SIZE
+from octavo.wire.model_directory import fingerprint
+from octavo.wire.steps import ModelInfo
 
 AnswerWith = Callable[..., None]
 
@@ -248,3 +257,35 @@ async def test_the_ids_of_a_call_are_echoed(scheduler: FakeScheduler, http: http
     given = await http.post("/v1/completions", json=body, headers={"x-request-id": "abc"})
     assert given.headers["x-request-id"] == "abc"
     assert len((await http.post("/v1/completions", json=body)).headers["x-request-id"]) == 32
+
+
+@pytest.mark.parametrize(
+    ("recommended", "fields", "temperature"),
+    [
+        ({}, {}, 1.0),
+        ({}, {"temperature": 0}, 0.0),
+        ({}, {"use_beam_search": True, "n": 2}, 0.0),
+        ({"do_sample": False}, {}, 0.0),
+        ({"temperature": 0.6}, {}, 0.6),
+    ],
+)
+async def test_what_names_no_temperature_has_the_models_or_that_of_openai(
+    config: FrontendConfig,
+    model_directory: Path,
+    tmp_path: Path,
+    recommended: dict[str, Any],
+    fields: dict[str, Any],
+    temperature: float,
+) -> None:
+    directory = shutil.copytree(model_directory, tmp_path / "byte-model")
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 257, **recommended}))
+    config = dataclasses.replace(config, model_directory=directory)
+    model = ModelInfo("byte-model", fingerprint(directory), "float32", VOCAB_SIZE, 512)
+    async with (
+        FakeScheduler(config.scheduler_endpoints[0], model).serving() as scheduler,
+        running_frontend(config) as (frontend, _),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.http_port}", trust_env=False, timeout=10) as http,
+    ):
+        answer = await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1, **fields})
+        assert answer.status_code == 200, answer.text
+        assert scheduler.submitted[-1].sampling.temperature == temperature

@@ -9,6 +9,7 @@ from llguidance import LLMatcher
 from octavo.frontend.chat import Tool
 from octavo.frontend.errors import InvalidRequest, Unsupported
 from octavo.frontend.grammars import grammar_of, load_vocabulary
+from octavo.frontend.openai.reading import Reading
 from octavo.frontend.openai.tool_calls import (
     HERMES,
     LLAMA,
@@ -18,7 +19,7 @@ from octavo.frontend.openai.tool_calls import (
     make_parser,
     needs_special_tokens,
 )
-from octavo.frontend.openai.tools import MAX_TOOLS, ToolChoice, ToolChoiceMode, read_tool_choice, read_tools
+from octavo.frontend.openai.tools import MAX_TOOLS, ToolChoice, ToolChoiceMode, Tools, read_tool_choice, read_tools
 from octavo.frontend.tokenizer import ModelTokenizer
 from octavo.wire.grammar import compile_grammar
 
@@ -64,7 +65,7 @@ def accepts(model_directory: Any, grammar: str, text: str) -> bool:
 def test_a_forced_answer_is_calls_that_the_parser_finds(
     model_directory: Any, kind: str, choice: ToolChoice, parallel: bool, calls: list[tuple[str, str]], accepted: bool
 ) -> None:
-    constraint = constraint_for(TOOLS, choice, parallel=parallel, kind=kind)
+    constraint = constraint_for(TOOLS, choice, parallel=parallel, kind=kind, reading=Reading(closes=False))
     assert constraint
     text = ("\n" if kind == HERMES else "; ").join(written(kind, name, arguments) for name, arguments in calls)
     grammar = grammar_of(constraint, load_vocabulary(model_directory))
@@ -78,12 +79,12 @@ def test_a_forced_answer_is_calls_that_the_parser_finds(
 
 @pytest.mark.parametrize("mode", [ToolChoiceMode.AUTO, ToolChoiceMode.NONE])
 def test_an_answer_that_need_not_call_is_free(mode: ToolChoiceMode) -> None:
-    assert constraint_for(TOOLS, ToolChoice(mode), parallel=True, kind=NONE) is None
+    assert constraint_for(TOOLS, ToolChoice(mode), parallel=True, kind=NONE, reading=Reading()) is None
 
 
 def test_a_call_cannot_be_forced_where_no_format_is_known() -> None:
     with pytest.raises(Unsupported, match="--tool-parser"):
-        constraint_for(TOOLS, REQUIRED, parallel=True, kind=NONE)
+        constraint_for(TOOLS, REQUIRED, parallel=True, kind=NONE, reading=Reading())
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,11 @@ def test_a_call_cannot_be_forced_where_no_format_is_known() -> None:
 )
 def test_the_format_is_what_the_template_says(template: str, kind: str) -> None:
     assert detect_kind(template) == kind
+
+
+def test_where_the_template_tells_nothing_of_tools_the_format_is_that_of_the_text_that_does() -> None:
+    assert detect_kind("{{ messages[0].content }}", tells_of_tools=False) == HERMES
+    assert detect_kind("", tells_of_tools=False) == NONE
 
 
 def test_special_tokens_are_needed_where_a_marker_is_one(model_directory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,22 +121,26 @@ NESTED = {"type": "function", "function": {"name": "f", "description": "d", "par
 
 @pytest.mark.parametrize("item", [FLAT, NESTED])
 def test_tools_of_both_apis_are_the_same(item: dict[str, Any]) -> None:
-    assert read_tools([item]) == (Tool("f", "d", '{"type":"object"}'),)
+    strict = "strict" in item
+    assert read_tools([item], []).functions == (Tool("f", "d", '{"type":"object"}', strict=strict),)
 
 
 def test_left_out_tools_are_none() -> None:
-    assert read_tools(None) == read_tools([]) == ()
+    assert read_tools(None, []) == read_tools([], []) == Tools()
 
 
 def named(name: object, **fields: object) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **fields}}
 
 
+MANY = [named(f"f{n}") for n in range(MAX_TOOLS + 1)]
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         ({}, "list of at most 128"),
-        ([named(f"f{n}") for n in range(MAX_TOOLS + 1)], "list of at most 128"),
+        (MANY, "list of at most 128"),
         (["f"], r"tools\[0\] is not an object"),
         ([named("f"), named("f")], "naming a function twice"),
         ([named("")], r"tools\[0\]\.name is ''"),
@@ -140,17 +150,60 @@ def named(name: object, **fields: object) -> dict[str, Any]:
         ([named(3)], r"tools\[0\]\.name is 3"),
         ([named("f", description=3)], "description is not a text"),
         ([named("f", parameters="{}")], "parameters is not an object"),
-        ([named("f", colour="red")], "with 'colour'"),
+        ([{"type": "namespace", "name": "n", "tools": [named("f")]}, named("f")], "naming a function twice"),
+        (
+            [{"type": "namespace", "name": "n", "tools": MANY}],
+            "129 functions",
+        ),
     ],
 )
 def test_bad_tools_are_refused(value: object, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        read_tools(value)
+        read_tools(value, [])
 
 
-def test_other_kinds_of_tools_are_not_known() -> None:
-    with pytest.raises(Unsupported, match="of type 'web_search'; only functions"):
-        read_tools([{"type": "web_search"}])
+def test_tools_that_are_no_functions_are_left_out_and_named() -> None:
+    ignored: list[str] = []
+    tools = [{"type": "web_search"}, named("f", colour="red"), {"type": "custom", "name": "patch"}]
+    assert [tool.name for tool in read_tools(tools, ignored).functions] == ["f"]
+    assert ignored == ["tools[0].web_search", "tools[1].colour", "tools[2].custom"]
+
+
+def test_functions_of_a_namespace_are_the_clients() -> None:
+    ignored: list[str] = []
+    inner = [{"type": "function", "name": "f"}, {"type": "web_search"}]
+    tools = read_tools([{"type": "namespace", "name": "n", "tools": inner}], ignored)
+    assert (tools.functions, tools.namespaces) == ((Tool("f"),), {"f": "n"})
+    assert ignored == ["tools[0].tools[1].web_search"]
+
+
+OPEN = Tool("f", "", '{"type": "object", "properties": {"a": {"type": "integer"}}}')
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_arguments_are_closed_unless_the_letter_of_json_schema_holds(model_directory: Any, closes: bool) -> None:
+    constraint = constraint_for([OPEN], REQUIRED, parallel=False, kind=HERMES, reading=Reading(closes))
+    assert constraint
+    grammar = grammar_of(constraint, load_vocabulary(model_directory))
+    assert accepts(model_directory, grammar, written(HERMES, "f", '{"a": 1}'))
+    assert accepts(model_directory, grammar, written(HERMES, "f", '{"a": 1, "b": 2}')) == (not closes)
+
+
+UNIQUE = '{"type": "object", "properties": {"a": {"type": "array", "items": {}, "uniqueItems": true}}}'
+
+
+def test_keywords_of_arguments_without_effect_are_named_unless_strict(model_directory: Any) -> None:
+    reading = Reading()
+    lenient = constraint_for([Tool("f", "", UNIQUE)], REQUIRED, parallel=False, kind=HERMES, reading=reading)
+    assert lenient
+    assert reading.ignored == ["tools.f.parameters.uniqueItems"]
+    grammar_of(lenient, load_vocabulary(model_directory))
+    strict = constraint_for(
+        [Tool("f", "", UNIQUE, strict=True)], REQUIRED, parallel=False, kind=HERMES, reading=reading
+    )
+    assert strict
+    with pytest.raises(InvalidRequest, match="uniqueItems"):
+        grammar_of(strict, load_vocabulary(model_directory))
 
 
 @pytest.mark.parametrize(

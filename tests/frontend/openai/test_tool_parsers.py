@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.frontend.openai.tool_calls import HERMES, LLAMA, NONE, make_parser
+from octavo.frontend.openai.tool_parsers import ParsedDelta
 
 CALL = '{"name": "add", "arguments": {"a": 1, "b": "}<tool_call>\\""}}'
 ARGUMENTS = '{"a": 1, "b": "}<tool_call>\\""}'
@@ -28,8 +29,21 @@ parts = st.lists(
 def parse(kind: str, pieces: Sequence[str]) -> tuple[str, list[tuple[int, str, str]], bool]:
     parser = make_parser(kind)
     deltas = [*map(parser.feed, pieces), parser.finish()]
-    calls = [(call.index, call.name, call.arguments) for delta in deltas for call in delta.calls]
-    return "".join(delta.content for delta in deltas), calls, parser.any_calls
+    return "".join(delta.content for delta in deltas), joined(deltas), parser.any_calls
+
+
+def joined(deltas: Sequence[ParsedDelta]) -> list[tuple[int, str, str]]:
+    """The calls with the parts of their arguments together."""
+    calls: list[tuple[int, str, str]] = []
+    for part in (call for delta in deltas for call in delta.calls):
+        if part.id:
+            calls.append((part.index, part.name, part.arguments))
+        else:
+            index, name, arguments = calls[-1]
+            assert part.index == index
+            assert not part.name
+            calls[-1] = (index, name, arguments + part.arguments)
+    return calls
 
 
 def cut(data: st.DataObject, text: str) -> list[str]:
@@ -62,7 +76,9 @@ def test_without_calls_every_character_is_content(kind: str, parts: list[str]) -
 @given(parts=parts)
 def test_arguments_are_json_objects(kind: str, parts: list[str]) -> None:
     _, calls, _ = parse(kind, ["".join(parts)])
-    assert all(isinstance(json.loads(arguments), dict) for _, _, arguments in calls)
+    # All but one that the answer's end has cut off.
+    assert all(isinstance(json.loads(arguments), dict) for _, _, arguments in calls[:-1])
+    assert all(arguments.startswith("{") for _, _, arguments in calls)
     assert [index for index, _, _ in calls] == list(range(len(calls)))
 
 
@@ -75,13 +91,67 @@ def test_text_behind_a_call_is_content() -> None:
     assert parse(HERMES, [f"<tool_call>{SHORT}</tool_call>\nDone. "])[0] == "\nDone. "
 
 
+def test_arguments_come_as_they_are_written() -> None:
+    parser = make_parser(HERMES)
+    pieces = [
+        "<tool_call>\n{",
+        '"name": "add", "argum',
+        'ents": ',
+        '{"a": ',
+        "1",
+        ', "b": "',
+        "}",
+        '"}',
+        "}\n</tool",
+        "_call>",
+    ]
+    parts = [[(call.name, call.arguments) for call in parser.feed(piece).calls] for piece in pieces]
+    assert parts == [
+        [],
+        [],
+        [],
+        [("add", '{"a": ')],
+        [("", "1")],
+        [("", ', "b": "')],
+        [("", "}")],
+        [("", '"}')],
+        [],
+        [],
+    ]
+    assert parser.finish() == ParsedDelta()
+
+
+def test_a_call_that_is_cut_off_is_part_of_one() -> None:
+    assert parse(HERMES, [f"<tool_call>{CALL[:-8]}"]) == ("", [(0, "add", ARGUMENTS[:-7])], True)
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_c", "<tool_call>", '<tool_call>\n{"name": "ad', '<tool_call>{"name": "add", "arguments": ']
+)
+def test_a_forced_call_that_is_cut_off_before_its_arguments_is_no_text(text: str) -> None:
+    parser = make_parser(HERMES, is_forced=True)
+    assert [parser.feed(text), parser.finish()] == [ParsedDelta(), ParsedDelta()]
+
+
+def test_a_missing_brace_swallows_nothing() -> None:
+    text = '<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call> Done.'
+    assert parse(HERMES, list(text)) == (" Done.", [(0, "add", '{"a": 1}')], True)
+
+
+@pytest.mark.parametrize(
+    "call", ['{"arguments": {"a": 1}, "name": "add"}', '{"id": 7, "name": "add", "arguments": {"a": 1}}']
+)
+def test_calls_whose_fields_are_in_another_order_come_whole(call: str) -> None:
+    assert parse(HERMES, list(f"<tool_call>{call}</tool_call>")) == ("", [(0, "add", '{"a": 1}')], True)
+
+
 @pytest.mark.parametrize("end", ["", "\n", "\n</tool_ca"])
 def test_a_call_that_is_not_closed_is_one(end: str) -> None:
     assert parse(HERMES, list(f"<tool_call>{SHORT}{end}")) == ("", [(0, "now", "{}")], True)
 
 
 @pytest.mark.parametrize(
-    "text", ["<tool_call>", f"<tool_call>{CALL[:-1]}", "<tool_call>{'name': 'x'}</tool_call>", "<to"]
+    "text", ["<tool_call>", '<tool_call>{"name": "add", "arguments": 1', "<tool_call>{'name': 'x'}</tool_call>", "<to"]
 )
 def test_what_is_no_call_is_content(text: str) -> None:
     assert parse(HERMES, list(text)) == (text, [], False)

@@ -9,8 +9,10 @@ from typing import Any
 from starlette.requests import Request
 
 from octavo.frontend.access import tenant_from_headers
+from octavo.frontend.errors import ServiceError
 from octavo.frontend.events import Event
 from octavo.frontend.openai.door import Door, caller_of
+from octavo.frontend.openai.errors import name_field
 from octavo.frontend.request import GenerationRequest
 
 # An event, and which of the call's generations it is of.
@@ -46,9 +48,13 @@ def generations(
 async def _events(
     door: Door, asked: GenerationRequest, request: Request, deadline: float | None
 ) -> AsyncGenerator[Event]:
-    async with contextlib.aclosing(door.generation.generate(asked, caller_of(request), deadline)) as emitted:
-        async for _, event in emitted:
-            yield event
+    try:
+        async with contextlib.aclosing(door.generation.generate(asked, caller_of(request), deadline)) as emitted:
+            async for _, event in emitted:
+                yield event
+    except ServiceError as error:
+        name_field(error, request.url.path)
+        raise
 
 
 async def _placed(source: AsyncGenerator[Event]) -> AsyncGenerator[Placed]:

@@ -18,6 +18,7 @@ from octavo.frontend.openai.door import Door
 from octavo.frontend.openai.fields import decoded
 from octavo.frontend.openai.logprobs import ChatLogprobs, prompt_logprobs_of
 from octavo.frontend.openai.messages import chat_of, tools_of
+from octavo.frontend.openai.reading import Reading
 from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, ChatBody
 from octavo.frontend.openai.tool_calls import ToolCallParser, constraint_for, make_parser, needs_special_tokens
@@ -29,13 +30,14 @@ from octavo.frontend.tokenizer import ModelTokenizer
 
 @dataclass(frozen=True)
 class _Tools:
-    """What the model is told of, whether its answer is searched for calls, and what forces these."""
+    """What the model is told of, whether its answer is searched for calls, and what the answer must match."""
 
     told: tuple[Tool, ...] = ()
     parser: str | None = None
     constraint: Constraint | None = None
     keeps_special_tokens: bool = False
     one_call: bool = False
+    is_forced: bool = False
 
 
 async def chat_completions(door: Door, request: Request) -> Response:
@@ -43,8 +45,11 @@ async def chat_completions(door: Door, request: Request) -> Response:
     body, unknown = await read_call(request, ChatBody, CHAT_UNSUPPORTED)
     _check(body)
     call = body.request_id or fresh_id()
-    tools = _tools(door, body)
-    events = generations(door, request, [_asked(body, tools, call, request)], seconds("timeout", body.timeout))
+    reading = door.reading(unknown)
+    sampling = sampling_of(body, reading)
+    tools = _tools(door, body, sampling["constraint"], reading)
+    asked = _asked(door, body, tools, {**sampling, "constraint": tools.constraint}, call, request, unknown)
+    events = generations(door, request, [asked], seconds("timeout", body.timeout))
     form = _form(door, body, tools, f"chatcmpl-{call}")
     return await respond(door, request, form, events, unknown, streams=bool(body.stream))
 
@@ -56,37 +61,37 @@ def _check(body: ChatBody) -> None:
         raise bad_parameter("prompt_logprobs", body.prompt_logprobs, "a stream has none; leave out stream")
 
 
-def _tools(door: Door, body: ChatBody) -> _Tools:
-    tools = tools_of(body)
+def _tools(door: Door, body: ChatBody, asked: Constraint | None, reading: Reading) -> _Tools:
+    tools = tools_of(body, reading.ignored)
     choice = read_tool_choice(decoded("tool_choice", body.tool_choice, object), tools)
     if not tools or choice.mode is ToolChoiceMode.NONE:
-        return _Tools()
+        return _Tools(constraint=asked)
     parallel = body.parallel_tool_calls is not False
-    constraint = constraint_for(tools, choice, parallel=parallel, kind=door.tool_format)
+    constraint = constraint_for(tools, choice, parallel=parallel, kind=door.tool_format, reading=reading, asked=asked)
     keeps = needs_special_tokens(door.tool_format, door.generation.tokenizer)
-    return _Tools(tools, door.tool_format, constraint, keeps, one_call=not parallel)
+    is_forced = choice.mode is not ToolChoiceMode.AUTO
+    return _Tools(tools, door.tool_format, constraint, keeps, one_call=not parallel, is_forced=is_forced)
 
 
-def _asked(body: ChatBody, tools: _Tools, call: str, request: Request) -> GenerationRequest:
+def _asked(
+    door: Door,
+    body: ChatBody,
+    tools: _Tools,
+    sampling: dict[str, Any],
+    call: str,
+    request: Request,
+    ignored: list[str],
+) -> GenerationRequest:
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     asked = GenerationRequest(
-        prompt=chat_of(body, tools.told),
+        prompt=chat_of(body, tools.told, door.generation.tokenizer, ignored),
         request_id=call,
         max_new_tokens=most,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        **sampling_of(body),
+        **sampling,
         **origin_of(request),
     )
-    if tools.keeps_special_tokens:
-        asked = replace(asked, skip_special_tokens=False)
-    return replace(asked, constraint=_only_one(asked.constraint, tools.constraint))
-
-
-def _only_one(asked: Constraint | None, forced: Constraint | None) -> Constraint | None:
-    if asked and forced:
-        rule = "a forced call excludes a format of the answer; leave one of them out"
-        raise bad_parameter("tool_choice", "set together with structured output", rule)
-    return asked or forced
+    return replace(asked, skip_special_tokens=False) if tools.keeps_special_tokens else asked
 
 
 def _form(door: Door, body: ChatBody, tools: _Tools, call: str) -> Form:
@@ -112,7 +117,9 @@ class _Choice:
 
     def __init__(self, index: int, tokenizer: ModelTokenizer, body: ChatBody, tools: _Tools) -> None:
         self._index = index
-        self._parser: ToolCallParser | None = make_parser(tools.parser) if tools.parser else None
+        self._parser: ToolCallParser | None = None
+        if tools.parser:
+            self._parser = make_parser(tools.parser, is_forced=tools.is_forced)
         self._one_call = tools.one_call
         self._logprobs = ChatLogprobs(tokenizer, body.top_logprobs or 0) if body.logprobs else None
         self._shows_ids = bool(body.return_token_ids)

@@ -18,6 +18,7 @@ from octavo.frontend.openai.connection import while_connected
 from octavo.frontend.openai.door import Door, caller_of
 from octavo.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs_of
 from octavo.frontend.openai.prompts import read_prompts
+from octavo.frontend.openai.reading import Reading
 from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.openai.schemas import COMPLETION_UNSUPPORTED, CompletionBody
 from octavo.frontend.request import GenerationRequest
@@ -36,7 +37,12 @@ async def completions(door: Door, request: Request) -> Response:
     call = body.request_id or fresh_id()
     prompts = read_prompts(body.prompt, door.generation.max_model_len)
     texts = await while_connected(request, _texts(door, prompts, caller_of(request))) if body.echo else []
-    events = generations(door, request, _asked(body, prompts, call, request), seconds("timeout", body.timeout))
+    events = generations(
+        door,
+        request,
+        _asked(body, prompts, call, request, door.reading(unknown)),
+        seconds("timeout", body.timeout),
+    )
     form = _form(door, body, f"cmpl-{call}", texts)
     if body.max_tokens == 0:
         events = _without_answers(events)
@@ -64,11 +70,11 @@ async def _text(door: Door, prompt: str | list[int], caller: Caller) -> str:
 
 
 def _asked(
-    body: CompletionBody, prompts: Sequence[str | list[int]], call: str, request: Request
+    body: CompletionBody, prompts: Sequence[str | list[int]], call: str, request: Request, reading: Reading
 ) -> list[GenerationRequest]:
     """One generation for each prompt. Without an answer to make, one token is made and not shown."""
     fields = {
-        **sampling_of(body),
+        **sampling_of(body, reading),
         **origin_of(request),
         "max_new_tokens": _MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1,
         "top_logprobs": body.logprobs,

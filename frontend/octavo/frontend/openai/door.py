@@ -19,11 +19,14 @@ from octavo.frontend.failures import log_failure
 from octavo.frontend.generation import Generation
 from octavo.frontend.openai.clock import unix_time
 from octavo.frontend.openai.connection import ClientGone
-from octavo.frontend.openai.errors import error_response
+from octavo.frontend.openai.errors import error_response, name_field
+from octavo.frontend.openai.reading import Reading
 from octavo.frontend.openai.tool_calls import detect_kind
 
 _log = logging.getLogger(__name__)
 
+# OpenAI's, where neither the call nor the model says another.
+_TEMPERATURE: Final = 1.0
 # The silence after which a stream says that it is alive.
 PING_S = 15.0
 VERSION: Final = version("octavo")
@@ -47,7 +50,15 @@ class Door:
     @functools.cached_property
     def tool_format(self) -> str:
         parser = self.config.tool_parser
-        return detect_kind(self.generation.tokenizer.files.tool_template) if parser == "auto" else parser
+        tokenizer = self.generation.tokenizer
+        if parser != "auto":
+            return parser
+        return detect_kind(tokenizer.files.tool_template, tells_of_tools=tokenizer.tells_of_tools)
+
+    def reading(self, ignored: list[str]) -> Reading:
+        """How a call is read of whose fields some, `ignored`, are not honoured."""
+        temperature = None if self.generation.recommends_sampling else _TEMPERATURE
+        return Reading(not self.config.open_json_schemas, temperature, ignored)
 
 
 Handler = Callable[[Door, Request], Awaitable[Response]]
@@ -74,6 +85,7 @@ def route(door: Door, path: str, handler: Handler, method: str) -> Route:
         try:
             return await handler(door, request)
         except ServiceError as error:
+            name_field(error, path)
             return error_response(error)
         except ClientGone:
             # Nobody hears it.

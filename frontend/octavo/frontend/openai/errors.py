@@ -51,12 +51,34 @@ _NAMES: Final = {
     "chat.messages.role": "messages.role",
     "text_or_ids": "prompt",
 }
+# What single routes call them, or what of a route's body an error is about that names no field.
+_PROMPT: Final = {"/v1/chat/completions": "messages", "/v1/responses": "input"}
+_ROUTE_NAMES: Final[dict[str, dict[str, str]]] = {
+    "/v1/responses": {"max_tokens": "max_output_tokens", "constraint": "text.format"},
+    "/v1/chat/completions": {"constraint": "response_format"},
+    "/v1/completions": {"constraint": "response_format"},
+    "/detokenize": {"ids": "tokens"},
+}
+_ABOUT_THE_PROMPT: Final = {"prompt", "prompt token id", "text_or_ids", "chat.messages"}
 _NAME: Final = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, sorted(_NAMES, key=len, reverse=True)))})(?!\w)")
 
 
 def status_of(error: ServiceError) -> int:
     """The HTTP status of an error."""
     return 413 if error.reason is Reason.TOO_LARGE else _STATUS[type(error)]
+
+
+def name_field(error: ServiceError, path: str) -> None:
+    """Makes an error name the field of the body of the route `path` that it is about, if it is about one."""
+    field = error.metadata.get("field", "")
+    if isinstance(error, Unsupported):
+        # That is the body's own already.
+        return
+    if field in _ABOUT_THE_PROMPT or error.reason is Reason.PROMPT_TOO_LONG:
+        error.metadata["field"] = _PROMPT.get(path, "prompt")
+    elif field:
+        name = _NAMES.get(field, field)
+        error.metadata["field"] = _ROUTE_NAMES.get(path, {}).get(name, name)
 
 
 def error_object(error: ServiceError) -> dict[str, object]:

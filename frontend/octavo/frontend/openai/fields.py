@@ -13,6 +13,26 @@ V = TypeVar("V")
 # Field -> the values, as JSON, that ask for nothing; null always is one.
 Neutral = Mapping[str, tuple[bytes, ...]]
 
+# Fields that say how an answer should come about rather than what it must be: answered without, and named. Their values
+# that ask for nothing are not.
+HINTS: Final[Neutral] = {
+    "store": (b"false",),
+    "service_tier": (b'"auto"', b'"default"'),
+    "verbosity": (b'"medium"',),
+    "prediction": (),
+    "moderation": (),
+    "truncation": (b'"disabled"',),
+    "include": (b"[]", b'["reasoning.encrypted_content"]'),
+    "include_reasoning": (b"true",),
+    "web_search_options": (),
+    "max_tool_calls": (),
+    "context_management": (b"[]",),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "mm_processor_kwargs": (),
+    "ttft_target": (),
+    "vllm_xargs": (),
+}
 UNKNOWN_FIELDS_HEADER: Final = "x-octavo-unknown-fields"
 # Of a field that holds JSON of any form: schemas, tools, variables of templates.
 MAX_JSON: Final = 1 << 18
@@ -29,7 +49,7 @@ _decode_list_of_names = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decod
 
 
 def read_fields(body: bytes, kind: type[T], unsupported: Neutral) -> tuple[T, list[str]]:
-    """The body as `kind`, and the names of fields that nobody knows.
+    """The body as `kind`, and the names of what was asked for and is not honoured: fields that nobody knows, and hints.
 
     Raises `InvalidRequest` for what is no JSON or has another type than `kind` says, `Unsupported` for a field of
     `unsupported` that asks for something.
@@ -85,7 +105,8 @@ def _refuse_unsupported(named: Mapping[str, msgspec.Raw], unsupported: Neutral) 
 
 def _unknown(named: Mapping[str, msgspec.Raw], kind: type[msgspec.Struct], unsupported: Neutral) -> Iterable[str]:
     fields = set(kind.__struct_encode_fields__)
-    yield from sorted(named.keys() - fields - unsupported.keys())
+    idle = {name for name in named.keys() & HINTS.keys() if bytes(named[name]).strip() in _NULL + HINTS[name]}
+    yield from sorted(named.keys() - fields - unsupported.keys() - idle)
     for name, inner in _INNER.items():
         if name in named and name in fields:
             found = _names_inside(bytes(named[name]))

@@ -1,6 +1,7 @@
 """The messages of a chat, as OpenAI's clients write them."""
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
 
 from msgspec import Raw
 
@@ -10,6 +11,10 @@ from octavo.frontend.errors import bad_parameter
 from octavo.frontend.openai.fields import decoded, given, unsupported_field
 from octavo.frontend.openai.schemas import Message, Part, ToolCallBody
 from octavo.frontend.openai.tools import read_tools
+from octavo.frontend.tokenizer import ModelTokenizer
+
+# Variables that have a field of their own.
+_FIELDS: Final = {"reasoning_effort": "reasoning_effort"}
 
 
 class ChatFields(Protocol):
@@ -29,22 +34,31 @@ class ChatFields(Protocol):
     def reasoning_effort(self) -> str | None: ...
 
 
-def chat_of(body: ChatFields, tools: tuple[Tool, ...]) -> Chat:
-    """The chat, with those `tools` that the model is to know of. Raises `InvalidRequest`, and `Unsupported` for content
-    that is no text."""
+def chat_of(body: ChatFields, tools: tuple[Tool, ...], tokenizer: ModelTokenizer, ignored: list[str]) -> Chat:
+    """The chat, with those `tools` that the model is to know of. Variables that the model's template does not read are
+    left out, and named in `ignored`. Raises `InvalidRequest`, and `Unsupported` for content that is no text."""
     continues = bool(body.continue_final_message)
     return Chat(
         messages=tuple(_message(place, message) for place, message in enumerate(body.messages)),
         tools=tools,
-        template_variables=_variables(body),
+        template_variables=readable_variables(_variables(body), tokenizer, bool(tools), ignored),
         add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continues,
     )
 
 
-def tools_of(body: ChatFields) -> tuple[Tool, ...]:
-    """The functions that the model may call. Raises `InvalidRequest`, `Unsupported`."""
-    return read_tools(decoded("tools", body.tools, object))
+def tools_of(body: ChatFields, ignored: list[str]) -> tuple[Tool, ...]:
+    """The functions that the model may call; see `read_tools`. Raises `InvalidRequest`."""
+    return read_tools(decoded("tools", body.tools, object), ignored).functions
+
+
+def readable_variables(
+    variables: Mapping[str, Any], tokenizer: ModelTokenizer, with_tools: bool, ignored: list[str]
+) -> dict[str, Any]:
+    """Returns those that the model's chat template reads; the others are named in `ignored`."""
+    readable = tokenizer.template_variables(with_tools)
+    ignored += [_FIELDS.get(name, f"chat_template_kwargs.{name}") for name in sorted(variables.keys() - readable)]
+    return {name: value for name, value in variables.items() if name in readable}
 
 
 def _variables(body: ChatFields) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.frontend.chat import Tool
-from octavo.frontend.constraint import Constraint
-from octavo.frontend.errors import bad_parameter
 from octavo.frontend.openai.answers import encode
 from octavo.frontend.openai.bodies import read_call
 from octavo.frontend.openai.calls import Placed, fresh_id, generations, origin_of
@@ -18,6 +16,7 @@ from octavo.frontend.openai.clock import unix_time
 from octavo.frontend.openai.connection import while_connected
 from octavo.frontend.openai.door import Door, route
 from octavo.frontend.openai.fields import decoded, unknown_fields_header
+from octavo.frontend.openai.reading import Reading
 from octavo.frontend.openai.responses_input import chat_of, format_of
 from octavo.frontend.openai.responses_output import ResponseAnswer
 from octavo.frontend.openai.responses_schemas import RESPONSES_UNSUPPORTED, ResponsesBody
@@ -36,13 +35,15 @@ def routes(door: Door) -> list[Route]:
 async def responses(door: Door, request: Request) -> Response:
     """Answers one call."""
     body, unknown = await read_call(request, ResponsesBody, RESPONSES_UNSUPPORTED)
-    told = read_tools(decoded("tools", body.tools, object))
-    choice = read_tool_choice(decoded("tool_choice", body.tool_choice, object), told)
-    tools = () if choice.mode is ToolChoiceMode.NONE else told
+    told = read_tools(decoded("tools", body.tools, object), unknown)
+    choice = read_tool_choice(decoded("tool_choice", body.tool_choice, object), told.functions)
+    tools = () if choice.mode is ToolChoiceMode.NONE else told.functions
     call = body.request_id or fresh_id()
-    asked = _asked(door, body, tools, choice, call, request)
-    parser = make_parser(door.tool_format if tools else NONE)
-    answer = ResponseAnswer(_response(door, body, call), parser, one_call=body.parallel_tool_calls is False)
+    asked = _asked(door, body, tools, choice, call, request, door.reading(unknown))
+    is_forced = bool(tools) and choice.mode is not ToolChoiceMode.AUTO
+    parser = make_parser(door.tool_format if tools else NONE, is_forced=is_forced)
+    one_call = body.parallel_tool_calls is False
+    answer = ResponseAnswer(_response(door, body, call), parser, one_call=one_call, namespaces=told.namespaces)
     events = generations(door, request, [asked], seconds("timeout", body.timeout))
     headers = unknown_fields_header(unknown)
     if body.stream:
@@ -52,27 +53,28 @@ async def responses(door: Door, request: Request) -> Response:
 
 
 def _asked(
-    door: Door, body: ResponsesBody, tools: tuple[Tool, ...], choice: ToolChoice, call: str, request: Request
+    door: Door,
+    body: ResponsesBody,
+    tools: tuple[Tool, ...],
+    choice: ToolChoice,
+    call: str,
+    request: Request,
+    reading: Reading,
 ) -> GenerationRequest:
-    forced = constraint_for(tools, choice, parallel=body.parallel_tool_calls is not False, kind=door.tool_format)
-    sampling = sampling_of(body)
-    sampling["constraint"] = _only_one(format_of(body), forced)
+    parallel, asked = body.parallel_tool_calls is not False, format_of(body, reading)
+    sampling = sampling_of(body, reading)
+    sampling["constraint"] = constraint_for(
+        tools, choice, parallel=parallel, kind=door.tool_format, reading=reading, asked=asked
+    )
     if tools and needs_special_tokens(door.tool_format, door.generation.tokenizer):
         sampling["skip_special_tokens"] = False
     return GenerationRequest(
-        prompt=chat_of(body, tools),
+        prompt=chat_of(body, tools, door.generation.tokenizer, reading.ignored),
         request_id=call,
         max_new_tokens=body.max_output_tokens,
         **sampling,
         **origin_of(request),
     )
-
-
-def _only_one(asked: Constraint | None, forced: Constraint | None) -> Constraint | None:
-    if asked and forced:
-        rule = "a forced call excludes a format of the answer; leave one of them out"
-        raise bad_parameter("tool_choice", "set together with text.format", rule)
-    return asked or forced
 
 
 async def _stream(answer: ResponseAnswer, events: AsyncGenerator[Placed]) -> AsyncGenerator[bytes]:

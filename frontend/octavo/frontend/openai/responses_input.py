@@ -10,22 +10,33 @@ from octavo.frontend.constraint import Constraint, ConstraintKind
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.openai.connection import MAX_BODY
 from octavo.frontend.openai.fields import decoded, given, unsupported_field
-from octavo.frontend.openai.responses_schemas import Format, Item, Reasoning, ResponsesBody, Text
+from octavo.frontend.openai.messages import readable_variables
+from octavo.frontend.openai.reading import Reading
+from octavo.frontend.openai.responses_schemas import Format, Item, ResponsesBody, Text
 from octavo.frontend.openai.schemas import Part
-from octavo.frontend.openai.structured import constraint_of
+from octavo.frontend.openai.structured import constraint_of, schema_constraint
+from octavo.frontend.tokenizer import ModelTokenizer
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
-def chat_of(body: ResponsesBody, tools: tuple[Tool, ...]) -> Chat:
-    """The conversation. Raises `InvalidRequest`, and `Unsupported` for items that are no text."""
+def chat_of(body: ResponsesBody, tools: tuple[Tool, ...], tokenizer: ModelTokenizer, ignored: list[str]) -> Chat:
+    """The conversation; what of it is not honoured is named in `ignored`. Raises `InvalidRequest`, and `Unsupported`
+    for items that are no text."""
     before = [ChatMessage("system", body.instructions)] if body.instructions else []
-    return Chat((*before, *_messages(_items(body))), tools, template_variables=_variables(body.reasoning))
+    wanted: dict[str, Any] = {}
+    if body.reasoning is not None:
+        if body.reasoning.summary is not None:
+            ignored.append("reasoning.summary")
+        if body.reasoning.effort is not None:
+            wanted["reasoning_effort"] = body.reasoning.effort
+    variables = readable_variables(wanted, tokenizer, bool(tools), ignored)
+    return Chat((*before, *_messages(_items(body), ignored)), tools, template_variables=variables)
 
 
-def format_of(body: ResponsesBody) -> Constraint | None:
+def format_of(body: ResponsesBody, reading: Reading) -> Constraint | None:
     """What the answer's text must match. Raises `InvalidRequest`, `Unsupported`."""
-    asked, form = constraint_of(body), _of_text(body.text)
+    asked, form = constraint_of(body, reading), _of_text(body.text, reading)
     if asked and form:
         raise bad_parameter("text.format", "one constraint too many", "structured_outputs excludes it; leave one out")
     return asked or form
@@ -41,7 +52,7 @@ def _items(body: ResponsesBody) -> list[Item]:
     return items
 
 
-def _messages(items: Iterable[Item]) -> list[ChatMessage]:
+def _messages(items: Iterable[Item], ignored: list[str]) -> list[ChatMessage]:
     messages: list[ChatMessage] = []
     for place, item in enumerate(items):
         field = f"input[{place}]"
@@ -53,6 +64,9 @@ def _messages(items: Iterable[Item]) -> list[ChatMessage]:
             case "function_call_output":
                 output = _text(f"{field}.output", item.output)
                 messages.append(ChatMessage("tool", output, tool_call_id=item.call_id))
+            case "reasoning" | "web_search_call":
+                # What another turn thought, or looked up, on its way to what it said.
+                ignored.append(f"{field}.{item.type}")
             case _:
                 known = "messages, function calls and their outputs are known here"
                 raise unsupported_field(f"{field} of type {item.type[:64]!r}", known)
@@ -82,27 +96,19 @@ def _part(field: str, part: Part) -> str:
     return part.text
 
 
-def _variables(reasoning: Reasoning | None) -> dict[str, Any]:
-    if reasoning is None:
-        return {}
-    if reasoning.summary not in (None, "auto"):
-        raise unsupported_field("reasoning.summary")
-    return {} if reasoning.effort is None else {"reasoning_effort": reasoning.effort}
-
-
-def _of_text(text: Text | None) -> Constraint | None:
+def _of_text(text: Text | None, reading: Reading) -> Constraint | None:
     if text is None:
         return None
     if text.verbosity not in (None, "medium"):
-        raise unsupported_field("text.verbosity")
+        reading.ignored.append("text.verbosity")
     match text.format:
         case None | Format(type="text"):
             return None
         case Format(type="json_object"):
             return Constraint(ConstraintKind.JSON_OBJECT)
         case Format(type="json_schema") as form:
-            if not (schema := given(form.schema)):
+            if not given(form.schema):
                 raise bad_parameter("text.format.schema", "missing", "json_schema needs one")
-            return Constraint(ConstraintKind.JSON_SCHEMA, text=schema.decode())
+            return schema_constraint("text.format.schema", form.schema, reading, strict=bool(form.strict))
         case form:
             raise unsupported_field(f"text.format of type {form.type[:64]!r}", "use text, json_object or json_schema")

@@ -1,6 +1,6 @@
 """The answer of /v1/responses while it grows: its object, and the events that tell a client of every change to it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,18 +29,36 @@ class _OpenMessage:
         return {"type": "output_text", "text": "".join(self.texts), "annotations": [], "logprobs": []}
 
 
+@dataclass
+class _OpenCall:
+    """The call that arguments are being added to; `item` is what of it does not change."""
+
+    item: dict[str, Any]
+    arguments: list[str] = field(default_factory=list)
+
+
 class ResponseAnswer:
     """Takes the events of one generation. `response` is the object as it is now, and whole at the end.
 
     Every method gives server-sent events as bytes; an answer that is no stream drops them.
     """
 
-    def __init__(self, response: dict[str, Any], parser: ToolCallParser, *, one_call: bool) -> None:
+    def __init__(
+        self,
+        response: dict[str, Any],
+        parser: ToolCallParser,
+        *,
+        one_call: bool,
+        namespaces: Mapping[str, str] | None = None,
+    ) -> None:
         self.response: dict[str, Any] = {**response, "status": "in_progress", "output": [], "usage": None}
         self._output: list[dict[str, Any]] = self.response["output"]
         self._parser = parser
         self._one_call = one_call
+        # Of functions, by their names.
+        self._namespaces = namespaces or {}
         self._message: _OpenMessage | None = None
+        self._call: _OpenCall | None = None
         self._usage = UsageSum()
         self._number = 0
 
@@ -81,15 +99,19 @@ class ResponseAnswer:
             yield from self._add_text(delta.content)
         for call in delta.calls:
             if call.index == 0 or not self._one_call:
-                yield from self._close_message("completed")
-                yield from self._add_call(call)
+                if call.id:
+                    yield from self._close_message("completed")
+                    yield from self._close_call("completed")
+                    yield from self._open_call(call)
+                yield from self._add_arguments(call.arguments)
 
     def _ended(self, finished: Finished) -> Iterator[bytes]:
         yield from self._grown(self._parser.finish())
         status = "completed" if finished.reason is FinishReason.STOP else "incomplete"
-        if not self._output and self._message is None:
+        if not self._output and self._message is None and self._call is None:
             yield from self._open_message()
         yield from self._close_message(status)
+        yield from self._close_call(status)
         self.response["status"] = status
         if status == "incomplete":
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -97,6 +119,7 @@ class ResponseAnswer:
             self.response["completed_at"] = unix_time()
 
     def _add_text(self, text: str) -> Iterator[bytes]:
+        yield from self._close_call("completed")
         if self._message is None:
             yield from self._open_message()
         assert self._message
@@ -133,18 +156,31 @@ class ResponseAnswer:
         assert self._message
         return {"item_id": self._message.id, "output_index": len(self._output), "content_index": 0}
 
-    def _add_call(self, call: ToolCallDelta) -> Iterator[bytes]:
-        index, item_id = len(self._output), f"fc_{call.id.removeprefix('call_')}"
+    def _open_call(self, call: ToolCallDelta) -> Iterator[bytes]:
+        item_id = f"fc_{call.id.removeprefix('call_')}"
         item = {"id": item_id, "type": "function_call", "call_id": call.id, "name": call.name}
-        whole = {**item, "arguments": call.arguments, "status": "completed"}
-        place = {"item_id": item_id, "output_index": index}
-        yield self._event(
-            "output_item.added", output_index=index, item={**item, "arguments": "", "status": "in_progress"}
-        )
-        yield self._event("function_call_arguments.delta", **place, delta=call.arguments)
-        yield self._event("function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
-        yield self._event("output_item.done", output_index=index, item=whole)
+        if namespace := self._namespaces.get(call.name):
+            item["namespace"] = namespace
+        self._call = _OpenCall(item)
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        yield self._event("output_item.added", output_index=len(self._output), item=begun)
+
+    def _add_arguments(self, arguments: str) -> Iterator[bytes]:
+        if arguments and self._call:
+            self._call.arguments.append(arguments)
+            place = {"item_id": self._call.item["id"], "output_index": len(self._output)}
+            yield self._event("function_call_arguments.delta", **place, delta=arguments)
+
+    def _close_call(self, status: str) -> Iterator[bytes]:
+        if self._call is None:
+            return
+        item, arguments = self._call.item, "".join(self._call.arguments)
+        place = {"item_id": item["id"], "output_index": len(self._output)}
+        yield self._event("function_call_arguments.done", **place, name=item["name"], arguments=arguments)
+        whole = {**item, "arguments": arguments, "status": status}
+        yield self._event("output_item.done", output_index=len(self._output), item=whole)
         self._output.append(whole)
+        self._call = None
 
     def _lifecycle(self, name: str) -> bytes:
         return self._event(name, response=self.response)

@@ -65,12 +65,7 @@ RESPONSES_UNSUPPORTED: Final[Neutral] = {
     "previous_response_id": (),
     "conversation": (),
     "background": (b"false",),
-    "context_management": (b"[]",),
     "prompt": (),
-    # An answer that reasons in a way of its own does so in its text.
-    "include": (b"[]", b'["reasoning.encrypted_content"]'),
-    "max_tool_calls": (),
-    "truncation": (b'"disabled"',),
     "top_logprobs": (b"0",),
     # What other routes have.
     "n": (b"1",),

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from octavo.frontend.errors import bad_parameter
+from octavo.frontend.openai.reading import Reading
 from octavo.frontend.openai.schemas import Sampling
 from octavo.frontend.openai.structured import constraint_of
 from octavo.wire.requests import MAX_PRIORITY
@@ -16,12 +17,12 @@ _EARLY_STOPPING: Final = {
 }
 
 
-def sampling_of(body: Sampling) -> dict[str, Any]:
+def sampling_of(body: Sampling, reading: Reading) -> dict[str, Any]:
     """Arguments of `GenerationRequest`. Raises `InvalidRequest`."""
     beam = _beam(body) if body.use_beam_search else None
     return {
         "model": body.model or "",
-        "temperature": body.temperature,
+        "temperature": reading.temperature if body.temperature is None and not beam else body.temperature,
         "top_p": body.top_p,
         # What vLLM's users write for "off".
         "top_k": 0 if body.top_k == -1 else body.top_k,
@@ -48,7 +49,7 @@ def sampling_of(body: Sampling) -> dict[str, Any]:
         "salt": body.cache_salt or "",
         "pinned_prefix": body.pinned_prefix or "",
         "max_queue_s": seconds("max_queue_time", body.max_queue_time),
-        "constraint": constraint_of(body),
+        "constraint": constraint_of(body, reading),
     }
 
 
@@ -70,7 +71,8 @@ def _seed(seed: int | None) -> int | None:
 
 
 def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+    """An empty text, which some clients send for none, stops nothing."""
+    return tuple(text for text in ([stop] if isinstance(stop, str) else stop or ()) if text)
 
 
 def _priority(priority: int | None) -> int:

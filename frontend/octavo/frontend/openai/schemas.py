@@ -192,22 +192,13 @@ class DetokenizeBody(_Body, frozen=True, kw_only=True):
 
 
 _UNSUPPORTED: Final[Neutral] = {
-    "store": (b"false",),
-    "service_tier": (b'"auto"', b'"default"'),
     "bad_words": (b"[]",),
     "truncate_prompt_tokens": (),
     "logits_processors": (),
     "prompt_embeds": (),
-    "vllm_xargs": (),
     "kv_transfer_params": (),
-    "mm_processor_kwargs": (),
     "spaces_between_special_tokens": (b"true",),
     "return_tokens_as_token_ids": (b"false",),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
-    "ttft_target": (),
-    "verbosity": (b'"medium"',),
-    "moderation": (),
 }
 COMPLETION_UNSUPPORTED: Final[Neutral] = {**_UNSUPPORTED, "suffix": (b'""',)}
 CHAT_UNSUPPORTED: Final[Neutral] = {
@@ -215,17 +206,13 @@ CHAT_UNSUPPORTED: Final[Neutral] = {
     "add_special_tokens": (b"false",),
     "audio": (),
     "modalities": (b'["text"]',),
-    "prediction": (),
-    "web_search_options": (),
     "functions": (b"[]",),
     "function_call": (),
     "chat_template": (),
     "documents": (b"[]",),
     "echo": (b"false",),
-    "include_reasoning": (b"true",),
 }
 TOKENIZE_UNSUPPORTED: Final[Neutral] = {
     "chat_template": (),
-    "mm_processor_kwargs": (),
     "return_tokens_as_token_ids": (b"false",),
 }

@@ -22,7 +22,7 @@ async def tokenize(door: Door, request: Request) -> Response:
     """The token ids of a text, or of a chat."""
     body, unknown = await read_call(request, TokenizeBody, TOKENIZE_UNSUPPORTED)
     door.generation.check_model(body.model or "")
-    prompt = _prompt(body)
+    prompt = _prompt(door, body, unknown)
     adds, caller = body.add_special_tokens is not False, caller_of(request)
     ids = await while_connected(request, door.generation.encode(prompt, caller, add_special_tokens=adds))
     found: dict[str, Any] = {"count": len(ids), "max_model_len": door.generation.max_model_len, "tokens": ids}
@@ -42,11 +42,11 @@ async def detokenize(door: Door, request: Request) -> Response:
     return Response(encode(found), headers=unknown_fields_header(unknown), media_type="application/json")
 
 
-def _prompt(body: TokenizeBody) -> Prompt:
+def _prompt(door: Door, body: TokenizeBody, ignored: list[str]) -> Prompt:
     if (body.prompt is None) == (not body.messages):
         raise bad_parameter("prompt", "not what there must be", "either prompt or messages must be set")
     if body.prompt is not None:
         return body.prompt
     if body.add_special_tokens:
         raise unsupported_field("add_special_tokens of a chat", "its template has all that it needs")
-    return chat_of(body, tools_of(body))
+    return chat_of(body, tools_of(body, ignored), door.generation.tokenizer, ignored)

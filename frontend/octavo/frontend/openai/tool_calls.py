@@ -5,9 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
+
 from octavo.frontend.chat import Tool
 from octavo.frontend.constraint import Constraint, ConstraintKind
-from octavo.frontend.errors import Reason, Unsupported
+from octavo.frontend.errors import Reason, Unsupported, bad_parameter
+from octavo.frontend.json_schemas import embedded
+from octavo.frontend.openai.reading import Reading
+from octavo.frontend.openai.structured import unenforced_in
 from octavo.frontend.openai.tool_parsers import HermesParser, LlamaParser, ParsedDelta, PlainParser
 from octavo.frontend.openai.tools import ToolChoice, ToolChoiceMode
 from octavo.frontend.tokenizer import ModelTokenizer
@@ -15,6 +20,8 @@ from octavo.frontend.tokenizer import ModelTokenizer
 HERMES: Final = "hermes"
 LLAMA: Final = "llama"
 NONE: Final = "none"
+# Answers that may stand beside calls in one grammar.
+_ANSWERS: Final = (ConstraintKind.JSON_OBJECT, ConstraintKind.JSON_SCHEMA)
 # Of an answer; one call for each of some hundred rows is the most that anybody asks for.
 _MAX_CALLS = 128
 
@@ -54,14 +61,17 @@ _FORMATS: Final = {
 }
 
 
-def make_parser(kind: str) -> ToolCallParser:
-    """A parser for one sequence of an answer; `kind` is one of `config.TOOL_PARSERS` but `auto`. That of `none` finds
-    no calls."""
-    return _FORMATS[kind].parser() if kind in _FORMATS else PlainParser()
+def make_parser(kind: str, *, is_forced: bool = False) -> ToolCallParser:
+    """A parser for one sequence of an answer, which may be forced to be calls; `kind` is one of `config.TOOL_PARSERS`
+    but `auto`. That of `none` finds no calls."""
+    return _FORMATS[kind].parser(is_forced=is_forced) if kind in _FORMATS else PlainParser()
 
 
-def detect_kind(template: str) -> str:
-    """The format that a chat template tells its model to write calls in: one of `config.TOOL_PARSERS` but `auto`."""
+def detect_kind(template: str, *, tells_of_tools: bool = True) -> str:
+    """The format that a chat template tells its model to write calls in: one of `config.TOOL_PARSERS` but `auto`. Where
+    it tells nothing of tools, `tools_in_text` does."""
+    if template and not tells_of_tools:
+        return HERMES
     if HermesParser.OPEN in template:
         return HERMES
     if LlamaParser.OPEN in template or '{"name": function name, "parameters":' in template:
@@ -74,13 +84,26 @@ def needs_special_tokens(kind: str, tokenizer: ModelTokenizer) -> bool:
     return kind in _FORMATS and tokenizer.is_special(_FORMATS[kind].marker)
 
 
-def constraint_for(tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool, kind: str) -> Constraint | None:
-    """What makes an answer consist of calls, in the format that its parser reads; None where it may be any text.
+def constraint_for(
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    *,
+    parallel: bool,
+    kind: str,
+    reading: Reading,
+    asked: Constraint | None = None,
+) -> Constraint | None:
+    """What makes an answer consist of calls, in the format that its parser reads; `asked`, what its text must match,
+    where no call is forced: there it may be calls as well, if a schema is asked for.
 
     `parallel`: whether there may be more than one. Raises `Unsupported` where the model has no known format.
     """
-    if choice.mode in (ToolChoiceMode.AUTO, ToolChoiceMode.NONE):
-        return None
+    if choice.mode is ToolChoiceMode.NONE or not tools:
+        return asked
+    single = choice.mode is ToolChoiceMode.FUNCTION or not parallel
+    if choice.mode is ToolChoiceMode.AUTO:
+        may_call = asked is not None and asked.kind in _ANSWERS and kind in _FORMATS
+        return _calls(tools, _FORMATS[kind], single, reading, asked) if may_call else asked
     if kind not in _FORMATS:
         raise Unsupported(
             Reason.UNSUPPORTED_FIELD,
@@ -89,19 +112,44 @@ def constraint_for(tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool,
             field="tool_choice",
         )
     forced = [tool for tool in tools if choice.mode is ToolChoiceMode.REQUIRED or tool.name == choice.name]
-    single = choice.mode is ToolChoiceMode.FUNCTION or not parallel
-    return Constraint(ConstraintKind.GRAMMAR, text=_grammar(forced, _FORMATS[kind], single))
+    return _calls(forced, _FORMATS[kind], single, reading)
 
 
-def _grammar(tools: Sequence[Tool], form: _Format, single: bool) -> str:
+def _calls(
+    tools: Sequence[Tool], form: _Format, single: bool, reading: Reading, answer: Constraint | None = None
+) -> Constraint:
     """In Lark's notation with JSON schemas, as llguidance reads it. Each schema is a root of its own, so its references
     stay its own."""
     more = "" if single else f" ({json.dumps(form.separator)} call){{0,{_MAX_CALLS - 1}}}"
     before, between, behind = form.call
-    lines = [f"start: call{more}", "call: " + " | ".join(f"call_{number}" for number in range(len(tools)))]
+    lines = [
+        f"start: calls{' | answer' if answer else ''}",
+        f"calls: call{more}",
+        "call: " + " | ".join(f"call_{number}" for number in range(len(tools))),
+    ]
     for number, tool in enumerate(tools):
         head = json.dumps(before + tool.name + between)
-        schema = tool.parameters_json or '{"type": "object"}'
         lines.append(f"call_{number}: {head} arguments_{number} {json.dumps(behind)}")
-        lines.append(f"arguments_{number}: %json {schema}")
-    return "\n".join(lines) + "\n"
+        lines.append(f"arguments_{number}: %json {_arguments(tool, reading)}")
+    if answer:
+        lines.append(f"answer: %json {_embedded('response_format', answer)}")
+    return Constraint(ConstraintKind.GRAMMAR, text="\n".join(lines) + "\n")
+
+
+def _arguments(tool: Tool, reading: Reading) -> str:
+    """The schema of a function's arguments. Raises `InvalidRequest` for one that cannot be read."""
+    field, schema = f"tools.{tool.name}.parameters", tool.parameters_json or '{"type": "object"}'
+    if not tool.strict:
+        reading.ignored.extend(unenforced_in(field, msgspec.json.decode(schema)))
+    kind = ConstraintKind.JSON_SCHEMA
+    return _embedded(field, Constraint(kind, schema, closes=reading.closes, lenient=not tool.strict))
+
+
+def _embedded(field: str, schema: Constraint) -> str:
+    text = schema.text or '{"type": "object"}'
+    try:
+        return embedded(text, closes=schema.closes, lenient=schema.lenient)
+    except ValueError as error:
+        raise bad_parameter(field, "not usable", str(error)) from error
+    except RecursionError as error:
+        raise bad_parameter(field, "nested too deeply", "flatten it") from error

@@ -1,15 +1,16 @@
 """Finds calls of functions in a text that arrives in pieces.
 
-A call is a JSON object with a name and arguments, behind a marker or at the start of the text. While one may be coming
-nothing of it is let out; what turns out to be none is let out as content, and the search goes on behind it. So every
-character is looked at once, and what is found does not depend on the pieces.
+A call is a JSON object with a name and arguments, behind a marker or at the start of the text. Once its name is known
+and its arguments begin it is one, and these are let out as they come; until then nothing is. What turns out to be no
+call is let out as content, and the search goes on behind it. So every character is looked at once, and what is found
+does not depend on the pieces.
 """
 
 import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import msgspec
@@ -18,12 +19,17 @@ _STRUCTURE: Final = re.compile(r'[{}\[\]"]')
 _IN_STRING: Final = re.compile(r'["\\]')
 _SPACE: Final = re.compile(r"\s*")
 
+# How a call begins whose arguments come last, and what may be between its first brace and theirs.
+_HEAD: Final = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_MAX_HEAD: Final = 1024
+
 _State = Callable[[bool], bool]
 
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """A call, whole; `arguments` are the text of a JSON object. `index` counts the calls of an answer."""
+    """A call, or more of one: further parts have no id and no name. The parts of `arguments`, joined, are the text of a
+    JSON object, unless the answer was cut off in it. `index` counts the calls of an answer."""
 
     index: int
     id: str
@@ -56,6 +62,9 @@ class PlainParser:
 
     any_calls = False
 
+    def __init__(self, *, is_forced: bool = False) -> None:
+        pass
+
     def feed(self, text: str) -> ParsedDelta:
         """The text as it is."""
         return ParsedDelta(text)
@@ -71,7 +80,7 @@ class _Parser(ABC):
 
     OPEN: ClassVar[str]
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_forced: bool = False) -> None:
         self.any_calls = False
         self._num_calls = 0
         self._held = ""
@@ -82,6 +91,8 @@ class _Parser(ABC):
         self._in_string = False
         # Nothing but space has followed the last call.
         self._behind_call = False
+        # Whether the answer is forced to be calls: what is cut off before it is known as one is no text either.
+        self._is_forced = is_forced
         self._state = self._first()
         self._content: list[str] = []
         self._calls: list[ToolCallDelta] = []
@@ -99,6 +110,8 @@ class _Parser(ABC):
         self._content, self._calls = [], []
         while self._state(final):
             pass
+        if final and self._is_forced:
+            self._content = []
         return ParsedDelta("".join(self._content), tuple(self._calls))
 
     def _first(self) -> _State:
@@ -138,6 +151,63 @@ class _Parser(ABC):
         return True
 
     def _read_object(self, final: bool) -> bool:
+        if self._begin_arguments():
+            return True
+        if self._scan(0):
+            return self._end_object()
+        return final and self._no_call()
+
+    def _begin_arguments(self) -> bool:
+        """Whether this is a call: its name is known, and its arguments begin."""
+        head = _HEAD.match(self._held, self._begin, self._begin + _MAX_HEAD)
+        if head is None:
+            return False
+        try:
+            name = msgspec.json.decode(head[1], type=str)
+        except (msgspec.DecodeError, UnicodeError):
+            return False
+        self._begin_call(name)
+        self._held, self._at, self._depth, self._in_string = self._held[head.end() :], 0, 0, False
+        self._state = self._read_arguments
+        return True
+
+    def _begin_call(self, name: str, arguments: str = "") -> None:
+        self._calls.append(ToolCallDelta(self._num_calls, f"call_{secrets.token_hex(12)}", name, arguments))
+        self._num_calls += 1
+        self.any_calls = self._behind_call = True
+
+    def _read_arguments(self, final: bool) -> bool:
+        ended = self._scan(0)
+        arguments, rest = self._held[: self._at], self._held[self._at :]
+        self._held, self._at = rest, max(0, self._at - len(self._held))
+        if arguments:
+            last = self._calls[-1] if self._calls else None
+            if last and last.index == self._num_calls - 1:
+                self._calls[-1] = replace(last, arguments=last.arguments + arguments)
+            else:
+                self._calls.append(ToolCallDelta(self._num_calls - 1, "", "", arguments))
+        if ended:
+            # Within the object of the call.
+            self._depth, self._state = 1, self._close_object
+        return ended
+
+    def _close_object(self, final: bool) -> bool:
+        """What follows the arguments: an end, which may be missing, or more fields, which nobody asked for."""
+        if self._at == 0:
+            self._held = self._held[_end_of_space(self._held, 0) :]
+            if not self._held and not final:
+                return False
+            if not self._held.startswith(("}", ",")):
+                self._state = self._after_call
+                return True
+        ended = self._scan(0)
+        if not ended:
+            return False
+        self._held, self._state = self._held[self._at :], self._after_call
+        return True
+
+    def _scan(self, depth: int) -> bool:
+        """Moves on to where the brackets are as deep as `depth` again, or to the end of what there is."""
         while found := (_IN_STRING if self._in_string else _STRUCTURE).search(self._held, self._at):
             self._at = found.end()
             if found[0] == "\\":
@@ -147,10 +217,10 @@ class _Parser(ABC):
                 self._in_string = not self._in_string
             else:
                 self._depth += 1 if found[0] in "{[" else -1
-                if self._depth == 0:
-                    return self._end_object()
+                if self._depth == depth:
+                    return True
         self._at = max(self._at, len(self._held))
-        return final and self._no_call()
+        return False
 
     def _end_object(self) -> bool:
         try:
@@ -160,9 +230,7 @@ class _Parser(ABC):
             return self._no_call()
         if not call.name or not arguments.startswith("{"):
             return self._no_call()
-        self._calls.append(ToolCallDelta(self._num_calls, f"call_{secrets.token_hex(12)}", call.name, arguments))
-        self._num_calls += 1
-        self.any_calls = self._behind_call = True
+        self._begin_call(call.name, arguments)
         self._held, self._state = self._held[self._at :], self._after_call
         return True
 

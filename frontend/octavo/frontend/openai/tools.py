@@ -3,14 +3,14 @@ for one level of nesting."""
 
 import enum
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
 from octavo.frontend.chat import Tool
-from octavo.frontend.errors import Reason, Unsupported, bad_parameter
+from octavo.frontend.errors import bad_parameter
 
 MAX_TOOLS = 128
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -35,17 +35,40 @@ class ToolChoice:
     name: str = ""
 
 
-def read_tools(value: object) -> tuple[Tool, ...]:
-    """The field `tools`, already decoded from JSON; None for left out. Raises `InvalidRequest`, and `Unsupported` for
-    tools that are no functions."""
+@dataclass(frozen=True)
+class Tools:
+    """The functions that the model may call; and, of those that came in a namespace, its name by theirs."""
+
+    functions: tuple[Tool, ...] = ()
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_tools(value: object, ignored: list[str]) -> Tools:
+    """Reads the field `tools`, already decoded from JSON; None for left out.
+
+    Tools that are no functions of the client's (searching the web, say) cannot be called here: they are left out, and
+    named in `ignored`, as are fields of functions that nobody knows. Raises `InvalidRequest`.
+    """
     if value is None:
-        return ()
+        return Tools()
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise bad_parameter("tools", "not a list that fits", f"it must be a list of at most {MAX_TOOLS} functions")
-    tools = tuple(_tool(f"tools[{place}]", item) for place, item in enumerate(value))
-    if len({tool.name for tool in tools}) < len(tools):
+    found: list[Tool] = []
+    namespaces: dict[str, str] = {}
+    for place, item in enumerate(value):
+        name = f"tools[{place}]"
+        match item:
+            case {"type": "namespace", "name": str(namespace), "tools": list(inner)}:
+                named = [_tool(f"{name}.tools[{n}]", each, ignored) for n, each in enumerate(inner[: MAX_TOOLS + 1])]
+                found += filter(None, named)
+                namespaces |= {tool.name: namespace for tool in named if tool}
+            case _:
+                found += filter(None, [_tool(name, item, ignored)])
+    if len(found) > MAX_TOOLS:
+        raise bad_parameter("tools", f"{len(found)} functions", f"at most {MAX_TOOLS} may be")
+    if len({tool.name for tool in found}) < len(found):
         raise bad_parameter("tools", "naming a function twice", "each must have its own name")
-    return tools
+    return Tools(tuple(found), namespaces)
 
 
 def read_tool_choice(value: object, tools: Sequence[Tool]) -> ToolChoice:
@@ -58,31 +81,28 @@ def read_tool_choice(value: object, tools: Sequence[Tool]) -> ToolChoice:
     return choice
 
 
-def _tool(field: str, item: object) -> Tool:
-    if not isinstance(item, dict):
-        raise bad_parameter(field, "not an object", 'it must be {"type": "function", ...}')
-    if item.get("type") != "function":
-        kind = repr(item.get("type"))[:64]
-        raise Unsupported(
-            Reason.UNSUPPORTED_FIELD, f"{field} is of type {kind}; only functions are known here", field=field
-        )
+def _tool(place: str, item: object, ignored: list[str]) -> Tool | None:
+    if not isinstance(item, dict) or not isinstance(item.get("type"), str):
+        raise bad_parameter(place, "not an object with a type", 'it must be {"type": "function", ...}')
+    if item["type"] != "function":
+        ignored.append(f"{place}.{item['type'][:64]}")
+        return None
     nested = item.get("function")
     function = nested if isinstance(nested, dict) else {key: item[key] for key in item if key != "type"}
-    return _function(field, function)
+    ignored += [f"{place}.{key}" for key in sorted(function.keys() - _KNOWN)]
+    return _function(place, function)
 
 
-def _function(field: str, function: dict[str, Any]) -> Tool:
-    if unknown := sorted(set(function) - _KNOWN):
-        raise bad_parameter(field, f"with {unknown[0][:64]!r}", f"a function has {', '.join(sorted(_KNOWN))} only")
+def _function(place: str, function: dict[str, Any]) -> Tool:
     name, description, parameters = (function.get(key) for key in ("name", "description", "parameters"))
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise bad_parameter(f"{field}.name", repr(name)[:80], _NAME_RULE)
+        raise bad_parameter(f"{place}.name", repr(name)[:80], _NAME_RULE)
     if not isinstance(description, str | None):
-        raise bad_parameter(f"{field}.description", "not a text", "it must be one")
+        raise bad_parameter(f"{place}.description", "not a text", "it must be one")
     if not isinstance(parameters, dict | None):
-        raise bad_parameter(f"{field}.parameters", "not an object", "it must be a JSON schema")
+        raise bad_parameter(f"{place}.parameters", "not an object", "it must be a JSON schema")
     schema = "" if parameters is None else msgspec.json.encode(parameters).decode()
-    return Tool(name, description or "", schema)
+    return Tool(name, description or "", schema, strict=function.get("strict") is True)
 
 
 def _choice(value: object, *, has_tools: bool) -> ToolChoice:

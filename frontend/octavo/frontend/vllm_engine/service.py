@@ -17,7 +17,7 @@ def add_vllm_engine(
 ) -> list[str]:
     """Adds the service; the full names of what was added."""
     if importlib.util.find_spec("smg_grpc_proto") is None:
-        _log.debug("no VllmEngine service: smg-grpc-proto is not installed (pip install 'octavo[vllm-engine]')")
+        _log.debug("no VllmEngine service: smg-grpc-proto is not installed (pip install '.[vllm-engine]')")
         return []
     from octavo.frontend.vllm_engine.protocol import pb, services
     from octavo.frontend.vllm_engine.servicer import VllmEngine
