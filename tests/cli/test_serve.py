@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from octavo.cli import serve as module
 from octavo.cli.supervision import SupervisionError
+from octavo.wire.endpoints import claimed, runtime_directory
 
 
 @pytest.fixture
@@ -122,3 +123,13 @@ def test_the_bundled_model_keeps_its_name(told: dict[str, str]) -> None:
     serve()
     assert (told["OCTAVO_MODEL"], told["OCTAVO_LOAD_FORMAT"]) == ("smollm2-135m-instruct", "auto")
     assert "OCTAVO_GENERATION_CONFIG" not in told
+
+
+def test_a_second_service_is_told_of_a_directory_of_its_own(tmp_path: Path, told: dict[str, str]) -> None:
+    with claimed(f"unix:{runtime_directory()}/serve"):
+        result = CliRunner().invoke(module.serve)
+    assert result.exit_code == 1
+    [line] = result.stderr.splitlines()
+    assert line.startswith(f"Error: another process is bound to the sockets in {tmp_path}/run; stop it, or ")
+    assert "OCTAVO_RUNTIME_DIR" in line
+    assert not told

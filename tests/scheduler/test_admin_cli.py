@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -96,6 +97,15 @@ def test_without_a_scheduler_every_command_says_so_in_one_line(command: list[str
     assert line.endswith("[UNAVAILABLE]")
 
 
+async def test_a_server_that_is_no_scheduler_is_said_to_be_none(cluster: Cluster) -> None:
+    async with tokenizing_frontend() as server:
+        result = await run("top", "--once", "--admin-address", server)
+    assert result.stderr == (
+        f"Error: {server}: a gRPC server answers, but it has no octavo.v1.AdminService: is this the address of another"
+        " process? [UNIMPLEMENTED]\n"
+    )
+
+
 def test_the_address_of_the_scheduler_on_this_machine_is_known(tmp_path: Path) -> None:
     environment = {"OCTAVO_RUNTIME_DIR": str(tmp_path / "run")}
     result = CliRunner(env=environment).invoke(main, ["requests"])
@@ -135,6 +145,17 @@ async def test_top_prints_one_frame_without_a_terminal(cluster: Cluster) -> None
     assert (worker["STATE"], worker["OUT/S"]) == ("ready", "-")
     tenant = dict(zip(lines[5].split(), lines[6].split(), strict=True))
     assert (tenant["TENANT"], tenant["HELD"], tenant["WAITING"]) == ("a", "3", "1")
+
+
+async def test_top_clears_the_screen_only_to_draw_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared: list[None] = []
+    monkeypatch.setattr("octavo.scheduler.top.click.clear", lambda: cleared.append(None))
+    cluster.join()
+    await output("top", "--once")
+    assert cleared == []
+    monkeypatch.setattr("octavo.scheduler.top.time.sleep", Mock(side_effect=KeyboardInterrupt))
+    await output("top")
+    assert cleared == [None]
 
 
 async def test_top_draws_again_until_it_is_interrupted(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from tqdm import tqdm
 from octavo.loadgen.records import Record
 
 _LINE_EVERY_S: Final = 10.0
+_BAR_EVERY_S: Final = 0.2
 
 
 class Progress:
@@ -44,7 +45,10 @@ class Progress:
         if self._lines and time.monotonic() - self._shown_at >= _LINE_EVERY_S:
             self._line()
         elif not self._bar.disable:
-            self._bar.set_postfix_str(self._state(), refresh=False)
+            # Before any has ended, too: what is sent shows that something goes on.
+            is_due = time.monotonic() - self._shown_at >= _BAR_EVERY_S
+            self._bar.set_postfix_str(self._state(), refresh=is_due)
+            self._shown_at = time.monotonic() if is_due else self._shown_at
 
     def _line(self) -> None:
         self._shown_at = time.monotonic()

@@ -62,7 +62,7 @@ class Session:
             raise TargetError(f"{side.secrets.ca_certificate} is no certificate: {error}") from error
         try:
             side.model = await transport.open()
-            await self._warm(side, transport)
+            await self._warm(side, transport, f"{label}, warm-up")
             with Progress(label, len(self.jobs)) as progress:
                 loop = OpenLoop(self.jobs, transport.prepare, timeout_s=self.timeout_s, changed=progress.changed)
                 with _interrupting(loop.stop):
@@ -70,11 +70,13 @@ class Session:
         finally:
             await transport.aclose()
 
-    async def _warm(self, side: Side, transport: Transport) -> None:
+    async def _warm(self, side: Side, transport: Transport, label: str) -> None:
         def prepare(job: Job, index: int) -> Call:
             return transport.prepare(job, len(self.jobs) + index)
 
-        run = await OpenLoop(warm_up_jobs(self.jobs, self.warm_up), prepare, timeout_s=self.timeout_s).serve()
+        jobs = warm_up_jobs(self.jobs, self.warm_up)
+        with Progress(label, len(jobs), quiet=not jobs) as progress:
+            run = await OpenLoop(jobs, prepare, timeout_s=self.timeout_s, changed=progress.changed).serve()
         failures = [record.failure for record in run.records if record.failure]
         if failures and len(failures) == self.warm_up:
             raise TargetError(f"{side.target} failed every request of the warm-up: {failures[0]}{_advice(failures[0])}")

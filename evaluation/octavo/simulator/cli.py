@@ -158,15 +158,16 @@ def _plan(simulator: _Simulator, jobs: Sequence[Job], targets: Targets, most: in
     progress = Progress()
 
     def run(load: Sequence[Job], replicas: int) -> Report:
-        if load is not jobs:
-            # Those that never meet: short, for all the time that they take.
-            return replace(simulator, sample_every_s=0.0).run(load, replicas)
-        progress.begin(replicas_text(replicas), load[-1].arrival_s if load else 0.0)
-        report = simulator.run(load, replicas, progress)
+        # Those that never meet: short, for all the time that they take.
+        alone = load is not jobs
+        used = replace(simulator, sample_every_s=0.0) if alone else simulator
+        label = "requests one by one" if alone else replicas_text(replicas)
+        progress.begin(label, load[-1].arrival_s if load else 0.0)
+        report = used.run(load, replicas, progress)
         progress.end()
         return report
 
-    plan = make_plan(run, jobs, simulator.cells, most)
+    plan = make_plan(run, jobs, simulator.cells, most, lambda tried: click.echo(f"tried {tried}", err=True))
     click.echo(plan_text(plan, targets, simulator.cells, most))
     _write(file, {"seed": simulator.seed, "plan": plan})
     if plan.replicas is None:

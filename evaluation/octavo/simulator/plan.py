@@ -6,6 +6,8 @@ from typing import Final
 
 from octavo.simulator.report import Report
 from octavo.workload.job import Job
+from octavo.workload.measures import to_text
+from octavo.workload.served import Summary
 from octavo.workload.targets import Targets
 
 # Simulates the jobs on so many replicas.
@@ -21,10 +23,12 @@ def replicas_text(count: int) -> str:
 
 @dataclass(frozen=True)
 class Tried:
-    """What so many replicas did not keep (nothing: they suffice)."""
+    """What so many replicas did not keep (nothing: they suffice), and the run's figures."""
 
     replicas: int
     unmet: list[str]
+    summary: Summary
+    busy_share: float
 
     def __str__(self) -> str:
         return f"{replicas_text(self.replicas)}: {'; '.join(self.unmet) or 'all targets kept'}"
@@ -40,10 +44,15 @@ class Plan:
     unmet_alone: list[str]
 
 
-def make_plan(run: Run, jobs: Sequence[Job], least: int, most: int) -> Plan:
+def make_plan(
+    run: Run, jobs: Sequence[Job], least: int, most: int, told: Callable[[Tried], None] = lambda _: None
+) -> Plan:
     """Among `least` to `most` replicas. More of them are not always better, as where a prefix is cached depends on
-    chance: so a number counts only if one more suffices too, and what is one below the answer does not suffice."""
-    search = _Search(run, jobs, most)
+    chance: so a number counts only if one more suffices too, and what is one below the answer does not suffice.
+
+    `told` gets each that was tried.
+    """
+    search = _Search(run, jobs, most, told)
     unmet_alone = run(alone(jobs), 1).unmet
     # The sample may be harder than the whole: what is certain is what the most replicas do.
     if unmet_alone and not search.suffices(most):
@@ -59,8 +68,9 @@ def alone(jobs: Sequence[Job]) -> list[Job]:
 
 
 class _Search:
-    def __init__(self, run: Run, jobs: Sequence[Job], most: int) -> None:
+    def __init__(self, run: Run, jobs: Sequence[Job], most: int, told: Callable[[Tried], None]) -> None:
         self._run = run
+        self._told = told
         self._jobs = jobs
         self._most = most
         self._found: dict[int, Tried] = {}
@@ -72,7 +82,9 @@ class _Search:
 
     def suffices(self, replicas: int) -> bool:
         if replicas not in self._found:
-            self._found[replicas] = Tried(replicas, self._run(self._jobs, replicas).unmet)
+            report = self._run(self._jobs, replicas)
+            self._found[replicas] = Tried(replicas, report.unmet, report.summary, report.busy_share)
+            self._told(self._found[replicas])
         return not self._found[replicas].unmet
 
     def smallest(self, least: int) -> int | None:
@@ -99,7 +111,17 @@ def plan_text(plan: Plan, targets: Targets, least: int, most: int) -> str:
     lines = [str(each) for each in plan.tried]
     wanted = ", ".join(map(str, (*targets.of_all, *targets.of_each)))
     if plan.replicas is not None:
-        return "\n".join([*lines, "", f"{wanted}: {replicas_text(plan.replicas)}"])
+        [found] = (each for each in plan.tried if each.replicas == plan.replicas)
+        return "\n".join(
+            [
+                *lines,
+                "",
+                f"{wanted}: {replicas_text(plan.replicas)}",
+                "",
+                to_text(found.summary),
+                f"replicas busy {found.busy_share:.1%} of the time",
+            ]
+        )
     answer = f"no number of replicas from {least} to {most} keeps {wanted}"
     if plan.unmet_alone:
         answer += f", because even on an idle replica {'; '.join(plan.unmet_alone)}"

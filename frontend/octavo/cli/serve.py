@@ -8,7 +8,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
@@ -17,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.cli.supervision import Child, SupervisionError, alone_with_children
 from octavo.telemetry.logs import say
-from octavo.wire.endpoints import EndpointError, claimed, runtime_directory, unless_off
+from octavo.wire.endpoints import AddressTaken, EndpointError, claimed, runtime_directory, unless_off
 from octavo.wire.model_directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
 
 _log = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ def serve(
         # Its sockets are in the runtime directory: a second service needs another one.
         place = runtime_directory()
         with (
-            claimed(f"unix:{place}/serve"),
+            _claimed(place),
             alone_with_children(place / "serve-children.lock", _ORPHANS_PATIENCE_S) as heritage,
         ):
             model = _locate(model, load_format)
@@ -163,6 +164,21 @@ def serve(
             )
     except (EndpointError, ModelDirectoryError, SupervisionError) as error:
         raise click.ClickException(str(error)) from error
+
+
+@contextmanager
+def _claimed(directory: Path) -> Iterator[None]:
+    """Holds the directory of all sockets against a second service. Raises `SupervisionError` if there is one, and
+    `EndpointError`."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(claimed(f"unix:{directory}/serve"))
+        except AddressTaken as error:
+            raise SupervisionError(
+                f"another process is bound to the sockets in {directory}; stop it, or give this service a directory of"
+                " its own by OCTAVO_RUNTIME_DIR, and ports of its own by --listen and --http-listen"
+            ) from error
+        yield
 
 
 def _locate(model: str, load_format: str) -> str:

@@ -1,15 +1,21 @@
 """`octavo generate`, `octavo chat`, `octavo health`: plain gRPC clients, without a tokenizer and quick to start."""
 
-from collections.abc import Iterable
-from typing import Any
+import sys
+from typing import Any, Final
 
 import click
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.client import DEFAULT_ADDRESS, BeamSearch, Chat, Message, RequestOptions, SamplingParams
+from octavo.frontend.chat_lines import Conversation, typed_messages
 from octavo.frontend.client_output import describe, print_sequences, stream_answer
 from octavo.frontend.server_options import Connection, connection_options
+from octavo.wire.no_server import explain_no_server
+
+_HEALTH: Final = "grpc.health.v1.Health"
+# The answer lies ready.
+_LOOK_S: Final = 0.5
 
 _server_option = click.option(
     "--server", envvar="OCTAVO_SERVER", default=DEFAULT_ADDRESS, help="gRPC address of a frontend."
@@ -17,7 +23,7 @@ _server_option = click.option(
 
 
 @click.command()
-@click.argument("text")
+@click.argument("text", required=False)
 @_server_option
 @click.option("--max-new-tokens", "max_tokens", type=click.IntRange(min=1), help="Default: as many as fit.")
 @click.option("--temperature", type=float, help="0 is greedy. Default: the model's.")
@@ -37,7 +43,7 @@ _server_option = click.option(
 @click.option("--ids", is_flag=True, help="Print token ids instead of text.")
 @connection_options
 def generate(
-    text: str,
+    text: str | None,
     server: str,
     connection: Connection,
     ids: bool,
@@ -47,12 +53,16 @@ def generate(
     pinned_prefix: str | None,
     **sampling: Any,
 ) -> None:
-    """Stream the continuation of TEXT to the terminal, or print several, one after another."""
+    """Stream the continuation of TEXT to the terminal, or print several, one after another.
+
+    Without TEXT, or with - for it, the prompt is what stdin says, less one newline at its end.
+    """
+    prompt = _piped_text() if text in (None, "-") else text
     params = SamplingParams(beam_search=_beam_search(beam_width, length_penalty), **sampling)
     options = RequestOptions(priority=priority, pinned_prefix=pinned_prefix or "")
     with connection.client(server) as client:
         show = stream_answer if params.n == 1 else print_sequences
-        show(client.stream(text, params, options), ids=ids)
+        show(client.stream(prompt, params, options), server, ids=ids)
 
 
 @click.command()
@@ -64,14 +74,23 @@ def generate(
 def chat(
     message: str | None, server: str, connection: Connection, max_new_tokens: int | None, system: str | None
 ) -> None:
-    """Talk with the model, or send it one MESSAGE. End of input ends the talk; Ctrl-C stops an answer."""
-    conversation = [Message("system", system)] if system else []
+    """Talk with the model, or send it one MESSAGE. End of input ends the talk; Ctrl-C stops an answer; /help lists
+    what else may be typed."""
+    conversation = Conversation(system or "")
     params = SamplingParams(max_tokens=max_new_tokens)
     with connection.client(server) as client:
-        for content in [message] if message is not None else _typed_lines():
-            conversation.append(Message("user", content))
-            answer = stream_answer(client.stream(Chat(conversation), params))
-            conversation.append(Message("assistant", answer))
+        for content in [message] if message is not None else typed_messages(conversation):
+            conversation.said.append(Message("user", content))
+            try:
+                answer = stream_answer(client.stream(Chat(conversation.messages), params), server)
+            except click.ClickException as error:
+                # Whoever types may say it again, and has all that was said before.
+                if message is not None or not sys.stdin.isatty():
+                    raise
+                error.show()
+                conversation.said.pop()
+            else:
+                conversation.said.append(Message("assistant", answer))
 
 
 @click.command()
@@ -90,7 +109,7 @@ def health(address: str, service: str, timeout: float, connection: Connection) -
                 request, timeout=timeout, wait_for_ready=True, metadata=connection.metadata
             )
         except grpc.RpcError as error:
-            raise click.ClickException(f"{address}: {_describe_health(error, service, timeout)}") from error
+            raise click.ClickException(f"{address}: {_describe_health(error, channel, service, timeout)}") from error
     status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     click.echo(f"{address}: {status}")
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
@@ -103,22 +122,34 @@ def _beam_search(width: int | None, length_penalty: float | None) -> BeamSearch 
     return BeamSearch(width, length_penalty) if width is not None else None
 
 
-def _typed_lines() -> Iterable[str]:
-    while True:
-        try:
-            line = input("> ")
-        except (EOFError, KeyboardInterrupt):
-            click.echo()
-            return
-        if line.strip():
-            yield line
+def _piped_text() -> str:
+    """What stdin says. Raises `click.UsageError` if that is nothing, or a person would have to type it unasked."""
+    if sys.stdin.isatty():
+        raise click.UsageError("give TEXT, or pipe it in")
+    try:
+        text = sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"what stdin says is no UTF-8 text: {error}") from error
+    if not text:
+        raise click.UsageError("give TEXT, or pipe it in; stdin says nothing")
+    return text
 
 
-def _describe_health(error: grpc.RpcError, service: str, timeout: float) -> str:
+def _describe_health(error: grpc.RpcError, channel: grpc.Channel, service: str, timeout: float) -> str:
     assert isinstance(error, grpc.Call)
     match error.code():
         case grpc.StatusCode.NOT_FOUND:
             return f"it has no service {service!r} [NOT_FOUND]"
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"no answer within {timeout:g} s [DEADLINE_EXCEEDED]"
-    return describe(error)
+            return f"{_why_silent(channel) or f'no answer within {timeout:g} s'} [DEADLINE_EXCEEDED]"
+    return describe(error, _HEALTH)
+
+
+def _why_silent(channel: grpc.Channel) -> str | None:
+    """What the last attempt to connect ended with, which a call that waits for one does not tell."""
+    try:
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_LOOK_S)
+    except grpc.RpcError as error:
+        failed: Any = error
+        return explain_no_server(failed.code().name, failed.details() or "", _HEALTH)
+    return None

@@ -3,38 +3,48 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import click
 import grpc
 
 from octavo.client import Delta, Finished, OctavoError, Stream
+from octavo.wire.no_server import explain_no_server
+
+_SERVICE: Final = "octavo.v1.GenerationService"
 
 
-def stream_answer(stream: Stream, *, ids: bool = False) -> str:
+def stream_answer(stream: Stream, server: str, *, ids: bool = False) -> str:
     """Prints the text of the only sequence as it comes (or its token ids), then its logprobs if there are any; gives
-    the text.
+    the text. `server` is where it comes from.
 
     Ctrl-C ends the answer, not the program. Raises `click.ClickException`.
     """
     deltas: list[Delta] = []
-    with _ending_well(stream):
-        for event in stream:
-            if isinstance(event, Delta):
-                deltas.append(event)
-                click.echo(_content(event, ids), nl=False)
+    try:
+        with _ending_well(stream, server):
+            for event in stream:
+                if isinstance(event, Delta):
+                    deltas.append(event)
+                    click.echo(_content(event, ids), nl=False)
+    except click.ClickException:
+        # What there is of the answer ends with its line; the error has its own.
+        if deltas:
+            click.echo()
+        raise
     click.echo()
     _print_logprobs(deltas)
     return "".join(delta.text for delta in deltas)
 
 
-def print_sequences(stream: Stream, *, ids: bool = False) -> None:
+def print_sequences(stream: Stream, server: str, *, ids: bool = False) -> None:
     """Prints all sequences of an answer, each under a heading, once it is complete or Ctrl-C ends it.
 
     Raises `click.ClickException`.
     """
     deltas: defaultdict[int, list[Delta]] = defaultdict(list)
     scores: dict[int, float] = {}
-    with _ending_well(stream):
+    with _ending_well(stream, server):
         for event in stream:
             if isinstance(event, Delta):
                 deltas[event.index].append(event)
@@ -47,10 +57,11 @@ def print_sequences(stream: Stream, *, ids: bool = False) -> None:
         _print_logprobs(deltas[index])
 
 
-def describe(error: grpc.RpcError) -> str:
-    """The error in one line."""
+def describe(error: grpc.RpcError, service: str) -> str:
+    """The error of a call to `service`, in one line."""
     assert isinstance(error, grpc.Call)
-    return f"{error.details()} [{error.code().name}]"
+    code, details = error.code().name, " ".join((error.details() or "no answer").split())
+    return f"{explain_no_server(code, details, service) or details} [{code}]"
 
 
 def _content(delta: Delta, ids: bool) -> str:
@@ -65,12 +76,17 @@ def _print_logprobs(deltas: list[Delta]) -> None:
 
 
 @contextmanager
-def _ending_well(stream: Stream) -> Iterator[None]:
+def _ending_well(stream: Stream, server: str) -> Iterator[None]:
     try:
         with stream:
             yield
     except KeyboardInterrupt:
         pass
     except OctavoError as error:
-        click.echo()
-        raise click.ClickException(f"{error} [{error.code.name}]") from error
+        raise click.ClickException(f"{_words(error, server)} [{error.code.name}]") from error
+
+
+def _words(error: OctavoError, server: str) -> str:
+    # With a reason it is a server of ours that speaks.
+    found = None if error.reason else explain_no_server(error.code.name, str(error), _SERVICE)
+    return f"{server}: {found}" if found else " ".join(str(error).split())

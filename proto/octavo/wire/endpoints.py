@@ -22,6 +22,10 @@ class EndpointError(ValueError):
     """An address that must not or cannot be used, with what to do instead."""
 
 
+class AddressTaken(EndpointError):
+    """Another process is bound to it."""
+
+
 def runtime_directory() -> Path:
     """The 0700 directory of this user's sockets, made if missing.
 
@@ -68,7 +72,7 @@ def claimed(address: str) -> Iterator[None]:
     """Holds a unix socket's address (`ipc://path` or `unix:path`) against other processes that would bind it.
 
     ZMQ and gRPC both take a path over from whoever is bound to it, silently. Other addresses need no such claim.
-    Raises `EndpointError` if another process holds it, or its directory cannot be written to.
+    Raises `AddressTaken` if another process holds it, `EndpointError` if its directory cannot be written to.
     """
     path = next((address.removeprefix(prefix) for prefix in ("ipc://", "unix:") if address.startswith(prefix)), None)
     if path is None:
@@ -87,7 +91,7 @@ def _lock(address: str, path: str) -> TextIO:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise EndpointError(f"another process is bound to {address}; stop it or choose another address") from error
+        raise AddressTaken(f"another process is bound to {address}; stop it or choose another address") from error
     return lock
 
 

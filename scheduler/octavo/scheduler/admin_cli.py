@@ -166,7 +166,7 @@ def _read_text(path: Path) -> str:
 
 
 def _tokenize(server: str, text: str | None) -> list[int]:
-    with connected(server) as channel:
+    with connected(server, "octavo.v1.GenerationService") as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         answer = stub.Tokenize(generation_pb2.TokenizeRequest(text=text), timeout=TIMEOUT_S)
     return list(answer.ids)

@@ -10,6 +10,7 @@ import grpc
 
 from octavo.v1 import admin_pb2_grpc as services
 from octavo.wire.endpoints import EndpointError, runtime_directory
+from octavo.wire.no_server import explain_no_server
 
 # Of a call; the scheduler answers from memory.
 TIMEOUT_S: Final = 10.0
@@ -38,20 +39,22 @@ admin_address_option = click.option(
 
 
 @contextmanager
-def connected(address: str) -> Iterator[grpc.Channel]:
-    """A channel to `address`; what goes wrong with calls on it becomes a `click.ClickException`."""
+def connected(address: str, service: str = "octavo.v1.AdminService") -> Iterator[grpc.Channel]:
+    """A channel to the `service` at `address`; what goes wrong with calls on it becomes a `click.ClickException`."""
     # Silences the library's own lines about a refused connection; the error says it already.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     with grpc.insecure_channel(address) as channel:
         try:
             yield channel
         except grpc.RpcError as error:
-            raise click.ClickException(_describe(address, error)) from error
+            raise click.ClickException(_describe(address, service, error)) from error
 
 
-def _describe(address: str, error: grpc.RpcError) -> str:
+def _describe(address: str, service: str, error: grpc.RpcError) -> str:
     assert isinstance(error, grpc.Call)
     code, details = error.code(), " ".join((error.details() or "no answer").split())
+    if found := explain_no_server(code.name, details, service):
+        return f"{address}: {found} [{code.name}]"
     # What is wrong with the question does not depend on who was asked.
     where = "" if code in _QUESTION_ERRORS else f"{address}: "
     return f"{where}{details} [{code.name}]"

@@ -30,8 +30,9 @@ def top(interval: float, once: bool, admin_address: str) -> None:
         previous, at = None, 0.0
         while True:
             load, now = stub.GetLoad(pb.GetLoadRequest(), timeout=TIMEOUT_S), time.monotonic()
-            # Does nothing where the output is no terminal: frames follow each other then.
-            click.clear()
+            if not once:
+                # Does nothing where the output is no terminal: frames follow each other then.
+                click.clear()
             click.echo(frame(load, previous, now - at))
             if once:
                 return

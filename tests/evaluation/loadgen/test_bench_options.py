@@ -85,3 +85,13 @@ def test_progress_is_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], mon
     assert "a server:" in shown
     assert "1/2" in shown
     assert "1 of 2" not in shown
+
+
+def test_the_bar_moves_before_any_request_has_ended(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Progress("a server", 2) as progress:
+        progress._shown_at -= 1.0
+        progress.changed(Record(Job(0.0, 1, 1), sent_s=0.0))
+        assert "1 under way" in capsys.readouterr().err

@@ -93,3 +93,17 @@ def test_a_sample_of_the_jobs_never_meets_itself() -> None:
     assert len(few) == 100
     assert all(later.arrival_s - sooner.arrival_s >= 1e4 for sooner, later in pairwise(few))
     assert alone(JOBS[:3]) == [Job(place * 1e5, 10, 2) for place in range(3)]
+
+
+def test_a_plan_tells_what_it_tries_at_once_and_the_figures_of_what_it_found() -> None:
+    told: list[str] = []
+    run = _Planted(lambda replicas: 2.5 / replicas)
+    plan = make_plan(run, JOBS, 1, 64, lambda tried: told.append(str(tried)))
+    assert told[0] == "1 replica: ttft_p99 is 2.5 s, not below 1 s"
+    assert len(told) == len(run.asked)
+    text = plan_text(plan, TARGETS, 1, 64)
+    _, answer, figures = text.split("\n\n")
+    assert answer == "ttft_p99<1 s: 3 replicas"
+    assert figures.startswith("1 of 1 requests finished")
+    assert "833 ms" in figures
+    assert figures.endswith("replicas busy 100.0% of the time")

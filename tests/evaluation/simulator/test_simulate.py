@@ -163,6 +163,9 @@ def test_a_plan_finds_what_suffices_and_says_what_it_tried(tmp_path: Path) -> No
     assert f"ttft_p99<500 ms, itl_p99<60 ms: {found} replicas" in result.output
     kept = {each["replicas"]: not each["unmet"] for each in plan["tried"]}
     assert (kept[found - 1], kept[found], kept[found + 1]) == (False, True, True)
+    assert result.stderr.count("tried ") == len(plan["tried"])
+    assert all(each["summary"]["ttft"]["p99"] > 0 for each in plan["tried"])
+    assert " output tokens/s, " in result.stdout
 
 
 def test_a_plan_that_nothing_meets_says_why_and_fails() -> None:
