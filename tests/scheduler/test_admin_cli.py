@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -190,6 +191,56 @@ def test_a_table_is_aligned() -> None:
         "longer    1234",
     ]
     assert text_table("NAME TOKENS", []) == "NAME  TOKENS"
+
+
+# -- the terminal's width -------------------------------------------------------------------------------------------
+
+
+def test_a_table_that_is_too_wide_does_without_what_matters_least() -> None:
+    rows = [["r-1", "tenant", 7, "running"]]
+    tables = {
+        width: text_table("ID TENANT PRIORITY STATE", rows, width=width, dispensable="PRIORITY TENANT").splitlines()
+        for width in (30, 29, 20, 19, 11, 6, 1)
+    }
+    assert tables[30] == text_table("ID TENANT PRIORITY STATE", rows).splitlines()
+    assert tables[29] == tables[20] == ["ID   TENANT  STATE", "r-1  tenant  running"]
+    assert tables[19] == ["ID   STATE", "r-1  running"]
+    assert tables[11] == ["ID   STATE", "r-1  runni…"]
+    assert tables[6] == ["ID  S…", "r…  r…"]
+    assert tables[1] == ["…  …", "…  …"]
+
+
+WIDE_LOAD = pb.GetLoadResponse(
+    workers=[
+        pb.Worker(id="gpu-host-17.example-0", state=pb.WORKER_STATE_READY, blocks_total=123456, token_rate=9999.5)
+    ],
+    tenants=[pb.TenantLoad(tenant="a tenant with a long name " * 4, weight=1.0, virtual_time=1e9)],
+)
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 132])
+def test_a_frame_is_no_wider_than_the_terminal(width: int) -> None:
+    whole, shown = frame(WIDE_LOAD, WIDE_LOAD, 1.0), frame(WIDE_LOAD, WIDE_LOAD, 1.0, width)
+    assert max(map(len, shown.splitlines())) <= width < max(map(len, whole.splitlines()))
+    for word in ("WORKER", "RUNNING", "OUT/S", "HELD"):
+        assert word in shown
+
+
+@pytest.mark.parametrize("command", [["requests"], ["workers"], ["top", "--once"]])
+async def test_commands_fit_the_terminal_and_give_a_pipe_all(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    cluster.join()
+    cluster.submit(make_request("a-request-of-which-the-id-is-long", 4, max_tokens=9))
+    piped = await output(*command)
+    assert max(map(len, piped.splitlines())) > 60
+    monkeypatch.setenv("COLUMNS", "60")
+    assert await output(*command) == piped
+    # What runs the command here replaces sys.stdout, so it is told below it.
+    monkeypatch.setattr("octavo.scheduler.terminal.sys", SimpleNamespace(stdout=Mock(isatty=lambda: True)))
+    shown = await output(*command)
+    assert max(map(len, shown.splitlines())) <= 60
+    assert ("a-request-of-which-the-id-is-long" in shown) == (command == ["requests"])
 
 
 # -- prefixes -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from octavo.scheduler.admin_client import TIMEOUT_S, admin_address_option, admin_stub, connected
+from octavo.scheduler.terminal import terminal_width
 from octavo.scheduler.text_table import text_table
 from octavo.v1 import admin_pb2 as pb
 from octavo.v1 import generation_pb2, generation_pb2_grpc
@@ -90,12 +91,16 @@ def _seconds(status: pb.RequestStatus) -> str:
 @click.option("--tenant", help="Only those of this tenant; '' for those without one.")
 @admin_address_option
 def requests(state: str | None, tenant: str | None, admin_address: str) -> None:
-    """List the requests that the scheduler holds, in the order in which they came."""
+    """List the requests that the scheduler holds, in the order in which they came.
+
+    A terminal shows the columns that it has room for; a pipe gets all of them.
+    """
     query = pb.ListRequestsRequest(state=_STATES[state] if state else None, tenant=tenant)
     with admin_stub(admin_address) as stub:
         rows = [_row(status) for status in _all_pages(stub, query)]
     head = "ID TENANT PRIORITY STATE WORKER PROMPT COMPUTED OUTPUT SEQUENCES PREEMPTED SWAPPED AGE"
-    click.echo(text_table(head, rows))
+    dispensable = "SWAPPED SEQUENCES PRIORITY COMPUTED PREEMPTED TENANT WORKER PROMPT OUTPUT AGE"
+    click.echo(text_table(head, rows, width=terminal_width(), dispensable=dispensable))
 
 
 def _all_pages(stub: Any, query: pb.ListRequestsRequest) -> Iterator[pb.RequestStatus]:

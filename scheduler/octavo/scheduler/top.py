@@ -1,5 +1,6 @@
 """`octavo top`: queues, blocks and token rates of a running scheduler, again and again."""
 
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -7,6 +8,7 @@ from contextlib import suppress
 import click
 
 from octavo.scheduler.admin_client import TIMEOUT_S, admin_address_option, admin_stub
+from octavo.scheduler.terminal import terminal_width
 from octavo.scheduler.text_table import text_table
 from octavo.scheduler.workers_cli import state_name
 from octavo.v1 import admin_pb2 as pb
@@ -15,6 +17,8 @@ _WORKER_HEAD = (
     "WORKER STATE RUNNING SWAPPED IN-FLIGHT BLOCKS FREE CACHED PARKED PINNED USED CPU CPU-USED TOKENS/S OUT/S"
 )
 _TENANT_HEAD = "TENANT WEIGHT HELD WAITING SERVED"
+# What a narrow terminal does without, from the first on.
+_DISPENSABLE = "PARKED PINNED IN-FLIGHT CPU CPU-USED CACHED FREE SWAPPED BLOCKS TOKENS/S SERVED WEIGHT"
 
 
 @click.command()
@@ -25,6 +29,7 @@ def top(interval: float, once: bool, admin_address: str) -> None:
     """Watch queues, blocks and token rates. Ctrl-C ends it.
 
     TOKENS/S is what a worker computes in a second of work, OUT/S what it has generated per second since the last frame.
+    A terminal shows the columns that it has room for; a pipe gets all of them.
     """
     with admin_stub(admin_address) as stub, suppress(KeyboardInterrupt):
         previous, at = None, 0.0
@@ -33,30 +38,37 @@ def top(interval: float, once: bool, admin_address: str) -> None:
             if not once:
                 # Does nothing where the output is no terminal: frames follow each other then.
                 click.clear()
-            click.echo(frame(load, previous, now - at))
+            click.echo(frame(load, previous, now - at, terminal_width()))
             if once:
                 return
             previous, at = load, now
             time.sleep(interval)
 
 
-def frame(load: pb.GetLoadResponse, previous: pb.GetLoadResponse | None, seconds: float) -> str:
-    """One picture of the load; rates are against the `previous` one, `seconds` ago."""
-    return "\n".join(_lines(load, previous, seconds))
+def frame(
+    load: pb.GetLoadResponse, previous: pb.GetLoadResponse | None, seconds: float, width: int | None = None
+) -> str:
+    """One picture of the load, no wider than `width`; rates are against the `previous` one, `seconds` ago."""
+    return "\n".join(_lines(load, previous, seconds, width))
 
 
-def _lines(load: pb.GetLoadResponse, previous: pb.GetLoadResponse | None, seconds: float) -> Iterator[str]:
-    yield (
+def _lines(
+    load: pb.GetLoadResponse, previous: pb.GetLoadResponse | None, seconds: float, width: int | None
+) -> Iterator[str]:
+    counts = (
         f"waiting {load.waiting}, running {load.running}, swapped {load.swapped}; preemptions {load.preemptions},"
         f" swaps {load.swaps}; frontends {load.frontends}, pinned prefixes {load.pinned_prefixes},"
         f" dropped messages {load.dropped_messages}"
     )
+    yield counts if width is None else textwrap.fill(counts, max(width, 1))
     before = {worker.id: worker for worker in previous.workers} if previous else {}
     yield ""
-    yield text_table(_WORKER_HEAD, [_worker_row(worker, before.get(worker.id), seconds) for worker in load.workers])
+    rows = [_worker_row(worker, before.get(worker.id), seconds) for worker in load.workers]
+    yield text_table(_WORKER_HEAD, rows, width=width, dispensable=_DISPENSABLE)
     if load.tenants:
         yield ""
-        yield text_table(_TENANT_HEAD, [_tenant_row(tenant) for tenant in load.tenants])
+        tenants = [_tenant_row(tenant) for tenant in load.tenants]
+        yield text_table(_TENANT_HEAD, tenants, width=width, dispensable=_DISPENSABLE)
 
 
 def _worker_row(worker: pb.Worker, before: pb.Worker | None, seconds: float) -> list[object]:

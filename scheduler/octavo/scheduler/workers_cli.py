@@ -7,10 +7,13 @@ import click
 from google.protobuf.duration_pb2 import Duration
 
 from octavo.scheduler.admin_client import TIMEOUT_S, admin_address_option, admin_stub
+from octavo.scheduler.terminal import terminal_width
 from octavo.scheduler.text_table import text_table
 from octavo.v1 import admin_pb2 as pb
 
 _HEAD = "ID STATE DEVICE RANKS RUNNING SWAPPED BLOCKS-FREE BLOCKS TOKENS/S"
+# What a narrow terminal does without, from the first on.
+_DISPENSABLE = "RANKS SWAPPED DEVICE TOKENS/S BLOCKS-FREE BLOCKS"
 _STATE_NAMES = {
     pb.WORKER_STATE_READY: "ready",
     pb.WORKER_STATE_CORDONED: "cordoned",
@@ -24,10 +27,14 @@ _worker_argument = click.argument("worker_id", metavar="ID")
 @click.command()
 @admin_address_option
 def workers(admin_address: str) -> None:
-    """List the workers. TOKENS/S is what one computes in a second of work."""
+    """List the workers. TOKENS/S is what one computes in a second of work.
+
+    A terminal shows the columns that it has room for; a pipe gets all of them.
+    """
     with admin_stub(admin_address) as stub:
         load = stub.GetLoad(pb.GetLoadRequest(), timeout=TIMEOUT_S)
-    click.echo(text_table(_HEAD, [_row(worker) for worker in load.workers]))
+    rows = [_row(worker) for worker in load.workers]
+    click.echo(text_table(_HEAD, rows, width=terminal_width(), dispensable=_DISPENSABLE))
 
 
 def state_name(worker: pb.Worker) -> str:
