@@ -225,3 +225,16 @@ def test_names_are_taken_apart(said: str, model_directory: Path, monkeypatch: py
     found = CliRunner(env={"OCTAVO_ALLOWED_HOSTS": said}).invoke(frontend, arguments)
     assert found.exit_code == 0, found.output
     assert [config.allowed_hosts for config in taken] == [tuple(said.replace(",", " ").split())]
+
+
+def test_origins_are_taken_apart(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[FrontendConfig] = []
+    monkeypatch.setattr(cli, "_run", lambda config, _: taken.append(config))
+    arguments = ["--model", str(model_directory), "--frontend-endpoint", "ipc:///tmp/f"]
+    for said in ("", "https://App.example:443/ http://localhost:3000,https://app.example"):
+        found = CliRunner(env={"OCTAVO_ALLOWED_ORIGINS": said}).invoke(frontend, arguments)
+        assert found.exit_code == 0, found.output
+    assert [config.allowed_origins for config in taken] == [(), ("http://localhost:3000", "https://app.example")]
+    for said in ("*", "null", "https://*.example", "app.example", "https://app.example/path", "https://"):
+        found = CliRunner().invoke(frontend, [*arguments, "--allowed-origins", said])
+        assert (found.exit_code, repr(said) in found.stderr) == (2, True), found.output

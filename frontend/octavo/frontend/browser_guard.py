@@ -1,5 +1,5 @@
-"""What a page of another site makes a browser send here is refused, whatever it sends: such a page could use all that
-its reader can reach."""
+"""What a page of another site makes a browser send here is refused, whatever it sends, unless its origin is named: such
+a page could use all that its reader can reach."""
 
 from typing import Final
 from urllib.parse import urlsplit
@@ -22,9 +22,10 @@ _PORTS: Final = {"http": ":80", "https": ":443"}
 class BrowserGuard:
     """Stands before all else. Programs that are no browsers send none of the headers that it looks at but Host."""
 
-    def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts, origins: frozenset[str] = frozenset()) -> None:
         self._app = app
         self._hosts = hosts
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (objection := self._objection(scope)):
@@ -43,6 +44,8 @@ class BrowserGuard:
                 Reason.HOST_NOT_ALLOWED,
                 f"this server is not to be called as {host[:128]!r}; use its address, or name it in --allowed-hosts",
             )
+        if headers.get("origin") in self._origins:
+            return None
         return _foreign() if _is_foreign(headers, host, reads=reads) else None
 
 
@@ -67,5 +70,7 @@ def _is_of(origin: str, host: str) -> bool:
 
 def _foreign() -> Forbidden:
     return Forbidden(
-        Reason.CROSS_SITE, "a page of another site has caused this call; call from a page of this server, or no browser"
+        Reason.CROSS_SITE,
+        "a page of another site has caused this call; call from a page of this server or no browser, or name the page's"
+        " origin in --allowed-origins",
     )

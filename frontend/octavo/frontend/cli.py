@@ -48,6 +48,16 @@ class _Several(click.types.StringParamType):
         return rv.replace(",", " ").split()
 
 
+def _origins(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    # Imported here: `--help` of all else needs no web server.
+    from octavo.frontend.cross_origin import parse_origins
+
+    try:
+        return tuple(sorted(parse_origins(texts)))
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
 @click.command()
 @click.option(
     "--model",
@@ -141,6 +151,15 @@ class _Several(click.types.StringParamType):
     multiple=True,
     help="A further name under which HTTP may be called, beside loopback's and that of --http-listen: example.com,"
     " *.example.com, or * for any. Addresses need no naming.",
+)
+@click.option(
+    "--allowed-origins",
+    envvar="OCTAVO_ALLOWED_ORIGINS",
+    type=_Several("origin"),
+    multiple=True,
+    callback=_origins,
+    help="Origin of web pages that may call HTTP from their reader's browser, as https://app.example. Default: none but"
+    " the server's own page.",
 )
 @click.option(
     "--health-address",
@@ -270,6 +289,7 @@ def frontend(
     pinned_prefixes: Path | None,
     http_listen: str,
     allowed_hosts: tuple[str, ...],
+    allowed_origins: tuple[str, ...],
     health_address: str | None,
     api_keys: Path | None,
     tls_certificate: Path | None,
@@ -310,6 +330,7 @@ def frontend(
             generation_config=generation_config,
             http_listen=unless_off(http_listen),
             allowed_hosts=allowed_hosts,
+            allowed_origins=allowed_origins,
             health_address=health_address or "",
             api_keys=api_keys,
             tls_certificate=tls_certificate,

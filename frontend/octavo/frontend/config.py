@@ -40,6 +40,8 @@ class FrontendConfig:
     http_listen: str = ""
     # Names under which HTTP may be called besides those of loopback and of `http_listen`; see `AllowedHosts`.
     allowed_hosts: tuple[str, ...] = ()
+    # Origins of web pages that browsers let call HTTP; see `CrossOrigin`.
+    allowed_origins: tuple[str, ...] = ()
     # Where health alone is served, in the clear and without keys (host:port or unix:path); empty: nowhere.
     health_address: str = ""
     # JSON file of tenants and their keys; None: nobody is asked for one.

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from starlette.types import ASGIApp
 
 from octavo.frontend.access import build_access
 from octavo.frontend.admission import Admission
@@ -17,6 +18,7 @@ from octavo.frontend.browser_guard import BrowserGuard
 from octavo.frontend.cell_metrics import CellMetrics
 from octavo.frontend.cells import Cells
 from octavo.frontend.config import FrontendConfig
+from octavo.frontend.cross_origin import CrossOrigin, parse_origins
 from octavo.frontend.generation import Generation
 from octavo.frontend.grpc_access import READING, AdmissionInterceptor, interceptors
 from octavo.frontend.grpc_connections import BusyPeers, keep_room
@@ -130,8 +132,10 @@ class FrontendServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
         if config.health_address:
             _bind(self._probes, config.health_address, None)
-        app = AccessMiddleware(BodyBound(build_app(self.generation, access, config), Bodies()), access)
-        guarded = BrowserGuard(app, AllowedHosts(config.http_listen, config.allowed_hosts))
+        app: ASGIApp = AccessMiddleware(BodyBound(build_app(self.generation, access, config), Bodies()), access)
+        if origins := parse_origins(config.allowed_origins):
+            app = CrossOrigin(app, origins)
+        guarded = BrowserGuard(app, AllowedHosts(config.http_listen, config.allowed_hosts), origins)
         self._http = HttpServer(guarded, config) if config.http_listen else None
         self.http_port = self._http.port if self._http else 0
 
