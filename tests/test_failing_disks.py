@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -21,7 +22,8 @@ from click.testing import CliRunner, Result
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from octavo.cli.main import main
-from octavo.frontend import tokenizer_cache
+from octavo.cli.supervision import SupervisionError, alone_with_children
+from octavo.frontend import chat_lines, tokenizer_cache
 from octavo.kernels.native import build
 from octavo.llm.engine import Engine, EngineError
 from octavo.loadgen import cli as loadgen_cli
@@ -40,9 +42,10 @@ from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.endpoints import EndpointError, claimed, runtime_directory
 from octavo.wire.hub import HubError, fetch
 from octavo.wire.step_times import Calibration, StepTimeModel, TokenTime
-from octavo.worker import calibrate_cli
+from octavo.worker import calibrate_cli, kernel_race
 from octavo.worker.gguf_transformers import convert_with_transformers
 from octavo.worker.health import health_server
+from octavo.worker.last_words import LastWords
 from octavo.worker.liveness import Liveness
 from octavo.worker.publish import PublishError, publish
 from octavo.worker.tensor_parallel.launch import LocalRanks
@@ -148,6 +151,37 @@ def cache_of_tokenizers(trial: Trial) -> None:
         tokenizer_cache.write(place, b"a tokenizer")
     assert trial.caplog.messages == ["tokenizer cache: works again"]
     assert tokenizer_cache.read(place) == b"a tokenizer"
+
+
+def words_of_a_worker(trial: Trial) -> None:
+    words = LastWords(trial.place / "worker.end", {})
+    with trial.breaks(), words.kept():
+        words.begin(7)
+    trial.assert_tolerated(optional.LAST_WORDS, 1)
+
+
+def speeds_of_kernels(trial: Trial) -> None:
+    made = kernel_race.Speeds(1.0, 2.0)
+    place = trial.place / "kernels" / "speeds.json"
+    with trial.breaks():
+        assert kernel_race._kept(place, lambda: made) == made
+    trial.assert_tolerated(optional.KERNEL_SPEEDS, 1)
+    assert kernel_race._kept(place, lambda: made) == made
+    assert kernel_race._read(place) == made
+
+
+def history_of_a_chat(trial: Trial) -> None:
+    trial.monkeypatch.setenv("OCTAVO_CACHE", str(trial.place / "cache"))
+    trial.monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    with trial.breaks(), chat_lines._edited():
+        pass
+    assert not (trial.place / "cache" / "chat_history").exists()
+
+
+def lock_of_children(trial: Trial) -> None:
+    with trial.breaks(), pytest.raises(SupervisionError) as refused, alone_with_children(trial.place / "lock", 1.0):
+        pass
+    trial.assert_told(str(refused.value))
 
 
 # -- what ends with one line -------------------------------------------------------------------------------------------
@@ -287,6 +321,11 @@ Try = Callable[[Trial], None]
 TRIED: dict[str, tuple[Try, tuple[str, ...]]] = {
     "scheduler/octavo/scheduler/log_writer.py": (event_log, MAKING + WRITING),
     "frontend/octavo/frontend/tokenizer_cache.py": (cache_of_tokenizers, MAKING + WRITING),
+    "worker/octavo/worker/last_words.py": (words_of_a_worker, MAKING + WRITING),
+    # Its temporary file is opened by way of a directory, which is how far a broken disk is imitated.
+    "worker/octavo/worker/kernel_race.py": (speeds_of_kernels, MAKING),
+    "frontend/octavo/frontend/chat_lines.py": (history_of_a_chat, MAKING),
+    "frontend/octavo/cli/supervision.py": (lock_of_children, MAKING),
     "proto/octavo/wire/curve_keys.py": (keys, MAKING + WRITING),
     "proto/octavo/wire/endpoints.py": (sockets, MAKING),
     "proto/octavo/wire/hub.py": (cache_of_the_hub, MAKING + WRITING),
@@ -360,7 +399,10 @@ def test_a_full_disk_under_what_is_printed_or_logged_ends_nothing(code: str, str
     other = {"stdout": "stderr", "stderr": "stdout"}[stream]
     with open("/dev/full", "w") as full:
         streams: dict[str, Any] = {stream: full, other: subprocess.PIPE}
-        done = subprocess.run([sys.executable, "-c", code], text=True, timeout=60, check=False, **streams)
+        # Buffered, as in a shell that does not say otherwise.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, text=True, timeout=60, check=False, env=environment, **streams)
     assert done.returncode == 0
     said = (done.stderr or done.stdout).splitlines()
     assert len(said) == (stream == "stdout"), "it is said once, where that can be"

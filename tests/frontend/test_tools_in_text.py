@@ -69,6 +69,18 @@ def test_calls_and_what_came_of_them_are_text() -> None:
     assert "[tool]" not in text
 
 
+@pytest.mark.parametrize(
+    "chat",
+    [
+        Chat((ChatMessage("user", "x"),), (Tool("add", "", "{"),)),
+        Chat((ChatMessage("assistant", "", tool_calls=(ToolCall("c1", "add", "[1]"),)),)),
+    ],
+)
+def test_what_is_no_json_object_is_refused(chat: Chat) -> None:
+    with pytest.raises(ChatTemplateError, match="are not a JSON object"):
+        rendered(SILENT, *chat.messages, tools=chat.tools)
+
+
 def test_calls_are_written_as_the_parser_reads_them() -> None:
     messages = tools_in_text(Chat((ChatMessage("assistant", "", tool_calls=(CALL,)),))).messages
     parser = make_parser(HERMES)

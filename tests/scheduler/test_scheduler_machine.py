@@ -44,6 +44,8 @@ _EXAMPLES = 200 * int(os.environ.get("OCTAVO_TEST_LONG", "1"))
 _WINDOWS = [(0,), (0,), (0, 5), (4,), (3, 6)]
 _NAMES = ["north", "south"]
 
+# Nobody tells here how workers died, so suspects wait for as long; less than leases and replicas are given.
+DEATH_GRACE_S = 0.5
 configs = st.fixed_dictionaries(
     {
         "policy": st.sampled_from(Policy),
@@ -64,6 +66,7 @@ configs = st.fixed_dictionaries(
         "max_memory_failures": st.just(10**6),
         # Different requests of this test may ask for the same.
         "quarantine_s": st.just(0.0),
+        "death_grace_s": st.just(DEATH_GRACE_S),
     }
 )
 beams = st.builds(
@@ -348,6 +351,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "cluster"):
             return
         core = self.cluster.core
+        self.wait(DEATH_GRACE_S)
         for incarnation in list(core.replicas):
             self.cluster.handle(WorkerReadmitted(f"worker-{incarnation}"))
         if not all(any(has_capacity(g.request, r) for r in core.replicas.values()) for g in core.groups):

@@ -79,7 +79,8 @@ def workers_end_when_they_are_asked_to(patch: Patch) -> None:
 
 
 def any_schema_is_welcome(patch: Patch) -> None:
-    patch.setattr(shell, "_schema_refusal", lambda kind, version: None)
+    patch.setattr(shell, "refusal", lambda kind, version: None)
+    patch.setattr(shell, "refusal_of_newer", lambda frame: None)
 
 
 # -- what workers die over ------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def test_control_tokens_are_never_a_part_of_a_text(grammars: Grammars) -> None:
 
 def test_a_matcher_catches_up_whatever_its_sequence_went_through(grammars: Grammars) -> None:
     constraint = CONSTRAINTS["schema"]
-    tokens = tokens_of(grammars.vocabulary, '{"a":  -12')
+    tokens = tokens_of(grammars.vocabulary, '{"a": -12')
     stepwise = sequence_with(constraint, grammars.vocabulary)
     for count in range(len(tokens) + 1):
         stepwise.token_ids[stepwise.prompt_length :] = tokens[:count]

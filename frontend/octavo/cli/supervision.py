@@ -47,7 +47,12 @@ def follow_supervisor() -> None:
 def alone_with_children(path: Path, patience_s: float) -> Iterator[dict[str, str]]:
     """Holds the lock at `path` that all children inherit who get the environment which this yields; those of an earlier
     supervisor, which was killed, may still be about to end. Raises `SupervisionError` if they do not."""
-    with path.open("w") as lock:
+    try:
+        lock = path.open("w")
+    except OSError as error:
+        what = f"cannot hold {path}, without which children of an earlier service may still run: {error}"
+        raise SupervisionError(f"{what}; set OCTAVO_RUNTIME_DIR to another directory") from error
+    with lock:
         _await_lock(lock, patience_s)
         yield {LOCK_VARIABLE: str(lock.fileno())}
 

@@ -86,6 +86,7 @@ class ChatTemplate:
     def _render(self, chat: Chat) -> str:
         if self.reads_tools or not uses_tools(chat) or not self._files.chat_template:
             return self._filled(chat)
+        _check_json(chat)
         told = tools_in_text(chat)
         try:
             return self._filled(told)
@@ -203,6 +204,15 @@ def _check_variables(variables: Iterable[str], settable: frozenset[str]) -> None
     if unknown := sorted(set(variables) - settable):
         has = ", ".join(sorted(settable)) or "none"
         raise ChatTemplateError(f"{unknown[0][:64]!r} is no variable of it that may be set; it has {has}")
+
+
+def _check_json(chat: Chat) -> None:
+    """What is told in text must be what a template would be given."""
+    for tool in chat.tools:
+        if tool.parameters_json:
+            _json_object(tool.parameters_json, f"the parameters of the tool {tool.name[:64]!r}")
+    for call in (call for message in chat.messages for call in message.tool_calls):
+        _json_object(call.arguments_json, f"the arguments of the tool call {call.name[:64]!r}")
 
 
 def _rename_developer(messages: list[dict[str, Any]]) -> None:

@@ -1,5 +1,6 @@
 """How log lines look: for people, or one JSON object each for programs."""
 
+import atexit
 import logging
 import os
 import sys
@@ -42,9 +43,19 @@ class _Handler(logging.StreamHandler[TextIO]):
 
     def handleError(self, record: logging.LogRecord) -> None:
         if isinstance(sys.exception(), OSError):
-            is_first_failure(OUTPUT)
+            if is_first_failure(OUTPUT):
+                atexit.register(_drop_unwritten, self.stream)
         else:
             super().handleError(record)
+
+
+def _drop_unwritten(stream: TextIO) -> None:
+    """Keeps the interpreter from trying once more at its end, and making that a failure."""
+    try:
+        stream.flush()
+    except OSError:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), stream.fileno())
 
 
 def say(text: str) -> None:
@@ -53,9 +64,7 @@ def say(text: str) -> None:
         click.echo(text)
     except OSError as error:
         failed(OUTPUT, error, "what is printed is lost")
-        # Else the interpreter tries once more at its end, and makes that a failure.
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        _drop_unwritten(sys.stdout)
 
 
 def configure(level: str, log_format: str) -> None:

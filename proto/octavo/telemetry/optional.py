@@ -10,6 +10,8 @@ from prometheus_client.core import Metric
 from octavo.telemetry.numbers import Tally
 
 EVENT_LOG: Final = "event_log"
+KERNEL_SPEEDS: Final = "kernel_speeds"
+LAST_WORDS: Final = "last_words"
 METRICS: Final = "metrics"
 OUTPUT: Final = "output"
 TOKENIZER_CACHE: Final = "tokenizer_cache"
@@ -17,7 +19,7 @@ TRACES: Final = "traces"
 
 _log = logging.getLogger(__name__)
 
-_failures = Tally(EVENT_LOG, METRICS, OUTPUT, TOKENIZER_CACHE, TRACES)
+_failures = Tally(EVENT_LOG, KERNEL_SPEEDS, LAST_WORDS, METRICS, OUTPUT, TOKENIZER_CACHE, TRACES)
 # What has been said to fail, and has not been seen to work since.
 _failing: set[str] = set()
 

@@ -220,9 +220,8 @@ async def test_a_strict_schema_is_held_to_or_refused(served: Served) -> None:
 
 async def test_an_empty_stop_is_none(served: Served) -> None:
     _, scheduler, http = served
-    for stop in ("", [""], ["", "x"]):
-        path, body = completion(stop=stop)
-        assert (await http.post(path, json=body)).status_code == 200
+    path, body = completion(stop="")
+    assert (await http.post(path, json=body)).status_code == 200
     scheduler.submitted.clear()
 
 

@@ -24,6 +24,7 @@ from octavo.kernels.backend import AttentionBackend, GroupBatch
 from octavo.kernels.choice import choose_attention
 from octavo.kernels.native.build import source_hash
 from octavo.kernels.native.library import VARIANT_VARIABLE, NativeUnavailable, find, set_aside
+from octavo.telemetry.optional import KERNEL_SPEEDS, failed
 from octavo.wire.model_directory import cache_directory
 from octavo.worker.dummy_weights import DummyWeights
 from octavo.worker.kv_cache import KVCache
@@ -227,7 +228,7 @@ def _kept(path: Path, make: Callable[[], Speeds]) -> Speeds:
             with contextlib.suppress(FileExistsError):
                 os.link(file.name, path)
     except OSError as error:
-        logger.warning("what computes faster cannot be kept in %s (%s): workers may choose differently", path, error)
+        failed(KERNEL_SPEEDS, error, f"what computes faster is not kept in {path}: workers may choose differently")
     return _read(path) or made
 
 

@@ -8,16 +8,14 @@ outside says nothing: whoever started it may know more (`octavo.wire.ends`).
 
 import contextlib
 import faulthandler
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
+from octavo.telemetry.optional import LAST_WORDS, tolerated
 from octavo.wire.ends import End, read_ends
 from octavo.wire.steps import Ending, Predecessor
-
-logger = logging.getLogger(__name__)
 
 _MAX_DETAIL = 200
 _ENCODING = "utf-8"
@@ -35,13 +33,11 @@ class LastWords:
         """This process serves from now on, under this name."""
         if self._file is not None:
             return
-        try:
+        with tolerated(LAST_WORDS, "how this process ends can be told to nobody"):
             self._file = self._path.open("w", encoding=_ENCODING)
             self._file.write(f"{process} {os.getpid()}\n")
             self._file.flush()
             faulthandler.enable(self._file, all_threads=False)
-        except OSError as error:
-            logger.warning("how this process ends can be told to nobody: %s", error)
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -54,11 +50,14 @@ class LastWords:
         else:
             # One that was never welcomed leaves what it has found.
             if self._file is not None:
-                self._path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    self._path.unlink(missing_ok=True)
         finally:
             if self._file is not None:
                 faulthandler.disable()
-                self._file.close()
+                # Which writes what is left.
+                with contextlib.suppress(OSError):
+                    self._file.close()
 
     def _say(self, words: str) -> None:
         if self._file is not None:

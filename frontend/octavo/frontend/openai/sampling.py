@@ -72,7 +72,7 @@ def _seed(seed: int | None) -> int | None:
 
 def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
     """An empty text, which some clients send for none, stops nothing."""
-    return tuple(text for text in ([stop] if isinstance(stop, str) else stop or ()) if text)
+    return (stop,) if stop and isinstance(stop, str) else tuple(stop or ())
 
 
 def _priority(priority: int | None) -> int:

@@ -44,7 +44,8 @@ class SpoilableRunner(FakeRunner):
             num_blocks=self.num_blocks, num_cpu_blocks=self.num_cpu_blocks, block_size=self.block_size
         )
         # By sequence: of its tokens up to each position, one number.
-        self._histories: dict[int, array[int]] = {}
+        # By sequence: its tokens, and what each makes of those before.
+        self._histories: dict[int, tuple[list[int], array[int]]] = {}
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:
@@ -77,12 +78,17 @@ class SpoilableRunner(FakeRunner):
         return False
 
     def _history(self, sequence: WorkerSequence, end: int) -> "array[int]":
-        known = self._histories.setdefault(sequence.sequence_id, array("i"))
+        tokens, known = self._histories.get(sequence.sequence_id, ([], array("i")))
+        if tokens != sequence.token_ids[: len(tokens)]:
+            # A name that another sequence has now, or a token that was not known yet.
+            tokens, known = [], array("i")
         value = known[-1] if known else 0
-        for token_id in sequence.token_ids[len(known) : end]:
+        for token_id in sequence.token_ids[len(tokens) : end]:
             # Never 0, which is nobody's; and an int32, like a token.
             value = 1 | zlib.crc32(b"%d" % token_id, value) >> 1
+            tokens.append(token_id)
             known.append(value)
+        self._histories[sequence.sequence_id] = tokens, known
         return known[:end]
 
     def _choose(

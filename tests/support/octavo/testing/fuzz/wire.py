@@ -34,6 +34,8 @@ class Composer:
         if rng.random() < self._wrong:
             return rng.choice([None, -1, "x", b"\xff", [], [[]], 1e300, float("nan"), 2**64 - 1])
         match kind:
+            case inspect.Metadata(type=inner):
+                return self._value(inner)
             case inspect.UnionType(types=types):
                 return self._value(rng.choice(types))
             case inspect.StructType():
