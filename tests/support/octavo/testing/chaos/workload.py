@@ -13,6 +13,8 @@ from octavo.v1 import generation_pb2 as pb
 PREFIX_NAME: Final = "chaos"
 PREFIX: Final = [(5 * i) % 250 for i in range(37)]
 _SCHEMA: Final = {
+    # Whatever a version's own is, so that answers are the same across an upgrade.
+    "x-guidance": {"whitespace_pattern": "[ ]?"},
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 24}, "age": {"type": "integer"}},
     "required": ["name", "age"],
