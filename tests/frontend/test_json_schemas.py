@@ -57,6 +57,23 @@ def test_others_stay_as_they_are(schema: Any) -> None:
     assert closed(schema) == schema
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        person(additionalProperties={"$ref": "#/$defs/A"}),
+        {"allOf": [{"items": {"$ref": "#/$defs/A"}}, person()]},
+        {"if": {"items": {"$ref": "#/$defs/A"}}},
+    ],
+)
+def test_what_is_referred_to_from_inside_of_another_is_closed(schema: Any) -> None:
+    assert closed({**schema, "$defs": {"A": person()}})["$defs"]["A"] == CLOSED
+
+
+def test_what_a_schema_with_properties_of_its_own_refers_to_stays_open() -> None:
+    schema = person(**{"$ref": "#/$defs/A", "$defs": {"A": person()}})
+    assert closed(schema) == schema
+
+
 def test_what_is_inside_of_what_adds_to_another_is_closed() -> None:
     inner = {"properties": {"a": person()}}
     assert closed({"allOf": [inner, inner]})["allOf"][0] == {"properties": {"a": CLOSED}}

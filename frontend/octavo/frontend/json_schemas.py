@@ -108,13 +108,14 @@ def _added_references(schema: Any) -> set[str]:
     """Returns the references to schemas that say only some of what objects must be."""
     found: set[str] = set()
     for part in _parts(schema):
-        values = [part[key] for key in _adding(part)]
-        if len(part) > 1 and _lists_properties(part):
-            values.append(part)
-        for value in values:
-            named = value.values() if isinstance(value, dict) and "$ref" not in value else [value]
-            each = value if isinstance(value, list) else list(named)
-            found.update(one["$ref"] for one in each if isinstance(one, dict) and isinstance(one.get("$ref"), str))
+        adding = [part] if _lists_properties(part) else []
+        for key in _adding(part):
+            value = part[key]
+            if key == "dependentSchemas" and isinstance(value, dict):
+                adding += value.values()
+            else:
+                adding += value if isinstance(value, list) else [value]
+        found.update(each["$ref"] for each in adding if isinstance(each, dict) and isinstance(each.get("$ref"), str))
     return found
 
 
