@@ -145,19 +145,16 @@ def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outco
         _note_grammar_times(step, result.times.grammars)
     if result.prompt_logprobs:
         _keep_prompt_logprobs(step, result.prompt_logprobs)
+    # Heard is what has neither been aborted nor finished since the plan was made, and is not to start over: what that
+    # was given may come of what was never computed.
+    restarts = replica.restarts
     for (group, sequence), sampled in zip(_unfailed(step.samplers, result), result.sampled, strict=True):
-        if _is_heard(replica, group, sequence):
+        if sequence.status is SequenceStatus.RUNNING and group not in restarts:
             _append_sampled(replica, group, sequence, sampled, outcome)
     for (group, beam), candidates in zip(_unfailed(step.beams, result), result.candidates, strict=True):
-        if _is_heard(replica, group, beam):
+        if beam.status is SequenceStatus.RUNNING and group not in restarts:
             _take_candidates(replica, group, beam, candidates, outcome)
     return outcome
-
-
-def _is_heard(replica: Replica, group: SequenceGroup, sequence: Sequence) -> bool:
-    """Whether it has neither been aborted nor finished since the plan was made, and is not to start over: what it was
-    given then may come of what was never computed."""
-    return sequence.status is SequenceStatus.RUNNING and group not in replica.restarts
 
 
 def _note_grammar_times(step: OutstandingStep, times: list[GrammarTime]) -> None:

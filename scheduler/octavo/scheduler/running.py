@@ -25,7 +25,10 @@ def survey(replica: Replica) -> Survey:
     """One walk over all that may step, in order of arrival. A group's sequences decode together or not at all."""
     found = Survey()
     decodes, prefilling = found.decodes, found.prefilling
+    any_grammar = False
     for group in replica.stepping:
+        # Found out on the way: few steps have one, and all of them are walked over.
+        any_grammar = any_grammar or group.has_grammar
         if len(group.sequences) == 1:
             sequence = group.sequences[0]
             num_computed, in_flight = sequence.num_computed, sequence.num_in_flight
@@ -45,7 +48,7 @@ def survey(replica: Replica) -> Survey:
             prefilling.append(group)
         else:
             decodes += [each for each in ready if not each[1].num_in_flight or group.may_compute(each[1])]
-    if any(group.has_grammar for group, _ in decodes):
+    if any_grammar:
         found.decodes = grammar_time.in_turn(replica, decodes, prefills=bool(prefilling))
     return found
 
