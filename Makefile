@@ -78,25 +78,25 @@ test-pythons: $(READY)  ## Run the suite on every supported Python that is here,
 
 test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour, then failures for many (CAMPAIGNS), then try all Pythons
 	@OCTAVO_TEST_LONG=20 $(BIN)/python -m pytest -rP --timeout=3600 tests/scheduler/test_*_machine.py \
-	  tests/scheduler/test_small_scope.py tests/scheduler/test_pairs_of_mechanisms.py \
+	  tests/scheduler/machines/test_small_scope.py tests/scheduler/machines/test_pairs_of_mechanisms.py \
 	  tests/engine/test_beam_search_like_transformers.py tests/simulation/test_mutants.py \
-	  tests/bench/test_gpu_first_hour.py
+	  tests/evaluation/bench/gpu/test_gpu_first_hour.py
 	@$(BIN)/python -m octavo.kernels.triton.ahead --capabilities 80 86 89 90 120
 	@$(MAKE) --no-print-directory test-machines ARGS=
 	@for each in $(CAMPAIGNS); do $(MAKE) --no-print-directory chaos \
 	  ARGS="$${each%:*} --count $${each#*:} --json docs/reliability.json" || exit 1; done
 	@for each in cuts noise; do \
-	  PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.network $$each --json docs/reliability.json || exit 1; done
+	  PYTHONPATH=tests/support $(BIN)/python -m octavo.chaos.network $$each --json docs/reliability.json || exit 1; done
 	@$(MAKE) --no-print-directory test-pythons ARGS=
 
 chaos: $(READY)  ## Kill, stop and leave real processes under load; ARGS: CAMPAIGN --count N --json FILE
-	@PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/python -m octavo.testing.chaos $(ARGS)
+	@PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/python -m octavo.chaos $(ARGS)
 
 upgrade: $(READY)  ## Upgrade real processes from the version of commit OLD (the last one with another message schema), and roll back
 	@rm -rf build/old && mkdir -p build/old/source
 	@git archive $(OLD) | tar -x -C build/old/source
 	@$(PIP) install --quiet --no-deps --target build/old/site build/old/source
-	@PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/python -m octavo.testing.chaos upgrade --old build/old/site $(ARGS)
+	@PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/python -m octavo.chaos upgrade --old build/old/site $(ARGS)
 
 mutants: $(READY)  ## Plant small bugs one at a time and see that tests find them; ARGS: --list, --only NAME ...
 	@$(BIN)/python -m tests.mutants $(ARGS)
@@ -105,7 +105,7 @@ simulate: $(READY)  ## Run all processes in virtual time with faults: SEEDS runs
 	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.simulation --seeds $(SEEDS) --first $(FIRST)
 
 fuzz: $(READY)  ## Send bad input to every surface of real processes; ARGS: --surface NAME --messages N --seed S
-	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.fuzz $(ARGS)
+	@PYTHONPATH=tests/support $(BIN)/python -m octavo.chaos.fuzz $(ARGS)
 
 test-clients: $(READY)  ## Try other people's clients, unmodified (needs npm; makes an environment for each; ten minutes); ARGS: names
 	@$(BIN)/octavo prepare-model
@@ -114,9 +114,9 @@ test-clients: $(READY)  ## Try other people's clients, unmodified (needs npm; ma
 test-page: $(READY)  ## Try the page in headless Chromium, which must be on the PATH
 	@PYTHONPATH=tests/support $(BIN)/python tests/page/run.py $(ARGS)
 
-bench-door: $(READY)  ## Measure the frontend alone: tokens a second, latency, streams, refusals; ARGS are those of octavo.bench.front_door
+bench-door: $(READY)  ## Measure the frontend alone: tokens a second, latency, streams, refusals; ARGS are those of octavo.bench.doors.front_door
 	@$(BIN)/octavo prepare-model
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.front_door $(ARGS)
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.doors.front_door $(ARGS)
 
 bench: $(READY)  ## Measure speed, the worker alone and through all processes; ARGS are those of octavo.bench
 	@$(BIN)/octavo prepare-model
@@ -136,48 +136,48 @@ $(PEERS)/.ready: pyproject.toml
 	@$(PEERS)/bin/python -m pip uninstall --quiet --yes torchvision
 	@touch $@
 
-bench-scheduler: $(READY)  ## Measure the scheduler's steps; ARGS are those of octavo.bench.scheduler_step
-	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.scheduler_step $(ARGS)
+bench-scheduler: $(READY)  ## Measure the scheduler's steps; ARGS are those of octavo.bench.parts.scheduler_step
+	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.parts.scheduler_step $(ARGS)
 
 bench-cell: $(READY)  ## Measure how many replicas one scheduler keeps busy; ARGS are those of octavo.bench.cell
 	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.cell $(ARGS)
 
-bench-failover: $(READY)  ## Measure how long streams stand still when a worker is killed; ARGS are those of octavo.bench.failover
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.failover $(ARGS)
+bench-failover: $(READY)  ## Measure how long streams stand still when a worker is killed; ARGS are those of octavo.bench.whole.failover
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.whole.failover $(ARGS)
 
-bench-tp: $(READY)  ## Measure two ranks beside one with two threads; ARGS are those of octavo.bench.tensor_parallel
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.tensor_parallel $(ARGS)
+bench-tp: $(READY)  ## Measure two ranks beside one with two threads; ARGS are those of octavo.bench.whole.tensor_parallel
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.whole.tensor_parallel $(ARGS)
 
 bench-preemption: $(READY)  ## Simulate what preempted requests cost swapped, recomputed, and as measured
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.preemption_costs $(ARGS)
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.parts.preemption_costs $(ARGS)
 
-bench-simulator: $(READY)  ## Compare the simulator with real processes on this machine (thirteen quiet minutes); ARGS are those of octavo.bench.simulator_validation
+bench-simulator: $(READY)  ## Compare the simulator with real processes on this machine (thirteen quiet minutes); ARGS are those of octavo.bench.whole.simulator_validation
 	@$(BIN)/octavo prepare-model
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.simulator_validation --json docs/simulator.json $(ARGS)
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.whole.simulator_validation --json docs/simulator.json $(ARGS)
 
 bench-gpu: $(READY)  ## Measure a GPU's kernels and worker beside their peers (ten minutes); ARGS are those of octavo.bench.gpu
 	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.gpu $(ARGS)
 
 # Not $(READY): a machine with a GPU has an environment of its own.
 gpu-first-hour:  ## What a GPU is to show first, in ten minutes, with this machine's own python3; ARGS: --budget-s S --rehearse
-	@PYTHONPATH=tests/bench $(PYTHON) -m octavo.bench.gpu.first_hour $(ARGS)
+	@PYTHONPATH=tests/bench $(PYTHON) -m octavo.bench.gpu.served.first_hour $(ARGS)
 
 gpu-wheels: $(READY)  ## Download what a machine with a GPU lacks into build/gpu-wheels, to be carried there; ARGS: --python 3.12
-	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.gpu.carried fetch $(ARGS)
+	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.gpu.served.carried fetch $(ARGS)
 
-bench-sampler: $(READY)  ## Measure choosing tokens; ARGS are those of octavo.bench.sampler_step
-	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.sampler_step $(ARGS)
+bench-sampler: $(READY)  ## Measure choosing tokens; ARGS are those of octavo.bench.parts.sampler_step
+	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.parts.sampler_step $(ARGS)
 
 batch-invariance: $(READY)  ## How many of 1,024 tokens differ between batch compositions (five minutes)
 	@$(BIN)/octavo prepare-model
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.batch_invariance $(ARGS)
+	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.parts.batch_invariance $(ARGS)
 
 models: $(READY)  ## Try every architecture of transformers and write the tables of models (eight minutes)
-	@PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m octavo.testing.architecture_sweep --write docs/models.json
-	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.architecture_table
+	@PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m octavo.testing.small.architecture_sweep --write docs/models.json
+	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.small.architecture_table
 
 memory-figures: $(READY)  ## What paging wastes and sharing saves, beside the paper's figures (a minute)
-	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.memory_figures
+	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.parts.memory_figures
 
 ablations: $(READY)  ## What each choice of the design is worth, on real processes (seven quiet minutes); ARGS: --quick, --threads N, ...
 	@$(BIN)/octavo prepare-model

@@ -17,25 +17,34 @@ _WATCHED = _HEAVY | {"grpc", "zmq", "tokenizers", "octavo"}
 ALLOWED: dict[str, tuple[str, set[str]]] = {
     "octavo.wire": ("proto", {"zmq"}),
     "octavo.v1": ("proto", {"grpc"}),
-    "octavo.telemetry": ("proto", set()),
+    "octavo.runtime.telemetry": ("proto", set()),
     "octavo.kernels": ("kernels", {"torch", "triton", "numpy"}),
-    "octavo.scheduler": ("scheduler", {"octavo.wire", "octavo.v1", "octavo.telemetry", "zmq", "grpc"}),
+    "octavo.scheduler": ("scheduler", {"octavo.wire", "octavo.v1", "octavo.runtime.telemetry", "zmq", "grpc"}),
     "octavo.frontend": (
         "frontend",
-        {"octavo.wire", "octavo.v1", "octavo.client", "octavo.telemetry", "zmq", "grpc", "transformers", "tokenizers"},
+        {
+            "octavo.wire",
+            "octavo.v1",
+            "octavo.client",
+            "octavo.runtime.telemetry",
+            "zmq",
+            "grpc",
+            "transformers",
+            "tokenizers",
+        },
     ),
     "octavo.client": ("frontend", {"octavo.v1", "grpc"}),
     "octavo.llm": ("frontend", {"octavo.client", "octavo.cli", "octavo.wire"}),
-    "octavo.cli": ("frontend", {"octavo.wire", "octavo.telemetry", "grpc"}),
+    "octavo.cli": ("frontend", {"octavo.wire", "octavo.runtime.telemetry", "grpc"}),
     "octavo.worker": (
         "worker",
-        {"octavo.wire", "octavo.telemetry", "octavo.kernels", "zmq", "grpc", "tokenizers", *_HEAVY},
+        {"octavo.wire", "octavo.runtime.telemetry", "octavo.kernels", "zmq", "grpc", "tokenizers", *_HEAVY},
     ),
     "octavo.workload": ("evaluation", set()),
     # Of the frontend nothing but the rule by which it chooses among cells.
     "octavo.simulator": (
         "evaluation",
-        {"octavo.workload", "octavo.scheduler", "octavo.wire", "octavo.frontend.cell_router"},
+        {"octavo.workload", "octavo.scheduler", "octavo.wire", "octavo.frontend.scheduler.cell_router"},
     ),
     "octavo.loadgen": ("evaluation", {"octavo.workload", "octavo.client", "octavo.v1", "grpc"}),
     "octavo.paper": (
@@ -152,6 +161,6 @@ def test_each_package_imports_whole_with_what_it_must_not_need_out_of_reach(pack
 
 def test_the_fake_worker_needs_no_torch() -> None:
     script = BLOCKED_IMPORT.format(package="octavo.wire", blocked=["torch", "transformers", "numpy"])
-    script += "import octavo.worker.cli, octavo.worker.fake_runner, octavo.worker.loop"
+    script += "import octavo.worker.cli.worker, octavo.worker.fake.runner, octavo.worker.loop"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 import pytest
 
-from octavo.frontend.cli import frontend
-from octavo.scheduler.cli import scheduler
-from octavo.worker.cli import worker
+from octavo.frontend.cli.frontend import frontend
+from octavo.scheduler.cli.serve import scheduler
+from octavo.worker.cli.worker import worker
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")

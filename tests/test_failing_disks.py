@@ -23,31 +23,40 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from octavo.cli.main import main
 from octavo.cli.supervision import SupervisionError, alone_with_children
-from octavo.frontend import chat_lines, tokenizer_cache
+from octavo.frontend.cli import chat_lines
+from octavo.frontend.text import tokenizer_cache
 from octavo.kernels.native import build
 from octavo.llm.engine import Engine, EngineError
 from octavo.loadgen import cli as loadgen_cli
 from octavo.loadgen.outcome import Outcome
-from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.event_log import Began, Handled, Record, Scheduled, read_records, recorder
-from octavo.scheduler.events import Tick
-from octavo.scheduler.log_writer import LogWriter
+from octavo.runtime.models.hub import HubError, fetch
+from octavo.runtime.models.step_times import Calibration, StepTimeModel, TokenTime
+from octavo.runtime.telemetry import optional
+from octavo.runtime.telemetry.numbers import Tally
+from octavo.runtime.transport.endpoints import EndpointError, claimed, runtime_directory
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.events import Tick
+from octavo.scheduler.server.event_log import Began, Handled, LogWriter, Record, Scheduled, read_records, recorder
 from octavo.simulator import cli as simulator_cli
-from octavo.telemetry import optional
-from octavo.telemetry.numbers import Tally
-from octavo.testing.failing_disk import BROKEN, FULL, NO_INODE, READ_ONLY, Disk, Failure, failing_disk, short_files
-from octavo.testing.models import write_tiny_model
-from octavo.testing.tiny_gguf import write_gguf
+from octavo.testbed.models import write_tiny_model
+from octavo.testing.fakes.failing_disk import (
+    BROKEN,
+    FULL,
+    NO_INODE,
+    READ_ONLY,
+    Disk,
+    Failure,
+    failing_disk,
+    short_files,
+)
+from octavo.testing.small.tiny_gguf import write_gguf
 from octavo.wire.base import SCHEMA_VERSION
-from octavo.wire.endpoints import EndpointError, claimed, runtime_directory
-from octavo.wire.hub import HubError, fetch
-from octavo.wire.step_times import Calibration, StepTimeModel, TokenTime
-from octavo.worker import calibrate_cli, kernel_race
-from octavo.worker.gguf_transformers import convert_with_transformers
-from octavo.worker.health import health_server
-from octavo.worker.last_words import LastWords
-from octavo.worker.liveness import Liveness
-from octavo.worker.publish import PublishError, publish
+from octavo.worker.cli import calibrate as calibrate_cli
+from octavo.worker.health import Liveness, health_server
+from octavo.worker.loading.gguf import convert_with_transformers
+from octavo.worker.loading.publish import PublishError, publish
+from octavo.worker.models import kernel_race
+from octavo.worker.process import LastWords
 from octavo.worker.tensor_parallel.launch import LocalRanks
 from octavo.workload.job import Job
 from octavo.workload.trace import write_csv
@@ -319,23 +328,23 @@ def trace_of_a_load(trial: Trial) -> None:
 MAKING, WRITING = ("read-only", "no inode"), ("full", "broken")
 Try = Callable[[Trial], None]
 TRIED: dict[str, tuple[Try, tuple[str, ...]]] = {
-    "scheduler/octavo/scheduler/log_writer.py": (event_log, MAKING + WRITING),
-    "frontend/octavo/frontend/tokenizer_cache.py": (cache_of_tokenizers, MAKING + WRITING),
-    "worker/octavo/worker/last_words.py": (words_of_a_worker, MAKING + WRITING),
+    "scheduler/octavo/scheduler/server/event_log.py": (event_log, MAKING + WRITING),
+    "frontend/octavo/frontend/text/tokenizer_cache.py": (cache_of_tokenizers, MAKING + WRITING),
+    "worker/octavo/worker/process.py": (words_of_a_worker, MAKING + WRITING),
     # Its temporary file is opened by way of a directory, which is how far a broken disk is imitated.
-    "worker/octavo/worker/kernel_race.py": (speeds_of_kernels, MAKING),
-    "frontend/octavo/frontend/chat_lines.py": (history_of_a_chat, MAKING),
+    "worker/octavo/worker/models/kernel_race.py": (speeds_of_kernels, MAKING),
+    "frontend/octavo/frontend/cli/chat_lines.py": (history_of_a_chat, MAKING),
     "frontend/octavo/cli/supervision.py": (lock_of_children, MAKING),
-    "proto/octavo/wire/curve_keys.py": (keys, MAKING + WRITING),
-    "proto/octavo/wire/endpoints.py": (sockets, MAKING),
-    "proto/octavo/wire/hub.py": (cache_of_the_hub, MAKING + WRITING),
-    "proto/octavo/wire/step_times.py": (calibration, MAKING + WRITING),
+    "proto/octavo/runtime/transport/curve_keys.py": (keys, MAKING + WRITING),
+    "proto/octavo/runtime/transport/endpoints.py": (sockets, MAKING),
+    "proto/octavo/runtime/models/hub.py": (cache_of_the_hub, MAKING + WRITING),
+    "proto/octavo/runtime/models/step_times.py": (calibration, MAKING + WRITING),
     "kernels/octavo/kernels/native/build.py": (kernels, MAKING),
     "frontend/octavo/llm/engine.py": (directory_of_an_engine, MAKING),
-    "worker/octavo/worker/convert_weights.py": (pickled_weights, WRITING),
-    "worker/octavo/worker/prepare.py": (model_of_a_gguf, WRITING),
-    "worker/octavo/worker/gguf_transformers.py": (model_by_transformers, WRITING),
-    "worker/octavo/worker/publish.py": (published, MAKING),
+    "worker/octavo/worker/loading/convert_weights.py": (pickled_weights, WRITING),
+    "worker/octavo/worker/loading/prepare.py": (model_of_a_gguf, WRITING),
+    "worker/octavo/worker/loading/gguf.py": (model_by_transformers, WRITING),
+    "worker/octavo/worker/loading/publish.py": (published, MAKING),
     "worker/octavo/worker/health.py": (socket_of_health, MAKING),
     "worker/octavo/worker/tensor_parallel/launch.py": (meeting_of_ranks, MAKING),
     "evaluation/octavo/loadgen/cli.py": (figures_of_a_load, MAKING + WRITING),
@@ -343,7 +352,7 @@ TRIED: dict[str, tuple[Try, tuple[str, ...]]] = {
     "evaluation/octavo/workload/trace.py": (trace_of_a_load, MAKING + WRITING),
 }
 # Tried below by itself; memory that has a file's descriptor.
-OTHERWISE = {"proto/octavo/telemetry/logs.py", "worker/octavo/worker/tensor_parallel/shared_memory.py"}
+OTHERWISE = {"proto/octavo/runtime/telemetry/logs.py", "worker/octavo/worker/tensor_parallel/shared_memory.py"}
 # What whoever works on Octavo runs, and no server.
 DEVELOPERS = ("evaluation/octavo/paper/", "proto/octavo/v1/generate.py", "kernels/octavo/kernels/triton/ahead.py")
 
@@ -377,7 +386,7 @@ def test_tensors_that_a_library_writes_are_refused_in_one_line_and_leave_nothing
 
 
 PRINTING = """
-from octavo.telemetry import logs, optional
+from octavo.runtime.telemetry import logs, optional
 logs.configure("info", "console")
 for _ in range(3):
     logs.say("for people to read")
@@ -385,7 +394,7 @@ assert [sample.value for sample in optional.family().samples if sample.labels ==
 """
 LOGGING = """
 import logging
-from octavo.telemetry import logs, optional
+from octavo.runtime.telemetry import logs, optional
 logs.configure("info", "console")
 for _ in range(3):
     logging.getLogger("a").error("news")

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import transformers
 
-from octavo.testing.architecture_table import PAGE, README, pages, read_results
-from octavo.testing.architecture_trial import Trial, try_architecture
-from octavo.testing.tiny_configs import causal_model_types
+from octavo.testing.small.architecture_table import PAGE, README, pages, read_results
+from octavo.testing.small.architecture_trial import Trial, try_architecture
+from octavo.testing.small.tiny_configs import causal_model_types
 
-# One that works and one of each kind of refusal; `python -m octavo.testing.architecture_sweep` tries all.
+# One that works and one of each kind of refusal; `python -m octavo.testing.small.architecture_sweep` tries all.
 SAMPLE = ["arcee", "bloom", "camembert", "deepseek_v2", "doge", "lfm2", "llama4_text", "mamba", "mimo_v2_flash"]
 TRIALS = {trial.model_type: trial for trial in read_results().trials}
 
@@ -41,7 +41,7 @@ def test_an_architecture_that_cannot_be_made_small_says_why(tmp_path: Path, monk
     def fail(*_: object) -> None:
         raise KeyError("no such key")
 
-    monkeypatch.setattr("octavo.testing.architecture_trial.tiny_config", fail)
+    monkeypatch.setattr("octavo.testing.small.architecture_trial.tiny_config", fail)
     assert try_architecture("opt", tmp_path) == Trial(
         "opt", "OPTForCausalLM", "untried", reason="KeyError: 'no such key'"
     )

@@ -2,10 +2,10 @@
 
 import pytest
 
-from octavo.testing.chaos import poison
-from octavo.testing.chaos.campaigns import run
-from octavo.testing.chaos.report import Report
-from octavo.testing.chaos.workload import KINDS
+from octavo.chaos import poison
+from octavo.chaos.campaigns import run
+from octavo.chaos.report import Report
+from octavo.chaos.workload import KINDS
 
 pytestmark = pytest.mark.system
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from octavo.testing.history import (
+from octavo.testbed.history import (
     WORKER_LOST,
     Came,
     Choice,
@@ -20,7 +20,7 @@ from octavo.testing.history import (
     Told,
     Wrong,
 )
-from octavo.testing.judge import ZOMBIE_S, Judge, judge
+from octavo.testbed.judge import ZOMBIE_S, Judge, judge
 
 ANSWER = [Choice([7, 8, 9, 10, 11], "abcde", [0.1, 0.2, 0.3, 0.4, 0.5], "length"), Choice([20, 21], "xy", [], "stop")]
 R = "request"

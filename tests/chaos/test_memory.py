@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.testing.chaos.memory import steepest_slope
-from octavo.testing.chaos.report import Report
+from octavo.chaos.memory import steepest_slope
+from octavo.chaos.report import Report
 
 
 def test_a_line_has_its_slope() -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from octavo.cli.main import main
-from octavo.wire.curve_keys import key_files, read_client_keys, read_server_keys
+from octavo.runtime.transport.curve_keys import key_files, read_client_keys, read_server_keys
 
 
 def keys(*arguments: str | Path) -> Result:

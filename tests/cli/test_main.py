@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from octavo.cli.main import _explain, main
 from octavo.cli.serve import serve
-from octavo.scheduler.config import Policy, Preemption
-from octavo.testing.tiny_model import write_byte_model
+from octavo.scheduler.core.config import Policy, Preemption
+from octavo.testbed.tiny_model import write_byte_model
 
 COMMANDS = [
     *("serve", "frontend", "scheduler", "replay", "explain", "requests", "top", "prefix"),

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from octavo.cli import serve as module
 from octavo.cli.supervision import SupervisionError
-from octavo.wire.endpoints import claimed, runtime_directory
+from octavo.runtime.transport.endpoints import claimed, runtime_directory
 
 
 @pytest.fixture

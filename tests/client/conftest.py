@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from octavo.testing.fake_frontend import FakeFrontend, script, serving
+from octavo.testing.fakes.fake_frontend import FakeFrontend, script, serving
 
 
 @pytest.fixture

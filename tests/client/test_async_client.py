@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from octavo.client import AsyncClient, Chat, Message, RequestError, RetryPolicy, UnavailableError
-from octavo.testing.fake_frontend import FakeFrontend, status
+from octavo.testing.fakes.fake_frontend import FakeFrontend, status
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ from octavo.client import (
 )
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.server import FrontendServer
-from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.runtime.models.directory import fingerprint
+from octavo.testbed.relay import Relay, relayed
+from octavo.testbed.tiny_model import VOCAB_SIZE, write_byte_model
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
-from octavo.testing.relay import Relay, relayed
-from octavo.testing.tiny_model import VOCAB_SIZE, write_byte_model
-from octavo.wire.model_directory import fingerprint
 from octavo.wire.requests import Request
 from octavo.wire.steps import ModelInfo
 

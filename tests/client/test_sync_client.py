@@ -26,7 +26,7 @@ from octavo.client import (
     UnavailableError,
     Usage,
 )
-from octavo.testing.fake_frontend import FakeFrontend, script, serving, status
+from octavo.testing.fakes.fake_frontend import FakeFrontend, script, serving, status
 from octavo.v1 import generation_pb2 as pb
 
 AT_ONCE = RetryPolicy(first_pause_s=0.0)

@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from octavo.wire.model_directory import BUNDLED_MODEL, ModelDirectoryError, resolve_model
+from octavo.runtime.models.directory import BUNDLED_MODEL, ModelDirectoryError, resolve_model
 
 from .checks import Service, run_checks
 from .service import TcpStack, running_service

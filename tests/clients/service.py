@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from octavo.testing.stack import Stack
-from octavo.wire.model_directory import model_name
+from octavo.runtime.models.directory import model_name
+from octavo.testbed.stack import Stack
 
 from .checks import Service
 

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import openai
 
-from octavo.testing.stack import Stack
-from octavo.testing.tiny_model import write_byte_model
+from octavo.testbed.stack import Stack
+from octavo.testbed.tiny_model import write_byte_model
 
 from .checks import Service, run_checks
 from .service import TcpStack, free_port

@@ -10,8 +10,8 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from octavo.runtime.transport.curve_keys import ROLES, files_of
 from octavo.testing.kustomize import Object, documents, find
-from octavo.wire.curve_keys import ROLES, files_of
 
 from .manifests import BUILT, EVERY_POD, EXAMPLES, KUBERNETES, RANKS, ROOT, WHOLE, Pod, of_kind, pods, selects
 

@@ -6,19 +6,19 @@ from itertools import product
 import click
 import pytest
 
-from octavo.frontend import grpc_service
-from octavo.frontend.cli import frontend
-from octavo.scheduler import admin
-from octavo.scheduler.cli import scheduler
-from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.metrics import SchedulerMetrics
-from octavo.scheduler.request_spans import RequestSpans
+from octavo.frontend.cli.frontend import frontend
+from octavo.frontend.grpc import service as grpc_service
+from octavo.runtime.models.directory import BUNDLED_MODEL
+from octavo.scheduler.cli.serve import scheduler
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.server import admin_service as admin
+from octavo.scheduler.server.metrics import SchedulerMetrics
+from octavo.scheduler.server.request_spans import RequestSpans
 from octavo.testing.kustomize import Object, documents, find
 from octavo.v1.admin_pb2 import GetLoadResponse, Worker
-from octavo.wire.model_directory import BUNDLED_MODEL
 from octavo.worker import health
-from octavo.worker.cli import worker
-from octavo.worker.prepare_cli import prepare_model
+from octavo.worker.cli.prepare import prepare_model
+from octavo.worker.cli.worker import worker
 
 from .manifests import BUILT, EVERY_POD, EXAMPLES, RANKS, WHOLE, Pod, of_kind, pods, selects
 

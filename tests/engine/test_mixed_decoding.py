@@ -8,17 +8,17 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from octavo.scheduler.config import Policy, Preemption
-from octavo.scheduler.events import PrefixPinned
+from octavo.scheduler.core.config import Policy, Preemption
+from octavo.scheduler.core.events import PrefixPinned
+from octavo.testbed.models import bundled_model as bundled_model
+from octavo.testbed.models import fp32_runner
 from octavo.testing.cluster import Cluster, make_request, write_fake_model
-from octavo.testing.models import bundled_model as bundled_model
-from octavo.testing.models import fp32_runner
 from octavo.wire.requests import Prefix, RejectReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
-from octavo.worker.batch import Batch
-from octavo.worker.model_runner import ModelRunner
 from octavo.worker.models.decoder import PagedStep
 from octavo.worker.runner import Runner
+from octavo.worker.step.batch import Batch
+from octavo.worker.step.model_runner import ModelRunner
 
 NUM_TOKENS = 10
 NUM_BLOCKS = 256

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 from transformers import LlamaConfig
 
-from octavo.scheduler.config import Policy, Preemption
+from octavo.scheduler.core.config import Policy, Preemption
+from octavo.testbed.models import bundled_model as bundled_model
+from octavo.testbed.models import write_tiny_model
 from octavo.testing.cluster import Cluster, make_request, write_fake_model
-from octavo.testing.models import bundled_model as bundled_model
-from octavo.testing.models import write_tiny_model
 from octavo.testing.native import loaded, threads
 from octavo.wire.requests import Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
-from octavo.worker.model_runner import ModelRunner
+from octavo.worker.step.model_runner import ModelRunner
 
 NUM_TOKENS = 12
 # Of 16 slots. Prompts of up to 40 tokens take three of them, and a fourth while they grow.

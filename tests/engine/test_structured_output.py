@@ -9,19 +9,26 @@ import pytest
 from llguidance import LLTokenizer
 from msgspec.structs import replace
 
-from octavo.frontend.constraint import Constraint, ConstraintKind
-from octavo.scheduler.config import Preemption
+from octavo.frontend.request.request import Constraint, ConstraintKind
+from octavo.runtime.models.grammar import load_vocabulary
+from octavo.scheduler.core.config import Preemption
+from octavo.testbed.models import bundled_model as bundled_model
+from octavo.testbed.models import fp32_runner
+from octavo.testbed.tiny_model import END_TOKEN_ID
 from octavo.testing.cluster import Cluster, make_request, resubmitted, write_fake_model
-from octavo.testing.constraints import WORDS, compiled, conforms, schema_constraint, text_of, write_tiny_byte_model
-from octavo.testing.models import bundled_model as bundled_model
-from octavo.testing.models import fp32_runner
 from octavo.testing.native import loaded, threads
-from octavo.testing.tiny_model import END_TOKEN_ID
-from octavo.wire.grammar import load_vocabulary
+from octavo.testing.small.constraints import (
+    WORDS,
+    compiled,
+    conforms,
+    schema_constraint,
+    text_of,
+    write_tiny_byte_model,
+)
 from octavo.wire.requests import FinishReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
-from octavo.worker.model_runner import ModelRunner
 from octavo.worker.runner import Runner
+from octavo.worker.step.model_runner import ModelRunner
 
 PERSON = {
     "type": "object",

@@ -9,13 +9,13 @@ import grpc
 import pytest
 
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.model_defaults import read_model_defaults
 from octavo.frontend.server import FrontendServer
-from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.frontend.text.model_defaults import read_model_defaults
+from octavo.runtime.models.directory import fingerprint
+from octavo.testbed.tiny_model import VOCAB_SIZE, write_byte_model
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
-from octavo.testing.tiny_model import VOCAB_SIZE, write_byte_model
 from octavo.v1 import generation_pb2_grpc as services
-from octavo.wire.model_directory import fingerprint
 from octavo.wire.steps import ModelInfo
 
 MAX_MODEL_LEN = 512

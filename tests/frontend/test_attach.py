@@ -11,9 +11,9 @@ from google.protobuf.duration_pb2 import Duration
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.server import FrontendServer
-from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.testbed.grpc_calls import collect, ids_of, reason_of
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
-from octavo.testing.grpc_calls import collect, ids_of, reason_of
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
 from octavo.wire.requests import NoticeKind, RejectReason

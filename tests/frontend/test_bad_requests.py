@@ -7,8 +7,8 @@ import grpc
 import pytest
 
 from octavo.frontend.server import FrontendServer
-from octavo.testing.fake_scheduler import FakeScheduler
-from octavo.testing.grpc_calls import collect, reason_of, retry_delay_of
+from octavo.testbed.grpc_calls import collect, reason_of, retry_delay_of
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.v1 import generation_pb2 as pb
 from octavo.wire.requests import RejectReason
 

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.failures import log_failure
+from octavo.frontend.errors import log_failure
 from octavo.frontend.server import FrontendServer
-from octavo.testing.fake_scheduler import FakeScheduler
-from octavo.testing.grpc_calls import collect
+from octavo.testbed.grpc_calls import collect
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.v1 import generation_pb2 as pb
 
 # Looked for in the clear, and as the ids of its bytes' tokens.
@@ -169,8 +169,8 @@ async def test_faults_of_ours(
         except KeyError as error:
             raise RuntimeError(f"cannot take {WORD}") from error
 
-    monkeypatch.setattr("octavo.frontend.text_pool.TextPool.encode", fail)
-    monkeypatch.setattr("octavo.frontend.text_pool.TextPool.decode", fail)
+    monkeypatch.setattr("octavo.frontend.text.pool.TextPool.encode", fail)
+    monkeypatch.setattr("octavo.frontend.text.pool.TextPool.decode", fail)
     assert await over_grpc(stub, request(), BEARER) is grpc.StatusCode.INTERNAL
     for path, body in {
         "/v1/completions": {"prompt": WORD},

@@ -13,8 +13,8 @@ import pytest
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.server import FrontendServer
-from octavo.testing.fake_scheduler import FakeScheduler
-from octavo.testing.grpc_calls import collect
+from octavo.testbed.grpc_calls import collect
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.v1 import generation_pb2 as pb
 
 STREAMS: Final = 2000

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from octavo.frontend.server import FrontendServer
-from octavo.testing.fake_answers import letters, made_up, total
-from octavo.testing.fake_scheduler import FakeScheduler
-from octavo.testing.grpc_calls import all_finished, collect, finished_of, ids_of, of_sequence, text_of
-from octavo.testing.tiny_model import END_TOKEN_ID
+from octavo.testbed.grpc_calls import all_finished, collect, finished_of, ids_of, of_sequence, text_of
+from octavo.testbed.tiny_model import END_TOKEN_ID
+from octavo.testing.fakes.fake_answers import letters, made_up, total
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.v1 import generation_pb2 as pb
 from octavo.wire.requests import Delta, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping

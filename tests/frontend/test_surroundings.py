@@ -13,11 +13,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.frontend.server import FrontendServer
-from octavo.testing.fake_scheduler import FakeScheduler
-from octavo.testing.grpc_calls import collect
+from octavo.runtime.transport.endpoints import EndpointError
+from octavo.testbed.grpc_calls import collect
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.v1 import generation_pb2 as pb
 from octavo.wire.codec import encode
-from octavo.wire.endpoints import EndpointError
 from octavo.wire.requests import Unregistered
 
 BUF = Path(sys.executable).with_name("buf")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from octavo.kernels import attention, attention_plan, reference
-from octavo.testing.paged_batches import PagedBatch, random_paged_batch
+from octavo.testing.oracles.paged_batches import PagedBatch, random_paged_batch
 
 SHAPES = {
     "one token": [(1, 1)],

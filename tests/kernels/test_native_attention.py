@@ -16,7 +16,7 @@ from octavo.kernels.backend import CacheShape, GroupBatch
 from octavo.kernels.native.attention import NativeAttention, NativeStep
 from octavo.kernels.native.library import NativeLibrary
 from octavo.testing.native import library, threads
-from octavo.testing.paged_batches import PagedBatch, random_paged_batch
+from octavo.testing.oracles.paged_batches import PagedBatch, random_paged_batch
 
 __all__ = ["library"]
 

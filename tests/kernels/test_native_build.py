@@ -113,7 +113,7 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     interface = ModuleType(package)
     interface.BuildHookInterface = _Interface  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, package, interface)
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "kernels/hatch_build.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -172,7 +172,7 @@ def test_the_hook_is_part_of_the_build_and_the_library_of_no_commit() -> None:
     assert f"/{library.parent}/" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
     # An image compiles its own: this machine's may want another C library.
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    assert "!hatch_build.py" in ignored
+    assert "!kernels/hatch_build.py" in ignored
     assert ignored.index(str(library.parent)) > ignored.index("!kernels")
     assert str(library) in (ROOT / "Makefile").read_text(encoding="utf-8").replace(
         "$(NATIVE)", "kernels/octavo/kernels/native"

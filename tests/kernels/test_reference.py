@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.kernels.reference import paged_attention, reshape_and_cache
-from octavo.testing.paged_batches import PagedBatch, random_paged_batch
+from octavo.testing.oracles.paged_batches import PagedBatch, random_paged_batch
 
 
 def contiguous_attention(batch: PagedBatch) -> Tensor:

@@ -16,7 +16,7 @@ import pytest
 
 from octavo.client import RequestError
 from octavo.llm import LLM, BeamSearchParams, EngineError, SamplingParams
-from octavo.testing.tiny_model import write_byte_model
+from octavo.testbed.tiny_model import write_byte_model
 
 pytestmark = pytest.mark.system
 

@@ -14,22 +14,22 @@ from .tree import copy_tree, first_failure
 
 # Long searches, tried last.
 SLOW_TESTS = {
-    "scheduler/test_block_manager_machine.py",
-    "scheduler/test_scheduler_machine.py",
-    "scheduler/test_small_scope.py",
+    "scheduler/machines/test_block_manager_machine.py",
+    "scheduler/machines/test_scheduler_machine.py",
+    "scheduler/machines/test_small_scope.py",
 }
 # Sockets, command lines and operators' figures: they say little of the core, and the first not in any order.
 OTHER_TESTS = {
-    "scheduler/test_admin.py",
-    "scheduler/test_admin_cli.py",
-    "scheduler/test_config_flags.py",
-    "scheduler/test_memory_figures.py",
-    "scheduler/test_metrics.py",
-    "scheduler/test_watchdog.py",
-    "scheduler/test_request_spans.py",
+    "scheduler/server/test_admin.py",
+    "scheduler/cli/test_admin_cli.py",
+    "scheduler/cli/test_config_flags.py",
+    "scheduler/kv/test_memory_figures.py",
+    "scheduler/server/test_metrics.py",
+    "scheduler/core/test_watchdog.py",
+    "scheduler/server/test_request_spans.py",
     "scheduler/test_sequence_names.py",
-    "scheduler/test_shell.py",
-    "scheduler/test_step_feed.py",
+    "scheduler/server/test_shell.py",
+    "scheduler/server/test_step_feed.py",
 }
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.testing.netns import unavailable
-from octavo.testing.network.cuts import ALL, named
+from octavo.chaos.network.cuts import ALL, named
+from octavo.testbed.netns import unavailable
 
 pytestmark = pytest.mark.system
 
@@ -24,7 +24,7 @@ def test_streams_survive_links_that_are_cut(tmp_path: Path) -> None:
         "client/frontend:back:3.4",
         "scheduler/worker:both:2",
     ]
-    command = [sys.executable, "-m", "octavo.testing.network", "cuts", *cuts, "--json", str(tmp_path / "report.json")]
+    command = [sys.executable, "-m", "octavo.chaos.network", "cuts", *cuts, "--json", str(tmp_path / "report.json")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.testing.network.noise import WEATHERS, Weather, run
+from octavo.chaos.network.noise import WEATHERS, Weather, run
 
 pytestmark = pytest.mark.system
 

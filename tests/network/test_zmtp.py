@@ -7,9 +7,9 @@ from pathlib import Path
 
 import zmq
 
-from octavo.testing.relay import Relay, relayed
-from octavo.testing.zmtp import Noise
-from octavo.wire.sockets import bind_router, connect_dealer
+from octavo.runtime.transport.sockets import bind_router, connect_dealer
+from octavo.testbed.relay import Relay, relayed
+from octavo.testbed.zmtp import Noise
 
 _WAIT_MS = 20_000
 

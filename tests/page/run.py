@@ -17,9 +17,9 @@ import venv
 from pathlib import Path
 from typing import Final
 
-from octavo.testing.keys import KEYS, write_keys
-from octavo.testing.stack import Stack
-from octavo.testing.tiny_model import write_byte_model
+from octavo.testbed.keys import KEYS, write_keys
+from octavo.testbed.stack import Stack
+from octavo.testbed.tiny_model import write_byte_model
 
 _ROOT: Final = Path(__file__).parents[2]
 _BROWSER: Final = Path(__file__).with_name("browse.py")

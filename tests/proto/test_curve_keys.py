@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from octavo.wire.curve_keys import (
+from octavo.runtime.transport.curve_keys import (
     ROLES,
     CurveKeysError,
     Role,

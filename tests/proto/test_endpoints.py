@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.wire.endpoints import (
+from octavo.runtime.transport.endpoints import (
     EndpointError,
     check_endpoint,
     check_metrics,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.wire.ends import ENDS_VARIABLE, End, OutOfMemoryCount, describe_status, read_ends, write_ends
+from octavo.runtime.process.ends import ENDS_VARIABLE, End, OutOfMemoryCount, describe_status, read_ends, write_ends
 
 
 def test_ends_are_read_as_they_were_written() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from octavo.wire.curve_keys import ClientKeys, Peer, read_client_keys, read_server_keys, write_keys
-from octavo.wire.handshakes import Complaints
-from octavo.wire.sockets import bind_router, connect_dealer
+from octavo.runtime.transport.curve_keys import ClientKeys, Peer, read_client_keys, read_server_keys, write_keys
+from octavo.runtime.transport.handshakes import Complaints
+from octavo.runtime.transport.sockets import bind_router, connect_dealer
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
@@ -166,8 +166,8 @@ def test_strangers_do_not_hinder_a_peer_that_is_in(
 def test_a_door_without_a_gate_stays_shut(
     context: Context, keys: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.wire.sockets.open_gate", lambda context: None)
-    monkeypatch.setattr("octavo.wire.sockets._HANDSHAKE_MS", 200)
+    monkeypatch.setattr("octavo.runtime.transport.sockets.open_gate", lambda context: None)
+    monkeypatch.setattr("octavo.runtime.transport.sockets._HANDSHAKE_MS", 200)
     with (
         door(context, keys) as (router, address),
         connect_dealer(context, address, read_client_keys(keys, "worker")) as dealer,

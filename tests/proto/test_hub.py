@@ -12,8 +12,8 @@ import pytest
 from huggingface_hub import errors
 from huggingface_hub.utils._paths import filter_repo_objects
 
-from octavo.wire.hub import HubError, fetch, hub_name, is_hub_id
-from octavo.wire.model_directory import ModelDirectoryError, model_name, resolve_model
+from octavo.runtime.models.directory import ModelDirectoryError, model_name, resolve_model
+from octavo.runtime.models.hub import HubError, fetch, hub_name, is_hub_id
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -149,7 +149,7 @@ def test_offline_the_cache_is_all_there_is(tmp_path: Path, model: str, lines: st
     write_cached(tmp_path, "org/kept", "config.json", "tokenizer.json", "model.safetensors")
     write_cached(tmp_path, "org/pickled", "config.json", "pytorch_model.bin")
     script = (
-        "import sys; from octavo.wire.model_directory import ModelDirectoryError, resolve_model\n"
+        "import sys; from octavo.runtime.models.directory import ModelDirectoryError, resolve_model\n"
         "try: print(resolve_model(sys.argv[1]))\n"
         "except ModelDirectoryError as error: print(error)\n"
     )

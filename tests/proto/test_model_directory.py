@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.wire.model_directory import (
+from octavo.runtime.models.directory import (
     BUNDLED_MODEL,
     ModelDirectoryError,
     fingerprint,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.wire.no_server import explain_no_server
+from octavo.runtime.transport.no_server import explain_no_server
 
 LAST = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:8000: "
 

@@ -8,9 +8,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2_grpc
 
+from octavo.runtime.transport.grpc_reading import ReadingInterceptor
 from octavo.v1 import admin_pb2 as pb
 from octavo.v1 import admin_pb2_grpc as services
-from octavo.v1.reading import ReadingInterceptor
 
 Code = grpc.StatusCode
 ECHO = "/test.Echo/Echo"

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import zmq
 
+from octavo.runtime.transport.endpoints import EndpointError
+from octavo.runtime.transport.sockets import bind_router, connect_dealer
 from octavo.wire.base import MAX_MESSAGE_BYTES
-from octavo.wire.endpoints import EndpointError
-from octavo.wire.sockets import bind_router, connect_dealer
 
 
 @pytest.fixture

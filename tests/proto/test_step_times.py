@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts
-from octavo.wire.step_times import (
+from octavo.runtime.models.step_times import (
     Calibration,
     CalibrationError,
     StepShape,
@@ -16,6 +15,7 @@ from octavo.wire.step_times import (
     TokenTime,
     read_calibration,
 )
+from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts
 
 
 def model(*token_times: tuple[int, float]) -> StepTimeModel:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import msgspec
 
-from octavo.scheduler.replica import Replica
-from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.sequence import Sequence
 from octavo.testing.cluster import VOCABULARY, Cluster, FakeReplica
 from octavo.wire.requests import Request
 from octavo.wire.sampling import Logprobs
-from octavo.worker.fake_runner import expected_logprobs, expected_tokens
+from octavo.worker.fake.runner import expected_logprobs, expected_tokens
 
 
 class Expectations:

@@ -3,7 +3,7 @@ must have come in the end."""
 
 import msgspec
 
-from octavo.scheduler.events import FrontendJoined, LeaseRenewed, SequenceEnded
+from octavo.scheduler.core.events import FrontendJoined, LeaseRenewed, SequenceEnded
 from octavo.testing.cluster import FRONTEND, Cluster, Stream
 from octavo.wire.requests import GeneratedSequence, Lease, Rejected, Renewed, Request
 

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from octavo.scheduler.block_map import BlockMap, block_map
-from octavo.scheduler.block_table import present
-from octavo.scheduler.replica import Replica
+from octavo.scheduler.core.block_map import BlockMap, block_map
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.kv.blocks import present
 from octavo.v1 import admin_pb2 as pb
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from octavo.scheduler.admission import has_capacity
-from octavo.scheduler.config import Policy, Preemption
-from octavo.scheduler.events import (
+from octavo.scheduler.core.admission import has_capacity
+from octavo.scheduler.core.config import Policy, Preemption
+from octavo.scheduler.core.events import (
     Event,
     LossCause,
     PrefixesNamed,
@@ -23,9 +23,9 @@ from octavo.scheduler.events import (
     WorkerDrained,
     WorkerReadmitted,
 )
-from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.core.scheduler import Scheduler
 from octavo.testing.cluster import FRONTEND, Cluster, make_request
-from octavo.testing.mechanisms import MechanismWatch, Meetings
+from octavo.testing.oracles.mechanisms import MechanismWatch, Meetings
 from octavo.wire.requests import Prefix, RejectReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
 

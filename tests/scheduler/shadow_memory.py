@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.core.sequence import Sequence
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import BlockMove
 

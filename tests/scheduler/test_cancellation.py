@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.scheduler.config import Preemption
-from octavo.scheduler.events import LeaseRenewed, SequenceEnded
-from octavo.scheduler.sequence import SequenceGroup, SequenceStatus
+from octavo.scheduler.core.config import Preemption
+from octavo.scheduler.core.events import LeaseRenewed, SequenceEnded
+from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
 from octavo.testing.cluster import FRONTEND, Cluster, make_request
 from octavo.testing.scenarios import answer, beams, drain, outputs, plan_until, references, step_until
 from octavo.wire.requests import GeneratedSequence, Lease, Request

@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.scheduler.config import Preemption
-from octavo.scheduler.events import SequenceEnded
+from octavo.scheduler.core.config import Preemption
+from octavo.scheduler.core.events import SequenceEnded
 from octavo.testing.cluster import FRONTEND, VOCABULARY, Cluster, FakeReplica, make_request, resubmitted
 from octavo.testing.scenarios import answer, beams, outputs, plans, references, step_until
 from octavo.wire.requests import Request
 from octavo.wire.sampling import Logprobs
 from octavo.wire.steps import SequenceStart
-from octavo.worker.fake_runner import expected_logprobs
+from octavo.worker.fake.runner import expected_logprobs
 
 from .conftest import MakeCluster
 

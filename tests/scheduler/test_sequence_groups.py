@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.scheduler.config import Preemption
-from octavo.scheduler.events import SequenceEnded
+from octavo.scheduler.core.config import Preemption
+from octavo.scheduler.core.events import SequenceEnded
 from octavo.testing.cluster import FRONTEND, Cluster, make_request, reference_tokens, resubmitted
 from octavo.wire.requests import FinishReason, GeneratedSequence, Request
 from octavo.wire.steps import SequenceFork

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from octavo.scheduler.kv_cache_manager import KVCacheManager
-from octavo.scheduler.sequence import Sequence, new_sequences
+from octavo.scheduler.core.sequence import Sequence, new_sequences
+from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.testing.cluster import Cluster, FakeReplica, make_request
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.requests import CacheKey

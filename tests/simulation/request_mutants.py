@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.frontend.journal import Journal, SequenceJournal
-from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
-from octavo.scheduler.answers import Answers
-from octavo.scheduler.frontends import Frontends
-from octavo.scheduler.kv_cache_manager import KVCacheManager
-from octavo.scheduler.prefix_cache import PrefixCache
-from octavo.scheduler.replica import Replica
-from octavo.scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.frontend.scheduler.journal import Journal, SequenceJournal
+from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
+from octavo.scheduler.core.frontends import Frontends
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.step.results import Answers
+from octavo.scheduler.kv.manager import KVCacheManager
+from octavo.scheduler.kv.prefix_cache import PrefixCache
 from octavo.wire.requests import Lease, Request
 from octavo.wire.steps import BlockMove, StepResult
 from octavo.worker.protocol import WorkerProtocol

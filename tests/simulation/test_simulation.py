@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
-from octavo.scheduler.event_log import Began, Record, replay
+from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
+from octavo.scheduler.server.event_log import Began, Record, replay
 from octavo.testing.simulation.campaign import Campaign, outcomes, report
 from octavo.testing.simulation.faults import FAULTS
 from octavo.testing.simulation.run import simulate

@@ -7,17 +7,17 @@ fewer steps (it runs alone more often, or once more in company); that nothing is
 
 import msgspec
 
-from octavo.scheduler import answers, results, shell
-from octavo.scheduler.departures import Departures
-from octavo.scheduler.fleet import Fleet
-from octavo.scheduler.isolation import Isolation
-from octavo.scheduler.ledger import Ledger
-from octavo.scheduler.quarantine import Quarantine
-from octavo.scheduler.replica import OutstandingStep, Replica
-from octavo.scheduler.sequence import SequenceGroup
-from octavo.scheduler.shell import SchedulerShell
-from octavo.scheduler.step_size import StepSize
-from octavo.scheduler.suspects import Suspects
+from octavo.scheduler.core.isolation import Isolation
+from octavo.scheduler.core.poison import Quarantine, Suspects
+from octavo.scheduler.core.replica import OutstandingStep, Replica
+from octavo.scheduler.core.replica_table import Departures, Fleet
+from octavo.scheduler.core.request_table import Ledger
+from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.step import outputs as results
+from octavo.scheduler.core.step import results as answers
+from octavo.scheduler.core.step_limits import StepSize
+from octavo.scheduler.server import loop as shell
+from octavo.scheduler.server.loop import SchedulerShell
 from octavo.wire.requests import NoticeKind
 from octavo.wire.steps import StepOutcome, StepResult
 from octavo.worker.loop import WorkerLoop

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.testing.stack import Stack
-from octavo.testing.tiny_model import write_byte_model
+from octavo.testbed.stack import Stack
+from octavo.testbed.tiny_model import write_byte_model
 
 StartStack = Callable[..., Stack]
 

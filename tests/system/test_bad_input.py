@@ -10,10 +10,10 @@ import pytest
 import zmq
 from google.protobuf.empty_pb2 import Empty
 
-from octavo.testing.grpc_calls import reason_of
-from octavo.testing.stack import Stack, token_request
+from octavo.runtime.transport.sockets import connect_dealer
+from octavo.testbed.grpc_calls import reason_of
+from octavo.testbed.stack import Stack, token_request
 from octavo.v1 import generation_pb2
-from octavo.wire.sockets import connect_dealer
 
 pytestmark = pytest.mark.system
 

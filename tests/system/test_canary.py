@@ -9,7 +9,7 @@ import grpc
 import httpx
 import pytest
 
-from octavo.testing.stack import Stack, collect
+from octavo.testbed.stack import Stack, collect
 from octavo.v1 import generation_pb2
 
 pytestmark = pytest.mark.system

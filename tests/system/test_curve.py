@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.testing.addresses import free_address
-from octavo.testing.stack import Stack, token_request
-from octavo.wire.curve_keys import files_of, write_keys
+from octavo.runtime.transport.curve_keys import files_of, write_keys
+from octavo.testbed.addresses import free_address
+from octavo.testbed.stack import Stack, token_request
 
 from .conftest import StartStack
 

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from octavo.testing.grpc_calls import reason_of
-from octavo.testing.stack import Stack, token_request
-from octavo.testing.tiny_model import write_byte_model
+from octavo.testbed.grpc_calls import reason_of
+from octavo.testbed.stack import Stack, token_request
+from octavo.testbed.tiny_model import write_byte_model
 
 pytestmark = pytest.mark.system
 

@@ -11,12 +11,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from octavo.testing.grpc_calls import reason_of
-from octavo.testing.stack import Generation, Stack, collect, token_request
-from octavo.testing.tiny_model import write_byte_model
+from octavo.testbed.grpc_calls import reason_of
+from octavo.testbed.stack import Generation, Stack, collect, token_request
+from octavo.testbed.tiny_model import write_byte_model
 from octavo.v1 import generation_pb2
 from octavo.wire.sampling import SamplingParams
-from octavo.worker.fake_runner import FakeVocabulary, expected_tokens
+from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
 
 from .conftest import StartStack
 

@@ -1,4 +1,4 @@
-"""Some thousands of bad messages in all, on every surface; `python -m octavo.testing.fuzz` sends any number."""
+"""Some thousands of bad messages in all, on every surface; `python -m octavo.chaos.fuzz` sends any number."""
 
 import tempfile
 from collections.abc import Iterator
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from octavo.testing.fuzz.surfaces import ENVIRONMENT, SURFACES
-from octavo.testing.fuzz.target import run
-from octavo.testing.stack import Stack
-from octavo.testing.tiny_model import write_byte_model
+from octavo.chaos.fuzz.surfaces import ENVIRONMENT, SURFACES
+from octavo.chaos.fuzz.target import run
+from octavo.testbed.stack import Stack
+from octavo.testbed.tiny_model import write_byte_model
 
 pytestmark = pytest.mark.system
 

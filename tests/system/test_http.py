@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from octavo.testing.stack import Stack
+from octavo.testbed.stack import Stack
 from octavo.v1.admin_pb2 import BlockState
 
 from .conftest import StartStack

@@ -8,8 +8,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from octavo.testing.grpc_calls import reason_of
-from octavo.testing.stack import Stack, token_request
+from octavo.testbed.grpc_calls import reason_of
+from octavo.testbed.stack import Stack, token_request
 from octavo.v1 import generation_pb2 as pb
 
 pytestmark = pytest.mark.system

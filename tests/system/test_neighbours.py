@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.testing.fuzz.neighbour import Bounds, Seen, Target, judged, percentile, row
-from octavo.testing.fuzz.neighbours import beside, served
-from octavo.testing.tiny_model import write_byte_model
+from octavo.chaos.fuzz.neighbour import Bounds, Seen, Target, judged, percentile, row
+from octavo.chaos.fuzz.neighbours import beside, served
+from octavo.testbed.tiny_model import write_byte_model
 
 pytestmark = pytest.mark.system
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from octavo.testing.chaos.supervisor import Supervisor
-from octavo.testing.grpc_calls import reason_of
-from octavo.testing.stack import Stack, token_request
+from octavo.chaos.supervisor import Supervisor
+from octavo.testbed.grpc_calls import reason_of
+from octavo.testbed.stack import Stack, token_request
 from octavo.v1 import admin_pb2
 from octavo.wire.sampling import SamplingParams
-from octavo.worker.fake_runner import FakeVocabulary, expected_tokens
+from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
 
 from .conftest import StartStack
 

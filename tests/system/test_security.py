@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.testing.certificates import Pair, make_authority, make_certificate
-from octavo.testing.keys import KEYS, write_keys
-from octavo.testing.stack import Stack
+from octavo.testbed.certificates import Pair, make_authority, make_certificate
+from octavo.testbed.keys import KEYS, write_keys
+from octavo.testbed.stack import Stack
 
 pytestmark = pytest.mark.system
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.testing.stack import Stack, token_request
+from octavo.testbed.stack import Stack, token_request
 from octavo.v1 import generation_pb2
 
 pytestmark = pytest.mark.system

@@ -6,10 +6,10 @@ from typing import Final
 
 import pytest
 
-from octavo.testing.stack import GenerateStream, Generation, Stack, collect, token_request
+from octavo.testbed.stack import GenerateStream, Generation, Stack, collect, token_request
 from octavo.v1 import generation_pb2
 from octavo.wire.sampling import SamplingParams
-from octavo.worker.fake_runner import FakeVocabulary, expected_tokens
+from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
 
 from .conftest import StartStack
 

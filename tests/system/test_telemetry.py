@@ -9,9 +9,9 @@ import urllib.request
 import httpx
 import pytest
 
-from octavo.telemetry.traceparent import SpanName, write
-from octavo.testing.otlp_collector import otlp_collector
-from octavo.testing.stack import Stack, token_request
+from octavo.runtime.telemetry.traceparent import SpanName, write
+from octavo.testbed.stack import Stack, token_request
+from octavo.testing.fakes.otlp_collector import otlp_collector
 
 from .conftest import StartStack
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from octavo.testing.addresses import free_address
-from octavo.testing.stack import Stack, token_request
+from octavo.testbed.addresses import free_address
+from octavo.testbed.stack import Stack, token_request
 
 from .conftest import StartStack
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.system
 STANDSTILL = """
 import os
 
-from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.core.scheduler import Scheduler
 
 plan = Scheduler.schedule
 

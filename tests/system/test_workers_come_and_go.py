@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from octavo.testing.stack import GenerateStream, Generation, Stack, collect, token_request
+from octavo.testbed.stack import GenerateStream, Generation, Stack, collect, token_request
 from octavo.v1 import admin_pb2 as pb
 from octavo.wire.sampling import SamplingParams
-from octavo.worker.fake_runner import FakeVocabulary, expected_tokens
+from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
 
 from .conftest import StartStack
 

@@ -14,12 +14,12 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CollectorRegistry
 from prometheus_client.registry import Collector
 
-from octavo.frontend.admission import Admission
+from octavo.frontend.access.admission import Admission
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.metrics import FrontendMetrics
-from octavo.scheduler.metrics import SchedulerMetrics
-from octavo.scheduler.request_spans import RequestSpans
-from octavo.telemetry.metrics import expose, render
+from octavo.frontend.stream.metrics import FrontendMetrics
+from octavo.runtime.telemetry.metrics import expose, render
+from octavo.scheduler.server.metrics import SchedulerMetrics
+from octavo.scheduler.server.request_spans import RequestSpans
 from octavo.v1.admin_pb2 import GetLoadResponse, Worker
 from octavo.worker.metrics import WorkerMetrics
 

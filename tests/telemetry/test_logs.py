@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.telemetry.logs import ConsoleFormatter, configure, is_json, is_news
+from octavo.runtime.telemetry.logs import ConsoleFormatter, configure, is_json, is_news
 
 HOSTILE = 'a"b\nERROR octavo forged\r\x1b[31m\x85\u2028end\x00'
 
@@ -114,6 +114,8 @@ def test_a_start_error_is_a_line_of_the_log(tmp_path: Path) -> None:
 
 
 def test_a_process_that_fails_says_so_in_its_log(tmp_path: Path) -> None:
-    script = "from octavo.telemetry import logs; logs.configure('info', 'json'); raise ValueError('two\\nlines')"
+    script = (
+        "from octavo.runtime.telemetry import logs; logs.configure('info', 'json'); raise ValueError('two\\nlines')"
+    )
     (line,) = octavo(tmp_path, script=script)
     assert "ValueError: two\nlines" in json.loads(line)["exc_info"]

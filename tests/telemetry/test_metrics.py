@@ -12,8 +12,8 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from octavo.telemetry.metrics import MetricsError, expose, render, serve
-from octavo.telemetry.numbers import gauge
+from octavo.runtime.telemetry.metrics import MetricsError, expose, render, serve
+from octavo.runtime.telemetry.numbers import gauge
 
 
 class One(Collector):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.core import Metric
 
-from octavo.telemetry.numbers import LONG_S, SHORT_S, SIZES, WAIT_S, Histogram, Tally, counter, gauges
+from octavo.runtime.telemetry.numbers import LONG_S, SHORT_S, SIZES, WAIT_S, Histogram, Tally, counter, gauges
 
 BOUNDS = (0.5, 1.0, 2.0)
 values = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0])

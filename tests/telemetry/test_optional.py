@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from octavo.telemetry import optional, tracing
-from octavo.telemetry.numbers import Tally
-from octavo.telemetry.optional import EVENT_LOG, TRACES, failed, tolerated, worked
-from octavo.testing.otlp_collector import otlp_collector
+from octavo.runtime.telemetry import optional, tracing
+from octavo.runtime.telemetry.numbers import Tally
+from octavo.runtime.telemetry.optional import EVENT_LOG, TRACES, failed, tolerated, worked
+from octavo.testing.fakes.otlp_collector import otlp_collector
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def export(address: str, spans: int) -> None:
 def test_a_collector_that_is_away_is_said_once_and_that_it_is_back(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.telemetry.otlp._EXPORT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("octavo.runtime.telemetry.otlp._EXPORT_TIMEOUT_S", 0.2)
     caplog.set_level(logging.INFO)
     export("127.0.0.1:9", 1)
     export("127.0.0.1:9", 1)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.telemetry.traceparent import SpanName, parse, write
+from octavo.runtime.telemetry.traceparent import SpanName, parse, write
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

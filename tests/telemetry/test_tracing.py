@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from octavo.telemetry import tracing
-from octavo.telemetry.traceparent import SpanName, parse, write
-from octavo.testing.otlp_collector import Collector, otlp_collector
-from octavo.testing.tiny_model import write_byte_model
+from octavo.runtime.telemetry import tracing
+from octavo.runtime.telemetry.traceparent import SpanName, parse, write
+from octavo.testbed.tiny_model import write_byte_model
+from octavo.testing.fakes.otlp_collector import Collector, otlp_collector
 
 CLIENT = SpanName(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, sampled=True)
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from octavo.wire.curve_keys import ClientKeys
-from octavo.wire.endpoints import EndpointError
+from octavo.runtime.transport.curve_keys import ClientKeys
+from octavo.runtime.transport.endpoints import EndpointError
 from octavo.worker.config import ConfigError, WorkerConfig, default_worker_id, parse_memory, parse_windows
-from octavo.worker.fake_faults import parse_faults
+from octavo.worker.fake.faults import parse_faults
 
 
 def configure(**changes: Any) -> WorkerConfig:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.testing.tiny_model import write_byte_model
+from octavo.testbed.tiny_model import write_byte_model
 from octavo.worker.context_room import ContextRoomError, check_context_room
-from octavo.worker.fake_runner import FakeRunner
+from octavo.worker.fake.runner import FakeRunner
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.worker.cores import available_cores
+from octavo.worker.process import available_cores
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from octavo.testing.models import (
+from octavo.testbed.models import (
     GREEDY,
     NO_MOVES,
     fp32_runner,
@@ -23,9 +23,9 @@ from octavo.testing.models import (
 )
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.wire.steps import FailureReason
-from octavo.worker.model_runner import ModelRunner
 from octavo.worker.runner import StepOutput
 from octavo.worker.sequences import WorkerSequence
+from octavo.worker.step.model_runner import ModelRunner
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,

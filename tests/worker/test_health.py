@@ -10,9 +10,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from octavo.wire.endpoints import EndpointError
-from octavo.worker.health import READY_SERVICE, health_server
-from octavo.worker.liveness import DEADLINE_S, STEP_DEADLINE_S, Liveness
+from octavo.runtime.transport.endpoints import EndpointError
+from octavo.worker.health import DEADLINE_S, READY_SERVICE, STEP_DEADLINE_S, Liveness, health_server
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

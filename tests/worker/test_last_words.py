@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from octavo.wire.ends import ENDS_VARIABLE, End, write_ends
+from octavo.runtime.process.ends import ENDS_VARIABLE, End, write_ends
 from octavo.wire.steps import Ending, Predecessor
-from octavo.worker.last_words import LastWords
+from octavo.worker.process import LastWords
 
 _LIFE = """
 import ctypes, os, signal, sys
 from pathlib import Path
-from octavo.worker.last_words import LastWords
+from octavo.worker.process import LastWords
 words = LastWords(Path(sys.argv[1]), {{}})
 print(os.getpid(), flush=True)
 words.begin(77)

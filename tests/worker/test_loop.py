@@ -15,11 +15,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from octavo.runtime.models.directory import fingerprint
+from octavo.testbed.tiny_model import write_byte_model
+from octavo.testing.fakes.scripted_scheduler import ScriptedScheduler, scripted_scheduler
 from octavo.testing.metrics import told
-from octavo.testing.scripted_scheduler import ScriptedScheduler, scripted_scheduler
-from octavo.testing.tiny_model import write_byte_model
-from octavo.testing.worker_plans import EPOCH, plan, sampling, start, work
-from octavo.wire.model_directory import fingerprint
+from octavo.testing.oracles.worker_plans import EPOCH, plan, sampling, start, work
 from octavo.wire.steps import (
     BlockMoves,
     FromWorker,
@@ -34,17 +34,17 @@ from octavo.wire.steps import (
     WorkerUnregistered,
     WorkerWelcome,
 )
-from octavo.worker.fake_runner import FakeRunner, FakeVocabulary, expected_tokens
-from octavo.worker.last_words import LastWords
-from octavo.worker.liveness import STEP_DEADLINE_S, Liveness
+from octavo.worker.fake.runner import FakeRunner, FakeVocabulary, expected_tokens
+from octavo.worker.health import STEP_DEADLINE_S, Liveness
 from octavo.worker.loop import serve
 from octavo.worker.metrics import WorkerMetrics
+from octavo.worker.process import LastWords
 from octavo.worker.runner import StepOutput
 from octavo.worker.sequences import WorkItem
 
 pytestmark = pytest.mark.system
 
-COMMAND = "from octavo.worker.cli import worker; worker()"
+COMMAND = "from octavo.worker.cli.worker import worker; worker()"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from octavo.telemetry import tracing
-from octavo.telemetry.traceparent import SpanName, write
+from octavo.runtime.telemetry import tracing
+from octavo.runtime.telemetry.traceparent import SpanName, write
+from octavo.testbed.tiny_model import write_byte_model
+from octavo.testing.fakes.otlp_collector import Collector, otlp_collector
+from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.testing.metrics import told
-from octavo.testing.otlp_collector import Collector, otlp_collector
-from octavo.testing.spoilable import SpoilableRunner
-from octavo.testing.tiny_model import write_byte_model
-from octavo.testing.worker_plans import EPOCH, INCARNATION, plan, start, work
+from octavo.testing.oracles.worker_plans import EPOCH, INCARNATION, plan, start, work
 from octavo.wire.steps import SequenceFork, SequenceStart, StepPlan, StepTimes, WorkerWelcome
 from octavo.worker.metrics import WorkerMetrics
 from octavo.worker.protocol import WorkerProtocol

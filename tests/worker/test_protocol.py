@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from octavo.testing.spoilable import SpoilableRunner
-from octavo.testing.tiny_model import write_byte_model
-from octavo.testing.worker_plans import EPOCH, INCARNATION, beam_sampling, moves, plan, sampling, start, work
+from octavo.testbed.tiny_model import write_byte_model
+from octavo.testing.fakes.spoilable import SpoilableRunner
+from octavo.testing.oracles.worker_plans import EPOCH, INCARNATION, beam_sampling, moves, plan, sampling, start, work
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.codec import WireError
 from octavo.wire.steps import (
@@ -28,8 +28,7 @@ from octavo.wire.steps import (
     WorkerUnregistered,
     WorkerWelcome,
 )
-from octavo.worker.failures import no_token_left, not_finite
-from octavo.worker.fake_runner import (
+from octavo.worker.fake.runner import (
     FakeVocabulary,
     expected_candidates,
     expected_logprobs,
@@ -38,6 +37,7 @@ from octavo.worker.fake_runner import (
 from octavo.worker.protocol import RefusedError, WorkerProtocol
 from octavo.worker.runner import StepOutput
 from octavo.worker.sequences import WorkItem
+from octavo.worker.step.failures import no_token_left, not_finite
 
 
 class BreakableRunner(SpoilableRunner):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from octavo.testing.worker_plans import beam_sampling, moves, plan, sampling, start, work
+from octavo.testing.oracles.worker_plans import beam_sampling, moves, plan, sampling, start, work
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import (
     Candidates,
@@ -24,11 +24,11 @@ from octavo.wire.steps import (
     StepPlan,
     StepTimes,
 )
-from octavo.worker.failures import no_token_left
-from octavo.worker.plan_checks import PlanError
 from octavo.worker.runner import StepOutput
 from octavo.worker.sequence_table import SequenceTable
 from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
+from octavo.worker.step.failures import no_token_left
+from octavo.worker.step.plan_checks import PlanError
 
 VOCAB_SIZE = 50
 NUM_BLOCKS = 24

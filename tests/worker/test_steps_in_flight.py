@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from octavo.testing.deferred import DeferredRunner
-from octavo.testing.spoilable import SpoilableRunner
-from octavo.testing.tiny_model import write_byte_model
-from octavo.testing.worker_plans import EPOCH, INCARNATION, beam_sampling, plan, sampling, start, work
+from octavo.testbed.tiny_model import write_byte_model
+from octavo.testing.fakes.deferred import DeferredRunner
+from octavo.testing.fakes.spoilable import SpoilableRunner
+from octavo.testing.oracles.worker_plans import EPOCH, INCARNATION, beam_sampling, plan, sampling, start, work
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import (
     FailureReason,
@@ -20,7 +20,7 @@ from octavo.wire.steps import (
     WorkerUnregistered,
     WorkerWelcome,
 )
-from octavo.worker.fake_runner import FakeVocabulary, expected_tokens
+from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
 from octavo.worker.protocol import WorkerProtocol
 
 PENALISED = sampling(repetition_penalty=1.5)

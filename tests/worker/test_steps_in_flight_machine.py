@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from octavo.testing.deferred import DeferredRunner
-from octavo.testing.random_plans import BLOCK_SIZE, NUM_BLOCKS, NUM_CPU_BLOCKS, PARAMS, WINDOWS, Planner
-from octavo.testing.spoilable import SpoilableRunner
-from octavo.testing.tiny_model import write_byte_model
-from octavo.testing.worker_plans import EPOCH, INCARNATION
+from octavo.testbed.tiny_model import write_byte_model
+from octavo.testing.fakes.deferred import DeferredRunner
+from octavo.testing.fakes.spoilable import SpoilableRunner
+from octavo.testing.oracles.random_plans import BLOCK_SIZE, NUM_BLOCKS, NUM_CPU_BLOCKS, PARAMS, WINDOWS, Planner
+from octavo.testing.oracles.worker_plans import EPOCH, INCARNATION
 from octavo.wire.steps import (
     MAX_STEPS_IN_FLIGHT,
     BlockMoves,

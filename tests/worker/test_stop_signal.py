@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from octavo.worker.stop_signal import StopSignal
+from octavo.worker.process import StopSignal
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,8 +1,8 @@
 """How many blocks sharing saves (paper Fig. 15)."""
 
-from octavo.scheduler.replica import Replica
-from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.sequence import SequenceGroup
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.core.sequence import SequenceGroup
 
 
 class SharingProbe:

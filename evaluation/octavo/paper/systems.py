@@ -14,8 +14,8 @@ from octavo.paper.baselines.contiguous_kv import (
     longest_possible,
     next_power_of_two,
 )
-from octavo.scheduler.config import Preemption, SchedulerConfig
-from octavo.scheduler.strategy import StepPolicy, Strategy
+from octavo.scheduler.core.config import Preemption, SchedulerConfig
+from octavo.scheduler.core.step.strategy import StepPolicy, Strategy
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.engine import Cluster, Outcome, Simulation
 from octavo.simulator.timeline import Probe

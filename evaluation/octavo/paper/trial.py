@@ -9,8 +9,8 @@ from octavo.paper.baselines.accounting import MemoryProbe, Shares
 from octavo.paper.setups import SETUPS, with_lengths
 from octavo.paper.sharing import SharingProbe
 from octavo.paper.systems import run as run_system
-from octavo.scheduler.config import Preemption
-from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.core.config import Preemption
+from octavo.scheduler.core.scheduler import Scheduler
 from octavo.simulator.device import BEAM_GAP
 from octavo.simulator.engine import Outcome
 from octavo.simulator.timeline import Probe

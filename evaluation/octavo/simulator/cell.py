@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.events import (
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.events import (
     Effect,
     FrontendJoined,
     PrefixPinned,
@@ -16,8 +16,8 @@ from octavo.scheduler.events import (
     SendToReplica,
     StepAnswered,
 )
-from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.strategy import Strategy
+from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.core.step.strategy import Strategy
 from octavo.simulator.device import Device, ReplicaSpec
 from octavo.wire.requests import Deltas, Prefix, Rejected, Request
 from octavo.wire.steps import StepPlan

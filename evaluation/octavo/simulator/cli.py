@@ -9,10 +9,10 @@ from typing import Any
 import click
 import msgspec
 
-from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.config_flags import config_flags, read_config
-from octavo.scheduler.event_log import EventLogError
-from octavo.scheduler.garbage import collect_seldom
+from octavo.scheduler.cli.flags import config_flags, read_config
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.server.event_log import EventLogError
+from octavo.scheduler.server.gc_tuning import collect_seldom
 from octavo.simulator.cell import SimulationError
 from octavo.simulator.cluster_options import cluster_options, read_replica
 from octavo.simulator.device import ReplicaSpec

@@ -8,11 +8,11 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from octavo.runtime.models.step_times import Calibration, CalibrationError, read_calibration
 from octavo.simulator import memory
 from octavo.simulator.catalog import GPUS, MODELS
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.roofline import Overhead
-from octavo.wire.step_times import Calibration, CalibrationError, read_calibration
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _SECONDS: Final = click.FloatRange(min=0.0, max=3600.0)

@@ -3,12 +3,12 @@
 import random
 from dataclasses import dataclass
 
-from octavo.scheduler.replica import OutstandingStep
-from octavo.scheduler.sequence import SequenceGroup
+from octavo.runtime.models.step_times import StepShape
+from octavo.scheduler.core.replica import OutstandingStep
+from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.simulator.latency import LatencyModel
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.costs import StepCosts, attended_pairs
-from octavo.wire.step_times import StepShape
 from octavo.wire.steps import (
     Candidates,
     KVGroup,

@@ -2,10 +2,11 @@
 
 from typing import Protocol
 
-from octavo.wire.step_times import StepShape
+from octavo.runtime.models.step_times import StepShape
 
 
 class LatencyModel(Protocol):
-    """Seconds of a step by its shape: measured (`octavo.wire.step_times`) or computed (`octavo.simulator.roofline`)."""
+    """Seconds of a step by its shape: measured (`octavo.runtime.models.step_times`) or computed
+    (`octavo.simulator.roofline`)."""
 
     def seconds(self, shape: StepShape) -> float: ...

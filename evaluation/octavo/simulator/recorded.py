@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from octavo.scheduler.event_log import Handled, Record, Scheduled, fresh_core, read_records
-from octavo.scheduler.events import (
+from octavo.scheduler.core.events import (
     Effect,
     Event,
     RequestsAborted,
@@ -14,6 +13,7 @@ from octavo.scheduler.events import (
     SendToFrontend,
     SequenceEnded,
 )
+from octavo.scheduler.server.event_log import Handled, Record, Scheduled, fresh_core, read_records
 from octavo.wire.requests import Delta, Deltas, Rejected, RejectReason, Request
 from octavo.workload.job import MAX_TOKENS, Job
 

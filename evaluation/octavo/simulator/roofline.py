@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Final
 
+from octavo.runtime.models.step_times import StepShape
 from octavo.simulator.catalog import Gpu, ModelShape
 from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts
-from octavo.wire.step_times import StepShape
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from octavo.frontend.cell_router import CellLoad, CellRouter
+from octavo.frontend.scheduler.cell_router import CellLoad, CellRouter
 from octavo.simulator.shard import Standing
 from octavo.wire.requests import Request, answer_work
 

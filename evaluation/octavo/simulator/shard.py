@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.strategy import Strategy
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.step.strategy import Strategy
 from octavo.simulator.cell import Cell
 from octavo.simulator.clients import Clients
 from octavo.simulator.device import ReplicaSpec

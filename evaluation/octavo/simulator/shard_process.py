@@ -7,7 +7,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
-from octavo.scheduler.garbage import collect_seldom
+from octavo.scheduler.server.gc_tuning import collect_seldom
 from octavo.simulator.cell import SimulationError
 from octavo.simulator.shard import Arrival, CellOutcome, Cluster, Shard, Standing
 

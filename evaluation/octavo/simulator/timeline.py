@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 
-from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.core.scheduler import Scheduler
 from octavo.simulator.cell import Cell, SimulationError
 from octavo.wire.requests import Request
 

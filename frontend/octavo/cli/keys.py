@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from octavo.wire.curve_keys import ROLES, CurveKeysError, files_of, key_files, write_keys
+from octavo.runtime.transport.curve_keys import ROLES, CurveKeysError, files_of, key_files, write_keys
 
 
 @click.command()

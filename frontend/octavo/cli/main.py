@@ -13,28 +13,31 @@ _log = logging.getLogger(__name__)
 # imports nothing.
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "serve": ("octavo.cli.serve:serve", "Start frontend, scheduler and workers on this machine and keep them running."),
-    "frontend": ("octavo.frontend.cli:frontend", "Run one frontend: tokenizer and gRPC."),
-    "scheduler": ("octavo.scheduler.cli:scheduler", "Run the scheduler: queues and block manager."),
-    "replay": ("octavo.scheduler.cli:replay", "Feed a scheduler's event log to a fresh core and compare its plans."),
-    "explain": ("octavo.scheduler.admin_cli:explain", "Say where a request stands and what it waits for."),
-    "requests": ("octavo.scheduler.admin_cli:requests", "List the requests that the scheduler holds."),
-    "top": ("octavo.scheduler.top:top", "Watch queues, blocks and token rates."),
-    "workers": ("octavo.scheduler.workers_cli:workers", "List the workers: state, blocks, token rates."),
-    "cordon": ("octavo.scheduler.workers_cli:cordon", "Give a worker no new requests until it is readmitted."),
-    "drain": ("octavo.scheduler.workers_cli:drain", "Move a worker's requests away, and let it end."),
-    "readmit": ("octavo.scheduler.workers_cli:readmit", "Give a worker requests again."),
-    "quarantine": ("octavo.scheduler.quarantine_cli:quarantine", "List and clear what is refused after deaths."),
-    "prefix": ("octavo.scheduler.admin_cli:prefix", "Pin, list and unpin prefixes that stay computed."),
-    "worker": ("octavo.worker.cli:worker", "Run one worker: weights, KV blocks, the model."),
-    "calibrate": ("octavo.worker.calibrate_cli:calibrate", "Measure how long a worker's steps take, for simulations."),
+    "frontend": ("octavo.frontend.cli.frontend:frontend", "Run one frontend: tokenizer and gRPC."),
+    "scheduler": ("octavo.scheduler.cli.serve:scheduler", "Run the scheduler: queues and block manager."),
+    "replay": (
+        "octavo.scheduler.cli.serve:replay",
+        "Feed a scheduler's event log to a fresh core and compare its plans.",
+    ),
+    "explain": ("octavo.scheduler.cli.operate:explain", "Say where a request stands and what it waits for."),
+    "requests": ("octavo.scheduler.cli.operate:requests", "List the requests that the scheduler holds."),
+    "top": ("octavo.scheduler.cli.top:top", "Watch queues, blocks and token rates."),
+    "workers": ("octavo.scheduler.cli.operate:workers", "List the workers: state, blocks, token rates."),
+    "cordon": ("octavo.scheduler.cli.operate:cordon", "Give a worker no new requests until it is readmitted."),
+    "drain": ("octavo.scheduler.cli.operate:drain", "Move a worker's requests away, and let it end."),
+    "readmit": ("octavo.scheduler.cli.operate:readmit", "Give a worker requests again."),
+    "quarantine": ("octavo.scheduler.cli.operate:quarantine", "List and clear what is refused after deaths."),
+    "prefix": ("octavo.scheduler.cli.operate:prefix", "Pin, list and unpin prefixes that stay computed."),
+    "worker": ("octavo.worker.cli.worker:worker", "Run one worker: weights, KV blocks, the model."),
+    "calibrate": ("octavo.worker.cli.calibrate:calibrate", "Measure how long a worker's steps take, for simulations."),
     "simulate": ("octavo.simulator.cli:simulate", "Tell how a load would run on workers that are not there."),
     "keys": ("octavo.cli.keys:keys", "Make the keys by which the processes know each other between hosts."),
-    "generate": ("octavo.frontend.client_cli:generate", "Stream the continuation of a prompt to the terminal."),
-    "chat": ("octavo.frontend.client_cli:chat", "Talk with the model in the terminal."),
-    "health": ("octavo.frontend.client_cli:health", "Probe a process's gRPC health; exit status 0 if it serves."),
+    "generate": ("octavo.frontend.cli.client:generate", "Stream the continuation of a prompt to the terminal."),
+    "chat": ("octavo.frontend.cli.client:chat", "Talk with the model in the terminal."),
+    "health": ("octavo.frontend.cli.client:health", "Probe a process's gRPC health; exit status 0 if it serves."),
     "bench": ("octavo.loadgen.cli:bench", "Load a server as many users would, and measure its answers."),
-    "prepare-model": ("octavo.worker.prepare_cli:prepare_model", "Write the bundled model's directory to the cache."),
-    "convert-weights": ("octavo.worker.convert_cli:convert", "Turn a model's pickled weights into safetensors."),
+    "prepare-model": ("octavo.worker.cli.prepare:prepare_model", "Write the bundled model's directory to the cache."),
+    "convert-weights": ("octavo.worker.cli.prepare:convert", "Turn a model's pickled weights into safetensors."),
 }
 # The extras by the packages that they install.
 _EXTRA_OF: Final = {
@@ -68,7 +71,7 @@ class _Dispatcher(click.Group):
         try:
             return self._explained(ctx)
         except click.ClickException as error:
-            from octavo.telemetry import logs
+            from octavo.runtime.telemetry import logs
 
             if not logs.is_json():
                 raise
@@ -134,7 +137,7 @@ def main(context: click.Context, log_level: str, log_format: str) -> None:
     """PagedAttention serving: a frontend, a scheduler and workers."""
     # Not before it is known what is to be done: `--help` needs none of it.
     from octavo.cli.supervision import follow_supervisor
-    from octavo.telemetry import logs
+    from octavo.runtime.telemetry import logs
 
     follow_supervisor()
     logs.configure(log_level, log_format)

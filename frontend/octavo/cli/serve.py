@@ -17,9 +17,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.cli.supervision import Child, SupervisionError, alone_with_children
-from octavo.telemetry.logs import say
-from octavo.wire.endpoints import AddressTaken, EndpointError, claimed, runtime_directory, unless_off
-from octavo.wire.model_directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
+from octavo.runtime.models.directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
+from octavo.runtime.telemetry.logs import say
+from octavo.runtime.transport.endpoints import AddressTaken, EndpointError, claimed, runtime_directory, unless_off
 
 _log = logging.getLogger(__name__)
 

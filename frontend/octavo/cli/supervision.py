@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TextIO
 
-from octavo.wire.ends import ENDS_VARIABLE, End, OutOfMemoryCount, describe_status, write_ends
-from octavo.wire.orphans import LOCK_VARIABLE, end_with_parent, inherited_locks
+from octavo.runtime.process.ends import ENDS_VARIABLE, End, OutOfMemoryCount, describe_status, write_ends
+from octavo.runtime.process.orphans import LOCK_VARIABLE, end_with_parent, inherited_locks
 
 _log = logging.getLogger(__name__)
 

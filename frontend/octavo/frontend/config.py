@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.wire.curve_keys import ClientKeys
+from octavo.runtime.transport.curve_keys import ClientKeys
 
 # Whether the model's generation_config.json says what stands in for what a request leaves out.
 GENERATION_CONFIGS = ("auto", "none")
@@ -32,7 +32,8 @@ class FrontendConfig:
     text_timeout_s: float = 10.0
     # JSON object of names and texts: prefixes that this frontend has the scheduler pin.
     pinned_prefixes: Path | None = None
-    # Where the workers' weights come from, one of `octavo.wire.model_directory.LOAD_FORMATS`: the fingerprint tells.
+    # Where the workers' weights come from, one of `octavo.runtime.models.directory.LOAD_FORMATS`: the fingerprint
+    # tells.
     load_format: str = "auto"
     # One of `GENERATION_CONFIGS`.
     generation_config: str = "auto"

@@ -3,43 +3,61 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import _async, reflection_pb2, reflection_pb2_grpc
 from starlette.types import ASGIApp
 
-from octavo.frontend.access import build_access
-from octavo.frontend.admission import Admission
-from octavo.frontend.allowed_hosts import AllowedHosts
-from octavo.frontend.bodies import Bodies
-from octavo.frontend.body_bound import BodyBound
-from octavo.frontend.browser_guard import BrowserGuard
-from octavo.frontend.cell_metrics import CellMetrics
-from octavo.frontend.cells import Cells
+from octavo.frontend.access.access import build_access
+from octavo.frontend.access.admission import Admission
+from octavo.frontend.access.connections import connections_that_fit
+from octavo.frontend.access.tls import server_credentials
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.cross_origin import CrossOrigin, parse_origins
-from octavo.frontend.generation import Generation
-from octavo.frontend.grpc_access import READING, AdmissionInterceptor, interceptors
-from octavo.frontend.grpc_connections import BusyPeers, keep_room
-from octavo.frontend.grpc_service import SERVICE_NAME, GenerationService
-from octavo.frontend.http_access import AccessMiddleware
-from octavo.frontend.http_server import HttpServer
-from octavo.frontend.metrics import FrontendMetrics
-from octavo.frontend.model_defaults import read_model_defaults
-from octavo.frontend.open_files import connections_that_fit
+from octavo.frontend.grpc.access import READING, AdmissionInterceptor, interceptors
+from octavo.frontend.grpc.connections import BusyPeers, keep_room
+from octavo.frontend.grpc.service import SERVICE_NAME, GenerationService
+from octavo.frontend.http.access import AccessMiddleware
+from octavo.frontend.http.bodies import Bodies, BodyBound
+from octavo.frontend.http.browser_guard import AllowedHosts, BrowserGuard
+from octavo.frontend.http.cross_origin import CrossOrigin, parse_origins
+from octavo.frontend.http.server import HttpServer
 from octavo.frontend.openai.app import build_app
-from octavo.frontend.pinned_prefixes import read_pinned_prefixes
-from octavo.frontend.reflection import add_reflection
-from octavo.frontend.registry import Patience
-from octavo.frontend.text_pool import TextPool
-from octavo.frontend.tls import server_credentials
-from octavo.frontend.tokenizer import ModelTokenizer, check_vocabulary
+from octavo.frontend.scheduler.cells import Cells
+from octavo.frontend.scheduler.pinned_prefixes import read_pinned_prefixes
+from octavo.frontend.stream.generation import Generation
+from octavo.frontend.stream.metrics import CellMetrics, FrontendMetrics
+from octavo.frontend.stream.registry import Patience
+from octavo.frontend.text.model_defaults import read_model_defaults
+from octavo.frontend.text.pool import TextPool
+from octavo.frontend.text.tokenizer import ModelTokenizer, check_vocabulary
 from octavo.frontend.vllm_engine.service import add_vllm_engine
-from octavo.telemetry.metrics import expose
+from octavo.runtime.models.directory import fingerprint
+from octavo.runtime.telemetry.metrics import expose
+from octavo.runtime.transport.endpoints import EndpointError
 from octavo.v1 import generation_pb2_grpc as services
-from octavo.wire.endpoints import EndpointError
-from octavo.wire.model_directory import fingerprint
+
+V1ALPHA: Final[str] = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].full_name
+# Its messages are those of v1alpha under another package name, so the bytes are the same.
+V1: Final = "grpc.reflection.v1.ServerReflection"
+
+
+def add_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> None:
+    """Serves grpc.reflection.v1 and v1alpha, listing `service_names` and v1alpha (v1 has no descriptor here)."""
+    servicer: Any = _async.ReflectionServicer((*service_names, V1ALPHA))
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(V1, {"ServerReflectionInfo": handler}),))
+
+
+# One frontend process: wires its parts, serves gRPC, and drains when told to stop.
+
 
 _log = logging.getLogger(__name__)
 

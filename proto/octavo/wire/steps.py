@@ -33,14 +33,15 @@ MAX_STEPS_IN_FLIGHT = 2
 HEARTBEAT_INTERVAL_S = 0.25
 MAX_BLOCK_SIZE = 256
 MAX_KV_GROUPS = 256
-# The most tokens a beam search can want of one beam (`octavo.scheduler.beam_search`).
+# The most tokens a beam search can want of one beam (`octavo.scheduler.core.step.beam_search`).
 MAX_CANDIDATES = (1 + MAX_STOP_TOKEN_IDS) * MAX_PARALLEL
 
 
 class ModelInfo(Value, frozen=True):
     """What must be equal on every replica, and what a frontend needs to check a request at the door.
 
-    `fingerprint` identifies the model directory (`octavo.wire.model_directory`); `dtype` is that of the computation.
+    `fingerprint` identifies the model directory (`octavo.runtime.models.directory`); `dtype` is that of the
+    computation.
     """
 
     name: Name

@@ -12,7 +12,7 @@ from octavo.loadgen.cli import bench
 from octavo.loadgen.failures import Failure
 from octavo.loadgen.progress import Progress
 from octavo.loadgen.records import Record
-from octavo.testing.addresses import free_address
+from octavo.testbed.addresses import free_address
 from octavo.workload.job import Job
 
 WORKLOAD = ["--arrivals", "at-once", "--requests", "2"]

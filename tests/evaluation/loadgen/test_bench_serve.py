@@ -18,9 +18,9 @@ from octavo.loadgen.requests import Asking
 from octavo.loadgen.secrets import Secrets
 from octavo.loadgen.session import Session, Side
 from octavo.loadgen.targets import Target
-from octavo.testing.addresses import free_address
-from octavo.testing.stack import Stack
-from octavo.testing.tiny_model import write_byte_model
+from octavo.testbed.addresses import free_address
+from octavo.testbed.stack import Stack
+from octavo.testbed.tiny_model import write_byte_model
 from octavo.workload.job import Job
 from octavo.workload.trace import write_csv
 

@@ -10,8 +10,8 @@ from octavo.loadgen.http_transport import HttpTransport
 from octavo.loadgen.requests import Asking
 from octavo.loadgen.secrets import Secrets
 from octavo.loadgen.targets import Target
-from octavo.testing.certificates import Pair, make_authority, make_certificate
-from octavo.testing.fake_frontend import FakeFrontend, serving
+from octavo.testbed.certificates import Pair, make_authority, make_certificate
+from octavo.testing.fakes.fake_frontend import FakeFrontend, serving
 
 from .conftest import ScriptedServer
 

@@ -12,8 +12,8 @@ from octavo.loadgen.records import Answer, Record
 from octavo.loadgen.requests import Asking
 from octavo.loadgen.secrets import Secrets
 from octavo.loadgen.targets import Target
-from octavo.testing.addresses import free_address
-from octavo.testing.fake_frontend import FakeFrontend, script, serving, status
+from octavo.testbed.addresses import free_address
+from octavo.testing.fakes.fake_frontend import FakeFrontend, script, serving, status
 from octavo.v1 import generation_pb2 as pb
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps

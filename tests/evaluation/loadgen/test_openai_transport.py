@@ -11,7 +11,7 @@ from octavo.loadgen.records import Answer, Record
 from octavo.loadgen.requests import Asking
 from octavo.loadgen.secrets import Secrets
 from octavo.loadgen.targets import Target
-from octavo.testing.addresses import free_address
+from octavo.testbed.addresses import free_address
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps
 

@@ -9,8 +9,8 @@ from octavo.paper.baselines.contiguous_kv import (
     longest_possible,
     next_power_of_two,
 )
-from octavo.scheduler.kv_cache_manager import AllocStatus
-from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.core.sequence import Sequence
+from octavo.scheduler.kv.manager import AllocStatus
 from octavo.wire import history
 
 BLOCK_SIZE = 4

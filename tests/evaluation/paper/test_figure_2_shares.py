@@ -4,8 +4,8 @@ import pytest
 
 from octavo.paper.baselines.accounting import MemoryProbe
 from octavo.paper.systems import run
+from octavo.runtime.models.step_times import StepShape
 from octavo.simulator.device import ReplicaSpec
-from octavo.wire.step_times import StepShape
 from octavo.workload.arrivals import Poisson
 from octavo.workload.lengths import DATASETS
 from octavo.workload.synthetic import Workload

@@ -1,8 +1,8 @@
 """Orca's batching: who joins, when, and with how much of its prompt."""
 
 from octavo.paper.systems import run
+from octavo.runtime.models.step_times import StepShape
 from octavo.simulator.device import ReplicaSpec
-from octavo.wire.step_times import StepShape
 from octavo.workload.job import Job
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from octavo.paper.baselines.accounting import MemoryProbe, Shares, shares_of
 from octavo.paper.systems import run
-from octavo.scheduler.scheduler import Scheduler
+from octavo.runtime.models.step_times import StepShape
+from octavo.scheduler.core.scheduler import Scheduler
 from octavo.simulator.device import ReplicaSpec
-from octavo.wire.step_times import StepShape
 from octavo.workload.job import Job
 
 SLOTS = 256

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from octavo.paper.baselines.accounting import shares_of
 from octavo.paper.baselines.contiguous_kv import ContiguousKV
 from octavo.paper.systems import SYSTEMS, VLLM, run
-from octavo.scheduler.config import Preemption
-from octavo.scheduler.scheduler import Scheduler
+from octavo.runtime.models.step_times import StepShape
+from octavo.scheduler.core.config import Preemption
+from octavo.scheduler.core.scheduler import Scheduler
 from octavo.simulator.device import ReplicaSpec
 from octavo.wire.requests import Prefix
-from octavo.wire.step_times import StepShape
 from octavo.workload.job import Job
 from octavo.workload.served import Served
 

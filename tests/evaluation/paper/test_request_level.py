@@ -2,8 +2,8 @@
 
 from octavo.paper.baselines.request_level import hand_out_by_batch
 from octavo.paper.systems import FASTER_TRANSFORMER, run
+from octavo.runtime.models.step_times import StepShape
 from octavo.simulator.device import ReplicaSpec
-from octavo.wire.step_times import StepShape
 from octavo.workload.job import Job
 from octavo.workload.served import Served
 

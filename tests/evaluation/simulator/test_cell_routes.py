@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from octavo.scheduler.config import SchedulerConfig
+from octavo.runtime.models.step_times import StepTimeModel, TokenTime
+from octavo.scheduler.core.config import SchedulerConfig
 from octavo.simulator.cell import SimulationError
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.engine import Cluster, Outcome, Simulation
@@ -13,7 +14,6 @@ from octavo.simulator.routing import CellRoute
 from octavo.simulator.shard import Arrival
 from octavo.simulator.shard_process import ShardProcess
 from octavo.wire.requests import Prefix
-from octavo.wire.step_times import StepTimeModel, TokenTime
 from octavo.workload.job import Job
 
 # 1/64 s for each token.

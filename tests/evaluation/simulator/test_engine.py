@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from octavo.scheduler.config import Policy, Preemption, SchedulerConfig
-from octavo.scheduler.strategy import Strategy, configured
+from octavo.runtime.models.step_times import StepShape
+from octavo.scheduler.core.config import Policy, Preemption, SchedulerConfig
+from octavo.scheduler.core.step.strategy import Strategy, configured
 from octavo.simulator.cell import SimulationError
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.engine import Cluster, Outcome, Simulation
-from octavo.wire.step_times import StepShape
 from octavo.workload.job import Job
 
 STEP_S = 0.25

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.scheduler.event_log import EventLogError, log_file, recorder
-from octavo.scheduler.events import SequenceEnded
+from octavo.scheduler.core.events import SequenceEnded
+from octavo.scheduler.server.event_log import EventLogError, log_file, recorder
 from octavo.simulator.recorded import jobs_of_log
 from octavo.testing.cluster import FRONTEND, Cluster, make_request, reference_tokens, resubmitted, write_fake_model
 from octavo.wire.requests import Request

@@ -9,7 +9,7 @@ import pytest
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.server import FrontendServer
-from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 
 
 @pytest.fixture

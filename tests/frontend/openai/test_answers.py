@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from octavo.frontend.events import FEW_LOGPROBS, Event, Finished, FinishReason, Piece, Started
-from octavo.frontend.logprob_table import LogprobTable
 from octavo.frontend.openai.answers import Form, Whole, encode, gathered, stream
 from octavo.frontend.openai.logprobs import ChatLogprobs, CompletionLogprobs
+from octavo.frontend.request.events import FEW_LOGPROBS, Event, Finished, FinishReason, Piece, Started
+from octavo.frontend.request.logprob_table import LogprobTable
 from octavo.wire.sampling import Logprobs
 
 

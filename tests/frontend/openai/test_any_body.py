@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.frontend.errors import ServiceError
-from octavo.frontend.openai.fields import read_fields
+from octavo.frontend.openai.body import Reading, read_fields
+from octavo.frontend.openai.completions import read_prompts
 from octavo.frontend.openai.messages import chat_of, tools_of
-from octavo.frontend.openai.prompts import read_prompts
-from octavo.frontend.openai.reading import Reading
 from octavo.frontend.openai.sampling import sampling_of, seconds
 from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, ChatBody, CompletionBody
-from octavo.frontend.request import GenerationRequest
-from octavo.frontend.validation import check_form
+from octavo.frontend.request.request import GenerationRequest
+from octavo.frontend.request.validation import check_form
 
 WORDS = ["text", "json_object", "json_schema", "schema", "type", "function", "user", "assistant", "role", "content"]
 NUMBERS = st.integers() | st.floats() | st.sampled_from([-(2**63) - 1, 2**63, 2**64, 1e308, -1])

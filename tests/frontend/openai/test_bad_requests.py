@@ -10,10 +10,10 @@ import pytest_asyncio
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.server import FrontendServer
-from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.runtime.models.directory import fingerprint
+from octavo.testbed.tiny_model import VOCAB_SIZE
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
-from octavo.testing.tiny_model import VOCAB_SIZE
-from octavo.wire.model_directory import fingerprint
 from octavo.wire.steps import ModelInfo
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -9,8 +9,8 @@ import pytest
 from starlette.requests import Request
 
 from octavo.frontend.errors import InvalidRequest, Reason
-from octavo.frontend.openai.bodies import MAX_TEXTS, SMALL_BODY, read_call
-from octavo.frontend.openai.prompts import read_prompts
+from octavo.frontend.openai.body import MAX_TEXTS, SMALL_BODY, read_call
+from octavo.frontend.openai.completions import read_prompts
 
 
 class Body(msgspec.Struct):

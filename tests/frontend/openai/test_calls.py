@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from octavo.frontend.errors import Broken, Reason
-from octavo.frontend.events import Event, Piece
 from octavo.frontend.openai.calls import _merged
+from octavo.frontend.request.events import Event, Piece
 
 
 async def endless(ended: list[str]) -> AsyncGenerator[Event]:

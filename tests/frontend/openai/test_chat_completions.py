@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from octavo.frontend.server import FrontendServer
-from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 
 AnswerWith = Callable[..., None]
 HELLO = [{"role": "user", "content": "hello"}]

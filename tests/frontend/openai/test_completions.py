@@ -12,10 +12,10 @@ import openai
 import pytest
 
 from octavo.frontend.config import FrontendConfig
-from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.runtime.models.directory import fingerprint
+from octavo.testbed.tiny_model import VOCAB_SIZE
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
-from octavo.testing.tiny_model import VOCAB_SIZE
-from octavo.wire.model_directory import fingerprint
 from octavo.wire.steps import ModelInfo
 
 AnswerWith = Callable[..., None]

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from octavo.frontend.errors import InvalidRequest, Unsupported
-from octavo.frontend.openai.fields import UNKNOWN_FIELDS_HEADER, decoded, read_fields, unknown_fields_header
+from octavo.frontend.openai.body import UNKNOWN_FIELDS_HEADER, decoded, read_fields, unknown_fields_header
 from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, ChatBody, CompletionBody
-from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 
 
 def read_completion(**fields: Any) -> tuple[CompletionBody, list[str]]:

@@ -6,7 +6,7 @@ import httpx
 import openai
 
 from octavo.frontend.server import FrontendServer
-from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

@@ -9,10 +9,10 @@ import httpx
 import openai
 import pytest
 
-from octavo.frontend.grammars import load_vocabulary
 from octavo.frontend.server import FrontendServer
-from octavo.testing.fake_scheduler import FakeScheduler
-from octavo.wire.grammar import compile_grammar
+from octavo.frontend.text.grammars import load_vocabulary
+from octavo.runtime.models.grammar import compile_grammar
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 
 AnswerWith = Callable[..., None]
 WEATHER: dict[str, Any] = {

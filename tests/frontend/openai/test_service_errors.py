@@ -12,7 +12,7 @@ import pytest
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.server import FrontendServer
-from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 
 ASK = {"prompt": "hello", "max_tokens": 8}
 

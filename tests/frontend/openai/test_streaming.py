@@ -9,9 +9,9 @@ import httpx
 import openai
 import pytest
 
-from octavo.frontend.openai import door as door_module
+from octavo.frontend.openai import endpoint as door_module
 from octavo.frontend.server import FrontendServer
-from octavo.testing.fake_scheduler import FakeScheduler
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.wire.requests import RejectReason
 
 ASK = {"prompt": "hello", "seed": 7, "max_tokens": 8, "stream": True}

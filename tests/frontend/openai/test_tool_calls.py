@@ -6,22 +6,27 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from octavo.frontend.chat import Tool
 from octavo.frontend.errors import InvalidRequest, Unsupported
-from octavo.frontend.grammars import grammar_of, load_vocabulary
-from octavo.frontend.openai.reading import Reading
+from octavo.frontend.openai.body import Reading
 from octavo.frontend.openai.tool_calls import (
     HERMES,
     LLAMA,
+    MAX_TOOLS,
     NONE,
+    ToolChoice,
+    ToolChoiceMode,
+    Tools,
     constraint_for,
     detect_kind,
     make_parser,
     needs_special_tokens,
+    read_tool_choice,
+    read_tools,
 )
-from octavo.frontend.openai.tools import MAX_TOOLS, ToolChoice, ToolChoiceMode, Tools, read_tool_choice, read_tools
-from octavo.frontend.tokenizer import ModelTokenizer
-from octavo.wire.grammar import compile_grammar
+from octavo.frontend.request.chat import Tool
+from octavo.frontend.text.grammars import grammar_of, load_vocabulary
+from octavo.frontend.text.tokenizer import ModelTokenizer
+from octavo.runtime.models.grammar import compile_grammar
 
 SCHEMA = {
     "type": "object",

@@ -12,8 +12,8 @@ import pytest
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.page.live_view import MAX_VIEWERS
+from octavo.testbed.keys import bearer, write_keys
 from octavo.testing.frontends import running_frontend
-from octavo.testing.keys import bearer, write_keys
 
 from .conftest import FakeAdmin
 

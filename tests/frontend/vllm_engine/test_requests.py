@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from octavo.frontend.constraint import Constraint, ConstraintKind
+from octavo.frontend.request.request import Constraint, ConstraintKind
 from octavo.frontend.vllm_engine.protocol import pb
 from octavo.frontend.vllm_engine.requests import read_generate
 

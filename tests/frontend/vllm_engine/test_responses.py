@@ -2,9 +2,9 @@
 
 import pytest
 
-from octavo.frontend.events import FEW_LOGPROBS, Finished, FinishReason, Piece, Started, Usage
+from octavo.frontend.request.events import FEW_LOGPROBS, Finished, FinishReason, Piece, Started, Usage
 from octavo.frontend.vllm_engine.responses import Responses
-from octavo.testing.watched import Watched
+from octavo.testing.fakes.watched import Watched
 from octavo.wire.sampling import Logprobs
 
 USAGE = Usage(3, 2, 0, 0, 2, 0.0, 0.0)

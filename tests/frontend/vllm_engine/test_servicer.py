@@ -16,13 +16,13 @@ import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from octavo.frontend.server import FrontendServer
-from octavo.frontend.tokenizer import ModelTokenizer
+from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.frontend.vllm_engine.protocol import common, pb, services
 from octavo.frontend.vllm_engine.service import add_vllm_engine
-from octavo.telemetry.tracing import Span
-from octavo.testing.fake_scheduler import FakeScheduler
-from octavo.testing.grpc_calls import reason_of
-from octavo.testing.tiny_model import END_TOKEN_ID, VOCAB_SIZE
+from octavo.runtime.telemetry.tracing import Span
+from octavo.testbed.grpc_calls import reason_of
+from octavo.testbed.tiny_model import END_TOKEN_ID, VOCAB_SIZE
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.wire.requests import RejectReason
 
 
@@ -85,7 +85,7 @@ async def test_the_trace_of_the_gateway_goes_on(
         asked.append((name, traceparent))
         return Mock(spec=Span, traceparent="ours")
 
-    monkeypatch.setattr("octavo.telemetry.tracing.start_span", start_span)
+    monkeypatch.setattr("octavo.runtime.telemetry.tracing.start_span", start_span)
     await read(engine.Generate(request(), metadata=(("traceparent", "theirs"),)))
     assert asked == [("request", "theirs")]
     assert scheduler.submitted[0].traceparent == "ours"

@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.kernels.backend import AttentionBackend, CacheShape, GroupBatch
 from octavo.kernels.triton import launch
 from octavo.kernels.triton.attention import TritonAttention, TritonStep
-from octavo.testing.paged_batches import PagedBatch, on_a_gpu, random_paged_batch
+from octavo.testing.oracles.paged_batches import PagedBatch, on_a_gpu, random_paged_batch
 
 # In 16 bits the weights of the values are rounded too.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

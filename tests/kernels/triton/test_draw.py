@@ -12,12 +12,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from octavo.kernels.triton import cuts, stats
-from octavo.kernels.triton import draw as module
-from octavo.kernels.triton.draw import Drawn, draw
-from octavo.kernels.triton.stats import log_masses
-from octavo.testing.choosers import assert_follows, chooser, softmax
-from octavo.testing.plain_sampler import plain_masses
+from octavo.kernels.triton.sampling import cuts, stats
+from octavo.kernels.triton.sampling import draw as module
+from octavo.kernels.triton.sampling.draw import Drawn, draw
+from octavo.kernels.triton.sampling.stats import log_masses
+from octavo.testing.oracles.choosers import assert_follows, chooser, softmax
+from octavo.testing.oracles.plain_sampler import plain_masses
 
 Floats = npt.NDArray[np.float32]
 # The largest number below 1 that a row may get.

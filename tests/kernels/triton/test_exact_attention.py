@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo.kernels.backend import CacheShape, GroupBatch
 from octavo.kernels.triton import tiles
 from octavo.kernels.triton.attention import TritonAttention
-from octavo.testing.paged_batches import PagedBatch, on_a_gpu, random_paged_batch
+from octavo.testing.oracles.paged_batches import PagedBatch, on_a_gpu, random_paged_batch
 
 SPLIT = 32
 WINDOWS = [0, 21]

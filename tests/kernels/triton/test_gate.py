@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.triton.gate import ACTIVATIONS, gated
+from octavo.kernels.triton.layers.gate import ACTIVATIONS, gated
 
 IN_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

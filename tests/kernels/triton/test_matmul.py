@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.triton import matmul
 from octavo.kernels.triton.devices import shared_limit
-from octavo.kernels.triton.matmul import Tile, choose_tile, fitted, linear
+from octavo.kernels.triton.layers import matmul
+from octavo.kernels.triton.layers.matmul import Tile, choose_tile, fitted, linear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.triton.norm import MAX_SIZE, add_rms_norm, rms_norm
+from octavo.kernels.triton.layers.norm import MAX_SIZE, add_rms_norm, rms_norm
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

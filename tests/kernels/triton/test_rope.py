@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.triton.rope import rope_and_cache
+from octavo.kernels.triton.layers.rope import rope_and_cache
 
 EPS = 1e-6
 MAX_POSITION = 50

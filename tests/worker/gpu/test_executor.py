@@ -13,8 +13,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
-from octavo.testing.gpu_runner import gpu_runner
-from octavo.testing.models import (
+from octavo.testbed.models import (
     NO_MOVES,
     drop_passed_blocks,
     finish,
@@ -26,13 +25,14 @@ from octavo.testing.models import (
     run_step,
     write_tiny_model,
 )
+from octavo.testing.gpu_runner import gpu_runner
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves, FailureReason
 from octavo.worker.gpu.executor import GpuExecutor, halves
-from octavo.worker.model_runner import ModelRunner
-from octavo.worker.prompt_logprobs import prompt_logprobs
 from octavo.worker.runner import DeviceLostError, StepOutput
+from octavo.worker.sampling.prompt_logprobs import prompt_logprobs
 from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
+from octavo.worker.step.model_runner import ModelRunner
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,

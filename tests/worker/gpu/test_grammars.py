@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from octavo.frontend.constraint import Constraint, ConstraintKind
+from octavo.frontend.request.request import Constraint, ConstraintKind
+from octavo.runtime.models.grammar import load_vocabulary
+from octavo.testbed.models import fp32_runner
+from octavo.testbed.tiny_model import END_TOKEN_ID
 from octavo.testing.cluster import Cluster, make_request, write_fake_model
-from octavo.testing.constraints import compiled, text_of, write_tiny_byte_model
 from octavo.testing.gpu_runner import gpu_runner
-from octavo.testing.models import fp32_runner
-from octavo.testing.tiny_model import END_TOKEN_ID
-from octavo.wire.grammar import load_vocabulary
+from octavo.testing.small.constraints import compiled, text_of, write_tiny_byte_model
 from octavo.wire.requests import Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
 from octavo.worker.runner import Runner

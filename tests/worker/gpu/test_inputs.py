@@ -5,13 +5,13 @@ import torch
 
 from octavo.kernels.triton.attention import TritonStep
 from octavo.testing.gpu_runner import DEVICE
-from octavo.testing.worker_plans import sampling
+from octavo.testing.oracles.worker_plans import sampling
 from octavo.wire.steps import KVGroup
 from octavo.worker.gpu.inputs import StepInputs, decodes_first
 from octavo.worker.gpu.rows import SequenceRows
 from octavo.worker.models.decoder import PagedStep
-from octavo.worker.paging import Paging
 from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
+from octavo.worker.step.forward import Paging
 
 BLOCK_SIZE = 4
 NUM_GROUPS = 2

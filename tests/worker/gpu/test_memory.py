@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from octavo.testbed.models import write_tiny_model
 from octavo.testing.gpu_runner import gpu_runner
-from octavo.testing.models import write_tiny_model
 from octavo.worker.gpu import memory
 from octavo.worker.gpu.memory import memory_for_blocks, profile_prompts
 from octavo.worker.gpu.options import GpuOptions
-from octavo.worker.kv_cache import KVCacheError
-from octavo.worker.model_runner import ModelRunner
+from octavo.worker.step.kv_cache import KVCacheError
+from octavo.worker.step.model_runner import ModelRunner
 
 GIB = 1 << 30
 

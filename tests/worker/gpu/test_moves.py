@@ -10,10 +10,10 @@ from torch import Tensor
 
 from octavo.kernels import reference
 from octavo.wire.steps import BlockMove, BlockMoves
-from octavo.worker.block_mover import block_mover
 from octavo.worker.gpu import moves
 from octavo.worker.gpu.moves import Pairs, copy_blocks, runs, swap_blocks
 from octavo.worker.gpu.pinned_memory import pinned_zeros
+from octavo.worker.step.block_mover import block_mover
 
 
 def random_pool(num_blocks: int, seed: int = 0) -> Tensor:

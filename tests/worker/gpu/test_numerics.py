@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config
 
+from octavo.testbed.models import new_sequences, run_step, write_tiny_model
 from octavo.testing.gpu_runner import gpu_runner
-from octavo.testing.models import new_sequences, run_step, write_tiny_model
 from octavo.wire.sampling import Logprobs, SamplingParams
-from octavo.worker.model_runner import ModelRunner
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.sequences import WorkerSequence
+from octavo.worker.step.model_runner import ModelRunner
 
 CONFIG = Qwen3Config(
     vocab_size=150,

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from octavo.testing.worker_plans import sampling
+from octavo.testing.oracles.worker_plans import sampling
 from octavo.worker.gpu.rows import SequenceRows
 from octavo.worker.sequences import WorkerSequence
 

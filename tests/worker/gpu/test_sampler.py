@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.kernels.triton import draw as draw_module
-from octavo.kernels.triton import stats
-from octavo.testing.choosers import beam, chooser
-from octavo.testing.constraints import DIGITS, WORDS, compiled
-from octavo.testing.plain_sampler import plain_choice, plain_logprobs
-from octavo.testing.tiny_model import END_TOKEN_ID, VOCAB_SIZE, write_byte_model
+from octavo.kernels.triton.sampling import draw as draw_module
+from octavo.kernels.triton.sampling import stats
+from octavo.testbed.tiny_model import END_TOKEN_ID, VOCAB_SIZE, write_byte_model
+from octavo.testing.oracles.choosers import beam, chooser
+from octavo.testing.oracles.plain_sampler import plain_choice, plain_logprobs
+from octavo.testing.small.constraints import DIGITS, WORDS, compiled
 from octavo.wire.sampling import Logprobs
 from octavo.wire.steps import Candidates, FailureReason
 from octavo.worker.gpu import logprobs
@@ -28,11 +28,11 @@ from octavo.worker.gpu.logprobs import device_token_logprobs
 from octavo.worker.gpu.sampler import launch, launch_broken, warm_up
 from octavo.worker.gpu.timeline import mark
 from octavo.worker.gpu.transfer import download
-from octavo.worker.grammar_masks import NO_MASKS, Masks, masks_of
-from octavo.worker.grammars import Grammars
-from octavo.worker.largest import ranked
-from octavo.worker.logprobs import NotFiniteError, token_logprobs
-from octavo.worker.sampler import Choices, broken, choose
+from octavo.worker.sampling.grammar_masks import NO_MASKS, Masks, masks_of
+from octavo.worker.sampling.grammars import Grammars
+from octavo.worker.sampling.largest import ranked
+from octavo.worker.sampling.logprobs import NotFiniteError, token_logprobs
+from octavo.worker.sampling.sampler import Choices, broken, choose
 from octavo.worker.sequences import WorkerSequence
 
 interpreter = pytest.importorskip("triton.runtime.interpreter")

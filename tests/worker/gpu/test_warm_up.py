@@ -5,13 +5,13 @@ import torch
 
 from octavo.kernels.backend import CacheShape
 from octavo.kernels.triton.attention import TritonAttention
-from octavo.kernels.triton.matmul import choose_tile
+from octavo.kernels.triton.layers.matmul import choose_tile
 from octavo.kernels.triton.splits import num_splits
 from octavo.kernels.triton.tiles import prefill_tiles
 from octavo.wire.steps import KVGroup
 from octavo.worker.gpu.warm_up import warm_up_items
-from octavo.worker.paging import Paging
 from octavo.worker.sequences import WorkItem
+from octavo.worker.step.forward import Paging
 
 MOST_TOKENS = 8192
 MULTIPROCESSORS = 132

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.testing.addresses import free_address
+from octavo.testbed.addresses import free_address
 from octavo.worker.tensor_parallel import shared_memory
 from octavo.worker.tensor_parallel.distributed import DistributedGroup, RankLostError
 from octavo.worker.tensor_parallel.rendezvous import connect

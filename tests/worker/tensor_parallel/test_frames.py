@@ -9,8 +9,8 @@ import torch
 
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves
-from octavo.worker.batch import Batch, build_batch
 from octavo.worker.sequences import WorkerSequence, WorkItem
+from octavo.worker.step.batch import Batch, build_batch
 from octavo.worker.tensor_parallel.frames import (
     Beat,
     Compute,

@@ -11,13 +11,13 @@ from transformers import Gemma2Config, LlamaConfig, Olmo2Config
 from octavo.kernels.attention import TorchAttention
 from octavo.kernels.choice import Choice
 from octavo.kernels.triton.attention import TritonAttention
-from octavo.testing.models import write_tiny_model
+from octavo.testbed.models import write_tiny_model
 from octavo.testing.shard_threads import RankRunner, ThreadGroup, run_ranks
-from octavo.worker import linear
-from octavo.worker.linear import LinearKind
+from octavo.worker.models import linear
 from octavo.worker.models.fused import FusedLlama
+from octavo.worker.models.linear import LinearKind
 from octavo.worker.models.llama import LlamaModel
-from octavo.worker.numerics import model_obstacle
+from octavo.worker.step.numerics import model_obstacle
 
 SIZES: dict[str, Any] = {
     "vocab_size": 91,

@@ -10,16 +10,16 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from octavo.testing.models import fp32_runner, generate, new_sequences, run_items, run_step, write_tiny_model
-from octavo.testing.tiny_model import write_byte_model
+from octavo.testbed.models import fp32_runner, generate, new_sequences, run_items, run_step, write_tiny_model
+from octavo.testbed.tiny_model import write_byte_model
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.sampling import Logprobs, SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves
-from octavo.worker.forward import PagedModel
-from octavo.worker.liveness import DEADLINE_S, STEP_DEADLINE_S, Liveness
-from octavo.worker.model_runner import ModelRunner, ModelRunnerError
+from octavo.worker.health import DEADLINE_S, STEP_DEADLINE_S, Liveness
 from octavo.worker.runner import DeviceLostError
 from octavo.worker.sequences import WorkItem
+from octavo.worker.step.forward import PagedModel
+from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError
 from octavo.worker.tensor_parallel.distributed import DistributedGroup, RankLostError
 from octavo.worker.tensor_parallel.follower import Follower
 from octavo.worker.tensor_parallel.frames import End, Move, encode

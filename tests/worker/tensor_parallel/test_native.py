@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Gemma2Config, GraniteConfig, LlamaConfig, Olmo2Config, Phi3Config, Qwen3Config
 
-from octavo.testing.models import write_tiny_model
+from octavo.testbed.models import write_tiny_model
 from octavo.testing.native import kernels, loaded
 from octavo.testing.shard_threads import RankRunner, ThreadGroup, lone_rank, run_ranks
-from octavo.testing.tiny_configs import causal_class, causal_model_types, tiny_config
+from octavo.testing.small.tiny_configs import causal_class, causal_model_types, tiny_config
 from octavo.worker.models.architectures import ARCHITECTURES
 from octavo.worker.models.compiled import CompiledLlama
 from octavo.worker.models.config import DecoderConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-_RANK = "from octavo.worker.cli import worker; worker()"
+_RANK = "from octavo.worker.cli.worker import worker; worker()"
 _WAIT_S = 120.0
 
 
@@ -30,7 +30,7 @@ def test_a_rank_that_waits_for_the_first_one_ends_at_a_signal(
 _FAILING_RANK = """
 import os
 from octavo.worker import model_runner
-from octavo.worker.cli import worker
+from octavo.worker.cli.worker import worker
 def refuse(name):
     raise model_runner.ModelRunnerError("there is no such GPU")
 if "OCTAVO_TP_RANK" in os.environ:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from octavo.worker import cli, make_runner
-from octavo.worker.cli import worker
+from octavo.worker import make_runner
+from octavo.worker.cli import worker as cli
+from octavo.worker.cli.worker import worker
 from octavo.worker.config import WorkerConfig
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from octavo.worker.loading.tensor_file import Part
 from octavo.worker.models.errors import ConfigError
 from octavo.worker.tensor_parallel.shards import HeadShares, Shards, Share, stacked
-from octavo.worker.tensor_parts import Part
 
 
 def heads_of(size: int, num_heads: int, num_kv_heads: int) -> list[HeadShares]:

@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from octavo.testing.architecture_trial import write_random_model
-from octavo.testing.models import transformers_greedy
+from octavo.testbed.models import transformers_greedy
 from octavo.testing.shard_threads import RankRunner, ThreadGroup, run_ranks
-from octavo.testing.tiny_configs import causal_class, tiny_config
-from octavo.worker.models import transformers_model
+from octavo.testing.small.architecture_trial import write_random_model
+from octavo.testing.small.tiny_configs import causal_class, tiny_config
+from octavo.worker.loading.tensor_file import Part
+from octavo.worker.loading.weights import Checkpoint, WeightsError
 from octavo.worker.models.errors import ConfigError
-from octavo.worker.models.transformers_check import UnsupportedModel
-from octavo.worker.tensor_parts import Part
-from octavo.worker.weights import Checkpoint, WeightsError
+from octavo.worker.models.transformers import model as transformers_model
+from octavo.worker.models.transformers.check import UnsupportedModel
 
 PROMPTS = [[7], [3, 1, 4, 1, 5, 9, 2, 6], list(range(100, 145))]
 TOLERANCE = 1e-4

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from octavo.worker.models.transformers_check import UnsupportedModel
-from octavo.worker.models.transformers_parts import SharedTensor, expert_tensors, linear_tensors
-from octavo.worker.models.transformers_plan import Axis, Split
+from octavo.worker.loading.tensor_file import Part
+from octavo.worker.models.transformers.check import UnsupportedModel
+from octavo.worker.models.transformers.parts import SharedTensor, expert_tensors, linear_tensors
+from octavo.worker.models.transformers.plan import Axis, Split
 from octavo.worker.tensor_parallel.shards import Shards
-from octavo.worker.tensor_parts import Part
 
 SECOND = Shards(1, 2)
 

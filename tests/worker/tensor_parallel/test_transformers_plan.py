@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from octavo.testing.tiny_configs import causal_class, tiny_config
-from octavo.worker.models.transformers_loading import empty_model
-from octavo.worker.models.transformers_plan import Axis, SharedLayers, Split, shared_layers
+from octavo.testing.small.tiny_configs import causal_class, tiny_config
+from octavo.worker.models.transformers.loading import empty_model
+from octavo.worker.models.transformers.plan import Axis, SharedLayers, Split, shared_layers
 
 QUERY, KV, COLUMNS = Split(Axis.QUERY_HEADS), Split(Axis.KV_HEADS), Split(Axis.COLUMNS)
 OUTPUT, DOWN = Split(Axis.QUERY_HEADS, reduced=True), Split(Axis.COLUMNS, reduced=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from octavo.wire.curve_keys import ClientKeys
-from octavo.wire.endpoints import check_endpoint, check_metrics
+from octavo.runtime.transport.curve_keys import ClientKeys
+from octavo.runtime.transport.endpoints import check_endpoint, check_metrics
 from octavo.wire.steps import MAX_BLOCK_SIZE
-from octavo.worker.cores import available_cores
-from octavo.worker.fake_faults import FakeFault
+from octavo.worker.fake.faults import FakeFault
+from octavo.worker.process import available_cores
 
 Device = Literal["cpu", "cuda", "fake"]
 # Who computes a model: Octavo's own families where they can and transformers otherwise, or only one of the two.
@@ -44,7 +44,7 @@ class WorkerConfig:
     the fake device's KV groups, 0 for none; `fake_faults` what its prompts bring about. `tp` ranks share the model: all
     on this machine, started by the first, or each started with its `tp_rank` and one `tp_rendezvous` of them all.
 
-    Raises `ConfigError` or `octavo.wire.endpoints.EndpointError` on what cannot be.
+    Raises `ConfigError` or `octavo.runtime.transport.endpoints.EndpointError` on what cannot be.
     """
 
     model: str

@@ -9,18 +9,17 @@ from typing import Any
 
 import zmq
 
+from octavo.runtime.transport.curve_keys import ClientKeys
+from octavo.runtime.transport.sockets import connect_dealer
 from octavo.wire.base import Message
 from octavo.wire.codec import WireError, decode_to_worker, encode
 from octavo.wire.costs import StepCosts
-from octavo.wire.curve_keys import ClientKeys
-from octavo.wire.sockets import connect_dealer
 from octavo.wire.steps import HEARTBEAT_INTERVAL_S, StepPlan, ToWorker
-from octavo.worker.last_words import LastWords
-from octavo.worker.liveness import Liveness
+from octavo.worker.health import Liveness
 from octavo.worker.metrics import WorkerMetrics
+from octavo.worker.process import LastWords, StopSignal
 from octavo.worker.protocol import WorkerProtocol
 from octavo.worker.runner import Runner
-from octavo.worker.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
 

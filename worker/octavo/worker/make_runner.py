@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from octavo.wire.model_directory import ModelDirectoryError, resolve_model
+from octavo.runtime.models.directory import ModelDirectoryError, resolve_model
 from octavo.worker.config import DEFAULT_FAKE_BLOCKS, WorkerConfig
 from octavo.worker.context_room import ContextRoomError, check_context_room
-from octavo.worker.cores import available_cores
 from octavo.worker.gpu.options import GpuOptions
-from octavo.worker.liveness import Liveness
+from octavo.worker.health import Liveness
+from octavo.worker.process import available_cores
 from octavo.worker.runner import DeviceLostError, Runner
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def _check_context_room(runner: Runner, config: WorkerConfig) -> None:
 
 
 def _make_fake_runner(config: WorkerConfig, directory: Path) -> Runner:
-    from octavo.worker.fake_runner import FakeRunner
+    from octavo.worker.fake.runner import FakeRunner
 
     runner = FakeRunner(
         directory,
@@ -121,12 +121,12 @@ def _make_model_runner(config: WorkerConfig, directory: Path, **shared: Any) -> 
     # Importing torch takes seconds and a gigabyte: the fake device, and --help, must not need it.
     import torch
 
-    from octavo.worker.kernel_race import Settings, settle
-    from octavo.worker.kv_cache import KVCacheError
-    from octavo.worker.model_runner import ModelRunner, ModelRunnerError
+    from octavo.worker.loading.weights import WeightsError
     from octavo.worker.models.config import ConfigError as ModelConfigError
+    from octavo.worker.models.kernel_race import Settings, settle
+    from octavo.worker.step.kv_cache import KVCacheError
+    from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError
     from octavo.worker.tensor_parallel.group import SINGLE
-    from octavo.worker.weights import WeightsError
 
     threads = config.threads or _usual_threads(config.ranks_here)
     if config.device == "cpu":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from octavo.telemetry.numbers import SHORT_S, SIZES, Histogram, Tally, counter, gauge
+from octavo.runtime.telemetry.numbers import SHORT_S, SIZES, Histogram, Tally, counter, gauge
 from octavo.wire.steps import FailureReason, StepOutcome, StepPlan, StepResult
 from octavo.worker.runner import Runner
 

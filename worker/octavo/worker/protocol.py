@@ -25,10 +25,10 @@ from octavo.wire.steps import (
     WorkerUnregistered,
     WorkerWelcome,
 )
-from octavo.worker.failures import is_out_of_memory, release_memory
 from octavo.worker.runner import DoneStep, LaunchedStep, Runner, StepOutput
 from octavo.worker.sequence_table import SequenceTable, members_of
 from octavo.worker.sequences import WorkItem
+from octavo.worker.step.failures import is_out_of_memory, release_memory
 
 logger = logging.getLogger(__name__)
 

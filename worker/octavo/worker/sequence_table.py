@@ -9,7 +9,7 @@ from itertools import chain
 
 import msgspec
 
-from octavo.telemetry.tracing import NOTHING, Span, start_span
+from octavo.runtime.telemetry.tracing import NOTHING, Span, start_span
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import (
     Candidates,
@@ -22,9 +22,9 @@ from octavo.wire.steps import (
     SequenceWork,
     StepPlan,
 )
-from octavo.worker.plan_checks import PlanError, check_block_ids, check_distinct, check_moves
 from octavo.worker.runner import StepOutput
 from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
+from octavo.worker.step.plan_checks import PlanError, check_block_ids, check_distinct, check_moves
 
 
 class SequenceTable:

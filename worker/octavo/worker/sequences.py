@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from octavo.telemetry.tracing import NOTHING, Span
+from octavo.runtime.telemetry.tracing import NOTHING, Span
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import SequenceFailure
 
 if TYPE_CHECKING:
     # They take numpy and llguidance, which few sequences need.
-    from octavo.worker.grammars import Follower
-    from octavo.worker.logit_edits import LogitEdits
+    from octavo.worker.sampling.grammars import Follower
+    from octavo.worker.sampling.logits_processors import LogitEdits
 
 
 # Stands in a sequence's tokens for one that a step under way samples: only the device knows it yet.

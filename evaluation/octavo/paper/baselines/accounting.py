@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from octavo.paper.baselines.contiguous_kv import ContiguousKV
-from octavo.scheduler.block_table import present
-from octavo.scheduler.replica import Replica
-from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.kv.blocks import present
 
 
 @dataclass(frozen=True, slots=True)

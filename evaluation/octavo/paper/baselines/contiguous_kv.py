@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 from octavo.paper.baselines.buddy import BuddyAllocator
-from octavo.scheduler.block_table import Growth
-from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.kv_cache_manager import AllocStatus, KVCacheManager
-from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.sequence import Sequence
+from octavo.scheduler.kv.blocks import Growth
+from octavo.scheduler.kv.manager import AllocStatus, KVCacheManager
 from octavo.wire.steps import BlockMove, Remap, WorkerHello
 
 # How many slots a sequence asks for, by the tokens of its prompt, those of its output, and the model's longest.

@@ -6,10 +6,10 @@ servers, so this one is a little faster than they."""
 
 from collections.abc import Iterable
 
-from octavo.scheduler import running
-from octavo.scheduler.draft import Draft
-from octavo.scheduler.sequence import SequenceGroup
-from octavo.scheduler.strategy import StepPolicy
+from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.step import running
+from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.core.step.strategy import StepPolicy
 from octavo.workload.measures import Served
 
 

@@ -1,7 +1,7 @@
 """vLLM as it was published: the production scheduler's paged memory under its first policy, a step at a time."""
 
-from octavo.scheduler.config import Policy, Preemption, SchedulerConfig
-from octavo.scheduler.strategy import Strategy, configured
+from octavo.scheduler.core.config import Policy, Preemption, SchedulerConfig
+from octavo.scheduler.core.step.strategy import Strategy, configured
 from octavo.simulator.device import ReplicaSpec
 
 # Of its first release: tokens that a step computes at most, and sequences side by side.

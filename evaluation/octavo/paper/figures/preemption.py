@@ -9,10 +9,10 @@ from octavo.paper.lab import Lab
 from octavo.paper.setups import SETUPS
 from octavo.paper.systems import VLLM
 from octavo.paper.trial import Trial
-from octavo.scheduler.config import Preemption
+from octavo.runtime.models.step_times import StepShape
+from octavo.scheduler.core.config import Preemption
 from octavo.simulator.roofline import PAPER_OVERHEAD
 from octavo.wire.costs import attended_pairs
-from octavo.wire.step_times import StepShape
 
 # Of the sequence that the micro-benchmark moves or recomputes.
 _TOKENS: Final = 256

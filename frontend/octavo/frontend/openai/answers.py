@@ -11,18 +11,18 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.frontend.events import Finished, FinishReason, MatchKind, Notice, Piece, Started, is_long
-from octavo.frontend.logprob_table import num_numbers
+from octavo.frontend.http.connection import while_connected
+from octavo.frontend.http.envelope import unix_time
+from octavo.frontend.http.sliced import Sliced
+from octavo.frontend.http.sse import DONE, EventStream, comment
+from octavo.frontend.openai.body import unknown_fields_header
 from octavo.frontend.openai.calls import Placed
-from octavo.frontend.openai.clock import unix_time
-from octavo.frontend.openai.connection import while_connected
-from octavo.frontend.openai.door import SYSTEM_FINGERPRINT, Door
-from octavo.frontend.openai.fields import unknown_fields_header
+from octavo.frontend.openai.endpoint import SYSTEM_FINGERPRINT, Door
+from octavo.frontend.openai.logprobs import UsageSum
 from octavo.frontend.openai.schemas import Sampling
-from octavo.frontend.openai.sliced import Sliced
-from octavo.frontend.openai.sse import DONE, EventStream, comment
-from octavo.frontend.openai.usage import UsageSum
-from octavo.frontend.writing import apart
+from octavo.frontend.request.events import Finished, FinishReason, MatchKind, Notice, Piece, Started, is_long
+from octavo.frontend.request.logprob_table import num_numbers
+from octavo.frontend.stream.pacing import apart
 
 # What of a long answer is written at once.
 _SLICE_BYTES: Final = 64 << 10

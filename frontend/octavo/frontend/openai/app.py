@@ -7,18 +7,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.frontend.access import Access
+from octavo.frontend.access.access import Access
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import InvalidRequest, NotFound, Reason
-from octavo.frontend.generation import Generation
+from octavo.frontend.http.errors import error_response
 from octavo.frontend.openai import operations, responses
 from octavo.frontend.openai.chat_completions import chat_completions
 from octavo.frontend.openai.completions import completions
-from octavo.frontend.openai.door import Door, Handler, route
-from octavo.frontend.openai.errors import error_response
-from octavo.frontend.openai.models import get_model, list_models
-from octavo.frontend.openai.tokens import detokenize, tokenize
+from octavo.frontend.openai.endpoint import Door, Handler, route
+from octavo.frontend.openai.model_routes import detokenize, get_model, list_models, tokenize
 from octavo.frontend.page import routes as page
+from octavo.frontend.stream.generation import Generation
 
 # They are tried in this order.
 _ROUTES: Final[dict[tuple[str, str], Handler]] = {

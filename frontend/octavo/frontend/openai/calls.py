@@ -8,12 +8,12 @@ from typing import Any
 
 from starlette.requests import Request
 
-from octavo.frontend.access import tenant_from_headers
+from octavo.frontend.access.access import tenant_from_headers
 from octavo.frontend.errors import ServiceError
-from octavo.frontend.events import Event
-from octavo.frontend.openai.door import Door, caller_of
-from octavo.frontend.openai.errors import name_field
-from octavo.frontend.request import GenerationRequest
+from octavo.frontend.http.errors import name_field
+from octavo.frontend.openai.endpoint import Door, caller_of
+from octavo.frontend.request.events import Event
+from octavo.frontend.request.request import GenerationRequest
 
 # An event, and which of the call's generations it is of.
 Placed = tuple[int, Event]

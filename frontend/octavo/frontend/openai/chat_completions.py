@@ -7,25 +7,28 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.frontend.chat import Tool
-from octavo.frontend.constraint import Constraint
 from octavo.frontend.errors import bad_parameter
-from octavo.frontend.events import Finished, FinishReason, Piece, Started
 from octavo.frontend.openai.answers import Form, encode, finish_reason, respond, stop_reason, usage_options
-from octavo.frontend.openai.bodies import read_call
+from octavo.frontend.openai.body import Reading, decoded, read_call
 from octavo.frontend.openai.calls import fresh_id, generations, origin_of
-from octavo.frontend.openai.door import Door
-from octavo.frontend.openai.fields import decoded
+from octavo.frontend.openai.endpoint import Door
 from octavo.frontend.openai.logprobs import ChatLogprobs, prompt_logprobs_of
 from octavo.frontend.openai.messages import chat_of, tools_of
-from octavo.frontend.openai.reading import Reading
 from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, ChatBody
-from octavo.frontend.openai.tool_calls import ToolCallParser, constraint_for, make_parser, needs_special_tokens
+from octavo.frontend.openai.tool_calls import (
+    ToolCallParser,
+    ToolChoiceMode,
+    constraint_for,
+    make_parser,
+    needs_special_tokens,
+    read_tool_choice,
+)
 from octavo.frontend.openai.tool_parsers import ParsedDelta, ToolCallDelta
-from octavo.frontend.openai.tools import ToolChoiceMode, read_tool_choice
-from octavo.frontend.request import GenerationRequest
-from octavo.frontend.tokenizer import ModelTokenizer
+from octavo.frontend.request.chat import Tool
+from octavo.frontend.request.events import Finished, FinishReason, Piece, Started
+from octavo.frontend.request.request import Constraint, GenerationRequest
+from octavo.frontend.text.tokenizer import ModelTokenizer
 
 
 @dataclass(frozen=True)

@@ -3,28 +3,77 @@
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
+import msgspec
+from msgspec import Raw
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.frontend.caller import Caller
-from octavo.frontend.errors import bad_parameter
-from octavo.frontend.events import Finished, FinishReason, Piece, Started, Usage
+from octavo.frontend.errors import InvalidRequest, bad_parameter
+from octavo.frontend.http.connection import while_connected
 from octavo.frontend.openai.answers import Form, encode, finish_reason, respond, stop_reason, usage_options
-from octavo.frontend.openai.bodies import read_call
+from octavo.frontend.openai.body import UNREADABLE, Reading, given, read_call
 from octavo.frontend.openai.calls import Placed, fresh_id, generations, origin_of
-from octavo.frontend.openai.connection import while_connected
-from octavo.frontend.openai.door import Door, caller_of
+from octavo.frontend.openai.endpoint import Door, caller_of
 from octavo.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs_of
-from octavo.frontend.openai.prompts import read_prompts
-from octavo.frontend.openai.reading import Reading
 from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.openai.schemas import COMPLETION_UNSUPPORTED, CompletionBody
-from octavo.frontend.request import GenerationRequest
-from octavo.frontend.tokenizer import ModelTokenizer
-from octavo.frontend.validation import check_prompt_size
+from octavo.frontend.request.events import Finished, FinishReason, Piece, Started, Usage
+from octavo.frontend.request.request import Caller, GenerationRequest
+from octavo.frontend.request.validation import check_prompt_size, check_room
+from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.wire.sampling import MAX_TOP_LOGPROBS, Logprobs
+
+MAX_PROMPTS: Final = 256
+
+_decode_text = msgspec.json.Decoder(str).decode
+_decode_ids = msgspec.json.Decoder(list[int]).decode
+_decode_texts = msgspec.json.Decoder(list[str]).decode
+_decode_lists = msgspec.json.Decoder(list[list[int]]).decode
+
+
+def read_prompts(raw: Raw, max_model_len: int) -> list[str | list[int]]:
+    """All prompts, in order. Raises `InvalidRequest` for anything else, for more than `MAX_PROMPTS`, and for token ids
+    that leave no room for an answer."""
+    text = given(raw)
+    try:
+        prompts = _read(text, max_model_len)
+    except UNREADABLE as error:
+        raise _wrong_form() from error
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise bad_parameter("prompt", f"a list of {len(prompts)}", f"it may hold 1 to {MAX_PROMPTS} prompts")
+    return prompts
+
+
+def _read(text: bytes, max_model_len: int) -> list[str | list[int]]:
+    match text[:1], text[1:].lstrip()[:1]:
+        case b'"', _:
+            return [_decode_text(text)]
+        case b"[", b'"':
+            return list(_decode_texts(text))
+        case b"[", b"[":
+            # Before lists are made of them.
+            if (lists := text.count(b"[") - 1) > MAX_PROMPTS:
+                raise bad_parameter("prompt", f"a list of {lists}", f"it may hold 1 to {MAX_PROMPTS} prompts")
+            return list(_decode_lists(text))
+        case b"[", b"]":
+            return []
+        case b"[", _:
+            # As above.
+            check_room(text.count(b",") + 1, max_model_len)
+            return [_decode_ids(text)]
+    raise _wrong_form()
+
+
+def _wrong_form() -> InvalidRequest:
+    return bad_parameter(
+        "prompt", "of another form", "it must be a text, token ids, or a list of texts or of token ids"
+    )
+
+
+# POST /v1/completions.
+
 
 # What OpenAI's API answers where nobody says how long.
 _MAX_TOKENS = 16

@@ -1,12 +1,14 @@
-"""Logprobs in the two forms that OpenAI's API has for them."""
+"""Logprobs in the two forms that OpenAI's API has for them, and counts of tokens."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, chain, islice
 from typing import Any, Final
 
 import msgspec
 
-from octavo.frontend.tokenizer import ModelTokenizer
+from octavo.frontend.request.events import Event, Piece, Started, Usage
+from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.wire.sampling import Logprobs
 
 # The least that JSON clients are shown; they have no infinity.
@@ -124,3 +126,37 @@ def _candidates(tokenizer: ModelTokenizer, token_id: int, found: Logprobs) -> di
         str(i): {"logprob": max(p, _LEAST), "rank": rank, "decoded_token": token_text(tokenizer, i)}
         for i, p, rank in ranked
     }
+
+
+# Counts of tokens, as OpenAI's clients read them.
+
+
+@dataclass
+class UsageSum:
+    """Of all generations of a call: `ended` ones exactly, the others as far as they have got."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    _so_far: dict[int, int] = field(default_factory=dict)
+
+    def note(self, place: int, event: Event) -> None:
+        """Takes in the next event of the call's generation `place`."""
+        match event:
+            case Piece(token_ids=token_ids):
+                self._so_far[place] = self._so_far.get(place, 0) + len(token_ids)
+                self.completion_tokens += len(token_ids)
+            case Started(prompt_token_ids=prompt):
+                self.prompt_tokens += len(prompt)
+            case Usage():
+                self.completion_tokens += event.completion_tokens - self._so_far.get(place, 0)
+                self.cached_tokens += event.cached_prompt_tokens
+
+    def object(self) -> dict[str, Any]:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }

@@ -5,13 +5,12 @@ from typing import Any, Final, Protocol
 
 from msgspec import Raw
 
-from octavo.frontend.chat import Chat, ChatMessage, Tool, ToolCall
-from octavo.frontend.chat_form import MAX_VARIABLES_BYTES
 from octavo.frontend.errors import bad_parameter
-from octavo.frontend.openai.fields import decoded, given, unsupported_field
+from octavo.frontend.openai.body import decoded, given, unsupported_field
 from octavo.frontend.openai.schemas import Message, Part, ToolCallBody
-from octavo.frontend.openai.tools import read_tools
-from octavo.frontend.tokenizer import ModelTokenizer
+from octavo.frontend.openai.tool_calls import read_tools
+from octavo.frontend.request.chat import MAX_VARIABLES_BYTES, Chat, ChatMessage, Tool, ToolCall
+from octavo.frontend.text.tokenizer import ModelTokenizer
 
 # Variables that have a field of their own.
 _FIELDS: Final = {"reasoning_effort": "reasoning_effort"}

@@ -4,8 +4,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.frontend.openai.answers import encode
-from octavo.frontend.openai.door import VERSION, Door, check_trusted
-from octavo.telemetry import metrics
+from octavo.frontend.openai.endpoint import VERSION, Door, check_trusted
+from octavo.runtime.telemetry import metrics
 
 
 async def livez(door: Door, request: Request) -> Response:

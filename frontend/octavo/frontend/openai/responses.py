@@ -8,23 +8,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from octavo.frontend.chat import Tool
+from octavo.frontend.http.connection import while_connected
+from octavo.frontend.http.envelope import unix_time
+from octavo.frontend.http.sse import EventStream
 from octavo.frontend.openai.answers import encode
-from octavo.frontend.openai.bodies import read_call
+from octavo.frontend.openai.body import Reading, decoded, read_call, unknown_fields_header
 from octavo.frontend.openai.calls import Placed, fresh_id, generations, origin_of
-from octavo.frontend.openai.clock import unix_time
-from octavo.frontend.openai.connection import while_connected
-from octavo.frontend.openai.door import Door, route
-from octavo.frontend.openai.fields import decoded, unknown_fields_header
-from octavo.frontend.openai.reading import Reading
-from octavo.frontend.openai.responses_input import chat_of, format_of
+from octavo.frontend.openai.endpoint import Door, route
+from octavo.frontend.openai.responses_input import RESPONSES_UNSUPPORTED, ResponsesBody, chat_of, format_of
 from octavo.frontend.openai.responses_output import ResponseAnswer
-from octavo.frontend.openai.responses_schemas import RESPONSES_UNSUPPORTED, ResponsesBody
 from octavo.frontend.openai.sampling import sampling_of, seconds
-from octavo.frontend.openai.sse import EventStream
-from octavo.frontend.openai.tool_calls import NONE, constraint_for, make_parser, needs_special_tokens
-from octavo.frontend.openai.tools import ToolChoice, ToolChoiceMode, read_tool_choice, read_tools
-from octavo.frontend.request import GenerationRequest
+from octavo.frontend.openai.tool_calls import (
+    NONE,
+    ToolChoice,
+    ToolChoiceMode,
+    constraint_for,
+    make_parser,
+    needs_special_tokens,
+    read_tool_choice,
+    read_tools,
+)
+from octavo.frontend.request.chat import Tool
+from octavo.frontend.request.request import GenerationRequest
 
 
 def routes(door: Door) -> list[Route]:

@@ -1,21 +1,96 @@
-"""From the body of /v1/responses to what is generated."""
+"""The body of POST /v1/responses, and what is generated for it."""
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Final
 
-from octavo.frontend.chat import Chat, ChatMessage, Tool, ToolCall
-from octavo.frontend.chat_form import MAX_MESSAGES
-from octavo.frontend.constraint import Constraint, ConstraintKind
+from msgspec import Meta, Raw, Struct
+
 from octavo.frontend.errors import bad_parameter
-from octavo.frontend.openai.connection import MAX_BODY
-from octavo.frontend.openai.fields import decoded, given, unsupported_field
+from octavo.frontend.http.connection import MAX_BODY
+from octavo.frontend.openai.body import Neutral, Reading, decoded, given, unsupported_field
 from octavo.frontend.openai.messages import readable_variables
-from octavo.frontend.openai.reading import Reading
-from octavo.frontend.openai.responses_schemas import Format, Item, ResponsesBody, Text
-from octavo.frontend.openai.schemas import Part
+from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, MAX_PARTS, Part, Sampling
 from octavo.frontend.openai.structured import constraint_of, schema_constraint
-from octavo.frontend.tokenizer import ModelTokenizer
+from octavo.frontend.request.chat import MAX_MESSAGES, Chat, ChatMessage, Tool, ToolCall
+from octavo.frontend.request.request import Constraint, ConstraintKind
+from octavo.frontend.text.tokenizer import ModelTokenizer
+
+_Parts = Annotated[list[Part], Meta(max_length=MAX_PARTS)]
+
+
+class Item(Struct, frozen=True, kw_only=True):
+    """One of the input: a message, a function's call, or what came of that. Items of an answer may be sent back."""
+
+    type: str = "message"
+    role: str = ""
+    content: str | _Parts | None = None
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+    output: str | _Parts | None = None
+
+
+class Format(Struct, frozen=True, kw_only=True):
+    """What the answer's text must be. `schema` is JSON text."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    schema: Raw = Raw()
+    strict: bool | None = None
+
+
+class Text(Struct, frozen=True, kw_only=True):
+    """About the answer's text."""
+
+    format: Format | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(Struct, frozen=True, kw_only=True):
+    """`effort` is a variable of the chat template."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponsesBody(Sampling, frozen=True, kw_only=True):
+    """Of /v1/responses. `input` is a text or a list of items."""
+
+    input: Raw
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: Raw = Raw()
+    tool_choice: Raw = Raw()
+    parallel_tool_calls: bool | None = None
+    text: Text | None = None
+    reasoning: Reasoning | None = None
+
+
+RESPONSES_UNSUPPORTED: Final[Neutral] = {
+    **CHAT_UNSUPPORTED,
+    # Answers are not kept.
+    "previous_response_id": (),
+    "conversation": (),
+    "background": (b"false",),
+    "prompt": (),
+    "top_logprobs": (b"0",),
+    # What other routes have.
+    "n": (b"1",),
+    "best_of": (b"1",),
+    "max_tokens": (),
+    "response_format": (),
+    "prompt_logprobs": (),
+    "return_token_ids": (b"false",),
+    "use_beam_search": (b"false",),
+    "length_penalty": (),
+    "early_stopping": (),
+}
+
+
+# From the body of /v1/responses to what is generated.
+
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 

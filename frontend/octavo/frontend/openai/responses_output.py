@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 
 from octavo.frontend.errors import Overloaded, ServiceError
-from octavo.frontend.events import Event, Finished, FinishReason, Notice, Piece, Started
-from octavo.frontend.openai.clock import unix_time
-from octavo.frontend.openai.errors import error_object
-from octavo.frontend.openai.sse import comment
+from octavo.frontend.http.envelope import unix_time
+from octavo.frontend.http.errors import error_object
+from octavo.frontend.http.sse import comment
+from octavo.frontend.openai.logprobs import UsageSum
 from octavo.frontend.openai.tool_calls import ToolCallParser
 from octavo.frontend.openai.tool_parsers import ParsedDelta, ToolCallDelta
-from octavo.frontend.openai.usage import UsageSum
+from octavo.frontend.request.events import Event, Finished, FinishReason, Notice, Piece, Started
 
 _encode = msgspec.json.Encoder().encode
 

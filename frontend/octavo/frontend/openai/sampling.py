@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from octavo.frontend.errors import bad_parameter
-from octavo.frontend.openai.reading import Reading
+from octavo.frontend.openai.body import Reading
 from octavo.frontend.openai.schemas import Sampling
 from octavo.frontend.openai.structured import constraint_of
 from octavo.wire.requests import MAX_PRIORITY

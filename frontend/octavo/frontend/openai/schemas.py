@@ -5,8 +5,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from octavo.frontend.chat_form import MAX_MESSAGES, MAX_TOOL_CALLS
-from octavo.frontend.openai.fields import Neutral
+from octavo.frontend.openai.body import Neutral
+from octavo.frontend.request.chat import MAX_MESSAGES, MAX_TOOL_CALLS
 
 MAX_PARTS: Final = 1024
 # More cannot fit in any context; checked before anything walks over them.

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Raw
 
-from octavo.frontend.constraint import Constraint, ConstraintKind
 from octavo.frontend.errors import bad_parameter
-from octavo.frontend.json_schemas import unenforced
-from octavo.frontend.openai.fields import decoded, given, unsupported_field
-from octavo.frontend.openai.reading import Reading
+from octavo.frontend.openai.body import Reading, decoded, given, unsupported_field
 from octavo.frontend.openai.schemas import ResponseFormat, Sampling, StructuredOutputs
+from octavo.frontend.request.request import Constraint, ConstraintKind
+from octavo.frontend.text.json_schemas import unenforced
 
 
 def constraint_of(body: Sampling, reading: Reading) -> Constraint | None:

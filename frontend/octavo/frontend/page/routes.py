@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.frontend.errors import NotFound, Reason, Unavailable
-from octavo.frontend.openai.door import Door, check_trusted, route
-from octavo.frontend.openai.sse import EventStream, data
+from octavo.frontend.http.sse import EventStream, data
+from octavo.frontend.openai.endpoint import Door, check_trusted, route
 from octavo.frontend.page.feed import snapshots
 from octavo.frontend.page.live_view import LiveView
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from octavo.frontend.model_defaults import ModelDefaults, read_json, read_model_defaults
+from octavo.frontend.text.model_defaults import ModelDefaults, read_json, read_model_defaults
 
 # What a tokenizer is loaded from; nothing else leaves the model's directory.
 _TOKENIZER_FILES: Final = (

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from octavo.frontend.events import (
+from octavo.frontend.request.events import (
     FEW_LOGPROBS,
     Event,
     Finished,
@@ -16,9 +16,9 @@ from octavo.frontend.events import (
     Usage,
     is_long,
 )
-from octavo.frontend.logprob_table import LogprobTable
+from octavo.frontend.request.logprob_table import LogprobTable
+from octavo.frontend.stream.pacing import apart
 from octavo.frontend.vllm_engine.protocol import pb
-from octavo.frontend.writing import apart
 from octavo.wire.sampling import Logprobs
 
 _REASONS: Final = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}

@@ -5,9 +5,9 @@ import logging
 
 import grpc
 
-from octavo.frontend.cells import Cells
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.generation import Generation
+from octavo.frontend.scheduler.cells import Cells
+from octavo.frontend.stream.generation import Generation
 
 _log = logging.getLogger(__name__)
 

@@ -12,18 +12,17 @@ from typing import Any
 
 import grpc
 
-from octavo.frontend.access import tenant_from_headers
-from octavo.frontend.cells import Cells
+from octavo.frontend.access.access import tenant_from_headers
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import DeadlineExceeded, Overloaded, Reason, Unsupported
-from octavo.frontend.generation import Generation
-from octavo.frontend.grpc_access import caller_of
-from octavo.frontend.grpc_errors import abort_with
-from octavo.frontend.grpc_limits import MAX_ABORTED_IDS
-from octavo.frontend.grpc_service import answering, deadline_of, metadata_of
-from octavo.frontend.pacing import paced
-from octavo.frontend.unknown_fields import refuse_unknown_fields
-from octavo.frontend.validation import check_count
+from octavo.frontend.grpc.access import caller_of
+from octavo.frontend.grpc.errors import abort_with
+from octavo.frontend.grpc.limits import MAX_ABORTED_IDS, refuse_unknown_fields
+from octavo.frontend.grpc.service import answering, deadline_of, metadata_of
+from octavo.frontend.request.validation import check_count
+from octavo.frontend.scheduler.cells import Cells
+from octavo.frontend.stream.generation import Generation
+from octavo.frontend.stream.pacing import paced
 from octavo.frontend.vllm_engine.model_files import chunks, read_model_files, tokenizer_archive
 from octavo.frontend.vllm_engine.protocol import common, pb, services
 from octavo.frontend.vllm_engine.requests import read_generate

@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 
-from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
-from octavo.scheduler.events import (
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.events import (
     Effect,
     Event,
     FrontendJoined,
@@ -30,12 +29,13 @@ from octavo.scheduler.events import (
     StepAnswered,
     Tick,
 )
-from octavo.scheduler.observer import SchedulerObserver
-from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.sequence import SequenceGroup
-from octavo.testing.mechanisms import MechanismWatch
-from octavo.testing.notice_book import NoticeBook
-from octavo.testing.spoilable import SpoilableRunner
+from octavo.scheduler.core.observer import SchedulerObserver
+from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.server.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
+from octavo.testing.fakes.spoilable import SpoilableRunner
+from octavo.testing.oracles.mechanisms import MechanismWatch
+from octavo.testing.oracles.notice_book import NoticeBook
 from octavo.wire import history
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.costs import StepCosts
@@ -63,8 +63,8 @@ from octavo.wire.steps import (
     ToWorker,
     WorkerHello,
 )
-from octavo.worker.fake_faults import parse_faults
-from octavo.worker.fake_runner import FakeVocabulary, expected_tokens
+from octavo.worker.fake.faults import parse_faults
+from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
 from octavo.worker.runner import Runner, StepOutput
 from octavo.worker.sequence_table import SequenceTable
 
@@ -304,7 +304,7 @@ class Cluster:
         process: int | None = None,
         predecessor: Predecessor | None = None,
     ) -> FakeReplica:
-        """A replica with a fake model that has `faults` (`octavo.worker.fake_faults`), or with `runner`, of
+        """A replica with a fake model that has `faults` (`octavo.worker.fake.faults`), or with `runner`, of
         worker-`incarnation` unless named, and in a process of its own; what it knows of the `predecessor` it tells."""
         if runner is None:
             runner = SpoilableRunner(

@@ -8,10 +8,11 @@ import torch
 
 from octavo.kernels.backend import CacheShape
 from octavo.kernels.choice import Choice
-from octavo.worker import linear, model_runner
 from octavo.worker.gpu.options import GpuOptions
-from octavo.worker.linear import LinearKind
-from octavo.worker.model_runner import ModelRunner
+from octavo.worker.models import linear
+from octavo.worker.models.linear import LinearKind
+from octavo.worker.step import model_runner
+from octavo.worker.step.model_runner import ModelRunner
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from octavo.scheduler.admin import start_admin_server
-from octavo.scheduler.events import Event
-from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.step_feed import StepFeed
+from octavo.scheduler.core.events import Event
+from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.server.admin_service import start_admin_server
+from octavo.scheduler.server.step_feed import StepFeed
 from octavo.testing.cluster import Cluster
 
 

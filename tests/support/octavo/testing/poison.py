@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from octavo.scheduler.events import LossCause, StepAnswered
+from octavo.scheduler.core.events import LossCause, StepAnswered
 from octavo.testing.cluster import Cluster, ended
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from octavo.scheduler.events import SequenceEnded, StepAnswered
-from octavo.scheduler.sequence import SequenceGroup
+from octavo.scheduler.core.events import SequenceEnded, StepAnswered
+from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.testing.cluster import FRONTEND, Cluster, FakeReplica, reference_tokens
 from octavo.wire.requests import Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping

@@ -14,16 +14,15 @@ from torch import Tensor
 
 from octavo.kernels.backend import AttentionBackend, CacheShape
 from octavo.kernels.choice import choose_attention
-from octavo.testing.models import GREEDY, next_item
+from octavo.testbed.models import GREEDY, next_item
 from octavo.wire.steps import KVGroup
-from octavo.worker.batch import build_batch
-from octavo.worker.forward import PagedModel
-from octavo.worker.kv_cache import KVCache
-from octavo.worker.kv_layout import KVLayout
 from octavo.worker.models.compiled import compiled
 from octavo.worker.models.registry import load_model
-from octavo.worker.paging import Paging
 from octavo.worker.sequences import WorkerSequence
+from octavo.worker.step.batch import build_batch
+from octavo.worker.step.forward import PagedModel, Paging
+from octavo.worker.step.kv_cache import KVCache
+from octavo.worker.step.kv_layout import KVLayout
 from octavo.worker.tensor_parallel.group import ShardGroup
 from octavo.worker.tensor_parallel.sums import add_in_order
 

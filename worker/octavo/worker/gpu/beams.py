@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from octavo.kernels.triton.stats import log_masses
+from octavo.kernels.triton.sampling.stats import log_masses
 from octavo.wire.steps import Candidates
-from octavo.worker.beam_candidates import num_candidates
 from octavo.worker.gpu.transfer import download
-from octavo.worker.grammar_masks import NO_MASKS, Masks
-from octavo.worker.largest import ranked
-from octavo.worker.logits_processors import is_processed, process
-from octavo.worker.logprobs import listed
+from octavo.worker.sampling.beam_candidates import num_candidates
+from octavo.worker.sampling.grammar_masks import NO_MASKS, Masks
+from octavo.worker.sampling.largest import ranked
+from octavo.worker.sampling.logits_processors import is_processed, process
+from octavo.worker.sampling.logprobs import listed
 from octavo.worker.sequences import WorkerSequence
 
 
@@ -32,8 +32,8 @@ class DeviceCandidates:
 
 
 def launch_candidates(logits: Tensor, beams: list[WorkerSequence], masks: Masks = NO_MASKS) -> DeviceCandidates:
-    """`octavo.worker.beam_candidates.beam_candidates` of `logits` ([beams, vocab_size] of any float dtype, one row at
-    least), whose numbers do not depend on the rows beside a row."""
+    """`octavo.worker.sampling.beam_candidates.beam_candidates` of `logits` ([beams, vocab_size] of any float dtype,
+    one row at least), whose numbers do not depend on the rows beside a row."""
     counts = [num_candidates(beam) for beam in beams]
     largest, norm = log_masses(logits)
     logprobs = logits.float() - largest[:, None] - norm[:, None]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from octavo.wire.steps import BlockMove, BlockMoves
-from octavo.worker.batch import LogitRows, logit_rows
 from octavo.worker.gpu import sampler
 from octavo.worker.gpu.graphs import DecodeGraphs, Outputs
 from octavo.worker.gpu.inputs import StepInputs, decodes_first
@@ -20,15 +19,16 @@ from octavo.worker.gpu.rows import SequenceRows
 from octavo.worker.gpu.timeline import mark
 from octavo.worker.gpu.transfer import upload
 from octavo.worker.gpu.warm_up import warm_up_items
-from octavo.worker.grammar_masks import masks_of
-from octavo.worker.grammars import Grammars
-from octavo.worker.kv_cache import KVCache
 from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.fused import FusedLlama
-from octavo.worker.paging import Paging
-from octavo.worker.prompt_logprobs import prompt_logprobs
 from octavo.worker.runner import LaunchedStep
+from octavo.worker.sampling.grammar_masks import masks_of
+from octavo.worker.sampling.grammars import Grammars
+from octavo.worker.sampling.prompt_logprobs import prompt_logprobs
 from octavo.worker.sequences import WorkItem
+from octavo.worker.step.batch import LogitRows, logit_rows
+from octavo.worker.step.forward import Paging
+from octavo.worker.step.kv_cache import KVCache
 
 logger = logging.getLogger(__name__)
 

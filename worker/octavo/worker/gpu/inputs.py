@@ -11,10 +11,10 @@ from octavo.kernels.triton.attention import TritonStep
 from octavo.kernels.triton.inputs import prepare
 from octavo.worker.gpu.rows import SequenceRows
 from octavo.worker.gpu.transfer import upload
-from octavo.worker.kv_cache import LayerCache
 from octavo.worker.models.decoder import PagedStep
-from octavo.worker.paging import Paging
 from octavo.worker.sequences import WorkItem
+from octavo.worker.step.forward import Paging
+from octavo.worker.step.kv_cache import LayerCache
 
 
 def decodes_first(items: list[WorkItem]) -> list[WorkItem]:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.kernels.triton.stats import log_masses
+from octavo.kernels.triton.sampling.stats import log_masses
 from octavo.wire.sampling import Logprobs
 from octavo.worker.gpu.timeline import mark
 from octavo.worker.gpu.transfer import download
-from octavo.worker.largest import ranked
-from octavo.worker.logprobs import NotFiniteError, listed
+from octavo.worker.sampling.largest import ranked
+from octavo.worker.sampling.logprobs import NotFiniteError, listed
 
 # Rows done at a time: ranking takes several copies of them.
 _ROWS = 64
@@ -37,15 +37,15 @@ class DeviceLogprobs:
 
 
 def launch_logprobs(logits: Tensor, token_ids: Tensor, tops: list[int]) -> DeviceLogprobs:
-    """`octavo.worker.logprobs.row_logprobs` of `logits` ([rows, vocab_size] of any float dtype, one row at least) and
-    `token_ids` ([rows] int64 on the device), whose numbers do not depend on the rows beside a row."""
+    """`octavo.worker.sampling.logprobs.row_logprobs` of `logits` ([rows, vocab_size] of any float dtype, one row at
+    least) and `token_ids` ([rows] int64 on the device), whose numbers do not depend on the rows beside a row."""
     rows = zip(torch.split(logits, _ROWS), torch.split(token_ids, _ROWS), strict=True)
     parts = [_launched(some.float(), ids[:, None], max(1, *tops)) for some, ids in rows]
     return DeviceLogprobs(tops, *(download(torch.cat(column)) for column in zip(*parts, strict=True)))
 
 
 def device_token_logprobs(logits: Tensor, token_ids: list[int], top: int) -> list[Logprobs]:
-    """`octavo.worker.logprobs.token_logprobs` by the same arithmetic; it waits. Raises `NotFiniteError`."""
+    """`octavo.worker.sampling.logprobs.token_logprobs` by the same arithmetic; it waits. Raises `NotFiniteError`."""
     ids = torch.tensor(token_ids, device=logits.device)
     found = launch_logprobs(logits, ids, [top] * len(token_ids))
     mark(logits.device).wait()

@@ -11,12 +11,12 @@ from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMoves
 from octavo.worker.gpu.executor import GpuExecutor
 from octavo.worker.gpu.options import GpuOptions
-from octavo.worker.grammars import Grammars
-from octavo.worker.kv_cache import KVCache, KVCacheError
-from octavo.worker.kv_layout import KVLayout
 from octavo.worker.models.decoder import Decoder
-from octavo.worker.paging import Paging
+from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import WorkerSequence, WorkItem
+from octavo.worker.step.forward import Paging
+from octavo.worker.step.kv_cache import KVCache, KVCacheError
+from octavo.worker.step.kv_layout import KVLayout
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
-"""`octavo.worker.sampler` for a device that must not be waited for: choosing is launched, what is chosen stays on the
-device for the next step, and the choices are told once they have been copied back.
+"""`octavo.worker.sampling.sampler` for a device that must not be waited for: choosing is launched, what is chosen
+stays on the device for the next step, and the choices are told once they have been copied back.
 
 As there, a row's choice depends on its own logits, parameters, tokens and key alone. The draw is
-`octavo.kernels.triton.draw`.
+`octavo.kernels.triton.sampling.draw`.
 """
 
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo.kernels.triton.draw import TEMPERATURE, UNIFORM, draw
+from octavo.kernels.triton.sampling.draw import TEMPERATURE, UNIFORM, draw
 from octavo.wire.sampling import BeamSearch, EarlyStopping, Logprobs, SamplingParams
 from octavo.wire.steps import Candidates, SampledToken, SequenceFailure
-from octavo.worker.failures import not_finite
 from octavo.worker.gpu.beams import DeviceCandidates, launch_candidates
 from octavo.worker.gpu.logprobs import DeviceLogprobs, launch_logprobs
 from octavo.worker.gpu.transfer import download, upload
-from octavo.worker.grammar_masks import NO_MASKS, Masks
-from octavo.worker.logits_processors import is_processed, process
-from octavo.worker.rng import uniforms
-from octavo.worker.sampler import Choices, failures
+from octavo.worker.sampling.grammar_masks import NO_MASKS, Masks
+from octavo.worker.sampling.logits_processors import is_processed, process
+from octavo.worker.sampling.rng import uniforms
+from octavo.worker.sampling.sampler import Choices, failures
 from octavo.worker.sequences import WorkerSequence
+from octavo.worker.step.failures import not_finite
 
 Parameters = npt.NDArray[np.float64]
 
@@ -53,7 +53,7 @@ class DeviceChoices:
     masks: Masks
 
     def choices(self) -> Choices:
-        """What `octavo.worker.sampler.choose` answers. To be called once the step is read back."""
+        """What `octavo.worker.sampling.sampler.choose` answers. To be called once the step is read back."""
         finite = [isfinite(value) for value in self.largest.tolist()]
         sampled, candidates = self._sampled(finite), self._candidates(finite)
         answered = {each.sequence_id for each in sampled} | {each.sequence_id for each in candidates}
@@ -85,14 +85,14 @@ class DeviceBroken:
     finite: Tensor
 
     def failures(self) -> list[SequenceFailure]:
-        """What `octavo.worker.sampler.broken` answers. To be called once the step is read back."""
+        """What `octavo.worker.sampling.sampler.broken` answers. To be called once the step is read back."""
         rows = zip(self.sequences, self.finite.tolist(), strict=True)
         return [not_finite(each.sequence_id) for each, good in rows if not good]
 
 
 def launch(logits: Tensor, choosers: list[WorkerSequence], masks: Masks = NO_MASKS) -> DeviceChoices:
-    """Starts what `octavo.worker.sampler.choose` does with `logits` ([rows, vocab_size], any float dtype, the ids of a
-    row side by side; left as they are) and waits for nothing.
+    """Starts what `octavo.worker.sampling.sampler.choose` does with `logits` ([rows, vocab_size], any float dtype, the
+    ids of a row side by side; left as they are) and waits for nothing.
 
     Of a sequence with penalties or a grammar all tokens must be known. Raises `ValueError`.
     """
@@ -128,7 +128,8 @@ def launch(logits: Tensor, choosers: list[WorkerSequence], masks: Masks = NO_MAS
 
 
 def launch_broken(hidden: Tensor, sequences: list[WorkerSequence]) -> DeviceBroken:
-    """Starts what `octavo.worker.sampler.broken` does with `hidden` ([rows, hidden_size]) and waits for nothing."""
+    """Starts what `octavo.worker.sampling.sampler.broken` does with `hidden` ([rows, hidden_size]) and waits for
+    nothing."""
     return DeviceBroken(sequences, download(torch.isfinite(hidden).all(dim=-1)))
 
 
@@ -148,7 +149,7 @@ def warm_up(logits: Tensor) -> None:
 
 
 def _parameters(sequences: list[WorkerSequence]) -> Parameters:
-    """[sequences, 5], as `octavo.kernels.triton.draw` wants them."""
+    """[sequences, 5], as `octavo.kernels.triton.sampling.draw` wants them."""
     params = [sequence.sampling for sequence in sequences]
     rows = [(0.0, each.temperature, each.top_k, each.top_p, each.min_p) for each in params]
     table = np.array(rows, dtype=np.float64).reshape(-1, len(_GREEDY))

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from octavo.wire.sampling import SamplingParams
-from octavo.worker.paging import Paging
 from octavo.worker.sequences import WorkerSequence, WorkItem
+from octavo.worker.step.forward import Paging
 
 # So many tokens before a chunk are split between programs, where it is small.
 _CONTEXT = 1024

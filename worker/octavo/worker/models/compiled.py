@@ -14,12 +14,12 @@ from octavo.kernels.native.library import NativeLibrary, load
 from octavo.kernels.native.memory import zeros
 from octavo.kernels.native.norm import rms_norm
 from octavo.kernels.native.structs import DTYPES, GroupStep, Layer, Op, Run
-from octavo.worker.kv_cache import LayerCache
 from octavo.worker.models.config import DecoderConfig
 from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.llama import LlamaModel
 from octavo.worker.models.program import Buffer, Reduction, compile_layers, obstacle
+from octavo.worker.step.kv_cache import LayerCache
 
 
 class CompiledLlama:

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from octavo.kernels.backend import AttentionBackend
-from octavo.worker.kv_cache import LayerCache
-from octavo.worker.kv_layout import ModelShape
+from octavo.worker.step.kv_cache import LayerCache
+from octavo.worker.step.kv_layout import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from typing import Any, Self
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.worker.linear import GatedLinear, Linear, Weights
 from octavo.worker.models.config import DecoderConfig
 from octavo.worker.models.decoder import PagedStep
 from octavo.worker.models.layers import Attention, DecoderLayer, RMSNorm, ShardedRMSNorm
+from octavo.worker.models.linear import GatedLinear, Linear, Weights
 from octavo.worker.models.llama import LlamaModel
 
 # x W^T + b of x, W and b.
@@ -34,10 +34,10 @@ class FusedLlama:
 
     def __init__(self, model: LlamaModel, *, exact: bool = False) -> None:
         # An install for the CPU has no Triton, and knows this class all the same.
-        from octavo.kernels.triton.gate import gated
-        from octavo.kernels.triton.matmul import linear
-        from octavo.kernels.triton.norm import add_rms_norm, rms_norm
-        from octavo.kernels.triton.rope import rope_and_cache
+        from octavo.kernels.triton.layers.gate import gated
+        from octavo.kernels.triton.layers.matmul import linear
+        from octavo.kernels.triton.layers.norm import add_rms_norm, rms_norm
+        from octavo.kernels.triton.layers.rope import rope_and_cache
 
         self._gated, self._rope_and_cache = gated, rope_and_cache
         self._rms_norm, self._add_rms_norm = rms_norm, add_rms_norm

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.worker.linear import GatedLinear, Linear
 from octavo.worker.models.decoder import PagedStep
+from octavo.worker.models.linear import GatedLinear, Linear
 from octavo.worker.models.rotary import Angles, RotaryTable, rotate
 from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
 

@@ -6,13 +6,13 @@ Touvron et al., "LLaMA" (2023). `octavo.worker.models.architectures` says where 
 import torch
 from torch import Tensor
 
+from octavo.worker.loading.weights import WeightSource
 from octavo.worker.models.config import DecoderConfig
 from octavo.worker.models.decoder import PagedStep
 from octavo.worker.models.layers import DecoderLayer
 from octavo.worker.models.llama_loading import LayerLoader
 from octavo.worker.models.rotary import Angles, RotaryTable
 from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
-from octavo.worker.weights import WeightSource
 
 
 class LlamaModel:

@@ -6,15 +6,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from octavo.worker.linear import GatedLinear, Linear
+from octavo.worker.loading.tensor_file import Part
+from octavo.worker.loading.weights import WeightSource
 from octavo.worker.models.config import DecoderConfig
 from octavo.worker.models.layers import MLP, Attention, DecoderLayer, RMSNorm, ShardedRMSNorm
+from octavo.worker.models.linear import GatedLinear, Linear
 from octavo.worker.models.rotary import RotaryTable, halves_first
 from octavo.worker.tensor_parallel.group import ShardGroup
 from octavo.worker.tensor_parallel.shards import Shards, Share, stacked
 from octavo.worker.tensor_parallel.vocabulary import Vocabulary
-from octavo.worker.tensor_parts import Part
-from octavo.worker.weights import WeightSource
 
 
 class LayerLoader:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from octavo.worker.loading import open_weights
+from octavo.worker.loading.load_format import open_weights
 from octavo.worker.models.config import read_config
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.errors import ConfigError, UnsupportedSetting
@@ -51,7 +51,7 @@ def _transformers_model(
     group: ShardGroup,
 ) -> Decoder:
     # transformers takes seconds to import, which native models need not wait for.
-    from octavo.worker.models.transformers_model import TransformersModel
+    from octavo.worker.models.transformers.model import TransformersModel
 
     try:
         return TransformersModel(directory, dtype, device, max_model_len, load_format, group)

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from octavo.worker.forward import PagedModel
-from octavo.worker.liveness import Liveness
+from octavo.worker.health import Liveness
 from octavo.worker.runner import DeviceLostError
+from octavo.worker.step.forward import PagedModel
 from octavo.worker.tensor_parallel.distributed import DistributedGroup
 from octavo.worker.tensor_parallel.frames import Beat, Compute, End, Frame, Logits, Move, batch_of, decode
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.wire.base import Message
 from octavo.wire.steps import BlockMoves
-from octavo.worker.batch import Batch, LogitRows
+from octavo.worker.step.batch import Batch, LogitRows
 
 
 class FrameError(Exception):
@@ -23,8 +23,8 @@ class Move(Message, frozen=True):
 
 
 class Compute(Message, frozen=True):
-    """A forward pass, and the logits of its first `num_choosing` wanted rows: an `octavo.worker.batch.Batch` without
-    its sequences, which only the first rank knows. Tensors are the bytes of their int64."""
+    """A forward pass, and the logits of its first `num_choosing` wanted rows: an `octavo.worker.step.batch.Batch`
+    without its sequences, which only the first rank knows. Tensors are the bytes of their int64."""
 
     input_ids: bytes
     positions: bytes

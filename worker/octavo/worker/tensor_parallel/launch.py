@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from octavo.wire.endpoints import EndpointError
-from octavo.wire.ends import End, describe_status
-from octavo.wire.orphans import end_with_parent, inherited_locks
+from octavo.runtime.process.ends import End, describe_status
+from octavo.runtime.process.orphans import end_with_parent, inherited_locks
+from octavo.runtime.transport.endpoints import EndpointError
 from octavo.worker.config import LOCAL_SCHEME
 
 logger = logging.getLogger(__name__)

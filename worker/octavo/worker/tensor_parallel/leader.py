@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from octavo.wire.steps import BlockMoves
-from octavo.worker.batch import Batch
 from octavo.worker.runner import DeviceLostError
+from octavo.worker.step.batch import Batch
 from octavo.worker.tensor_parallel.distributed import DistributedGroup
 from octavo.worker.tensor_parallel.frames import Beat, Compute, End, Frame, Logits, Move, compute_frame, encode
 

@@ -4,11 +4,11 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from octavo.wire.endpoints import runtime_directory
+from octavo.runtime.transport.endpoints import runtime_directory
 from octavo.worker.config import LOCAL_SCHEME, WorkerConfig
-from octavo.worker.liveness import Liveness
-from octavo.worker.model_runner import ModelRunner
+from octavo.worker.health import Liveness
 from octavo.worker.runner import Runner
+from octavo.worker.step.model_runner import ModelRunner
 from octavo.worker.tensor_parallel.distributed import DistributedGroup, RankLostError
 from octavo.worker.tensor_parallel.follower import Follower
 from octavo.worker.tensor_parallel.launch import (

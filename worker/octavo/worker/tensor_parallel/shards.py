@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from octavo.worker.loading.tensor_file import Part
 from octavo.worker.models.errors import ConfigError
-from octavo.worker.tensor_parts import Part
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable
 
-from octavo.frontend.completion import Completion, EndRules
 from octavo.frontend.errors import ServiceError
-from octavo.frontend.events import Emitted, Finished, Notice, Piece
-from octavo.frontend.journal import Journal
-from octavo.frontend.reader import Reader
-from octavo.frontend.scheduler_session import LiveRequest, SchedulerSession
-from octavo.frontend.stop_strings import StopStrings
-from octavo.frontend.stream import Shape, Stream
-from octavo.testing.history import Came, Choice, ChoiceEnded, Closed, Tokens, Told
+from octavo.frontend.request.events import Emitted, Finished, Notice, Piece
+from octavo.frontend.scheduler.journal import Journal
+from octavo.frontend.scheduler.reader import Reader
+from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
+from octavo.frontend.stream.completion import Completion, EndRules
+from octavo.frontend.stream.stream import Shape, Stream
+from octavo.frontend.text.stop_strings import StopStrings
+from octavo.testbed.history import Came, Choice, ChoiceEnded, Closed, Tokens, Told
 from octavo.testing.simulation.reference import Reference, reference
 from octavo.testing.simulation.watch import Key, Watch
 from octavo.testing.simulation.workload import ClientPlan, Model

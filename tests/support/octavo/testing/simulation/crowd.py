@@ -5,9 +5,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo.frontend.errors import Reason
-from octavo.scheduler.suspects import UNEXPLAINED_TO_CONVICT
+from octavo.scheduler.core.poison import UNEXPLAINED_TO_CONVICT
 from octavo.testing.simulation.client import Client
-from octavo.testing.simulation.frontend_process import FrontendProcess
+from octavo.testing.simulation.processes.frontend import FrontendProcess
 from octavo.testing.simulation.scenario import PATIENT_S
 from octavo.testing.simulation.workload import ClientPlan
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
+from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.testing.simulation.workload import ClientPlan
-from octavo.testing.spoilable import SpoilableRunner
 from octavo.wire.base import MAX_SEQUENCES
 from octavo.wire.steps import BlockMoves, StepTimes
-from octavo.worker.fake_faults import FakeFault
+from octavo.worker.fake.faults import FakeFault
 from octavo.worker.runner import StepOutput
 from octavo.worker.sequences import WorkerSequence, WorkItem
 

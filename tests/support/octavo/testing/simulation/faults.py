@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from octavo.scheduler.events import WorkerCordoned, WorkerDrained, WorkerReadmitted
+from octavo.scheduler.core.events import WorkerCordoned, WorkerDrained, WorkerReadmitted
 from octavo.testing.simulation.clock import Process
 from octavo.testing.simulation.links import Direction, Link, Noise, silence
 
 if TYPE_CHECKING:
+    from octavo.testing.simulation.processes.worker import WorkerProcess
     from octavo.testing.simulation.simulation import Simulation
-    from octavo.testing.simulation.worker_process import WorkerProcess
 
 Fault = Callable[["Simulation"], None]
 

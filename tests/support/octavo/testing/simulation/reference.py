@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from octavo.scheduler.beam_search import Beam, BeamSearch
+from octavo.scheduler.core.step.beam_search import Beam, BeamSearch
 from octavo.testing.simulation.workload import ClientPlan, Model
 from octavo.wire.sampling import Logprobs
-from octavo.worker.fake_runner import expected_candidates, expected_logprobs, expected_tokens
+from octavo.worker.fake.runner import expected_candidates, expected_logprobs, expected_tokens
 
 
 @dataclass(frozen=True)

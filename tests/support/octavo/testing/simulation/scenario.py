@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from octavo.scheduler.config import Policy, Preemption, SchedulerConfig
+from octavo.scheduler.core.config import Policy, Preemption, SchedulerConfig
 from octavo.testing.simulation.device import Hardware
 from octavo.testing.simulation.faults import FAULTS, GENTLE, Fault
 from octavo.testing.simulation.workload import MAX_POISONS, ClientPlan, Model, Workload
 from octavo.wire.base import MAX_SEQUENCES
-from octavo.worker.fake_config import read_eos_token_ids, read_positive
-from octavo.worker.fake_faults import FakeFault
-from octavo.worker.fake_runner import FakeVocabulary
+from octavo.worker.fake.config import read_eos_token_ids, read_positive
+from octavo.worker.fake.faults import FakeFault
+from octavo.worker.fake.runner import FakeVocabulary
 
 _BUSY_S = 8.0
 _EOS_PROBABILITY = 0.02

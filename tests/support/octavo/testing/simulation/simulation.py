@@ -6,19 +6,19 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+from octavo.runtime.models.directory import fingerprint
 from octavo.testing.simulation.clock import Action, Clock, Process
 from octavo.testing.simulation.crowd import Crowd
 from octavo.testing.simulation.device import Device
 from octavo.testing.simulation.faults import Fault
-from octavo.testing.simulation.frontend_process import FrontendProcess
 from octavo.testing.simulation.network import Dealer, Network
+from octavo.testing.simulation.processes.frontend import FrontendProcess
+from octavo.testing.simulation.processes.scheduler import SchedulerProcess
+from octavo.testing.simulation.processes.supervisor import Supervisor
+from octavo.testing.simulation.processes.worker import WorkerProcess
 from octavo.testing.simulation.scenario import Scenario, draw
-from octavo.testing.simulation.scheduler_process import SchedulerProcess
-from octavo.testing.simulation.supervisor import Supervisor
 from octavo.testing.simulation.trace import Trace
 from octavo.testing.simulation.watch import Watch
-from octavo.testing.simulation.worker_process import WorkerProcess
-from octavo.wire.model_directory import fingerprint
 
 # After the last fault everything must be done within this time, and a while later nothing may be held.
 _LIVENESS_S = 60.0

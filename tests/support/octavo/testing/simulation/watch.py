@@ -2,8 +2,7 @@
 
 from collections import Counter
 
-from octavo.scheduler.event_log import Began, Handled, Planned, Record
-from octavo.scheduler.events import (
+from octavo.scheduler.core.events import (
     Effect,
     FrontendLost,
     LossCause,
@@ -22,11 +21,12 @@ from octavo.scheduler.events import (
     WorkerDrained,
     WorkerReadmitted,
 )
-from octavo.scheduler.replica import Replica
-from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.sequence import SequenceGroup
-from octavo.testing.history import Event, Held, Left, Load
-from octavo.testing.judge import Judge
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.server.event_log import Began, Handled, Planned, Record
+from octavo.testbed.history import Event, Held, Left, Load
+from octavo.testbed.judge import Judge
 from octavo.testing.simulation.device import INJECTED
 from octavo.testing.simulation.harm import Harm
 from octavo.testing.simulation.network import Network

@@ -6,8 +6,8 @@ from random import Random
 from typing import Any
 
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
-from octavo.worker.fake_faults import FakeFault
-from octavo.worker.fake_runner import FakeVocabulary
+from octavo.worker.fake.faults import FakeFault
+from octavo.worker.fake.runner import FakeVocabulary
 
 _ENDLESS_TOKENS = 400
 # The last tokens of the vocabulary are in no other prompt.

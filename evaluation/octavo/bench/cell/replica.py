@@ -1,0 +1,163 @@
+"""A worker as the scheduler sees it, which computes nothing and takes as long as it is told."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import msgspec
+import zmq
+
+from octavo.bench.cell.peer import Peer
+from octavo.bench.parts.scheduler_alone import hello
+from octavo.wire.codec import decode_to_worker
+from octavo.wire.steps import (
+    Heartbeat,
+    SampledToken,
+    StepOutcome,
+    StepPlan,
+    StepResult,
+    StepTimes,
+    WorkerHello,
+    WorkerWelcome,
+)
+
+# A step takes up to so much more or less than it is told, so that replicas keep no time together.
+_SPREAD: Final = 0.05
+_TOKEN: Final = 7
+
+
+class Answers:
+    """What a worker answers to plans without beams, one after the other: every sequence that reaches its last known
+    token samples the same next one."""
+
+    def __init__(self) -> None:
+        # Tokens still to be computed of those sequences that have not sampled yet.
+        self._uncomputed: dict[int, int] = {}
+        self._decoding: list[int] = []
+        self._sampled: list[SampledToken] = []
+
+    def to(self, plan: StepPlan, model_us: int) -> StepResult:
+        sampling = self._sampling(plan)
+        # Nearly always it is those of the last step again.
+        if sampling != self._decoding:
+            self._decoding, self._sampled = sampling, [SampledToken(each, _TOKEN) for each in sampling]
+        return StepResult(
+            plan.epoch,
+            plan.incarnation,
+            plan.step_id,
+            StepOutcome.DONE,
+            self._sampled,
+            [],
+            [],
+            [],
+            StepTimes(0, model_us, 0),
+            "",
+        )
+
+    def _sampling(self, plan: StepPlan) -> list[int]:
+        for start in plan.starts:
+            known = len(start.prompt_token_ids) + len(start.generated_token_ids)
+            self._uncomputed[start.sequence_id] = known - start.num_computed
+        if not self._uncomputed:
+            return [work.sequence_id for work in plan.work]
+        return [work.sequence_id for work in plan.work if self._computes_all(work.sequence_id, work.num_tokens)]
+
+    def _computes_all(self, sequence_id: int, num_tokens: int) -> bool:
+        if (left := self._uncomputed.pop(sequence_id, num_tokens) - num_tokens) > 0:
+            self._uncomputed[sequence_id] = left
+        return left <= 0
+
+
+@dataclass
+class Tally:
+    """What a replica has done since the tally was made, in seconds: `idle_s` without a plan, and `late_s`, at most
+    `latest_s` at a time, between the end of a step and the moment when it was found to have ended."""
+
+    steps: int = 0
+    tokens: int = 0
+    idle_s: float = 0.0
+    late_s: float = 0.0
+    latest_s: float = 0.0
+    plan_bytes: int = 0
+    result_bytes: int = 0
+
+
+class FakeReplica(Peer):
+    """One worker, which says hello with its first beat. Idle (`ends_at` is None) until it has a plan: one that is there
+    when a step is found to have ended begins then."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, number: int, step_s: float) -> None:
+        super().__init__(context, endpoint)
+        self.ends_at: float | None = None
+        self.tally = Tally()
+        self._worker_id, self._incarnation = f"fake-{number}", number + 1
+        self._step_s, self._random = step_s, Random(number)
+        self._answers = Answers()
+        self._plan: StepPlan | None = None
+        self._idle_since = 0.0
+
+    def _hello(self, num_blocks: int) -> WorkerHello:
+        return msgspec.structs.replace(
+            hello(num_blocks, 16), worker_id=self._worker_id, incarnation=self._incarnation, device="cuda"
+        )
+
+    def beat(self, num_blocks: int) -> None:
+        """Says hello, or that it lives."""
+        if self.epoch is None:
+            self.call(self._hello(num_blocks))
+        else:
+            self.send(Heartbeat(self.epoch, self._incarnation, self._plan.step_id if self._plan else 0))
+
+    def new_tally(self, now: float) -> None:
+        self.tally, self._idle_since = Tally(), now
+
+    def end_tally(self, now: float) -> Tally:
+        """The tally so far, with the idling under way."""
+        if self.ends_at is None:
+            self.tally.idle_s += now - self._idle_since
+        return self.tally
+
+    def finish(self, now: float) -> None:
+        """Answers the step that has ended, and begins the next if its plan is there."""
+        assert self._plan is not None
+        assert self.ends_at is not None
+        tally, late_s = self.tally, now - self.ends_at
+        result = self._answers.to(self._plan, int(self._step_s * 1e6))
+        tally.result_bytes += self.send(result)
+        tally.steps += 1
+        tally.tokens += len(result.sampled)
+        tally.late_s += late_s
+        tally.latest_s = max(tally.latest_s, late_s)
+        self.ends_at = None
+        if not self.begin(now):
+            self._idle_since = now
+
+    def begin(self, at: float) -> bool:
+        """Begins the next step at this time, if its plan is there. Raises `RuntimeError` if the scheduler has lost this
+        worker."""
+        while frame := self.receive():
+            match decode_to_worker(frame):
+                case StepPlan() as plan:
+                    self._plan = plan
+                    self.tally.plan_bytes += len(frame)
+                    self.ends_at = at + self._step_s * self._random.uniform(1 - _SPREAD, 1 + _SPREAD)
+                    return True
+                case WorkerWelcome(epoch):
+                    self.epoch = epoch
+                case message:
+                    raise RuntimeError(f"{self._worker_id} was not kept: {message}")
+        return False
+
+    def resume(self, now: float) -> bool:
+        """What `begin` does, out of idleness."""
+        if not self.begin(now):
+            return False
+        self.tally.idle_s += now - self._idle_since
+        return True
+
+
+def busy_shares(tallies: Sequence[Tally], wall_s: float) -> list[float]:
+    """Of each replica: the share of the time with a plan under way. What was late does not count, as nobody knows
+    whether a plan was there."""
+    return [1 - (tally.idle_s + tally.late_s) / wall_s for tally in tallies]

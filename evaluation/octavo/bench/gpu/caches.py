@@ -1,0 +1,228 @@
+"""K8, K9, S1 and S2: writing keys and values, and moving blocks within the device and to the host and back."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from octavo.bench.gpu.cases import Case, Measured, NotMeasured, Target
+from octavo.bench.gpu.floors import Work, block_copies, cache_write, floor_s
+from octavo.bench.gpu.machine import Machine
+from octavo.bench.gpu.problems import DTYPE, each_layer, paged_problem
+from octavo.bench.gpu.samples import Sample
+from octavo.bench.gpu.shapes import AttentionShape, ModelShape
+from octavo.bench.gpu.timing import Call, Contenders, synchronize
+
+if TYPE_CHECKING:
+    from octavo.worker.step.kv_cache import KVCache
+
+OURS = "ours"
+_WRITE = Target("share of the copy rate", "%", 75, 88, at_least=True)
+_COPY = Target("share of the copy rate", "%", 80, 90, at_least=True)
+_FUSED = Target("speed over a copy for each block, layer, and keys or values", "x", 10, 30, at_least=True)
+_SWAP = Target("share of a contiguous pinned copy's rate", "%", 85, 95, at_least=True)
+
+_PER_BLOCK, _WHOLE_BLOCKS = "a copy per block, layer, K or V", "a copy per whole block"
+_COPIED_BYTES, _SWAPPED_BYTES = 256 << 20, 256 << 20
+
+
+def cases(*, quick: bool) -> list[Case]:
+    shape = AttentionShape(8, 2, 64) if quick else AttentionShape()
+    tokens, layers = (40, 2) if quick else (8192, ModelShape.read("qwen3-8b").num_layers)
+    block_bytes = layers * shape.block_size * shape.kv_bytes_per_token
+    copied, swapped = (4, 4) if quick else (-(-_COPIED_BYTES // block_bytes), -(-_SWAPPED_BYTES // block_bytes))
+    moves, swap = ("triton", "octavo.kernels.triton.moves"), ("msgspec",)
+    return [
+        Case(
+            "K8",
+            f"{tokens} tokens",
+            _WRITE,
+            partial(_cache_write, shape=shape, num_tokens=tokens),
+            (cache_write(tokens, shape),),
+            modules=("triton", "octavo.kernels.triton.write"),
+        ),
+        Case(
+            "K9",
+            f"{copied * block_bytes >> 20} MiB",
+            _COPY,
+            partial(_copy, shape=shape, num_layers=layers, num_blocks=copied),
+            (block_copies(copied * block_bytes),),
+            modules=moves,
+        ),
+        Case(
+            "K9",
+            "fused or one by one",
+            _FUSED,
+            partial(_copy_one_by_one, shape=shape, num_layers=layers, num_blocks=copied),
+            (block_copies(copied * block_bytes),),
+            seconds=6.0,
+            modules=moves,
+        ),
+        Case(
+            "S1",
+            "out",
+            _SWAP,
+            partial(_swap, shape=shape, num_layers=layers, num_blocks=swapped, out=True),
+            (Work(to_host=swapped * block_bytes),),
+            modules=swap,
+        ),
+        Case(
+            "S1",
+            "in",
+            _SWAP,
+            partial(_swap, shape=shape, num_layers=layers, num_blocks=swapped, out=False),
+            (Work(to_device=swapped * block_bytes),),
+            modules=swap,
+        ),
+    ]
+
+
+def _cache_write(machine: Machine, *, shape: AttentionShape, num_tokens: int) -> Measured:
+    from octavo.kernels.triton.write import reshape_and_cache
+
+    layers = machine.rotations(num_tokens * shape.kv_bytes_per_token)
+    problem = paged_problem(shape, machine.device, num_sequences=1, context=num_tokens, num_layers=layers)
+    slots = _slots(problem.tables[0], shape.block_size)[:num_tokens]
+    new = torch.randn(layers, 2, num_tokens, shape.kv_heads, shape.head_dim, dtype=DTYPE, device=machine.device)
+
+    def ours(layer: int) -> Call:
+        (keys, values), (key_cache, value_cache) = new[layer], problem.caches(layer)
+        return partial(reshape_and_cache, keys, values, key_cache, value_cache, slots)
+
+    def by_index(layer: int) -> Call:
+        places = (slots // shape.block_size, slots % shape.block_size)
+        return lambda: [cache.index_put_(places, new[layer, i]) for i, cache in enumerate(problem.caches(layer))]
+
+    ours(0)()
+    written = problem.caches(0)[1][slots // shape.block_size, slots % shape.block_size]
+    _must_equal(written, new[0, 1], "what it wrote")
+    contenders = {OURS: each_layer(problem, ours), "index_put": each_layer(problem, by_index)}
+    samples = machine.race(contenders).samples
+    sample = samples.pop(OURS)
+    return Measured(_share(cache_write(num_tokens, shape), sample, machine), sample, samples)
+
+
+def _slots(table: Tensor, block_size: int) -> Tensor:
+    """Those of the blocks of `table`, in their order."""
+    offsets = torch.arange(block_size, device=table.device)
+    return (table.long()[:, None] * block_size + offsets).flatten()
+
+
+def _copy(machine: Machine, *, shape: AttentionShape, num_layers: int, num_blocks: int) -> Measured:
+    pool, calls = _copies(machine, shape, num_layers, num_blocks)
+    sample = machine.race({OURS: calls}).samples[OURS]
+    return Measured(_share(block_copies(_num_bytes(pool[:num_blocks])), sample, machine), sample)
+
+
+def _copy_one_by_one(machine: Machine, *, shape: AttentionShape, num_layers: int, num_blocks: int) -> Measured:
+    """The copies that a cache with tensors of their own for each layer's keys and values needs, not from a graph: a
+    step's copies are never the same. Beside them those of this pool's blocks, whose layers lie together."""
+    pool, calls = _copies(machine, shape, num_layers, num_blocks)
+    pairs = _pairs(num_blocks)
+
+    def per_block() -> None:
+        for source, target in pairs:
+            for layer in range(num_layers):
+                pool[target, layer, 0].copy_(pool[source, layer, 0])
+                pool[target, layer, 1].copy_(pool[source, layer, 1])
+
+    def whole_blocks() -> None:
+        for source, target in pairs:
+            pool[target].copy_(pool[source])
+
+    contenders: Contenders = {OURS: calls, _PER_BLOCK: [per_block], _WHOLE_BLOCKS: [whole_blocks]}
+    samples = machine.race(contenders, graphs=False).samples
+    sample = samples.pop(OURS)
+    return Measured(samples[_PER_BLOCK].median / sample.median, sample, samples)
+
+
+def _copies(machine: Machine, shape: AttentionShape, num_layers: int, num_blocks: int) -> tuple[Tensor, Sequence[Call]]:
+    """A pool of twice as many blocks, and the call that copies those of its first half to its second, shuffled."""
+    from octavo.kernels.triton.moves import copy_blocks
+
+    pool = _random_pool(machine, shape, num_layers, 2 * num_blocks)
+    pairs = torch.tensor(_pairs(num_blocks), dtype=torch.int32, device=machine.device)
+    call = partial(copy_blocks, pool, pairs)
+    call()
+    sources, targets = pairs.long().unbind(1)
+    _must_equal(pool[targets], pool[sources], "what it copied")
+    return pool, [call]
+
+
+def _pairs(num_blocks: int) -> list[tuple[int, int]]:
+    targets = (num_blocks + torch.randperm(num_blocks)).tolist()
+    return list(zip(torch.randperm(num_blocks).tolist(), targets, strict=True))
+
+
+def _random_pool(machine: Machine, shape: AttentionShape, num_layers: int, num_blocks: int) -> Tensor:
+    inner = (shape.kv_heads, shape.block_size, shape.head_dim)
+    return torch.empty(num_blocks, num_layers, 2, *inner, dtype=DTYPE, device=machine.device).normal_()
+
+
+def _swap(machine: Machine, *, shape: AttentionShape, num_layers: int, num_blocks: int, out: bool) -> Measured:
+    """Scattered blocks to scattered blocks, as the worker moves them, and as many bytes from one piece to one piece."""
+    cache = make_cache(machine, shape, num_layers, num_blocks)
+    moves = _moves(num_blocks, out=out)
+    num_bytes = num_blocks * num_layers * shape.block_size * shape.kv_bytes_per_token
+    on_device = torch.empty(num_bytes, dtype=torch.uint8, device=machine.device).random_()
+    on_host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=machine.device.type == "cuda").random_()
+    target, source = (on_host, on_device) if out else (on_device, on_host)
+    contenders: Contenders = {
+        OURS: [partial(_move_and_wait, cache, moves, machine.device)],
+        "contiguous": [partial(target.copy_, source, non_blocking=True)],
+    }
+    samples = machine.race(contenders, graphs=False).samples
+    sample = samples.pop(OURS)
+    rates: dict[str, float | str] = {"GB/s": num_bytes / sample.median / 1e9}
+    return Measured(100 * samples["contiguous"].median / sample.median, sample, samples, notes=rates)
+
+
+def make_cache(machine: Machine, shape: AttentionShape, num_layers: int, num_blocks: int) -> "KVCache":
+    """Of so many blocks on either side, filled with random numbers."""
+    from octavo.worker.step.kv_cache import KVCache
+    from octavo.worker.step.kv_layout import KVLayout, LayerGroup
+
+    groups = [LayerGroup(0, tuple(range(num_layers)))]
+    layout = KVLayout(groups, shape.block_size, shape.kv_heads, shape.head_dim, DTYPE)
+    cache = KVCache(layout, num_blocks=num_blocks, num_cpu_blocks=num_blocks, device=machine.device)
+    fill(cache)
+    return cache
+
+
+@torch.inference_mode()
+def fill(cache: "KVCache") -> None:
+    """With random numbers, never zeros, which may be faster than anything real."""
+    for layer in cache.layers:
+        layer.keys.normal_()
+        layer.values.normal_()
+
+
+def _move_and_wait(cache: "KVCache", moves: Any, device: torch.device) -> None:
+    """They go by a stream of their own, which no event of the model's stream tells of."""
+    cache.move(moves)
+    synchronize(device)
+
+
+def _moves(num_blocks: int, *, out: bool) -> Any:
+    """Every block once."""
+    from octavo.wire.steps import BlockMove, BlockMoves
+
+    sources, targets = torch.randperm(num_blocks).tolist(), torch.randperm(num_blocks).tolist()
+    pairs = [BlockMove(source, target) for source, target in zip(sources, targets, strict=True)]
+    return BlockMoves(swap_out=pairs) if out else BlockMoves(swap_in=pairs)
+
+
+def _share(work: Work, sample: Sample, machine: Machine) -> float:
+    """Percent of the rate that the floor is made of."""
+    return 100 * floor_s([work], machine.rates) / sample.median
+
+
+def _must_equal(found: Tensor, expected: Tensor, what: str) -> None:
+    if not torch.equal(found, expected):
+        raise NotMeasured(f"{what} is wrong")
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

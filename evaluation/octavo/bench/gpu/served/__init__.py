@@ -1,0 +1,1 @@
+"""Models served on a GPU, by Octavo and by others."""

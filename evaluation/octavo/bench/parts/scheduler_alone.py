@@ -1,0 +1,177 @@
+"""The scheduler alone: the production core and one replica that answers at once, having computed nothing."""
+
+import random
+from collections.abc import Iterator
+
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.events import (
+    Effect,
+    FrontendJoined,
+    ReplicaJoined,
+    RequestsAborted,
+    RequestSubmitted,
+    SendToFrontend,
+    SendToReplica,
+    StepAnswered,
+)
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.wire.base import SCHEMA_VERSION
+from octavo.wire.costs import StepCosts
+from octavo.wire.requests import CacheKey, Rejected, Request
+from octavo.wire.sampling import SamplingParams
+from octavo.wire.steps import (
+    Candidates,
+    KVGroup,
+    ModelInfo,
+    SampledToken,
+    StepOutcome,
+    StepPlan,
+    StepResult,
+    StepTimes,
+    WorkerHello,
+)
+
+VOCAB_SIZE = 1 << 16
+_FRONTEND = 1
+_INCARNATION = 1
+_MODEL = ModelInfo("none", "fingerprint", "none", VOCAB_SIZE, max_model_len=1 << 20)
+_STEP_S = 0.01
+
+
+def hello(num_blocks: int, block_size: int, num_cpu_blocks: int = 0, costs: StepCosts | None = None) -> WorkerHello:
+    """A worker with one KV group."""
+    return WorkerHello(
+        schema_version=SCHEMA_VERSION,
+        worker_id="instant",
+        incarnation=_INCARNATION,
+        process=_INCARNATION,
+        model=_MODEL,
+        device="none",
+        world_size=1,
+        num_blocks=num_blocks,
+        num_cpu_blocks=num_cpu_blocks,
+        block_size=block_size,
+        kv_bytes_per_token=0,
+        kv_groups=[KVGroup(window=0)],
+        costs=costs,
+    )
+
+
+def make_request(
+    request_id: str,
+    prompt_token_ids: list[int],
+    sampling: SamplingParams,
+    model_fingerprint: str = _MODEL.fingerprint,
+) -> Request:
+    """A request as a frontend submits it first."""
+    return Request(
+        request_id=request_id,
+        attempt=1,
+        resubmitted=False,
+        model_fingerprint=model_fingerprint,
+        prompt_token_ids=prompt_token_ids,
+        generated=[],
+        sampling=sampling,
+        priority=0,
+        tenant="",
+        cache_key=CacheKey(),
+        age_ms=0,
+    )
+
+
+class SchedulerAlone:
+    """One core, one replica, one frontend. Tokens are random, so that no two sequences hold the same by chance.
+
+    The parts of a step are apart, so that each can be timed: `schedule`, then `next_result`, which is the replica's,
+    then `accept`.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        num_cpu_blocks: int = 0,
+        costs: StepCosts | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.core = Scheduler(config, epoch=1)
+        self._random = random.Random(seed)
+        self._now = 0.0
+        self.core.handle(FrontendJoined(_FRONTEND), 0.0)
+        self.core.handle(ReplicaJoined(hello(num_blocks, block_size, num_cpu_blocks, costs)), 0.0)
+
+    @property
+    def replica(self) -> Replica:
+        return self.core.replicas[_INCARNATION]
+
+    def draw_tokens(self, count: int) -> list[int]:
+        """Any tokens."""
+        return self._random.choices(range(VOCAB_SIZE), k=count)
+
+    def submit(self, request: Request) -> None:
+        """Raises `RuntimeError` if the request is refused."""
+        for effect in self.core.handle(RequestSubmitted(_FRONTEND, request), self._now):
+            if isinstance(effect, SendToFrontend) and isinstance(effect.message, Rejected):
+                raise RuntimeError(f"{request.request_id} was rejected: {effect.message.detail}")
+
+    def abort(self, request_id: str) -> None:
+        self.core.handle(RequestsAborted(_FRONTEND, [request_id]), self._now)
+
+    def schedule(self) -> list[Effect]:
+        """Asks the core for a plan."""
+        return self.core.schedule(self._now)
+
+    def next_result(self) -> StepResult:
+        """What the replica answers to its oldest plan. There must be one."""
+        step = self.replica.outstanding[0]
+        samplers, beams = step.samplers, step.beams
+        tokens = self.draw_tokens(len(samplers))
+        return StepResult(
+            epoch=self.core.epoch,
+            incarnation=_INCARNATION,
+            step_id=step.step_id,
+            outcome=StepOutcome.DONE,
+            sampled=[SampledToken(s.sequence_id, token) for (_, s), token in zip(samplers, tokens, strict=True)],
+            candidates=[self._candidates(group, beam.sequence_id) for group, beam in beams],
+            prompt_logprobs=[],
+            failed=[],
+            times=StepTimes(0, 0, 0),
+            detail="",
+        )
+
+    def accept(self, result: StepResult) -> list[Effect]:
+        """The core takes a result in, a moment after its plan."""
+        self._now += _STEP_S
+        return self.core.handle(StepAnswered(_INCARNATION, result), self._now)
+
+    def run(self) -> Iterator[list[StepPlan]]:
+        """Runs all that was submitted, as many steps in flight as are allowed; yields the plans when they are made."""
+        while self.core.groups:
+            yield [plan for _ in range(self.core.config.max_steps_in_flight) for plan in plans(self.schedule())]
+            self.accept(self.next_result())
+        while self.replica.outstanding:
+            self.accept(self.next_result())
+
+    def _candidates(self, group: SequenceGroup, sequence_id: int) -> Candidates:
+        """A beam's likeliest token has a logprob of -Exp(1), each next one is less likely by another Exp(1)."""
+        assert group.search is not None
+        count, logprob, logprobs = group.search.num_candidates, 0.0, []
+        for _ in range(count):
+            logprob -= self._random.expovariate(1.0)
+            logprobs.append(logprob)
+        return Candidates(sequence_id, self._random.sample(range(VOCAB_SIZE), count), logprobs)
+
+
+def the_plan(effects: list[Effect]) -> StepPlan:
+    """The plan among the effects of `schedule`. Raises `ValueError` if there is not exactly one."""
+    (plan,) = plans(effects)
+    return plan
+
+
+def plans(effects: list[Effect]) -> list[StepPlan]:
+    """All plans among the effects of `schedule`."""
+    return [e.message for e in effects if isinstance(e, SendToReplica) and isinstance(e.message, StepPlan)]

@@ -1,0 +1,192 @@
+"""`make bench-scheduler`: what the scheduler's core takes per step, per admission and per block.
+
+All times are CPU time of the one thread there is, so that a busy machine disturbs little; garbage is collected as in
+production. A step is the core's `schedule()` and its `handle()` of one result, two steps in flight, prefix cache on.
+Making the result is not part of it, nor are the messages' bytes: encoding plan and deltas and decoding the result are
+told apart, as `wire`.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from octavo.bench.parts.block_costs import BlockCosts, block_costs
+from octavo.bench.parts.cpu_time import Profiler, timed
+from octavo.bench.parts.scheduler_alone import SchedulerAlone, make_request, the_plan
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.events import SendToFrontend, SendToReplica
+from octavo.scheduler.server.gc_tuning import collect_seldom
+from octavo.wire.codec import decode_from_worker, encode
+from octavo.wire.sampling import SamplingParams
+
+_BLOCK_SIZE = 16
+_LONG_PROMPT = 4096
+
+
+@dataclass(frozen=True)
+class DecodeCost:
+    """A step in which all of `sequences` decode: medians in microseconds, and the 99th percentile of `step`.
+
+    `growth` is the cost per sequence over that of the first case; 1 is linear.
+    """
+
+    sequences: int
+    schedule: float
+    handle: float
+    step: float
+    step_p99: float
+    per_sequence: float
+    growth: float
+    steps_per_s: float
+    wire: float
+    plan_bytes: float
+
+
+def decode_cost(num_sequences: int, num_steps: int) -> DecodeCost:
+    """Measures `num_steps` steps; `growth` is 1."""
+    measured = list(_timed_steps(decoding(num_sequences, num_steps), num_steps))
+    schedule, handle, wire, plan_bytes = (statistics.median(column) for column in zip(*measured, strict=True))
+    steps = [each[0] + each[1] for each in measured]
+    return DecodeCost(
+        sequences=num_sequences,
+        schedule=schedule,
+        handle=handle,
+        step=statistics.median(steps),
+        step_p99=statistics.quantiles(steps, n=100)[98],
+        per_sequence=statistics.median(steps) / num_sequences,
+        growth=1.0,
+        steps_per_s=1e6 / statistics.fmean(steps),
+        wire=wire,
+        plan_bytes=plan_bytes,
+    )
+
+
+def decoding(num_sequences: int, num_steps: int) -> SchedulerAlone:
+    """A scheduler with one step outstanding whose sequences are all past their prompts and decode for `num_steps` more.
+    Their lengths differ, so that in every step one of sixteen needs a block."""
+    longest, max_tokens = 4 * _BLOCK_SIZE, num_steps + 4
+    config = SchedulerConfig(
+        max_num_seqs=num_sequences, max_num_batched_tokens=longest * num_sequences, max_waiting=num_sequences
+    )
+    num_blocks = num_sequences * (2 + (longest + max_tokens) // _BLOCK_SIZE)
+    alone = SchedulerAlone(config, num_blocks=num_blocks, block_size=_BLOCK_SIZE)
+    for index in range(num_sequences):
+        prompt = alone.draw_tokens(longest - index % _BLOCK_SIZE)
+        alone.submit(make_request(str(index), prompt, SamplingParams(max_tokens=max_tokens)))
+    alone.schedule()
+    alone.schedule()
+    alone.accept(alone.next_result())
+    return alone
+
+
+def _timed_steps(alone: SchedulerAlone, num_steps: int) -> Iterator[tuple[float, float, float, int]]:
+    """Microseconds of `schedule`, `handle` and the wire, and the plan's bytes."""
+    for _ in range(num_steps):
+        planned, schedule = timed(alone.schedule)
+        result = alone.next_result()
+        frame = encode(result)
+        effects, handle = timed(alone.accept, result)
+        plan = the_plan(planned)
+        assert len(plan.work) == len(result.sampled) == alone.replica.num_running_seqs, "not all sequences decode"
+        messages = [e.message for e in (*planned, *effects) if isinstance(e, SendToFrontend | SendToReplica)]
+        wire = timed(decode_from_worker, frame)[1] + sum(timed(encode, message)[1] for message in messages)
+        yield schedule, handle, wire, len(encode(plan))
+
+
+@dataclass(frozen=True)
+class AdmissionCost:
+    """Submitting a prompt of 4,096 tokens and planning the first step with it: medians in microseconds."""
+
+    cold: float
+    warm: float
+
+
+def admission_cost(repeat: int = 50) -> AdmissionCost:
+    """With an otherwise idle replica. Every prompt comes once as a stranger (cold), and once more when all but its last
+    block is found in the prefix cache (warm)."""
+    alone = SchedulerAlone(SchedulerConfig(), num_blocks=8 * _LONG_PROMPT // _BLOCK_SIZE, block_size=_BLOCK_SIZE)
+    costs = []
+    for index in range(repeat):
+        prompt = alone.draw_tokens(_LONG_PROMPT)
+        costs.append((_admit(alone, f"cold {index}", prompt, 0), _admit(alone, f"warm {index}", prompt, 4080)))
+    cold, warm = (statistics.median(column) for column in zip(*costs, strict=True))
+    return AdmissionCost(cold, warm)
+
+
+def _admit(alone: SchedulerAlone, request_id: str, prompt: list[int], expected_hit: int) -> float:
+    _, submission = timed(alone.submit, make_request(request_id, prompt, SamplingParams(max_tokens=1)))
+    _, planning = timed(alone.schedule)
+    (group,) = alone.core.groups
+    assert group.cached_prompt_tokens == expected_hit, f"{group.cached_prompt_tokens} tokens were found computed"
+    for _ in alone.run():
+        pass
+    return submission + planning
+
+
+def profile(num_sequences: int = 256, num_steps: int = 300) -> list[tuple[str, float]]:
+    """The five functions in which most of a step of that many sequences is spent, with their shares. The profiler's own
+    cost falls on small functions most."""
+    alone, profiler = decoding(num_sequences, num_steps), Profiler()
+    for _ in range(num_steps):
+        profiler.runcall(alone.schedule)
+        profiler.runcall(alone.accept, alone.next_result())
+    return profiler.hottest(5)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that is measured."""
+
+    decode: list[DecodeCost]
+    admission: AdmissionCost
+    blocks: BlockCosts
+    profile: list[tuple[str, float]]
+
+    def to_text(self) -> str:
+        heads = ("sequences", "schedule us", "handle us", "step us", "p99 us", "us/sequence", "growth", "steps/s",
+                 "wire us", "plan bytes")  # fmt: skip
+        rows = [
+            (str(c.sequences), *(f"{us:.0f}" for us in (c.schedule, c.handle, c.step, c.step_p99)),
+             f"{c.per_sequence:.2f}", f"{c.growth:.2f}", f"{c.steps_per_s:.0f}", f"{c.wire:.0f}", f"{c.plan_bytes:.0f}")
+            for c in self.decode
+        ]  # fmt: skip
+        blocks = "  ".join(f"{name} {nanoseconds:.0f}" for name, nanoseconds in asdict(self.blocks).items())
+        lines = [
+            *("".join(f"{cell:>12}" for cell in row) for row in (heads, *rows)),
+            f"admission of {_LONG_PROMPT} tokens: cold {self.admission.cold:.0f} us, warm {self.admission.warm:.0f} us",
+            f"ns per block: {blocks}",
+            "most of a step of 256, in the profiler:",
+            *(f"  {share:6.1%}  {name}" for name, share in self.profile),
+        ]
+        return "\n".join(lines)
+
+
+def measure(sizes: list[int], num_steps: int) -> Report:
+    """Larger cases take fewer steps, but never below 200."""
+    decode = [decode_cost(size, max(200, min(num_steps, (1 << 19) // size))) for size in sizes]
+    first = decode[0].per_sequence
+    decode = [replace(cost, growth=cost.per_sequence / first) for cost in decode]
+    return Report(decode, admission_cost(), block_costs(), profile())
+
+
+def main() -> int:
+    """Prints a table, and writes JSON where asked."""
+    parser = argparse.ArgumentParser(prog="octavo.bench.parts.scheduler_step")
+    parser.add_argument("--sequences", type=int, nargs="+", default=[64, 256, 1024, 4096])
+    parser.add_argument("--steps", type=int, default=1000, help="steps per case, at most")
+    parser.add_argument("--json", type=Path, help="write the results here too")
+    options = parser.parse_args()
+    collect_seldom()
+    report = measure(options.sequences, options.steps)
+    print(report.to_text())
+    if options.json:
+        options.json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

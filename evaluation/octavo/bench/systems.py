@@ -1,0 +1,130 @@
+"""What is measured side by side: each is ready once made, and answers one case at a time."""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from octavo.bench import whole_system
+from octavo.bench.child import Child
+from octavo.bench.floors import Yardsticks
+from octavo.bench.measurement import Measurement
+from octavo.bench.report import ALONE, OPENVINO, WHOLE
+from octavo.bench.whole.processes import peak_memory
+from octavo.bench.workloads import KV_CACHE_MEMORY, Case
+from octavo.testbed.stack import Stack
+
+
+class System(Protocol):
+    """Serves the model with `threads` threads of computing; it was ready after `start_s` seconds. For `memory` and
+    `profile` see `octavo.bench.report.Runs`; what cannot be told is left out."""
+
+    name: str
+    threads: int
+    start_s: float
+
+    def run(self, case: Case) -> Measurement: ...
+    def memory(self) -> dict[str, int]: ...
+    def profile(self) -> dict[str, float]: ...
+
+
+class ChildSystem:
+    """A server in a child process that answers `run`, `memory` and `profile`."""
+
+    def __init__(self, name: str, threads: int, child: Child) -> None:
+        self.name = name
+        self.threads = threads
+        self.start_s = child.start_s
+        self._child = child
+
+    def run(self, case: Case) -> Measurement:
+        answer: dict[str, Any] = self._child.ask("run", case.to_json())
+        return Measurement.from_json(answer)
+
+    def memory(self) -> dict[str, int]:
+        memory: dict[str, int] = self._child.ask("memory")
+        return memory
+
+    def profile(self) -> dict[str, float]:
+        profile: dict[str, float] = self._child.ask("profile")
+        return profile
+
+
+class WholeSystem:
+    """Scheduler, frontend and one worker, as `octavo serve` starts them, and a gRPC client."""
+
+    def __init__(self, threads: int, stack: Stack) -> None:
+        self.name = WHOLE
+        self.threads = threads
+        self._stack = stack
+        began = time.perf_counter()
+        stack.start_all()
+        self.start_s = time.perf_counter() - began
+
+    def run(self, case: Case) -> Measurement:
+        return whole_system.run(self._stack, case)
+
+    def memory(self) -> dict[str, int]:
+        return {"peak": peak_memory(self._stack.processes["worker-0"].pid)}
+
+    def profile(self) -> dict[str, float]:
+        return {}
+
+
+class Bench(ExitStack):
+    """Starts what is measured, and stops it at the end of the `with` block; logs and sockets go with it."""
+
+    def __init__(self, model: Path, dtype: str) -> None:
+        super().__init__()
+        self.model = model
+        self._dtype = dtype
+        self._directory = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="octavo-")))
+
+    def alone(self, threads: int, name: str = ALONE, **environment: str) -> ChildSystem:
+        """In a process with `environment` besides this one's."""
+        return ChildSystem(name, threads, self._octavo_child("alone", threads, **environment))
+
+    def whole(self, threads: int) -> WholeSystem:
+        environment = {
+            "OCTAVO_DTYPE": self._dtype,
+            "OCTAVO_THREADS": str(threads),
+            "OCTAVO_KV_CACHE_MEMORY": str(KV_CACHE_MEMORY),
+        }
+        return WholeSystem(threads, self.enter_context(Stack(self.model, self._directory / f"w{threads}", environment)))
+
+    def openvino(self, threads: int, python: Path) -> ChildSystem:
+        """`python` is that of the environment that `make bench-peers` makes."""
+        command = [python, Path(__file__).with_name("openvino_peer.py")]
+        # The first start converts the model.
+        self._child(command, threads).close()
+        return ChildSystem(OPENVINO, threads, self._child(command, threads))
+
+    def yardsticks(self, threads: int) -> "YardstickChild":
+        return YardstickChild(threads, self._octavo_child("yardsticks", threads))
+
+    def _octavo_child(self, module: str, threads: int, **environment: str) -> Child:
+        # It sees the modules that this process sees, however it came to.
+        paths = os.pathsep.join(filter(None, sys.path))
+        return self._child([sys.executable, "-m", f"octavo.bench.{module}"], threads, PYTHONPATH=paths, **environment)
+
+    def _child(self, command: Sequence[str | Path], threads: int, **environment: str) -> Child:
+        log = self._directory / f"{Path(command[-1]).name}-{threads}.log"
+        arguments = [*command, self.model, self._dtype, str(threads)]
+        child = Child(arguments, log, OMP_NUM_THREADS=str(threads), **environment)
+        self.callback(child.close)
+        return child
+
+
+class YardstickChild:
+    """Measures the machine with `threads` threads whenever asked."""
+
+    def __init__(self, threads: int, child: Child) -> None:
+        self.threads = threads
+        self._child = child
+
+    def measure(self, layer_rows: list[int], head_rows: list[int]) -> Yardsticks:
+        return Yardsticks.from_json(self._child.ask("measure", {"layers": layer_rows, "head": head_rows}))

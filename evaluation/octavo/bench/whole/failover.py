@@ -1,0 +1,265 @@
+"""How long streams are silent when their worker dies: `python -m octavo.bench.whole.failover [CASES] [--kills N]`.
+
+Real processes: two workers share 64 streams (`long`: six with prompts of 7,600 tokens), and one of them is killed (-9)
+at a random moment, again and again, each time with new streams. The clients tell how long each stream was silent; the
+scheduler's event log, by the same clock, where that time went:
+
+* detect: until the scheduler knew that the worker is gone
+* queue: until a plan had the stream's first recomputed tokens, behind those of others
+* recompute: until its next token was there
+* deliver: until its client had it
+
+The goal is a gap of 500 ms beside the recomputing, in 99 of 100 streams.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import grpc
+
+from octavo.bench.whole.failover_log import Loss, Moved, read_losses
+from octavo.scheduler.server.event_log import read_records
+from octavo.testbed.stack import Stack, token_request
+from octavo.testbed.tiny_model import write_byte_model
+from octavo.v1 import generation_pb2_grpc as services
+from octavo.worker.loading.prepare import prepare_bundled_model
+
+_WORKERS: Final = ("worker-0", "worker-1")
+_GOAL_S: Final = 0.5
+# All ids are below those of either model's vocabulary.
+_NUM_IDS: Final = 250
+_BLOCKS: Final = {"OCTAVO_NUM_BLOCKS": "2048"}
+# One thread: a team of two collapses wherever another process wants a core for a moment.
+_MODEL: Final = {"OCTAVO_DEVICE": "cpu", "OCTAVO_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What workers are, and what streams ask of them; `max_tokens`: more than one gets before it is cancelled."""
+
+    environment: dict[str, str]
+    is_real: bool = False
+    streams: int = 64
+    prompt_tokens: int = 64
+    max_tokens: int = 1900
+
+
+_CASES: Final = {
+    "fake": _Case({"OCTAVO_DEVICE": "fake", "OCTAVO_FAKE_STEP_MS": "20", **_BLOCKS}),
+    "model": _Case({**_MODEL, **_BLOCKS}, is_real=True),
+    "long": _Case({**_MODEL, "OCTAVO_NUM_BLOCKS": "3200"}, is_real=True, streams=6, prompt_tokens=7600, max_tokens=500),
+}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of one kind of time, in milliseconds."""
+
+    p50: float
+    p99: float
+    longest: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Spread":
+        ordered = sorted(seconds)
+        return cls(*(1000 * ordered[min(len(ordered) - 1, len(ordered) * p // 100)] for p in (50, 99, 100)))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case. `beside` is the gap without the stream's own recomputing, what the goal is for; `unspent` that without
+    the queue too, which others' recomputing makes; `undisturbed` the longest gap at the same time of a stream of the
+    other worker."""
+
+    case: str
+    kills: int
+    streams_moved: int
+    gap: Spread
+    beside: Spread
+    unspent: Spread
+    undisturbed: Spread
+    detect: Spread
+    queue: Spread
+    recompute: Spread
+    deliver: Spread
+
+    def to_text(self) -> str:
+        goal = f"(goal of p99 {1000 * _GOAL_S:.0f})"
+        lines = [f"{self.case}: {self.kills} kills, {self.streams_moved} streams moved; ms, p50 / p99 / longest"]
+        for name in ("gap", "beside", "unspent", "undisturbed", "detect", "queue", "recompute", "deliver"):
+            spread: Spread = getattr(self, name)
+            figures = f"{spread.p50:.0f} / {spread.p99:.0f} / {spread.longest:.0f}"
+            lines.append(f"  {name:<12} {figures} {goal if name == 'beside' else ''}".rstrip())
+        return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a table, and writes JSON where asked."""
+    options = _options(arguments)
+    rows = []
+    for case in options.cases:
+        rows.append(measure(case, options.kills, options.seed))
+        print(rows[-1].to_text(), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="octavo.bench.whole.failover", description=__doc__)
+    parser.add_argument("cases", nargs="*", default=list(_CASES), metavar="CASE", help=f"of {', '.join(_CASES)}")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(arguments)
+
+
+def measure(name: str, kills: int, seed: int) -> Row:
+    """Runs one case on processes of its own."""
+    case = _CASES[name]
+    with tempfile.TemporaryDirectory(prefix="octavo-") as parent:
+        directory = Path(parent) / "run"
+        log = Path(parent) / "events"
+        environment = {**case.environment, "OCTAVO_EVENT_LOG": str(log)}
+        with Stack(_model(case, Path(parent) / "byte-model"), directory, environment) as stack:
+            rounds = asyncio.run(_rounds(stack, kills, case, Random(seed)))
+            # Its log is whole when it has ended.
+            stack.kill("scheduler", signal.SIGTERM)
+        with log.open("rb") as file:
+            return _row(name, rounds, list(read_losses(read_records(file))))
+
+
+def _model(case: _Case, directory: Path) -> Path:
+    if case.is_real:
+        return prepare_bundled_model()
+    write_byte_model(directory)
+    return directory
+
+
+@dataclass
+class _Round:
+    """One kill, and when each stream's tokens came, by request id."""
+
+    killed_at: float = 0.0
+    token_at: dict[str, list[float]] = field(default_factory=dict)
+
+    def gap(self, request_id: str) -> float:
+        """The longest silence that ended after the kill."""
+        times = self.token_at[request_id]
+        return max(after - before for before, after in pairwise(times) if after > self.killed_at)
+
+    def delivered_at(self, request_id: str, sent_at: float) -> float:
+        """When the first token came that was sent at this time, or later."""
+        return next(at for at in self.token_at[request_id] if at >= sent_at)
+
+
+async def _rounds(stack: Stack, kills: int, case: _Case, random: Random) -> list[_Round]:
+    for name in ("scheduler", "frontend", *_WORKERS):
+        stack.start_named(name)
+    await asyncio.to_thread(stack.wait_ready)
+    rounds = []
+    async with grpc.aio.insecure_channel(stack.address) as channel:
+        stub: Any = services.GenerationServiceStub(channel)
+        for number in range(kills):
+            await _until_workers(stack, len(_WORKERS))
+            found = _Round()
+            async with _streaming(stub, found, number, case, random):
+                await _kill(stack, found, random)
+            rounds.append(found)
+            await asyncio.to_thread(stack.wait_idle)
+    return rounds
+
+
+async def _until_workers(stack: Stack, count: int) -> None:
+    await asyncio.to_thread(stack.wait_for, lambda: len(stack.load().workers) == count, 60.0)
+
+
+@contextlib.asynccontextmanager
+async def _streaming(stub: Any, found: _Round, number: int, case: _Case, random: Random) -> AsyncIterator[None]:
+    """So many streams, which all have begun at the beginning of the block, and which its end cancels."""
+    found.token_at = {f"{number}-{stream}": [] for stream in range(case.streams)}
+    reading = [asyncio.create_task(_read(stub, request_id, found, case, random)) for request_id in found.token_at]
+    try:
+        await _until_each_has(found, 1, reading)
+        yield
+        await _until_each_has(found, 5, reading, after=time.monotonic())
+    finally:
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+
+
+async def _read(stub: Any, request_id: str, found: _Round, case: _Case, random: Random) -> None:
+    prompt = random.choices(range(_NUM_IDS), k=case.prompt_tokens)
+    async for response in stub.Generate(token_request(prompt, case.max_tokens, request_id=request_id)):
+        if response.HasField("delta"):
+            found.token_at[request_id].append(time.monotonic())
+
+
+async def _until_each_has(found: _Round, count: int, reading: list[asyncio.Task[None]], after: float = 0.0) -> None:
+    """Tokens since a time. Raises what a stream has failed with."""
+    while any(sum(at > after for at in times[-count:]) < count for times in found.token_at.values()):
+        for task in reading:
+            if task.done():
+                task.result()
+        await asyncio.sleep(0.01)
+
+
+async def _kill(stack: Stack, found: _Round, random: Random) -> None:
+    """One worker, which is started again when the other has all streams."""
+    victim = random.choice(_WORKERS)
+    await asyncio.sleep(random.uniform(0.2, 0.5))
+    found.killed_at = time.monotonic()
+    stack.processes[victim].kill()
+    await _until_workers(stack, len(_WORKERS) - 1)
+    streams = len(found.token_at)
+    await asyncio.to_thread(stack.wait_for, lambda: stack.load().running == streams, 60.0)
+    stack.processes[victim].wait()
+    stack.start_named(victim)
+
+
+def _row(case: str, rounds: list[_Round], losses: list[Loss]) -> Row:
+    assert len(losses) == len(rounds), f"{len(losses)} losses for {len(rounds)} kills"
+    moved = [(found, loss, *item) for found, loss in zip(rounds, losses, strict=True) for item in loss.moved.items()]
+    gaps = [found.gap(request_id) for found, _, request_id, _ in moved]
+    recomputing = [each.answered_at - each.planned_at for *_, each in moved]
+    queueing = [each.planned_at - loss.at for _, loss, _, each in moved]
+    beside = [gap - seconds for gap, seconds in zip(gaps, recomputing, strict=True)]
+    return Row(
+        case=case,
+        kills=len(rounds),
+        streams_moved=len(moved),
+        gap=Spread.of(gaps),
+        beside=Spread.of(beside),
+        unspent=Spread.of([gap - seconds for gap, seconds in zip(beside, queueing, strict=True)]),
+        undisturbed=Spread.of(list(_undisturbed(rounds, losses))),
+        detect=Spread.of([loss.at - found.killed_at for found, loss, *_ in moved]),
+        queue=Spread.of(queueing),
+        recompute=Spread.of(recomputing),
+        deliver=Spread.of([_delivery(found, request_id, each) for found, _, request_id, each in moved]),
+    )
+
+
+def _undisturbed(rounds: list[_Round], losses: list[Loss]) -> Iterator[float]:
+    for found, loss in zip(rounds, losses, strict=True):
+        yield from (found.gap(request_id) for request_id in found.token_at if request_id not in loss.moved)
+
+
+def _delivery(found: _Round, request_id: str, moved: Moved) -> float:
+    return found.delivered_at(request_id, moved.answered_at) - moved.answered_at
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Campaigns in which processes die or stand still, and all streams go on."""
+
+import asyncio
+import signal
+import statistics
+import time
+from typing import Final
+
+from octavo.chaos.arena import Arena
+from octavo.chaos.client import Client
+from octavo.testbed.history import Aftermath, Struck
+from octavo.testbed.stack import token_request
+from octavo.v1 import admin_pb2
+
+NUM_CLIENTS: Final = 64
+_LONGEST_PAUSE_S: Final = 0.3
+_FREEZE_S: Final = 3.0
+# No other prompt has tokens from 250 on.
+_BAIT: Final = (251, 253)
+_BAIT_TOKENS: Final = 20
+# After so many a worker is known well enough for a step that never ends to stand out.
+_WARM_STEPS: Final = 150
+
+
+async def kill_workers(arena: Arena, count: int, clients: int = NUM_CLIENTS, each: int = 4) -> dict[str, float]:
+    """kill -9 of one of two workers while both run so many requests each, again and again."""
+    async with arena.crowd(clients):
+        for _ in range(count):
+            await _until_disturbable(arena, each)
+            await arena.kill(_a_worker(arena))
+        await arena.until_busy(2, each=1)
+    return felt(arena.judge.aftermaths, only_noticed=True)
+
+
+async def kill_schedulers(arena: Arena, count: int) -> dict[str, float]:
+    """kill -9 of the only scheduler."""
+    async with arena.crowd(NUM_CLIENTS):
+        for _ in range(count):
+            await _until_disturbable(arena)
+            await arena.kill("scheduler")
+        await arena.until_busy(2, each=1)
+    return felt(arena.judge.aftermaths, only_noticed=False)
+
+
+async def freeze_workers(arena: Arena, count: int) -> dict[str, float]:
+    """SIGSTOP of a worker, and SIGCONT when others have long done its work."""
+    async with arena.crowd(NUM_CLIENTS):
+        for _ in range(count):
+            await _until_disturbable(arena)
+            victim = _a_worker(arena)
+            arena.strike(victim, signal.SIGSTOP)
+            await asyncio.sleep(_FREEZE_S)
+            await arena.until(lambda: len(arena.stack.load().workers) == 1)
+            arena.stack.processes[victim].send_signal(signal.SIGCONT)
+        await arena.until_busy(2, each=1)
+    return felt(arena.judge.aftermaths, only_noticed=True)
+
+
+async def hang_workers(arena: Arena, count: int) -> dict[str, float]:
+    """A worker hangs in a step, the interpreter's lock held, while its sockets live; it is then killed and replaced."""
+    async with arena.crowd(NUM_CLIENTS):
+        for _ in range(count):
+            victim = _a_worker(arena)
+            arena.stack.processes[victim].send_signal(signal.SIGTERM)
+            await arena.start_again(victim, OCTAVO_FAKE_FAULT=f"hang={'+'.join(map(str, _BAIT))}@2")
+            await arena.until(lambda: all(worker.steps >= _WARM_STEPS for worker in arena.stack.load().workers))
+            arena.judge.take(Struck(time.monotonic(), victim))
+            await _bait(arena, victim)
+            await arena.kill(victim)
+        await arena.until_busy(2, each=1)
+    return felt(arena.judge.aftermaths[::2], only_noticed=True)
+
+
+async def _bait(arena: Arena, victim: str) -> None:
+    """Sends the victim what makes it hang, and waits until it is lost. The others take nothing new until it has begun
+    there: elsewhere it is a request like any other."""
+
+    def workers() -> set[str]:
+        return {worker.id for worker in arena.stack.load().workers}
+
+    others, admin = workers() - {victim}, arena.stack.admin
+    bait = Client(arena.stubs[0], arena.witness, token_request(list(_BAIT), _BAIT_TOKENS, request_id=arena.name()))
+    for other in others:
+        await asyncio.to_thread(admin.CordonWorker, admin_pb2.CordonWorkerRequest(worker_id=other), timeout=10)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(bait.ask(None))
+        await arena.until(lambda: bool(bait.token_at))
+        for other in others:
+            await asyncio.to_thread(admin.ReadmitWorker, admin_pb2.ReadmitWorkerRequest(worker_id=other), timeout=10)
+        await arena.until(lambda: victim not in workers())
+
+
+def felt(aftermaths: list[Aftermath], *, only_noticed: bool) -> dict[str, float]:
+    """How long streams were silent, and how soon they were told: of those that were told, or of all that had begun."""
+    gaps = [
+        gap
+        for aftermath in aftermaths
+        for request, gap in aftermath.gap_s.items()
+        if request in aftermath.noticed_s or not only_noticed
+    ]
+    noticed = [seconds for aftermath in aftermaths for seconds in aftermath.noticed_s.values()]
+    return {
+        "strikes": len(aftermaths),
+        "streams_disturbed": len(gaps),
+        **_spread("gap", gaps),
+        **_spread("noticed_after", noticed),
+    }
+
+
+def _spread(name: str, seconds: list[float]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    p50, p99 = (_quantile(seconds, percent) for percent in (50, 99))
+    return {f"{name}_p50_s": round(p50, 4), f"{name}_p99_s": round(p99, 4), f"{name}_max_s": round(max(seconds), 4)}
+
+
+def _quantile(seconds: list[float], percent: int) -> float:
+    return statistics.quantiles([*seconds, seconds[-1]], n=100, method="inclusive")[percent - 1]
+
+
+async def _until_disturbable(arena: Arena, each: int = 4) -> None:
+    """Until both workers are busy, and then a random moment."""
+    await arena.until_busy(2, each)
+    await asyncio.sleep(arena.random.uniform(0, _LONGEST_PAUSE_S))
+
+
+def _a_worker(arena: Arena) -> str:
+    return arena.random.choice(("worker-0", "worker-1"))

@@ -1,0 +1,71 @@
+"""Campaigns in which clients go: of their own accord, or because their process is killed."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+from octavo.chaos.arena import Arena
+from octavo.chaos.client import Client
+from octavo.chaos.leaver import endless
+from octavo.testbed.history import Came, Left
+from octavo.v1 import generation_pb2 as pb
+
+_NUM_TOKENS: Final = 1500
+_STREAMS: Final = 200
+_STREAMS_PER_PROCESS: Final = 25
+# Of those that are patient and see to it that nobody else's stream suffers.
+_STAYING: Final = 24
+
+
+async def leave(arena: Arena, count: int, streams: int = _STREAMS) -> dict[str, float]:
+    """So many streams at once, of which half are cancelled by their clients and half lose theirs to kill -9, while
+    others go on; `count` times."""
+    for _ in range(count):
+        async with arena.crowd(_STAYING):
+            await leave_all(arena, streams)
+        await asyncio.to_thread(arena.stack.wait_idle)
+    return {"rounds": count, "left": count * streams}
+
+
+async def leave_all(arena: Arena, streams: int) -> None:
+    """So many streams begin and are left, half in each way."""
+    processes = [await _start(arena) for _ in range(streams // 2 // _STREAMS_PER_PROCESS)]
+    cancelled = [asyncio.create_task(_cancel(arena)) for _ in range(streams - len(processes) * _STREAMS_PER_PROCESS)]
+    for process, names in processes:
+        assert process.stdout is not None
+        assert await process.stdout.readline(), "a process of clients has died"
+        process.send_signal(signal.SIGKILL)
+        now = time.monotonic()
+        for name in names:
+            arena.witness(Left(now, name))
+        await process.wait()
+    await asyncio.gather(*cancelled)
+
+
+async def _start(arena: Arena) -> tuple[asyncio.subprocess.Process, list[str]]:
+    first = arena.name()
+    names = [f"{first}-{number}" for number in range(_STREAMS_PER_PROCESS)]
+    for name in names:
+        arena.witness(Came(time.monotonic(), name, None))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "octavo.chaos.leaver", arena.stack.address),
+        *(first, str(_STREAMS_PER_PROCESS), str(_NUM_TOKENS)),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    return process, names
+
+
+async def _cancel(arena: Arena) -> None:
+    request = endless(arena.random, arena.name(), _NUM_TOKENS)
+    await Client(arena.stubs[0], arena.witness, request, _after(arena.random.randint(0, 30))).ask(None)
+
+
+def _after(events: int) -> Callable[[pb.GenerateResponse], bool]:
+    """A client who has had enough after so many events."""
+    remaining = iter(range(events))
+    return lambda response: next(remaining, None) is None

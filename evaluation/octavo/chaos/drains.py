@@ -1,0 +1,45 @@
+"""A campaign in which every process is asked to end, one after the other, and comes again: nobody notices."""
+
+import asyncio
+import signal
+import time
+from typing import Final
+
+from octavo.chaos.arena import Arena
+from octavo.testbed.history import Struck
+
+_CLIENTS: Final = 32
+FRONTENDS: Final = ("frontend", "frontend-1")
+_PROCESSES: Final = ("worker-0", "worker-1", "scheduler", *FRONTENDS)
+_LONGEST_S: Final = {"worker": 30.0, "scheduler": 10.0, "frontend": 60.0}
+
+
+async def drain(arena: Arena, count: int) -> dict[str, float]:
+    """SIGTERM to each process in turn, under load, `count` times."""
+    slowest: dict[str, float] = {}
+    async with arena.crowd(_CLIENTS):
+        for _ in range(count):
+            for name in _PROCESSES:
+                await arena.until_busy(2, each=2)
+                kind, seconds = name.partition("-")[0], await replace(arena, name)
+                slowest[kind] = max(slowest.get(kind, 0.0), seconds)
+        await arena.until_busy(2, each=1)
+    turned_away = {"turned_away": arena.turned_away}
+    return {
+        "cycles": count,
+        **turned_away,
+        **{f"{kind}_ended_within_s": round(seconds, 2) for kind, seconds in slowest.items()},
+    }
+
+
+async def replace(arena: Arena, name: str, **environment: str) -> float:
+    """Asks a process to end and starts it anew, in another environment if one is given. Returns the seconds until it
+    had ended, well."""
+    began, process = time.monotonic(), arena.stack.processes[name]
+    arena.judge.take(Struck(began, name))
+    process.send_signal(signal.SIGTERM)
+    status = await asyncio.to_thread(process.wait, _LONGEST_S[name.partition("-")[0]])
+    seconds = time.monotonic() - began
+    assert status == 0, f"{name} ended with {status} when it was asked to"
+    await arena.start_again(name, **environment)
+    return seconds

@@ -1,0 +1,105 @@
+"""A campaign in which five times as many clients come as can be served: the others are told at once."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+import grpc
+
+from octavo.chaos.arena import Arena
+from octavo.chaos.client import Client
+from octavo.chaos.memory import memory_mib
+from octavo.testbed.grpc_calls import retry_delay_of
+
+# What the doors let in is done in about two seconds.
+ENVIRONMENT: Final = {
+    "OCTAVO_FAKE_STEP_MS": "20",
+    "OCTAVO_MAX_NUM_SEQS": "16",
+    "OCTAVO_MAX_WORK_TOKENS": "4000",
+}
+_DEADLINE_S: Final = 6.0
+_FIRST_TOKEN_S: Final = 3.0
+_SATURATING: Final = 48
+_CALM_S: Final = 10.0
+_EXCUSED: Final = frozenset({"TOO_MUCH_WORK", "TOO_MANY_REQUESTS", "QUEUE_FULL", "DEADLINE", "DEADLINE_EXCEEDED"})
+
+
+@dataclass
+class _Outcomes:
+    """What became of those that came: how long each answer took and its first token, and each refusal."""
+
+    whole_s: list[float] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list)
+    refused_s: list[float] = field(default_factory=list)
+    late: int = 0
+    without_retry: int = 0
+    seconds: float = 0.0
+
+    def take(self, client: Client, reason: str) -> None:
+        seconds = time.monotonic() - client.came_at
+        if client.token_at:
+            self.first_s.append(client.token_at[0] - client.came_at)
+        if not reason:
+            self.whole_s.append(seconds)
+        elif client.error is not None and client.error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            self.refused_s.append(seconds)
+            self.without_retry += retry_delay_of(client.error) is None
+        else:
+            self.late += 1
+
+
+async def overload(arena: Arena, count: int) -> dict[str, float]:
+    """`count` seconds of five times as many as can be served, then half as many."""
+    peak = await _capacity(arena)
+    calm = await _arrive(arena, peak / 2, _CALM_S)
+    before = memory_mib(arena.stack)
+    crowded = await _arrive(arena, 5 * peak, count)
+    after = memory_mib(arena.stack)
+    recovered = await _arrive(arena, peak / 2, _CALM_S)
+    accepted = len(crowded.whole_s) + crowded.late
+    return {
+        "peak_per_s": round(peak, 1),
+        "goodput_of_peak": round(len(crowded.whole_s) / crowded.seconds / peak, 3),
+        "refused": len(crowded.refused_s),
+        "refused_p50_s": round(_at(crowded.refused_s, 0.5), 4),
+        "refused_p99_s": round(_at(crowded.refused_s, 0.99), 4),
+        "refused_without_retry": crowded.without_retry,
+        "late_share": round(crowded.late / max(1, accepted), 4),
+        "slow_first_token_share": round(sum(s > _FIRST_TOKEN_S for s in crowded.first_s) / max(1, accepted), 4),
+        "calm_p50_s": round(_at(calm.whole_s, 0.5), 3),
+        "recovered_p50_s": round(_at(recovered.whole_s, 0.5), 3),
+        **{f"grown_{name}_mib": round(after[name] - before[name], 1) for name in after if name in before},
+    }
+
+
+async def _capacity(arena: Arena) -> float:
+    """Answers a second when there is always somebody waiting, but nobody refused."""
+    async with arena.crowd(_SATURATING):
+        await asyncio.sleep(2.0)
+        whole, began = arena.judge.num_whole, time.monotonic()
+        await asyncio.sleep(_CALM_S)
+        return (arena.judge.num_whole - whole) / (time.monotonic() - began)
+
+
+async def _arrive(arena: Arena, rate: float, seconds: float) -> _Outcomes:
+    """Clients who come by themselves, so many a second, whatever becomes of those before."""
+    outcomes, began = _Outcomes(), time.monotonic()
+    now, end = began, began + seconds
+    async with asyncio.TaskGroup() as group:
+        while now < end:
+            group.create_task(_ask(arena, outcomes))
+            now += arena.random.expovariate(rate)
+            await asyncio.sleep(max(0.0, now - time.monotonic()))
+    outcomes.seconds = time.monotonic() - began
+    return outcomes
+
+
+async def _ask(arena: Arena, outcomes: _Outcomes) -> None:
+    known = arena.random.choice(arena.known)
+    client = Client(arena.stubs[0], arena.witness, known.named(arena.name()), timeout_s=_DEADLINE_S)
+    outcomes.take(client, await client.ask(known.answer, _EXCUSED))
+
+
+def _at(seconds: list[float], share: float) -> float:
+    return sorted(seconds)[int(share * (len(seconds) - 1))] if seconds else 0.0

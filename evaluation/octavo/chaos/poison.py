@@ -1,0 +1,95 @@
+"""Campaigns with requests that break whatever computes them, and innocents beside them who must not notice."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Final
+
+from octavo.chaos.arena import Arena
+from octavo.chaos.client import Client
+from octavo.chaos.supervisor import Supervisor
+from octavo.testbed.stack import token_request
+from octavo.v1 import generation_pb2 as pb
+
+WORKERS: Final = 4
+_INNOCENTS: Final = 64
+# No other prompt has tokens from 250 on.
+_DIES, _SPOILS = [251, 252], [251, 254]
+ENVIRONMENT: Final = {"OCTAVO_FAKE_FAULT": "die=251+252@2,nan=251+254@2"}
+# With more sequences than that the fake device has no memory.
+CROWDED: Final = {"OCTAVO_FAKE_FAULT": "oom=*>8"}
+# Twice among others, and once alone.
+MAX_DEATHS: Final = 3
+_NUM_TOKENS: Final = 30
+
+
+async def kill_by_request(arena: Arena, count: int) -> dict[str, float]:
+    """`count` requests of which each kills every worker that computes it. The same again is refused at once."""
+    most = again = 0
+    async with _innocents(arena) as supervisor:
+        for number in range(count):
+            deaths = await _deaths(arena, supervisor, number, "QUARANTINED")
+            most = max(most, deaths)
+            again += await _deaths(arena, supervisor, number, "QUARANTINED")
+    return {"poisons": count, "most_deaths": most, "deaths_by_repetition": again}
+
+
+async def spoil(arena: Arena, count: int) -> dict[str, float]:
+    """`count` requests for which the model computes NaN."""
+    async with _innocents(arena) as supervisor:
+        for number in range(count):
+            await _ask(arena, _poison(_SPOILS, number), "LOGITS_NOT_FINITE")
+    return {"poisons": count, "deaths": len(supervisor.died)}
+
+
+async def run_out(arena: Arena, count: int) -> dict[str, float]:
+    """`count` rounds of more requests than the device has memory for at once."""
+    async with contextlib.AsyncExitStack() as held:
+        supervisor = await held.enter_async_context(_supervised(arena))
+        for _ in range(count):
+            async with asyncio.TaskGroup() as group:
+                for known in arena.known:
+                    group.create_task(arena.ask(known))
+    return {"rounds": count, "deaths": len(supervisor.died)}
+
+
+async def _deaths(arena: Arena, supervisor: Supervisor, number: int, reason: str) -> int:
+    before = len(supervisor.died)
+    await _ask(arena, _poison(_DIES, number), reason)
+    # By then the supervisor has seen the last death too.
+    await _until_whole(arena)
+    return len(supervisor.died) - before
+
+
+async def _ask(arena: Arena, request: pb.GenerateRequest, reason: str) -> None:
+    """Asks, and expects an answer or this error."""
+    request.request_id = arena.name()
+    got = await Client(arena.stubs[0], arena.witness, request).ask(None, frozenset({reason} - {""}))
+    assert got == reason, f"a poisonous request ended with {got or 'an answer'}, not with {reason or 'an answer'}"
+
+
+def _poison(run: list[int], number: int) -> pb.GenerateRequest:
+    return token_request([number % 250, number // 250, *run, 7], _NUM_TOKENS)
+
+
+async def _until_whole(arena: Arena) -> None:
+    await arena.until(lambda: len(arena.stack.load().workers) == WORKERS)
+
+
+@contextlib.asynccontextmanager
+async def _innocents(arena: Arena) -> AsyncIterator[Supervisor]:
+    """Busy workers inside the block."""
+    async with _supervised(arena) as supervisor, arena.crowd(_INNOCENTS):
+        await arena.until_busy(WORKERS, each=2)
+        yield supervisor
+        await _until_whole(arena)
+
+
+@contextlib.asynccontextmanager
+async def _supervised(arena: Arena) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor(arena.stack)
+    running = asyncio.create_task(supervisor.run())
+    try:
+        yield supervisor
+    finally:
+        running.cancel()

@@ -1,0 +1,1 @@
+"""Who may call, and how much: API keys, admission, connections, TLS."""

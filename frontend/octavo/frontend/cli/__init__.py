@@ -1,0 +1,1 @@
+"""The commands `octavo frontend`, `generate`, `chat` and `health`."""

@@ -1,0 +1,1 @@
+"""octavo.v1.GenerationService: the gRPC interface."""

@@ -1,0 +1,166 @@
+"""octavo.v1 messages from clients as the types behind every door."""
+
+from array import array
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from google.protobuf.message import Message
+
+from octavo.frontend.errors import bad_parameter
+from octavo.frontend.request.chat import MAX_VARIABLES_BYTES, Chat, ChatMessage, Tool, ToolCall, check_bytes
+from octavo.frontend.request.request import Constraint, ConstraintKind, GenerationRequest, Prompt
+from octavo.v1 import generation_pb2 as pb
+from octavo.wire.sampling import BeamSearch, EarlyStopping
+
+_EARLY_STOPPING: Final[dict[int, EarlyStopping]] = {
+    pb.EARLY_STOPPING_UNSPECIFIED: EarlyStopping.OFF,
+    pb.EARLY_STOPPING_ON: EarlyStopping.ON,
+    pb.EARLY_STOPPING_OFF: EarlyStopping.OFF,
+    pb.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
+}
+_SAMPLING: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "seed",
+    "best_of",
+)
+# Of the options of an answer, those that decide what is generated and how it is cut into events.
+_FIXED: Final = ("top_logprobs", "prompt_logprobs", "skip_special_tokens", "incremental")
+
+
+def read_request(message: pb.GenerateRequest, metadata: Mapping[str, str]) -> GenerationRequest:
+    """Raises `InvalidRequest` where the message has no prompt, an unknown value of an enum, or text that is no JSON.
+
+    `metadata` are the call's, by names in lower case.
+    """
+    sampling, stopping, response = message.sampling, message.stopping, message.response
+    scheduling = message.scheduling
+    return GenerationRequest(
+        prompt=_prompt(message),
+        request_id=message.request_id or metadata.get("x-request-id", ""),
+        model=message.model,
+        **{field: _optional(sampling, field) for field in _SAMPLING},
+        num_sequences=sampling.num_sequences if sampling.HasField("num_sequences") else 1,
+        beam=_beam(sampling.beam_search) if sampling.HasField("beam_search") else None,
+        logit_bias=dict(sampling.logit_bias),
+        allowed_token_ids=tuple(sampling.allowed_token_ids),
+        banned_token_ids=tuple(sampling.banned_token_ids),
+        max_new_tokens=_optional(stopping, "max_new_tokens"),
+        min_new_tokens=stopping.min_new_tokens,
+        stop_strings=tuple(stopping.stop_strings),
+        stop_token_ids=tuple(stopping.stop_token_ids),
+        include_stop=stopping.include_stop,
+        ignore_eos=stopping.ignore_eos,
+        skip_special_tokens=default_true(response, "skip_special_tokens"),
+        top_logprobs=_optional(response, "top_logprobs"),
+        prompt_logprobs=_optional(response, "prompt_logprobs"),
+        incremental=default_true(response, "incremental"),
+        tenant=scheduling.tenant,
+        priority=scheduling.priority,
+        salt=message.cache.salt,
+        pinned_prefix=message.cache.pinned_prefix,
+        constraint=_constraint(message.constraint) if message.HasField("constraint") else None,
+        max_queue_s=_seconds(scheduling, "max_queue_time"),
+        detach_grace_s=_seconds(scheduling, "detach_grace") or 0.0,
+        traceparent=metadata.get("traceparent", ""),
+    )
+
+
+def read_chat(message: pb.ChatPrompt) -> Chat:
+    """The conversation. Raises `InvalidRequest` for template variables that are no JSON object."""
+    return Chat(
+        messages=tuple(map(_chat_message, message.messages)),
+        tools=tuple(Tool(tool.name, tool.description, tool.parameters_json) for tool in message.tools),
+        template_variables=_variables(message.template_variables_json),
+        add_generation_prompt=(
+            message.add_generation_prompt
+            if message.HasField("add_generation_prompt")
+            else not message.continue_final_message
+        ),
+        continue_final_message=message.continue_final_message,
+    )
+
+
+def default_true(options: pb.ResponseOptions, name: str) -> bool:
+    """An optional switch that is on unless turned off."""
+    return bool(getattr(options, name)) if options.HasField(name) else True
+
+
+def check_options(options: pb.ResponseOptions, request: GenerationRequest) -> None:
+    """Raises `InvalidRequest` where options to read a request again would need another answer to it."""
+    for field in _FIXED:
+        asked, has = getattr(options, field), getattr(request, field)
+        if options.HasField(field) and asked != has:
+            raise bad_parameter(
+                f"response.{field}", asked, f"the request has {has}; leave it out, or set it to the same"
+            )
+
+
+def _optional(message: Message, field: str) -> Any:
+    return getattr(message, field) if message.HasField(field) else None
+
+
+def _seconds(message: Message, field: str) -> float | None:
+    duration = _optional(message, field)
+    return None if duration is None else duration.seconds + duration.nanos / 1e9
+
+
+def _beam(message: pb.BeamSearch) -> BeamSearch:
+    length_penalty = _optional(message, "length_penalty")
+    if message.early_stopping not in _EARLY_STOPPING:
+        raise bad_parameter("early_stopping", message.early_stopping, "it must be a value of the enum EarlyStopping")
+    return BeamSearch(
+        width=message.beam_width,
+        length_penalty=1.0 if length_penalty is None else length_penalty,
+        early_stopping=_EARLY_STOPPING[message.early_stopping],
+    )
+
+
+def _prompt(message: pb.GenerateRequest) -> Prompt:
+    match message.WhichOneof("prompt"):
+        case "text":
+            return message.text
+        case "token_ids":
+            return array("I", message.token_ids.ids)
+        case "chat":
+            return read_chat(message.chat)
+    raise bad_parameter("prompt", "missing", "one of text, token_ids and chat must be set")
+
+
+def _constraint(message: pb.OutputConstraint) -> Constraint:
+    match message.WhichOneof("constraint"):
+        case "json_object" if message.json_object:
+            return Constraint(ConstraintKind.JSON_OBJECT)
+        case "json_object":
+            raise bad_parameter("constraint.json_object", "false", "it must be true; or leave out the constraint")
+        case "choice":
+            return Constraint(ConstraintKind.CHOICE, choices=tuple(message.choice.choices))
+        case str() as kind:
+            return Constraint(ConstraintKind(kind), getattr(message, kind))
+    raise bad_parameter("constraint", "empty", "one of json_object, json_schema, regex, choice and grammar must be set")
+
+
+def _chat_message(message: pb.ChatMessage) -> ChatMessage:
+    return ChatMessage(
+        role=message.role,
+        content=message.content,
+        name=message.name,
+        tool_calls=tuple(ToolCall(call.id, call.name, call.arguments_json) for call in message.tool_calls),
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _variables(text: str) -> dict[str, object]:
+    if not text:
+        return {}
+    check_bytes("chat.template_variables_json", text, MAX_VARIABLES_BYTES)
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise bad_parameter("chat.template_variables_json", "no JSON object", f"it must be one: {error}") from error

@@ -1,0 +1,162 @@
+"""The gRPC door: octavo.v1.GenerationService."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import Message
+
+from octavo.frontend.access.access import tenant_from_headers
+from octavo.frontend.errors import ServiceError, bad_parameter, internal_error, log_failure
+from octavo.frontend.grpc.access import caller_of
+from octavo.frontend.grpc.errors import abort_with
+from octavo.frontend.grpc.limits import check_abort, check_chat, check_detokenize, check_generate, refuse_unknown_fields
+from octavo.frontend.grpc.messages import EventWriter
+from octavo.frontend.grpc.requests import check_options, read_chat, read_request
+from octavo.frontend.request.chat import Chat
+from octavo.frontend.request.events import Emitted
+from octavo.frontend.request.request import Caller
+from octavo.frontend.stream.generation import Generation
+from octavo.frontend.stream.pacing import paced
+from octavo.v1 import generation_pb2 as pb
+from octavo.v1 import generation_pb2_grpc as services
+
+_log = logging.getLogger(__name__)
+
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+Context = grpc.aio.ServicerContext[Any, Any]
+# grpc.aio has no public name for that error, which may come before the context knows of it.
+_WRITE_FAILED: Final = "ExecuteBatchError"
+
+
+class GenerationService(services.GenerationServiceServicer):
+    """Turns messages into calls of `Generation` and back; holds nothing."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        """Writes the events itself instead of yielding them: a generator would not be closed when a write fails."""
+        async with answering(context):
+            check_generate(request, self._generation.max_model_len)
+            refuse_unknown_fields(request)
+            caller, metadata = caller_of(context), metadata_of(context)
+            asked = read_request(request, metadata)
+            tenant = asked.tenant or tenant_from_headers(metadata, caller)
+            asked = replace(asked, tenant=tenant, request_id=asked.request_id or secrets.token_hex(16))
+            events = self._generation.generate(asked, caller, deadline_of(context))
+            await self._answer(events, asked.request_id, request.response, context, lambda event: event)
+
+    async def Attach(self, request: pb.AttachRequest, context: Context) -> None:
+        async with answering(context):
+            refuse_unknown_fields(request)
+            caller, after = caller_of(context), request.after_event_offset
+            check_options(request.response, self._generation.request_of(request.request_id, caller))
+            events = self._generation.attach(request.request_id, after, caller, deadline_of(context))
+            await self._answer(
+                events, request.request_id, request.response, context, lambda event: pb.AttachResponse(event=event)
+            )
+
+    async def _answer(
+        self,
+        events: AsyncGenerator[Emitted],
+        request_id: str,
+        options: pb.ResponseOptions,
+        context: Context,
+        wrap: Callable[[pb.GenerateResponse], Message],
+    ) -> None:
+        write_event = EventWriter(options, self._generation.tokenizer.piece).written
+        has_begun = False
+        async with paced(self._generation.stall_timeout_s) as pace, contextlib.aclosing(events):
+            async for emitted in events:
+                if not has_begun:
+                    has_begun = True
+                    await context.send_initial_metadata(self._initial_metadata(request_id, caller_of(context)))
+                with pace:
+                    await context.write(wrap(await write_event(emitted)))
+
+    def _initial_metadata(self, request_id: str, caller: Caller) -> tuple[tuple[str, str], ...]:
+        prompt_tokens = self._generation.prompt_tokens_of(request_id, caller)
+        # Metadata holds ASCII only; `started` has the id in any case.
+        named = (("x-request-id", request_id),) if request_id.isascii() else ()
+        return (*named, ("x-prompt-tokens", str(prompt_tokens)))
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        async with answering(context):
+            check_abort(request)
+            refuse_unknown_fields(request)
+            caller = caller_of(context)
+            return pb.AbortResponse(aborted=[i for i in request.request_ids if self._generation.abort(i, caller)])
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        async with answering(context):
+            check_chat(request.chat)
+            refuse_unknown_fields(request)
+            self._generation.check_model(request.model)
+            prompt = _tokenized(request)
+            add = request.add_special_tokens if request.HasField("add_special_tokens") else True
+            ids = await self._generation.encode(prompt, caller_of(context), add_special_tokens=add)
+            return pb.TokenizeResponse(ids=ids, max_model_len=self._generation.max_model_len)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        async with answering(context):
+            check_detokenize(request, self._generation.max_model_len)
+            refuse_unknown_fields(request)
+            self._generation.check_model(request.model)
+            skip, caller = request.skip_special_tokens, caller_of(context)
+            text = await self._generation.decode(request.ids, caller, skip_special_tokens=skip)
+            return pb.DetokenizeResponse(text=text)
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        async with answering(context):
+            refuse_unknown_fields(request)
+            generation = self._generation
+            length = generation.served_model_len
+            return pb.ListModelsResponse(
+                models=[
+                    pb.Model(id=name, max_model_len=length, ready=generation.ready) for name in generation.model_names
+                ]
+            )
+
+
+@contextlib.asynccontextmanager
+async def answering(context: Context) -> AsyncIterator[None]:
+    """Answers with the error that ends the block."""
+    try:
+        yield
+    except ServiceError as error:
+        await abort_with(context, error)
+    except (asyncio.CancelledError, grpc.RpcError, grpc.aio.AbortError):
+        raise
+    except Exception as error:
+        if context.cancelled() or context.done() or type(error).__name__ == _WRITE_FAILED:
+            # The client left while a message was being written.
+            raise asyncio.CancelledError from error
+        log_failure(_log, "a request failed")
+        await abort_with(context, internal_error())
+
+
+def _tokenized(request: pb.TokenizeRequest) -> str | Chat:
+    if request.WhichOneof("input") != "chat":
+        return request.text
+    if request.HasField("add_special_tokens"):
+        rule = "a chat has the special tokens that its template writes; leave it out"
+        raise bad_parameter("add_special_tokens", "set together with a chat", rule)
+    return read_chat(request.chat)
+
+
+def metadata_of(context: Context) -> dict[str, str]:
+    """The call's metadata but for what is binary, by names in lower case."""
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def deadline_of(context: Context) -> float | None:
+    """The call's deadline, as a time of the event loop's clock."""
+    remaining = context.time_remaining()
+    return None if remaining is None else asyncio.get_running_loop().time() + remaining

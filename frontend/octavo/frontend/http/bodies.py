@@ -1,0 +1,161 @@
+"""How many bytes of bodies are held at once, whoever sends them.
+
+A body counts from its first byte until its call is answered. Of those still coming in, the oldest of the client that
+has most gives way to newer ones: who sends without pause is done long before it is the oldest.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.frontend.access.connections import client_of
+from octavo.frontend.errors import Overloaded, Reason
+
+MAX_UNFINISHED: Final = 64 << 20
+MAX_HELD: Final = 256 << 20
+
+
+class Body:
+    """One call's, of `client`. `evict` is called when it has to give way."""
+
+    def __init__(self, client: str, evict: Callable[[], None]) -> None:
+        self.client = client
+        self.size = 0
+        self.evict = evict
+
+
+class Bodies:
+    """The books of one HTTP port. Belongs to one event loop."""
+
+    def __init__(self, max_unfinished: int = MAX_UNFINISHED, max_held: int = MAX_HELD) -> None:
+        self._max_unfinished = max_unfinished
+        self._max_held = max_held
+        # Oldest first.
+        self._unfinished: dict[Body, None] = {}
+        self._finished: set[Body] = set()
+        self._of_client: Counter[str] = Counter()
+        self._unfinished_bytes = self._finished_bytes = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held."""
+        return self._unfinished_bytes + self._finished_bytes
+
+    def grow(self, body: Body, size: int) -> None:
+        """So many bytes more have come. Raises `Overloaded` where it is this body itself that must give way."""
+        self._unfinished.setdefault(body)
+        self._change(body, size)
+        while self._unfinished_bytes > self._max_unfinished:
+            most = max(self._of_client.values())
+            oldest = next(each for each in self._unfinished if self._of_client[each.client] == most)
+            self.close(oldest)
+            if oldest is body:
+                raise self.refusal()
+            oldest.evict()
+
+    def finish(self, body: Body) -> None:
+        """It has come whole. Raises `Overloaded` where there is no room to keep it."""
+        if body not in self._unfinished:
+            return
+        size = body.size
+        self.close(body)
+        if self.held + size > self._max_held:
+            raise self.refusal()
+        body.size = size
+        self._finished.add(body)
+        self._finished_bytes += size
+
+    def close(self, body: Body) -> None:
+        """It is not held any more. Idempotent."""
+        if body in self._unfinished:
+            del self._unfinished[body]
+            self._change(body, -body.size)
+        elif body in self._finished:
+            self._finished.discard(body)
+            self._finished_bytes -= body.size
+            body.size = 0
+
+    def refusal(self) -> Overloaded:
+        """What is told to whom a body is of that had to give way."""
+        return Overloaded(
+            Reason.TOO_MUCH_WORK,
+            f"the server holds {self.held} bytes of bodies, and at most {self._max_unfinished} of those that are still"
+            f" coming and {self._max_held} in all may be; try again, and send the body without a pause",
+        )
+
+    def _change(self, body: Body, size: int) -> None:
+        body.size += size
+        self._unfinished_bytes += size
+        self._of_client[body.client] += size
+        if not self._of_client[body.client]:
+            del self._of_client[body.client]
+
+
+# Counts what calls send as it comes in: `receive` raises what a body that has to give way is told.
+
+
+class BodyBound:
+    """Stands behind whoever asks for keys: of a call without one nothing is read."""
+
+    def __init__(self, app: ASGIApp, bodies: Bodies) -> None:
+        self._app = app
+        self._bodies = bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        counted = _Counted(self._bodies, client_of(scope.get("client")), receive)
+        try:
+            await self._app(scope, counted.receive, send)
+        finally:
+            counted.close()
+
+
+class _Counted:
+    """One call's body."""
+
+    def __init__(self, bodies: Bodies, client: str, receive: Receive) -> None:
+        self._bodies = bodies
+        self._receive = receive
+        self._body = Body(client, self._evict)
+        self._is_coming = self._is_evicted = False
+        self._waiting: asyncio.Future[Message] | None = None
+
+    async def receive(self) -> Message:
+        message = await self._next()
+        if message["type"] == "http.request":
+            self._is_coming = message.get("more_body", False)
+            if chunk := message.get("body", b""):
+                self._bodies.grow(self._body, len(chunk))
+            if not self._is_coming:
+                self._bodies.finish(self._body)
+        return message
+
+    async def _next(self) -> Message:
+        """The next message. Raises `Overloaded` as soon as the body has to give way, for what has come is kept until
+        then."""
+        if self._is_evicted:
+            raise self._bodies.refusal()
+        if not self._is_coming:
+            return await self._receive()
+        self._waiting = asyncio.ensure_future(self._receive())
+        try:
+            await asyncio.wait((self._waiting,))
+            if self._is_evicted:
+                raise self._bodies.refusal()
+            return self._waiting.result()
+        finally:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _evict(self) -> None:
+        self._is_evicted = True
+        if self._waiting:
+            self._waiting.cancel()
+
+    def close(self) -> None:
+        self._bodies.close(self._body)

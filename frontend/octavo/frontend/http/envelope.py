@@ -1,0 +1,59 @@
+"""What is the same for every call, whatever its route: its id, the time of day, and how large its headers may be."""
+
+import secrets
+from datetime import UTC, datetime
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.frontend.errors import InvalidRequest, Reason
+from octavo.frontend.http.errors import error_response
+
+
+def unix_time() -> int:
+    """Seconds since 1970."""
+    return int(datetime.now(UTC).timestamp())
+
+
+# What is the same for every call, whatever its route: its id, and how large its headers may be.
+
+
+MAX_HEADERS: Final = 32 << 10
+_MAX_ID: Final = 128
+_HEADER: Final = b"x-request-id"
+
+
+class Envelope:
+    """Puts `x-request-id` on every response: the client's, where it is printable, or a fresh one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        header = (_HEADER, _request_id(scope["headers"]))
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
+            await error_response(_too_large(), 431)(scope, receive, send_with_id)
+        else:
+            await self._app(scope, receive, send_with_id)
+
+
+def _request_id(headers: list[tuple[bytes, bytes]]) -> bytes:
+    for name, value in headers:
+        if name == _HEADER and 0 < len(value) <= _MAX_ID and value.isascii() and value.decode().isprintable():
+            return value
+    return secrets.token_hex(16).encode()
+
+
+def _too_large() -> InvalidRequest:
+    return InvalidRequest(
+        Reason.TOO_LARGE, f"the request's headers have more than {MAX_HEADERS} bytes; send less", max_bytes=MAX_HEADERS
+    )

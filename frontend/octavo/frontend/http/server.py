@@ -1,0 +1,146 @@
+"""The HTTP port: uvicorn around the app, in the frontend's event loop, with limits on everything a client sends."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from octavo.frontend.access.connections import ConnectionBook, Place, connections_that_fit
+from octavo.frontend.access.tls import ssl_context_of
+from octavo.frontend.config import FrontendConfig
+from octavo.frontend.http.acceptor import Acceptor
+from octavo.frontend.http.envelope import Envelope
+from octavo.frontend.http.protocol import HttpProtocol
+from octavo.runtime.transport.endpoints import EndpointError
+
+# Idle connections are closed after it; longer than most proxies keep theirs.
+_KEEP_ALIVE_S: Final = 75
+# What responses get to be sent once nothing is computed for them any more.
+_STOP_GRACE_S: Final = 1
+_BACKLOG: Final = 1024
+# What the system holds for a client that does not read.
+_SEND_BUFFER: Final = 128 << 10
+_MAX_PORT: Final = 65535
+_PASSIVE: Final = socket.AI_PASSIVE
+
+
+class HttpServer:
+    """`port` is the one bound, for `listen` may leave the choice to the system; 0 for a unix socket."""
+
+    def __init__(self, app: ASGIApp, config: FrontendConfig) -> None:
+        """Binds. Raises `EndpointError` if the address cannot be had, `TlsError` for unusable PEM files."""
+        self._socket = _bind(config.http_listen)
+        is_unix = self._socket.family is socket.AF_UNIX
+        self.port = 0 if is_unix else int(self._socket.getsockname()[1])
+        # Around whatever refuses calls, too.
+        self._server = _Server(_settings(Envelope(app), config), connections_that_fit(config.max_connections))
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def connections(self) -> set[Any]:
+        """Those that are open."""
+        return self._server.server_state.connections
+
+    async def start(self) -> None:
+        """Begins to serve. Connections made before wait for it."""
+        self._task = asyncio.create_task(self._server.serve([self._socket]))
+
+    async def stop(self) -> None:
+        """Ends what is still served."""
+        self._server.should_exit = True
+        if self._task:
+            await self._task
+        for connection in list(self.connections):
+            connection.transport.abort()
+        self._socket.close()
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, settings: uvicorn.Config, max_connections: int) -> None:
+        super().__init__(settings)
+        self._book = ConnectionBook(max_connections)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes connections in by itself: uvicorn would not count those in their TLS handshake."""
+        acceptors = [Acceptor(each, self._book, self._protocol, self.config.ssl) for each in sockets or ()]
+        for acceptor in acceptors:
+            acceptor.start()
+        self.servers = acceptors  # type: ignore[assignment]
+        self.started = True
+
+    def _protocol(self, place: Place) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state, place=place
+        )
+        return protocol
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the frontend's."""
+        yield
+
+
+def _settings(app: ASGIApp, config: FrontendConfig) -> uvicorn.Config:
+    tls = ssl_context_of(config)
+    settings = uvicorn.Config(
+        app,
+        http=partial(HttpProtocol, stall_timeout_s=config.stall_timeout_s),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        # What clients do wrong is theirs to know.
+        log_level=logging.ERROR,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_STOP_GRACE_S,
+        ssl_context_factory=(lambda *_: tls) if tls else None,
+    )
+    settings.load()
+    return settings
+
+
+def _bind(listen: str) -> socket.socket:
+    family, protocol, address = _address(listen)
+    listener = socket.socket(family, socket.SOCK_STREAM, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        listener.setblocking(False)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _unusable(listen, error) from error
+    return listener
+
+
+def _address(listen: str) -> tuple[int, int, Any]:
+    """Family, protocol and address. Only where the protocol says TCP does asyncio send small pieces at once."""
+    if listen.startswith("unix:"):
+        path = Path(listen.removeprefix("unix:"))
+        # Whoever serves has claimed the path, so what lies there is of a process that has ended.
+        if path.is_socket():
+            path.unlink()
+        return socket.AF_UNIX, 0, str(path)
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isascii() or not port.isdecimal() or int(port) > _MAX_PORT:
+        raise _unusable(listen, "it is neither host:port nor unix:path")
+    try:
+        [found, *_] = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=_PASSIVE)
+    except OSError as error:
+        raise _unusable(listen, error) from error
+    return found[0], found[2], found[4]
+
+
+def _unusable(listen: str, why: object) -> EndpointError:
+    return EndpointError(f"cannot listen on {listen} for HTTP, choose another address: {why}")

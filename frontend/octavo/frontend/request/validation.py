@@ -1,0 +1,212 @@
+"""Checks a request against the rules that need nothing but the request itself."""
+
+from collections.abc import Sized
+from typing import Final
+
+from octavo.frontend.errors import InvalidRequest, Reason, Unsupported, bad_parameter
+from octavo.frontend.request import chat as chat_form
+from octavo.frontend.request.chat import Chat, check_bytes, check_label
+from octavo.frontend.request.request import Constraint, ConstraintKind, GenerationRequest, Prompt
+from octavo.wire.requests import MAX_PRIORITY
+from octavo.wire.sampling import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_LOGIT_BIAS,
+    MAX_PARALLEL,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+)
+
+MAX_LABEL_LENGTH = 256
+MAX_REQUEST_ID_LENGTH = 128
+MAX_STOP_STRINGS = 8
+MAX_STOP_STRING_BYTES = 256
+MAX_TEMPERATURE = 100.0
+# Of a schema, an expression or a grammar, and of all choices together.
+MAX_CONSTRAINT_BYTES = 65536
+MAX_CHOICES = 1024
+# Of the time a request may be told to wait or be kept, in seconds.
+MAX_WAIT_S = 86400.0
+# No tokenizer in use needs more bytes for a token on average; what is longer cannot fit and is not worth tokenizing.
+_BYTES_PER_TOKEN = 8
+_SLACK_BYTES = 1024
+# Every message of a chat costs at least a token of the template's own.
+_BYTES_PER_MESSAGE = _BYTES_PER_TOKEN
+
+_PARALLEL: Final = (1, MAX_PARALLEL, f"between 1 and {MAX_PARALLEL}")
+_TOP: Final = (0, MAX_TOP_LOGPROBS, f"between 0 and {MAX_TOP_LOGPROBS}")
+_PENALTY: Final = (-2.0, 2.0, "between -2 and 2; 0 is off")
+# Field of a request -> its least and greatest value, and how to say so.
+RANGES: Final[dict[str, tuple[float, float, str]]] = {
+    "temperature": (0.0, MAX_TEMPERATURE, f"between 0 (greedy) and {MAX_TEMPERATURE:g}"),
+    # 5e-324 is the least number above 0.
+    "top_p": (5e-324, 1.0, "above 0 and at most 1 (off)"),
+    "top_k": (0, 2**31 - 1, f"between 0 (off) and {2**31 - 1}"),
+    "min_p": (0.0, 1.0, "between 0 (off) and 1"),
+    "frequency_penalty": _PENALTY,
+    "presence_penalty": _PENALTY,
+    # Logits are divided by it, and must stay numbers.
+    "repetition_penalty": (0.01, 2.0, "between 0.01 and 2; 1 is off"),
+    "seed": (0, 2**64 - 1, "an unsigned 64-bit number"),
+    "num_sequences": _PARALLEL,
+    "best_of": _PARALLEL,
+    "max_new_tokens": (1, float("inf"), "at least 1; leave it out for no limit"),
+    "min_new_tokens": (0, float("inf"), "at least 0"),
+    "top_logprobs": _TOP,
+    "prompt_logprobs": _TOP,
+    "priority": (-MAX_PRIORITY, MAX_PRIORITY, f"between -{MAX_PRIORITY} and {MAX_PRIORITY}"),
+    "max_queue_s": (0.001, MAX_WAIT_S, f"between 0.001 and {MAX_WAIT_S:g} seconds; leave it out for no limit"),
+    "detach_grace_s": (0.0, MAX_WAIT_S, f"between 0 (not kept) and {MAX_WAIT_S:g} seconds"),
+}
+_BIAS: Final = (-100.0, 100.0, "between -100 and 100; use banned_token_ids to exclude a token")
+_LENGTH_PENALTY: Final = (-100.0, 100.0, "between -100 and 100")
+_MOST: Final = {
+    "logit_bias": MAX_LOGIT_BIAS,
+    "allowed_token_ids": MAX_ALLOWED_TOKEN_IDS,
+    "banned_token_ids": MAX_ALLOWED_TOKEN_IDS,
+    "stop_strings": MAX_STOP_STRINGS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+}
+_LABELS: Final = {"request_id": MAX_REQUEST_ID_LENGTH, "tenant": MAX_LABEL_LENGTH, "salt": MAX_LABEL_LENGTH}
+
+
+def check_form(request: GenerationRequest) -> None:
+    """Raises `InvalidRequest` for what is wrong whatever the model, `Unsupported` for what cannot be had together."""
+    for field, most in _LABELS.items():
+        check_label(field, getattr(request, field), most)
+    for field, bounds in RANGES.items():
+        _check_range(field, getattr(request, field), bounds)
+    for field, most in _MOST.items():
+        check_count(field, getattr(request, field), most)
+    for bias in request.logit_bias.values():
+        _check_range("logit_bias", bias, _BIAS)
+    _check_stopping(request)
+    _check_parallel(request)
+    _check_beam(request)
+    _check_constraint(request)
+    _check_prompt_form(request.prompt)
+
+
+def check_count(field: str, values: Sized, most: int) -> None:
+    """Raises `InvalidRequest` for a field that is repeated more often than `most` times."""
+    chat_form.check_count(field, len(values), most)
+
+
+def check_prompt_size(prompt: Prompt, max_model_len: int) -> None:
+    """Raises `InvalidRequest` for a prompt that cannot fit, before any work is spent on tokenizing it."""
+    if not isinstance(prompt, str | Chat):
+        check_room(len(prompt), max_model_len)
+        return
+    size = _num_bytes(prompt)
+    bound = _BYTES_PER_TOKEN * max_model_len + _SLACK_BYTES
+    if size > bound:
+        raise InvalidRequest(
+            Reason.PROMPT_TOO_LONG,
+            f"the prompt has {size} bytes, more than the {bound} that could fit a context of {max_model_len} tokens;"
+            " shorten it",
+            prompt_bytes=size,
+            max_prompt_bytes=bound,
+        )
+
+
+def check_room(prompt_tokens: int, max_model_len: int) -> None:
+    """Raises `InvalidRequest` for a prompt that leaves no room for an answer."""
+    if prompt_tokens >= max_model_len:
+        raise InvalidRequest(
+            Reason.PROMPT_TOO_LONG,
+            f"the prompt has {prompt_tokens} tokens and the context {max_model_len}, which leaves no room for an"
+            " answer; shorten the prompt",
+            prompt_tokens=prompt_tokens,
+            max_model_len=max_model_len,
+        )
+
+
+def check_answer_size(max_new_tokens: int | None, max_model_len: int) -> None:
+    """Raises `InvalidRequest` for an answer that cannot fit, whatever the prompt: it would count as so much work."""
+    if (max_new_tokens or 0) >= max_model_len:
+        rule = f"the context has room for {max_model_len} tokens, the prompt's among them; lower it"
+        raise bad_parameter("max_new_tokens", max_new_tokens, rule)
+
+
+def _check_range(field: str, value: float | None, bounds: tuple[float, float, str]) -> None:
+    low, high, rule = bounds
+    # Written so that NaN fails too.
+    if value is not None and not low <= value <= high:
+        raise bad_parameter(field, value, f"it must be {rule}")
+
+
+def _check_stopping(request: GenerationRequest) -> None:
+    if request.max_new_tokens is not None and request.min_new_tokens > request.max_new_tokens:
+        raise bad_parameter("min_new_tokens", request.min_new_tokens, f"max_new_tokens is {request.max_new_tokens}")
+    for stop in request.stop_strings:
+        if not 1 <= len(stop.encode()) <= MAX_STOP_STRING_BYTES:
+            rule = f"each must have 1 to {MAX_STOP_STRING_BYTES} bytes"
+            raise bad_parameter("stop_strings", f"one of {len(stop.encode())} bytes", rule)
+
+
+def _check_parallel(request: GenerationRequest) -> None:
+    if request.best_of is None:
+        return
+    if request.beam is not None:
+        raise bad_parameter("best_of", request.best_of, "a beam search keeps the best by itself; leave one of them out")
+    if request.best_of < request.num_sequences:
+        rule = f"num_sequences is {request.num_sequences}, and that many are chosen among best_of"
+        raise bad_parameter("best_of", request.best_of, rule)
+
+
+def _check_beam(request: GenerationRequest) -> None:
+    if (beam := request.beam) is None:
+        return
+    _check_range("beam_width", beam.width, _PARALLEL)
+    _check_range("length_penalty", beam.length_penalty, _LENGTH_PENALTY)
+    if beam.width < request.num_sequences:
+        rule = f"num_sequences is {request.num_sequences}, and a search has no more results than beams"
+        raise bad_parameter("beam_width", beam.width, rule)
+    _check_beam_is_not_sampling(request)
+    for field in ("stop_strings", "top_logprobs", "prompt_logprobs"):
+        if getattr(request, field) not in (None, ()):
+            raise Unsupported(
+                Reason.UNSUPPORTED_FIELD,
+                f"{field} cannot be had with a beam search: its sequences are known only when it ends; leave it out",
+                field=field,
+            )
+
+
+def _check_beam_is_not_sampling(request: GenerationRequest) -> None:
+    for field, off in {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0}.items():
+        if (value := getattr(request, field)) not in (None, off):
+            rule = f"a beam search takes the likeliest tokens and samples none; leave it out or set it to {off}"
+            raise bad_parameter(field, value, rule)
+
+
+def _check_constraint(request: GenerationRequest) -> None:
+    if (constraint := request.constraint) is None:
+        return
+    if request.ignore_eos:
+        rule = "a constrained text ends with EOS where it may end; leave out ignore_eos or the constraint"
+        raise bad_parameter("ignore_eos", "set together with a constraint", rule)
+    if constraint.kind is ConstraintKind.CHOICE:
+        _check_choices(constraint)
+    elif constraint.kind is not ConstraintKind.JSON_OBJECT:
+        if not constraint.text:
+            raise bad_parameter(f"constraint.{constraint.kind}", "empty", "it must say what the text is to match")
+        check_bytes(f"constraint.{constraint.kind}", constraint.text, MAX_CONSTRAINT_BYTES)
+
+
+def _check_choices(constraint: Constraint) -> None:
+    check_count("constraint.choice", constraint.choices, MAX_CHOICES)
+    if not any(constraint.choices):
+        raise bad_parameter("constraint.choice", "empty", "there must be a text to choose")
+    check_bytes("constraint.choice", "".join(constraint.choices), MAX_CONSTRAINT_BYTES)
+
+
+def _check_prompt_form(prompt: Prompt) -> None:
+    if not (prompt.messages if isinstance(prompt, Chat) else prompt):
+        raise bad_parameter("prompt", "empty", "there must be at least one token to continue; send some text")
+    if isinstance(prompt, Chat):
+        chat_form.check_chat(prompt)
+
+
+def _num_bytes(prompt: str | Chat) -> int:
+    if isinstance(prompt, str):
+        return len(prompt.encode())
+    return prompt.num_bytes + len(prompt.messages) * _BYTES_PER_MESSAGE

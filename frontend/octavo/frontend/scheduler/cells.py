@@ -1,0 +1,254 @@
+"""The schedulers behind one frontend, each with workers of its own (a cell), as one to the rest of the frontend.
+
+A new request goes to the cell that `CellRouter` chooses, and to the next one if that has no place for it. Those of a
+cell that cannot run them are handed over to another: submitted there from their journals, so that their streams go on
+with the same tokens. What the former cell still holds of them ends with their leases.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Final
+
+import msgspec
+
+from octavo.frontend.scheduler.cell_router import CellLoad, CellRouter
+from octavo.frontend.scheduler.client import Availability, SchedulerClient, SchedulerRefused, run_together
+from octavo.frontend.scheduler.journal import Journal
+from octavo.frontend.scheduler.pinned_prefixes import NamedPrefixes
+from octavo.frontend.scheduler.reader import Reader
+from octavo.frontend.scheduler.session import LiveRequest
+from octavo.runtime.transport.curve_keys import ClientKeys
+from octavo.wire.requests import RejectReason, ServiceStatus
+
+_log = logging.getLogger(__name__)
+
+# How long a stream that has begun waits for its own cell, where most of it is computed. Others do not wait.
+_HANDOVER_S: Final = 3.0
+# Until a cell of another version is tried again; its scheduler may have been replaced.
+_REFUSED_S: Final = 5.0
+_HOLDING_S: Final = 0.5
+# The best that any cell offers is what all do together.
+_BEST_FIRST: Final = (
+    Availability.READY,
+    Availability.STALLED,
+    Availability.NO_WORKER,
+    Availability.NO_SCHEDULER,
+    Availability.MODEL_MISMATCH,
+)
+
+
+class Cells:
+    """One frontend's links to all its schedulers. `run()` must be running; all methods belong to its event loop."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        model_fingerprint: str,
+        grace_s: float,
+        own_prefixes: Mapping[str, list[int]] | None = None,
+        keys: ClientKeys | None = None,
+    ) -> None:
+        self.model_fingerprint = model_fingerprint
+        self.grace_s = grace_s
+        attempts = count(1)
+        self.links = [
+            SchedulerClient(
+                endpoint, model_fingerprint, grace_s, own_prefixes, keys, attempts, self._look, self._elsewhere
+            )
+            for endpoint in endpoints
+        ]
+        # Of requests that another cell was to go on with.
+        self.handovers = 0
+        self._router = CellRouter(len(self.links), first=secrets.randbelow(len(self.links)))
+        self._home: dict[LiveRequest, SchedulerClient] = {}
+        # Those that have turned a request away.
+        self._full: dict[LiveRequest, set[SchedulerClient]] = {}
+        # The last start of each link's scheduler, and what was said of the cell.
+        self._epochs: dict[SchedulerClient, int] = {}
+        self._said: dict[SchedulerClient, Availability] = {}
+        self._refused: set[SchedulerClient] = set()
+        self._changed = asyncio.Event()
+
+    # -- what there is ----------------------------------------------------------------------------------------------
+
+    @property
+    def availability(self) -> Availability:
+        """What stands between a request and a worker, now."""
+        found = {link.availability for link in self.links}
+        return next(availability for availability in _BEST_FIRST if availability in found)
+
+    @property
+    def status(self) -> ServiceStatus | None:
+        """Of the cells that serve this frontend's model, or what was heard last where none does; None before a first
+        word."""
+        best = self.availability
+        told = [link.status for link in self.links if link.status and link.availability is best]
+        return _merged(told or [link.status for link in self.links if link.status])
+
+    @property
+    def prefixes(self) -> NamedPrefixes:
+        """The pinned prefixes that requests may name, in whatever cell they are."""
+        known: dict[str, list[int]] = {}
+        for link in reversed(self.links):
+            known |= link.prefixes.known
+        there = [link for link in self.links if link.availability is not Availability.NO_SCHEDULER]
+        return NamedPrefixes(known, bool(there) and all(link.prefixes.told for link in there))
+
+    @property
+    def journals(self) -> list[Journal]:
+        """Those of all requests in the schedulers' hands."""
+        return [request.journal for link in self.links for request in link.live]
+
+    def away_s(self) -> float:
+        """Seconds since the last word of any scheduler that serves this frontend's model, or since the start."""
+        fit = [link for link in self.links if link.availability is not Availability.MODEL_MISMATCH]
+        return min(link.away_s() for link in fit or self.links)
+
+    async def changed(self) -> None:
+        """Returns after the next message or tick, when `availability` may be another."""
+        await self._changed.wait()
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def submit(self, journal: Journal, reader: Reader) -> LiveRequest:
+        """Hands a request over. Raises `Overloaded` beyond what one renewal can name."""
+        request = LiveRequest(journal, reader)
+        # Where none can take it, the first one says why.
+        self._place(request, self._choose(journal, lambda _: True) or self.links[0])
+        return request
+
+    def end_sequence(self, request: LiveRequest, sequence_index: int) -> None:
+        """Ends one sequence of a request whose others may run on."""
+        self._home[request].end_sequence(request, sequence_index)
+
+    def release(self, request: LiveRequest) -> None:
+        """Ends a request, whatever its state; must be called for every submitted one."""
+        self._home.pop(request).release(request)
+        self._full.pop(request, None)
+
+    def _place(self, request: LiveRequest, link: SchedulerClient) -> None:
+        link.submit(request)
+        self._home[request] = link
+
+    def _elsewhere(self, link: SchedulerClient, request: LiveRequest, reason: RejectReason) -> bool:
+        """Whether another cell takes what one has no place for."""
+        if reason is not RejectReason.QUEUE_FULL:
+            return False
+        full = self._full.setdefault(request, set())
+        full.add(link)
+        heir = self._choose(
+            request.journal, lambda other: other not in full and other.availability is Availability.READY
+        )
+        if heir is None:
+            return False
+        request.journal.turned_away()
+        self._place(request, heir)
+        return True
+
+    def _choose(self, journal: Journal, may: Callable[[SchedulerClient], bool]) -> SchedulerClient | None:
+        """The cell for a request, among those that may be."""
+        if len(self.links) == 1:
+            return self.links[0] if may(self.links[0]) else None
+        loads = [link.load if may(link) else None for link in self.links]
+        loads = self._narrowed(loads, lambda link: _has_room(link.status, journal))
+        pinned = journal.prompt_token_ids[: journal.cache_key.salted_from]
+        if pinned:
+            loads = self._narrowed(loads, lambda link: link.prefixes.has(pinned))
+        chosen = self._router.choose(journal.prompt_token_ids, journal.cache_key, loads)
+        return None if chosen is None else self.links[chosen]
+
+    def _narrowed(
+        self, loads: list[CellLoad | None], suits: Callable[[SchedulerClient], bool]
+    ) -> list[CellLoad | None]:
+        """Leaves out what does not suit, unless nothing does."""
+        suiting = [load if load and suits(link) else None for link, load in zip(self.links, loads, strict=True)]
+        return suiting if any(suiting) else loads
+
+    # -- cells that come and go -------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keeps all conversations going until cancelled. Raises `SchedulerRefused` once no scheduler wants this
+        frontend, and no request is left for which one of its schema may still come back in time."""
+        await run_together(*map(self._keep, self.links))
+
+    async def _keep(self, link: SchedulerClient) -> None:
+        while True:
+            try:
+                await link.run()
+            except SchedulerRefused as refusal:
+                self._refused.add(link)
+                self._look(link)
+                if len(self._refused) == len(self.links) and not any(each.holds for each in self.links):
+                    for each in self.links:
+                        each.fail_all()
+                    raise
+                _log.error("the cell at %s gets no requests: %s", link.endpoint, refusal)
+                # Requests that wait for a scheduler of their schema are asked for often, and not beyond their grace.
+                await asyncio.sleep(_HOLDING_S if link.holds else _REFUSED_S)
+
+    def _look(self, link: SchedulerClient) -> None:
+        """A link has heard something, or its time has passed."""
+        if link.epoch is not None:
+            self._registered(link, link.epoch)
+        availability = link.availability
+        if availability is not self._said.get(link):
+            self._said[link] = availability
+            self._say(link, availability)
+        if availability is not Availability.READY and len(self.links) > 1:
+            self._hand_over(link, availability)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _registered(self, link: SchedulerClient, epoch: int) -> None:
+        self._refused.discard(link)
+        if self._epochs.setdefault(link, epoch) != epoch:
+            # A scheduler that has begun anew has workers that have too.
+            self._epochs[link] = epoch
+            self._router.lost(self.links.index(link))
+
+    def _say(self, link: SchedulerClient, availability: Availability) -> None:
+        if availability is Availability.MODEL_MISMATCH:
+            _log.warning(
+                "the cell at %s gets no requests: its workers serve another model than this frontend; start both with"
+                " the same model directory",
+                link.endpoint,
+            )
+        elif len(self.links) > 1:
+            _log.info("the cell at %s: %s", link.endpoint, availability.name)
+
+    def _hand_over(self, link: SchedulerClient, availability: Availability) -> None:
+        """Gives what a cell cannot run now to those that can, if it is not worth waiting for."""
+        gone = availability is Availability.MODEL_MISMATCH or link.unready_s() > _HANDOVER_S
+        for request in link.live:
+            may_wait = not gone and request.journal.first_token_at is not None
+            if may_wait or request.journal.complete or request.reader.failure:
+                continue
+            heir = self._choose(request.journal, lambda other: other.availability is Availability.READY)
+            if heir is None:
+                return
+            link.release(request)
+            self._place(request, heir)
+            self.handovers += 1
+
+
+def _has_room(status: ServiceStatus | None, journal: Journal) -> bool:
+    """Whether the cell could ever hold the longest of the request's sequences, as far as is known."""
+    if status is None or status.model is None:
+        return True
+    longest = len(journal.prompt_token_ids) + journal.sampling.max_tokens
+    return longest <= min(status.capacity_tokens, status.model.max_model_len)
+
+
+def _merged(told: Iterable[ServiceStatus]) -> ServiceStatus | None:
+    """All replicas, and what the largest of them can hold."""
+    by_size = sorted(told, key=lambda status: status.capacity_tokens)
+    if not by_size:
+        return None
+    return msgspec.structs.replace(
+        by_size[-1],
+        replicas=sum(status.replicas for status in by_size),
+        work_tokens=sum(status.work_tokens for status in by_size),
+    )

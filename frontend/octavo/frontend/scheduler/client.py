@@ -1,0 +1,268 @@
+"""The socket and the clock of the conversation with one scheduler, and what the rest of the frontend may know of it."""
+
+import asyncio
+import contextlib
+import enum
+import functools
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+
+import zmq
+import zmq.asyncio
+
+from octavo.frontend.errors import Overloaded, Reason, Unavailable
+from octavo.frontend.scheduler.cell_router import CellLoad
+from octavo.frontend.scheduler.pinned_prefixes import PinnedPrefixes
+from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
+from octavo.runtime.transport.curve_keys import ClientKeys
+from octavo.runtime.transport.sockets import connect_dealer
+from octavo.wire.codec import WireError, decode_to_frontend, encode
+from octavo.wire.requests import MAX_LIVE_REQUESTS, RENEW_INTERVAL_S, FromFrontend, RejectReason, ServiceStatus
+
+_log = logging.getLogger(__name__)
+
+# Every renewal is answered at once, so silence of three means that the scheduler is away.
+_SILENCE_S = 3 * RENEW_INTERVAL_S
+_HELLO_INTERVAL_S = 0.2
+_COMPLAINT_INTERVAL_S = 1.0
+
+
+class Availability(enum.Enum):
+    """Whether a request could run now, or what is missing."""
+
+    READY = enum.auto()
+    NO_SCHEDULER = enum.auto()
+    NO_WORKER = enum.auto()
+    MODEL_MISMATCH = enum.auto()
+    # There is work, and the workers that could take more of it answer no step.
+    STALLED = enum.auto()
+
+
+class SchedulerRefused(Exception):
+    """The scheduler speaks another version; this process must not go on."""
+
+
+class SchedulerClient:
+    """One frontend's link to one scheduler. `run()` must be running; all methods belong to its event loop.
+
+    `on_change` is called after each message and tick, when `availability` may be another. For `attempts` and
+    `elsewhere` see `SchedulerSession`.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        model_fingerprint: str,
+        grace_s: float,
+        own_prefixes: Mapping[str, list[int]] | None = None,
+        keys: ClientKeys | None = None,
+        attempts: Iterator[int] | None = None,
+        on_change: "Callable[[SchedulerClient], None]" = lambda _: None,
+        elsewhere: "Callable[[SchedulerClient, LiveRequest, RejectReason], bool]" = lambda link, request, reason: False,
+    ) -> None:
+        self.endpoint = endpoint
+        self._grace_s = grace_s
+        self._keys = keys
+        self._on_change = on_change
+        now = time.monotonic()
+        # Half of the range, because msgpack has room for 64 bits and some readers only for 63.
+        self._session = SchedulerSession(
+            secrets.randbits(63), model_fingerprint, now, own_prefixes, attempts, functools.partial(elsewhere, self)
+        )
+        self._socket: zmq.asyncio.Socket | None = None
+        self._ready_at = now
+        self._hurry = asyncio.Event()
+        self.dropped_messages = 0
+        self._complained_at = float("-inf")
+
+    @property
+    def status(self) -> ServiceStatus | None:
+        """The last the scheduler said of itself; None before its first word."""
+        return self._session.status
+
+    @property
+    def epoch(self) -> int | None:
+        """That start of the scheduler which knows this frontend; None if none does."""
+        return self._session.epoch
+
+    @property
+    def prefixes(self) -> PinnedPrefixes:
+        """The prefixes that are pinned there."""
+        return self._session.prefixes
+
+    @property
+    def live(self) -> list[LiveRequest]:
+        """All requests in the scheduler's hands."""
+        return list(self._session.live.values())
+
+    @property
+    def work_tokens(self) -> int:
+        """Tokens that the cell is still about to compute, of all frontends' requests."""
+        return self._session.work_tokens
+
+    @property
+    def load(self) -> CellLoad | None:
+        """What a further request would come on top of; None where it would be in vain."""
+        availability = self.availability
+        if availability is Availability.MODEL_MISMATCH or len(self._session.live) >= MAX_LIVE_REQUESTS:
+            return None
+        status = self.status if availability is Availability.READY else None
+        return CellLoad(status.replicas if status else 0, self.work_tokens)
+
+    @property
+    def availability(self) -> Availability:
+        """What stands between a request and a worker, now."""
+        status = self._session.status
+        silent = self.away_s() > _SILENCE_S
+        if status is None or self._session.epoch is None or silent:
+            return Availability.NO_SCHEDULER
+        if status.replicas == 0 or status.model is None:
+            return Availability.NO_WORKER
+        if status.model.fingerprint != self._session.model_fingerprint:
+            return Availability.MODEL_MISMATCH
+        return Availability.STALLED if status.stalled else Availability.READY
+
+    def away_s(self) -> float:
+        """Seconds since the scheduler's last word, or since the start."""
+        return time.monotonic() - self._session.last_heard
+
+    def unready_s(self) -> float:
+        """Seconds for which no request could have run there."""
+        if self.availability is Availability.READY:
+            return 0.0
+        return max(self.away_s(), time.monotonic() - self._ready_at)
+
+    def submit(self, request: LiveRequest) -> None:
+        """Hands a request over. Raises `Overloaded` beyond what one renewal can name."""
+        if len(self._session.live) >= MAX_LIVE_REQUESTS:
+            raise Overloaded(
+                Reason.TOO_MANY_REQUESTS, f"{MAX_LIVE_REQUESTS} requests are running here; try again later"
+            )
+        self._send(self._session.submit(request, time.monotonic()))
+
+    def end_sequence(self, request: LiveRequest, sequence_index: int) -> None:
+        """Ends one sequence of a request whose others may run on."""
+        self._send(self._session.end_sequence(request, sequence_index))
+
+    def release(self, request: LiveRequest) -> None:
+        """Ends a request, whatever its state; must be called for every submitted one."""
+        self._send(self._session.release(request))
+
+    @property
+    def holds(self) -> bool:
+        """Whether requests wait here for the scheduler to come back, and may."""
+        waiting = any(not request.journal.complete for request in self._session.live.values())
+        return waiting and self.away_s() <= self._grace_s
+
+    def fail_all(self) -> None:
+        """Fails all requests that still wait for the scheduler."""
+        for request in self._session.live.values():
+            if not request.journal.complete:
+                request.reader.fail(unreachable(self.away_s()))
+
+    async def run(self) -> None:
+        """Keeps the conversation going until cancelled. Raises `SchedulerRefused`; may then be run again."""
+        self._session.refused = None
+        if self.status is None:
+            # Loading a tokenizer takes seconds that are no silence of the scheduler.
+            self._session.last_heard = time.monotonic()
+        context = zmq.asyncio.Context()
+        lost = functools.partial(_call_on, asyncio.get_running_loop(), self._lost)
+        self._socket = connect_dealer(context, self.endpoint, self._keys, lost)
+        try:
+            await run_together(self._receive(self._socket), self._tick())
+        finally:
+            self._session.disconnected()
+            self._socket.close()
+            self._socket = None
+            context.term()
+
+    def _lost(self) -> None:
+        """The connection has ended: the scheduler may have too."""
+        self._session.disconnected()
+        self._hurry.set()
+
+    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await socket.recv_multipart()
+            try:
+                if len(frames) != 1:
+                    raise WireError(f"a message of {len(frames)} frames")
+                message = decode_to_frontend(frames[0])
+            except WireError as error:
+                self._drop(error)
+                continue
+            self._send(self._session.receive(message, time.monotonic()))
+            if self._session.refused is not None:
+                raise SchedulerRefused(self._session.refused)
+            self._announce()
+
+    def _drop(self, error: WireError) -> None:
+        self.dropped_messages += 1
+        if (now := time.monotonic()) - self._complained_at >= _COMPLAINT_INTERVAL_S:
+            self._complained_at = now
+            _log.warning("dropped a malformed message from the scheduler (%d so far): %s", self.dropped_messages, error)
+
+    async def _tick(self) -> None:
+        while True:
+            self._send(self._session.tick())
+            self._announce()
+            if self.away_s() > self._grace_s:
+                self.fail_all()
+            await self._rest(RENEW_INTERVAL_S if self._session.epoch is not None else _HELLO_INTERVAL_S)
+
+    async def _rest(self, seconds: float) -> None:
+        self._hurry.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
+
+    def _send(self, messages: list[FromFrontend]) -> None:
+        for message in messages:
+            if self._socket is None or not _send_now(self._socket, encode(message)):
+                self._session.disconnected()
+                return
+
+    def _announce(self) -> None:
+        if self.availability is Availability.READY:
+            self._ready_at = time.monotonic()
+        self._on_change(self)
+
+
+def unreachable(away_s: float) -> Unavailable:
+    """The error of a request that outlived its scheduler."""
+    return Unavailable(
+        Reason.SCHEDULER_UNREACHABLE, f"the scheduler has not answered for {away_s:.0f} s; try again later"
+    )
+
+
+async def run_together(*coroutines: Coroutine[None, None, None]) -> None:
+    """Runs them until one fails, or all are cancelled. Raises `SchedulerRefused` as it is."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for coroutine in coroutines:
+                tasks.create_task(coroutine)
+    except ExceptionGroup as failures:
+        # Not `except*`, which may wrap what is raised in it once more.
+        refusals = failures.subgroup(SchedulerRefused)
+        if refusals is None:
+            raise
+        raise refusals.exceptions[0] from None
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
+    """From any thread; a loop that is closed has nobody to act."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(act)
+
+
+def _send_now(socket: zmq.asyncio.Socket, frame: bytes) -> bool:
+    """Whether the frame left: without waiting, for what cannot leave now is repaired by a renewal."""
+    future = asyncio.ensure_future(socket.send(frame, flags=zmq.NOBLOCK))
+    try:
+        future.result()
+    except zmq.Again:
+        return False
+    return True

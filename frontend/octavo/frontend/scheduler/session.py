@@ -1,0 +1,340 @@
+"""The conversation with one scheduler without its socket: messages in, messages out, and the journals that it is
+about."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, count
+
+from octavo.frontend.errors import (
+    AlreadyExists,
+    Broken,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    Reason,
+    ServiceError,
+    Unavailable,
+)
+from octavo.frontend.request import events
+from octavo.frontend.scheduler.journal import Journal, Verdict
+from octavo.frontend.scheduler.pinned_prefixes import PinnedPrefixes
+from octavo.frontend.scheduler.reader import Reader
+from octavo.wire.base import SCHEMA_VERSION
+from octavo.wire.requests import (
+    MAX_PREFIXES,
+    Abort,
+    Deltas,
+    EndSequence,
+    FromFrontend,
+    FrontendHello,
+    FrontendWelcome,
+    Lease,
+    Notices,
+    PinPrefixes,
+    PinRefused,
+    PrefixesChanged,
+    Refused,
+    Rejected,
+    RejectReason,
+    Renew,
+    Renewed,
+    ServiceStatus,
+    StatusChanged,
+    Submit,
+    ToFrontend,
+    Unregistered,
+)
+
+
+class CellWork:
+    """Tokens: what the scheduler told last, moved by what this frontend has sent and ended since."""
+
+    def __init__(self) -> None:
+        # This frontend's share, by what the scheduler calls the requests.
+        self._own: dict[str, int] = {}
+        self._num_own = 0
+        self._num_others = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of all frontends."""
+        return self._num_own + self._num_others
+
+    def add(self, journal: Journal) -> None:
+        """The request was sent there."""
+        self._own[journal.wire_id] = tokens = journal.work_tokens
+        self._num_own += tokens
+
+    def drop(self, journal: Journal) -> None:
+        """It is there no more."""
+        self._num_own -= self._own.pop(journal.wire_id, 0)
+
+    def told(self, work_tokens: int, own: Iterable[Journal]) -> None:
+        """The scheduler has just counted, and holds these of this frontend."""
+        self._own = {journal.wire_id: journal.work_tokens for journal in own}
+        self._num_own = sum(self._own.values())
+        self._num_others = max(0, work_tokens - self._num_own)
+
+
+# What clients are told where the scheduler will not, or can no longer, run a request.
+
+
+def rejection(message: Rejected) -> ServiceError:
+    """The error that the rejection is to its client."""
+    detail = message.detail or f"the scheduler rejected the request: {message.reason.value}"
+    match message.reason:
+        case RejectReason.DUPLICATE_ID:
+            return AlreadyExists(Reason.DUPLICATE_ID, detail)
+        case RejectReason.NEVER_FITS_KV:
+            return InvalidRequest(Reason.NEVER_FITS_KV, detail)
+        case RejectReason.PROMPT_TOO_LONG:
+            return InvalidRequest(Reason.PROMPT_TOO_LONG, detail)
+        case RejectReason.BAD_TOKEN_ID | RejectReason.EMPTY_PROMPT | RejectReason.TOO_MANY_SEQUENCES:
+            return InvalidRequest(Reason.BAD_PARAMETER, detail)
+        case RejectReason.MODEL_MISMATCH:
+            advice = "start them and this frontend with the same model directory"
+            return Unavailable(Reason.MODEL_MISMATCH, f"{detail}, not this frontend's model; {advice}")
+        case RejectReason.QUEUE_FULL:
+            return Overloaded(Reason.QUEUE_FULL, f"{detail}, as many as the queue takes; try again later")
+        case RejectReason.STEP_FAILED:
+            return Broken(Reason.STEP_FAILED, detail)
+        case RejectReason.NOT_FINITE:
+            return Broken(Reason.LOGITS_NOT_FINITE, detail)
+        case RejectReason.OUT_OF_MEMORY:
+            return Overloaded(Reason.OUT_OF_MEMORY, detail)
+        case RejectReason.QUARANTINED:
+            return Broken(Reason.QUARANTINED, detail)
+        case RejectReason.NO_TOKEN_LEFT:
+            return InvalidRequest(Reason.NO_TOKEN_LEFT, detail)
+        case RejectReason.BAD_GRAMMAR:
+            return InvalidRequest(Reason.BAD_CONSTRAINT, detail)
+        case RejectReason.QUEUE_TIMEOUT:
+            return DeadlineExceeded(Reason.QUEUE_TIMEOUT, detail)
+        case RejectReason.ALREADY_COMPLETE:
+            return Broken(Reason.STREAM_BROKEN, detail)
+
+
+# The conversation with the scheduler without its socket: messages in, messages out, and who must be told.
+#
+# A frontend says hello until it is welcomed, submits requests, and renews all of them every second; from the answer to
+# a renewal it learns what it must submit again. That one path carries running streams over a lost message, a
+# reconnection and a new scheduler.
+
+
+_log = logging.getLogger(__name__)
+
+# With this many renewals unanswered the registration is taken for lost, and the frontend says hello again.
+_MAX_UNANSWERED_RENEWALS = 3
+
+
+@dataclass(frozen=True)
+class LiveRequest:
+    """A request in the scheduler's hands. The reader is told when the journal has grown, and why it will not."""
+
+    journal: Journal
+    reader: Reader
+
+
+Elsewhere = Callable[[LiveRequest, RejectReason], bool]
+_Current = StatusChanged | Renewed | Deltas | Notices | Rejected | PrefixesChanged | PinRefused
+
+
+class SchedulerSession:
+    """State of one frontend's registration. `now` is seconds of one monotonic clock.
+
+    `own_prefixes` are the token ids, by name, of what this frontend wants pinned. `attempts` are the numbers of its
+    submissions, rising; sessions between which requests move share them. `elsewhere` is asked whether somebody else
+    takes a request that was rejected.
+    """
+
+    def __init__(
+        self,
+        frontend_id: int,
+        model_fingerprint: str,
+        now: float,
+        own_prefixes: Mapping[str, list[int]] | None = None,
+        attempts: Iterator[int] | None = None,
+        elsewhere: Elsewhere = lambda request, reason: False,
+    ) -> None:
+        self.frontend_id = frontend_id
+        self.model_fingerprint = model_fingerprint
+        self.epoch: int | None = None
+        self.status: ServiceStatus | None = None
+        self.refused: str | None = None
+        self.last_heard = now
+        # By what the scheduler calls them.
+        self.live: dict[str, LiveRequest] = {}
+        self.prefixes = PinnedPrefixes(own_prefixes or {})
+        self._unanswered_renewals = 0
+        # One count for all requests: an id may be used again, and answers to its former request may still be under way.
+        self._attempts = attempts or count(1)
+        self._elsewhere = elsewhere
+        self._work = CellWork()
+
+    @property
+    def work_tokens(self) -> int:
+        """Tokens that the scheduler's workers are still about to compute, of all frontends' requests."""
+        return self._work.tokens
+
+    def hello(self) -> FrontendHello:
+        """The first word on a connection, repeated until there is an answer."""
+        return FrontendHello(schema_version=SCHEMA_VERSION, frontend_id=self.frontend_id)
+
+    def submit(self, request: LiveRequest, now: float) -> list[FromFrontend]:
+        """Takes the request under its lease and sends it; what cannot leave now is found out by a renewal."""
+        request.journal.wire_id = self._wire_id(request.journal.request_id)
+        self.live[request.journal.wire_id] = request
+        self._work.add(request.journal)
+        return self._submission(request.journal, now)
+
+    def release(self, request: LiveRequest) -> list[FromFrontend]:
+        """Ends the lease, and says so if the scheduler may still be at work for it."""
+        journal = request.journal
+        if self.live.get(journal.wire_id) is not request:
+            # It was rejected.
+            return []
+        del self.live[journal.wire_id]
+        self._work.drop(journal)
+        if self.epoch is None or journal.complete:
+            return []
+        return [Abort(epoch=self.epoch, request_ids=[journal.wire_id])]
+
+    def end_sequence(self, request: LiveRequest, sequence_index: int) -> list[FromFrontend]:
+        """Ends one sequence, and says so if others run on. With the last one the request ends: see `release`."""
+        journal = request.journal
+        if not journal.end_sequence(sequence_index) or self.epoch is None:
+            return []
+        return [EndSequence(self.epoch, journal.wire_id, journal.attempt, sequence_index)]
+
+    def tick(self) -> list[FromFrontend]:
+        """What is to be said once a second: hello, or the renewal of every lease."""
+        if self._unanswered_renewals >= _MAX_UNANSWERED_RENEWALS:
+            self.disconnected()
+        return self._renewal() or [self.hello()]
+
+    def disconnected(self) -> None:
+        """The registration cannot be relied on: hello, welcome and a renewal must come before all else."""
+        self.epoch = None
+        self._unanswered_renewals = 0
+
+    def receive(self, message: ToFrontend, now: float) -> list[FromFrontend]:
+        """Takes one message; gives what must be answered."""
+        match message:
+            case FrontendWelcome():
+                return self._welcomed(message, now)
+            case Refused():
+                self.refused = message.detail
+                return []
+            case Unregistered():
+                self.disconnected()
+                return [self.hello()]
+        if message.epoch != self.epoch:
+            return []
+        self.last_heard = now
+        return self._receive_current(message, now)
+
+    def _receive_current(self, message: _Current, now: float) -> list[FromFrontend]:
+        match message:
+            case Deltas():
+                return self._accept(message, now)
+            case Renewed():
+                self.status = message.status
+                self._work.told(message.status.work_tokens, [request.journal for request in self.live.values()])
+                return self._resubmit_unknown(message, now)
+            case StatusChanged():
+                self.status = message.status
+            case Rejected():
+                self._reject(message)
+            case Notices():
+                self._pass_on(message)
+            case PrefixesChanged():
+                self.prefixes.changed(message.prefixes)
+            case PinRefused():
+                self.prefixes.refused(message.name)
+                _log.warning("the prefix %r is not pinned: %s", message.name, message.detail)
+        return []
+
+    def _welcomed(self, message: FrontendWelcome, now: float) -> list[FromFrontend]:
+        self.status, self.last_heard = message.status, now
+        if message.epoch == self.epoch:
+            # The answer to a hello that was repeated before its first answer.
+            return []
+        self.disconnected()
+        self.epoch = message.epoch
+        return self._pins(message.epoch) + self._renewal()
+
+    def _pins(self, epoch: int) -> list[FromFrontend]:
+        """Before the requests come back, so that they find their prefixes."""
+        prefixes = self.prefixes.welcomed(epoch)
+        return [PinPrefixes(epoch, prefixes[i : i + MAX_PREFIXES]) for i in range(0, len(prefixes), MAX_PREFIXES)]
+
+    def _renewal(self) -> list[FromFrontend]:
+        if self.epoch is None:
+            return []
+        leases = [request.journal.lease() for request in self.live.values() if not request.journal.complete]
+        self._unanswered_renewals += 1
+        return [Renew(epoch=self.epoch, live=leases)]
+
+    def _resubmit_unknown(self, message: Renewed, now: float) -> list[FromFrontend]:
+        self._unanswered_renewals = 0
+        return [answer for lease in message.unknown for answer in self._resubmit_if_current(lease, now)]
+
+    def _resubmit_if_current(self, lease: Lease, now: float) -> list[FromFrontend]:
+        request = self.live.get(lease.request_id)
+        # One that has been submitted again since is on its way.
+        if request is None or request.journal.attempt != lease.attempt:
+            return []
+        return self._resubmission(request.journal, now)
+
+    def _accept(self, message: Deltas, now: float) -> list[FromFrontend]:
+        answers: list[FromFrontend] = []
+        for delta in message.deltas:
+            request = self.live.get(delta.request_id)
+            if request is None or request.reader.failure is not None:
+                continue
+            match request.journal.accept(delta, now):
+                case Verdict.ACCEPTED:
+                    request.reader.notify()
+                case Verdict.BROKEN:
+                    answers += self._resubmission(request.journal, now)
+                case Verdict.FAULTY:
+                    request.reader.fail(_lacking())
+        return answers
+
+    def _resubmission(self, journal: Journal, now: float) -> list[FromFrontend]:
+        if journal.complete:
+            return []
+        return self._submission(journal, now)
+
+    def _submission(self, journal: Journal, now: float) -> list[FromFrontend]:
+        journal.start_attempt(next(self._attempts))
+        if self.epoch is None:
+            return []
+        return [Submit(epoch=self.epoch, request=journal.submit(self.model_fingerprint, now))]
+
+    def _wire_id(self, request_id: str) -> str:
+        """The request's own id, unless another tenant has one of the same."""
+        names = chain([request_id], (f"{request_id}#{number}" for number in count(2)))
+        return next(name for name in names if name not in self.live)
+
+    def _pass_on(self, message: Notices) -> None:
+        for notice in message.notices:
+            request = self.live.get(notice.request_id)
+            if request is not None and request.journal.attempt == notice.attempt and not request.journal.complete:
+                request.reader.tell(events.Notice(notice.kind, notice.queue_position))
+
+    def _reject(self, message: Rejected) -> None:
+        request = self.live.get(message.request_id)
+        if request is not None and request.journal.attempt == message.attempt:
+            # The scheduler does not hold it any more.
+            del self.live[message.request_id]
+            self._work.drop(request.journal)
+            if not self._elsewhere(request, message.reason):
+                request.reader.fail(rejection(message))
+
+
+def _lacking() -> Broken:
+    return Broken(
+        Reason.STREAM_BROKEN, "the scheduler sent tokens without the logprobs asked for; this is a fault of the server"
+    )

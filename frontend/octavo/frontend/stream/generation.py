@@ -1,0 +1,253 @@
+"""The single path behind every door: from a request to its events, whatever happens to the processes behind."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from functools import partial
+
+from octavo.frontend.access.access import Access
+from octavo.frontend.access.admission import Admission
+from octavo.frontend.errors import (
+    Aborted,
+    AlreadyExists,
+    NotFound,
+    Overloaded,
+    Reason,
+    ServiceError,
+    Unavailable,
+    internal_error,
+    log_failure,
+)
+from octavo.frontend.request.events import Emitted
+from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest, Prompt
+from octavo.frontend.request.validation import check_answer_size, check_form, check_prompt_size
+from octavo.frontend.scheduler.cells import Cells
+from octavo.frontend.scheduler.client import Availability
+from octavo.frontend.stream.meter import Meter
+from octavo.frontend.stream.observer import Observer
+from octavo.frontend.stream.preparation import Preparation, Readiness
+from octavo.frontend.stream.registry import Patience, Registry
+from octavo.frontend.stream.resolution import check_token_ids, model_len
+from octavo.frontend.stream.running import Running
+from octavo.frontend.stream.stream import Stream
+from octavo.frontend.stream.turns import Turns
+from octavo.frontend.text.model_defaults import ModelDefaults
+from octavo.frontend.text.pool import TextPool
+from octavo.frontend.text.tokenizer import ModelTokenizer
+from octavo.runtime.telemetry import tracing
+
+_log = logging.getLogger(__name__)
+
+
+class Generation:
+    """All requests of one frontend. Belongs to one event loop. `model_names` are all that the model goes by."""
+
+    def __init__(
+        self,
+        model_names: Sequence[str],
+        tokenizer: ModelTokenizer,
+        defaults: ModelDefaults,
+        scheduler: Cells,
+        text: TextPool,
+        access: Access,
+        admission: Admission,
+        observer: Observer,
+        worker_grace_s: float,
+        patience: Patience,
+    ) -> None:
+        self.model_names = tuple(model_names)
+        self.tokenizer = tokenizer
+        self.draining = False
+        self._defaults = defaults
+        self._scheduler = scheduler
+        self._text = text
+        self._access = access
+        self._admission = admission
+        self._observer = observer
+        self.turns = Turns()
+        self._registry = Registry(scheduler, patience, self.turns)
+        readiness = Readiness(scheduler, self.model_name, worker_grace_s)
+        self._preparation = Preparation(self.model_name, tokenizer, defaults, text, readiness)
+
+    @property
+    def model_name(self) -> str:
+        """The first of the model's names."""
+        return self.model_names[0]
+
+    @property
+    def stall_timeout_s(self) -> float:
+        """How long a door may wait until its client takes an event; see `octavo.frontend.stream.pacing`."""
+        return self._registry.patience.stall_timeout_s
+
+    @property
+    def num_running(self) -> int:
+        """Requests between their admission and their end, whether somebody reads them or not."""
+        return self._registry.num_running
+
+    @property
+    def ready(self) -> bool:
+        """Whether a new request would be taken and could run now."""
+        return not self.draining and self._scheduler.availability is Availability.READY
+
+    @property
+    def makes_progress(self) -> bool:
+        """Whether requests get on: the scheduler has not been away for longer than they survive."""
+        return self._scheduler.away_s() <= self._scheduler.grace_s
+
+    @property
+    def recommends_sampling(self) -> bool:
+        """Whether the model's makers say how tokens are to be chosen where a request does not."""
+        return self._defaults.recommends_sampling
+
+    @property
+    def max_model_len(self) -> int:
+        """The context in tokens: the model's, or less where its workers were started with less."""
+        return model_len(self._defaults, self._scheduler.status)
+
+    @property
+    def served_model_len(self) -> int:
+        """`max_model_len`, or 0 while no worker has said what it serves."""
+        status = self._scheduler.status
+        return self.max_model_len if status and status.model else 0
+
+    def generate(
+        self, request: GenerationRequest, caller: Caller = ANYBODY, deadline: float | None = None
+    ) -> AsyncGenerator[Emitted]:
+        """The events of one request. `deadline` is a time of the event loop's clock.
+
+        Raises `ServiceError`. Closing the iterator aborts the request, unless it may run on without a reader.
+        """
+        return self._registry.read(partial(self._open, request, caller, deadline), 0)
+
+    def attach(
+        self, request_id: str, after: int, caller: Caller = ANYBODY, deadline: float | None = None
+    ) -> AsyncGenerator[Emitted]:
+        """The events of a request that come after the offset `after`, the same again where they were told before.
+
+        Takes over from an earlier reader. The deadline is the reading's, not the request's. Raises `ServiceError`.
+        Closing the iterator is the same as closing that of `generate`.
+        """
+        return self._registry.read(partial(self._registry.attachable, request_id, after, caller), after, deadline)
+
+    def request_of(self, request_id: str, caller: Caller = ANYBODY) -> GenerationRequest:
+        """What was asked for under that id. Raises `NotFound`."""
+        return self._registry.find(request_id, caller).request
+
+    def prompt_tokens_of(self, request_id: str, caller: Caller = ANYBODY) -> int | None:
+        """The length of the prompt of the caller's request with that id; None before it is tokenized."""
+        running = self._registry.get(request_id, caller)
+        return len(running.stream.journal.prompt_token_ids) if running and running.stream else None
+
+    def check_room(self) -> None:
+        """Counts as a request that was refused, and raises `Overloaded`, where there is no room for any, whatever it
+        asks for."""
+        try:
+            self._admission.check_room()
+        except Overloaded as error:
+            self._observer.arrived()
+            self._observer.refused(error)
+            raise
+
+    def abort(self, request_id: str, caller: Caller = ANYBODY) -> bool:
+        """Ends the caller's request of that id; whether it was running."""
+        running = self._registry.get(request_id, caller)
+        if running is None or running.ended:
+            return False
+        self._registry.end(running, Aborted(Reason.ABORTED, f"request {request_id} was aborted by its id"))
+        return True
+
+    def cut_off(self) -> None:
+        """Ends what still runs, at the end of a drain."""
+        self._registry.cut_off()
+
+    async def encode(self, prompt: Prompt, caller: Caller = ANYBODY, *, add_special_tokens: bool = True) -> list[int]:
+        """The prompt's token ids, made off the event loop; `add_special_tokens` is of a text: whether the tokenizer
+        adds what it adds by itself.
+
+        Raises `InvalidRequest`; `Overloaded`, for it counts as admitted meanwhile, as `decode` does.
+        """
+        check_form(GenerationRequest(prompt))
+        check_prompt_size(prompt, self.max_model_len)
+        with self._admitted(prompt, caller):
+            return await self._text.encode(prompt, add_special_tokens=add_special_tokens)
+
+    async def decode(self, token_ids: Sequence[int], caller: Caller = ANYBODY, *, skip_special_tokens: bool) -> str:
+        """The text of the ids, made off the event loop. Raises `InvalidRequest` for ids outside the vocabulary, and
+        `Overloaded`."""
+        check_token_ids("ids", token_ids, self._defaults.vocab_size)
+        with self._admitted(list(token_ids), caller):
+            return await self._text.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def check_model(self, model: str) -> None:
+        """Raises `NotFound` unless `model` is empty or a name of the one served."""
+        if model and model not in self.model_names:
+            raise NotFound(
+                Reason.MODEL_NOT_FOUND,
+                f"model {model[:256]!r} is not served here; use {self.model_name!r} or leave it out",
+                model=model[:256],
+                served=self.model_name,
+            )
+
+    @contextlib.contextmanager
+    def _admitted(self, prompt: Prompt, caller: Caller) -> Iterator[None]:
+        """Goes around work on a prompt that no answer follows."""
+        ticket = self._admission.admit(GenerationRequest(prompt, max_new_tokens=0), caller.tenant)
+        try:
+            yield
+        finally:
+            ticket.release()
+
+    def _open(self, request: GenerationRequest, caller: Caller, deadline: float | None) -> Running:
+        self._observer.arrived()
+        try:
+            running = self._admit(request, caller)
+        except ServiceError as error:
+            self._observer.refused(error)
+            raise
+        self._registry.add(running, deadline)
+        running.preparing = asyncio.create_task(self._begin(running))
+        return running
+
+    def _admit(self, request: GenerationRequest, caller: Caller) -> Running:
+        if self.draining:
+            raise Unavailable(Reason.DRAINING, "this frontend is shutting down; send the request to another one")
+        self.check_model(request.model)
+        check_form(request)
+        check_prompt_size(request.prompt, self.max_model_len)
+        check_answer_size(request.max_new_tokens, self.max_model_len)
+        request_id = self._free_id(request.request_id, caller)
+        tenant, salt = self._access.tenant(request, caller), self._access.salt(request, caller)
+        ticket = self._admission.admit(request, tenant)
+        span = tracing.start_span("request", request.traceparent, request_id=request_id, model=self.model_name)
+        arrived_at = time.monotonic()
+        meter = Meter(self._observer, ticket, span, arrived_at)
+        grace_s = min(request.detach_grace_s, self._registry.patience.max_detach_grace_s)
+        return Running(request, request_id, tenant, salt, arrived_at, grace_s, meter, caller)
+
+    def _free_id(self, request_id: str, caller: Caller) -> str:
+        if self._registry.get(request_id, caller):
+            raise AlreadyExists(
+                Reason.DUPLICATE_ID,
+                f"a request with id {request_id!r} is running, or kept to be attached to; wait for it, or leave the id"
+                " out to get a fresh one",
+                request_id=request_id,
+            )
+        return request_id or secrets.token_hex(16)
+
+    async def _begin(self, running: Running) -> None:
+        """A task of its own, for its reader may go away and another come."""
+        try:
+            await self.turns.take()
+            journal = await self._preparation.journal(running)
+            running.meter.prepared(journal)
+            shape = self._preparation.shape(running.request, journal.sampling)
+            running.stream = Stream(journal, running.reader, shape)
+            running.live = self._scheduler.submit(journal, running.reader)
+        except ServiceError as error:
+            running.reader.fail(error)
+        except Exception:
+            log_failure(_log, "a request could not be prepared")
+            running.reader.fail(internal_error())

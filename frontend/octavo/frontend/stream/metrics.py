@@ -1,0 +1,171 @@
+"""The frontend's metrics: what requests did, whatever door they came through, and what is held of them now."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from typing import Final
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from octavo.frontend.access.admission import Admission
+from octavo.frontend.errors import Reason, ServiceError
+from octavo.frontend.request.events import FinishReason, Usage
+from octavo.frontend.scheduler.cells import Cells
+from octavo.frontend.scheduler.client import Availability
+from octavo.frontend.scheduler.journal import Journal
+from octavo.frontend.stream.observer import Observer
+from octavo.runtime.telemetry.numbers import LONG_S, SHORT_S, WAIT_S, Histogram, Tally, counter, gauge, gauges
+
+_LAG_INTERVAL_S: Final = 0.1
+# Without keys clients name tenants as they like: those that come after so many others are told as one.
+_MAX_TENANTS: Final = 100
+_OTHERS: Final = "other tenants"
+
+
+class FrontendMetrics(Observer, Collector):
+    """Counted and told in the event loop alone."""
+
+    def __init__(self, model_name: str, admission: Admission, journals: Callable[[], Collection[Journal]]) -> None:
+        self._model = {"model_name": model_name}
+        self._admission = admission
+        self._journals = journals
+        self._tenants_told: set[str] = set()
+        self._arrived = self._finished = self._left = 0
+        self._refused, self._failed = Tally(*Reason), Tally(*Reason)
+        self._ended = Tally(*(reason.name.lower() for reason in FinishReason))
+        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
+        self._first_token, self._between_tokens = Histogram(WAIT_S), Histogram(SHORT_S)
+        self._whole, self._lag = Histogram(LONG_S), Histogram(SHORT_S)
+
+    # -- what happens -----------------------------------------------------------------------------------------------
+
+    def arrived(self) -> None:
+        self._arrived += 1
+
+    def refused(self, error: ServiceError) -> None:
+        self._refused.add(error.reason.value)
+
+    def prompt_tokens(self, count: int, cached: int) -> None:
+        self._prompt_tokens += count
+        self._cached_tokens += cached
+
+    def first_token(self, since_arrival_s: float) -> None:
+        self._first_token.observe(since_arrival_s)
+
+    def tokens(self, count: int, since_last_s: float | None) -> None:
+        self._generated_tokens += count
+        if since_last_s is not None and count:
+            # Those that came together share the time: each is a token that somebody waited for.
+            self._between_tokens.observe(since_last_s / count, count)
+
+    def sequence_finished(self, reason: FinishReason) -> None:
+        self._ended.add(reason.name.lower())
+
+    def finished(self, usage: Usage, since_arrival_s: float) -> None:
+        self._finished += 1
+        self._whole.observe(since_arrival_s)
+
+    def failed(self, error: ServiceError) -> None:
+        self._failed.add(error.reason.value)
+
+    def left(self) -> None:
+        self._left += 1
+
+    async def measure_lag(self) -> None:
+        """Follows, until cancelled, how late the event loop is with what is due."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _LAG_INTERVAL_S
+            await asyncio.sleep(_LAG_INTERVAL_S)
+            self._lag.observe(max(0.0, loop.time() - due))
+
+    # -- what is told -----------------------------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._requests()
+        yield from self._tokens()
+        yield from self._times()
+        yield from self._held()
+        yield from self._aliases()
+
+    @property
+    def _in_flight(self) -> float:
+        return self._arrived - self._finished - self._left - self._refused.total - self._failed.total
+
+    def _requests(self) -> Iterator[Metric]:
+        yield gauge("octavo_requests_in_flight", "Requests that have come and not ended.", self._in_flight)
+        yield counter("octavo_requests_arrived", "Requests that came through any door.", self._arrived)
+        yield counter("octavo_requests_finished", "Requests answered to their end.", self._finished)
+        yield self._refused.family("octavo_requests_refused", "Requests that ended before anything was sent.", "reason")
+        yield self._failed.family("octavo_requests_failed", "Requests that ended in the middle of an answer.", "reason")
+        yield counter("octavo_requests_left", "Requests whose client went away.", self._left)
+        yield self._ended.family("octavo_sequences_finished", "Sequences of answers, by why they ended.", "reason")
+
+    def _tokens(self) -> Iterator[Metric]:
+        yield counter("octavo_prompt_tokens", "Tokens of prompts of requests that were begun.", self._prompt_tokens)
+        yield counter("octavo_cached_prompt_tokens", "Those of them found computed already.", self._cached_tokens)
+        yield counter("octavo_generated_tokens", "Tokens of answers.", self._generated_tokens)
+
+    def _times(self) -> Iterator[Metric]:
+        first, between, whole = self._first_token, self._between_tokens, self._whole
+        yield first.family("octavo_time_to_first_token_seconds", "From a request's arrival to its first token.")
+        yield between.family("octavo_inter_token_latency_seconds", "From one token of a request to its next.")
+        yield whole.family("octavo_request_latency_seconds", "From a request's arrival to its last event.")
+        yield self._lag.family("octavo_event_loop_lag_seconds", "How late the event loop is with what is due.")
+
+    def _held(self) -> Iterator[Metric]:
+        journals, admission = self._journals(), self._admission
+        yield gauge("octavo_journal_requests", "Requests in the scheduler's hands, kept to run again.", len(journals))
+        yield gauge(
+            "octavo_journal_tokens", "Tokens kept of them, of prompts and answers.", sum(map(_tokens, journals))
+        )
+        yield gauge("octavo_admitted_requests", "Requests that count against --max-requests.", admission.requests)
+        yield gauge("octavo_admitted_work_tokens", "Tokens that they are still about to take.", admission.work_tokens)
+        yield gauge("octavo_service_rate_tokens_per_second", "What retry delays reckon with.", admission.service_rate)
+        yield self._tenants()
+
+    def _tenants(self) -> Metric:
+        tokens: Counter[str] = Counter()
+        for name, held in self._admission.tenants.items():
+            tokens[self._label(name)] += held.work_tokens
+        rows = (([name], count) for name, count in tokens.items())
+        return gauges("octavo_tenant_work_tokens", "The same of each tenant that has any.", ["tenant"], rows)
+
+    def _label(self, tenant: str) -> str:
+        if len(self._tenants_told) < _MAX_TENANTS:
+            self._tenants_told.add(tenant)
+        return tenant if tenant in self._tenants_told else _OTHERS
+
+    def _aliases(self) -> Iterator[Metric]:
+        """What boards and autoscalers know under vLLM's names."""
+        text, labels = "The same as its namesake of Octavo.", self._model
+        yield self._first_token.family("vllm:time_to_first_token_seconds", text, labels)
+        yield self._between_tokens.family("vllm:inter_token_latency_seconds", text, labels)
+        yield self._whole.family("vllm:e2e_request_latency_seconds", text, labels)
+        yield counter("vllm:prompt_tokens", text, self._prompt_tokens, labels)
+        yield counter("vllm:generation_tokens", text, self._generated_tokens, labels)
+
+
+def _tokens(journal: Journal) -> int:
+    return len(journal.prompt_token_ids) + sum(len(sequence.token_ids) for sequence in journal.sequences)
+
+
+# What the frontend knows of each cell behind it, as metrics.
+
+
+class CellMetrics(Collector):
+    """Told in the event loop alone. A cell goes by its scheduler's endpoint."""
+
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+
+    def collect(self) -> Iterator[Metric]:
+        links = self._cells.links
+        ready = [([link.endpoint], link.availability is Availability.READY) for link in links]
+        requests = [([link.endpoint], len(link.live)) for link in links]
+        work = [([link.endpoint], link.work_tokens) for link in links]
+        yield gauges("octavo_cell_ready", "Whether a cell has workers of our model that answer.", ["cell"], ready)
+        yield gauges("octavo_cell_requests", "This frontend's requests in a cell.", ["cell"], requests)
+        yield gauges("octavo_cell_work_tokens", "Tokens a cell is reckoned to compute yet.", ["cell"], work)
+        yield counter("octavo_cell_handovers", "Requests that another cell was to go on with.", self._cells.handovers)

@@ -1,0 +1,242 @@
+"""The requests that run in a frontend or are kept for a while, by their ids: who reads them, and when they go."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass
+
+from octavo.frontend.errors import (
+    DeadlineExceeded,
+    NotFound,
+    OutOfRange,
+    Reason,
+    ServiceError,
+    Unavailable,
+    internal_error,
+    log_failure,
+)
+from octavo.frontend.request.events import Emitted
+from octavo.frontend.request.request import Caller
+from octavo.frontend.scheduler.cells import Cells
+from octavo.frontend.scheduler.reader import Turn
+from octavo.frontend.stream.pacing import slow_reader
+from octavo.frontend.stream.running import Running
+from octavo.frontend.stream.turns import Turns
+
+
+class RequestBook:
+    """What others have under an id is neither shown to a tenant nor in its way."""
+
+    def __init__(self) -> None:
+        # By id, and then by tenant; the oldest comes first.
+        self._namesakes: dict[str, dict[str, Running]] = {}
+
+    def __iter__(self) -> Iterator[Running]:
+        return (running for namesakes in self._namesakes.values() for running in namesakes.values())
+
+    def get(self, request_id: str, caller: Caller) -> Running | None:
+        """The request that the id means to the caller: of its tenant, or, to a trusted one, the oldest of all."""
+        namesakes = self._namesakes.get(request_id, {})
+        return next(iter(namesakes.values()), None) if caller.trusted else namesakes.get(caller.tenant)
+
+    def add(self, running: Running) -> None:
+        """Enters a request. Its tenant must have none with that id."""
+        namesakes = self._namesakes.setdefault(running.request_id, {})
+        assert running.tenant not in namesakes
+        namesakes[running.tenant] = running
+
+    def remove(self, running: Running) -> None:
+        """Takes out a request that was entered."""
+        namesakes = self._namesakes[running.request_id]
+        del namesakes[running.tenant]
+        if not namesakes:
+            del self._namesakes[running.request_id]
+
+
+# The requests that run in a frontend or are kept for a while, by their ids: who reads them, and how they end.
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """In seconds: the longest a request may take, the longest it is kept without a reader, and how long a reader may
+    take for one event."""
+
+    max_request_s: float
+    max_detach_grace_s: float
+    stall_timeout_s: float
+
+
+class Registry:
+    """Belongs to one event loop."""
+
+    def __init__(self, scheduler: Cells, patience: Patience, turns: Turns | None = None) -> None:
+        self.patience = patience
+        self._turns = turns or Turns()
+        self._scheduler = scheduler
+        self._requests = RequestBook()
+        # Of requests that nobody reads.
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_running(self) -> int:
+        """Those that have not ended, whether somebody reads them or not."""
+        return sum(not running.ended for running in self._requests)
+
+    def get(self, request_id: str, caller: Caller) -> Running | None:
+        """The caller's request of that id: see `RequestBook.get`."""
+        return self._requests.get(request_id, caller)
+
+    def find(self, request_id: str, caller: Caller) -> Running:
+        """The caller's request of that id. Raises `NotFound`."""
+        running = self._requests.get(request_id, caller)
+        if running is None:
+            raise NotFound(
+                Reason.REQUEST_NOT_FOUND,
+                f"no request with id {request_id[:128]!r} runs here, or is kept; send it as a new one",
+                request_id=request_id[:128],
+            )
+        return running
+
+    def add(self, running: Running, deadline: float | None) -> None:
+        """A new request. `deadline` is a time of the event loop's clock; what it may take at most is another."""
+        self._requests.add(running)
+        latest = asyncio.get_running_loop().time() + self.patience.max_request_s
+        running.fail_at(latest if deadline is None else min(deadline, latest), lambda: self.end(running, too_late()))
+
+    def attachable(self, request_id: str, after: int, caller: Caller) -> Running:
+        """A request that has told so many events. Raises `NotFound`, `OutOfRange`."""
+        running = self.find(request_id, caller)
+        if after > running.num_told:
+            raise OutOfRange(
+                Reason.ATTACH_OFFSET_GONE,
+                f"the request has told {running.num_told} events and none with offset {after}; attach after one that"
+                " was received",
+                last_offset=running.num_told,
+            )
+        return running
+
+    def end(self, running: Running, error: ServiceError | None) -> None:
+        """Its outcome is known: an error, or that it was answered, or left. The first one counts."""
+        if running.ended:
+            return
+        self._release(running)
+        running.end(error)
+        if not running.is_read:
+            running.expire(self._forget)
+
+    def cut_off(self) -> None:
+        """Ends what still runs, at the end of a drain."""
+        message = "this frontend shut down before the answer was complete; send it to another"
+        for running in self._requests:
+            self.end(running, Unavailable(Reason.DRAINING, message))
+
+    async def read(
+        self, find: Callable[[], Running], after: int, deadline: float | None = None
+    ) -> AsyncGenerator[Emitted]:
+        """The events after that offset of the request that `find` gives; the deadline is the reader's."""
+        running, loop = find(), asyncio.get_running_loop()
+        turn = running.reader.take()
+        running.keep()
+        timer = None if deadline is None else loop.call_at(deadline, turn.end, too_late())
+        told, handed_at = running.told_after(after), loop.time()
+        try:
+            while (events := await self._next(running, turn, told)) is not None:
+                for emitted in events:
+                    handed_at = loop.time()
+                    yield emitted
+                    turn.check()
+            self.end(running, None)
+        except GeneratorExit:
+            self._check_pace(running, turn, loop.time() - handed_at)
+            raise
+        except Exception as error:
+            self._note(running, turn, error)
+            raise
+        finally:
+            if timer:
+                timer.cancel()
+            if running.reader.is_held_by(turn):
+                self._left(running)
+
+    async def _next(self, running: Running, turn: Turn, told: Iterator[list[Emitted]]) -> list[Emitted] | None:
+        """The next events, maybe none; None after the last."""
+        for events in told:
+            await asyncio.sleep(0)
+            turn.check()
+            return events
+        if running.finished:
+            return None
+        await turn.wait()
+        await self._turns.take()
+        turn.check()
+        return self._advance(running)
+
+    def _advance(self, running: Running) -> list[Emitted]:
+        """The events that are due."""
+        if (stream := running.stream) is None:
+            return []
+        events = stream.advance()
+        running.meter.advanced(stream.journal, stream.num_tokens, events)
+        if running.live:
+            for index in stream.ended_here():
+                self._scheduler.end_sequence(running.live, index)
+        if stream.finished:
+            self._release(running)
+        return events
+
+    def _note(self, running: Running, turn: Turn, error: Exception) -> None:
+        """Why a reading has ended is why the request has, unless it is the reader's own affair."""
+        if error is not turn.failure:
+            self.end(running, error if isinstance(error, ServiceError) else internal_error())
+
+    def _check_pace(self, running: Running, turn: Turn, taken_s: float) -> None:
+        """A reader that may not come back is told from one that was cut off."""
+        if taken_s >= self.patience.stall_timeout_s and not running.grace_s and running.reader.is_held_by(turn):
+            self.end(running, slow_reader(self.patience.stall_timeout_s))
+
+    def _left(self, running: Running) -> None:
+        """Nobody reads it now."""
+        if not running.grace_s:
+            self._forget(running)
+            return
+        running.expire(self._forget)
+        if not running.ended:
+            # Taken here, for somebody may take over before the task has begun.
+            task = asyncio.create_task(self._run_on(running, running.reader.take()))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run_on(self, running: Running, turn: Turn) -> None:
+        """Reads for nobody, so that all that ends a request ends it, until somebody takes over."""
+        try:
+            while await self._next(running, turn, iter(())) is not None:
+                pass
+            self.end(running, None)
+        except Exception as error:
+            if not isinstance(error, ServiceError):
+                log_failure(_log, "a request failed that nobody reads")
+            self._note(running, turn, error)
+
+    def _release(self, running: Running) -> None:
+        """The scheduler need not work for it any more."""
+        live, running.live = running.live, None
+        if live is not None:
+            self._scheduler.release(live)
+
+    def _forget(self, running: Running) -> None:
+        running.keep()
+        self.end(running, None)
+        self._requests.remove(running)
+        # Ends what reads it for nobody.
+        running.reader.take()
+        running.meter.forgotten()
+
+
+def too_late() -> DeadlineExceeded:
+    """The error of a request that takes too long."""
+    return DeadlineExceeded(
+        Reason.DEADLINE, "the deadline passed before the answer was complete; allow more time or ask for less"
+    )

@@ -1,0 +1,163 @@
+"""From a running request to its numbered events: those that are due, and those that were told before."""
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from msgspec import structs
+
+from octavo.frontend.errors import Broken
+from octavo.frontend.request.events import Emitted, Event, Finished, Notice, Piece, Started, Usage
+from octavo.frontend.scheduler.journal import Journal
+from octavo.frontend.scheduler.reader import Reader
+from octavo.frontend.stream.answer import Answer
+from octavo.frontend.stream.completion import Completion
+from octavo.wire.sampling import MAX_PARALLEL
+
+
+class PieceMark(NamedTuple):
+    """A piece without its text: so many tokens of the sequence that has the index `place` in the answer."""
+
+    place: int
+    num_tokens: int
+
+
+class EventLog:
+    """Events in order; the first has offset 1. A piece holds at least one token."""
+
+    def __init__(self) -> None:
+        # Of a piece its number of tokens and its index in one number; 0 for any other event.
+        self._marks = array("I")
+        self._others: list[Started | Finished | Usage | Notice] = []
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def add(self, event: Event) -> Emitted:
+        """Gives the event its place."""
+        if isinstance(event, Piece):
+            self._marks.append(len(event.token_ids) * MAX_PARALLEL + event.index)
+        else:
+            self._marks.append(0)
+            self._others.append(event)
+        return Emitted(len(self._marks), event)
+
+    def entries(self) -> Iterator[PieceMark | Started | Finished | Usage | Notice]:
+        """All of them, from the first on."""
+        others = iter(self._others)
+        for mark in self._marks:
+            yield PieceMark(mark % MAX_PARALLEL, mark // MAX_PARALLEL) if mark else next(others)
+
+
+# From a running request to its numbered events: those that are due, and those that were told before, made again.
+
+
+# Events that are made again at once; others get their turn in between.
+_REPLAYED_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a request's tokens become events: `completion` makes a new one for a sequence."""
+
+    model: str
+    num_results: int
+    incremental: bool
+    completion: Callable[[], Completion]
+
+
+class Stream:
+    """One request's, whoever reads it. Only one may read at a time.
+
+    An event that was told once is the same whenever it is told again, for it is made from the same tokens.
+    """
+
+    def __init__(self, journal: Journal, reader: Reader, shape: Shape) -> None:
+        self._journal = journal
+        self._reader = reader
+        self._shape = shape
+        self._answer = Answer(
+            journal, self._completions(), num_results=shape.num_results, incremental=shape.incremental
+        )
+        self._log = EventLog()
+        self._started = False
+        # All is told, `Usage` last.
+        self.finished = False
+
+    def __len__(self) -> int:
+        """How many events were told."""
+        return len(self._log)
+
+    @property
+    def journal(self) -> Journal:
+        """What it is made from."""
+        return self._journal
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens that were taken, of all sequences together."""
+        return self._answer.num_tokens
+
+    def advance(self) -> list[Emitted]:
+        """What there is to tell now. The reader is woken again where that was not all, or will never be."""
+        events: list[Event] = [*self._reader.take_notices()]
+        if self._started:
+            events += self._news()
+        elif self._journal.begun:
+            # Alone, so that what comes until it is taken comes in one piece.
+            self._started = True
+            events.append(self._start())
+            self._reader.notify()
+        return [self._log.add(event) for event in events]
+
+    def ended_here(self) -> Sequence[int]:
+        """Sequences that have ended by what only the frontend sees, and still run for the scheduler."""
+        return self._answer.ended_here()
+
+    def told_after(self, offset: int) -> Iterator[list[Emitted]]:
+        """The events after that offset which were told already, some at a time (maybe none)."""
+        told = self._told()
+        while batch := list(islice(told, _REPLAYED_AT_ONCE)):
+            yield [emitted for emitted in batch if emitted.offset > offset]
+
+    def _news(self) -> list[Event]:
+        answer = self._answer
+        events: list[Event] = [*answer.advance()]
+        if answer.finished:
+            self.finished = True
+            return [*events, answer.usage()]
+        if answer.behind:
+            self._reader.notify()
+        try:
+            answer.check_ends()
+        except Broken as error:
+            self._reader.fail(error)
+        return events
+
+    def _start(self) -> Started:
+        journal = self._journal
+        return Started(
+            request_id=journal.request_id,
+            model=self._shape.model,
+            prompt_token_ids=journal.prompt_token_ids,
+            seed=journal.sampling.seed,
+            prompt_logprobs=journal.prompt_logprobs or [],
+        )
+
+    def _told(self) -> Iterator[Emitted]:
+        completions = self._completions()
+        for offset, entry in enumerate(self._log.entries(), 1):
+            yield Emitted(offset, self._piece(entry, completions) if isinstance(entry, PieceMark) else entry)
+
+    def _piece(self, mark: PieceMark, completions: Sequence[Completion]) -> Event:
+        index = self._answer.sequence_of(mark.place)
+        sequence, completion = self._journal.sequences[index], completions[index]
+        part = slice(completion.num_tokens, completion.num_tokens + mark.num_tokens)
+        logprobs = sequence.logprobs[part] if sequence.logprobs else ()
+        piece = completion.feed(sequence.token_ids[part], logprobs)
+        return structs.replace(piece, index=mark.place)
+
+    def _completions(self) -> list[Completion]:
+        return [self._shape.completion() for _ in self._journal.sequences]

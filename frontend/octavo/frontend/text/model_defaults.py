@@ -1,0 +1,144 @@
+"""What a model directory says about generation: EOS ids, context length, and the sampling its makers recommend."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from octavo.frontend.request.validation import RANGES
+from octavo.runtime.models.directory import CONTEXT_KEYS, ModelDirectoryError
+
+GREEDY = 0.0
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+
+
+@dataclass(frozen=True)
+class ModelDefaults:
+    """The values that stand in for what a request leaves out."""
+
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+    vocab_size: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    # Whether the model's makers say how to sample, or not to.
+    recommends_sampling: bool = False
+    # None: as many as there is room for.
+    max_new_tokens: int | None = None
+
+    def without_sampling(self) -> "ModelDefaults":
+        """The same where tokens are not drawn."""
+        return replace(self, temperature=GREEDY, top_p=1.0, top_k=0, min_p=0.0)
+
+
+def read_model_defaults(directory: Path, generation_config: str = "auto") -> ModelDefaults:
+    """Reads config.json and generation_config.json (optional); with `generation_config` `none` only its EOS ids.
+
+    A model is sampled from if the file says `do_sample`, or does not say but recommends a way to sample; else it is
+    greedy. What is left out is neutral (temperature 1, top_p 1, top_k 0, min_p 0, repetition_penalty 1). Raises
+    `ModelDirectoryError` for files that are not what they should be.
+    """
+    config = read_json(directory / "config.json")
+    generation = read_json(directory / "generation_config.json", missing={})
+    text_config = _text_config(directory, config)
+    vocab_size = _size(directory, text_config, ("vocab_size",))
+    recommended = generation if generation_config == "auto" else {}
+    defaults = ModelDefaults(
+        eos_token_ids=_eos_token_ids(directory, generation, text_config, vocab_size),
+        max_model_len=_size(directory, text_config, CONTEXT_KEYS),
+        vocab_size=vocab_size,
+        temperature=_present(recommended, "temperature", 1.0) if _samples(recommended) else GREEDY,
+        top_p=_present(recommended, "top_p", 1.0),
+        top_k=_present(recommended, "top_k", 0),
+        min_p=_present(recommended, "min_p", 0.0),
+        repetition_penalty=_present(recommended, "repetition_penalty", 1.0),
+        recommends_sampling=any(recommended.get(name) is not None for name in (*_SAMPLING, "do_sample")),
+        max_new_tokens=_present(recommended, "max_new_tokens", None),
+    )
+    _check_ranges(directory, defaults)
+    return defaults
+
+
+def read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON object in `path`, or `missing` where there is no file and that is given."""
+    if missing is not None and not path.is_file():
+        return missing
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelDirectoryError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelDirectoryError(f"{path} holds no JSON object")
+    return content
+
+
+def _text_config(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The part about text, of a model that also reads or writes something else."""
+    part = config.get("text_config") or config
+    if not isinstance(part, dict):
+        raise ModelDirectoryError(f"{directory / 'config.json'} has a text_config that is no JSON object: {part!r}")
+    return part
+
+
+def _check_ranges(directory: Path, defaults: ModelDefaults) -> None:
+    """Nobody else would tell a client what is wrong with a value that he has left out."""
+    path = directory / "generation_config.json"
+    for name in (*_SAMPLING, "repetition_penalty", "max_new_tokens"):
+        low, high, rule = RANGES[name]
+        value = getattr(defaults, name)
+        whole = isinstance(value, int) or name not in ("top_k", "max_new_tokens")
+        if value is not None and not (_is_number(value) and whole and low <= value <= high):
+            raise ModelDirectoryError(f"{path} has a {name} of {value!r}, but it must be {rule}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _samples(recommended: dict[str, Any]) -> bool:
+    """Whether tokens are to be drawn where a request does not say."""
+    names_a_way = any(recommended.get(name) is not None for name in _SAMPLING)
+    return bool(_present(recommended, "do_sample", names_a_way))
+
+
+def _size(directory: Path, config: dict[str, Any], names: Sequence[str]) -> int:
+    """What config.json says under one of `names`; else what transformers takes for a family that leaves it out."""
+    found = next((config[name] for name in names if name in config), None) or _usual_size(directory, names)
+    if not isinstance(found, int) or found < 1:
+        raise ModelDirectoryError(f"{directory / 'config.json'} has no usable {' or '.join(names)}: {found!r}")
+    return found
+
+
+def _usual_size(directory: Path, names: Sequence[str]) -> Any:
+    # Few models need it, and it is large.
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+        text_config = config.get_text_config(decoder=True)
+    except Exception as error:  # A configuration is free text to many classes, which raise as they like.
+        raise ModelDirectoryError(f"cannot read {directory / 'config.json'}: {' '.join(str(error).split())}") from error
+    return next((found for name in names if (found := getattr(text_config, name, None))), None)
+
+
+def _eos_token_ids(
+    directory: Path, generation: dict[str, Any], config: dict[str, Any], vocab_size: int
+) -> frozenset[int]:
+    found = _present(generation, "eos_token_id", _present(config, "eos_token_id", []))
+    ids = found if isinstance(found, list) else [found]
+    if not all(isinstance(token_id, int) and 0 <= token_id < vocab_size for token_id in ids):
+        raise ModelDirectoryError(
+            f"{directory} has an eos_token_id of {found!r}, but its vocabulary ends at {vocab_size - 1}: correct"
+            " generation_config.json or config.json"
+        )
+    return frozenset(ids)
+
+
+def _present(values: dict[str, Any], key: str, default: Any) -> Any:
+    value = values.get(key)
+    return default if value is None else value

@@ -1,0 +1,86 @@
+"""The process that works on clients' texts, one at a time: started with a socket to its frontend, until that closes.
+
+Whatever a text does to it, nothing else is hurt: it may be killed at any time.
+"""
+
+import os
+import resource
+import signal
+import socket
+import sys
+from typing import Final, NoReturn
+
+import msgspec
+
+from octavo.frontend.text.tasks import PREFIX_BYTES, Fault, Setup, Task, perform
+from octavo.frontend.text.tokenizer import ModelTokenizer
+from octavo.runtime.process.orphans import end_with_parent
+
+# Bytes of memory that tasks may take, above what the process has when it is ready.
+_MEMORY: Final = 1 << 30
+# Seconds by which the frontend's own time limit comes first.
+_SLACK_S: Final = 2.0
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serves the socket that it has inherited from process `parent`."""
+    # While it works on a text it does not see that the socket has closed.
+    if not end_with_parent(parent):
+        _leave()
+    # A terminal sends this to everybody; the frontend says when it is over.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(fileno=descriptor) as connection:
+        setup = msgspec.msgpack.decode(_receive(connection), type=Setup)
+        tokenizer = ModelTokenizer(setup.files)
+        _limit_memory()
+        _send(connection, b"")
+        while True:
+            task = _receive(connection)
+            # Where a frontend fails to end what takes too long, the alarm does.
+            signal.setitimer(signal.ITIMER_REAL, setup.timeout_s + _SLACK_S)
+            answer = _answer(tokenizer, task)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            _send(connection, answer)
+
+
+def _answer(tokenizer: ModelTokenizer, task: bytes) -> bytes:
+    try:
+        return msgspec.msgpack.encode(perform(tokenizer, msgspec.msgpack.decode(task, type=Task)))
+    except Exception as error:
+        return msgspec.msgpack.encode(Fault(type(error).__name__))
+
+
+def _limit_memory() -> None:
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        pages = int(statm.read().split()[5])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + _MEMORY
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _receive(connection: socket.socket) -> bytes:
+    return _exactly(connection, int.from_bytes(_exactly(connection, PREFIX_BYTES), "big"))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        chunk = connection.recv(min(size - len(data), 1 << 20))
+        if not chunk:
+            _leave()
+        data += chunk
+    return bytes(data)
+
+
+def _send(connection: socket.socket, message: bytes) -> None:
+    try:
+        connection.sendall(len(message).to_bytes(PREFIX_BYTES, "big") + message)
+    except ConnectionError:
+        _leave()
+
+
+def _leave() -> NoReturn:
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,116 @@
+"""What a text process is asked and answers, as msgpack behind its length, and how that is done."""
+
+import functools
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from llguidance import LLTokenizer
+
+from octavo.frontend.errors import InvalidRequest, Reason, bad_parameter
+from octavo.frontend.request.chat import Chat
+from octavo.frontend.request.request import Constraint
+from octavo.frontend.text.chat_template import ChatTemplateError
+from octavo.frontend.text.grammars import grammar_of, load_vocabulary
+from octavo.frontend.text.tokenizer import ModelTokenizer
+from octavo.frontend.text.tokenizer_files import TokenizerFiles
+from octavo.runtime.models.directory import ModelDirectoryError
+
+# Of the length before each message.
+PREFIX_BYTES: Final = 4
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """Told once, before any task; the answer is an empty message. A task that takes longer than `timeout_s` seconds
+    ends the process, should nobody else have ended it by then."""
+
+    files: TokenizerFiles
+    timeout_s: float
+
+
+class EncodeText(msgspec.Struct, frozen=True, tag=True):
+    """The ids of a text."""
+
+    text: str
+    continues: bool
+
+
+class EncodeChat(msgspec.Struct, frozen=True, tag=True):
+    """The ids of a chat."""
+
+    chat: Chat
+
+
+class Compile(msgspec.Struct, frozen=True, tag=True):
+    """The grammar of a constraint."""
+
+    constraint: Constraint
+
+
+Task = EncodeText | EncodeChat | Compile
+
+
+class TokenIds(msgspec.Struct, frozen=True, tag=True):
+    """Of a text or a chat."""
+
+    token_ids: list[int]
+
+
+class Grammar(msgspec.Struct, frozen=True, tag=True):
+    """Of a constraint."""
+
+    text: str
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True):
+    """The client's mistake: an `InvalidRequest`."""
+
+    reason: Reason
+    message: str
+    metadata: dict[str, str]
+
+
+class Fault(msgspec.Struct, frozen=True, tag=True):
+    """A mistake of ours: the kind of the exception, whose text may be a client's."""
+
+    kind: str
+
+
+Answer = TokenIds | Grammar | Refusal | Fault
+
+
+def perform(tokenizer: ModelTokenizer, task: Task) -> Answer:
+    """Does one task, whatever happens."""
+    try:
+        return _perform(tokenizer, task)
+    except ChatTemplateError as error:
+        return _refusal(bad_parameter("chat.messages", "not what the model's chat template takes", str(error)))
+    except InvalidRequest as error:
+        return _refusal(error)
+    except MemoryError:
+        return _refusal(bad_parameter("prompt", "of a kind that takes too much memory", "simplify or shorten it"))
+    except ModelDirectoryError:
+        # Its words are for the operator.
+        rule = "this model's tokenizer does not allow it; leave it out"
+        return _refusal(bad_parameter("constraint", "asked for", rule))
+    except Exception as error:
+        return Fault(type(error).__name__)
+
+
+def _perform(tokenizer: ModelTokenizer, task: Task) -> Answer:
+    match task:
+        case EncodeText(text, continues):
+            return TokenIds(tokenizer.encode(text, continues=continues))
+        case EncodeChat(chat):
+            return TokenIds(tokenizer.encode_chat(chat))
+        case Compile(constraint):
+            return Grammar(grammar_of(constraint, _vocabulary(tokenizer.files.directory)))
+
+
+@functools.lru_cache(maxsize=1)
+def _vocabulary(directory: str) -> LLTokenizer:
+    return load_vocabulary(Path(directory))
+
+
+def _refusal(error: InvalidRequest) -> Refusal:
+    return Refusal(error.reason, str(error), error.metadata)

@@ -1,0 +1,124 @@
+"""Text to token ids: a model directory's own tokenizer and chat template, read without running code.
+
+The tokenizer objects are never changed after loading, so any number of threads may use them at once.
+"""
+
+import functools
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from octavo.frontend.request.chat import Chat
+from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.text.control_tokens import ControlTokens
+from octavo.frontend.text.detokenizer import Detokenizer, make_detokenizer
+from octavo.frontend.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from octavo.frontend.text.vocabulary import Vocabulary
+from octavo.runtime.models.directory import ModelDirectoryError
+
+_log = logging.getLogger(__name__)
+
+
+class ModelTokenizer:
+    """Everything the frontend does between text and token ids."""
+
+    def __init__(self, source: Path | TokenizerFiles) -> None:
+        """Of a model directory, or of what was read there. Raises `ModelDirectoryError` if that holds no tokenizer that
+        can be used."""
+        self.files = read_tokenizer_files(source) if isinstance(source, Path) else source
+        self._tokenizer = _plain_copy(self.files.tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self._control_tokens = ControlTokens(token.content for token in added if token.special)
+        self._vocabulary = Vocabulary(self._tokenizer)
+        self._template = ChatTemplate(self.files, self._control_tokens)
+
+    @functools.cached_property
+    def _literal_tokenizer(self) -> Tokenizer:
+        """Reads control tokens as ordinary text. Few chats need it."""
+        tokenizer = _plain_copy(self.files.tokenizer)
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    def ids(self, *, added: bool) -> dict[str, int]:
+        """Every token with its id; those added to the vocabulary (control tokens mostly) only if `added`."""
+        return self._tokenizer.get_vocab(with_added_tokens=added)
+
+    def encode(self, text: str, *, continues: bool = False) -> list[int]:
+        """A raw prompt: control tokens in it are meant, and the tokenizer adds what it adds by itself (a BOS), but for
+        a text that continues another."""
+        return _encode(self._tokenizer, text, add_special_tokens=not continues)
+
+    def encode_chat(self, chat: Chat) -> list[int]:
+        """The conversation in the model's chat format.
+
+        Control tokens come from the template alone; those that a client writes are text. Where a client did write
+        some, the pieces between the template's control tokens are tokenized apart. Raises `ChatTemplateError`.
+        """
+        rendered = self._template.render(chat)
+        if not self._control_tokens.holds_break(rendered):
+            return _encode(self._tokenizer, rendered, add_special_tokens=False)
+        return [i for text, is_control in self._control_tokens.split(rendered) for i in self._encoded(text, is_control)]
+
+    def template_variables(self, with_tools: bool) -> frozenset[str]:
+        """Returns the variables that clients may set for the model's chat template, or for that of chats with tools."""
+        return self._template.variables(with_tools)
+
+    @property
+    def tells_of_tools(self) -> bool:
+        """Whether the model's chat template tells it of the functions that it may call."""
+        return self._template.reads_tools
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of all the ids; ids outside the vocabulary have none."""
+        # A batch, because of `_encode`'s reason.
+        [text] = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        return str(text)
+
+    def is_special(self, text: str) -> bool:
+        """Whether `text` is a token that decoding may skip."""
+        return self._vocabulary.is_special(text)
+
+    def piece(self, token_id: int) -> bytes:
+        """The bytes that the token stands for in the midst of a text; an id outside the vocabulary has none."""
+        return self._vocabulary.pieces[token_id]
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """A new stream whose pieces, joined, are what `decode` gives for all its ids."""
+        return make_detokenizer(self._vocabulary, skip_special_tokens=skip_special_tokens)
+
+    def _encoded(self, text: str, is_control: bool) -> list[int]:
+        tokenizer = self._tokenizer if is_control else self._literal_tokenizer
+        return _encode(tokenizer, text, add_special_tokens=False)
+
+
+def check_vocabulary(tokenizer: ModelTokenizer, directory: Path, vocab_size: int) -> None:
+    """Raises `ModelDirectoryError` if ordinary text can become ids that the model has no embedding for.
+
+    Some models lack embeddings for added tokens that they have no use for; requests that hold one are refused one by
+    one. A model may well have more embeddings than tokens.
+    """
+    if (last := max(tokenizer.ids(added=False).values(), default=0)) >= vocab_size:
+        raise ModelDirectoryError(
+            f"the tokenizer in {directory} has token ids up to {last} and the model's vocab_size is {vocab_size}: they"
+            " do not belong together; take tokenizer.json and config.json from the same model"
+        )
+    beyond = sorted(token for token, token_id in tokenizer.ids(added=True).items() if token_id >= vocab_size)
+    if beyond:
+        _log.warning("prompts with %s will be refused: the model's %d ids lack them", ", ".join(beyond[:5]), vocab_size)
+
+
+def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    # The library's calls for one text keep the GIL, and with it the event loop, for as long as they take.
+    [encoding] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
+    return ids
+
+
+def _plain_copy(tokenizer_json: str) -> Tokenizer:
+    copy = Tokenizer.from_str(tokenizer_json)
+    # Either may be left in tokenizer.json by training; a server never cuts or pads what it was given.
+    copy.no_truncation()
+    copy.no_padding()
+    return copy

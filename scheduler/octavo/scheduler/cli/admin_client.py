@@ -1,0 +1,67 @@
+"""How the operator's commands reach a scheduler: its address, a channel, errors in one line."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import click
+import grpc
+
+from octavo.runtime.transport.endpoints import EndpointError, runtime_directory
+from octavo.runtime.transport.no_server import explain_no_server
+from octavo.v1 import admin_pb2_grpc as services
+
+# Of a call; the scheduler answers from memory.
+TIMEOUT_S: Final = 10.0
+_QUESTION_ERRORS: Final = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION,
+)
+
+
+def default_admin_address() -> str:
+    """The socket of a scheduler started without an address. Raises `click.UsageError` if there is no place for it."""
+    try:
+        return f"unix:{runtime_directory()}/admin.sock"
+    except EndpointError as error:
+        raise click.UsageError(str(error)) from error
+
+
+admin_address_option = click.option(
+    "--admin-address",
+    envvar="OCTAVO_ADMIN_ADDRESS",
+    default=default_admin_address,
+    show_default="unix socket in the runtime directory",
+    help="gRPC address of the scheduler's Admin service.",
+)
+
+
+@contextmanager
+def connected(address: str, service: str = "octavo.v1.AdminService") -> Iterator[grpc.Channel]:
+    """A channel to the `service` at `address`; what goes wrong with calls on it becomes a `click.ClickException`."""
+    # Silences the library's own lines about a refused connection; the error says it already.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    with grpc.insecure_channel(address) as channel:
+        try:
+            yield channel
+        except grpc.RpcError as error:
+            raise click.ClickException(_describe(address, service, error)) from error
+
+
+def _describe(address: str, service: str, error: grpc.RpcError) -> str:
+    assert isinstance(error, grpc.Call)
+    code, details = error.code(), " ".join((error.details() or "no answer").split())
+    if found := explain_no_server(code.name, details, service):
+        return f"{address}: {found} [{code.name}]"
+    # What is wrong with the question does not depend on who was asked.
+    where = "" if code in _QUESTION_ERRORS else f"{address}: "
+    return f"{where}{details} [{code.name}]"
+
+
+@contextmanager
+def admin_stub(address: str) -> Iterator[Any]:
+    """The Admin service at `address`."""
+    with connected(address) as channel:
+        yield services.AdminServiceStub(channel)

@@ -1,0 +1,152 @@
+"""Which requests can never run here, and why; and what keeps one that can from running now."""
+
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.kv.manager import AllocStatus
+from octavo.wire.requests import RejectReason, Request
+from octavo.wire.steps import ModelInfo
+
+Refusal = tuple[RejectReason, str]
+
+
+def refuse_malformed(request: Request, max_parallel: int) -> Refusal | None:
+    """What is wrong with a request whatever serves it."""
+    sampling, generated = request.sampling, request.generated
+    if not request.prompt_token_ids:
+        return RejectReason.EMPTY_PROMPT, "the prompt has no tokens"
+    if sampling.parallel > max_parallel:
+        return (
+            RejectReason.TOO_MANY_SEQUENCES,
+            f"{sampling.parallel} sequences side by side; this scheduler runs at most {max_parallel} at once",
+        )
+    if generated and len(generated) != (0 if sampling.beam else sampling.num_sequences):
+        # What it goes on with is of another request.
+        return (
+            RejectReason.TOO_MANY_SEQUENCES,
+            f"{len(generated)} sequences are known of the {sampling.parallel} asked for",
+        )
+    if generated and all(sequence.is_over(sampling.max_tokens) for sequence in generated):
+        return RejectReason.ALREADY_COMPLETE, "nothing is left to generate"
+    return None
+
+
+def refuse_misfit(
+    request: Request, model: ModelInfo, replicas: Collection[Replica], *, was_accepted: bool
+) -> Refusal | None:
+    """Why `model` on none of `replicas` can run the request.
+
+    No replica refuses nothing. A request that was accepted before waits for a replica that is large enough
+    (`octavo.scheduler.core.placement`): the one it ran on may come back. One that was not gets no blocks that are owed
+    to a pinned prefix, or that would never come back.
+    """
+    longest = len(request.prompt_token_ids) + request.sampling.max_tokens
+    if request.model_fingerprint != model.fingerprint:
+        return RejectReason.MODEL_MISMATCH, f"the workers serve {model.name}, fingerprint {model.fingerprint[:12]}"
+    if longest > model.max_model_len:
+        return RejectReason.PROMPT_TOO_LONG, f"{longest} tokens exceed the context of {model.max_model_len}"
+    generated = (token_id for sequence in request.generated for token_id in sequence.token_ids)
+    if max(max(request.prompt_token_ids), max(generated, default=0)) >= model.vocab_size:
+        return RejectReason.BAD_TOKEN_ID, f"a token id is outside the vocabulary of {model.vocab_size}"
+    if was_accepted or not replicas or any(_may_accept(request, replica) for replica in replicas):
+        return None
+    largest = max(replica.kv.capacity_tokens for replica in replicas)
+    return (
+        RejectReason.NEVER_FITS_KV,
+        f"{request.sampling.parallel} times {longest} tokens exceed the KV cache of {largest}",
+    )
+
+
+def worst_case_blocks(request: Request, replica: Replica) -> int:
+    """Blocks that the request can grow to, nothing shared."""
+    longest = len(request.prompt_token_ids) + request.sampling.max_tokens
+    return request.sampling.parallel * replica.kv.blocks_for(longest)
+
+
+def has_capacity(request: Request, replica: Replica) -> bool:
+    """Whether the request fits an otherwise empty replica, whatever it grows to."""
+    return worst_case_blocks(request, replica) <= replica.kv.num_blocks - replica.kv.reserved_blocks
+
+
+def _may_accept(request: Request, replica: Replica) -> bool:
+    free = replica.kv.num_blocks - replica.kv.reserved_blocks - sum(replica.owed_prefixes.values())
+    return worst_case_blocks(request, replica) <= free
+
+
+class ObstacleKind(enum.StrEnum):
+    """What a group waits for."""
+
+    TOKEN_BUDGET = "token_budget"
+    SEQUENCE_SLOTS = "sequence_slots"
+    KV_BLOCKS = "kv_blocks"
+    SWAPPED = "swapped"
+    PREEMPTION = "preemption"
+    CAPACITY = "capacity"
+    DELAY = "delay"
+    NO_WORKER = "no_worker"
+    ISOLATION = "isolation"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a group is not admitted in a step: what it needs more of than there is."""
+
+    kind: ObstacleKind
+    needed: int
+    available: int
+
+
+def returns_before(group: SequenceGroup | None, swapped: SequenceGroup) -> bool:
+    """Whether a waiting group comes before one that is swapped out: all that have lost their blocks come back in one
+    order, whatever became of their KV, and before those that never had any."""
+    return group is not None and group.comes_back and group.order < swapped.order
+
+
+def obstacle(draft: Draft, group: SequenceGroup, *, whole_prompt: bool = False) -> Obstacle | None:
+    """What keeps `group` out of this step, if anything. With `whole_prompt` its prefill must not be cut, unless nothing
+    else is in the step."""
+    replica, slots = draft.replica, draft.replica.max_parallel - draft.replica.num_running_seqs
+    if replica.swapped and not returns_before(group, replica.swapped[0]):
+        return Obstacle(ObstacleKind.SWAPPED, 0, len(replica.swapped))
+    if draft.has_preempted:
+        # It would thrash.
+        return Obstacle(ObstacleKind.PREEMPTION, 0, len(draft.swapped_out) + len(draft.evicted))
+    if group.parallel > slots:
+        return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
+    if draft.budget < 1:
+        return Obstacle(ObstacleKind.TOKEN_BUDGET, 1, draft.budget)
+    leaders = group.leaders()
+    if whole_prompt and draft.num_tokens:
+        uncomputed = sum(leader.num_known for leader in leaders) - replica.kv.num_found(leaders)
+        if uncomputed > draft.budget:
+            return Obstacle(ObstacleKind.TOKEN_BUDGET, uncomputed, draft.budget)
+    worst_case = worst_case_blocks(group.request, replica)
+    match replica.kv.can_allocate(leaders, worst_case):
+        case AllocStatus.NEVER:
+            return Obstacle(ObstacleKind.CAPACITY, worst_case, replica.kv.num_blocks - replica.kv.reserved_blocks)
+        case AllocStatus.LATER:
+            needed = replica.kv.num_needed(leaders) + replica.kv.watermark_blocks
+            return Obstacle(ObstacleKind.KV_BLOCKS, needed, replica.kv.num_free)
+    return None
+
+
+def return_obstacle(draft: Draft, group: SequenceGroup) -> Obstacle | None:
+    """What keeps a swapped group, if it is the first of all that have lost their blocks, from coming back in this step
+    and staying: beside others with a block to spare for each of its sequences, or it would be the next to go."""
+    replica, kv = draft.replica, draft.replica.kv
+    if draft.has_preempted:
+        return Obstacle(ObstacleKind.PREEMPTION, 0, len(draft.swapped_out) + len(draft.evicted))
+    slots, holders = replica.max_parallel - replica.num_running_seqs, replica.holders(group)
+    if group.parallel > slots:
+        return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
+    # Alone it may be wider than a step computes: what is left of it is computed in the next.
+    num_tokens = len(holders) if replica.running else 1
+    if num_tokens > draft.budget:
+        return Obstacle(ObstacleKind.TOKEN_BUDGET, num_tokens, draft.budget)
+    spare = kv.watermark_blocks + group.parallel * kv.blocks_for(1) if replica.running else 0
+    needed = kv.swapper.num_missing(holders) + spare
+    return Obstacle(ObstacleKind.KV_BLOCKS, needed, kv.num_free) if needed > kv.num_free else None

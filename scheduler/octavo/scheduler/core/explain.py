@@ -1,0 +1,233 @@
+"""A replica's next step, planned on a copy of its books: what would be done, by those who will do it."""
+
+import copy
+from dataclasses import dataclass, field
+
+from octavo.scheduler.core.admission import (
+    Obstacle,
+    ObstacleKind,
+    has_capacity,
+    obstacle,
+    return_obstacle,
+    worst_case_blocks,
+)
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
+from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.core.step.running import shortage
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The step as what runs on the replica, or is swapped out there, leaves it to those that wait. `stands`: whether it
+    is planned at all before outstanding steps are answered."""
+
+    draft: Draft
+    stands: bool
+    _copies: dict[int, object]
+
+    @property
+    def preempts(self) -> bool:
+        """Whether something loses its blocks in the step, or in one as soon as outstanding steps are answered."""
+        return self.draft.has_preempted or not self.stands
+
+    def double(self, group: SequenceGroup) -> SequenceGroup:
+        """The copy of a group that is on the replica."""
+        double = self._copies[id(group)]
+        assert isinstance(double, SequenceGroup)
+        return double
+
+
+def rehearse(core: Scheduler, replica: Replica, head: SequenceGroup | None, now: float) -> Rehearsal:
+    """Plans the step; `head` is the first of the waiting queue. Copying takes some ten microseconds for each sequence
+    that is there, so this is for those who ask, not for every step."""
+    copies: dict[int, object] = {id(part): part for part in _unchanged(replica)}
+    draft = core.draft(copy.deepcopy(replica, copies))
+    return Rehearsal(draft, core.policy.begin(draft, head, now), copies)
+
+
+def _unchanged(replica: Replica) -> list[object]:
+    """What planning reads and leaves as it is: most of what there is."""
+    found: list[object] = [replica.hello, replica.config, replica.stats, replica.outstanding]
+    if replica.suspect is not None and not replica.isolates:
+        found.append(replica.suspect)
+    for group in (*replica.running, *replica.swapped, *replica.prefixes):
+        found += [group.request, group.sampling, group.stop_token_ids, group.search, group.prompt_logprobs]
+        for sequence in group.sequences:
+            found += [sequence.prompt_token_ids, sequence.generated_token_ids, sequence.block_hashes]
+            found.append(sequence.candidates)
+    return found
+
+
+# Where a request stands and what it waits for, in numbers: read from the core's books, which stay as they are.
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaObstacle:
+    """What keeps a group from a replica's next step. `replica` is None where it is not a matter of one."""
+
+    replica: Replica | None
+    obstacle: Obstacle
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where a group stands. `replica`: where it runs or is swapped out; `queue_position`: from 1 on, 0 while it runs;
+    `ahead`: groups before it in its queue, the next one first; `step_ids`: outstanding steps with it.
+
+    The obstacles are those it would meet in the next step if it were its turn; none, if any replica has room. With
+    nobody ahead and no obstacle it joins the next step.
+    """
+
+    group: SequenceGroup
+    replica: Replica | None
+    queue_position: int
+    ahead: list[SequenceGroup] = field(default_factory=list)
+    obstacles: list[ReplicaObstacle] = field(default_factory=list)
+    step_ids: list[int] = field(default_factory=list)
+
+
+def explain(core: Scheduler, request_id: str, now: float) -> list[Explanation]:
+    """One explanation for each request of this id: two frontends may use the same."""
+    homes = homes_of_groups(core)
+    groups = [group for group in core.groups if group.request_id == request_id]
+    return [_explain(core, group, homes.get(group), now) for group in groups]
+
+
+def describe(explanation: Explanation) -> str:
+    """In a line, for a log."""
+    group, steps = explanation.group, ", ".join(map(str, explanation.step_ids))
+    where = f"{group.request_id} is {group.status.name.lower()}"
+    if explanation.replica is not None:
+        where += f" on {explanation.replica.hello.worker_id}"
+    if explanation.queue_position > 1:
+        where += f" behind {len(explanation.ahead)}"
+    whys = [
+        f"{each.obstacle.kind.value} ({each.obstacle.needed} needed, {each.obstacle.available} available)"
+        for each in explanation.obstacles
+    ]
+    return f"{where}; steps under way with it: {steps or 'none'}; what keeps it: {', '.join(whys) or 'nothing'}"
+
+
+def homes_of_groups(core: Scheduler) -> dict[SequenceGroup, Replica]:
+    """The replica of each group that is not waiting."""
+    return {group: replica for replica in core.replicas.values() for group in (*replica.running, *replica.swapped)}
+
+
+def _explain(core: Scheduler, group: SequenceGroup, home: Replica | None, now: float) -> Explanation:
+    if home is None:
+        ahead = _ahead(core, group)
+        obstacles = _admission_obstacles(core, group, ahead, now)
+        return Explanation(group, None, len(ahead) + 1, ahead, obstacles)
+    steps = [step.step_id for step in home.outstanding if group in step.groups or group in step.swapped_out]
+    is_running = group.status is SequenceStatus.RUNNING
+    ahead = [] if is_running else _ahead_of_swapped(core, home, group)
+    if group is not home.suspect and _stands_still(core, home):
+        found: Obstacle | None = _isolation(core, group)
+    else:
+        found = None if is_running else _return_obstacle(core, home, group, ahead, now)
+    obstacles = [ReplicaObstacle(home, found)] if found else []
+    return Explanation(group, home, 0 if is_running else len(ahead) + 1, ahead, obstacles, steps)
+
+
+def _stands_still(core: Scheduler, replica: Replica) -> bool:
+    """Whether the next step is a suspect's alone."""
+    suspect = core.isolation.suspect_of(replica)
+    if suspect is None or suspect.status is not SequenceStatus.WAITING:
+        return replica.isolates
+    return obstacle(core.draft(replica), suspect) is None
+
+
+def _isolation(core: Scheduler, group: SequenceGroup) -> Obstacle:
+    """By the rules of `octavo.scheduler.core.isolation`."""
+    return Obstacle(ObstacleKind.ISOLATION, 0, sum(other is not group for other in core.ledger.suspects))
+
+
+# -- waiting --------------------------------------------------------------------------------------------------------
+
+
+def _ahead(core: Scheduler, group: SequenceGroup) -> list[SequenceGroup]:
+    """Those that come first. What none of the replicas could ever hold is passed over; suspects have a queue of their
+    own."""
+    queue = list(core.waiting)
+    before = queue[: queue.index(group)]
+    if group in core.ledger.suspects:
+        return [other for other in before if other in core.ledger.suspects]
+    return [other for other in before if core.fleet.can_hold(other)] if core.replicas else before
+
+
+def _admission_obstacles(
+    core: Scheduler, group: SequenceGroup, ahead: list[SequenceGroup], now: float
+) -> list[ReplicaObstacle]:
+    replicas = [replica for replica in core.replicas.values() if core.fleet.may_take(replica, group)]
+    if not replicas:
+        return [ReplicaObstacle(None, Obstacle(ObstacleKind.NO_WORKER, 1, 0))]
+    if group in core.ledger.suspects:
+        return _isolation_obstacles(core, group)
+    obstacles = []
+    for replica in replicas:
+        if core.isolation.suspect_of(replica) is not None:
+            found: Obstacle | None = _isolation(core, group)
+        else:
+            head = next((other for other in ahead if core.fleet.takes(replica, other)), group)
+            found = _admission_obstacle(core, replica, group, head, now)
+        if found is None:
+            return []
+        obstacles.append(ReplicaObstacle(replica, found))
+    return obstacles
+
+
+def _isolation_obstacles(core: Scheduler, suspect: SequenceGroup) -> list[ReplicaObstacle]:
+    """Of a suspect: that it is another's turn, or what the replica lacks that is to isolate it."""
+    homes = (replica for replica in core.replicas.values() if core.isolation.suspect_of(replica) is suspect)
+    replica = next(homes, None)
+    if replica is None:
+        return [ReplicaObstacle(None, _isolation(core, suspect))]
+    found = obstacle(core.draft(replica), suspect)
+    return [ReplicaObstacle(replica, found)] if found else []
+
+
+def _admission_obstacle(
+    core: Scheduler, replica: Replica, group: SequenceGroup, head: SequenceGroup, now: float
+) -> Obstacle | None:
+    if not has_capacity(group.request, replica):
+        worst_case = worst_case_blocks(group.request, replica)
+        return Obstacle(ObstacleKind.CAPACITY, worst_case, replica.kv.num_blocks - replica.kv.reserved_blocks)
+    policy, rehearsal = core.policy, rehearse(core, replica, head, now)
+    draft = rehearsal.draft
+    if rehearsal.preempts:
+        return shortage(replica)
+    if draft.budget and not policy.admits(draft):
+        return policy.keeps_out(core.draft(replica), head, now) or Obstacle(ObstacleKind.TOKEN_BUDGET, 1, 0)
+    return obstacle(draft, group, whole_prompt=policy.whole_prompts)
+
+
+# -- swapped out ----------------------------------------------------------------------------------------------------
+
+
+def _ahead_of_swapped(core: Scheduler, replica: Replica, group: SequenceGroup) -> list[SequenceGroup]:
+    """Those that come back before it: swapped out too, or to be computed again."""
+    waiting = core.fleet.returning(replica)
+    return sorted((other for other in (*replica.swapped, *waiting) if other.order < group.order), key=_order)
+
+
+def _order(group: SequenceGroup) -> tuple[float, int]:
+    return group.order
+
+
+def _return_obstacle(
+    core: Scheduler, replica: Replica, group: SequenceGroup, ahead: list[SequenceGroup], now: float
+) -> Obstacle | None:
+    head = next(core.waiting.candidates(1, core.fleet.can_hold), None)
+    rehearsal = rehearse(core, replica, head if head and core.fleet.takes(replica, head) else None, now)
+    double = rehearsal.double(group)
+    if double in rehearsal.draft.resumed:
+        return None
+    if rehearsal.preempts:
+        return shortage(replica)
+    found = return_obstacle(rehearsal.draft, double)
+    if found is None and not ahead:
+        # A step of prompts alone brings nothing back.
+        return Obstacle(ObstacleKind.TOKEN_BUDGET, len(replica.holders(group)), 0)
+    return found

@@ -1,0 +1,207 @@
+"""Prefixes kept computed under a name (paper §4.4): which there are, and the requests that compute them."""
+
+from collections.abc import Collection, Iterable
+
+from octavo.scheduler.core.admission import has_capacity, worst_case_blocks
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.sequence import SequenceGroup, new_sequences
+from octavo.wire.requests import MAX_PREFIXES, NO_CACHE_KEY, Prefix, Request
+from octavo.wire.sampling import SamplingParams
+from octavo.wire.steps import ModelInfo
+
+
+class PrefixPins:
+    """All that is pinned, by name. Every replica computes each prefix once, as far as its budget goes."""
+
+    def __init__(self) -> None:
+        self._prefixes: dict[str, Prefix] = {}
+        self._count = 0
+
+    @property
+    def all(self) -> list[Prefix]:
+        return list(self._prefixes.values())
+
+    def get(self, name: str) -> Prefix | None:
+        return self._prefixes.get(name)
+
+    def refusal(
+        self,
+        prefix: Prefix,
+        model: ModelInfo | None,
+        replicas: Collection[Replica],
+        groups: Iterable[SequenceGroup],
+    ) -> str | None:
+        """Why the prefix cannot be pinned, if it cannot."""
+        if prefix.name in self._prefixes:
+            return f"a prefix named {prefix.name!r} is pinned already; unpin it first, or choose another name"
+        if len(self._prefixes) >= MAX_PREFIXES:
+            return f"{MAX_PREFIXES} prefixes are pinned, which is the limit; unpin one first"
+        if model and (refusal := _model_refusal(prefix, model)):
+            return refusal
+        for replica in replicas:
+            if refusal := self._budget_refusal(prefix, replica):
+                return refusal
+        # Those that wait while there is no replica wait for one that is large enough.
+        for group in groups if replicas else ():
+            if not any(_still_fits(group, replica, prefix) for replica in _homes(group, replicas)):
+                return f"request {group.request_id} may need the blocks before it ends; try again later"
+        return None
+
+    def _budget_refusal(self, prefix: Prefix, replica: Replica) -> str | None:
+        blocks, budget = replica.kv.blocks_for(len(prefix.token_ids)), replica.pinned_budget
+        # What is owed comes back.
+        owed = sum(blocks for name, blocks in replica.owed_prefixes.items() if name != prefix.name)
+        taken = replica.kv.reserved_blocks + owed
+        if taken + blocks <= budget:
+            return None
+        return (
+            f"the prefix takes {blocks} blocks of worker {replica.hello.worker_id}, whose budget for pinned prefixes is"
+            f" {budget} of {replica.kv.num_blocks} blocks with {taken} taken; shorten it, unpin another, or raise"
+            " --max-pinned-share"
+        )
+
+    def pin(self, prefix: Prefix, replicas: Iterable[Replica]) -> None:
+        """Every replica will compute the prefix before anything else that is new to it."""
+        self._prefixes[prefix.name] = prefix
+        for replica in replicas:
+            self._add(prefix, replica)
+
+    def unpin(self, name: str, replicas: Iterable[Replica]) -> None:
+        """The prefix is ordinary cached content from now on. Raises `KeyError` for an unknown name."""
+        for replica in replicas:
+            replica.owed_prefixes.pop(name, None)
+            if name in replica.prefix_names:
+                self.give_up(name, replica)
+        del self._prefixes[name]
+
+    def give_up(self, name: str, replica: Replica) -> None:
+        """The replica, which has or was to have the prefix, goes on without it."""
+        replica.prefix_names.remove(name)
+        replica.kv.reserved_blocks -= replica.kv.blocks_for(len(self._prefixes[name].token_ids))
+        if name in replica.kv.pins:
+            replica.kv.pins.unpin(name)
+        for group in [group for group in replica.running if group.prefix_name == name]:
+            replica.drop(group)
+        replica.prefixes = [group for group in replica.prefixes if group.prefix_name != name]
+
+    def equip(
+        self, replica: Replica, replicas: Collection[Replica], waiting: Collection[SequenceGroup]
+    ) -> dict[str, SequenceGroup]:
+        """A replica has joined: it computes what fits its budget, in the order of pinning. What takes blocks without
+        which a request that was accepted would have no home among `replicas` is owed to it for as long; for whom."""
+        claimants: dict[str, SequenceGroup] = {}
+        for prefix in self._prefixes.values():
+            # It may have been pinned before any worker had said what it serves.
+            if _model_refusal(prefix, replica.hello.model) or self._budget_refusal(prefix, replica):
+                continue
+            if claimant := _claimant(prefix, replica, replicas, waiting):
+                claimants[prefix.name] = claimant
+                replica.owed_prefixes[prefix.name] = replica.kv.blocks_for(len(prefix.token_ids))
+            else:
+                self._add(prefix, replica)
+        return claimants
+
+    def in_the_way(self, group: SequenceGroup, replica: Replica) -> list[str] | None:
+        """The prefixes without which the replica could hold a group, the latest first; None if it never could."""
+        kv, names = replica.kv, list[str]()
+        lacking = worst_case_blocks(group.request, replica) - (kv.num_blocks - kv.reserved_blocks)
+        for prefix in reversed([each for each in self.all if each.name in replica.prefix_names]):
+            if lacking <= 0:
+                break
+            names.append(prefix.name)
+            lacking -= kv.blocks_for(len(prefix.token_ids))
+        return names if lacking <= 0 else None
+
+    def owe(self, name: str, replica: Replica) -> None:
+        """The replica goes on without the prefix until `make_owed` finds that nobody needs its blocks any more."""
+        self.give_up(name, replica)
+        replica.owed_prefixes[name] = replica.kv.blocks_for(len(self._prefixes[name].token_ids))
+
+    def make_owed(self, replicas: Collection[Replica], waiting: Collection[SequenceGroup]) -> bool:
+        """Has replicas compute what they are owed, where nobody needs the blocks any more. Whether there was any."""
+        made = [
+            (prefix, replica)
+            for replica in replicas
+            for prefix in self.all
+            if prefix.name in replica.owed_prefixes and self._make_owed(prefix, replica, replicas, waiting)
+        ]
+        return bool(made)
+
+    def _make_owed(
+        self,
+        prefix: Prefix,
+        replica: Replica,
+        replicas: Collection[Replica],
+        waiting: Collection[SequenceGroup],
+    ) -> bool:
+        if self._budget_refusal(prefix, replica) or _claimant(prefix, replica, replicas, waiting):
+            return False
+        del replica.owed_prefixes[prefix.name]
+        self._add(prefix, replica)
+        return True
+
+    def _add(self, prefix: Prefix, replica: Replica) -> None:
+        replica.prefix_names.add(prefix.name)
+        replica.kv.reserved_blocks += replica.kv.blocks_for(len(prefix.token_ids))
+        replica.prefixes.append(self._group(prefix, replica))
+
+    def _group(self, prefix: Prefix, replica: Replica) -> SequenceGroup:
+        self._count += 1
+        request = Request(
+            request_id=f"prefix {prefix.name}",
+            attempt=self._count,
+            resubmitted=False,
+            model_fingerprint=replica.hello.model.fingerprint,
+            prompt_token_ids=prefix.token_ids,
+            generated=[],
+            # Its one token is thrown away: what is wanted is the KV of its prompt.
+            sampling=SamplingParams(max_tokens=1),
+            priority=0,
+            tenant="",
+            cache_key=NO_CACHE_KEY,
+            age_ms=0,
+        )
+        sequences = new_sequences(request)
+        sequences[0].is_prefix = True
+        order = (float("-inf"), self._count)
+        return SequenceGroup(request, None, float("-inf"), order, sequences, prefix_name=prefix.name)
+
+
+def _model_refusal(prefix: Prefix, model: ModelInfo) -> str | None:
+    if len(prefix.token_ids) + 1 >= model.max_model_len:
+        return f"{len(prefix.token_ids)} tokens leave no room in the context of {model.max_model_len}"
+    if max(prefix.token_ids) >= model.vocab_size:
+        return f"a token id is outside the vocabulary of {model.vocab_size}"
+    return None
+
+
+def _homes(group: SequenceGroup, replicas: Collection[Replica]) -> Collection[Replica]:
+    """Where a group can go on: where it runs or is swapped out, or anywhere."""
+    at_home = [replica for replica in replicas if group in replica.running or group in replica.swapped]
+    return at_home or replicas
+
+
+def _claimant(
+    prefix: Prefix, replica: Replica, replicas: Collection[Replica], waiting: Collection[SequenceGroup]
+) -> SequenceGroup | None:
+    """A request that was accepted and would have no home any more if the replica kept the prefix."""
+    elsewhere = [other for other in replicas if other is not replica and other.is_ready]
+    for group in waiting:
+        if (
+            has_capacity(group.request, replica)
+            and not _still_fits(group, replica, prefix)
+            and not any(has_capacity(group.request, other) for other in elsewhere)
+        ):
+            return group
+    return next((group for group in replica.requests if not _still_fits(group, replica, prefix)), None)
+
+
+def _still_fits(group: SequenceGroup, replica: Replica, prefix: Prefix) -> bool:
+    kv = replica.kv
+    needed = worst_case_blocks(group.request, replica) + kv.blocks_for(len(prefix.token_ids))
+    return needed <= kv.num_blocks - kv.reserved_blocks
+
+
+def making_way_for(group: SequenceGroup) -> str:
+    """Why a replica is without a prefix for a while."""
+    return f"request {group.request_id}, which no other worker can hold, may need its blocks; it is computed after that"

@@ -1,0 +1,151 @@
+"""Which waiting group goes where: the order of the queue, room on a replica, and the least to wait for."""
+
+from collections import Counter
+
+from octavo.scheduler.core.admission import has_capacity, obstacle, refuse_misfit
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.events import Outbox, PrefixGivenUp
+from octavo.scheduler.core.pinned_prefixes import PrefixPins, making_way_for
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.replica_table import Fleet
+from octavo.scheduler.core.request_table import Ledger
+from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.core.step.strategy import StepPolicy
+from octavo.scheduler.core.waiting_queue import WaitingQueue
+from octavo.wire.requests import RejectReason
+
+# Waiting groups that are looked at in all, where those in front can go to none of the replicas that have room.
+_MAX_LOOKED_AT = 256
+
+
+def next_admission(
+    waiting: WaitingQueue,
+    drafts: list[Draft],
+    fleet: Fleet,
+    policy: StepPolicy,
+    config: SchedulerConfig,
+    now: float,
+) -> tuple[SequenceGroup, Draft] | None:
+    """The group that is admitted next, and to which step.
+
+    A group that does not fit may be overtaken by those behind it until it has waited `overtaking_s`, so that a long
+    prompt neither idles the blocks nor starves. From then on it holds back every replica that could ever hold it, and
+    no other: what only a large one can hold idles no small one. So does at once what has run and lost its blocks. On
+    each replica `lookahead` groups are tried. What no replica takes that could ever hold it is passed over.
+    """
+    open_drafts = [draft for draft in drafts if policy.admits(draft)]
+    if not open_drafts:
+        return None
+    tried: Counter[int] = Counter()
+    # With a lookahead of one, the paper's, the head of the queue alone is looked at, wherever it could go.
+    for group in waiting.candidates(1 if policy.lookahead == 1 else _MAX_LOOKED_AT, fleet.can_hold):
+        possible = [
+            draft
+            for draft in open_drafts
+            if fleet.takes(draft.replica, group) and has_capacity(group.request, draft.replica)
+        ]
+        fitting = [draft for draft in possible if obstacle(draft, group, whole_prompt=policy.whole_prompts) is None]
+        if fitting:
+            return group, _quickest(fitting, group)
+        tried.update(draft.replica.replica_id for draft in possible)
+        is_overdue = now - group.arrival >= config.overtaking_s or waiting.has_run_before(group)
+        closed = {
+            draft.replica.replica_id
+            for draft in possible
+            if is_overdue or tried[draft.replica.replica_id] >= policy.lookahead
+        }
+        open_drafts = [draft for draft in open_drafts if draft.replica.replica_id not in closed]
+        if not open_drafts:
+            return None
+    return None
+
+
+def _quickest(drafts: list[Draft], group: SequenceGroup) -> Draft:
+    # Adding up a load costs a walk over all that runs, so only where there is a choice.
+    if len(drafts) == 1:
+        return drafts[0]
+    usual_rate = _mean_rate(drafts)
+    return min(drafts, key=lambda draft: _wait(draft.replica, group, usual_rate))
+
+
+def _mean_rate(drafts: list[Draft]) -> float:
+    """Of the replicas that have been measured; what one that is new counts with."""
+    rates = [rate for draft in drafts if (rate := draft.replica.stats.token_rate)]
+    return sum(rates) / len(rates) if rates else 1.0
+
+
+def _wait(replica: Replica, group: SequenceGroup, usual_rate: float) -> float:
+    """Seconds, or any unit in which all replicas are measured, until the group's prompt would be computed: so a prefix
+    hit counts by the tokens it saves, and a fast replica by its speed."""
+    leaders = group.leaders()
+    uncached = sum(leader.num_known for leader in leaders) - replica.kv.num_found(leaders)
+    return (replica.load + uncached) / (replica.stats.token_rate or usual_rate)
+
+
+# Accepted requests that no replica there can hold: pinned prefixes make way for them, or they are told in the end.
+#
+# Accepted they were when a larger worker was there, or by a scheduler before this one. That worker may come back: they
+# wait for `misfit_grace_s` from the first look that finds workers and none that is large enough, and for as long as one
+# that is large enough is there and merely takes nothing new (cordoned, or still draining). Nobody else is known to
+# come, for workers say nothing before they have loaded their model. While no worker is there at all, nothing is
+# decided.
+
+
+# Between two looks, each of which walks over all that waits.
+INTERVAL_S = 1.0
+
+
+class Homeless:
+    """Looks after them, as time passes."""
+
+    def __init__(
+        self, config: SchedulerConfig, ledger: Ledger, fleet: Fleet, prefixes: PrefixPins, outbox: Outbox
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._fleet = fleet
+        self._prefixes = prefixes
+        self._outbox = outbox
+        # Of those that no replica could hold: since when that is known.
+        self._since: dict[SequenceGroup, float] = {}
+        self._looked_at = float("-inf")
+
+    def look(self, now: float) -> None:
+        """Does what is to be done, if it is time to."""
+        if now - self._looked_at < INTERVAL_S:
+            return
+        self._looked_at = now
+        for group in [group for group in self._ledger.waiting if not self._fleet.has_home(group)]:
+            self._make_way(group)
+        if self._prefixes.make_owed(self._fleet.replicas.values(), list(self._ledger.waiting)):
+            self._fleet.tell_status()
+        homeless = [group for group in self._ledger.waiting if self._is_homeless(group)]
+        self._since = {group: self._since.get(group, now) for group in homeless}
+        for group, since in self._since.items():
+            if now - since >= self._config.misfit_grace_s:
+                self._tell(group)
+
+    def _is_homeless(self, group: SequenceGroup) -> bool:
+        replicas = self._fleet.replicas.values()
+        return bool(replicas) and not any(has_capacity(group.request, replica) for replica in replicas)
+
+    def _make_way(self, group: SequenceGroup) -> None:
+        """Gives up prefixes where the fewest are in its way, if that makes room for it anywhere."""
+        ready = [replica for replica in self._fleet.replicas.values() if replica.is_ready]
+        ways = {replica.replica_id: self._prefixes.in_the_way(group, replica) for replica in ready}
+        possible = [(len(names), replica_id) for replica_id, names in ways.items() if names]
+        if not possible:
+            return
+        _, replica_id = min(possible)
+        for name in ways[replica_id] or []:
+            self._prefixes.owe(name, self._fleet.replicas[replica_id])
+            self._outbox.add(PrefixGivenUp(replica_id, name, making_way_for(group)))
+        self._fleet.tell_status()
+
+    def _tell(self, group: SequenceGroup) -> None:
+        assert self._fleet.model is not None
+        refusal = refuse_misfit(group.request, self._fleet.model, self._fleet.replicas.values(), was_accepted=False)
+        reason, detail = refusal or (RejectReason.NEVER_FITS_KV, "no worker can hold it")
+        grace = f"no worker that can has come within {self._config.misfit_grace_s:g} s"
+        self._ledger.reject(group, reason, f"{detail}, and {grace} (--misfit-grace)")

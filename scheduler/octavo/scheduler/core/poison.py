@@ -1,0 +1,259 @@
+"""Requests that workers have died over: which are suspects, which are guilty, and which payloads are refused for a
+while."""
+
+import enum
+import hashlib
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from octavo.scheduler.core.replica import OutstandingStep
+from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.wire.requests import Request
+from octavo.wire.steps import Ending, Predecessor
+
+# Beyond this the oldest are let go.
+MAX_PAYLOADS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A payload by its hash in hexadecimal, the request that asked for it, the length of its prompt, until when it is
+    refused, and why."""
+
+    payload: str
+    request_id: str
+    num_prompt_tokens: int
+    until: float
+    why: str
+
+
+class Quarantine:
+    """Payloads, by hash, for `seconds` each: under whatever id and for whatever frontend they come again."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        # In the order of their coming, which is that of their going.
+        self._entries: dict[bytes, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def entries(self, now: float) -> list[Entry]:
+        """What is refused now, the oldest first."""
+        self._release(now)
+        return list(self._entries.values())
+
+    def add(self, request: Request, now: float, why: str) -> None:
+        """Refuses what is asked there from now on."""
+        payload = _payload(request)
+        self._entries.pop(payload, None)
+        entry = Entry(payload.hex(), request.request_id, len(request.prompt_token_ids), now + self._seconds, why)
+        self._entries[payload] = entry
+        if len(self._entries) > MAX_PAYLOADS:
+            del self._entries[next(iter(self._entries))]
+
+    def clear(self, payload: str | None) -> None:
+        """Takes again what has this name, or all. What is not there is cleared already."""
+        self._entries = {key: entry for key, entry in self._entries.items() if payload not in (None, entry.payload)}
+
+    def refusal(self, request: Request, now: float) -> str | None:
+        """Why the request is not taken, if it is not."""
+        self._release(now)
+        # Hashing takes time, and there is hardly ever a reason.
+        entry = self._entries.get(_payload(request)) if self._entries else None
+        if entry is None:
+            return None
+        return (
+            "workers have died over the same prompt with the same parameters, at last over nothing else;"
+            f" it is refused for another {math.ceil(entry.until - now)} s, unless an operator clears {entry.payload}"
+        )
+
+    def _release(self, now: float) -> None:
+        while self._entries and self._entries[oldest := next(iter(self._entries))].until <= now:
+            del self._entries[oldest]
+
+
+def _payload(request: Request) -> bytes:
+    """A hash of what is computed, but for the seed: every submission may draw another."""
+    content = request.prompt_token_ids, msgspec.structs.replace(request.sampling, seed=0), request.cache_key.adapter
+    return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=16).digest()
+
+
+# Requests that workers have died over: whose doing it may be, and whose it must be.
+#
+# A request that was being computed when a worker died is accused; at its second death it is a suspect, and from then on
+# computed alone. A request is cleared by computing on: what has chosen tokens in `STEPS_TO_CLEAR` steps since the last
+# death has passed the point at which that came.
+#
+# How a worker died is mostly not known when it is gone. One that hung, or erred, did so over what it computed. Of one
+# whose connection has ended the next of its name tells (`Predecessor`): it crashed, and that accuses; or something
+# killed it from outside, or the same process comes back, and then nobody is accused. A suspect that may be guilty
+# waits for that word. Where it does not come in time, or nobody knows, the death is unexplained; so it is where one
+# was killed whose step had taken long, for it may have been killed because it hung.
+#
+# What dies over a suspect alone is that one's doing, if the worker crashed, and if those that crashed were different
+# ones wherever another took it: one alone may be broken itself. Unexplained deaths may come from outside every one of
+# them, so it takes `UNEXPLAINED_TO_CONVICT` before they count as well: what ends all that it meets must end at last.
+
+
+DEATHS_TO_SUSPECT = 2
+DEATHS_TO_CONVICT = 3
+UNEXPLAINED_TO_CONVICT = 6
+STEPS_TO_CLEAR = 8
+
+
+class Verdict(enum.Enum):
+    """Whether what was computed may have killed a worker: nobody has said; it may, for it crashed or hung; or nobody
+    will ever say."""
+
+    OPEN = enum.auto()
+    CRASHED = enum.auto()
+    UNEXPLAINED = enum.auto()
+
+
+@dataclass(eq=False, slots=True)
+class Death:
+    """One of a worker, which registered as `process`, and `how` it died as far as that is known."""
+
+    worker_id: str
+    process: int
+    at: float
+    how: str
+    verdict: Verdict = Verdict.OPEN
+    # Whether its step had taken long by then: who has killed it may have done so because it hung.
+    is_late: bool = False
+    # Whether one request alone was being computed.
+    is_alone: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.worker_id} ({self.how})"
+
+
+@dataclass(slots=True)
+class _Record:
+    """Deaths over a request; steps since the last in which it has chosen tokens; and whether it was last to be computed
+    alone by a worker that had not died over it."""
+
+    deaths: list[Death] = field(default_factory=list)
+    steps: int = 0
+    is_elsewhere: bool = False
+
+
+class Suspects:
+    """All requests that are accused. Pinned prefixes never are."""
+
+    def __init__(self) -> None:
+        self._records: dict[SequenceGroup, _Record] = {}
+        self._open: list[Death] = []
+
+    def __contains__(self, group: SequenceGroup) -> bool:
+        """Whether the group is to be computed alone."""
+        record = self._records.get(group)
+        return record is not None and len(record.deaths) >= DEATHS_TO_SUSPECT
+
+    def __iter__(self) -> Iterator[SequenceGroup]:
+        return (group for group in self._records if group in self)
+
+    def awaits_word(self, group: SequenceGroup) -> bool:
+        """Whether it depends on how a worker died, which is not known yet, whether the group is guilty."""
+        deaths = self.deaths(group)
+        return len(deaths) >= DEATHS_TO_CONVICT and deaths[-1].is_alone and deaths[-1].verdict is Verdict.OPEN
+
+    def deaths(self, group: SequenceGroup) -> list[Death]:
+        """Those that the group is accused of."""
+        record = self._records.get(group)
+        return record.deaths if record else []
+
+    def worker_ids(self, group: SequenceGroup) -> set[str]:
+        """The names of the workers that have died over the group."""
+        return {death.worker_id for death in self.deaths(group)}
+
+    def goes_to(self, suspect: SequenceGroup, worker_id: str) -> None:
+        """A suspect is to be computed alone there, which is elsewhere than where workers have died over it if any such
+        one takes it."""
+        self._records[suspect].is_elsewhere = worker_id not in self.worker_ids(suspect)
+
+    # -- accuse -----------------------------------------------------------------------------------------------------
+
+    def died(self, steps: Iterable[OutstandingStep], death: Death) -> None:
+        """A worker has died with these steps outstanding."""
+        groups = list(dict.fromkeys(group for step in steps for group in step.groups))
+        death.is_alone = len(groups) == 1
+        if death.verdict is Verdict.OPEN:
+            self._open.append(death)
+        for group in groups:
+            if group.prefix_name is None and not group.is_finished:
+                record = self._records.setdefault(group, _Record())
+                record.deaths.append(death)
+                record.steps = 0
+
+    def came_back(self, worker_id: str, process: int, predecessor: Predecessor | None) -> None:
+        """A process is there under this name: it has not died, and it may know how the one before it has."""
+        for death in list(self._open):
+            if death.process == process:
+                self._settle(death, None, "")
+            elif predecessor is not None and death.process == predecessor.process:
+                verdict = _VERDICTS[predecessor.ending]
+                self._settle(death, verdict or (Verdict.UNEXPLAINED if death.is_late else None), predecessor.detail)
+            elif death.worker_id == worker_id:
+                self._settle(death, Verdict.UNEXPLAINED, death.how)
+
+    def give_up_waiting(self, since: float) -> None:
+        """Nobody has said how those died that did so before `since`, and nobody will."""
+        for death in [death for death in self._open if death.at <= since]:
+            self._settle(death, Verdict.UNEXPLAINED, death.how)
+
+    def _settle(self, death: Death, verdict: Verdict | None, how: str) -> None:
+        """With a verdict, or as no death that accuses anybody."""
+        self._open.remove(death)
+        if verdict is not None:
+            death.verdict, death.how = verdict, how
+            return
+        for group, record in list(self._records.items()):
+            if death in record.deaths:
+                record.deaths.remove(death)
+            if not record.deaths:
+                del self._records[group]
+
+    # -- clear ------------------------------------------------------------------------------------------------------
+
+    def computed(self, step: OutstandingStep) -> None:
+        """A step is done."""
+        if self._records:
+            for group in dict.fromkeys(group for group, _ in (*step.samplers, *step.beams)):
+                self._credit(group)
+
+    def _credit(self, group: SequenceGroup) -> None:
+        if record := self._records.get(group):
+            record.steps += 1
+            if record.steps >= STEPS_TO_CLEAR:
+                del self._records[group]
+
+    def forget(self, group: SequenceGroup) -> None:
+        """The group has ended."""
+        self._records.pop(group, None)
+
+    # -- convict ----------------------------------------------------------------------------------------------------
+
+    def guilty(self) -> list[SequenceGroup]:
+        """Those whose doing it is, as far as is known now."""
+        return [group for group, record in self._records.items() if _is_guilty(record)]
+
+
+def _is_guilty(record: _Record) -> bool:
+    deaths = record.deaths
+    # Its first deaths prove nothing, alone or not: what is guilty dies once more.
+    last = deaths[-1]
+    if len(deaths) < DEATHS_TO_CONVICT or not last.is_alone or last.verdict is Verdict.OPEN:
+        return False
+    crashes = {death.worker_id for death in deaths if death.verdict is Verdict.CRASHED}
+    if last.verdict is Verdict.CRASHED and (len(crashes) > 1 or not record.is_elsewhere):
+        return True
+    settled = [death for death in deaths if death.verdict is not Verdict.OPEN]
+    return len(settled) >= UNEXPLAINED_TO_CONVICT
+
+
+_VERDICTS = {Ending.CRASHED: Verdict.CRASHED, Ending.UNKNOWN: Verdict.UNEXPLAINED, Ending.KILLED: None}

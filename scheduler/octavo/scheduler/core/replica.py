@@ -1,0 +1,353 @@
+"""One replica as the scheduler knows it: its blocks, its running groups, its outstanding steps."""
+
+import bisect
+import enum
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.step_limits import StepDeadlines, StepSize
+from octavo.scheduler.kv.manager import KVCacheManager
+from octavo.wire.requests import RejectReason
+from octavo.wire.steps import BlockMove, Remap, StepResult, WorkerHello
+
+
+class ReplicaState(enum.Enum):
+    """Whether a replica gets new requests, and what it waits for if not: an operator, or the end of those it has."""
+
+    READY = enum.auto()
+    CORDONED = enum.auto()
+    DRAINING = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class OutstandingStep:
+    """A plan whose result is not back."""
+
+    step_id: int
+    # Groups that compute in it, as often as sequences of theirs do, and groups whose blocks it swaps out.
+    groups: list[SequenceGroup]
+    swapped_out: list[SequenceGroup]
+    # Sequences whose tables it changes, whether they compute in it or not.
+    remapped: list[Sequence]
+    # Those that sample and the beams that want candidates, each in the plan's order, with their groups.
+    samplers: list[tuple[SequenceGroup, Sequence]]
+    beams: list[tuple[SequenceGroup, Sequence]]
+    num_tokens: int
+    # Whether a prompt is computed in it.
+    prefills: bool
+    sent_at: float
+
+
+@dataclass(slots=True)
+class ReplicaStats:
+    """Totals since registration."""
+
+    steps: int = 0
+    tokens_computed: int = 0
+    tokens_sampled: int = 0
+    prepare_us: int = 0
+    model_us: int = 0
+    sample_us: int = 0
+
+    @property
+    def token_rate(self) -> float:
+        """Tokens computed per second of work; 0 before the first step."""
+        busy = self.prepare_us + self.model_us + self.sample_us
+        return self.tokens_computed * 1e6 / busy if busy else 0.0
+
+    def add(self, step: OutstandingStep, result: StepResult) -> None:
+        self.steps += 1
+        self.tokens_computed += step.num_tokens
+        self.tokens_sampled += len(result.sampled) + len(result.candidates)
+        self.prepare_us += result.times.prepare_us
+        self.model_us += result.times.model_us
+        self.sample_us += result.times.sample_us
+
+
+def paged_kv(hello: WorkerHello, config: SchedulerConfig) -> KVCacheManager:
+    """Blocks of one size, given as sequences grow (paper §4.2)."""
+    return KVCacheManager(
+        hello.num_blocks,
+        hello.block_size,
+        watermark=config.watermark,
+        prefix_caching=config.prefix_caching,
+        windows=[group.window for group in hello.kv_groups],
+        num_cpu_blocks=hello.num_cpu_blocks,
+    )
+
+
+def _order(group: SequenceGroup) -> tuple[float, int]:
+    return group.order
+
+
+@dataclass(eq=False)
+class Replica:
+    """A registered worker (`hello.incarnation` is its id) with an empty pool and nothing running."""
+
+    hello: WorkerHello
+    config: SchedulerConfig
+    registered_at: float
+    is_cordoned: bool = False
+    make_kv: Callable[[WorkerHello, SchedulerConfig], KVCacheManager] = paged_kv
+    # Drained: until when requests may go on where another replica could take them; and, if it has said so, that its
+    # process is to end.
+    drain_until: float | None = None
+    wants_to_leave: bool = False
+    # No plan leaves: once those outstanding are answered, requests move away or the worker ends.
+    is_paused: bool = False
+    # Whom it isolates, or is to: no other group comes, and while it runs none is in its steps.
+    suspect: SequenceGroup | None = None
+    kv: KVCacheManager = field(init=False)
+    # In order of arrival; changed by `add` and `remove` alone.
+    running: list[SequenceGroup] = field(default_factory=list)
+    num_running_seqs: int = 0
+    # In order of arrival.
+    swapped: list[SequenceGroup] = field(default_factory=list)
+    # Prefixes to be pinned here, by name; and those still to be computed, which come before everything else.
+    prefix_names: set[str] = field(default_factory=set)
+    prefixes: list[SequenceGroup] = field(default_factory=list)
+    # Prefixes that it is without while a request that was accepted needs their blocks, and how many these are.
+    owed_prefixes: dict[str, int] = field(default_factory=dict)
+    outstanding: deque[OutstandingStep] = field(default_factory=deque)
+    # Groups that start over once nothing is outstanding, and why: their step failed, or was skipped after one that did;
+    # or what they shared with one that failed made them fail too.
+    restarts: dict[SequenceGroup, tuple[RejectReason, str]] = field(default_factory=dict)
+    # What the next plan is to tell of: sequences to forget, and changed table entries with their sequences.
+    forget: list[int] = field(default_factory=list)
+    remaps: list[tuple[Sequence, Remap]] = field(default_factory=list)
+    answered_step_id: int = 0
+    # Seconds that the last step with a prompt in it took.
+    prefill_latency: float = 0.0
+    # When it gave nothing finite to any of several groups.
+    spoilt_at: list[float] = field(default_factory=list)
+    stats: ReplicaStats = field(default_factory=ReplicaStats)
+
+    def __post_init__(self) -> None:
+        self.kv = self.make_kv(self.hello, self.config)
+        device = self.hello.device
+        budget, max_seqs = self.config.token_budget(device), self.config.max_parallel_on(device)
+        self.size = StepSize(budget, max_seqs, min_tokens=self.hello.block_size)
+        self._deadlines = StepDeadlines(self.config)
+        self.next_step_id = 1
+        self._next_sequence_id = 1
+        self._heard_at = self.registered_at
+        self._answered_at = self.registered_at
+
+    @property
+    def replica_id(self) -> int:
+        return self.hello.incarnation
+
+    @property
+    def state(self) -> ReplicaState:
+        if self.drain_until is not None:
+            return ReplicaState.DRAINING
+        return ReplicaState.CORDONED if self.is_cordoned else ReplicaState.READY
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it gets new requests."""
+        return self.drain_until is None and not self.is_cordoned
+
+    @property
+    def requests(self) -> list[SequenceGroup]:
+        """What it holds for frontends, running or swapped out."""
+        return [group for group in (*self.running, *self.swapped) if group.prefix_name is None]
+
+    @property
+    def may_plan(self) -> bool:
+        """Whether another plan may leave now."""
+        # Every replica is asked whenever one has answered, so what most often decides comes first.
+        if (num_outstanding := len(self.outstanding)) >= self.config.max_steps_in_flight:
+            return False
+        return not (self.restarts or self.is_paused or (num_outstanding and self.isolates))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is here that a step could go on with or begin."""
+        return bool(self.running or self.swapped or self.prefixes or self.suspect)
+
+    @property
+    def isolates(self) -> bool:
+        """Whether a suspect runs here, alone in its steps."""
+        return self.suspect is not None and self.suspect.status is SequenceStatus.RUNNING
+
+    @property
+    def stepping(self) -> list[SequenceGroup]:
+        """Those running that may be in the next step."""
+        return [self.suspect] if self.isolates and self.suspect else self.running
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens that the next step may compute: one at least for each sequence that runs."""
+        return max(self.size.tokens, self.num_running_seqs)
+
+    @property
+    def max_parallel(self) -> int:
+        """Sequences that may run side by side. A group that would be alone may be wider."""
+        return self.size.seqs if self.running else self.size.max_seqs
+
+    @property
+    def load(self) -> int:
+        """Tokens still to be computed of those running: what a new request would wait behind."""
+        return sum(sequence.num_uncomputed for group in self.running for sequence in group.live)
+
+    @property
+    def pinned_budget(self) -> int:
+        """Blocks that pinned prefixes may take."""
+        return int(self.kv.num_blocks * self.config.max_pinned_share)
+
+    @property
+    def answered_at(self) -> float:
+        """When it answered last, or registered."""
+        return self._answered_at
+
+    @property
+    def step_allowance(self) -> float:
+        """Seconds that the step may take whose answer comes next; 0 if there is none."""
+        return self._deadlines.allowance(self.outstanding[0].num_tokens) if self.outstanding else 0.0
+
+    def new_sequence_id(self) -> int:
+        """A name for one stay of a sequence."""
+        self._next_sequence_id += 1
+        return self._next_sequence_id - 1
+
+    def heard(self, now: float) -> None:
+        self._heard_at = now
+
+    def answered(self, step: OutstandingStep, now: float, *, done: bool) -> float:
+        """Books the answer to the oldest outstanding step; how long it took, in seconds."""
+        assert self.outstanding[0] is step
+        seconds = now - max(step.sent_at, self._answered_at)
+        self._deadlines.observe(step.num_tokens, seconds)
+        if step.prefills:
+            self.prefill_latency = seconds
+        self._heard_at = self._answered_at = now
+        self.answered_step_id = step.step_id
+        self.outstanding.popleft()
+        self.kv.step_answered(step.step_id, valid=done)
+        return seconds
+
+    def step_elapsed(self, now: float) -> float:
+        """Seconds that the step has taken whose answer comes next; 0 if there is none."""
+        # Plans run in order: the clock of a step starts at the answer before it.
+        return now - max(self.outstanding[0].sent_at, self._answered_at) if self.outstanding else 0.0
+
+    def overdue(self, now: float) -> str | None:
+        """Why the worker counts as lost, if it does: its step is late, or with nothing to compute it is silent."""
+        if not self.outstanding:
+            silence = now - self._heard_at
+            return f"silent for {silence:.1f} s" if silence > self.config.idle_timeout_s else None
+        step = self.outstanding[0]
+        elapsed = self.step_elapsed(now)
+        allowance = self.step_allowance
+        return f"step {step.step_id} has taken {elapsed:.1f} s of {allowance:.1f} s" if elapsed > allowance else None
+
+    def add(self, group: SequenceGroup) -> None:
+        """The group runs here from now on."""
+        bisect.insort(self.running, group, key=_order)
+        group.num_slots = group.parallel
+        self.num_running_seqs += group.num_slots
+
+    def place(self, group: SequenceGroup) -> int:
+        """How many of those that run come before the group, which does too."""
+        place = bisect.bisect_left(self.running, group.order, key=_order)
+        assert self.running[place] is group, f"request {group.request_id} does not run here"
+        return place
+
+    def remove(self, group: SequenceGroup) -> None:
+        """The group no longer runs here."""
+        del self.running[self.place(group)]
+        self.num_running_seqs -= group.num_slots
+
+    def release(self, sequence: Sequence) -> None:
+        """The sequence leaves this replica: its blocks come back, once no outstanding step can touch them."""
+        if sequence.leader is not None:
+            # It has none of its own yet.
+            return
+        if sequence.status is SequenceStatus.SWAPPED:
+            self.kv.swapper.space.drop(sequence)
+        else:
+            in_flight = self.outstanding and sequence.last_step_id >= self.outstanding[0].step_id
+            self.kv.free(sequence, sequence.last_step_id if in_flight else None)
+            self.forget.append(sequence.sequence_id)
+
+    def finish(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """The sequence has ended; others of its group go on without it."""
+        self.release(sequence)
+        sequence.leave(SequenceStatus.FINISHED)
+        if group.search is None:
+            group.num_slots -= 1
+            self.num_running_seqs -= group.status is not SequenceStatus.SWAPPED
+
+    def drop(self, group: SequenceGroup) -> None:
+        """The whole group has ended, wherever it is here."""
+        self._take_out(group)
+        for sequence in group.live:
+            self.release(sequence)
+            sequence.leave(SequenceStatus.FINISHED)
+
+    def evict(self, group: SequenceGroup) -> None:
+        """Takes a whole group off this replica, back to its known tokens."""
+        self._take_out(group)
+        for sequence in group.live:
+            self.release(sequence)
+            sequence.restart()
+
+    def swap_out(self, group: SequenceGroup) -> list[BlockMove]:
+        """Moves a whole group to CPU memory; no step with it may be outstanding."""
+        holders = self.holders(group)
+        self.remove(group)
+        bisect.insort(self.swapped, group, key=_order)
+        moves = self.kv.swapper.swap_out(holders)
+        self.forget += [sequence.sequence_id for sequence in holders]
+        for sequence in group.live:
+            sequence.leave(SequenceStatus.SWAPPED)
+        return moves
+
+    def swap_in(self, group: SequenceGroup) -> list[BlockMove]:
+        """Brings a group back; its sequences are new to the worker."""
+        holders = self.holders(group)
+        self.swapped.remove(group)
+        moves = self.kv.swapper.swap_in(holders)
+        self.add(group)
+        for sequence in group.live:
+            sequence.status = SequenceStatus.RUNNING
+        for sequence in holders:
+            sequence.sequence_id = self.new_sequence_id()
+        return moves
+
+    def holders(self, group: SequenceGroup) -> list[Sequence]:
+        """Its live sequences with blocks of their own."""
+        return [sequence for sequence in group.live if sequence.leader is None]
+
+    def pin(self, group: SequenceGroup) -> None:
+        """The prefix that `group` has computed stays."""
+        assert group.prefix_name is not None
+        self.remove(group)
+        for sequence in group.live:
+            self.kv.pin(group.prefix_name, sequence)
+            self.forget.append(sequence.sequence_id)
+            sequence.leave(SequenceStatus.FINISHED)
+
+    def _take_out(self, group: SequenceGroup) -> None:
+        if group.status is SequenceStatus.SWAPPED:
+            self.swapped.remove(group)
+        else:
+            self.remove(group)
+
+    def check(self) -> None:
+        """Asserts that blocks, sequences and counts agree."""
+        self.kv.check()
+        assert self.num_running_seqs == sum(group.num_slots for group in self.running) <= self.size.max_seqs
+        if self.isolates:
+            assert all(group is self.suspect for step in self.outstanding for group in step.groups), "not alone"
+        for groups, status in ((self.running, SequenceStatus.RUNNING), (self.swapped, SequenceStatus.SWAPPED)):
+            for group in groups:
+                assert group.num_slots >= len(group.live)
+                for sequence in group.live:
+                    assert sequence.status is status
+                    assert 0 <= sequence.num_computed <= sequence.num_tokens
+                    assert self.kv.holds(sequence) == (status is SequenceStatus.RUNNING and sequence.leader is None)

@@ -1,0 +1,312 @@
+"""The replicas that are registered: which workers may join, what is lost with one that leaves, what all can do."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from octavo.scheduler.core.admission import has_capacity, refuse_misfit
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.events import (
+    LossCause,
+    Outbox,
+    PrefixGivenUp,
+    ReplicaDismissed,
+    ReplicaLost,
+    RequestQuarantined,
+)
+from octavo.scheduler.core.observer import SchedulerObserver
+from octavo.scheduler.core.pinned_prefixes import PrefixPins, making_way_for
+from octavo.scheduler.core.poison import Death, Quarantine, Verdict
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.request_table import Ledger
+from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.step.strategy import Strategy
+from octavo.scheduler.kv.manager import KVCacheManager
+from octavo.wire.requests import NoticeKind, RejectReason, ServiceStatus, StatusChanged
+from octavo.wire.steps import ModelInfo, WorkerDismissed, WorkerHello, WorkerRefused, WorkerWelcome
+
+
+class Fleet:
+    """Replicas by incarnation, in order of registration."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        ledger: Ledger,
+        prefixes: PrefixPins,
+        outbox: Outbox,
+        observer: SchedulerObserver,
+        quarantine: Quarantine,
+        strategy: Strategy,
+    ) -> None:
+        self.replicas: dict[int, Replica] = {}
+        # The first worker's; replicas that serve another model are refused for the life of this scheduler.
+        self.model: ModelInfo | None = None
+        # Those that stand still (`octavo.scheduler.core.watchdog`).
+        self.stalled: set[Replica] = set()
+        # Names of workers that get nothing new, registered or not.
+        self.cordoned: set[str] = set()
+        # By name of the worker: its incarnation that left the books last.
+        self._lost: dict[str, int] = {}
+        self._config = config
+        self._ledger = ledger
+        self._prefixes = prefixes
+        self._outbox = outbox
+        self._observer = observer
+        self._quarantine = quarantine
+        self._strategy = strategy
+
+    def of_worker(self, worker_id: str) -> Replica | None:
+        """The replica that the worker of this name registered last."""
+        return next((r for r in self.replicas.values() if r.hello.worker_id == worker_id), None)
+
+    def has_ready_home(self, group: SequenceGroup, besides: Replica | None = None) -> bool:
+        """Whether any replica that gets new requests, `besides` one, could ever hold the group; not if its own, a
+        larger one, was lost."""
+        return any(
+            replica.is_ready and replica is not besides and has_capacity(group.request, replica)
+            for replica in self.replicas.values()
+        )
+
+    def takes(self, replica: Replica, group: SequenceGroup) -> bool:
+        """Whether the group may be admitted there; to a replica that isolates a suspect nothing else comes."""
+        return replica.suspect in (None, group) and self.may_take(replica, group)
+
+    def may_take(self, replica: Replica, group: SequenceGroup) -> bool:
+        """The same, whomever the replica isolates: what has lost its blocks to others on a replica that gets nothing
+        new may come back to it, if it can go nowhere else; and what one has spoilt goes elsewhere if it can."""
+        if replica.replica_id == group.spoilt_by and self.has_ready_home(group, besides=replica):
+            return False
+        return replica.is_ready or (replica.replica_id == group.former_replica_id and not self.has_ready_home(group))
+
+    def can_hold(self, group: SequenceGroup) -> bool:
+        """Whether any replica could ever hold the group that takes it in its turn, which suspects do not wait for."""
+        return group not in self._ledger.suspects and self.has_home(group)
+
+    def has_home(self, group: SequenceGroup) -> bool:
+        """Whether any replica that takes the group could ever hold it."""
+        if self.has_ready_home(group):
+            return True
+        former = self.replicas.get(group.former_replica_id or 0)
+        return former is not None and not former.is_ready and has_capacity(group.request, former)
+
+    def returning(self, replica: Replica) -> Iterator[SequenceGroup]:
+        """Those that wait, having lost their blocks, which the replica takes and could ever hold; in their order."""
+        return (group for group in self._ledger.waiting.returning if self._takes_back(replica, group))
+
+    def _takes_back(self, replica: Replica, group: SequenceGroup) -> bool:
+        # A suspect comes to the replica that isolates it, if any does.
+        is_its_place = replica.suspect is group or group not in self._ledger.suspects
+        return is_its_place and self.takes(replica, group) and has_capacity(group.request, replica)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether a replica stands still and none is left that gets new requests and does not."""
+        return bool(self.stalled) and all(
+            replica in self.stalled for replica in self.replicas.values() if replica.is_ready
+        )
+
+    def status(self) -> ServiceStatus:
+        """What frontends need to know of the replicas."""
+        largest = max((replica.kv for replica in self.replicas.values()), key=_capacity, default=None)
+        capacity, block_size = (largest.capacity_tokens, largest.block_size) if largest else (0, 1)
+        work_tokens = sum(self._ledger.work_tokens.values())
+        max_parallel = self._config.max_parallel
+        return ServiceStatus(
+            len(self.replicas), self.model, capacity, max_parallel, block_size, work_tokens, self.stands_still
+        )
+
+    def tell_status(self) -> None:
+        """To every frontend."""
+        for frontend_id in self._ledger.held:
+            self._outbox.to_frontend(frontend_id, StatusChanged(self._outbox.epoch, self.status()))
+
+    # -- join -------------------------------------------------------------------------------------------------------
+
+    def join(self, hello: WorkerHello, now: float) -> None:
+        """A worker said hello, for the first time or again."""
+        # One that was lost holds what it was sent: once welcomed, it is told at its first word to register anew.
+        if hello.incarnation in self.replicas or self._lost.get(hello.worker_id) == hello.incarnation:
+            self._outbox.to_replica(hello.incarnation, WorkerWelcome(self._outbox.epoch))
+            return
+        if former := self.of_worker(hello.worker_id):
+            is_same = former.hello.process == hello.process
+            cause = LossCause.RECONNECTED if is_same else LossCause.RETURNED
+            reason = "registered anew" if is_same else "another process of its name registered"
+            self.lose(former.replica_id, cause, reason, now)
+        self._ledger.suspects.came_back(hello.worker_id, hello.process, hello.predecessor)
+        self._convict(now)
+        if refusal := self._refusal(hello):
+            self._outbox.to_replica(hello.incarnation, WorkerRefused(refusal))
+            return
+        is_cordoned = hello.worker_id in self.cordoned
+        replica = Replica(hello, self._config, now, is_cordoned, self._strategy.make_kv)
+        self.replicas[hello.incarnation] = replica
+        for name, group in self._prefixes.equip(replica, self.replicas.values(), list(self._ledger.waiting)).items():
+            self._outbox.add(PrefixGivenUp(replica.replica_id, name, making_way_for(group)))
+        self._outbox.to_replica(hello.incarnation, WorkerWelcome(self._outbox.epoch))
+        if self.model is None:
+            self._learn_model(hello.model)
+        self.tell_status()
+
+    def _refusal(self, hello: WorkerHello) -> str | None:
+        # Replicas may call one model by different names; what decides its tokens must be equal.
+        if self.model and msgspec.structs.replace(hello.model, name=self.model.name) != self.model:
+            return (
+                f"this scheduler serves {_describe(self.model)}, worker {hello.worker_id} has {_describe(hello.model)};"
+                " start it with the same model directory, dtype and context length, or restart the scheduler"
+            )
+        return None
+
+    def _learn_model(self, model: ModelInfo) -> None:
+        """Requests that came before any worker are checked now that the limits are known."""
+        self.model = model
+        for group in list(self._ledger.waiting):
+            accepted = group.request.resubmitted
+            if refusal := refuse_misfit(group.request, model, self.replicas.values(), was_accepted=accepted):
+                self._ledger.reject(group, *refusal)
+
+    # -- leave ------------------------------------------------------------------------------------------------------
+
+    def lose_overdue(self, now: float) -> None:
+        """Workers that are silent, or late with a step, are lost."""
+        for replica in list(self.replicas.values()):
+            if reason := replica.overdue(now):
+                self.lose(replica.replica_id, LossCause.OVERDUE, reason, now)
+
+    def dismiss(self, replica: Replica) -> None:
+        """Lets a worker go that has been drained."""
+        self._forget(replica.replica_id)
+        self._outbox.to_replica(replica.replica_id, WorkerDismissed(self._outbox.epoch))
+        self._outbox.add(ReplicaDismissed(replica.replica_id, replica.hello.worker_id))
+        self.tell_status()
+
+    def _forget(self, replica_id: int) -> Replica:
+        replica = self.replicas.pop(replica_id)
+        self.stalled.discard(replica)
+        self._lost[replica.hello.worker_id] = replica_id
+        return replica
+
+    def expel(self, replica: Replica, reason: str, now: float) -> None:
+        """Ends a worker whose results are not to be relied on, with an error, so that its supervisor starts it anew."""
+        self._outbox.to_replica(replica.replica_id, WorkerRefused(f"{reason}; it must be started anew"))
+        self.lose(replica.replica_id, LossCause.BROKEN, reason, now)
+
+    def lose(self, replica_id: int, cause: LossCause, reason: str, now: float) -> None:
+        """Forgets a replica; its sequences wait to be recomputed elsewhere, but for one that has ended its worker."""
+        replica = self._forget(replica_id)
+        # One that was asked to end, and did not in time, was killed for it.
+        if cause.is_death and (cause.is_explained or not replica.wants_to_leave):
+            verdict = Verdict.CRASHED if cause.is_explained else Verdict.OPEN
+            is_late = replica.step_elapsed(now) > self._config.step_timeout_s
+            death = Death(replica.hello.worker_id, replica.hello.process, now, reason, verdict, is_late)
+            self._ledger.suspects.died(replica.outstanding, death)
+        for group in replica.requests:
+            group.preemptions += 1
+            for sequence in group.live:
+                sequence.restart()
+            self._ledger.requeue(group, NoticeKind.WORKER_LOST)
+        self._observer.replica_lost(cause)
+        self._outbox.add(ReplicaLost(replica_id, cause, reason, replica.hello.worker_id))
+        self._convict(now)
+        self.tell_status()
+
+    def settle_deaths(self, now: float) -> None:
+        """Time has passed: of some that died nobody will say any more how."""
+        self._ledger.suspects.give_up_waiting(now - self._config.death_grace_s)
+        self._convict(now)
+
+    def _convict(self, now: float) -> None:
+        for guilty in self._ledger.suspects.guilty():
+            if not guilty.is_finished:
+                self._quarantine_payload(guilty, now)
+
+    def _quarantine_payload(self, guilty: SequenceGroup, now: float) -> None:
+        *before, last = self._ledger.suspects.deaths(guilty)
+        detail = (
+            f"{len(before)} workers were lost while they computed this request, {', '.join(map(str, before))}, and then"
+            f" worker {last}, which computed nothing else; the same prompt with the same parameters is refused for"
+            f" {self._config.quarantine_s:g} s; the logs of the workers may tell why"
+        )
+        self._quarantine.add(guilty.request, now, detail)
+        self._outbox.add(RequestQuarantined(guilty.request_id, detail))
+        for group in self._ledger.groups:
+            # The same may have been asked more than once.
+            if group is guilty or self._quarantine.refusal(group.request, now):
+                self._ledger.reject(group, RejectReason.QUARANTINED, detail)
+
+
+def _capacity(kv: KVCacheManager) -> int:
+    return kv.capacity_tokens
+
+
+def _describe(model: ModelInfo) -> str:
+    return f"{model.name} ({model.dtype}, context {model.max_model_len}, fingerprint {model.fingerprint[:12]})"
+
+
+# Workers that get no new requests, for as long as an operator says or until they are let go.
+
+
+class Departures:
+    """Cordons, and drains from their beginning to the dismissal."""
+
+    def __init__(self, config: SchedulerConfig, ledger: Ledger, fleet: Fleet) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._fleet = fleet
+
+    def cordon(self, worker_id: str) -> None:
+        """The worker of this name gets nothing new, under this registration or a later one."""
+        self._fleet.cordoned.add(worker_id)
+        if replica := self._fleet.of_worker(worker_id):
+            replica.is_cordoned = True
+
+    def drain(self, worker_id: str, grace_s: float | None, now: float) -> None:
+        """The worker of this name gets nothing new and is let go once it holds nothing; what runs there for longer than
+        `grace_s` is moved."""
+        if replica := self._fleet.of_worker(worker_id):
+            replica.drain_until = now + (self._config.drain_grace_s if grace_s is None else grace_s)
+
+    def wants_to_leave(self, replica: Replica, now: float) -> None:
+        """The worker says, at every beat, that it is to end."""
+        replica.wants_to_leave = True
+        if replica.drain_until is None:
+            replica.drain_until = now + self._config.drain_grace_s
+
+    def readmit(self, worker_id: str) -> None:
+        """The worker of this name gets requests again."""
+        self._fleet.cordoned.discard(worker_id)
+        if replica := self._fleet.of_worker(worker_id):
+            replica.is_cordoned = replica.is_paused = False
+            replica.drain_until = None
+
+    def see_off(self, now: float) -> None:
+        """Takes every drain as far as it goes now."""
+        for replica in [each for each in self._fleet.replicas.values() if each.drain_until is not None]:
+            self._see_off(replica, now)
+
+    def _see_off(self, replica: Replica, now: float) -> None:
+        assert replica.drain_until is not None
+        moving = self._movable(replica) if now >= replica.drain_until else []
+        # What moves, and a worker that ends, must be in no step.
+        replica.is_paused = bool(moving) or self._is_done(replica)
+        if not replica.is_paused or replica.outstanding:
+            return
+        for group in moving:
+            self._move(replica, group)
+        # What is left can go on at once.
+        replica.is_paused = False
+        if self._is_done(replica):
+            self._fleet.dismiss(replica)
+
+    def _movable(self, replica: Replica) -> list[SequenceGroup]:
+        return [group for group in replica.requests if self._fleet.has_ready_home(group)]
+
+    def _is_done(self, replica: Replica) -> bool:
+        """Whether it holds no request, and none waits that has lost its blocks there and can go on nowhere else."""
+        return not replica.requests and not any(self._fleet.takes(replica, group) for group in self._ledger.waiting)
+
+    def _move(self, replica: Replica, group: SequenceGroup) -> None:
+        group.preemptions += 1
+        replica.evict(group)
+        self._ledger.requeue(group, NoticeKind.PREEMPTED)

@@ -1,0 +1,220 @@
+"""Every request that is held, for whom and where; and the progress notices that it gets besides its tokens."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.events import Outbox
+from octavo.scheduler.core.observer import SchedulerObserver
+from octavo.scheduler.core.poison import Suspects
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.waiting_queue import QueueTimes, WaitingQueue
+from octavo.wire.requests import Notice, NoticeKind, Notices, Rejected, RejectReason, Request
+
+# Of groups that wait or are swapped out, each in its queue, from 1 on.
+Positions = Callable[[list[SequenceGroup]], list[int]]
+# Waiting groups whose positions are followed, and the least time between two notices of one's position, in seconds.
+_FOLLOWED = 256
+_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a group that waits was told last."""
+
+    position: int
+    at: float
+
+
+class NoticeBoard:
+    """Collects what happens in a turn, and says it at its end: by then every position is what it will stay.
+
+    A request is told `QUEUED` once the first pass that planned anything, or found no replica, leaves it waiting; again
+    as its position changes, and so is one that was preempted, which waits like others. `PREEMPTED` is told when blocks
+    are lost to other requests or with a failed step, `RESUMED` only after something else. The scheduler's own requests
+    are told nothing.
+    """
+
+    def __init__(self) -> None:
+        self._newcomers: dict[SequenceGroup, NoticeKind] = {}
+        self._pending: dict[SequenceGroup, NoticeKind] = {}
+        # Groups whose frontends know that they wait.
+        self._told: dict[SequenceGroup, _Told] = {}
+        self._followed_at = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def enters(self, group: SequenceGroup) -> None:
+        """A new group waits."""
+        self._newcomers[group] = NoticeKind.QUEUED
+
+    def passed(self) -> None:
+        """New groups that could be admitted have been."""
+        self._pending.update(self._newcomers)
+        self._newcomers.clear()
+
+    def stops(self, group: SequenceGroup, kind: NoticeKind) -> None:
+        """The group has lost its blocks."""
+        if group.frontend_id is not None:
+            self._pending[group] = kind
+
+    def runs(self, group: SequenceGroup) -> None:
+        """The group has been given its blocks."""
+        self._newcomers.pop(group, None)
+        if group in self._told:
+            self._pending[group] = NoticeKind.RESUMED
+
+    def forget(self, group: SequenceGroup) -> None:
+        """Nothing is held for the group any more."""
+        for groups in (self._newcomers, self._pending, self._told):
+            groups.pop(group, None)
+
+    def follow(self, waiting: Iterable[SequenceGroup], now: float) -> None:
+        """Tells the first of those that wait where they are by now, if it is time to."""
+        if now - self._followed_at < _INTERVAL_S:
+            return
+        self._followed_at = now
+        for position, group in zip(range(1, _FOLLOWED + 1), waiting, strict=False):
+            told = self._told.get(group)
+            if told is None or (told.position != position and now - told.at >= _INTERVAL_S):
+                self._newcomers.pop(group, None)
+                self._pending.setdefault(group, NoticeKind.QUEUED)
+
+    def take(self, positions: Positions, now: float) -> dict[int, list[Notice]]:
+        """All that there is to say, by frontend."""
+        pending, self._pending = self._pending, {}
+        stopped = [group for group, kind in pending.items() if kind is not NoticeKind.RESUMED]
+        places = dict(zip(stopped, positions(stopped), strict=True))
+        notices: dict[int, list[Notice]] = {}
+        for group, kind in pending.items():
+            assert group.frontend_id is not None
+            place = places.get(group, 0)
+            notice = Notice(group.request_id, group.request.attempt, kind, place)
+            notices.setdefault(group.frontend_id, []).append(notice)
+            self._told.pop(group, None)
+            if place:
+                self._told[group] = _Told(place, now)
+        return notices
+
+
+# Every request that is held, for whom, and where: in the waiting queue, or on a replica.
+
+
+class Ledger:
+    """Every move of a group between queues and replicas goes through here, and its end; so do the words about it."""
+
+    def __init__(self, config: SchedulerConfig, outbox: Outbox, observer: SchedulerObserver) -> None:
+        self.waiting = WaitingQueue(config.tenant_weights)
+        # What is held for each registered frontend, by request id.
+        self.held: dict[int, dict[str, SequenceGroup]] = {}
+        # Tokens of work in that, as counted at the frontend's latest renewal: counting walks over all that is held.
+        self.work_tokens: dict[int, int] = {}
+        self.notices = NoticeBoard()
+        self.queue_times = QueueTimes()
+        self.suspects = Suspects()
+        self._replica_of: dict[SequenceGroup, Replica] = {}
+        self._outbox = outbox
+        self._observer = observer
+
+    @property
+    def groups(self) -> list[SequenceGroup]:
+        """All that is held for frontends: waiting, running or swapped out."""
+        return [group for groups in self.held.values() for group in groups.values()]
+
+    def replica_of(self, group: SequenceGroup) -> Replica | None:
+        """Where the group runs, or is swapped out."""
+        return self._replica_of.get(group)
+
+    def enter(self, frontend_id: int, group: SequenceGroup) -> None:
+        """A new group waits."""
+        self.held[frontend_id][group.request_id] = group
+        self.waiting.enter(group)
+        self.queue_times.add(group)
+        self.notices.enters(group)
+
+    def place(self, group: SequenceGroup, replica: Replica) -> None:
+        """A waiting group runs from now on."""
+        self.waiting.remove(group)
+        self.queue_times.discard(group)
+        self._replica_of[group] = replica
+
+    def requeue(self, group: SequenceGroup, why: NoticeKind) -> None:
+        """A group that was on a replica waits again."""
+        del self._replica_of[group]
+        self.waiting.resume(group)
+        self.stopped(group, why)
+
+    def come_back(self, replica: Replica, group: SequenceGroup) -> None:
+        """A group that its replica has evicted starts over: a prefix there, anything else anywhere."""
+        if group.prefix_name is None:
+            group.former_replica_id = replica.replica_id
+            self.requeue(group, NoticeKind.PREEMPTED)
+        else:
+            replica.prefixes.append(group)
+
+    def stopped(self, group: SequenceGroup, why: NoticeKind) -> None:
+        """A group has lost its blocks."""
+        self.notices.stops(group, why)
+        self._observer.traced(group.request.traceparent, why.name.lower())
+
+    def finish(self, group: SequenceGroup) -> None:
+        """A group has ended of itself, and left its replica."""
+        del self._replica_of[group]
+        self._forget(group)
+
+    def abandon(self, group: SequenceGroup) -> None:
+        """Nobody waits for the group any more."""
+        self._observer.aborted()
+        self.drop(group)
+
+    def drop(self, group: SequenceGroup) -> None:
+        """Ends a group wherever it is; its blocks come back once outstanding steps are answered."""
+        replica = self._replica_of.pop(group, None)
+        if replica is None:
+            self.waiting.remove(group)
+        else:
+            replica.drop(group)
+        self._forget(group)
+
+    def _forget(self, group: SequenceGroup) -> None:
+        self.waiting.leave(group)
+        self.queue_times.discard(group)
+        self.suspects.forget(group)
+        self.notices.forget(group)
+        self._observer.ended(group.request.traceparent)
+        if group.frontend_id is not None:
+            del self.held[group.frontend_id][group.request_id]
+
+    def reject(self, group: SequenceGroup, reason: RejectReason, detail: str) -> None:
+        """Ends a group that was accepted."""
+        assert group.frontend_id is not None
+        self.refuse(group.frontend_id, group.request, reason, detail)
+        self.drop(group)
+
+    def refuse(self, frontend_id: int, request: Request, reason: RejectReason, detail: str) -> None:
+        """Answers a request that is not held, or not any more."""
+        self._observer.rejected(reason)
+        self._observer.ended(request.traceparent, reason)
+        rejected = Rejected(self._outbox.epoch, request.request_id, request.attempt, reason, detail)
+        self._outbox.to_frontend(frontend_id, rejected)
+
+    def send_notices(self, now: float) -> None:
+        """Tells frontends what has happened to their requests since the last call."""
+        if len(self.notices):
+            for frontend_id, notices in self.notices.take(self._positions, now).items():
+                self._outbox.to_frontend(frontend_id, Notices(self._outbox.epoch, notices))
+
+    def _positions(self, groups: list[SequenceGroup]) -> list[int]:
+        """Where groups that wait, or are swapped out, come in their queues, from 1 on."""
+        waiting = [group for group in groups if group not in self._replica_of]
+        found = dict(zip(waiting, self.waiting.positions(waiting), strict=True))
+        return [found.get(group) or self._replica_of[group].swapped.index(group) + 1 for group in groups]
+
+    def check(self, placed: list[SequenceGroup]) -> None:
+        """Asserts that every group is in one place, `placed` on replicas or waiting, and counted with its tenant."""
+        groups = self.groups
+        assert len([group for group in placed if group.prefix_name is None]) + len(self.waiting) == len(groups)
+        assert sum(tenant.num_groups for tenant in self.waiting.tenants) == len(groups)
+        assert all(tenant.num_groups for tenant in self.waiting.tenants), "an account is kept for nobody"

@@ -1,0 +1,337 @@
+"""Requests as the scheduler sees them: groups of sequences, what of them is known, planned and computed."""
+
+import enum
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+
+import msgspec
+
+from octavo.scheduler.core.step.beam_search import BeamSearch
+from octavo.wire import history
+from octavo.wire.requests import (
+    NO_CACHE_KEY,
+    CacheKey,
+    FinishReason,
+    GeneratedSequence,
+    Request,
+    answer_work,
+)
+from octavo.wire.sampling import Logprobs, SamplingParams
+from octavo.wire.steps import Candidates
+
+# What a token is taken to cost of which nothing is known yet: a grammar is compiled, and its first mask filled.
+_UNKNOWN_GRAMMAR_US = 1_000
+# More than that is no grammar's doing.
+_MOST_GRAMMAR_US = 250_000
+
+
+class SequenceStatus(enum.Enum):
+    """Where a sequence is. (Why it finished is its `finish_reason`.)"""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    SWAPPED = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One continuation of a prompt.
+
+    Its tokens are the *known* ones (prompt and generated) and, after them, `num_in_flight` that outstanding steps
+    sample. The first `num_computed` of all these have their KV computed, or planned in an outstanding step.
+    `sequence_id` names one stay on one replica: it is drawn anew whenever the sequence comes (back) to a device.
+
+    A sequence with a `leader` has the same tokens as that one and no blocks of its own yet: it is computed along, and
+    forked where the leader's next token is chosen. One that `waits_for` another shares the blocks of its first tokens
+    with that one, which computes them.
+    """
+
+    index: int
+    prompt_token_ids: list[int]
+    generated_token_ids: list[int]
+    history_hash: int
+    # What must be equal for KV to be shared besides tokens.
+    cache_key: CacheKey = NO_CACHE_KEY
+    bypasses_cache: bool = False
+    # A pinned prefix: its blocks are indexed even where caching is off.
+    is_prefix: bool = False
+    # Tokens, the prompt's too, that it can grow to; 0 where nobody asks.
+    longest: int = 0
+    # Of its full blocks, by block size.
+    block_hashes: dict[int, list[bytes]] = field(default_factory=dict)
+    sequence_id: int = 0
+    status: SequenceStatus = SequenceStatus.WAITING
+    num_prompt: int = field(init=False)
+    num_known: int = field(init=False)
+    num_computed: int = 0
+    num_in_flight: int = 0
+    # The last step planned with it.
+    last_step_id: int = 0
+    finish_reason: FinishReason | None = None
+    cumulative_logprob: float = 0.0
+    leader: "Sequence | None" = None
+    waits_for: "tuple[Sequence, int] | None" = None
+    # Who was still to fill blocks that it found at its start: outstanding steps, each with a sequence by its id.
+    builds_on: frozenset[tuple[int, int]] = frozenset()
+    # One of those turned out not finite; a window may have passed by now what the sequence had of it.
+    shares_distrusted: bool = False
+    # Whether its last block may be another's too: it has been forked, or is a fork.
+    shares_last_block: bool = False
+    # Whether the worker knows the sequence by its id; if not, it is to be forked from `parent`, or started.
+    is_introduced: bool = False
+    parent: "Sequence | None" = None
+    # Known tokens that the worker knows; a beam's next one is told with the work that computes it.
+    num_told: int = 0
+    # Its frontend has ended it; it goes on only until others no longer need what is computed of it.
+    is_unwanted: bool = False
+    # What a beam may go on with; kept until all beams of its group have theirs.
+    candidates: Candidates | None = None
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.prompt_token_ids)
+        self.num_known = self.num_prompt + len(self.generated_token_ids)
+
+    def known_tokens(self, start: int, stop: int) -> list[int]:
+        """Known tokens by position, prompt first."""
+        border = self.num_prompt
+        prompt = self.prompt_token_ids[start : min(stop, border)]
+        return prompt + self.generated_token_ids[max(0, start - border) : max(0, stop - border)]
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens and those in flight."""
+        return self.num_known + self.num_in_flight
+
+    @property
+    def num_uncomputed(self) -> int:
+        return self.num_known + self.num_in_flight - self.num_computed
+
+    @property
+    def num_generated(self) -> int:
+        return self.num_known - self.num_prompt
+
+    @property
+    def is_live(self) -> bool:
+        return self.status is not SequenceStatus.FINISHED
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether its next step computes just the token chosen last."""
+        return self.num_uncomputed == 1 and self.num_computed >= self.num_prompt
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the tokens it shares with another are computed, or planned to be."""
+        if self.waits_for is not None:
+            leader, num_tokens = self.waits_for
+            if leader.is_ready and leader.num_computed >= num_tokens:
+                self.waits_for = None
+        return self.waits_for is None
+
+    def append(self, token_id: int) -> None:
+        """A token comes back from a step, or is chosen for a beam."""
+        self.generated_token_ids.append(token_id)
+        self.num_known += 1
+        self.history_hash = history.extend(self.history_hash, (token_id,))
+
+    def fork(self, index: int) -> "Sequence":
+        """A beam that goes on from here beside this one."""
+        return Sequence(
+            index=index,
+            prompt_token_ids=self.prompt_token_ids,
+            generated_token_ids=list(self.generated_token_ids),
+            history_hash=self.history_hash,
+            cache_key=self.cache_key,
+            block_hashes={size: list(hashes) for size, hashes in self.block_hashes.items()},
+            longest=self.longest,
+            status=self.status,
+            num_computed=self.num_computed,
+            last_step_id=self.last_step_id,
+            cumulative_logprob=self.cumulative_logprob,
+            parent=self,
+            num_told=self.num_told,
+        )
+
+    def leave(self, status: SequenceStatus) -> None:
+        """It is no longer on a device; what outstanding steps sample of it will not be heard."""
+        self.status = status
+        self.num_in_flight = 0
+        self.is_introduced = False
+        self.parent = None
+
+    def restart(self) -> None:
+        """Back to waiting with its known tokens; nothing of them is computed any more (paper §4.5, recomputation)."""
+        self.leave(SequenceStatus.FINISHED if self.is_unwanted else SequenceStatus.WAITING)
+        # Steps are counted by replica, and it may come to another.
+        self.num_computed = self.last_step_id = 0
+        self.leader = self.waits_for = self.candidates = None
+        self.builds_on, self.shares_distrusted = frozenset(), False
+
+
+@dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """A request and its sequences: what is admitted, preempted and aborted as one.
+
+    `frontend_id` is None for the scheduler's own requests, which compute pinned prefixes.
+    """
+
+    request: Request
+    frontend_id: int | None
+    # Scheduler's clock; earlier for a request that was submitted before.
+    arrival: float
+    # Its place among others: its arrival, moved by its priority, and a count of submissions.
+    order: tuple[float, int]
+    sequences: list[Sequence]
+    search: BeamSearch | None = None
+    # The name of the prefix it computes to be pinned, if it does.
+    prefix_name: str | None = None
+    preemptions: int = 0
+    swaps: int = 0
+    # Prompt tokens that its first admission found computed; None before that.
+    cached_prompt_tokens: int | None = None
+    failed_steps: int = 0
+    # Smallest steps that ran out of memory with nothing else in them.
+    memory_failures: int = 0
+    # The replica that gave it nothing finite, and was given the benefit of the doubt last.
+    spoilt_by: int | None = None
+    # Where it ran until it lost its blocks there.
+    former_replica_id: int | None = None
+    # By position; kept until the first token of sequence 0 takes them along.
+    prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
+    # Beams forked so far: names for new ones.
+    num_forks: int = 0
+    # Sequence slots it takes up where it runs.
+    num_slots: int = 0
+    # What its grammar takes for a token of one of its sequences, in microseconds, and took for the last one: a single
+    # long time may be anybody's.
+    grammar_us: int = _UNKNOWN_GRAMMAR_US
+    last_grammar_us: int = _UNKNOWN_GRAMMAR_US
+    has_grammar: bool = field(init=False)
+    sampling: SamplingParams = field(init=False)
+    max_tokens: int = field(init=False)
+    # Tokens that one of its sequences can grow to.
+    longest: int = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sampling = self.request.sampling
+        self.has_grammar = bool(self.sampling.grammar)
+        self.max_tokens = self.sampling.max_tokens
+        self.longest = len(self.request.prompt_token_ids) + self.max_tokens
+        self.stop_token_ids = frozenset(self.sampling.stop_token_ids)
+        if self.sampling.prompt_logprobs is not None and any(s.generated_token_ids for s in self.sequences):
+            self.prompt_logprobs_delivered()
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it was ever admitted, as far as is known: here, or before it was submitted again."""
+        return self.cached_prompt_tokens is not None or any(known.token_ids for known in self.request.generated)
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether it was admitted before: if it waits, or is swapped out, it has lost its blocks."""
+        return self.cached_prompt_tokens is not None
+
+    @property
+    def live(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if sequence.status is not SequenceStatus.FINISHED]
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sequence.status is SequenceStatus.FINISHED for sequence in self.sequences)
+
+    @property
+    def status(self) -> SequenceStatus:
+        """That of all its live sequences."""
+        return next((sequence.status for sequence in self.live), SequenceStatus.FINISHED)
+
+    @property
+    def parallel(self) -> int:
+        """The most sequences it may still run side by side."""
+        return self.search.params.width if self.search else len(self.live)
+
+    @property
+    def work_tokens(self) -> int:
+        """Tokens still to be computed of its prompt, or what of it is known, and of what is reckoned to come."""
+        live = self.live
+        known = max((sequence.num_uncomputed for sequence in live), default=0)
+        longest = max((sequence.num_generated for sequence in live), default=0)
+        return known + self.parallel * answer_work(self.max_tokens, longest) if live else 0
+
+    def leaders(self) -> list[Sequence]:
+        """Live sequences with different tokens, each the first of its kind; the others are made to follow theirs."""
+        leaders: list[Sequence] = []
+        for sequence in self.live:
+            same = (leader for leader in leaders if leader.generated_token_ids == sequence.generated_token_ids)
+            sequence.leader = next(same, None)
+            if sequence.leader is None:
+                leaders.append(sequence)
+        return leaders
+
+    def followers(self, leader: Sequence) -> list[Sequence]:
+        """Live sequences that are computed along with `leader`."""
+        if len(self.sequences) == 1:
+            return []
+        return [sequence for sequence in self.sequences if sequence.leader is leader and sequence.is_live]
+
+    def needs(self, sequence: Sequence) -> bool:
+        """Whether others still need what is computed of `sequence`: they follow it, or wait for it."""
+        return bool(self.followers(sequence)) or any(
+            other.waits_for is not None and other.waits_for[0] is sequence and not other.is_ready for other in self.live
+        )
+
+    def may_compute(self, sequence: Sequence) -> int:
+        """How many tokens of `sequence` a step may compute now.
+
+        None once the tokens in flight reach `max_tokens`: whatever they are, it ends with them. None for a beam whose
+        last result is not back: its next token is still to be chosen.
+        """
+        in_flight = sequence.num_in_flight
+        if in_flight and (self.search is not None or sequence.num_known + in_flight >= self.longest):
+            return 0
+        return sequence.num_known + in_flight - sequence.num_computed
+
+    def finish_reason(self, sequence: Sequence) -> FinishReason | None:
+        """Whether the token that `sequence` ends with now is its last, and why."""
+        stops = sequence.generated_token_ids[-1] in self.stop_token_ids
+        if stops and sequence.num_generated > self.sampling.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if sequence.num_known >= self.longest else None
+
+    def took_for_grammar(self, microseconds: int) -> None:
+        """Notes what the grammar took for the latest token of each of its sequences, on average."""
+        microseconds = min(microseconds, _MOST_GRAMMAR_US)
+        self.grammar_us = min(microseconds, self.last_grammar_us)
+        self.last_grammar_us = microseconds
+
+    def prompt_logprobs_delivered(self) -> None:
+        """Whatever is computed of the prompt again need not report logprobs again."""
+        self.prompt_logprobs = {}
+        self.sampling = msgspec.structs.replace(self.sampling, prompt_logprobs=None)
+        for sequence in self.sequences:
+            sequence.bypasses_cache = False
+
+
+def new_sequences(request: Request) -> list[Sequence]:
+    """The sequences of a request as it was submitted: at its prompt, or after what they had generated."""
+    sampling = request.sampling
+    count = 1 if sampling.beam else sampling.num_sequences
+    generated: Ordered[GeneratedSequence] = request.generated or [GeneratedSequence([], finished=False)] * count
+    return [
+        Sequence(
+            index=index,
+            prompt_token_ids=request.prompt_token_ids,
+            generated_token_ids=list(known.token_ids),
+            history_hash=history.extend(history.EMPTY, known.token_ids),
+            cache_key=request.cache_key,
+            bypasses_cache=sampling.prompt_logprobs is not None,
+            longest=len(request.prompt_token_ids) + sampling.max_tokens,
+            status=SequenceStatus.FINISHED if known.is_over(sampling.max_tokens) else SequenceStatus.WAITING,
+        )
+        for index, known in enumerate(generated)
+    ]

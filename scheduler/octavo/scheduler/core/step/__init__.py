@@ -1,0 +1,1 @@
+"""One step of one replica: policies choose what runs, a builder fills the plan, results are applied."""

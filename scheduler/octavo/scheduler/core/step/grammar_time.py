@@ -1,0 +1,76 @@
+"""How much of a step grammars may take: whose turn it is where they want more.
+
+Workers tell what each sequence's grammar took. An ambiguous one takes a thousand times what a usual one does, and would
+hold up all that share its steps; so their time in a step is bounded in sum, tenants share it evenly, and the groups of
+a tenant its part. What keeps to its share is in every step; what does not sits out as many steps as pay for its next
+one. It is all read off the books, so there is nothing to be kept beside them.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup
+
+# Of all grammars in one step, in microseconds; and where nobody else runs there whom they would hold up, for somebody
+# may come.
+STEP_US = 5_000
+ALONE_US = 50_000
+
+Decode = tuple[SequenceGroup, Sequence]
+
+
+def in_turn(replica: Replica, decodes: list[Decode], *, prefills: bool) -> list[Decode]:
+    """Those that may choose in the replica's next step, which `prefills` too or not: a group's sequences together or
+    not at all, and some in any case where nothing would be computed."""
+    waiting = _waiting(replica, decodes, prefills=prefills)
+    return [decode for decode in decodes if decode[0] not in waiting] if waiting else decodes
+
+
+def tokens_worth(group: SequenceGroup, replica: Replica) -> int:
+    """How many tokens the replica computes in the time that one of the group's takes for its grammar."""
+    return round(group.grammar_us * replica.stats.token_rate / 1e6)
+
+
+def may_start(group: SequenceGroup, num_sequences: int, already_us: int) -> bool:
+    """Whether so many sequences of a group may choose their first token here in a step in which others that do take
+    `already_us`."""
+    return not already_us or already_us + group.grammar_us * num_sequences <= STEP_US
+
+
+def _waiting(replica: Replica, decodes: list[Decode], *, prefills: bool) -> set[SequenceGroup]:
+    members: dict[SequenceGroup, list[Sequence]] = {}
+    for group, sequence in decodes:
+        if group.has_grammar:
+            members.setdefault(group, []).append(sequence)
+    costs = {group: group.grammar_us * len(sequences) for group, sequences in members.items()}
+    if sum(costs.values()) <= STEP_US:
+        return set()
+    shares = _shares(members)
+    costly = [group for group in members if costs[group] > shares[group]]
+    # How much of its next step each has paid by waiting. Who has paid most goes first, so all have their turns.
+    paid = {group: _waited(replica, members[group]) * shares[group] / costs[group] for group in costly}
+    costly.sort(key=lambda group: (-paid[group], group.order))
+    has_others = len(costly) < len(members) or any(not group.has_grammar for group in replica.stepping)
+    limit = STEP_US if has_others else ALONE_US
+    going: set[SequenceGroup] = set()
+    spent = 0
+    for group in costly:
+        if (not has_others or paid[group] >= 1) and (not going or spent + costs[group] <= limit):
+            going.add(group)
+            spent += costs[group]
+    if not going and not prefills and not replica.outstanding and len(costly) == len({group for group, _ in decodes}):
+        going.add(costly[0])
+    return set(costly) - going
+
+
+def _waited(replica: Replica, sequences: list[Sequence]) -> int:
+    """Steps since the last with one of them."""
+    return replica.next_step_id - max(sequence.last_step_id for sequence in sequences)
+
+
+def _shares(groups: Iterable[SequenceGroup]) -> dict[SequenceGroup, float]:
+    """Microseconds of each step."""
+    groups = list(groups)
+    num_groups = Counter(group.request.tenant for group in groups)
+    return {group: STEP_US / len(num_groups) / num_groups[group.request.tenant] for group in groups}

@@ -1,0 +1,309 @@
+"""What a step's answer does: tokens appended, beams chosen, sequences ended, and the deltas that tell of it."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from octavo.scheduler.core.replica import OutstandingStep, Replica
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.step import skipped_work
+from octavo.scheduler.core.step.beam_search import Beam, Continuation
+from octavo.wire import history
+from octavo.wire.requests import Delta, FinishReason
+from octavo.wire.sampling import Logprobs
+from octavo.wire.steps import (
+    Candidates,
+    FailureReason,
+    GrammarTime,
+    PromptLogprobs,
+    SampledToken,
+    SequenceFailure,
+    StepOutcome,
+    StepResult,
+)
+
+# One object for all: most deltas have none.
+_NO_LOGPROBS: list[Logprobs] = []
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a step brought: deltas by frontend, groups that have ended, why sequences have, and prefixes whose KV is
+    computed."""
+
+    deltas: defaultdict[int, list[Delta]] = field(default_factory=lambda: defaultdict(list))
+    finished: list[SequenceGroup] = field(default_factory=list)
+    reasons: list[FinishReason] = field(default_factory=list)
+    prefixes: list[SequenceGroup] = field(default_factory=list)
+
+
+Member = tuple[SequenceGroup, Sequence]
+
+
+def answers(step: OutstandingStep, result: StepResult) -> bool:
+    """Whether a result says exactly what the step asked for: of every sequence that chooses, what it chose or that it
+    failed; and of others at most the latter."""
+    if result.outcome is not StepOutcome.DONE:
+        return True
+    asked = [sequence.sequence_id for _, sequence in _unfailed(step.samplers, result)]
+    wanted = [sequence.sequence_id for _, sequence in _unfailed(step.beams, result)]
+    return (
+        [sampled.sequence_id for sampled in result.sampled] == asked
+        and [candidates.sequence_id for candidates in result.candidates] == wanted
+        and (not result.failed or _are_members(step, result.failed))
+    )
+
+
+def _unfailed(members: list[Member], result: StepResult) -> list[Member]:
+    if not result.failed:
+        return members
+    failed = {failure.sequence_id for failure in result.failed}
+    return [member for member in members if member[1].sequence_id not in failed]
+
+
+def _are_members(step: OutstandingStep, failed: list[SequenceFailure]) -> bool:
+    """Whether each is another sequence that the step computes."""
+    named = [failure.sequence_id for failure in failed]
+    members = {sequence.sequence_id for group in step.groups for sequence in group.sequences}
+    members.update(sequence.sequence_id for _, sequence in (*step.samplers, *step.beams))
+    return len(set(named)) == len(named) and members.issuperset(named)
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Groups that failures of their sequences end, with the first; `victims`, which failed only with what they shared
+    with those; and those that are `stranded`: plans that were sent before have them build upon what is now skipped."""
+
+    ended: dict[SequenceGroup, SequenceFailure]
+    victims: dict[SequenceGroup, SequenceFailure]
+    stranded: list[SequenceGroup]
+
+
+def separate(replica: Replica, step: OutstandingStep, failed: list[SequenceFailure]) -> Failures:
+    """Sorts failures, in the order of the work, which is that of what builds on what; and keeps from others what was
+    computed of sequences that were not finite, and what will not be computed. To be called before the step is booked as
+    answered."""
+    ended: dict[SequenceGroup, SequenceFailure] = {}
+    victims: dict[SequenceGroup, SequenceFailure] = {}
+    members = _live_members(step) if failed else {}
+    for failure in failed:
+        group, sequence = members.get(failure.sequence_id, (None, None))
+        is_victim = False
+        if failure.reason is FailureReason.NOT_FINITE:
+            is_victim = sequence is not None and _is_victim(replica, group, sequence)
+            replica.kv.distrust(failure.sequence_id, sequence)
+            _distrust_by_name(replica, failure.sequence_id)
+        # One that has been aborted, or failed in the step before, is no longer a member.
+        if group is not None:
+            (victims if is_victim else ended).setdefault(group, failure)
+    skipped = skipped_work.withdraw(replica, step, (failure.sequence_id for failure in failed)) if failed else []
+    return Failures(
+        ended,
+        {group: failure for group, failure in victims.items() if group not in ended},
+        [group for group in skipped if not (group.is_finished or group in ended or group in victims)],
+    )
+
+
+def _is_victim(replica: Replica, group: SequenceGroup | None, sequence: Sequence) -> bool:
+    shares = group is not None and any(each.shares_distrusted for each in group.sequences)
+    return shares or replica.kv.holds_distrusted(sequence)
+
+
+def _distrust_by_name(replica: Replica, sequence_id: int) -> None:
+    """Whoever built upon what the sequence was to fill may have left that behind in a window."""
+    for group in dict.fromkeys(group for step in replica.outstanding for group in step.groups):
+        for sequence in group.sequences:
+            if any(owner == sequence_id for _, owner in sequence.builds_on):
+                sequence.shares_distrusted = True
+
+
+def is_spoilt(replica: Replica, step: OutstandingStep, failures: Failures) -> bool:
+    """Whether none of several groups that chose got anything finite: that is the replica's doing rather than theirs.
+    Groups that start over anyway, and those that another replica gave no better, do not count."""
+    if not failures.ended:
+        return False
+    failed = {**failures.ended, **failures.victims}
+    choosers = {group for group, _ in (*step.samplers, *step.beams) if _is_witness(replica, group)}
+    return len(choosers) > 1 and all(
+        group in failed and failed[group].reason is FailureReason.NOT_FINITE for group in choosers
+    )
+
+
+def _is_witness(replica: Replica, group: SequenceGroup) -> bool:
+    is_fresh = group.spoilt_by in (None, replica.replica_id)
+    return is_fresh and not group.is_finished and group not in replica.restarts
+
+
+def _live_members(step: OutstandingStep) -> dict[int, Member]:
+    # Others are known by no name here; what they were called on another replica may be another's.
+    return {s.sequence_id: (group, s) for group in step.groups for s in group.live if s.is_introduced}
+
+
+def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outcome:
+    """Books the result of a step that is done."""
+    outcome = Outcome()
+    if result.times.grammars:
+        _note_grammar_times(step, result.times.grammars)
+    if result.prompt_logprobs:
+        _keep_prompt_logprobs(step, result.prompt_logprobs)
+    # Heard is what has neither been aborted nor finished since the plan was made, and is not to start over: what that
+    # was given may come of what was never computed.
+    restarts = replica.restarts
+    for (group, sequence), sampled in zip(_unfailed(step.samplers, result), result.sampled, strict=True):
+        if sequence.status is SequenceStatus.RUNNING and group not in restarts:
+            _append_sampled(replica, group, sequence, sampled, outcome)
+    for (group, beam), candidates in zip(_unfailed(step.beams, result), result.candidates, strict=True):
+        if beam.status is SequenceStatus.RUNNING and group not in restarts:
+            _take_candidates(replica, group, beam, candidates, outcome)
+    return outcome
+
+
+def _note_grammar_times(step: OutstandingStep, times: list[GrammarTime]) -> None:
+    groups = {sequence.sequence_id: group for group, sequence in (*step.samplers, *step.beams)}
+    taken: defaultdict[SequenceGroup, list[int]] = defaultdict(list)
+    for each in times:
+        if (found := groups.get(each.sequence_id)) is not None:
+            taken[found].append(each.microseconds)
+    for group, microseconds in taken.items():
+        group.took_for_grammar(sum(microseconds) // len(microseconds))
+
+
+# -- sampling -------------------------------------------------------------------------------------------------------
+
+
+def _append_sampled(
+    replica: Replica, group: SequenceGroup, sequence: Sequence, sampled: SampledToken, outcome: Outcome
+) -> None:
+    if group.frontend_id is None:
+        outcome.prefixes.append(group)
+        return
+    if sequence.is_unwanted:
+        _finish(replica, group, sequence, outcome)
+        return
+    request, logprobs = group.request, sampled.logprobs
+    start_index, previous_hash = sequence.num_known - sequence.num_prompt, sequence.history_hash
+    sequence.append(sampled.token_id)
+    sequence.num_in_flight -= 1
+    # Computed before it was known: the outstanding step filled a block with it.
+    if sequence.num_known % replica.kv.block_size == 0 and sequence.num_computed == sequence.num_known:
+        remaps = replica.kv.index(sequence, sequence.last_step_id)
+        replica.remaps += [(sequence, remap) for remap in remaps]
+    sequence.finish_reason = group.finish_reason(sequence)
+    outcome.deltas[group.frontend_id].append(
+        Delta(
+            request.request_id,
+            request.attempt,
+            sequence.index,
+            start_index,
+            previous_hash,
+            [sampled.token_id],
+            sequence.finish_reason,
+            group.preemptions,
+            group.swaps,
+            group.cached_prompt_tokens or 0,
+            _NO_LOGPROBS if logprobs is None else [logprobs],
+            _take_prompt_logprobs(group) if group.prompt_logprobs and sequence.index == 0 else _NO_LOGPROBS,
+        )
+    )
+    if sequence.finish_reason is not None:
+        outcome.reasons.append(sequence.finish_reason)
+        _finish(replica, group, sequence, outcome)
+
+
+def _finish(replica: Replica, group: SequenceGroup, sequence: Sequence, outcome: Outcome) -> None:
+    replica.finish(group, sequence)
+    if group.is_finished:
+        outcome.finished.append(group)
+
+
+def _keep_prompt_logprobs(step: OutstandingStep, parts: list[PromptLogprobs]) -> None:
+    members = _live_members(step)
+    for part in parts:
+        group, _ = members.get(part.sequence_id, (None, None))
+        if group is not None and group.sampling.prompt_logprobs is not None:
+            group.prompt_logprobs.update(enumerate(part.logprobs, part.start))
+
+
+def _take_prompt_logprobs(group: SequenceGroup) -> list[Logprobs]:
+    logprobs = [entry for _, entry in sorted(group.prompt_logprobs.items())]
+    group.prompt_logprobs_delivered()
+    return logprobs
+
+
+# -- beam search ----------------------------------------------------------------------------------------------------
+
+
+def _take_candidates(
+    replica: Replica, group: SequenceGroup, beam: Sequence, candidates: Candidates, outcome: Outcome
+) -> None:
+    """Waits until all beams have their candidates: after a preemption they may come back in different steps."""
+    beam.candidates = candidates
+    beam.num_in_flight -= 1
+    beams = group.live
+    if any(each.candidates is None for each in beams):
+        return
+    assert group.search is not None
+    chosen = group.search.advance(
+        [
+            Beam(each.generated_token_ids, each.cumulative_logprob, each.candidates.token_ids, each.candidates.logprobs)
+            for each in beams
+            if each.candidates is not None
+        ]
+    )
+    if chosen:
+        _go_on(replica, group, beams, chosen)
+    else:
+        _end_search(replica, group, outcome)
+
+
+def _go_on(replica: Replica, group: SequenceGroup, beams: list[Sequence], chosen: list[Continuation]) -> None:
+    """Forks and frees (paper Fig. 9): a beam goes on as its own first continuation, forks for the others, or ends."""
+    next_beams: list[Sequence] = []
+    for continuation in chosen:
+        beam = beams[continuation.beam]
+        next_beams.append(_forked(replica, group, beam) if beam in next_beams else beam)
+    for beam in beams:
+        beam.candidates = None
+        if beam not in next_beams:
+            replica.release(beam)
+            beam.leave(SequenceStatus.FINISHED)
+    # Only now: a fork is a copy of what its parent was before.
+    for beam, continuation in zip(next_beams, chosen, strict=True):
+        beam.append(continuation.token_id)
+        beam.cumulative_logprob = continuation.cumulative_logprob
+    group.sequences = next_beams
+
+
+def _forked(replica: Replica, group: SequenceGroup, beam: Sequence) -> Sequence:
+    group.num_forks += 1
+    child = beam.fork(group.num_forks)
+    child.sequence_id = replica.new_sequence_id()
+    replica.kv.fork(beam, child)
+    return child
+
+
+def _end_search(replica: Replica, group: SequenceGroup, outcome: Outcome) -> None:
+    assert group.search is not None
+    assert group.frontend_id is not None
+    for beam in group.live:
+        replica.release(beam)
+        beam.leave(SequenceStatus.FINISHED)
+    best = group.search.hypotheses[: group.sampling.num_sequences]
+    outcome.deltas[group.frontend_id] += [
+        Delta(
+            request_id=group.request_id,
+            attempt=group.request.attempt,
+            sequence_index=index,
+            start_index=0,
+            previous_hash=history.EMPTY,
+            token_ids=hypothesis.token_ids,
+            finish_reason=hypothesis.finish_reason,
+            preemptions=group.preemptions,
+            swaps=group.swaps,
+            cached_prompt_tokens=group.cached_prompt_tokens or 0,
+            prompt_logprobs=_take_prompt_logprobs(group) if group.prompt_logprobs and index == 0 else [],
+            cumulative_logprob=hypothesis.cumulative_logprob,
+        )
+        for index, hypothesis in enumerate(best)
+    ]
+    outcome.reasons += [hypothesis.finish_reason for hypothesis in best]
+    outcome.finished.append(group)

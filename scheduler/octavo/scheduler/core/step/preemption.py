@@ -1,0 +1,69 @@
+"""What becomes of a preempted group's KV: moved to CPU memory and back, or computed again; by rule or by cost."""
+
+import sys
+from collections.abc import Sequence as Ordered
+
+from octavo.scheduler.core.config import Preemption
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.wire.costs import PrefillCosts, SwapCosts, attended_pairs
+
+# Of the groups that run before each place in a replica's order, and last of all of them: the steps until the first of
+# them must have ended, and the sequences that they run side by side.
+GrowthBefore = list[tuple[int, int]]
+
+
+def prefers_swapping(replica: Replica, group: SequenceGroup, growth: GrowthBefore) -> bool:
+    """Whether a running group that could be swapped out should be. `growth` is empty at first, filled where it is
+    wanted, and serves for all that one step preempts: those go from the end."""
+    preemption, costs = replica.config.preemption, replica.hello.costs
+    if preemption is Preemption.MEASURED and costs is not None:
+        return swap_seconds(replica, group, costs.swap) < recompute_seconds(replica, group, costs.prefill, growth)
+    return preemption is Preemption.SWAP or (preemption is not Preemption.RECOMPUTE and group.parallel > 1)
+
+
+def swap_seconds(replica: Replica, group: SequenceGroup, costs: SwapCosts) -> float:
+    """To move all that the group holds out, and in again what others do not hold."""
+    kv, holders = replica.kv, replica.holders(group)
+    return (
+        2 * costs.moves_s
+        + kv.swapper.num_to_swap(holders) * costs.block_out_s
+        + kv.swapper.num_own(holders) * costs.block_in_s
+    )
+
+
+def recompute_seconds(
+    replica: Replica, group: SequenceGroup, costs: PrefillCosts, growth: GrowthBefore | None = None
+) -> float:
+    """To compute again what will be lost of the group: in steps that decode others as well, so that a step as such
+    costs only where the group fills all of it."""
+    num_taken = blocks_taken_meanwhile(replica, group, growth)
+    spans = replica.kv.swapper.lost_by(replica.holders(group), num_taken)
+    windows = [group.window for group in replica.hello.kv_groups]
+    num_tokens = sum(span.num_tokens for span in spans)
+    num_pairs = sum(attended_pairs(span.context, span.num_tokens, windows) for span in spans)
+    return num_tokens * costs.token_s + num_pairs * costs.pair_s + num_tokens // replica.token_budget * costs.step_s
+
+
+def blocks_taken_meanwhile(replica: Replica, group: SequenceGroup, growth: GrowthBefore | None = None) -> int:
+    """Of those that the group gives up, how many are taken before it comes back: what those before it grow by until the
+    first of them must have ended; all, if swapped groups come first."""
+    place = replica.place(group)
+    if (replica.swapped and replica.swapped[0].order < group.order) or place == 0:
+        return replica.kv.num_blocks
+    growth = [] if growth is None else growth
+    if not growth:
+        growth += growth_before(replica.running)
+    num_steps, num_sequences = growth[place]
+    return num_sequences * replica.kv.blocks_for(num_steps)
+
+
+def growth_before(running: Ordered[SequenceGroup]) -> GrowthBefore:
+    """Walks once over all that runs."""
+    found, num_steps, num_sequences = [(0, 0)], sys.maxsize, 0
+    for group in running:
+        live = group.live
+        num_steps = min(num_steps, max(group.longest - sequence.num_known for sequence in live))
+        num_sequences += group.parallel
+        found.append((num_steps, num_sequences))
+    return found

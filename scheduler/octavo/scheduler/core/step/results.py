@@ -1,0 +1,164 @@
+"""What becomes of groups when a step is answered: told their tokens, ended, or started over where it failed."""
+
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.events import LossCause, Outbox, PrefixGivenUp
+from octavo.scheduler.core.observer import SchedulerObserver
+from octavo.scheduler.core.pinned_prefixes import PrefixPins
+from octavo.scheduler.core.replica import OutstandingStep, Replica
+from octavo.scheduler.core.replica_table import Fleet
+from octavo.scheduler.core.request_table import Ledger
+from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.step import outputs as results
+from octavo.wire.requests import Deltas, RejectReason
+from octavo.wire.steps import FailureReason, StepOutcome, StepResult
+
+# A replica that gives nothing finite to any of several requests so often, in so many seconds, is broken.
+MAX_SPOILT = 3
+SPOILT_WINDOW_S = 60.0
+
+
+class Answers:
+    """Takes in the results of replicas' steps."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        ledger: Ledger,
+        fleet: Fleet,
+        prefixes: PrefixPins,
+        outbox: Outbox,
+        observer: SchedulerObserver,
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._fleet = fleet
+        self._prefixes = prefixes
+        self._outbox = outbox
+        self._observer = observer
+
+    def take(self, replica: Replica, result: StepResult, now: float) -> None:
+        """Books one; a replica that answers what it was not asked is lost."""
+        step = replica.outstanding[0] if replica.outstanding else None
+        if step is None or step.step_id != result.step_id or not results.answers(step, result):
+            reason = f"answered step {result.step_id}, which it was not asked"
+            self._fleet.lose(replica.replica_id, LossCause.CONFUSED, reason, now)
+            return
+        done = result.outcome is StepOutcome.DONE
+        failures = results.separate(replica, step, result.failed)
+        seconds = replica.answered(step, now, done=done)
+        if done:
+            replica.stats.add(step, result)
+            replica.size.passed()
+            self._ledger.suspects.computed(step)
+            num_sampled = len(result.sampled) + len(result.candidates)
+            self._observer.step(step.num_tokens, num_sampled, len(step.groups), seconds)
+            is_spoilt = results.is_spoilt(replica, step, failures)
+            self._end_failed(replica, failures, is_spoilt=is_spoilt)
+            self._book(replica, results.accept(replica, step, result))
+            if is_spoilt and _is_broken(replica, now):
+                reason = f"gave nothing finite to any request of {MAX_SPOILT} steps within {SPOILT_WINDOW_S:g} s"
+                self._fleet.expel(replica, reason, now)
+                return
+        else:
+            _fail_step(replica, step, result)
+        if replica.restarts and not replica.outstanding:
+            self._restart(replica)
+
+    def _book(self, replica: Replica, outcome: results.Outcome) -> None:
+        for frontend_id, deltas in outcome.deltas.items():
+            self._outbox.to_frontend(frontend_id, Deltas(self._outbox.epoch, deltas))
+        for reason in outcome.reasons:
+            self._observer.finished(reason)
+        for group in outcome.finished:
+            replica.remove(group)
+            self._ledger.finish(group)
+        for group in outcome.prefixes:
+            replica.pin(group)
+
+    def _end_failed(self, replica: Replica, failures: results.Failures, *, is_spoilt: bool) -> None:
+        """Ends the groups whose sequences failed of themselves, unless it may be the replica's doing: in a step that
+        `is_spoilt`, or if another can be asked. Their victims start over, without what they shared, and so do
+        those that are stranded."""
+        for group, failure in failures.ended.items():
+            if group in replica.restarts:
+                # Its next step was outstanding when this was known.
+                continue
+            if failure.reason is FailureReason.NOT_FINITE and self._may_try_again(replica, group, is_spoilt=is_spoilt):
+                group.spoilt_by = replica.replica_id
+                replica.restarts[group] = RejectReason(failure.reason), failure.detail
+            else:
+                self._give_up(replica, group, RejectReason(failure.reason), failure.detail)
+        for group, failure in failures.victims.items():
+            if is_spoilt and group.spoilt_by is None:
+                group.spoilt_by = replica.replica_id
+            group.failed_steps += not is_spoilt and group not in replica.restarts
+            replica.restarts.setdefault(group, (RejectReason(failure.reason), failure.detail))
+        for group in failures.stranded:
+            replica.restarts.setdefault(group, (RejectReason.STEP_FAILED, "what it shared was skipped"))
+
+    def _may_try_again(self, replica: Replica, group: SequenceGroup, *, is_spoilt: bool) -> bool:
+        """Whether a group that got nothing finite here is computed again; not if another replica gave it no better."""
+        if group.prefix_name is not None:
+            return False
+        if is_spoilt:
+            return group.spoilt_by in (None, replica.replica_id)
+        return group.spoilt_by is None and self._fleet.has_ready_home(group, besides=replica)
+
+    def _restart(self, replica: Replica) -> None:
+        """What is to start over does so from its known tokens, unless its steps have failed too often."""
+        restarts, replica.restarts = replica.restarts, {}
+        for group, (reason, detail) in restarts.items():
+            if group.is_finished:
+                # Since then, or aborted.
+                continue
+            if not self._is_hopeless(group):
+                group.preemptions += 1
+                replica.evict(group)
+                self._ledger.come_back(replica, group)
+            else:
+                self._give_up(replica, group, reason, detail)
+
+    def _is_hopeless(self, group: SequenceGroup) -> bool:
+        return (
+            group.failed_steps >= self._config.max_failed_steps
+            or group.memory_failures >= self._config.max_memory_failures
+        )
+
+    def _give_up(self, replica: Replica, group: SequenceGroup, reason: RejectReason, detail: str) -> None:
+        if group.prefix_name is None:
+            self._ledger.reject(group, reason, detail)
+        else:
+            self._prefixes.give_up(group.prefix_name, replica)
+            self._outbox.add(PrefixGivenUp(replica.replica_id, group.prefix_name, detail))
+            self._fleet.tell_status()
+
+
+def _fail_step(replica: Replica, step: OutstandingStep, result: StepResult) -> None:
+    """Every group in a failed or skipped step is to start over; one that was skipped is not to blame, nor one that ran
+    out of memory beside others, or in a step that can be smaller."""
+    remapped = set(step.remapped)
+    reason = RejectReason.STEP_FAILED
+    blamed = set(step.groups) if result.outcome is StepOutcome.FAILED else set()
+    if result.outcome is StepOutcome.OUT_OF_MEMORY:
+        reason = RejectReason.OUT_OF_MEMORY
+        _run_out_of_memory(replica, step)
+    groups = [*step.groups, *step.swapped_out]
+    groups += [group for group in replica.running if not remapped.isdisjoint(group.sequences)]
+    for group in dict.fromkeys(groups):
+        group.failed_steps += group in blamed
+        replica.restarts.setdefault(group, (reason, result.detail))
+
+
+def _run_out_of_memory(replica: Replica, step: OutstandingStep) -> None:
+    """The replica's next steps are smaller; and if this one could not be, that is counted."""
+    num_seqs = max(len(step.groups), len(step.samplers) + len(step.beams))
+    groups = set(step.groups)
+    if len(groups) == 1 and step.num_tokens <= max(replica.size.min_tokens, num_seqs):
+        groups.pop().memory_failures += 1
+    replica.size.ran_out(step.num_tokens, num_seqs)
+
+
+def _is_broken(replica: Replica, now: float) -> bool:
+    """Whether a replica that has spoilt another step has done so too often."""
+    replica.spoilt_at = [at for at in replica.spoilt_at if now - at < SPOILT_WINDOW_S] + [now]
+    return len(replica.spoilt_at) >= MAX_SPOILT

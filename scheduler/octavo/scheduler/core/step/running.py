@@ -1,0 +1,144 @@
+"""Going on with what has run before: decodes, partial prefills, swapped groups; and preemption where blocks run out."""
+
+from dataclasses import dataclass, field
+
+from octavo.scheduler.core.admission import Obstacle, ObstacleKind, return_obstacle, returns_before
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.step import grammar_time
+from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.kv.manager import AllocStatus
+
+Decode = tuple[SequenceGroup, Sequence]
+
+
+@dataclass(slots=True)
+class Survey:
+    """What of a replica's running groups may be computed: next tokens of those past their prompts, but for those whose
+    grammars must wait for their turn; and groups with some of their known tokens still to go."""
+
+    decodes: list[Decode] = field(default_factory=list)
+    prefilling: list[SequenceGroup] = field(default_factory=list)
+
+
+def survey(replica: Replica) -> Survey:
+    """One walk over all that may step, in order of arrival. A group's sequences decode together or not at all."""
+    found = Survey()
+    decodes, prefilling = found.decodes, found.prefilling
+    any_grammar = False
+    for group in replica.stepping:
+        # Found out on the way: few steps have one, and all of them are walked over.
+        any_grammar = any_grammar or group.has_grammar
+        if len(group.sequences) == 1:
+            sequence = group.sequences[0]
+            num_computed, in_flight = sequence.num_computed, sequence.num_in_flight
+            if num_computed + 1 != sequence.num_known + in_flight or num_computed < sequence.num_prompt:
+                prefilling.append(group)
+            elif not in_flight or group.may_compute(sequence):
+                decodes.append((group, sequence))
+            continue
+        sequences = _unanswered(replica, group)
+        ready = [
+            (group, sequence)
+            for sequence in sequences
+            if sequence.num_computed + 1 == sequence.num_known + sequence.num_in_flight
+            and sequence.num_computed >= sequence.num_prompt
+        ]
+        if len(ready) < len(sequences):
+            prefilling.append(group)
+        else:
+            decodes += [each for each in ready if not each[1].num_in_flight or group.may_compute(each[1])]
+    if any_grammar:
+        found.decodes = grammar_time.in_turn(replica, decodes, prefills=bool(prefilling))
+    return found
+
+
+def _unanswered(replica: Replica, group: SequenceGroup) -> list[Sequence]:
+    """Those with blocks, but for beams that have their candidates and wait for the others to have theirs."""
+    return [sequence for sequence in replica.holders(group) if sequence.candidates is None]
+
+
+def decode(draft: Draft, decodes: list[Decode]) -> bool:
+    """Adds the next token of every sequence that is past its prompt.
+
+    Returns whether the draft stands. It does not if blocks are lacking while a step is outstanding: preemption waits
+    for its answer, so that what is preempted is exactly known. Nothing has been booked then.
+    """
+    replica = draft.replica
+    if _lacks_blocks(replica, decodes):
+        if replica.outstanding:
+            return False
+        decodes = _preempt(draft, decodes)
+    # Never more than the budget: each has a sequence slot, and there are no more slots than tokens in a step.
+    for group, sequence in decodes:
+        draft.compute(group, sequence, 1)
+    return True
+
+
+def continue_prefills(draft: Draft, groups: list[SequenceGroup]) -> None:
+    """Goes on with what is partly computed, unless this step has preempted it."""
+    for group in groups:
+        if group.status is SequenceStatus.RUNNING:
+            draft.prefill(group)
+
+
+def start_prefixes(draft: Draft) -> None:
+    """Begins to compute prefixes that are to be pinned."""
+    replica = draft.replica
+    if replica.isolates:
+        return
+    for group in list(replica.prefixes):
+        fits = replica.kv.can_allocate(group.leaders(), 0) is AllocStatus.OK
+        if draft.budget and fits and replica.num_running_seqs < replica.max_parallel:
+            replica.prefixes.remove(group)
+            draft.admit(group)
+
+
+def resume_swapped(draft: Draft) -> None:
+    """Brings swapped groups back, in order, while blocks last and nobody that waits comes before them; never in a step
+    that preempted."""
+    replica = draft.replica
+    if replica.isolates:
+        return
+    while replica.swapped and not returns_before(draft.returning, first := replica.swapped[0]):
+        if return_obstacle(draft, first) is not None:
+            return
+        draft.resume(first)
+
+
+def shortage(replica: Replica) -> Obstacle:
+    """The blocks that the next tokens of all decodes take, which are more than there are."""
+    decodes = survey(replica).decodes
+    needed = replica.kv.num_missing(sequence for _, sequence in decodes)
+    return Obstacle(ObstacleKind.PREEMPTION, needed, replica.kv.num_free)
+
+
+def _lacks_blocks(replica: Replica, decodes: list[Decode]) -> bool:
+    # Counting exactly is worth it only where not all could have a new block.
+    kv = replica.kv
+    if len(decodes) * kv.blocks_for(1) <= kv.num_free:
+        return False
+    return kv.num_missing(sequence for _, sequence in decodes) > kv.num_free
+
+
+def _preempt(draft: Draft, decodes: list[Decode]) -> list[Decode]:
+    """Takes the last in order: of those that came at about the same time the lowest priority, then the latest arrival
+    (paper §4.5). Prefixes are first. What is older than its priority's ageing goes behind nobody new, so it ends at
+    last; and the first in order always fits alone, or it had been refused."""
+    kv = draft.replica.kv
+    # Groups write to no block of each other's, so each takes what it would alone. A walk for each victim would cost
+    # seconds where thousands run.
+    missing = kv.num_missing(sequence for _, sequence in decodes)
+    while missing > kv.num_free:
+        victim = draft.replica.running[-1]
+        missing -= kv.num_missing(_pop_last(decodes, victim))
+        draft.preempt(victim)
+    return decodes
+
+
+def _pop_last(decodes: list[Decode], group: SequenceGroup) -> list[Sequence]:
+    """The sequences of the last group in order, if it decodes; it does so no more."""
+    sequences = []
+    while decodes and decodes[-1][0] is group:
+        sequences.append(decodes.pop()[1])
+    return sequences

@@ -1,0 +1,235 @@
+"""Groups that wait for a replica: which comes next, so that tenants share fairly and nobody waits for ever.
+
+Those that lost their blocks come back first, in their order. Of the others the tenant comes next that has been served
+least, counted in tokens over its weight (virtual time: Sheng et al., "Fairness in Serving Large Language Models",
+2024). A tenant of which nothing was waiting starts no earlier than the least served one in the queue, so idleness earns
+nothing; what it was served beyond that is kept in mind, even if it goes and comes back. Within a tenant the order is
+that of arrival, in which a level of priority counts as having come `priority_ageing_s` earlier: whatever comes later
+than that by a lower priority's wait cannot get in front of it.
+"""
+
+import bisect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, islice
+
+from octavo.scheduler.core.admission import obstacle
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.step.builder import Draft
+
+
+@dataclass(slots=True)
+class Tenant:
+    """One tenant's queue and account. `num_groups` counts what is held for it, waiting or not."""
+
+    name: str
+    weight: float
+    virtual_time: float = 0.0
+    num_groups: int = 0
+    waiting: list[SequenceGroup] = field(default_factory=list)
+
+
+class WaitingQueue:
+    """Sorted lists: insertion and removal move pointers, which for thousands of groups costs microseconds."""
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self._weights = dict(weights or {})
+        self._resumed: list[SequenceGroup] = []
+        self._tenants: dict[str, Tenant] = {}
+        # The one whose queue was the last to become empty.
+        self._last = Tenant("", 1.0)
+        # Virtual times of tenants that are away and were served more than those that wait.
+        self._debts: dict[str, float] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[SequenceGroup]:
+        """In the order in which they would be admitted if all fitted and all were equally long."""
+        yield from self._resumed
+        for tenant in self._by_service():
+            yield from tenant.waiting
+
+    def positions(self, groups: Iterable[SequenceGroup]) -> list[int]:
+        """Where each of some groups that wait comes in that order, from 1 on."""
+        tenants = self._by_service()
+        before = list(accumulate((len(tenant.waiting) for tenant in tenants), initial=len(self._resumed)))
+        first = {tenant.name: count for tenant, count in zip(tenants, before, strict=False)}
+        return [self._position(group, first) for group in groups]
+
+    def _position(self, group: SequenceGroup, first: Mapping[str, int]) -> int:
+        """`first`: how many come before each tenant."""
+        place = _place(self._resumed, group)
+        if place is None:
+            place = _place(self.tenant(group).waiting, group)
+            assert place is not None, f"request {group.request_id} is not waiting"
+            place += first[group.request.tenant]
+        return place + 1
+
+    @property
+    def returning(self) -> Iterator[SequenceGroup]:
+        """Those that ran and lost their blocks, in their order."""
+        return iter(self._resumed)
+
+    @property
+    def tenants(self) -> list[Tenant]:
+        """Those for which anything is held."""
+        return list(self._tenants.values())
+
+    def enter(self, group: SequenceGroup) -> None:
+        """A new group arrives."""
+        tenant = self.tenant(group)
+        if not tenant.waiting:
+            tenant.virtual_time = max(tenant.virtual_time, self._floor())
+        tenant.num_groups += 1
+        self._insert(tenant.waiting, group)
+
+    def resume(self, group: SequenceGroup) -> None:
+        """A group that ran comes back for its blocks, in front of those that never ran."""
+        self._insert(self._resumed, group)
+
+    def remove(self, group: SequenceGroup) -> None:
+        """Raises `ValueError` if the group does not wait."""
+        tenant = self.tenant(group)
+        if not (_remove(self._resumed, group) or _remove(tenant.waiting, group)):
+            raise ValueError(f"request {group.request_id} is not waiting")
+        self._size -= 1
+        if not tenant.waiting:
+            self._last = tenant
+
+    def leave(self, group: SequenceGroup) -> None:
+        """Nothing is held any more for a group that does not wait."""
+        tenant = self.tenant(group)
+        tenant.num_groups -= 1
+        if tenant.num_groups == 0:
+            del self._tenants[tenant.name]
+            self._debts[tenant.name] = tenant.virtual_time
+            self._settle()
+
+    def charge(self, group: SequenceGroup, num_tokens: int) -> None:
+        """The group's tenant has been served `num_tokens` tokens."""
+        tenant = self.tenant(group)
+        tenant.virtual_time += num_tokens / tenant.weight
+
+    def charge_each(self, groups: Iterable[SequenceGroup]) -> None:
+        """A token for each. A tenant that is alone need not count: whoever comes starts where it stands."""
+        if len(self._tenants) > 1:
+            for group in groups:
+                self.charge(group, 1)
+
+    def tenant(self, group: SequenceGroup) -> Tenant:
+        """The account of a group's tenant."""
+        name = group.request.tenant
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = Tenant(name, self._weights.get(name, 1.0), self._debts.pop(name, 0.0))
+            self._tenants[name] = tenant
+        return tenant
+
+    def _floor(self) -> float:
+        """The virtual time below which nobody starts; it never falls."""
+        waiting = (tenant.virtual_time for tenant in self._tenants.values() if tenant.waiting)
+        return min(waiting, default=self._last.virtual_time)
+
+    def _settle(self) -> None:
+        """Forgets what is owed to nobody."""
+        floor = self._floor()
+        self._debts = {name: time for name, time in self._debts.items() if self._tenants and time > floor}
+
+    def candidates(self, limit: int, has_place: Callable[[SequenceGroup], bool]) -> Iterator[SequenceGroup]:
+        """The next to be admitted; after it those that may go in its place where it does not fit, `limit` in all.
+
+        Those for which there is no place at all are passed over.
+        """
+        return islice(filter(has_place, self), limit)
+
+    def has_run_before(self, group: SequenceGroup) -> bool:
+        """Whether a group that waits has lost its blocks."""
+        return _place(self._resumed, group) is not None
+
+    def _by_service(self) -> list[Tenant]:
+        waiting = [tenant for tenant in self._tenants.values() if tenant.waiting]
+        return sorted(waiting, key=lambda tenant: (tenant.virtual_time, tenant.waiting[0].order))
+
+    def _insert(self, groups: list[SequenceGroup], group: SequenceGroup) -> None:
+        bisect.insort(groups, group, key=lambda waiting: waiting.order)
+        self._size += 1
+
+
+def _remove(groups: list[SequenceGroup], group: SequenceGroup) -> bool:
+    place = _place(groups, group)
+    if place is None:
+        return False
+    del groups[place]
+    return True
+
+
+def _place(groups: list[SequenceGroup], group: SequenceGroup) -> int | None:
+    place = bisect.bisect_left(groups, group.order, key=lambda waiting: waiting.order)
+    return place if place < len(groups) and groups[place] is group else None
+
+
+# Requests that wait for their first admission, and only for so long.
+
+
+class QueueTimes:
+    """Sorted by the end of their time: to add or remove one moves pointers.
+
+    The age counts from the request's first arrival at its frontend, through all submissions. One that comes again with
+    tokens has run before, and may wait; one that comes again without any counts as never admitted, since nothing has
+    come of it. (So does a beam search, whose tokens all come at its end.)
+    """
+
+    def __init__(self) -> None:
+        self._groups: list[SequenceGroup] = []
+
+    def add(self, group: SequenceGroup) -> None:
+        """A group begins to wait; if its time is limited, it is kept in mind."""
+        if group.request.max_queue_ms is not None and not group.has_run:
+            bisect.insort(self._groups, group, key=_end)
+
+    def discard(self, group: SequenceGroup) -> None:
+        """The group is admitted, or dropped."""
+        if group.request.max_queue_ms is None or not self._groups:
+            return
+        place = bisect.bisect_left(self._groups, _end(group), key=_end)
+        if place < len(self._groups) and self._groups[place] is group:
+            del self._groups[place]
+
+    def overdue(self, now: float) -> list[SequenceGroup]:
+        """Those that have waited longer than they may, in the order in which their time ran out."""
+        count = 0
+        while count < len(self._groups) and _end(self._groups[count])[0] < now:
+            count += 1
+        return self._groups[:count]
+
+
+def _end(group: SequenceGroup) -> tuple[float, int]:
+    """When it will have waited long enough, on the scheduler's clock; and its own count of submissions."""
+    return group.arrival + (group.request.max_queue_ms or 0) / 1000.0, group.order[1]
+
+
+def describe_wait(group: SequenceGroup, position: int, replicas: Collection[Replica], now: float) -> str:
+    """How long a group waited that is `position` in the queue, and for what."""
+    limit_s = (group.request.max_queue_ms or 0) / 1000.0
+    return (
+        f"waited {now - group.arrival:.1f} s of at most {limit_s:.1f} s {_cause(group, position, replicas)}; try again"
+        " later, or allow more time in the queue"
+    )
+
+
+def _cause(group: SequenceGroup, position: int, replicas: Collection[Replica]) -> str:
+    ready = [replica for replica in replicas if replica.is_ready]
+    if not ready:
+        return "for a worker: there is none that takes requests"
+    if position > 1:
+        return f"behind {position - 1} other requests"
+    obstacles = [(replica, obstacle(Draft(replica, replica.token_budget), group)) for replica in ready]
+    lacking = [
+        f"{found.kind.value} of worker {replica.hello.worker_id} ({found.needed} needed, {found.available} available)"
+        for replica, found in obstacles
+        if found is not None
+    ]
+    return f"for {', '.join(lacking)}" if lacking else "for its turn"

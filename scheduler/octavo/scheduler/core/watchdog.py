@@ -1,0 +1,92 @@
+"""Whether steps come back where there is work: which workers stand still, and whether any is left for new requests.
+
+A worker that is late with a step is lost by its deadline; this finds the one that is asked for no step at all, though
+it holds work or could take the head of the queue. What no worker could hold waits rightly, and `octavo explain` names
+its obstacle (`capacity`, `no_worker`); so do a worker that holds nothing, one from which what runs there is about to be
+moved, and those that a suspect's steps hold up.
+"""
+
+from dataclasses import dataclass
+
+from octavo.scheduler.core.admission import has_capacity
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.events import Outbox, ReplicaMovedOn, ReplicaStalled
+from octavo.scheduler.core.observer import SchedulerObserver
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.replica_table import Fleet
+from octavo.scheduler.core.request_table import Ledger
+from octavo.scheduler.core.sequence import SequenceGroup
+
+# A step under way is given this many times its deadline, by which its worker should have been lost.
+_FACTOR = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A replica that has answered no step for `silent_s`, longer than `allowance_s`; `group` is the first that should
+    have been in one."""
+
+    replica: Replica
+    group: SequenceGroup
+    silent_s: float
+    allowance_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"worker {self.replica.hello.worker_id} has work, and has answered no step for {self.silent_s:.1f} s of"
+            f" {self.allowance_s:.1f} s"
+        )
+
+
+class Watchdog:
+    """Looked at again and again; tells whenever a replica comes to stand still or moves on."""
+
+    def __init__(
+        self, config: SchedulerConfig, ledger: Ledger, fleet: Fleet, outbox: Outbox, observer: SchedulerObserver
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._fleet = fleet
+        self._outbox = outbox
+        self._observer = observer
+        # By replica: since when it is known to have work.
+        self._busy_since: dict[Replica, float] = {}
+
+    def stalls(self, now: float) -> list[Stall]:
+        """Every replica that stands still."""
+        head = next(self._ledger.waiting.candidates(1, self._fleet.can_hold), None)
+        replicas = list(self._fleet.replicas.values())
+        first = {replica: group for replica in replicas if (group := self._first(replica, head)) is not None}
+        self._busy_since = {replica: self._busy_since.get(replica, now) for replica in first}
+        return [stall for replica, group in first.items() if (stall := self._stall(replica, group, now))]
+
+    def look(self, now: float) -> None:
+        """Says what has changed since the last call."""
+        found = {stall.replica: stall for stall in self.stalls(now)}
+        former = self._fleet.stalled
+        if found.keys() == former:
+            return
+        self._fleet.stalled = set(found)
+        for replica, stall in found.items():
+            if replica not in former:
+                self._outbox.add(ReplicaStalled(replica.replica_id, stall.group.request_id, str(stall)))
+        for replica in former - found.keys():
+            if replica.replica_id in self._fleet.replicas:
+                self._outbox.add(ReplicaMovedOn(replica.replica_id, replica.hello.worker_id))
+        self._observer.stalled([replica.hello.worker_id for replica in found])
+        self._fleet.tell_status()
+
+    def _first(self, replica: Replica, head: SequenceGroup | None) -> SequenceGroup | None:
+        """The first of a replica's work, if it has any; one that holds nothing could take the queue's head."""
+        if replica.is_paused:
+            return None
+        if replica.has_work:
+            groups = [*replica.running, *replica.swapped, *replica.prefixes]
+            return groups[0] if groups else replica.suspect
+        takes = head is not None and self._fleet.takes(replica, head) and has_capacity(head.request, replica)
+        return head if takes else None
+
+    def _stall(self, replica: Replica, group: SequenceGroup, now: float) -> Stall | None:
+        silent = now - max(self._busy_since[replica], replica.answered_at)
+        allowance = max(self._config.watchdog_s, _FACTOR * replica.step_allowance)
+        return Stall(replica, group, silent, allowance) if silent > allowance else None

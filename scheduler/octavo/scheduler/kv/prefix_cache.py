@@ -1,0 +1,282 @@
+"""Full blocks by what they hold: a chained hash of a block's tokens and all before them.
+
+Equal hash, equal history, so one sequence's block can serve another. SHA-256, because a collision would show one client
+another's context. What must be equal besides the tokens goes into the chain where it begins to count: an adapter before
+the first block, a client's salt before the first block with a token behind the pinned prefix that the request
+continues, if it does. The KV group a block belongs to is part of the key.
+"""
+
+import hashlib
+import sys
+from array import array
+from collections import defaultdict
+from collections.abc import KeysView
+from collections.abc import Sequence as Ordered
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from octavo.scheduler.core.sequence import Sequence
+from octavo.scheduler.kv.blocks import first_visible
+from octavo.wire.base import NULL_BLOCK, Value
+from octavo.wire.requests import CacheKey
+
+_LITTLE_ENDIAN = sys.byteorder == "little"
+
+
+def root_hash(key: CacheKey) -> bytes:
+    """What the hash of a first block that no salt counts for is chained to."""
+    return _mixed(b"", b"adapter", key.adapter)
+
+
+def _mixed(parent: bytes, kind: bytes, label: str) -> bytes:
+    """The parent, unless there is a label. Another function than that of blocks: no label passes for tokens."""
+    return hashlib.blake2b(label.encode(), digest_size=32, key=parent, person=kind).digest() if label else parent
+
+
+def block_hashes(sequence: Sequence, block_size: int) -> list[bytes]:
+    """The hashes of all blocks of `block_size` that the sequence's known tokens fill, first to last.
+
+    Kept with the sequence, so each block is hashed once in its life.
+    """
+    hashes = sequence.block_hashes.setdefault(block_size, [])
+    start, stop = len(hashes) * block_size, sequence.num_known // block_size * block_size
+    if start < stop:
+        key = sequence.cache_key
+        first_salted = key.salted_from // block_size
+        parent = hashes[-1] if hashes else root_hash(key)
+        content, width = _content(sequence, start, stop), 4 * block_size
+        for offset in range(0, len(content), width):
+            if len(hashes) == first_salted:
+                parent = _mixed(parent, b"salt", key.salt)
+            parent = hashlib.sha256(parent + content[offset : offset + width]).digest()
+            hashes.append(parent)
+    return hashes
+
+
+def _content(sequence: Sequence, start: int, stop: int) -> bytes:
+    """Known tokens as little-endian int32."""
+    tokens = array("i", sequence.known_tokens(start, stop))
+    if not _LITTLE_ENDIAN:
+        tokens.byteswap()
+    return tokens.tobytes()
+
+
+class CachedBlock(Value, frozen=True):
+    """What a block holds: `depth` blocks come before it in its chain. (A `Value`, for the garbage collector has nothing
+    to do with these, and there is one per cached block.)"""
+
+    value: bytes
+    kv_group: int
+    depth: int
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "CachedBlock":
+        return self
+
+
+class PrefixCache:
+    """Which block holds which content. A block stays indexed while it is free, until it is taken for something else.
+
+    An entry made by a step that is still outstanding is provisional: it may be shared by what is planned later, for a
+    replica runs its plans in order; it goes if the step fails, or what the step was to compute there is skipped.
+    """
+
+    def __init__(self, num_kv_groups: int) -> None:
+        self._block_of: list[dict[bytes, int]] = [{} for _ in range(num_kv_groups)]
+        self._content_of: dict[int, CachedBlock] = {}
+        # Blocks that an outstanding step fills, those steps, and the sequences (by id) that it computes there.
+        self._filled_by: dict[int, tuple[int, int]] = {}
+        self._provisional: dict[int, list[int]] = defaultdict(list)
+
+    def __len__(self) -> int:
+        return len(self._content_of)
+
+    @property
+    def block_ids(self) -> KeysView[int]:
+        """All blocks with indexed content."""
+        return self._content_of.keys()
+
+    def content(self, block_id: int) -> CachedBlock | None:
+        """What the block holds, if that is indexed."""
+        return self._content_of.get(block_id)
+
+    def block(self, kv_group: int, value: bytes) -> int | None:
+        """The block with this content."""
+        return self._block_of[kv_group].get(value)
+
+    def confirmed_block(self, kv_group: int, value: bytes) -> int | None:
+        """The block with this content, if the step that filled it has been answered."""
+        block_id = self._block_of[kv_group].get(value)
+        return None if block_id in self._filled_by else block_id
+
+    def filler(self, block_id: int) -> tuple[int, int] | None:
+        """The outstanding step that fills the block, if one does, and the sequence (by id) that it computes there."""
+        return self._filled_by.get(block_id)
+
+    def filled_by(self, sequence_id: int) -> list[int]:
+        """The indexed blocks that outstanding steps fill with what they compute of this sequence."""
+        return [block_id for block_id, (_, owner) in self._filled_by.items() if owner == sequence_id]
+
+    def insert(self, content: CachedBlock, block_id: int, step_id: int, sequence_id: int) -> bool:
+        """The block will hold this content once `step_id` has computed this sequence; False, and nothing changed, where
+        another holds it already."""
+        blocks = self._block_of[content.kv_group]
+        if content.value in blocks:
+            return False
+        blocks[content.value] = block_id
+        self._content_of[block_id] = content
+        self._provisional[step_id].append(block_id)
+        self._filled_by[block_id] = step_id, sequence_id
+        return True
+
+    def replace(self, content: CachedBlock, block_id: int) -> None:
+        """The block, which holds this content for certain, is the one to be found."""
+        former = self._block_of[content.kv_group].get(content.value)
+        if former != block_id:
+            if former is not None:
+                self.remove(former)
+            self.remove(block_id)
+            self._block_of[content.kv_group][content.value] = block_id
+            self._content_of[block_id] = content
+
+    def step_answered(self, step_id: int, *, valid: bool) -> None:
+        """Confirms the entries of a step, or takes them out."""
+        for block_id in self._provisional.pop(step_id, ()):
+            if self._filled_by.get(block_id, (None, 0))[0] == step_id:
+                del self._filled_by[block_id]
+                if not valid:
+                    self.remove(block_id)
+
+    def withdraw(self, sequence_ids: AbstractSet[int], after_step: int) -> None:
+        """Takes out what outstanding steps after `after_step` were to fill with these sequences."""
+        for block_id, (step_id, owner) in list(self._filled_by.items()):
+            if step_id > after_step and owner in sequence_ids:
+                self.remove(block_id)
+
+    def remove(self, block_id: int) -> None:
+        """The block will hold something else. Unknown blocks are ignored."""
+        content = self._content_of.pop(block_id, None)
+        if content is not None:
+            del self._block_of[content.kv_group][content.value]
+            self._filled_by.pop(block_id, None)
+
+    def check(self) -> None:
+        """Asserts that blocks and contents name each other."""
+        contents = {(content.kv_group, content.value): block_id for block_id, content in self._content_of.items()}
+        assert contents == {(g, value): b for g, blocks in enumerate(self._block_of) for value, b in blocks.items()}
+
+
+# How much of a sequence is computed already: what the prefix cache holds, what is pinned, what its group shares.
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The partly filled last block of a pinned prefix, one per KV group: the hash of all before it, and its tokens."""
+
+    parent: bytes
+    token_ids: list[int]
+    block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """How a sequence's tables begin: with `num_blocks` full blocks that hold its first tokens, found in the cache (one
+    list per KV group) or shared with a `leader` that starts beside it; then with a copy of `tail`."""
+
+    num_blocks: int
+    found: list[list[int]]
+    leader: Sequence | None = None
+    tail: Tail | None = None
+
+
+class PrefixLookup:
+    """Reads the cache for sequences that are about to start."""
+
+    def __init__(self, cache: PrefixCache, block_size: int, windows: Ordered[int]) -> None:
+        self.tails: list[Tail] = []
+        self._cache = cache
+        self._block_size = block_size
+        self._windows = windows
+        self._windowed = [group for group, window in enumerate(windows) if window]
+
+    def begins(self, sequences: Ordered[Sequence]) -> list[Begin]:
+        """For each of the sequences of a group, which start together: equal beginnings share blocks, cached or not."""
+        begins: list[Begin] = []
+        for index, sequence in enumerate(sequences):
+            begin = self._find(sequence)
+            for leader, other in zip(sequences[:index], begins, strict=True):
+                common = self._num_common_blocks(sequence, leader)
+                # A leader that starts later in a window lacks what is before it.
+                if common > begin.num_blocks and (not self._windowed or other.num_blocks <= common):
+                    begin = Begin(common, [[] for _ in self._windows], leader)
+            begins.append(begin)
+        return begins
+
+    def _num_common_blocks(self, sequence: Sequence, leader: Sequence) -> int:
+        """Full blocks that begin both; never up to the last known token, whose logits are needed."""
+        hashes, others = (block_hashes(each, self._block_size) for each in (sequence, leader))
+        limit = min(self._limit(sequence), len(others))
+        return next((i for i in range(limit) if hashes[i] != others[i]), limit)
+
+    def _limit(self, sequence: Sequence) -> int:
+        """Blocks that may be found computed: a hit never covers the last known token, whose logits are needed."""
+        return 0 if sequence.bypasses_cache else (sequence.num_known - 1) // self._block_size
+
+    def _find(self, sequence: Sequence) -> Begin:
+        """The longest beginning of the sequence that all KV groups hold."""
+        limit = self._limit(sequence) if len(self._cache) else 0
+        hashes = block_hashes(sequence, self._block_size) if limit else []
+        for group, window in enumerate(self._windows):
+            if not window:
+                limit = self._num_held(group, hashes, limit)
+        limit = self._agree_on_windows(hashes, limit)
+        tail = self._find_tail(sequence, limit)
+        position = limit * self._block_size + (len(tail.token_ids) if tail is not None else 0)
+        found = []
+        for group, window in enumerate(self._windows):
+            first = min(limit, first_visible(window, position, self._block_size))
+            blocks = (self._cache.block(group, value) for value in hashes[first:limit])
+            found.append([NULL_BLOCK] * first + [block_id for block_id in blocks if block_id is not None])
+        return Begin(limit, found, tail=tail)
+
+    def _num_held(self, group: int, hashes: list[bytes], limit: int) -> int:
+        return next((i for i in range(limit) if self._cache.block(group, hashes[i]) is None), limit)
+
+    def _agree_on_windows(self, hashes: list[bytes], limit: int) -> int:
+        """At most `limit` blocks, so many that every windowed group holds those that its window reaches from there."""
+        agreed = False
+        while not agreed:
+            agreed = True
+            for group in self._windowed:
+                longest = self._longest_in_window(group, hashes, limit)
+                agreed, limit = agreed and longest == limit, longest
+        return limit
+
+    def _longest_in_window(self, group: int, hashes: list[bytes], limit: int) -> int:
+        end = index = limit
+        while index > self._first_visible(self._windows[group], end):
+            index -= 1
+            if self._cache.block(group, hashes[index]) is None:
+                end = index
+        return end
+
+    def _find_tail(self, sequence: Sequence, num_blocks: int) -> Tail | None:
+        """The longest partly filled pinned block that goes on with the sequence's tokens after `num_blocks`."""
+        if not self.tails or sequence.bypasses_cache:
+            return None
+        start, stop = num_blocks * self._block_size, sequence.num_known - 1
+        if sequence.cache_key.salt:
+            stop = min(stop, sequence.cache_key.salted_from)
+        hashes = block_hashes(sequence, self._block_size)
+        parent = hashes[num_blocks - 1] if num_blocks else root_hash(sequence.cache_key)
+        tails = [
+            tail
+            for tail in self.tails
+            if tail.parent == parent
+            and start + len(tail.token_ids) <= stop
+            and tail.token_ids == sequence.known_tokens(start, start + len(tail.token_ids))
+        ]
+        return max(tails, key=lambda tail: len(tail.token_ids), default=None)
+
+    def _first_visible(self, window: int, num_blocks: int) -> int:
+        """The first logical block that the token after `num_blocks` full ones can see."""
+        return first_visible(window, num_blocks * self._block_size, self._block_size)

@@ -1,0 +1,233 @@
+"""The core's books as the Admin service's messages; those that take long to read are read only so often."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+
+from octavo.scheduler.core.admission import ObstacleKind
+from octavo.scheduler.core.block_map import Owner, block_map
+from octavo.scheduler.core.explain import Explanation, ReplicaObstacle
+from octavo.scheduler.core.poison import Entry
+from octavo.scheduler.core.replica import Replica, ReplicaState
+from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
+from octavo.scheduler.core.waiting_queue import WaitingQueue
+from octavo.v1 import admin_pb2 as pb
+from octavo.wire.requests import Prefix
+
+Reading = TypeVar("Reading")
+# Of all time, what is spent on readings; but none is older than the other bound, in seconds.
+_SHARE: Final = 0.01
+_MOST_SECONDS: Final = 5.0
+
+
+class Snapshots(Generic[Reading]):
+    """The latest reading for all who ask; `read` makes a new one once the last has paid for its time, as `clock` (in
+    seconds) has told it."""
+
+    def __init__(self, read: Callable[[], Reading], clock: Callable[[], float]) -> None:
+        self._read = read
+        self._clock = clock
+        self._latest: Reading | None = None
+        self._next_at = float("-inf")
+
+    def latest(self) -> Reading:
+        """A new reading, or the last one while it is too early for another."""
+        began = self._clock()
+        if self._latest is None or began >= self._next_at:
+            self._latest = self._read()
+            took = self._clock() - began
+            self._next_at = began + min(took / _SHARE, _MOST_SECONDS)
+        return self._latest
+
+    @property
+    def seconds_to_next(self) -> float:
+        """Until there may be a new reading; not below 0."""
+        return max(0.0, self._next_at - self._clock())
+
+
+# The core's books as the Admin service's messages.
+
+
+_MAX_AHEAD = 100
+_STATES = {
+    SequenceStatus.WAITING: pb.REQUEST_STATE_WAITING,
+    SequenceStatus.RUNNING: pb.REQUEST_STATE_RUNNING,
+    SequenceStatus.SWAPPED: pb.REQUEST_STATE_SWAPPED,
+}
+_WORKER_STATES = {
+    ReplicaState.READY: pb.WORKER_STATE_READY,
+    ReplicaState.CORDONED: pb.WORKER_STATE_CORDONED,
+    ReplicaState.DRAINING: pb.WORKER_STATE_DRAINING,
+}
+_KINDS = {
+    ObstacleKind.TOKEN_BUDGET: pb.Obstacle.KIND_TOKEN_BUDGET,
+    ObstacleKind.SEQUENCE_SLOTS: pb.Obstacle.KIND_SEQUENCE_SLOTS,
+    ObstacleKind.KV_BLOCKS: pb.Obstacle.KIND_KV_BLOCKS,
+    ObstacleKind.SWAPPED: pb.Obstacle.KIND_SWAPPED,
+    ObstacleKind.PREEMPTION: pb.Obstacle.KIND_PREEMPTION,
+    ObstacleKind.CAPACITY: pb.Obstacle.KIND_CAPACITY,
+    ObstacleKind.DELAY: pb.Obstacle.KIND_DELAY,
+    ObstacleKind.NO_WORKER: pb.Obstacle.KIND_NO_WORKER,
+    ObstacleKind.ISOLATION: pb.Obstacle.KIND_ISOLATION,
+}
+
+
+def write_load(core: Scheduler, dropped_messages: int) -> pb.GetLoadResponse:
+    """Everything at a glance."""
+    workers = [_worker(replica) for replica in core.replicas.values()]
+    return pb.GetLoadResponse(
+        waiting=len(core.waiting),
+        waiting_tokens=sum(leader.num_known for group in core.waiting for leader in group.leaders()),
+        running=sum(worker.running for worker in workers),
+        swapped=sum(worker.swapped for worker in workers),
+        frontends=core.num_frontends,
+        workers=workers,
+        preemptions=core.preemptions,
+        swaps=core.swaps,
+        pinned_prefixes=len(core.prefixes.all),
+        tenants=_tenants(core.waiting),
+        dropped_messages=dropped_messages,
+    )
+
+
+def _worker(replica: Replica) -> pb.Worker:
+    hello, stats, kv = replica.hello, replica.stats, replica.kv
+    parked, pinned = kv.blocks.num_parked, kv.num_pinned
+    return pb.Worker(
+        id=hello.worker_id,
+        state=_WORKER_STATES[replica.state],
+        device=hello.device,
+        world_size=hello.world_size,
+        model=hello.model.name,
+        # Not the scheduler's own requests, which compute pinned prefixes.
+        running=sum(group.prefix_name is None for group in replica.running),
+        swapped=len(replica.swapped),
+        block_size=hello.block_size,
+        blocks_total=kv.num_blocks,
+        blocks_free=kv.num_free,
+        blocks_cached=kv.num_cached,
+        blocks_cached_free=len(kv.blocks.cached_free_block_ids),
+        blocks_parked=parked,
+        blocks_pinned=pinned,
+        blocks_referenced=kv.num_blocks - kv.num_free - parked - pinned,
+        cpu_blocks_total=kv.num_cpu_blocks,
+        cpu_blocks_free=kv.num_cpu_free,
+        cpu_blocks_referenced=kv.num_cpu_blocks - kv.num_cpu_free,
+        steps_in_flight=len(replica.outstanding),
+        steps=stats.steps,
+        tokens_computed=stats.tokens_computed,
+        tokens_sampled=stats.tokens_sampled,
+        token_rate=stats.token_rate,
+        times=pb.StageTimes(prepare_us=stats.prepare_us, model_us=stats.model_us, sample_us=stats.sample_us),
+    )
+
+
+def write_blocks(replica: Replica) -> pb.WorkerBlocks:
+    """What a worker's blocks are used for."""
+    found = block_map(replica)
+    return pb.WorkerBlocks(
+        worker_id=replica.hello.worker_id,
+        states=found.states,
+        cpu_states=found.cpu_states,
+        owners=[_owner(owner) for owner in found.owners],
+    )
+
+
+def _owner(owner: Owner) -> pb.BlockOwner:
+    if owner.is_prefix:
+        return pb.BlockOwner(prefix_name=owner.name, block_ids=owner.block_ids, cpu_block_ids=owner.cpu_block_ids)
+    return pb.BlockOwner(request_id=owner.name, block_ids=owner.block_ids, cpu_block_ids=owner.cpu_block_ids)
+
+
+def _tenants(queue: WaitingQueue) -> list[pb.TenantLoad]:
+    waiting = Counter(group.request.tenant for group in queue)
+    return [
+        pb.TenantLoad(
+            tenant=tenant.name,
+            weight=tenant.weight,
+            virtual_time=tenant.virtual_time,
+            waiting=waiting[tenant.name],
+            held=tenant.num_groups,
+        )
+        for tenant in queue.tenants
+    ]
+
+
+def write_status(group: SequenceGroup, replica: Replica | None, now: float) -> pb.RequestStatus:
+    """One request; `replica` is where it runs or is swapped out."""
+    request = group.request
+    age = Duration()
+    age.FromNanoseconds(round((now - group.arrival) * 1e9))
+    return pb.RequestStatus(
+        request_id=group.request_id,
+        frontend_id=f"{group.frontend_id:016x}",
+        tenant=request.tenant,
+        priority=request.priority,
+        state=_STATES[group.status],
+        worker_id=replica.hello.worker_id if replica else "",
+        prompt_tokens=len(request.prompt_token_ids),
+        computed_tokens=max(sequence.num_computed for sequence in group.live),
+        output_tokens=sum(sequence.num_generated for sequence in group.sequences),
+        sequences=len(group.live),
+        preemptions=group.preemptions,
+        swaps=group.swaps,
+        age=age,
+    )
+
+
+def write_explanation(explanation: Explanation, now: float) -> pb.Explanation:
+    """Why a request is where it is."""
+    group = explanation.group
+    return pb.Explanation(
+        status=write_status(group, explanation.replica, now),
+        queue_position=explanation.queue_position,
+        ahead_request_ids=[other.request_id for other in explanation.ahead[:_MAX_AHEAD]],
+        obstacles=[_obstacle(found) for found in explanation.obstacles],
+        step_ids=explanation.step_ids,
+        tokens_in_flight=sum(sequence.num_in_flight for sequence in group.live),
+    )
+
+
+def _obstacle(found: ReplicaObstacle) -> pb.Obstacle:
+    return pb.Obstacle(
+        worker_id=found.replica.hello.worker_id if found.replica else "",
+        kind=_KINDS[found.obstacle.kind],
+        needed=found.obstacle.needed,
+        available=found.obstacle.available,
+    )
+
+
+def read_state(state: pb.RequestState) -> SequenceStatus | None:
+    """The state that is meant, if one is. Raises `ValueError` for one that there is not."""
+    if state == pb.REQUEST_STATE_UNSPECIFIED:
+        return None
+    if state not in _STATES.values():
+        raise ValueError(f"state {state} is none of those that a request can be in")
+    return next(status for status, value in _STATES.items() if value == state)
+
+
+def write_prefix(prefix: Prefix, core: Scheduler) -> pb.PinnedPrefix:
+    """A pinned prefix, and which workers have it."""
+    there = [replica for replica in core.replicas.values() if prefix.name in replica.prefix_names]
+    return pb.PinnedPrefix(
+        name=prefix.name,
+        tokens=len(prefix.token_ids),
+        ready_worker_ids=[r.hello.worker_id for r in there if prefix.name in r.kv.pins],
+        pending_worker_ids=[r.hello.worker_id for r in there if prefix.name not in r.kv.pins],
+    )
+
+
+def write_quarantined(entry: Entry, now: float) -> pb.QuarantinedPayload:
+    """What is refused, and for how long."""
+    remaining = Duration()
+    remaining.FromMilliseconds(max(0, round((entry.until - now) * 1000)))
+    return pb.QuarantinedPayload(
+        payload=entry.payload,
+        request_id=entry.request_id,
+        prompt_tokens=entry.num_prompt_tokens,
+        remaining=remaining,
+        reason=entry.why,
+    )

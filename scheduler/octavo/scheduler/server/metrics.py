@@ -1,0 +1,185 @@
+"""The scheduler's metrics: what its core did, and its books as the loop published them last.
+
+The core tells, the loop publishes, and scrapers read on threads of their own: numbers, and a message that is replaced
+whole. Neither side ever waits for the other.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from octavo.runtime.telemetry.numbers import SHORT_S, SIZES, WAIT_S, Histogram, Tally, counter, gauge, gauges
+from octavo.scheduler.core.events import LossCause
+from octavo.scheduler.core.observer import SchedulerObserver
+from octavo.scheduler.server.request_spans import RequestSpans
+from octavo.v1 import admin_pb2 as pb
+from octavo.wire.requests import FinishReason, RejectReason
+
+_BLOCK_STATES: Final = {
+    "free": "KV blocks held by nobody, whether their content is cached or not.",
+    "cached": "KV blocks whose content a request with the same beginning would share.",
+    "cached_free": "The free ones of the cached blocks.",
+    "parked": "KV blocks given up that a step under way may still use.",
+    "pinned": "KV blocks kept for pinned prefixes.",
+    "referenced": "KV blocks held by running requests alone.",
+}
+_CPU_BLOCK_STATES: Final = {
+    "free": "Blocks in CPU memory to swap to, held by nobody.",
+    "referenced": "Blocks in CPU memory of requests that are swapped out.",
+}
+_SAME: Final = "The same as its namesake of Octavo."
+
+
+class SchedulerMetrics(SchedulerObserver, Collector):
+    """`clock` is that of the shell, in seconds."""
+
+    def __init__(self, clock: Callable[[], float], spans: RequestSpans) -> None:
+        self._clock = clock
+        self._spans = spans
+        self._stepped_at = clock()
+        self._load = pb.GetLoadResponse()
+        self._preemptions = Tally("swap", "recompute")
+        self._rejected, self._finished = Tally(*RejectReason), Tally(*FinishReason)
+        self._stalled: list[str] = []
+        self._lost, self._aborted = Tally(*LossCause), 0
+        self._prompt_tokens = self._cached_tokens = 0
+        self._computed = self._sampled = 0
+        self._queued, self._step_s = Histogram(WAIT_S), Histogram(SHORT_S)
+        self._step_tokens, self._step_requests = Histogram(SIZES), Histogram(SIZES)
+
+    def publish(self, load: pb.GetLoadResponse) -> None:
+        """From now on these are the books; the message must not change any more."""
+        self._load = load
+
+    # -- what happens -----------------------------------------------------------------------------------------------
+
+    def admitted(self, waited_s: float) -> None:
+        self._queued.observe(waited_s)
+
+    def preempted(self, *, swapped: bool) -> None:
+        self._preemptions.add("swap" if swapped else "recompute")
+
+    def traced(self, traceparent: str, event: str) -> None:
+        self._spans.happened(traceparent, event)
+
+    def ended(self, traceparent: str, error: str = "") -> None:
+        self._spans.ended(traceparent, error)
+
+    def replica_lost(self, cause: str) -> None:
+        self._lost.add(cause)
+
+    def stalled(self, worker_ids: list[str]) -> None:
+        self._stalled = worker_ids
+
+    def rejected(self, reason: str) -> None:
+        self._rejected.add(reason)
+
+    def finished(self, reason: str) -> None:
+        self._finished.add(reason)
+
+    def aborted(self) -> None:
+        self._aborted += 1
+
+    def prefix_lookup(self, prompt_tokens: int, cached_tokens: int) -> None:
+        self._prompt_tokens += prompt_tokens
+        self._cached_tokens += cached_tokens
+
+    def step(self, tokens_computed: int, tokens_sampled: int, sequences: int, seconds: float) -> None:
+        self._stepped_at = self._clock()
+        self._computed += tokens_computed
+        self._sampled += tokens_sampled
+        self._step_s.observe(seconds)
+        self._step_tokens.observe(tokens_computed)
+        self._step_requests.observe(sequences)
+
+    # -- what is told -----------------------------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._load
+        yield from self._requests(load)
+        yield from self._steps()
+        yield from _workers(load.workers)
+        rows = [((worker.id,), float(worker.id in self._stalled)) for worker in load.workers]
+        yield gauges("octavo_worker_stalled", "Whether it has work and answers no step.", ["worker"], rows)
+        yield from _blocks(load.workers)
+        yield from self._aliases(load)
+
+    def _requests(self, load: pb.GetLoadResponse) -> Iterator[Metric]:
+        yield gauge("octavo_requests_waiting", "Requests that wait for a worker.", load.waiting)
+        text = "Tokens to be computed of requests that wait: prompts, and what was generated."
+        yield gauge("octavo_waiting_tokens", text, load.waiting_tokens)
+        yield gauge("octavo_requests_running", "Requests that run on a worker.", load.running)
+        yield gauge("octavo_requests_swapped", "Requests whose KV blocks are in CPU memory.", load.swapped)
+        yield self._queued.family("octavo_queue_time_seconds", "From a request's arrival to its first admission.")
+        yield self._preemptions.family("octavo_preemptions", "Requests that lost their blocks to others.", "kind")
+        yield self._rejected.family("octavo_requests_rejected", "Requests refused or given up.", "reason")
+        yield self._finished.family("octavo_scheduler_sequences_finished", "Sequences that ended here.", "reason")
+        yield counter("octavo_requests_aborted", "Requests dropped before their end.", self._aborted)
+        yield counter("octavo_prefix_lookup_tokens", "Tokens of prompts looked up in the cache.", self._prompt_tokens)
+        yield counter("octavo_prefix_hit_tokens", "Those of them found computed.", self._cached_tokens)
+        yield gauge("octavo_frontends", "Frontends with a lease.", load.frontends)
+        yield gauge("octavo_pinned_prefixes", "Prefixes that stay computed.", load.pinned_prefixes)
+        yield self._lost.family("octavo_workers_lost", "Workers that counted as lost.", "cause")
+        yield counter("octavo_dropped_messages", "Messages that were malformed or stale.", load.dropped_messages)
+
+    def _steps(self) -> Iterator[Metric]:
+        yield counter("octavo_tokens_computed", "Tokens of steps that are done.", self._computed)
+        yield counter("octavo_tokens_sampled", "Tokens that these steps chose.", self._sampled)
+        yield self._step_s.family("octavo_step_seconds", "Of a step, from when its worker could begin to its answer.")
+        yield self._step_tokens.family("octavo_step_tokens", "Tokens computed in a step.")
+        yield self._step_requests.family("octavo_step_requests", "Requests with work in a step.")
+        age = self._clock() - self._stepped_at
+        yield gauge("octavo_last_step_age_seconds", "Since the last step was answered, or since the start.", age)
+
+    def _aliases(self, load: pb.GetLoadResponse) -> Iterator[Metric]:
+        """What boards and autoscalers know under vLLM's names, of all workers together."""
+        labels = {"model_name": load.workers[0].model if load.workers else ""}
+        total = sum(worker.blocks_total for worker in load.workers)
+        used = total - sum(worker.blocks_free for worker in load.workers)
+        yield gauge("vllm:num_requests_waiting", _SAME, load.waiting, labels)
+        yield gauge("vllm:num_requests_running", _SAME, load.running, labels)
+        yield gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", used / max(total, 1), labels)
+        yield counter("vllm:num_preemptions", "Requests that lost their blocks.", self._preemptions.total, labels)
+        yield _cache_config(load.workers)
+
+
+def _workers(workers: Sequence[pb.Worker]) -> Iterator[Metric]:
+    described = [((worker.id, worker.device, worker.model, _state_name(worker)), 1.0) for worker in workers]
+    labels = ["worker", "device", "model", "state"]
+    yield gauges("octavo_workers", "1 for each worker that is registered.", labels, described)
+    running = [((worker.id,), float(worker.running)) for worker in workers]
+    yield gauges("octavo_worker_requests_running", "Requests that run there.", ["worker"], running)
+    steps = [((worker.id,), float(worker.steps_in_flight)) for worker in workers]
+    yield gauges("octavo_worker_steps_in_flight", "Plans whose results are not back.", ["worker"], steps)
+    rates = [((worker.id,), worker.token_rate) for worker in workers]
+    yield gauges("octavo_worker_token_rate", "Tokens computed per second of work.", ["worker"], rates)
+
+
+def _state_name(worker: pb.Worker) -> str:
+    return pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
+
+
+def _blocks(workers: Sequence[pb.Worker]) -> Iterator[Metric]:
+    """Free, parked, pinned and referenced blocks are all that there are; cached ones are counted among these too."""
+    totals = [((worker.id,), float(worker.blocks_total)) for worker in workers]
+    yield gauges("octavo_blocks", "KV blocks.", ["worker"], totals)
+    totals = [((worker.id,), float(worker.cpu_blocks_total)) for worker in workers]
+    yield gauges("octavo_cpu_blocks", "Blocks in CPU memory to swap to.", ["worker"], totals)
+    for state in _BLOCK_STATES:
+        rows = [((worker.id,), float(getattr(worker, f"blocks_{state}"))) for worker in workers]
+        yield gauges(f"octavo_blocks_{state}", _BLOCK_STATES[state], ["worker"], rows)
+    for state in _CPU_BLOCK_STATES:
+        rows = [((worker.id,), float(getattr(worker, f"cpu_blocks_{state}"))) for worker in workers]
+        yield gauges(f"octavo_cpu_blocks_{state}", _CPU_BLOCK_STATES[state], ["worker"], rows)
+
+
+def _cache_config(workers: Sequence[pb.Worker]) -> Metric:
+    num_blocks: Counter[int] = Counter()
+    for worker in workers:
+        num_blocks[worker.block_size] += worker.blocks_total
+    labels = ["block_size", "num_gpu_blocks"]
+    rows = [((str(size), str(count)), 1.0) for size, count in num_blocks.items()]
+    return gauges("vllm:cache_config_info", "Always 1; the blocks of each size, of all workers.", labels, rows)

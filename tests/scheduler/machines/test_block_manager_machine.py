@@ -1,0 +1,407 @@
+"""The block manager beside a shadow of the memory it manages: whoever reads a block finds its own history there,
+whatever was shared, copied, moved or given up; and what it counts beforehand is what it takes."""
+
+import os
+from collections import deque
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from octavo.scheduler.core.sequence import Sequence, SequenceStatus
+from octavo.scheduler.kv.blocks import Growth
+from octavo.scheduler.kv.manager import AllocStatus, KVCacheManager
+from octavo.wire import history
+from octavo.wire.base import NULL_BLOCK
+from octavo.wire.requests import CacheKey
+
+from ..shadow_memory import ShadowMemory, Share, Step
+
+_EXAMPLES = 125 * int(os.environ.get("OCTAVO_TEST_LONG", "1"))
+_LONGEST = 14
+# Drawing is what takes the time here: one draw stands for all actions of a step, for a prompt, for its continuations.
+_ACTIONS = [
+    ("decode",),
+    ("decode", "chunk"),
+    ("chunk", "chunk"),
+    ("decode", "start", "chunk"),
+    ("start", "decode"),
+    ("start", "chunk", "start"),
+    ("swap in", "chunk"),
+    ("swap in", "decode"),
+    ("decode", "swap in"),
+]
+_PROMPTS = [tuple(number >> bit & 1 for bit in range(length)) for length in range(1, 9) for number in (0, 0b10010110)]
+_CONTINUATIONS = [((),), ((),), ((1,), (0,)), ((), (0,)), ((0, 1, 1), (0, 1, 0), (1,)), ((0, 0, 0, 0), (0, 0))]
+_KEYS = [CacheKey(), CacheKey(), CacheKey(salt="salt"), CacheKey(salt="other", salted_from=3)]
+_WINDOWS = [(0,), (0,), (0, 4), (3, 5)]
+
+
+@dataclass(eq=False)
+class Group:
+    """Sequences that start and are swapped together; with a name, a prefix that is to be pinned."""
+
+    sequences: list[Sequence] = field(repr=False)
+    prefix_name: str | None = None
+    # The last step that it took part in.
+    last_step_id: int = 0
+
+
+class BlockManagerMachine(RuleBasedStateMachine):
+    """Plays the scheduler's and the worker's part around one `KVCacheManager`, two plans deep."""
+
+    kv: KVCacheManager
+
+    @initialize(
+        num_blocks=st.integers(6, 14),
+        block_size=st.integers(1, 4),
+        windows=st.sampled_from(_WINDOWS),
+        caching=st.sampled_from([True, True, False]),
+        watermark=st.sampled_from([0.0, 0.2]),
+        num_cpu_blocks=st.integers(2, 10),
+    )
+    def begin(
+        self,
+        num_blocks: int,
+        block_size: int,
+        windows: tuple[int, ...],
+        caching: bool,
+        watermark: float,
+        num_cpu_blocks: int,
+    ) -> None:
+        self.size = block_size
+        self.kv = KVCacheManager(
+            num_blocks * len(windows),
+            block_size,
+            watermark=watermark,
+            prefix_caching=caching,
+            windows=windows,
+            num_cpu_blocks=num_cpu_blocks * len(windows),
+        )
+        self.memory = ShadowMemory(block_size, windows)
+        self.running: list[Group] = []
+        self.swapped: list[Group] = []
+        self.outstanding: deque[Step] = deque()
+        self.pinned: dict[str, tuple[Sequence, list[list[int]]]] = {}
+        self.num_steps = self.num_prefixes = 0
+
+    # -- plans ------------------------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def run(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            if len(self.outstanding) == 2 or (self.outstanding and data.draw(st.booleans())):
+                self._answer(data)
+            self._plan(data)
+
+    @precondition(lambda self: len(self.outstanding) < 2)
+    @rule(data=st.data())
+    def plan(self, data: st.DataObject) -> None:
+        self._plan(data)
+
+    def _plan(self, data: st.DataObject) -> None:
+        """One step: swaps out, or in, and any of the others in any order."""
+        self.num_steps += 1
+        step = Step(self.num_steps)
+        if not self.outstanding and data.draw(st.booleans()):
+            self._swap_out(data, step)
+        for action in data.draw(st.sampled_from(_ACTIONS)):
+            match action:
+                case "decode":
+                    self._decode(data, step)
+                case "chunk":
+                    self._chunk(data, step)
+                case "start":
+                    self._start(data, step)
+                case "swap in" if not step.swap_out:
+                    self._swap_in(data, step)
+        self.memory.execute(step)
+        self.outstanding.append(step)
+
+    def _decode(self, data: st.DataObject, step: Step) -> None:
+        """One token of several sequences: what they take together is known beforehand."""
+        able = [s for s in self._computable(step) if s.num_uncomputed == 1 and self._is_ready(self._group(s))]
+        left_out = data.draw(st.integers(0, 2 * len(able)))
+        chosen = able[:left_out] + able[left_out + 1 :]
+        missing, free = self.kv.num_missing(chosen), self.kv.num_free
+        if missing <= free:
+            for sequence in chosen:
+                self._compute(data, step, sequence, 1)
+            assert free - self.kv.num_free == missing
+
+    def _chunk(self, data: st.DataObject, step: Step) -> None:
+        """Some tokens of one sequence, for which it has blocks already."""
+        if able := self._computable(step):
+            sequence = data.draw(st.sampled_from(able))
+            if self.kv.num_missing([sequence]) <= self.kv.num_free:
+                self._compute(data, step, sequence, data.draw(st.integers(1, sequence.num_uncomputed)))
+
+    def _computable(self, step: Step) -> list[Sequence]:
+        # Of a prefix nothing is wanted but its prompt.
+        return [
+            sequence
+            for group in self.running
+            for sequence in group.sequences
+            if sequence.is_ready and sequence.num_uncomputed and sequence not in step.sequences
+            if not (group.prefix_name and sequence.num_in_flight)
+        ]
+
+    def _compute(self, data: st.DataObject, step: Step, sequence: Sequence, num_tokens: int) -> None:
+        before, growth = self._tables(sequence), self.kv.extend(sequence) or Growth()
+        tables, start = self._tables(sequence), sequence.num_computed
+        assert _grown(before, growth) == tables
+        step.copies += growth.copies
+        sequence.num_computed += num_tokens
+        sequence.last_step_id = step.step_id
+        step.shares.append(Share(sequence, tables, start, sequence.num_computed))
+        self._group(sequence).last_step_id = step.step_id
+        if not sequence.num_uncomputed:
+            self._choose(data, step, sequence)
+        self._index(sequence)
+        self.kv.slide(sequence, step.step_id)
+
+    def _index(self, sequence: Sequence) -> None:
+        before, remaps = self._tables(sequence), self.kv.index(sequence, sequence.last_step_id)
+        assert _grown(before, Growth(remaps=remaps)) == self._tables(sequence)
+
+    def _choose(self, data: st.DataObject, step: Step, sequence: Sequence) -> None:
+        """The next token, and those of followers that are forked for theirs."""
+        group = self._group(sequence)
+        can_fork = group.prefix_name is None and len(group.sequences) < 4 and not sequence.num_in_flight
+        for _ in range(data.draw(st.sampled_from([0, 0, 1, 2])) if can_fork else 0):
+            follower = sequence.fork(len(group.sequences))
+            self.kv.fork(sequence, follower)
+            group.sequences.append(follower)
+            self.memory.tokens[follower] = list(self.memory.tokens[sequence])
+            self._sample(step, follower)
+        self._sample(step, sequence)
+
+    def _sample(self, step: Step, sequence: Sequence) -> None:
+        token_id = (sequence.num_tokens + sequence.index) // 2 % 2
+        sequence.num_in_flight += 1
+        self.memory.tokens[sequence].append(token_id)
+        step.sampled.append((sequence, token_id))
+
+    def _start(self, data: st.DataObject, step: Step) -> None:
+        """A new group: a prompt with some continuations, or a prefix."""
+        prompt, known = list(data.draw(st.sampled_from(_PROMPTS))), data.draw(st.sampled_from(_CONTINUATIONS))
+        is_prefix = known == ((),) and data.draw(st.booleans())
+        key = CacheKey() if is_prefix else data.draw(st.sampled_from(_KEYS))
+        sequences = [
+            Sequence(index, prompt, list(tokens), history.EMPTY, key, is_prefix=is_prefix)
+            for index, tokens in enumerate(known)
+        ]
+        if self.kv.can_allocate(sequences, 0) is not AllocStatus.OK:
+            return
+        needed, free = self.kv.num_needed(sequences), self.kv.num_free
+        step.copies += self.kv.allocate(sequences)
+        assert free - self.kv.num_free == needed
+        for sequence in sequences:
+            sequence.status = SequenceStatus.RUNNING
+            self.memory.tokens[sequence] = prompt + sequence.generated_token_ids
+            assert sequence.num_computed < sequence.num_known, "nothing is left to compute"
+        self.num_prefixes += is_prefix
+        group = Group(sequences, f"prefix {self.num_prefixes}" if is_prefix else None)
+        self.running.append(group)
+        group.last_step_id = step.step_id
+
+    def _swap_out(self, data: st.DataObject, step: Step) -> None:
+        able = [
+            group
+            for group in self.running
+            if group.prefix_name is None
+            and self._is_ready(group)
+            and all(sequence.num_computed and sequence.num_uncomputed for sequence in group.sequences)
+            and self.kv.swapper.can_swap_out(group.sequences)
+        ]
+        if not able:
+            return
+        group = data.draw(st.sampled_from(able))
+        step.swap_out += self.kv.swapper.swap_out(group.sequences)
+        group.last_step_id = step.step_id
+        self.running.remove(group)
+        self.swapped.append(group)
+
+    def _swap_in(self, data: st.DataObject, step: Step) -> None:
+        able = [g for g in self.swapped if self.kv.swapper.num_missing(g.sequences) <= self.kv.num_free]
+        if not able:
+            return
+        group = data.draw(st.sampled_from(able))
+        needed, free = self.kv.swapper.num_missing(group.sequences), self.kv.num_free
+        step.swap_in += self.kv.swapper.swap_in(group.sequences)
+        assert free - self.kv.num_free + self.kv.num_missing(group.sequences) == needed
+        group.last_step_id = step.step_id
+        self.swapped.remove(group)
+        self.running.append(group)
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.outstanding)
+    @rule(data=st.data(), fails=st.sampled_from([False, False, False, True]))
+    def answer(self, data: st.DataObject, fails: bool) -> None:
+        if fails:
+            self._fail()
+        else:
+            self._answer(data)
+
+    def _answer(self, data: st.DataObject) -> None:
+        step = self.outstanding.popleft()
+        self.kv.step_answered(step.step_id, valid=True)
+        for sequence, token_id in step.sampled:
+            if not self.kv.holds(sequence):
+                continue
+            group = self._group(sequence)
+            sequence.num_in_flight -= 1
+            if group.prefix_name is not None:
+                self._pin(group)
+            elif not self._is_outstanding(sequence) and len(group.sequences) < 4 and data.draw(st.booleans()):
+                self._fork(group, sequence, token_id)
+            else:
+                self._append(sequence, token_id)
+                self._end(sequence)
+
+    def _append(self, sequence: Sequence, token_id: int) -> None:
+        sequence.append(token_id)
+        if sequence.num_known % self.size == 0 and sequence.num_computed == sequence.num_known:
+            self._index(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        if sequence.num_known >= _LONGEST:
+            self._free(sequence)
+
+    def _fork(self, group: Group, sequence: Sequence, token_id: int) -> None:
+        """As beams fork: both go on, each with a token of its own."""
+        child = sequence.fork(len(group.sequences))
+        self.kv.fork(sequence, child)
+        group.sequences.append(child)
+        self.memory.tokens[child] = [*self.memory.tokens[sequence][:-1], 1 - token_id]
+        for each, token in ((sequence, token_id), (child, 1 - token_id)):
+            each.append(token)
+            self._end(each)
+
+    def _pin(self, group: Group) -> None:
+        (sequence,) = group.sequences
+        tables = self._tables(sequence)
+        assert group.prefix_name is not None
+        self.kv.pin(group.prefix_name, sequence)
+        self.pinned[group.prefix_name] = (sequence, tables)
+        self.running.remove(group)
+
+    def _fail(self) -> None:
+        """All that is outstanding fails or is skipped: what it wrote is worthless, and what took part starts anew."""
+        steps = list(self.outstanding)
+        self.outstanding.clear()
+        for step in steps:
+            self.kv.step_answered(step.step_id, valid=False)
+            self.memory.spoil(step)
+        first = steps[0].step_id
+        for group in [group for group in self.swapped if group.last_step_id >= first]:
+            self._drop_swapped(group)
+        for group in [group for group in self.running if group.last_step_id >= first]:
+            for sequence in list(group.sequences):
+                self._free(sequence)
+
+    # -- ends -------------------------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), what=st.sampled_from(["group", "group", "sequence", "sequence", "pin", "swapped"]))
+    def give_up(self, data: st.DataObject, what: str) -> None:
+        match what:
+            case "group" if self.running:
+                for sequence in list(data.draw(st.sampled_from(self.running)).sequences):
+                    self._free(sequence)
+            case "sequence" if unawaited := self._unawaited():
+                self._free(data.draw(st.sampled_from(unawaited)))
+            case "swapped" if self.swapped:
+                self._drop_swapped(data.draw(st.sampled_from(self.swapped)))
+            case "pin" if self.pinned:
+                name = data.draw(st.sampled_from(sorted(self.pinned)))
+                self.kv.pins.unpin(name)
+                del self.pinned[name]
+
+    def _unawaited(self) -> list[Sequence]:
+        """Sequences that may end before others of their group."""
+        sequences = [sequence for group in self.running for sequence in group.sequences]
+        awaited = [s.waits_for[0] for s in sequences if not s.is_ready and s.waits_for]
+        return [sequence for sequence in sequences if sequence not in awaited]
+
+    def _free(self, sequence: Sequence) -> None:
+        self.kv.free(sequence, sequence.last_step_id if self._is_outstanding(sequence) else None)
+        sequence.leave(SequenceStatus.FINISHED)
+        group = self._group(sequence)
+        group.sequences.remove(sequence)
+        if not group.sequences:
+            self.running.remove(group)
+
+    def _drop_swapped(self, group: Group) -> None:
+        self.swapped.remove(group)
+        for sequence in group.sequences:
+            self.kv.swapper.space.drop(sequence)
+
+    def _tables(self, sequence: Sequence) -> list[list[int]]:
+        """A copy of them."""
+        return [list(blocks) for blocks in self.kv.block_table(sequence)]
+
+    def _group(self, sequence: Sequence) -> Group:
+        return next(group for group in self.running if sequence in group.sequences)
+
+    def _is_ready(self, group: Group) -> bool:
+        return all(sequence.is_ready for sequence in group.sequences)
+
+    def _is_outstanding(self, sequence: Sequence) -> bool:
+        return bool(self.outstanding) and sequence.last_step_id >= self.outstanding[0].step_id
+
+    # -- what must be true ------------------------------------------------------------------------------------------
+
+    @invariant()
+    def every_block_is_accounted_for(self) -> None:
+        self.kv.check()
+        tables = [self.kv.block_table(sequence) for group in self.running for sequence in group.sequences]
+        tables += [blocks for _, blocks in self.pinned.values()]
+        held = {block_id for groups in tables for blocks in groups for block_id in blocks} - {NULL_BLOCK}
+        assert len(held) + self.kv.blocks.num_parked + self.kv.num_free == self.kv.num_blocks
+
+    @invariant()
+    def what_is_outstanding_is_not_free(self) -> None:
+        for step in self.outstanding:
+            touched = [block_id for share in step.shares for blocks in share.tables for block_id in blocks]
+            assert all(self.kv.ref_count(block_id) for block_id in touched if block_id != NULL_BLOCK)
+
+    @invariant()
+    def every_table_leads_to_its_own_history(self) -> None:
+        for group in self.running:
+            for sequence in group.sequences:
+                if sequence.is_ready:
+                    tables = self.kv.block_table(sequence)
+                    self.memory.assert_readable(sequence, tables, sequence.num_computed, sequence.num_computed)
+        for sequence, tables in self.pinned.values():
+            self.memory.assert_readable(sequence, tables, sequence.num_prompt, sequence.num_prompt)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        while self.outstanding:
+            self.kv.step_answered(self.outstanding.popleft().step_id, valid=True)
+        for sequence in [sequence for group in self.running for sequence in group.sequences]:
+            self._free(sequence)
+        for group in list(self.swapped):
+            self._drop_swapped(group)
+        for name in self.pinned:
+            self.kv.pins.unpin(name)
+        assert self.kv.num_free == self.kv.num_blocks
+        assert self.kv.num_cpu_free == self.kv.num_cpu_blocks
+
+
+def _grown(tables: list[list[int]], growth: Growth) -> list[list[int]]:
+    """What a worker makes of its tables when it is told of `growth`."""
+    new_block_ids = growth.new_block_ids or [[] for _ in tables]
+    grown = [blocks + new for blocks, new in zip(tables, new_block_ids, strict=True)]
+    for remap in growth.remaps:
+        grown[remap.kv_group][remap.logical_index] = remap.block_id
+    return grown
+
+
+TestBlockManagerMachine = BlockManagerMachine.TestCase
+TestBlockManagerMachine.settings = settings(
+    max_examples=_EXAMPLES, stateful_step_count=25, derandomize=True, deadline=None
+)

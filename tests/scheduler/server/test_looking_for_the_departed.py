@@ -1,0 +1,108 @@
+"""When a worker's connection ends a bell rings, perhaps before the socket itself knows whose it was."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from octavo.runtime.transport.sockets import bind_router
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.events import ReplicaJoined
+from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.server.loop import SchedulerShell
+from octavo.scheduler.server.poller import Arrivals
+from octavo.scheduler.server.wakeup import Bell
+from octavo.testing.cluster import FakeReplica, write_fake_model
+from octavo.worker.fake.runner import FakeRunner
+
+
+class Rig:
+    """A shell with one worker, whose socket takes messages as long as `takes` holds; turned by hand."""
+
+    def __init__(self, directory: Path, context: "zmq.Context[zmq.Socket[bytes]]", bell: Bell) -> None:
+        self.now, self.takes, self.sent = 0.0, True, 0
+        self.bell = bell
+        self.shell = SchedulerShell(
+            Scheduler(SchedulerConfig(), 1),
+            bind_router(context, f"ipc://{directory}/frontends"),
+            bind_router(context, f"ipc://{directory}/workers"),
+            clock=lambda: self.now,
+            departure=bell,
+        )
+        self.shell._workers.send = self._send  # type: ignore[method-assign]
+        self.shell.handle(ReplicaJoined(_worker(directory).hello))
+
+    def _send(self, peer_id: int, message: object) -> bool:
+        self.sent += 1
+        return self.takes
+
+    def turn(self, seconds: float) -> None:
+        self.now += seconds
+        self.shell.turn()
+
+    @property
+    def has_worker(self) -> bool:
+        return bool(self.shell.core.replicas)
+
+
+def _worker(directory: Path) -> FakeReplica:
+    model = write_fake_model(directory / "model")
+    return FakeReplica(FakeRunner(model, block_size=4, num_blocks=8, num_cpu_blocks=0), 1)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with zmq.Context() as context:
+        bell = Bell()
+        rig = Rig(tmp_path, context, bell)
+        yield rig
+        bell.close()
+        for wire in (rig.shell._frontends, rig.shell._workers):
+            wire.socket.close()
+
+
+def test_a_worker_that_is_gone_when_the_bell_rings_is_lost_at_once(rig: Rig) -> None:
+    rig.takes = False
+    rig.bell.ring()
+    rig.turn(0.0)
+    assert not rig.has_worker
+
+
+@pytest.mark.parametrize("since_last_tick", [0.0, 0.05, 0.1])
+@pytest.mark.parametrize("delay", [0.006, 0.1])
+def test_a_bell_that_was_quicker_than_the_socket_is_believed(rig: Rig, since_last_tick: float, delay: float) -> None:
+    rig.bell.ring()
+    rig.turn(since_last_tick)
+    assert rig.has_worker
+    rig.takes = False
+    rig.turn(delay)
+    assert not rig.has_worker
+
+
+def test_a_worker_that_is_there_is_not_asked_for_ever(rig: Rig) -> None:
+    rig.bell.ring()
+    for _ in range(20):
+        rig.turn(0.05)
+    asked = rig.sent
+    rig.turn(0.05)
+    assert rig.sent == asked
+    assert rig.has_worker
+
+
+async def test_each_look_comes_in_its_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def wait(arrivals: Arrivals, seconds: float) -> None:
+        if len(waits) == 5:
+            raise asyncio.CancelledError
+        waits.append(seconds)
+        rig.now += seconds
+
+    monkeypatch.setattr(Arrivals, "wait", wait)
+    rig.bell.ring()
+    with contextlib.suppress(asyncio.CancelledError):
+        await rig.shell.run()
+    assert waits == pytest.approx([0.1, 0.005, 0.015, 0.08, 0.1])

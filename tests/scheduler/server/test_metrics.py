@@ -1,0 +1,138 @@
+"""The scheduler's metrics agree with what its core did, and with the books that were published last."""
+
+from typing import Any
+
+import pytest
+
+from octavo.scheduler.core.config import Preemption
+from octavo.scheduler.core.events import ReplicaHeard, WorkerCordoned
+from octavo.scheduler.server.admin_messages import write_load
+from octavo.scheduler.server.metrics import SchedulerMetrics
+from octavo.scheduler.server.request_spans import RequestSpans
+from octavo.testing.cluster import make_request
+from octavo.testing.metrics import told
+from octavo.v1.admin_pb2 import GetLoadResponse
+from octavo.wire.requests import RejectReason
+
+from ..conftest import MakeCluster
+
+
+class Watched:
+    """A cluster and the metrics that its core tells."""
+
+    def __init__(self, make_cluster: MakeCluster, **config: Any) -> None:
+        self.now = 0.0
+        self.metrics = SchedulerMetrics(lambda: self.now, RequestSpans(lambda: self.now))
+        self.cluster = make_cluster(observer=self.metrics, **config)
+
+    def told(self) -> dict[str, float]:
+        self.now = self.cluster.now
+        self.metrics.publish(write_load(self.cluster.core, 3))
+        return told(self.metrics, "reason", "kind", "cause", "worker", "state")
+
+
+def test_requests_and_steps_are_counted(make_cluster: MakeCluster) -> None:
+    watched = Watched(make_cluster)
+    watched.cluster.join(num_blocks=64, block_size=4)
+    watched.cluster.submit(make_request("a", 8, 5), make_request("b", 8, 3, shared=8))
+    watched.cluster.step()
+    found = watched.told()
+    assert found["octavo_requests_running"] == found["vllm:num_requests_running"] == 2
+    assert found["octavo_blocks_referenced worker-1"] + found["octavo_blocks_free worker-1"] == 64
+    assert found["vllm:kv_cache_usage_perc"] == found["octavo_blocks_referenced worker-1"] / 64
+    assert found["octavo_dropped_messages_total"] == 3
+    watched.cluster.run()
+    found = watched.told()
+    assert "octavo_requests_running" not in found
+    assert found["octavo_queue_time_seconds_count"] == 2
+    assert found["octavo_scheduler_sequences_finished_total length"] == 2
+    assert found["octavo_prefix_lookup_tokens_total"] == 16
+    assert found["octavo_tokens_sampled_total"] == 8
+    assert found["octavo_tokens_computed_total"] == found["octavo_step_tokens_sum"] >= 16 + 6
+    assert found["octavo_step_seconds_count"] == found["octavo_step_tokens_count"] > 4
+
+
+def test_a_prompt_that_is_found_computed_is_counted_as_such(make_cluster: MakeCluster) -> None:
+    watched = Watched(make_cluster)
+    watched.cluster.join(block_size=4)
+    watched.cluster.submit(make_request("a", 9, 2, shared=9))
+    watched.cluster.run()
+    watched.cluster.submit(make_request("b", 9, 2, shared=9))
+    watched.cluster.run()
+    found = watched.told()
+    assert (found["octavo_prefix_lookup_tokens_total"], found["octavo_prefix_hit_tokens_total"]) == (18, 8)
+    assert found["octavo_blocks_cached worker-1"] >= 2
+
+
+@pytest.mark.parametrize("kind", [Preemption.SWAP, Preemption.RECOMPUTE])
+def test_preemptions_are_counted_by_their_kind(make_cluster: MakeCluster, kind: Preemption) -> None:
+    watched = Watched(make_cluster, preemption=kind, watermark=0.0)
+    watched.cluster.join(num_blocks=6, block_size=4, num_cpu_blocks=6)
+    watched.cluster.submit(make_request("a", 8, 12), make_request("b", 8, 12))
+    watched.cluster.run()
+    found = watched.told()
+    assert found[f"octavo_preemptions_total {kind}"] == found["vllm:num_preemptions_total"]
+    assert found["vllm:num_preemptions_total"] == watched.cluster.core.preemptions > 0
+
+
+def test_what_ends_otherwise_is_counted_by_its_reason(make_cluster: MakeCluster) -> None:
+    watched = Watched(make_cluster, max_waiting=2)
+    watched.cluster.submit(*(make_request(name, 8, 4) for name in "abc"))
+    watched.cluster.abort("a")
+    watched.cluster.join()
+    watched.cluster.leave(1)
+    found = watched.told()
+    assert found[f"octavo_requests_rejected_total {RejectReason.QUEUE_FULL}"] == 1
+    assert found["octavo_requests_aborted_total"] == 1
+    assert found["octavo_workers_lost_total goodbye"] == 1
+    assert found["octavo_requests_waiting"] == found["vllm:num_requests_waiting"] == 1
+    assert found["octavo_frontends"] == 1
+
+
+def test_workers_are_told_by_state_and_what_waits_by_its_tokens(make_cluster: MakeCluster) -> None:
+    watched = Watched(make_cluster)
+    watched.cluster.join(1)
+    watched.cluster.submit(make_request("a", 8, 5))
+    watched.cluster.step()
+    watched.cluster.join(2)
+    watched.cluster.handle(ReplicaHeard(1, draining=True))
+    watched.cluster.handle(WorkerCordoned("worker-2"))
+    watched.cluster.submit(make_request("b", 8, 5))
+    found = watched.told()
+    assert found["octavo_workers worker-1 draining"] == found["octavo_workers worker-2 cordoned"] == 1
+    assert found["octavo_waiting_tokens"] == 8
+    for _ in range(6):
+        watched.cluster.step()
+    found = watched.told()
+    workers = {name for name in found if name.startswith("octavo_workers")}
+    assert workers == {"octavo_workers worker-2 cordoned"}, "one that is dismissed is not lost"
+
+
+def test_the_age_of_the_last_step_grows_with_the_clock_and_not_with_the_books(make_cluster: MakeCluster) -> None:
+    watched = Watched(make_cluster)
+    watched.cluster.join()
+    watched.cluster.submit(make_request("a", 8, 5))
+    watched.cluster.now = 20.0
+    assert watched.told()["octavo_last_step_age_seconds"] == 20
+    watched.cluster.step()
+    watched.now = watched.cluster.now
+    watched.cluster.step()
+    watched.now = 50.0
+    family = next(each for each in watched.metrics.collect() if each.name == "octavo_last_step_age_seconds")
+    assert family.samples[0].value == pytest.approx(50 - 20.01)
+
+
+def test_blocks_of_all_workers_of_one_size_are_told_together(make_cluster: MakeCluster) -> None:
+    watched = Watched(make_cluster)
+    watched.cluster.join(1, num_blocks=10, block_size=4)
+    watched.cluster.join(2, num_blocks=20, block_size=4)
+    watched.told()
+    family = next(each for each in watched.metrics.collect() if each.name == "vllm:cache_config_info")
+    assert [sample.labels for sample in family.samples] == [{"block_size": "4", "num_gpu_blocks": "30"}]
+
+
+def test_before_anything_is_published_there_is_nothing() -> None:
+    metrics = SchedulerMetrics(lambda: 0.0, RequestSpans(lambda: 0.0))
+    assert told(metrics) == {}
+    metrics.publish(GetLoadResponse(waiting=2))
+    assert told(metrics) == {"octavo_requests_waiting": 2, "vllm:num_requests_waiting": 2}

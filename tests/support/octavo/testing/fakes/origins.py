@@ -1,0 +1,18 @@
+"""The fake model's cache, and beside it for every slot of what history its content was computed."""
+
+from typing import Any
+
+from octavo.wire.steps import BlockMoves
+from octavo.worker.fake.cache import FakeCache
+
+
+class TracedCache(FakeCache):
+    """`origins` moves along with what it is about: a number for each slot."""
+
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.origins = FakeCache(**sizes)
+
+    def move(self, moves: BlockMoves) -> None:
+        super().move(moves)
+        self.origins.move(moves)

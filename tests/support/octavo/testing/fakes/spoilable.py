@@ -1,0 +1,121 @@
+"""A fake model whose cache remembers of what each slot was computed, and in which NaNs can be planted. A grammar is for
+it the microseconds that it takes.
+
+What a real model keeps of a token depends on all tokens before it, as far as it saw them. So whoever reads a slot that
+was computed over another history than its own gets other tokens, even if the slot holds the right token by then. Every
+query that sees a NaN fails.
+"""
+
+import zlib
+from array import array
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from msgspec import structs
+
+from octavo.testing.fakes.origins import TracedCache
+from octavo.wire.steps import Candidates, GrammarTime, PromptLogprobs, SampledToken, SequenceFailure
+from octavo.worker.fake.runner import FakeRunner
+from octavo.worker.sequences import WorkerSequence, WorkItem
+from octavo.worker.step.failures import not_finite
+
+
+def microseconds(grammar: str) -> int:
+    """What a grammar says that it takes for a token."""
+    return int(grammar) if grammar.isdecimal() else 0
+
+
+# Stands for the keys and values of a token that are not finite, and for a history that is not the reader's own.
+_NAN = -3
+_FOREIGN = array("i", [-5])
+
+
+class SpoilableRunner(FakeRunner):
+    """What the next step computes first of the sequences named in `to_spoil` is NaN; of those in `to_fail` its keys and
+    values are sound, and what comes of them at its end is not."""
+
+    to_spoil: Collection[int] = ()
+    to_fail: Collection[int] = ()
+    num_spoiled = 0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._cache: TracedCache = TracedCache(
+            num_blocks=self.num_blocks, num_cpu_blocks=self.num_cpu_blocks, block_size=self.block_size
+        )
+        # By sequence: of its tokens up to each position, one number.
+        # By sequence: its tokens, and what each makes of those before.
+        self._histories: dict[int, tuple[list[int], array[int]]] = {}
+
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        for sequence_id in sequence_ids:
+            self._histories.pop(sequence_id, None)
+
+    def _write(self, item: WorkItem) -> None:
+        super()._write(item)
+        # Those of a step are in an order in which whoever shares what another computes comes after it.
+        own = self._history(item.sequence, item.start + item.num_tokens)[item.start :].tolist()
+        origins = [0] * len(own) if self._reads_foreign(item.sequence, item.start, item.start) else own
+        for table in item.sequence.block_tables:
+            self._cache.origins.write(table, item.start, origins)
+        if any(member.sequence_id in self.to_spoil for member in item.members):
+            self.num_spoiled += 1
+            for table in item.sequence.block_tables:
+                self._cache.write(table, item.start, [_NAN])
+
+    def _read(self, sequence: WorkerSequence, start: int, end: int) -> bytes:
+        if self._reads_foreign(sequence, start, end):
+            return (_FOREIGN * (end - start)).tobytes()
+        return super()._read(sequence, start, end)
+
+    def _reads_foreign(self, sequence: WorkerSequence, start: int, end: int) -> bool:
+        """Whether queries from `start` on see any slot before `end` that was computed over another history."""
+        own = self._history(sequence, end)
+        for group, table in zip(self.kv_groups, sequence.block_tables, strict=True):
+            first = max(0, start - group.window + 1) if group.window else 0
+            if first < end and self._cache.origins.read(table, first, end) != own[first:end].tobytes():
+                return True
+        return False
+
+    def _history(self, sequence: WorkerSequence, end: int) -> "array[int]":
+        tokens, known = self._histories.get(sequence.sequence_id, ([], array("i")))
+        if tokens != sequence.token_ids[: len(tokens)]:
+            # A name that another sequence has now, or a token that was not known yet.
+            tokens, known = [], array("i")
+        value = known[-1] if known else 0
+        for token_id in sequence.token_ids[len(tokens) : end]:
+            # Never 0, which is nobody's; and an int32, like a token.
+            value = 1 | zlib.crc32(b"%d" % token_id, value) >> 1
+            tokens.append(token_id)
+            known.append(value)
+        self._histories[sequence.sequence_id] = tokens, known
+        return known[:end]
+
+    def _choose(
+        self, items: list[WorkItem]
+    ) -> tuple[list[SampledToken], list[Candidates], list[SequenceFailure], list[GrammarTime]]:
+        sampled, candidates, failed, grammars = super()._choose([item for item in items if not self._is_broken(item)])
+        broken = [member for item in items if self._is_broken(item) for member in item.members]
+        texts = {each.sequence_id: each.sampling.grammar for item in items for each in item.choosers}
+        taken = [structs.replace(each, microseconds=microseconds(texts[each.sequence_id])) for each in grammars]
+        return sampled, candidates, [*failed, *(not_finite(member.sequence_id) for member in broken)], taken
+
+    def _mask(self, sequence: WorkerSequence) -> bytes | None:
+        return None
+
+    def _prompt_logprobs(self, item: WorkItem) -> list[PromptLogprobs]:
+        return [] if self._is_broken(item) else super()._prompt_logprobs(item)
+
+    def _is_broken(self, item: WorkItem) -> bool:
+        return any(member.sequence_id in self.to_fail for member in item.members) or self._sees_nan(item)
+
+    def _sees_nan(self, item: WorkItem) -> bool:
+        if not self.num_spoiled:
+            return False
+        end = item.start + item.num_tokens
+        # Group by group: what one does not see, another may.
+        return any(
+            _NAN
+            in array("i", self._cache.read(table, max(0, item.start - group.window + 1) if group.window else 0, end))
+            for group, table in zip(self.kv_groups, item.sequence.block_tables, strict=True)
+        )

@@ -1,1 +1,0 @@
-"""Networks that fail, between real processes: `python -m octavo.testing.network cuts --count 3`."""

@@ -1,0 +1,1 @@
+"""Octavo's processes in virtual time, and who starts them again."""

@@ -1,0 +1,120 @@
+"""A worker: the production loop and protocol, and a simulated device."""
+
+import signal
+from collections.abc import Callable
+from random import Random
+from typing import Any, cast
+
+import msgspec
+
+from octavo.testing.simulation.clock import NEVER, Process
+from octavo.testing.simulation.device import Device, Ending, Hardware, PoisonedError, SimulatedRunner, Witness
+from octavo.testing.simulation.network import Dealer, Network
+from octavo.wire.base import SCHEMA_VERSION
+from octavo.wire.steps import Predecessor, WorkerHello
+from octavo.worker.fake.runner import FAKE_COSTS
+from octavo.worker.health import Liveness
+from octavo.worker.loop import WorkerLoop
+from octavo.worker.process import StopSignal
+from octavo.worker.protocol import RefusedError, WorkerProtocol
+
+
+class _Signals(StopSignal):
+    """Signals that come when they are said to."""
+
+    def __init__(self) -> None:
+        self.requested = self.insisted = False
+
+    def fileno(self) -> int:
+        return -1
+
+    def noticed(self) -> None:
+        """Nobody polls."""
+
+    def come(self) -> None:
+        self._note(signal.SIGTERM, None)
+
+
+class OtherVersion(WorkerProtocol):
+    """Of a release that speaks another schema."""
+
+    def _hello(self) -> WorkerHello:
+        return msgspec.structs.replace(super()._hello(), schema_version=SCHEMA_VERSION + 1)
+
+
+class WorkerProcess(Process):
+    """One life of the worker at a place. `ended` is told how it came to its end, by itself."""
+
+    def __init__(
+        self,
+        network: Network,
+        place: str,
+        hardware: Hardware,
+        device: Device,
+        random: Random,
+        tell: Witness,
+        ended: "Callable[[WorkerProcess, Ending, str], None]",
+        speaks: type[WorkerProtocol] = WorkerProtocol,
+        predecessor: Predecessor | None = None,
+    ) -> None:
+        super().__init__(network.clock, place)
+        self.dealer = Dealer(network, "workers", place, self)
+        self._random = random
+        self._runner = SimulatedRunner(hardware, device, random, self.stall, tell)
+        self.protocol = speaks(place, self._runner, self._draw_incarnation, FAKE_COSTS, predecessor)
+        self._signals = _Signals()
+        liveness = Liveness(self._time)
+        self.has_served = False
+        self._loop = WorkerLoop(
+            *(cast("Any", self.dealer), self.protocol, liveness, self._signals, self._time), on_welcome=self._welcomed
+        )
+        self._ended = ended
+        self.wake()
+
+    def turn(self) -> float:
+        """One turn of the loop's own, but for the wait between two."""
+        try:
+            if self._loop._is_over():
+                self._leave()
+                return NEVER
+            self._loop._beat_if_due()
+            self._loop._receive()
+            self._loop._answer_if_ready()
+            assert self.protocol.epoch is None or not isinstance(self.protocol, OtherVersion), (
+                "it speaks another schema"
+            )
+        except RefusedError as refusal:
+            self._end(Ending.REFUSED, str(refusal))
+        except PoisonedError as poison:
+            self._end(poison.ending)
+        return self.local_now if self.dealer.has_arrived or self.protocol.dismissed else self._loop._next_beat
+
+    def terminate(self) -> None:
+        """SIGTERM: it is to end, once the scheduler lets it; at the second one, between two steps."""
+        self._signals.come()
+        self.wake()
+
+    def _welcomed(self) -> None:
+        self.has_served = True
+
+    def _leave(self) -> None:
+        was_dismissed = self.protocol.dismissed
+        assert not (was_dismissed and self.protocol.busy), "it is let go in the middle of a step"
+        may_leave = was_dismissed or self._signals.insisted or self.protocol.epoch is None
+        assert may_leave or self.local_now >= self._loop._leave_by, "it does not wait until it is let go"
+        self._loop._leave()
+        self._end(Ending.DISMISSED if was_dismissed else Ending.LEFT)
+
+    def _end(self, ending: Ending, why: str = "") -> None:
+        if ending is Ending.HUNG:
+            self.stall(NEVER)
+        else:
+            self.kill()
+        self._ended(self, ending, why)
+
+    def _draw_incarnation(self) -> int:
+        self._runner.incarnation = self._random.getrandbits(64)
+        return self._runner.incarnation
+
+    def _time(self) -> float:
+        return self.local_now

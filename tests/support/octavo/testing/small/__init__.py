@@ -1,0 +1,1 @@
+"""Small models, vocabularies and configurations, and every architecture tried on one."""

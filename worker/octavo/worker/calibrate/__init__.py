@@ -1,0 +1,1 @@
+"""What steps cost on this worker, measured before it serves."""

@@ -1,0 +1,137 @@
+"""How long steps take, fitted to some that were timed, with no negative cost (Lawson and Hanson, 1974)."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.runtime.models.step_times import StepShape, StepTimeModel, TokenTime
+from octavo.worker.calibrate.timed_steps import Sample
+
+Numbers = npt.NDArray[np.float64]
+
+# Quantities whose proportion varies less than this are told apart by noise alone.
+_SAME = 1e-6
+# What is left to explain by a cost, of all there was, that is rounding.
+_ROUNDING = 1e-12
+
+
+def least_costs(quantities: Numbers, seconds: Numbers) -> Numbers:
+    """The costs [columns], none negative, with the least sum of squares of `quantities` [rows, columns] @ costs -
+    `seconds` [rows]. Of columns that the rows do not tell apart one gets the cost of all."""
+    if not quantities.size:
+        return np.zeros(quantities.shape[1])
+    # They are of very different sizes.
+    scales = np.where(quantities.any(axis=0), np.abs(quantities).max(axis=0), 1.0)
+    return _least_costs(quantities / scales, seconds) / scales
+
+
+def _least_costs(quantities: Numbers, seconds: Numbers) -> Numbers:
+    """Cost after cost is let above zero: always the one that explains most of what is left."""
+    costs = np.zeros(quantities.shape[1])
+    candidates: npt.NDArray[np.bool_] = np.asarray(quantities.any(axis=0))
+    enough = _ROUNDING * np.linalg.norm(quantities, axis=0) * np.linalg.norm(seconds)
+    while True:
+        explained = np.where(candidates & (costs == 0.0), quantities.T @ (seconds - quantities @ costs) - enough, 0.0)
+        best = int(explained.argmax())
+        if explained[best] <= 0.0:
+            return costs
+        with_it = _settled(quantities, seconds, costs, best)
+        if with_it is None or _rest(quantities, seconds, with_it) >= _rest(quantities, seconds, costs):
+            candidates[best] = False
+        else:
+            costs = with_it
+
+
+def _settled(quantities: Numbers, seconds: Numbers, costs: Numbers, new: int) -> Numbers | None:
+    """The least squares of the costs above zero and a new one, less those that would be negative; None if they are not
+    told apart."""
+    kept = costs > 0.0
+    kept[new] = True
+    while True:
+        wanted = np.zeros_like(costs)
+        wanted[kept], _, rank, _ = np.linalg.lstsq(quantities[:, kept], seconds, rcond=_SAME)
+        if rank < kept.sum():
+            return None
+        negative = kept & (wanted <= 0.0)
+        if not negative.any():
+            return wanted
+        # As far that way as all stay above zero: then one of them is there.
+        ways = np.maximum((costs - wanted)[negative], np.finfo(np.float64).tiny)
+        share = (costs[negative] / ways).min()
+        costs = np.maximum(costs + share * (wanted - costs), 0.0)
+        kept &= ~(negative & (costs <= _ROUNDING * costs.max()))
+        costs = np.where(kept, costs, 0.0)
+
+
+def _rest(quantities: Numbers, seconds: Numbers, costs: Numbers) -> float:
+    return float(np.square(quantities @ costs - seconds).sum())
+
+
+# How long steps take, from some that were timed.
+
+
+_WELL_BEYOND = 1.5
+
+
+def fitted(samples: Sequence[Sample]) -> StepTimeModel:
+    """The model with the least squares of relative differences to `samples`, of which one at least computes tokens; no
+    cost is negative, and a step of more tokens takes no less time."""
+    knots = _knots(sample.shape.num_tokens for sample in samples)
+    seconds = np.array([sample.seconds for sample in samples])
+    quantities = np.array([_quantities(sample.shape, knots) for sample in samples])
+    costs = least_costs(quantities / seconds[:, None], np.ones(len(samples))).tolist()
+    token_times = [TokenTime(knot, _token_seconds(knot, knots, costs)) for knot in knots]
+    return StepTimeModel(token_times, *costs[len(knots) :])
+
+
+def errors(model: StepTimeModel, families: Mapping[str, Iterable[Sample]]) -> dict[str, list[float]]:
+    """By family, how far what the model says is from what was measured: of each step's time, sign and all."""
+    return {
+        family: [model.seconds(sample.shape) / sample.seconds - 1.0 for sample in samples]
+        for family, samples in families.items()
+    }
+
+
+def typical_error(errors: Mapping[str, list[float]]) -> float:
+    """The median of the sizes."""
+    return statistics.median(map(abs, chain.from_iterable(errors.values())))
+
+
+def _knots(num_tokens: Iterable[int]) -> list[int]:
+    """Where the time per token may change: the first size that was timed, powers of two, and the last if it is well
+    beyond them."""
+    found = sorted(set(num_tokens) - {0})
+    powers = {size for size in found if size & (size - 1) == 0}
+    last = {found[-1]} if found[-1] >= _WELL_BEYOND * max(powers, default=0) else set()
+    return sorted({found[0]} | powers | last)
+
+
+def _quantities(shape: StepShape, knots: list[int]) -> list[float]:
+    """Those of `_ramps`, then as the fields of `StepTimeModel` come."""
+    moves = bool(shape.blocks_out) + bool(shape.blocks_in) + bool(shape.copies)
+    return [
+        *(_ramps(shape.num_tokens, knots) if shape.num_tokens else len(knots) * [0.0]),
+        float(shape.num_sampled > 0),
+        shape.num_sampled,
+        shape.context_tokens,
+        shape.prefill_pairs,
+        moves,
+        shape.blocks_out,
+        shape.blocks_in,
+        shape.copies,
+    ]
+
+
+def _ramps(num_tokens: int, knots: list[int]) -> list[float]:
+    """One for any step, then the tokens between each knot and the next, with all beyond the last but one in the last:
+    if none costs less than nothing, more tokens take no less time."""
+    ends = [*knots[1:-1], math.inf]
+    return [1.0, *(float(min(max(num_tokens - low, 0), end - low)) for low, end in zip(knots[:-1], ends, strict=False))]
+
+
+def _token_seconds(num_tokens: int, knots: list[int], costs: list[float]) -> float:
+    return sum(cost * ramp for cost, ramp in zip(costs, _ramps(num_tokens, knots), strict=False))

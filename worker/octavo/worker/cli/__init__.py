@@ -1,0 +1,1 @@
+"""The commands `octavo worker`, `calibrate`, `prepare-model` and `convert-weights`."""

@@ -1,0 +1,65 @@
+"""`octavo prepare-model` and `octavo convert-weights`: make directories that can be served."""
+
+from pathlib import Path
+
+import click
+
+from octavo.runtime.models.directory import BUNDLED_MODEL, ModelDirectoryError
+from octavo.runtime.models.hub import HubError, fetch, is_hub_id
+from octavo.worker.loading.convert_weights import ConvertError, convert_weights
+from octavo.worker.loading.gguf import GGUFError
+from octavo.worker.loading.prepare import PrepareError, prepare_bundled_model, prepare_directory
+from octavo.worker.loading.publish import PublishError
+from octavo.worker.loading.weights import WeightsError
+
+
+@click.command("prepare-model")
+@click.option(
+    "--gguf",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help=f"GGUF file to convert, with --output.  [default: the bundled {BUNDLED_MODEL}]",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Directory to write, with --gguf.  [default: the bundled model's place in the cache]",
+)
+def prepare_model(gguf: Path | None, output: Path | None) -> None:
+    """Turn a GGUF file into a model directory.
+
+    Dequantizes to bfloat16 and writes config, tokenizer and weights as transformers lays them out, all or nothing.
+    Prints the directory; does nothing if it is there already.
+    """
+    if (gguf is None) != (output is None):
+        raise click.UsageError("--gguf and --output go together: another model has no place of its own in the cache")
+    try:
+        if gguf is None or output is None:
+            directory = prepare_bundled_model()
+        else:
+            directory = output.absolute()
+            prepare_directory(gguf, directory)
+    except (PrepareError, PublishError, GGUFError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(directory)
+
+
+# `octavo convert-weights`: makes a directory that can be served of one whose weights are pickled.
+
+
+@click.command("convert-weights")
+@click.argument("source")
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="Directory to write.")
+def convert(source: str, output: Path) -> None:
+    """Turn a model with pytorch_model.bin into one with safetensors.
+
+    SOURCE is a directory, or a model of the Hugging Face hub as org/name. Nothing that a weight file names is run: what
+    holds more than tensors is refused. Configuration and tokenizer are copied. Prints the new directory; does nothing
+    if it is there already.
+    """
+    directory = output.absolute()
+    try:
+        is_remote = is_hub_id(source) and not Path(source).exists()
+        convert_weights(fetch(source, "*.bin") if is_remote else Path(source).absolute(), directory)
+    except (ConvertError, HubError, ModelDirectoryError, PublishError, WeightsError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(directory)

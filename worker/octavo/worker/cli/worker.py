@@ -1,0 +1,209 @@
+"""The command `octavo worker`: flags to configuration, configuration to a running worker, errors to one line."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import zmq
+
+from octavo.runtime.telemetry import tracing
+from octavo.runtime.telemetry.logs import say
+from octavo.runtime.telemetry.metrics import MetricsError, expose
+from octavo.runtime.telemetry.metrics import serve as serve_metrics
+from octavo.runtime.transport.curve_keys import read_client_keys
+from octavo.runtime.transport.endpoints import EndpointError, default_endpoint, runtime_directory
+from octavo.wire.codec import WireError
+from octavo.wire.costs import StepCosts
+from octavo.worker.cli.model_options import model_options
+from octavo.worker.config import ConfigError, WorkerConfig, default_worker_id
+from octavo.worker.health import Liveness, health_server
+from octavo.worker.loop import DRAIN_TIMEOUT_S, serve
+from octavo.worker.make_runner import describe, one_line, with_runner
+from octavo.worker.metrics import WorkerMetrics
+from octavo.worker.process import LastWords
+from octavo.worker.protocol import RefusedError
+from octavo.worker.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+
+@click.command()
+@model_options
+@click.option(
+    "--worker-endpoint",
+    "endpoint",
+    envvar="OCTAVO_WORKER_ENDPOINT",
+    show_default="ipc://<runtime directory>/workers.sock",
+    help="The scheduler's address for workers.",
+)
+@click.option(
+    "--worker-id",
+    envvar="OCTAVO_WORKER_ID",
+    show_default="<host>-<pid>",
+    help="Name of this worker's place; it may outlive the process.",
+)
+@click.option(
+    "--calibrate/--no-calibrate",
+    envvar="OCTAVO_CALIBRATE",
+    default=True,
+    show_default=True,
+    help="Measure at start what computing prompts and moving blocks cost, for the scheduler's --preemption measured.",
+)
+@click.option(
+    "--health-address",
+    envvar="OCTAVO_HEALTH_ADDRESS",
+    show_default="unix:<runtime directory>/<worker id>-health.sock",
+    help="Where to serve gRPC health: host:port or unix:/path.",
+)
+@click.option(
+    "--drain-timeout",
+    "drain_timeout_s",
+    envvar="OCTAVO_DRAIN_TIMEOUT",
+    type=click.FloatRange(min=0),
+    default=DRAIN_TIMEOUT_S,
+    show_default=True,
+    help="Seconds after Ctrl-C or SIGTERM in which the scheduler may let requests end here, or move them.",
+)
+@click.option(
+    "--curve-keys",
+    envvar="OCTAVO_CURVE_KEYS",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory with worker.secret and scheduler.public, from `octavo keys`: for a scheduler that has keys.",
+)
+@click.option(
+    "--insecure-tcp",
+    envvar="OCTAVO_INSECURE_TCP",
+    is_flag=True,
+    help="Allow an unencrypted scheduler address beyond this machine.",
+)
+@click.option(
+    "--metrics-listen",
+    envvar="OCTAVO_METRICS_LISTEN",
+    default="",
+    help="Where to serve Prometheus metrics, as host:port; never public. Default: nowhere.",
+)
+@click.option(
+    "--insecure-metrics",
+    envvar="OCTAVO_INSECURE_METRICS",
+    is_flag=True,
+    help="Allow a --metrics-listen beyond this machine: it asks nobody for a key.",
+)
+@click.option(
+    "--otlp-endpoint",
+    envvar="OCTAVO_OTLP_ENDPOINT",
+    default="",
+    help="OTLP collector (gRPC) to send traces to, as http://host:port. Default: no traces.",
+)
+def worker(**options: Any) -> None:
+    """Run one worker: it loads the model, joins the scheduler and computes its plans until SIGTERM."""
+    try:
+        config = _configure(**options)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    except EndpointError as error:
+        raise click.ClickException(str(error)) from error
+    run(config)
+
+
+def run(config: WorkerConfig) -> None:
+    """Runs a worker to its end. Raises `click.ClickException` with one line if it cannot start or is refused."""
+    liveness, metrics = Liveness(), WorkerMetrics()
+    with _explained(config), _observed(config, liveness, metrics):
+        with_runner(config, liveness, partial(_serve, config, liveness, metrics))
+
+
+def _serve(
+    config: WorkerConfig,
+    liveness: Liveness,
+    metrics: WorkerMetrics,
+    runner: Runner,
+    on_beat: Callable[[], None],
+) -> None:
+    say(describe(runner, exact=config.numerics == "exact"))
+    metrics.loaded(config.worker_id, runner)
+    serve(
+        runner,
+        worker_id=config.worker_id,
+        endpoint=config.endpoint,
+        liveness=liveness,
+        keys=config.curve_keys,
+        costs=_measured_costs(runner, config),
+        metrics=metrics,
+        on_beat=on_beat,
+        drain_timeout_s=config.drain_timeout_s,
+        words=LastWords(runtime_directory() / f"{config.worker_id}-last-words"),
+    )
+
+
+@contextmanager
+def _explained(config: WorkerConfig) -> Iterator[None]:
+    """Says what has ended the worker on one line."""
+    try:
+        yield
+    except (EndpointError, MetricsError) as error:
+        raise click.ClickException(str(error)) from error
+    except WireError as error:
+        raise click.ClickException(f"this worker cannot be offered to a scheduler: {error}") from error
+    except RefusedError as error:
+        raise click.ClickException(f"the scheduler refused this worker: {error}") from error
+    except zmq.ZMQError as error:
+        raise click.ClickException(f"cannot use {config.endpoint}: {error}; check --worker-endpoint") from error
+
+
+@contextmanager
+def _observed(config: WorkerConfig, liveness: Liveness, metrics: WorkerMetrics) -> Iterator[None]:
+    """Serves health, which on one machine the first of several ranks does for all, and what `_told` does."""
+    if config.is_local_follower:
+        yield
+        return
+    with health_server(config.health_address, liveness), _told(config, metrics):
+        yield
+
+
+@contextmanager
+def _told(config: WorkerConfig, metrics: WorkerMetrics) -> Iterator[None]:
+    """Serves metrics and sends traces, where these are asked for."""
+    with ExitStack() as held:
+        held.enter_context(tracing.exported(config.otlp_endpoint, "octavo-worker"))
+        if config.metrics_listen:
+            expose("worker", metrics)
+            held.enter_context(serve_metrics(config.metrics_listen))
+        yield
+
+
+def _configure(**options: Any) -> WorkerConfig:
+    options["worker_id"] = options["worker_id"] or default_worker_id()
+    options["endpoint"] = options["endpoint"] or default_endpoint("workers")
+    if not options["health_address"]:
+        options["health_address"] = f"unix:{runtime_directory()}/{options['worker_id']}-health.sock"
+    if directory := options["curve_keys"]:
+        options["curve_keys"] = read_client_keys(directory, "worker")
+    return WorkerConfig(**options)
+
+
+def _measured_costs(runner: Runner, config: WorkerConfig) -> StepCosts | None:
+    """What the scheduler's `--preemption measured` weighs; it does without where nothing was measured."""
+    if config.device == "fake":
+        from octavo.worker.fake.runner import FAKE_COSTS
+
+        return FAKE_COSTS
+    if not config.calibrate:
+        return None
+    from octavo.worker.calibrate.calibrate import calibrate
+
+    try:
+        costs = calibrate(runner)
+    except Exception as error:
+        logger.warning("what steps cost could not be measured: %s", one_line(error))
+        return None
+    if costs:
+        logger.info("a token of a prompt takes %.3g s, a block %.3g s out and %.3g s in", *_main_costs(costs))
+    return costs
+
+
+def _main_costs(costs: StepCosts) -> tuple[float, float, float]:
+    return costs.prefill.token_s, costs.swap.block_out_s, costs.swap.block_in_s

@@ -1,0 +1,1 @@
+"""A model without arithmetic, for tests of everything around it."""

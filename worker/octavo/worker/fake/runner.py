@@ -1,0 +1,310 @@
+"""A model without arithmetic, for tests of everything around it: the next token is a hash of the whole history.
+
+It keeps a real paged cache, though: tokens are written through the slot mapping and read back through the block table,
+so a lost, repeated or misplaced token or a block given to two sequences changes every token that follows.
+"""
+
+import hashlib
+import struct
+import time
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from octavo.runtime.models.directory import fingerprint, model_name
+from octavo.runtime.models.grammar import GrammarError
+from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts
+from octavo.wire.sampling import Logprobs, SamplingParams
+from octavo.wire.steps import (
+    BlockMoves,
+    Candidates,
+    GrammarTime,
+    KVGroup,
+    ModelInfo,
+    PromptLogprobs,
+    SampledToken,
+    SequenceFailure,
+    StepTimes,
+)
+from octavo.worker.fake.cache import FakeCache, FakeCacheError
+from octavo.worker.fake.config import read_eos_token_ids, read_positive
+from octavo.worker.fake.distribution import FakeDistribution, NoTokenLeftError, settings_digest
+from octavo.worker.fake.faults import FakeFault, FakeFaults
+from octavo.worker.runner import DoneStep, StepOutput
+from octavo.worker.sampling.grammars import Grammars
+from octavo.worker.sequences import WorkerSequence, WorkItem
+from octavo.worker.step.failures import bad_grammar, no_token_left, not_finite
+
+# What a fake device tells of itself: moving a block costs as much as computing four of its tokens, so that now one is
+# better and now the other.
+FAKE_COSTS = StepCosts(PrefillCosts(0.0, 1e-6, 0.0), SwapCosts(0.0, 2e-6, 2e-6))
+_GREEDY = b"greedy"
+
+
+@dataclass(frozen=True)
+class FakeVocabulary:
+    """The tokens a fake model may choose: all ids below `size` but `eos_token_ids` (in rising order), of which the
+    first is chosen with `eos_probability`."""
+
+    size: int
+    eos_token_ids: tuple[int, ...] = ()
+    eos_probability: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.eos_token_ids) >= self.size:
+            raise ValueError(f"a vocabulary of {self.size} tokens holds nothing but EOS tokens")
+        if self.eos_probability and not self.eos_token_ids:
+            raise ValueError("the model has no EOS token to be chosen with a probability")
+
+    @classmethod
+    def read(cls, directory: Path, eos_probability: float = 0.0) -> Self:
+        """That of a model directory. Raises `ModelDirectoryError` if it cannot be told."""
+        size = read_positive(directory, "vocab_size")
+        eos = (token for token in read_eos_token_ids(directory) if token < size)
+        return cls(size, tuple(sorted(eos)), eos_probability)
+
+    def choose(
+        self,
+        history: bytes,
+        sampling: SamplingParams,
+        sequence_index: int,
+        num_generated: int,
+        mask: bytes | None = None,
+    ) -> int:
+        """The token after `history` (int32 ids): the likeliest that is not excluded, by the `mask` of a grammar
+        neither.
+
+        As in a real model, a greedy choice knows no seed and no index. Raises `NoTokenLeftError`.
+        """
+        drawn = sampling.temperature > 0
+        key = struct.pack("<QQ", sampling.seed, sequence_index) if drawn else _GREEDY
+        distribution = self._distribution(history, key + settings_digest(sampling, drawn=drawn))
+        return distribution.permitted(sampling, num_generated, 1, mask)[0]
+
+    def candidates(
+        self, history: bytes, sampling: SamplingParams, num_generated: int, mask: bytes | None = None
+    ) -> list[tuple[int, float]]:
+        """The tokens a beam may go on with after `history` and their logprobs, likeliest first: as many as a search can
+        want of it, where there are. Raises `NoTokenLeftError`."""
+        assert sampling.beam is not None, "only beams have candidates"
+        count = max(2, 1 + len(sampling.stop_token_ids)) * sampling.beam.width
+        distribution = self._distribution(history, _GREEDY + settings_digest(sampling, drawn=False))
+        likeliest = distribution.permitted(sampling, num_generated, count, mask)
+        return [(token_id, distribution.logprob(token_id)) for token_id in likeliest]
+
+    def logprobs(self, history: bytes, token_id: int, top: int) -> Logprobs:
+        """What is reported of `token_id` after `history`: by the model's own distribution, whatever chose it."""
+        return self._distribution(history, _GREEDY).logprobs(token_id, top)
+
+    def _distribution(self, history: bytes, key: bytes) -> FakeDistribution:
+        digest = hashlib.blake2b(history, digest_size=16, key=key).digest()
+        return FakeDistribution.of(digest, self.size, self.eos_token_ids, self.eos_probability)
+
+
+def expected_tokens(
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    sequence_index: int,
+    count: int,
+    vocabulary: FakeVocabulary,
+    window: int = 0,
+) -> list[int]:
+    """The first `count` tokens any correct system generates from `prompt_ids` with the fake model; `window` is that of
+    its widest KV group, 0 if one sees all."""
+    history = array("i", prompt_ids)
+    for num_generated in range(count):
+        visible = _visible(history, window, len(history) - 1)
+        history.append(vocabulary.choose(visible, sampling, sequence_index, num_generated))
+    return history[len(prompt_ids) :].tolist()
+
+
+def expected_candidates(
+    prompt_ids: Sequence[int],
+    generated_ids: Sequence[int],
+    sampling: SamplingParams,
+    vocabulary: FakeVocabulary,
+    window: int = 0,
+) -> list[tuple[int, float]]:
+    """What the fake model offers a beam that has generated `generated_ids`: tokens and their logprobs, likeliest
+    first."""
+    history = array("i", [*prompt_ids, *generated_ids])
+    return vocabulary.candidates(_visible(history, window, len(history) - 1), sampling, len(generated_ids))
+
+
+def expected_logprobs(
+    token_ids: Sequence[int], top: int, vocabulary: FakeVocabulary, window: int = 0
+) -> list[Logprobs]:
+    """What the fake model reports of each of `token_ids` but the first, given those before it: of a prompt, its prompt
+    logprobs; of what comes after, the logprobs of generated tokens."""
+    history = array("i", token_ids)
+    return [
+        vocabulary.logprobs(_visible(history, window, position), following, top)
+        for position, following in enumerate(token_ids[1:])
+    ]
+
+
+def _visible(history: "array[int]", window: int, position: int) -> bytes:
+    return history[_first_visible(window, position) : position + 1].tobytes()
+
+
+def _first_visible(window: int, position: int) -> int:
+    """The first position that a query at `position` sees."""
+    return max(0, position - window + 1) if window else 0
+
+
+class FakeRunner:
+    """`Runner` of the fake model; its cache is one int32 per slot. Every step takes `step_ms` longer than it must.
+
+    `windows` has one entry per KV group, 0 for one that sees all tokens. The history that is hashed is what the widest
+    group sees; as far as the others see, they must hold the same. `num_cpu_blocks` None: a quarter of `num_blocks`.
+    Raises `ValueError` on more CPU blocks than device blocks.
+    """
+
+    world_size = 1
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        block_size: int,
+        num_blocks: int,
+        num_cpu_blocks: int | None = None,
+        windows: tuple[int, ...] = (0,),
+        max_model_len: int | None = None,
+        step_ms: float = 0.0,
+        eos_probability: float = 0.0,
+        load_format: str = "auto",
+        faults: tuple[FakeFault, ...] = (),
+    ) -> None:
+        num_cpu_blocks = num_blocks // 4 if num_cpu_blocks is None else num_cpu_blocks
+        if num_cpu_blocks > num_blocks:
+            raise ValueError(
+                f"{num_cpu_blocks} CPU blocks are more than the {num_blocks} on the device could ever fill;"
+                " give at most as many with --num-cpu-blocks"
+            )
+        self._vocabulary = FakeVocabulary.read(directory, eos_probability)
+        self.grammars = Grammars(directory)
+        self._step_s = step_ms / 1000
+        self._faults = FakeFaults(faults)
+        self._cache = FakeCache(num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, block_size=block_size)
+        self._window = 0 if 0 in windows else max(windows)
+        longest = read_positive(directory, "max_position_embeddings")
+        self.model = ModelInfo(
+            name=model_name(directory),
+            fingerprint=fingerprint(directory, load_format),
+            dtype="fake",
+            vocab_size=self._vocabulary.size,
+            max_model_len=min(longest, max_model_len or longest),
+        )
+        self.device = self.kernels = "fake"
+        self.num_blocks = num_blocks
+        self.num_cpu_blocks = num_cpu_blocks
+        self.block_size = block_size
+        self.kv_bytes_per_token = self._cache.slot_bytes * len(windows)
+        self.kv_groups = [KVGroup(window) for window in windows]
+
+    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
+        return DoneStep(self.execute(moves, items))
+
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        """It keeps nothing of them."""
+
+    def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
+        began = time.monotonic_ns()
+        spoiled = [not_finite(each.sequence_id) for each in self._faults.strike(items)]
+        self._cache.move(moves)
+        for item in items:
+            self._write(item)
+        written = time.monotonic_ns()
+        if self._step_s:
+            time.sleep(self._step_s)
+        slept = time.monotonic_ns()
+        sampled, candidates, failed, grammars = self._choose(items)
+        prompt_logprobs = [part for item in items for part in self._prompt_logprobs(item)]
+        ended = time.monotonic_ns()
+        times = StepTimes((written - began) // 1000, (slept - written) // 1000, (ended - slept) // 1000, grammars)
+        return StepOutput(sampled, candidates, prompt_logprobs, failed, times).without(spoiled)
+
+    def _write(self, item: WorkItem) -> None:
+        token_ids = item.sequence.token_ids[item.start : item.start + item.num_tokens]
+        for table in item.sequence.block_tables:
+            self._cache.write(table, item.start, token_ids)
+
+    def _choose(
+        self, items: list[WorkItem]
+    ) -> tuple[list[SampledToken], list[Candidates], list[SequenceFailure], list[GrammarTime]]:
+        sampled, candidates, failed, grammars = [], [], [], []
+        for item in items:
+            if not item.choosers:
+                continue
+            end = item.start + item.num_tokens
+            history = self._read(item.sequence, end - 1, end)
+            for chooser in item.choosers:
+                began = time.perf_counter_ns()
+                try:
+                    if chooser.sampling.beam is None:
+                        sampled.append(self._sample(chooser, history))
+                    else:
+                        candidates.append(self._offer(chooser, history))
+                except NoTokenLeftError:
+                    constrained = bool(chooser.sampling.grammar)
+                    failed.append(no_token_left(chooser.sequence_id, constrained=constrained))
+                except GrammarError as error:
+                    failed.append(bad_grammar(chooser.sequence_id, str(error)))
+                if chooser.sampling.grammar:
+                    # Nearly all that a choice takes here, where there is one.
+                    grammars.append(GrammarTime(chooser.sequence_id, (time.perf_counter_ns() - began) // 1000))
+        return sampled, candidates, failed, grammars
+
+    def _sample(self, sequence: WorkerSequence, history: bytes) -> SampledToken:
+        sampling = sequence.sampling
+        token_id = self._vocabulary.choose(
+            history, sampling, sequence.sequence_index, sequence.num_generated, self._mask(sequence)
+        )
+        wanted = sampling.logprobs
+        logprobs = None if wanted is None else self._vocabulary.logprobs(history, token_id, wanted)
+        return SampledToken(sequence.sequence_id, token_id, logprobs)
+
+    def _offer(self, sequence: WorkerSequence, history: bytes) -> Candidates:
+        mask = self._mask(sequence)
+        offered = self._vocabulary.candidates(history, sequence.sampling, sequence.num_generated, mask)
+        return Candidates(sequence.sequence_id, [token for token, _ in offered], [logprob for _, logprob in offered])
+
+    def _mask(self, sequence: WorkerSequence) -> bytes | None:
+        """What its grammar allows, if it has one. Raises `GrammarError`."""
+        return self.grammars.allowed(sequence) if sequence.sampling.grammar else None
+
+    def _prompt_logprobs(self, item: WorkItem) -> list[PromptLogprobs]:
+        """Those of the prompt tokens after the item's own positions, if they are wanted and there are any."""
+        sequence, start = item.sequence, item.start
+        top = sequence.sampling.prompt_logprobs
+        end = min(start + item.num_tokens, sequence.prompt_length - 1)
+        if top is None or start >= end:
+            return []
+        history = array("i", self._read(sequence, start, end))
+        skipped = _first_visible(self._window, start)
+        reports = [
+            self._vocabulary.logprobs(
+                history[_first_visible(self._window, position) - skipped : position + 1 - skipped].tobytes(),
+                sequence.token_ids[position + 1],
+                top,
+            )
+            for position in range(start, end)
+        ]
+        return [PromptLogprobs(sequence.sequence_id, start + 1, reports)]
+
+    def _read(self, sequence: WorkerSequence, start: int, end: int) -> bytes:
+        """What queries at the positions `start` to `end - 1` see in the widest group; the others must agree.
+
+        Raises `FakeCacheError` if they do not.
+        """
+        reads = [
+            self._cache.read(table, _first_visible(group.window, start), end)
+            for group, table in zip(self.kv_groups, sequence.block_tables, strict=True)
+        ]
+        history = max(reads, key=len)
+        if not all(history.endswith(read) for read in reads):
+            raise FakeCacheError(f"{sequence} has other tokens in one KV group than in another")
+        return history

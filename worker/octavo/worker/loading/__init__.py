@@ -1,0 +1,1 @@
+"""Where weights come from: safetensors, GGUF, pickles, or random numbers."""

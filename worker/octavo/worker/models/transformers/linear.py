@@ -1,0 +1,74 @@
+"""A transformers model's linear layers, computed by Octavo's."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from octavo.worker.models.linear import Linear
+
+
+class LinearModule(nn.Module):
+    """An `octavo.worker.models.linear.Linear` where a model expects a module, for inputs with any leading dimensions.
+
+    Before `pack` it is as torch's; after it, its weight can no longer be read. Some models multiply with the weight of
+    a linear layer themselves, so whoever reads it before is counted.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """`weight`: [out_features, in_features]."""
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias
+        self.weight_is_read = False
+        self._weight: Tensor | None = weight
+        self._linear: Linear | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """[out_features, in_features]. Raises `RuntimeError` once it is packed."""
+        if self._weight is None:
+            raise RuntimeError("a linear layer's weight is read that nobody read when the model was tried at start")
+        self.weight_is_read = True
+        return self._weight
+
+    def pack(self) -> None:
+        """Lays the weight out for this machine, unless somebody reads it."""
+        if self._weight is not None and not self.weight_is_read:
+            self._linear = Linear(self._weight, self.bias)
+            self._weight = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self._linear is None:
+            assert self._weight is not None
+            return F.linear(inputs, self._weight, self.bias)
+        rows = inputs.reshape(-1, self.in_features)
+        outputs = self._linear(rows) if len(rows) else rows.new_empty(0, self.out_features)
+        return outputs.view(*inputs.shape[:-1], self.out_features)
+
+
+def replace_linears(model: nn.Module) -> None:
+    """Puts a `LinearModule`, not yet packed, in the place of every linear layer."""
+    replaced: dict[nn.Module, LinearModule] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            # A subclass may compute something else.
+            if type(child) in (nn.Linear, Conv1D):
+                if child not in replaced:
+                    replaced[child] = _replacement(child)
+                setattr(parent, name, replaced[child])
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Packs every `LinearModule` whose weight nobody reads, one after the other: no two copies of all weights."""
+    for module in model.modules():
+        if isinstance(module, LinearModule):
+            module.pack()
+
+
+def _replacement(module: nn.Module) -> LinearModule:
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
+    # Conv1D keeps its weight transposed.
+    oriented = weight.detach().t().contiguous() if isinstance(module, Conv1D) else weight.detach()
+    return LinearModule(oriented, None if bias is None else bias.detach())

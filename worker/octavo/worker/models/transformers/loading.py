@@ -1,0 +1,267 @@
+"""From a model directory to a transformers model with its weights, or to the reason why not."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import transformers
+from torch import Tensor
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from octavo.runtime.models.directory import CONTEXT_KEYS
+from octavo.worker.loading.weights import WeightsError, WeightSource
+from octavo.worker.models.config_file import check_layers
+from octavo.worker.models.errors import ConfigError
+from octavo.worker.models.transformers.attention import PAGED
+from octavo.worker.models.transformers.check import UnsupportedModel
+from octavo.worker.models.transformers.parts import SharedTensor
+from octavo.worker.models.transformers.shards import ModelShare, shared_architecture
+
+_CAUSAL_NAMES = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+# Kinds of layers, in config.json's `layer_types`. How far chunks reach, the check at start finds out.
+_ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
+# What torch's grouped products take without a look at the host: from this compute capability on, in bf16, rows of
+# whole 16 bytes.
+_GROUPED_FROM, _GROUPED_ITEMS = (8, 0), 8
+# Rotary embeddings that change for all sequences of a batch with the longest one, beyond their original context.
+_SHIFTING_ROTARY = ("dynamic", "longrope")
+
+
+class _ConfigFile(msgspec.Struct):
+    """What config.json says before transformers is asked."""
+
+    architectures: list[str] | None = None
+    model_type: str | None = None
+    auto_map: dict[str, Any] | None = None
+    quantization_config: dict[str, Any] | None = None
+
+
+def read_transformers_config(directory: Path) -> Any:
+    """transformers' configuration object, which no code in `directory` has a part in. Raises `ConfigError`."""
+    path = directory / "config.json"
+    try:
+        content = path.read_bytes()
+        file = msgspec.json.decode(content, type=_ConfigFile)
+        check_layers(msgspec.json.decode(content, type=dict[str, Any]))
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    if file.quantization_config:
+        raise UnsupportedModel("quantization_config is not implemented")
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # Hundreds of classes read it, and raise as they like.
+        if file.auto_map and file.model_type not in CONFIG_MAPPING:
+            raise UnsupportedModel(
+                f"transformers {transformers.__version__} has no model_type {file.model_type!r} of its own, and"
+                " the code that auto_map names is never run; serve a model that needs none"
+            ) from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"transformers {transformers.__version__} cannot use {path}: {reason}") from error
+    return config
+
+
+def model_class(config: Any) -> type[PreTrainedModel]:
+    """The class of transformers that `config` names. Raises `UnsupportedModel` if it cannot be served."""
+    if config.is_encoder_decoder:
+        raise UnsupportedModel("it is an encoder with a decoder, which attends to it across")
+    named = [getattr(transformers, name) for name in config.architectures or () if name in _CAUSAL_NAMES]
+    fitting = [each for each in named if _takes(each, config)]
+    if not fitting:
+        raise UnsupportedModel(
+            f"architectures {config.architectures}, model_type {config.model_type!r}: no causal language model that"
+            f" transformers {transformers.__version__} knows"
+        )
+    if reason := refusal(fitting[0]):
+        raise UnsupportedModel(reason)
+    if others := set(getattr(_text(config), "layer_types", None) or ()) - _ATTENDING:
+        raise UnsupportedModel(f"it has layers that are not plain attention: {', '.join(sorted(others))}")
+    found: type[PreTrainedModel] = fitting[0]
+    return found
+
+
+def _takes(architecture: Any, config: Any) -> bool:
+    """Whether `config` is one of `architecture`'s: by its class, or because transformers pairs the two."""
+    paired = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
+    return isinstance(config, architecture.config_class) or architecture in (
+        paired if isinstance(paired, tuple) else (paired,)
+    )
+
+
+def refusal(architecture: type[PreTrainedModel]) -> str | None:
+    """Why no model of the class can be served, whatever its configuration; None: there is no such reason."""
+    if architecture._is_stateful:
+        return f"{architecture.__name__} has a recurrent state, which paged attention does not hold"
+    if not architecture._supports_attention_backend:
+        return f"{architecture.__name__} computes its attention itself: it is not pluggable in transformers"
+    return None
+
+
+def _text(config: Any) -> Any:
+    """The part of a configuration that is about text."""
+    return config.get_text_config(decoder=True)
+
+
+def context_length(config: Any, max_model_len: int | None) -> int:
+    """Tokens of the model's context, shortened to `max_model_len`. Raises `ConfigError` if that is longer."""
+    text = _text(config)
+    known = [value for key in CONTEXT_KEYS if isinstance(value := getattr(text, key, None), int) and value > 0]
+    if not known and max_model_len is None:
+        raise ConfigError("config.json does not say how long the context is; say so with --max-model-len")
+    context = known[0] if known else max_model_len
+    assert context is not None
+    if max_model_len is not None and not 1 <= max_model_len <= context:
+        raise ConfigError(f"a context of {max_model_len} tokens is asked for; the model has 1 to {context}")
+    _refuse_shifting_rotary(text, max_model_len or context)
+    return max_model_len or context
+
+
+def _refuse_shifting_rotary(text: Any, context: int) -> None:
+    of_model = getattr(text, "original_max_position_embeddings", None)
+    for parameters in _rotary_parameters(getattr(text, "rope_parameters", None)):
+        original = parameters.get("original_max_position_embeddings") or of_model or context
+        if parameters.get("rope_type") in _SHIFTING_ROTARY and context > original:
+            raise UnsupportedModel(
+                f"its rotary embedding ({parameters['rope_type']}) changes with the longest sequence of a batch beyond"
+                f" {original} tokens; with --max-model-len {original} it does not"
+            )
+
+
+def _rotary_parameters(parameters: Any) -> Iterator[dict[str, Any]]:
+    """Those of the model, or of each kind of layer."""
+    if not isinstance(parameters, dict):
+        return
+    if "rope_type" in parameters:
+        yield parameters
+    for nested in parameters.values():
+        yield from _rotary_parameters(nested)
+
+
+def empty_model(config: Any) -> Any:
+    """The model of `config` without values."""
+    architecture: Any = model_class(config)
+    with _constructing(config), torch.device("meta"):
+        return architecture(config)
+
+
+def load(config: Any, source: WeightSource, dtype: torch.dtype, share: ModelShare | None = None) -> Any:
+    """The model of `config`, or `share` of it, on the CPU in `dtype`, with the weights of `source`, of which a share
+    takes only its parts. Raises `WeightsError`."""
+    architecture: Any = model_class(config)
+    state = _state(source, config, dtype, share)
+    if share:
+        architecture = shared_architecture(architecture, share)
+    try:
+        with _quiet(), _constructing(config):
+            model, info = architecture.from_pretrained(
+                None,
+                config=config,
+                state_dict=state,
+                dtype=dtype,
+                attn_implementation=PAGED,
+                experts_implementation="eager",
+                local_files_only=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except RuntimeError as error:
+        raise WeightsError(f"the weights do not fit config.json: {error}") from error
+    _refuse_misfits(info, complete=not source.shapes())
+    return model
+
+
+def choose_experts(model: PreTrainedModel, device: torch.device) -> str:
+    """Which of transformers' ways to compute experts suits `model` on `device`: "grouped_mm" where that waits for
+    nothing, so that steps may be captured, and else "eager", which looks on the host at who goes where."""
+    sizes = {size for parameter in model.parameters() if parameter.dim() == 3 for size in parameter.shape[1:]}
+    captured = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _GROUPED_FROM
+    fits = model.dtype == torch.bfloat16 and all(size % _GROUPED_ITEMS == 0 for size in sizes)
+    return "grouped_mm" if captured and fits else "eager"
+
+
+def _state(source: WeightSource, config: Any, dtype: torch.dtype, share: ModelShare | None) -> dict[str, Tensor]:
+    """What is stored, as it is, for transformers to round; where nothing is, all parameters of the model in `dtype`."""
+    stored = source.shapes()
+    state: dict[str, Tensor] = {}
+    for name, shape in (stored or _parameter_shapes(config)).items():
+        tensor = _take(source, name, shape, share.tensor(name) if share else None)
+        state[name] = tensor if stored else tensor.to(dtype)
+    source.finish()
+    return state
+
+
+def _parameter_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in empty_model(config).named_parameters()}
+
+
+def _take(source: WeightSource, name: str, shape: tuple[int, ...], shared: SharedTensor | None) -> Tensor:
+    if shared is None:
+        return source.take(name, shape)
+    if shared.is_held:
+        return source.take(name, shared.whole, shared.part)
+    source.drop(name)
+    return torch.zeros(shared.whole)
+
+
+def _refuse_misfits(info: dict[str, Any], *, complete: bool) -> None:
+    """`complete`: all parameters were given, and what else a model keeps has its start values."""
+    if misfits := sorted(info["mismatched_keys"]):
+        name, stored, expected = misfits[0]
+        raise WeightsError(f"tensor {name!r} is {list(stored)} in the weights; config.json makes it {list(expected)}")
+    if (missing := sorted(info["missing_keys"])) and not complete:
+        raise WeightsError(f"the weights lack {len(missing)} tensors that config.json calls for: {_some(missing)}")
+    if unexpected := sorted(info["unexpected_keys"]):
+        raise WeightsError(
+            f"the weights have {len(unexpected)} tensors that config.json has no place for: {_some(unexpected)}"
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5])
+
+
+@contextmanager
+def _constructing(config: Any) -> Iterator[None]:
+    """Raises `ConfigError` for what a model's class looks up and does not find: the name of an activation, of a kind of
+    rotary embedding."""
+    try:
+        yield
+    except (AttributeError, LookupError, NotImplementedError, TypeError, ValueError) as error:
+        where = "".join(f"; {key} = {value!r} is what it does not know" for key, value in _named(config, error))
+        raise ConfigError(
+            f"transformers {transformers.__version__} cannot make the model of config.json:"
+            f" {type(error).__name__}: {error}{where}; correct config.json, or see which version of transformers it"
+            " needs"
+        ) from error
+
+
+def _named(config: Any, error: Exception) -> Iterator[tuple[str, str]]:
+    """The settings whose value is the very key that was not found."""
+    if isinstance(error, KeyError) and error.args:
+        yield from ((key, value) for key, value in _settings(config.to_dict()) if value == error.args[0])
+
+
+def _settings(keys: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in keys.items():
+        if isinstance(value, dict):
+            yield from _settings(value)
+        else:
+            yield key, value
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own progress bar and its report of what was not loaded: Octavo has both."""
+    logging: Any = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

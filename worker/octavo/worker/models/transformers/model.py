@@ -1,0 +1,80 @@
+"""Any decoder-only architecture of transformers, its attention paged."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.worker.loading.load_format import open_weights
+from octavo.worker.models.decoder import PagedStep
+from octavo.worker.models.transformers.attention import attending
+from octavo.worker.models.transformers.check import check
+from octavo.worker.models.transformers.collectives import join
+from octavo.worker.models.transformers.cut import CutModel
+from octavo.worker.models.transformers.linear import replace_linears
+from octavo.worker.models.transformers.loading import (
+    choose_experts,
+    context_length,
+    empty_model,
+    load,
+    model_class,
+    read_transformers_config,
+)
+from octavo.worker.models.transformers.shards import ModelShare, model_share
+from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
+
+logger = logging.getLogger(__name__)
+
+
+class TransformersModel:
+    """An `octavo.worker.models.decoder.Decoder` around a causal language model of transformers.
+
+    Raises `ConfigError` (as `UnsupportedModel` where paged attention is in the way) or `WeightsError`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int | None = None,
+        load_format: str = "auto",
+        group: ShardGroup = SINGLE,
+    ) -> None:
+        config = read_transformers_config(directory)
+        model_class(config)
+        context = context_length(config, max_model_len)
+        share = _share(config, group)
+        model = load(config, open_weights(directory, load_format, ranks=group.size), dtype, share).to(device)
+        if device.type == "cpu":
+            replace_linears(model)
+        if share:
+            join(model, share, group)
+        else:
+            model.set_experts_implementation(choose_experts(model, device))
+        self._model = CutModel(model)
+        self.config = check(self._model, context)
+
+    def forward(self, step: PagedStep) -> Tensor:
+        """The last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
+        with attending(step) as forward_pass:
+            hidden = self._model.decode(step.input_ids, step.positions)
+        if forward_pass.num_calls != len(step.caches):
+            raise RuntimeError(f"{forward_pass.num_calls} of {len(step.caches)} layers called attention")
+        return hidden.index_select(0, step.rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocab_size], of what `forward` gave; on ranks other than 0 none of the rows."""
+        return self._model.logits(hidden) if len(hidden) else hidden.new_empty((0, self.config.vocab_size))
+
+
+def _share(config: Any, group: ShardGroup) -> ModelShare | None:
+    """None: all of the model."""
+    if group.size == 1:
+        return None
+    share = model_share(empty_model(config), group)
+    if not share.attention and group.rank == 0:
+        logger.warning("every rank computes all attention heads of this model and keeps all their keys and values")
+    return share

@@ -1,0 +1,153 @@
+"""Which tokens the grammars of sequences allow next.
+
+A sequence's matcher catches up with the tokens that the sequence has: whoever chose these, here or elsewhere, and
+however often it was preempted, forked or started anew.
+"""
+
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from llguidance import LLMatcher, LLTokenizer
+
+from octavo.runtime.models.directory import ModelDirectoryError
+from octavo.runtime.models.grammar import GrammarError, compile_grammar, is_lost, load_vocabulary
+from octavo.worker.sequences import WorkerSequence
+
+logger = logging.getLogger(__name__)
+
+# Compiled grammars that are kept: at most so many, and in all about so much of them.
+_MOST_COMPILED = 32
+_MOST_BYTES = 256 << 20
+# What one takes, as measured at its worst: at the start, by each character of its text, by each mask (the states that
+# its lexer has met are kept), and by all masks together, for there is a limit to the states.
+_BYTES_AT_LEAST = 64 << 10
+_BYTES_OF_CHARACTER = 64
+_BYTES_OF_MASK = 3 << 10
+_BYTES_OF_MASKS = 16 << 20
+
+
+@dataclass(slots=True)
+class CompiledGrammar:
+    """A grammar's matcher at its start. What its copies meet is kept with it, and so are the `num_masks` of all."""
+
+    matcher: LLMatcher
+    num_characters: int
+    num_masks: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """An estimate: the library does not tell."""
+        of_masks = min(self.num_masks * _BYTES_OF_MASK, _BYTES_OF_MASKS)
+        return _BYTES_AT_LEAST + self.num_characters * _BYTES_OF_CHARACTER + of_masks
+
+
+@dataclass(slots=True)
+class Follower:
+    """A matcher of a grammar that has taken the first `num_taken` tokens that its sequence has generated."""
+
+    grammar: CompiledGrammar
+    matcher: LLMatcher
+    num_taken: int = 0
+    # What its last mask took.
+    mask_us: int = 0
+
+    def catch_up(self, sequence: WorkerSequence) -> None:
+        """Takes what is new. The matcher is in error if it does not fit."""
+        for token_id in sequence.token_ids[sequence.prompt_length + self.num_taken :]:
+            # One by one: several at a time are refused, even EOS, once the text has ended.
+            self.matcher.consume_token(token_id)
+            self.num_taken += 1
+
+
+class Grammars:
+    """Those of the sequences of one model, the last few compiled ones kept, in bounded memory; sequences keep their own
+    beside. The vocabulary is loaded when it is first needed, if not before."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._vocabulary: LLTokenizer | ModelDirectoryError | None = None
+        self._compiled: OrderedDict[str, CompiledGrammar] = OrderedDict()
+
+    def load(self) -> None:
+        """So that no step waits for it. A model whose answers cannot be constrained is no error: requests for that
+        will fail."""
+        if self._vocabulary is None:
+            try:
+                self._vocabulary = load_vocabulary(self._directory)
+            except ModelDirectoryError as error:
+                logger.warning("%s", error)
+                self._vocabulary = error
+
+    @property
+    def vocabulary(self) -> LLTokenizer:
+        """Raises `GrammarError` if there is none that can be used."""
+        self.load()
+        if not isinstance(self._vocabulary, LLTokenizer):
+            raise GrammarError("the worker has no vocabulary of its model to follow it with, and its log says why")
+        return self._vocabulary
+
+    @property
+    def mask_bytes(self) -> int:
+        """The length of a mask: whole words of 32 bits."""
+        return -(-self.vocabulary.vocab_size // 32) * 4
+
+    def matcher(self, sequence: WorkerSequence) -> LLMatcher:
+        """That of a sequence with a grammar, all of whose tokens are known, after these: to fill a mask from. It may be
+        in error.
+
+        Raises `GrammarError` if the grammar cannot be compiled.
+        """
+        if sequence.follower is None:
+            sequence.follower = self._start(sequence.sampling.grammar)
+        sequence.follower.catch_up(sequence)
+        sequence.follower.grammar.num_masks += 1
+        return sequence.follower.matcher
+
+    def allowed(self, sequence: WorkerSequence) -> bytes:
+        """One bit for each token id, from the lowest of the first byte on, set if the token may come next.
+
+        Raises `GrammarError` if the grammar cannot be compiled or followed.
+        """
+        matcher = self.matcher(sequence)
+        mask = self._mask(matcher)
+        return self.allowed_anew(sequence) if is_lost(matcher, mask, self.vocabulary) else mask
+
+    def allowed_anew(self, sequence: WorkerSequence) -> bytes:
+        """The same by a grammar that is compiled anew: what all sequences of one have met counts against its limits,
+        and no request may fail for another."""
+        self._compiled.pop(sequence.sampling.grammar, None)
+        sequence.follower = None
+        matcher = self.matcher(sequence)
+        mask = self._mask(matcher)
+        if is_lost(matcher, mask, self.vocabulary):
+            raise GrammarError(f"no token can follow the {sequence.num_generated} generated ({matcher.stop_reason()})")
+        return mask
+
+    def _mask(self, matcher: LLMatcher) -> bytes:
+        """The library may add a word of nothing."""
+        return matcher.compute_bitmask()[: self.mask_bytes]
+
+    def _start(self, grammar: str) -> Follower:
+        if grammar not in self._compiled:
+            self._compiled[grammar] = CompiledGrammar(_compiled(grammar, self.vocabulary), len(grammar))
+        self._compiled.move_to_end(grammar)
+        compiled = self._compiled[grammar]
+        self._shrink()
+        return Follower(compiled, compiled.matcher.deep_copy())
+
+    def _shrink(self) -> None:
+        """Lets go of the longest unused. They grow while they are used, so this is looked at with every start."""
+        num_bytes = sum(compiled.num_bytes for compiled in self._compiled.values())
+        while self._compiled and (len(self._compiled) > _MOST_COMPILED or num_bytes > _MOST_BYTES):
+            _, longest_unused = self._compiled.popitem(last=False)
+            num_bytes -= longest_unused.num_bytes
+
+
+def _compiled(grammar: str, vocabulary: LLTokenizer) -> LLMatcher:
+    try:
+        return compile_grammar(grammar, vocabulary)
+    except GrammarError as error:
+        # The library's own words quote the grammar, and a failure is logged.
+        raise GrammarError("this worker cannot compile it: is it of another version than the frontend?") from error

@@ -1,0 +1,187 @@
+"""What a request does to its logits before a token is chosen: exclusions, biases and penalties."""
+
+from collections.abc import Iterable
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from octavo.wire.sampling import SamplingParams
+from octavo.worker.gpu.transfer import upload
+from octavo.worker.sampling.grammar_masks import NO_MASKS, Masks
+from octavo.worker.sequences import WorkerSequence
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+class LogitEdits:
+    """Ids below `vocab_size` that `sampling` names, and the tokens of the sequence that its penalties count."""
+
+    def __init__(self, sampling: SamplingParams, vocab_size: int) -> None:
+        self.allowed = _known(sampling.allowed_token_ids, vocab_size)
+        self.banned = _known(sampling.banned_token_ids, vocab_size)
+        self.banned_before_min_tokens = _known((*sampling.banned_token_ids, *sampling.stop_token_ids), vocab_size)
+        pairs = [pair for pair in sampling.logit_bias if pair[0] < vocab_size]
+        self.biased = _known((token for token, _ in pairs), vocab_size)
+        self.biases: Floats = np.array([bias for _, bias in pairs], dtype=np.float32)
+        self.counts = TokenCounts(vocab_size)
+
+
+class TokenCounts:
+    """The distinct tokens of a sequence (`token_ids`, in the order of their first coming) and how often each was
+    generated (`counts`). Every token is looked at once, so a step costs no more for a long sequence."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._places: dict[int, int] = {}
+        self._token_ids: Ids = np.empty(0, dtype=np.int64)
+        self._counts: Floats = np.empty(0, dtype=np.float32)
+        self._num_seen = 0
+
+    @property
+    def token_ids(self) -> Ids:
+        return self._token_ids[: len(self._places)]
+
+    @property
+    def counts(self) -> Floats:
+        return self._counts[: len(self._places)]
+
+    def update(self, token_ids: list[int], first: int, prompt_length: int) -> None:
+        """Takes in what is new of a sequence's `token_ids`, looking at none before `first`; those of the prompt are
+        listed, but not counted."""
+        self._num_seen = max(self._num_seen, first)
+        for position in range(self._num_seen, len(token_ids)):
+            place = self._place(token_ids[position])
+            if place is not None and position >= prompt_length:
+                self._counts[place] += 1
+        self._num_seen = len(token_ids)
+
+    def _place(self, token_id: int) -> int | None:
+        if token_id >= self._vocab_size:
+            return None
+        place = self._places.setdefault(token_id, len(self._places))
+        if place == len(self._token_ids):
+            room = max(16, place)
+            self._token_ids = np.concatenate((self._token_ids, np.zeros(room, dtype=np.int64)))
+            self._counts = np.concatenate((self._counts, np.zeros(room, dtype=np.float32)))
+        self._token_ids[place] = token_id
+        return place
+
+
+def _known(token_ids: Iterable[int], vocab_size: int) -> Ids:
+    return np.array([token_id for token_id in token_ids if token_id < vocab_size], dtype=np.int64)
+
+
+# What a request does to its logits before a token is chosen: exclusions, biases and penalties.
+#
+# The order is that of vLLM's V1 sampler: what a grammar allows, allowed ids, banned ids, stop ids before `min_tokens`,
+# logit bias, repetition penalty (CTRL, Keskar et al. 2019), frequency and presence penalties; temperature, min-p, top-k
+# and top-p follow when the token is drawn. An excluded logit is -inf and stays so, which is why only the bias's place
+# before the penalties and theirs among each other matter.
+#
+# Ids beyond the vocabulary exclude and favour nothing. All counts come from the sequence's tokens, so a sequence that
+# was computed anew is penalised as before. Only the logits of tokens that a request names or has are touched.
+
+
+def is_processed(sequence: WorkerSequence) -> bool:
+    """Whether `process` changes anything for the next token of `sequence`."""
+    sampling = sequence.sampling
+    return bool(
+        sampling.grammar
+        or sampling.logit_bias
+        or sampling.allowed_token_ids
+        or sampling.banned_token_ids
+        or _is_penalised(sequence)
+        or _must_go_on(sequence)
+    )
+
+
+def process(logits: Tensor, sequences: list[WorkerSequence], masks: Masks = NO_MASKS) -> None:
+    """Changes `logits` ([rows, vocab_size] fp32, contiguous, or log-probabilities of that shape) in place, each row for
+    its sequence, and with its mask if it has a grammar; rows of sequences that ask for nothing stay as they are. It
+    waits for no device."""
+    masks.apply(logits, sequences)
+    edits = [_edits(sequence, logits.shape[1]) for sequence in sequences]
+    _keep_allowed(logits, sequences, edits)
+    _exclude(logits, sequences, edits)
+    _add_bias(logits, edits)
+    _penalise(logits, sequences, edits)
+
+
+def _is_penalised(sequence: WorkerSequence) -> bool:
+    sampling = sequence.sampling
+    return sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+
+
+def _must_go_on(sequence: WorkerSequence) -> bool:
+    return sequence.num_generated < sequence.sampling.min_tokens and bool(sequence.sampling.stop_token_ids)
+
+
+def _edits(sequence: WorkerSequence, vocab_size: int) -> LogitEdits:
+    """Those kept with the sequence, made at its first step."""
+    if sequence.edits is None:
+        sequence.edits = LogitEdits(sequence.sampling, vocab_size)
+    return sequence.edits
+
+
+def _keep_allowed(logits: Tensor, sequences: list[WorkerSequence], edits: list[LogitEdits]) -> None:
+    rows = [row for row, sequence in enumerate(sequences) if sequence.sampling.allowed_token_ids]
+    if rows:
+        flat, at = logits.view(-1), _places([each.allowed for each in edits], logits)
+        kept = flat.index_select(0, at)
+        logits.index_fill_(0, upload(np.array(rows), logits.device), -inf)
+        flat.index_copy_(0, at, kept)
+
+
+def _exclude(logits: Tensor, sequences: list[WorkerSequence], edits: list[LogitEdits]) -> None:
+    excluded = [
+        each.banned_before_min_tokens if _must_go_on(sequence) else each.banned
+        for sequence, each in zip(sequences, edits, strict=True)
+    ]
+    logits.view(-1).index_fill_(0, _places(excluded, logits), -inf)
+
+
+def _add_bias(logits: Tensor, edits: list[LogitEdits]) -> None:
+    biases = upload(np.concatenate([each.biases for each in edits]), logits.device)
+    logits.view(-1).index_add_(0, _places([each.biased for each in edits], logits), biases)
+
+
+def _penalise(logits: Tensor, sequences: list[WorkerSequence], edits: list[LogitEdits]) -> None:
+    """Divides the positive logits of all tokens of prompt and output by the repetition penalty and multiplies the
+    negative ones; then subtracts the frequency penalty per occurrence in the output, and the presence penalty once."""
+    counted = [_counts(*pair) for pair in zip(sequences, edits, strict=True)]
+    at = _places([each.token_ids for each in counted], logits)
+    if not len(at):
+        return
+    lengths = [len(each.token_ids) for each in counted]
+
+    def per_token(values: list[float]) -> Tensor:
+        return upload(np.repeat(np.array(values, dtype=np.float32), lengths), logits.device)
+
+    # A penalty that fp32 rounds to 0 would make NaN of -inf; one near it may overflow.
+    numbers = torch.finfo(torch.float32)
+    repetition = per_token([each.sampling.repetition_penalty for each in sequences]).clamp_min(numbers.tiny)
+    counts = upload(np.concatenate([each.counts for each in counted]), logits.device)
+    values = logits.view(-1).index_select(0, at)
+    values = torch.where(values > 0, values / repetition, values * repetition).clamp_max(numbers.max)
+    values -= per_token([each.sampling.frequency_penalty for each in sequences]) * counts
+    values -= per_token([each.sampling.presence_penalty for each in sequences]) * (counts > 0)
+    logits.view(-1).index_copy_(0, at, values)
+
+
+def _counts(sequence: WorkerSequence, edits: LogitEdits) -> TokenCounts:
+    """All that the sequence is penalised for; the prompt matters to the repetition penalty alone."""
+    if _is_penalised(sequence):
+        first = 0 if sequence.sampling.repetition_penalty != 1 else sequence.prompt_length
+        edits.counts.update(sequence.token_ids, first, sequence.prompt_length)
+    return edits.counts
+
+
+def _places(token_ids: list[Ids], logits: Tensor) -> Tensor:
+    """Where in the flattened `logits` the tokens of all rows are, one array of ids for each."""
+    starts = np.arange(len(token_ids)) * logits.shape[1]
+    places = np.concatenate(token_ids) + np.repeat(starts, [len(ids) for ids in token_ids])
+    return upload(places, logits.device)

@@ -1,0 +1,98 @@
+"""Steps on any device, one at a time: each is done before the next is begun."""
+
+import time
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from octavo.wire.steps import BlockMoves, PromptLogprobs, SequenceFailure, StepTimes
+from octavo.worker.models.decoder import PagedStep
+from octavo.worker.runner import DoneStep, StepOutput
+from octavo.worker.sampling.grammar_masks import masks_of
+from octavo.worker.sampling.grammars import Grammars
+from octavo.worker.sampling.prompt_logprobs import prompt_logprobs
+from octavo.worker.sampling.sampler import broken, choose
+from octavo.worker.sequences import WorkItem
+from octavo.worker.step.batch import Batch, LogitRows, build_batch
+from octavo.worker.step.forward import PagedModel, Paging
+from octavo.worker.tensor_parallel.leader import NO_FOLLOWERS, Followers
+
+
+class Executor:
+    """Runs steps of `model`, which other ranks may share: then they are told through `followers`."""
+
+    def __init__(
+        self, model: PagedModel, paging: Paging, grammars: Grammars, followers: Followers = NO_FOLLOWERS
+    ) -> None:
+        self._model = model
+        self._paging = paging
+        self._grammars = grammars
+        self._followers = followers
+        self._device = paging.device
+
+    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
+        return DoneStep(self._execute(moves, items))
+
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        """It keeps nothing of them."""
+
+    @torch.inference_mode()
+    def _execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
+        """Carries out `moves`, then computes `items` as one batch.
+
+        A sequence fails alone if it can choose no token, or if what the model gave it is not finite. Raises
+        `ValueError` on moves or tables that name no block.
+        """
+        began = time.monotonic_ns()
+        self._model.move(moves)
+        self._followers.move(moves)
+        if not items:
+            return StepOutput([], [], [], [], StepTimes((self._now() - began) // 1000, 0, 0))
+        batch = self.batch(items)
+        step = self.paged_step(batch)
+        prepared = self._now()
+        wanted = batch.logit_rows
+        with self._followers.computing(batch):
+            hidden = self._model.forward(batch, step)
+            logits = self._model.logits(hidden[: wanted.num_choosing])
+            computed = self._now()
+        masks = masks_of(wanted.choosers, self._grammars)
+        choices = choose(_by_chooser(logits, wanted.chooser_rows), wanted.choosers, masks)
+        failed = broken(hidden[wanted.num_choosing : wanted.first_of_prompts], wanted.watched)
+        prompts, not_finite = self._prompt_logprobs(hidden, wanted)
+        times = StepTimes(
+            prepare_us=(prepared - began) // 1000,
+            model_us=(computed - prepared) // 1000,
+            sample_us=(self._now() - computed) // 1000,
+            grammars=masks.times,
+        )
+        output = StepOutput(choices.sampled, choices.candidates, prompts, choices.failed, times)
+        return output.without([*not_finite, *failed])
+
+    def batch(self, items: list[WorkItem]) -> Batch:
+        """The tensors of one step."""
+        return build_batch(items, len(self._paging.groups), self._paging.block_size, self._device)
+
+    def paged_step(self, batch: Batch) -> PagedStep:
+        """What the model computes of it."""
+        return self._model.step(batch)
+
+    def _prompt_logprobs(self, hidden: Tensor, wanted: LogitRows) -> tuple[list[PromptLogprobs], list[SequenceFailure]]:
+        def logits_of(first: int, last: int) -> Tensor:
+            first, last = first + wanted.first_of_prompts, last + wanted.first_of_prompts
+            with self._followers.taking_logits(first, last):
+                return self._model.logits(hidden[first:last])
+
+        return prompt_logprobs(wanted.prompt_spans, logits_of)
+
+    def _now(self) -> int:
+        """Nanoseconds, once the device has done what it was given."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.monotonic_ns()
+
+
+def _by_chooser(logits: Tensor, rows: list[int]) -> Tensor:
+    """One row per chooser; `logits` itself if each row has just one."""
+    return logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]
