@@ -14,7 +14,7 @@ KERNELS := $(NATIVE)/lib/liboctavo_kernels.so
 TESTS_OF_DOORS := tests/frontend tests/client tests/llm tests/cli tests/telemetry tests/system
 TESTS_OF_KERNELS := tests/kernels/triton tests/worker/gpu
 TESTS_OF_FAILURES := tests/chaos tests/network
-TESTS_OF_STUDIES := tests/simulation tests/evaluation tests/bench
+TESTS_OF_STUDIES := tests/simulation tests/evaluation
 GROUPS := test-doors test-most test-failures test-kernels test-studies test-checks
 # Of a long search of failures: the campaign, and how often it strikes. Half a day, of which a part can be had by name.
 CAMPAIGNS := kill-workers:500 kill-real-workers:20 kill-schedulers:100 freeze-workers:20 leave:250 overload:60 poison:50 soak:30
@@ -77,7 +77,7 @@ test-pythons: $(READY)  ## Run the suite on every supported Python that is here,
 	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.pythons $(ARGS)
 
 test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour, then failures for many (CAMPAIGNS), then try all Pythons
-	@OCTAVO_TEST_LONG=20 $(BIN)/python -m pytest -rP --timeout=3600 tests/scheduler/test_*_machine.py \
+	@OCTAVO_TEST_LONG=20 $(BIN)/python -m pytest -rP --timeout=3600 tests/scheduler/machines/test_*_machine.py \
 	  tests/scheduler/machines/test_small_scope.py tests/scheduler/machines/test_pairs_of_mechanisms.py \
 	  tests/engine/test_beam_search_like_transformers.py tests/simulation/test_mutants.py \
 	  tests/evaluation/bench/gpu/test_gpu_first_hour.py
@@ -86,17 +86,17 @@ test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour, 
 	@for each in $(CAMPAIGNS); do $(MAKE) --no-print-directory chaos \
 	  ARGS="$${each%:*} --count $${each#*:} --json docs/reliability.json" || exit 1; done
 	@for each in cuts noise; do \
-	  PYTHONPATH=tests/support $(BIN)/python -m octavo.chaos.network $$each --json docs/reliability.json || exit 1; done
+	  $(BIN)/python -m octavo.chaos.network $$each --json docs/reliability.json || exit 1; done
 	@$(MAKE) --no-print-directory test-pythons ARGS=
 
 chaos: $(READY)  ## Kill, stop and leave real processes under load; ARGS: CAMPAIGN --count N --json FILE
-	@PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/python -m octavo.chaos $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m octavo.chaos $(ARGS)
 
 upgrade: $(READY)  ## Upgrade real processes from the version of commit OLD (the last one with another message schema), and roll back
 	@rm -rf build/old && mkdir -p build/old/source
 	@git archive $(OLD) | tar -x -C build/old/source
 	@$(PIP) install --quiet --no-deps --target build/old/site build/old/source
-	@PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/python -m octavo.chaos upgrade --old build/old/site $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m octavo.chaos upgrade --old build/old/site $(ARGS)
 
 mutants: $(READY)  ## Plant small bugs one at a time and see that tests find them; ARGS: --list, --only NAME ...
 	@$(BIN)/python -m tests.mutants $(ARGS)
@@ -105,7 +105,7 @@ simulate: $(READY)  ## Run all processes in virtual time with faults: SEEDS runs
 	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.simulation --seeds $(SEEDS) --first $(FIRST)
 
 fuzz: $(READY)  ## Send bad input to every surface of real processes; ARGS: --surface NAME --messages N --seed S
-	@PYTHONPATH=tests/support $(BIN)/python -m octavo.chaos.fuzz $(ARGS)
+	@$(BIN)/python -m octavo.chaos.fuzz $(ARGS)
 
 test-clients: $(READY)  ## Try other people's clients, unmodified (needs npm; makes an environment for each; ten minutes); ARGS: names
 	@$(BIN)/octavo prepare-model
@@ -116,15 +116,15 @@ test-page: $(READY)  ## Try the page in headless Chromium, which must be on the 
 
 bench-door: $(READY)  ## Measure the frontend alone: tokens a second, latency, streams, refusals; ARGS are those of octavo.bench.doors.front_door
 	@$(BIN)/octavo prepare-model
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.doors.front_door $(ARGS)
+	@$(BIN)/python -m octavo.bench.doors.front_door $(ARGS)
 
 bench: $(READY)  ## Measure speed, the worker alone and through all processes; ARGS are those of octavo.bench
 	@$(BIN)/octavo prepare-model
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench $(ARGS)
+	@$(BIN)/python -m octavo.bench $(ARGS)
 
 bench-peers: $(READY) $(PEERS)/.ready  ## The same, beside OpenVINO GenAI on the same weights
 	@$(BIN)/octavo prepare-model
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench --openvino $(PEERS)/bin/python $(ARGS)
+	@$(BIN)/python -m octavo.bench --openvino $(PEERS)/bin/python $(ARGS)
 
 $(PEERS)/.ready: pyproject.toml
 	@echo "Making the environment in $(PEERS) (about 1.6 GB) ..."
@@ -137,55 +137,55 @@ $(PEERS)/.ready: pyproject.toml
 	@touch $@
 
 bench-scheduler: $(READY)  ## Measure the scheduler's steps; ARGS are those of octavo.bench.parts.scheduler_step
-	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.parts.scheduler_step $(ARGS)
+	@$(BIN)/python -m octavo.bench.parts.scheduler_step $(ARGS)
 
 bench-cell: $(READY)  ## Measure how many replicas one scheduler keeps busy; ARGS are those of octavo.bench.cell
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.cell $(ARGS)
+	@$(BIN)/python -m octavo.bench.cell $(ARGS)
 
 bench-failover: $(READY)  ## Measure how long streams stand still when a worker is killed; ARGS are those of octavo.bench.whole.failover
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.whole.failover $(ARGS)
+	@$(BIN)/python -m octavo.bench.whole.failover $(ARGS)
 
 bench-tp: $(READY)  ## Measure two ranks beside one with two threads; ARGS are those of octavo.bench.whole.tensor_parallel
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.whole.tensor_parallel $(ARGS)
+	@$(BIN)/python -m octavo.bench.whole.tensor_parallel $(ARGS)
 
 bench-preemption: $(READY)  ## Simulate what preempted requests cost swapped, recomputed, and as measured
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.parts.preemption_costs $(ARGS)
+	@$(BIN)/python -m octavo.bench.parts.preemption_costs $(ARGS)
 
 bench-simulator: $(READY)  ## Compare the simulator with real processes on this machine (thirteen quiet minutes); ARGS are those of octavo.bench.whole.simulator_validation
 	@$(BIN)/octavo prepare-model
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.whole.simulator_validation --json docs/simulator.json $(ARGS)
+	@$(BIN)/python -m octavo.bench.whole.simulator_validation --json docs/simulator.json $(ARGS)
 
 bench-gpu: $(READY)  ## Measure a GPU's kernels and worker beside their peers (ten minutes); ARGS are those of octavo.bench.gpu
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.gpu $(ARGS)
+	@$(BIN)/python -m octavo.bench.gpu $(ARGS)
 
 # Not $(READY): a machine with a GPU has an environment of its own.
 gpu-first-hour:  ## What a GPU is to show first, in ten minutes, with this machine's own python3; ARGS: --budget-s S --rehearse
-	@PYTHONPATH=tests/bench $(PYTHON) -m octavo.bench.gpu.served.first_hour $(ARGS)
+	@PYTHONPATH=evaluation $(PYTHON) -m octavo.bench.gpu.served.first_hour $(ARGS)
 
 gpu-wheels: $(READY)  ## Download what a machine with a GPU lacks into build/gpu-wheels, to be carried there; ARGS: --python 3.12
-	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.gpu.served.carried fetch $(ARGS)
+	@$(BIN)/python -m octavo.bench.gpu.served.carried fetch $(ARGS)
 
 bench-sampler: $(READY)  ## Measure choosing tokens; ARGS are those of octavo.bench.parts.sampler_step
-	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.parts.sampler_step $(ARGS)
+	@$(BIN)/python -m octavo.bench.parts.sampler_step $(ARGS)
 
 batch-invariance: $(READY)  ## How many of 1,024 tokens differ between batch compositions (five minutes)
 	@$(BIN)/octavo prepare-model
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.parts.batch_invariance $(ARGS)
+	@$(BIN)/python -m octavo.bench.parts.batch_invariance $(ARGS)
 
 models: $(READY)  ## Try every architecture of transformers and write the tables of models (eight minutes)
 	@PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m octavo.testing.small.architecture_sweep --write docs/models.json
 	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.small.architecture_table
 
 memory-figures: $(READY)  ## What paging wastes and sharing saves, beside the paper's figures (a minute)
-	@PYTHONPATH=tests/bench $(BIN)/python -m octavo.bench.parts.memory_figures
+	@$(BIN)/python -m octavo.bench.parts.memory_figures
 
 ablations: $(READY)  ## What each choice of the design is worth, on real processes (seven quiet minutes); ARGS: --quick, --threads N, ...
 	@$(BIN)/octavo prepare-model
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.measured ablations --json $(MEASURED) $(ARGS)
+	@$(BIN)/python -m octavo.bench.measured ablations --json $(MEASURED) $(ARGS)
 
 paper-measured: $(READY)  ## The paper's experiments on the real engine on this CPU, ablations too (twenty quiet minutes)
 	@$(BIN)/octavo prepare-model
-	@PYTHONPATH=tests/support:tests/bench $(BIN)/python -m octavo.bench.measured --json $(MEASURED) $(ARGS)
+	@$(BIN)/python -m octavo.bench.measured --json $(MEASURED) $(ARGS)
 
 paper: $(READY)  ## Run the paper's experiments in simulation and write docs/paper.md; ARGS: --only fig12 --quick --jobs 2
 	@OMP_NUM_THREADS=1 $(BIN)/python -m octavo.paper $(ARGS)

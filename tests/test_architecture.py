@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,59 +16,66 @@ IMPORT_ROOTS = ("proto", "kernels", "frontend", "scheduler", "worker", "evaluati
 _HEAVY = {"torch", "transformers", "triton", "numpy", "gguf", "safetensors"}
 _WATCHED = _HEAVY | {"grpc", "zmq", "tokenizers", "octavo"}
 ALLOWED: dict[str, tuple[str, set[str]]] = {
-    "octavo.wire": ("proto", {"zmq"}),
+    "octavo.wire": ("proto", set()),
     "octavo.v1": ("proto", {"grpc"}),
-    "octavo.runtime.telemetry": ("proto", set()),
+    "octavo.runtime": ("proto", {"octavo.wire", "zmq", "grpc"}),
     "octavo.kernels": ("kernels", {"torch", "triton", "numpy"}),
-    "octavo.scheduler": ("scheduler", {"octavo.wire", "octavo.v1", "octavo.runtime.telemetry", "zmq", "grpc"}),
+    "octavo.scheduler": ("scheduler", {"octavo.wire", "octavo.v1", "octavo.runtime", "zmq", "grpc"}),
     "octavo.frontend": (
         "frontend",
-        {
-            "octavo.wire",
-            "octavo.v1",
-            "octavo.client",
-            "octavo.runtime.telemetry",
-            "zmq",
-            "grpc",
-            "transformers",
-            "tokenizers",
-        },
+        {"octavo.wire", "octavo.v1", "octavo.client", "octavo.runtime", "zmq", "grpc", "transformers", "tokenizers"},
     ),
     "octavo.client": ("frontend", {"octavo.v1", "grpc"}),
-    "octavo.llm": ("frontend", {"octavo.client", "octavo.cli", "octavo.wire"}),
-    "octavo.cli": ("frontend", {"octavo.wire", "octavo.runtime.telemetry", "grpc"}),
+    "octavo.llm": ("frontend", {"octavo.client", "octavo.cli", "octavo.wire", "octavo.runtime"}),
+    "octavo.cli": ("frontend", {"octavo.wire", "octavo.runtime", "grpc"}),
     "octavo.worker": (
         "worker",
-        {"octavo.wire", "octavo.runtime.telemetry", "octavo.kernels", "zmq", "grpc", "tokenizers", *_HEAVY},
+        {"octavo.wire", "octavo.runtime", "octavo.kernels", "zmq", "grpc", "tokenizers", *_HEAVY},
     ),
-    "octavo.workload": ("evaluation", set()),
+    "octavo.workload": ("evaluation", {"octavo.runtime"}),
     # Of the frontend nothing but the rule by which it chooses among cells.
     "octavo.simulator": (
         "evaluation",
-        {"octavo.workload", "octavo.scheduler", "octavo.wire", "octavo.frontend.scheduler.cell_router"},
+        {
+            "octavo.workload",
+            "octavo.scheduler",
+            "octavo.wire",
+            "octavo.runtime",
+            "octavo.frontend.scheduler.cell_router",
+        },
     ),
-    "octavo.loadgen": ("evaluation", {"octavo.workload", "octavo.client", "octavo.v1", "grpc"}),
+    "octavo.loadgen": ("evaluation", {"octavo.workload", "octavo.client", "octavo.v1", "octavo.runtime", "grpc"}),
     "octavo.paper": (
         "evaluation",
-        {"octavo.workload", "octavo.simulator", "octavo.scheduler", "octavo.wire", "numpy"},
+        {"octavo.workload", "octavo.simulator", "octavo.scheduler", "octavo.wire", "octavo.runtime", "numpy"},
     ),
+    # They start, watch and measure all of Octavo. Nothing that serves imports them: see above.
+    "octavo.testbed": ("evaluation", {"octavo", "grpc", "zmq", *_HEAVY, "tokenizers"}),
+    "octavo.bench": ("evaluation", {"octavo", "grpc", "zmq", *_HEAVY, "tokenizers"}),
+    "octavo.chaos": ("evaluation", {"octavo", "grpc", "zmq", *_HEAVY, "tokenizers"}),
 }
-# The core decides; only these carry its decisions to sockets, clocks and flags.
-SCHEDULER_SHELL = {
-    "shell.py",
-    "arrivals.py",
-    "bell.py",
-    "step_feed.py",
-    "log_writer.py",
-    "admin.py",
-    "cli.py",
-    "admin_client.py",
-    "admin_cli.py",
-    "workers_cli.py",
-    "top.py",
-    "vitals.py",
+# What no tree outside of tests/ may lean on.
+TESTS_ONLY = "octavo.testing"
+
+# Folders that decide: others carry their decisions to sockets, clocks and flags.
+IMPURE = {"zmq", "grpc", "asyncio", "time", "threading", "logging", "os", "random", "secrets", "socket", "subprocess"}
+PURE = ("octavo.scheduler.core", "octavo.scheduler.kv", "octavo.frontend.request")
+
+# Package -> which of its service's folders it may import; what is not named here may import any.
+LAYERS: dict[str, set[str]] = {
+    "octavo.scheduler.kv": {"core.sequence"},
+    "octavo.scheduler.core": {"core", "kv"},
+    "octavo.scheduler.server": {"core", "kv", "server"},
+    "octavo.frontend.request": {"errors", "request"},
+    "octavo.frontend.text": {"errors", "config", "request", "text"},
+    "octavo.frontend.access": {"errors", "config", "request", "access"},
+    "octavo.frontend.scheduler": {"errors", "config", "request", "text", "access", "scheduler"},
+    "octavo.frontend.stream": {"errors", "config", "request", "text", "access", "scheduler", "stream"},
+    "octavo.worker.models": {"models", "loading", "tensor_parallel", "step", "config"},
+    "octavo.worker.sampling": {"sampling", "sequences", "step", "process", "gpu.transfer", "gpu.logprobs"},
+    "octavo.worker.loading": {"loading", "models", "config", "step", "tensor_parallel"},
 }
-IMPURE = {"zmq", "grpc", "asyncio", "time", "threading", "logging", "os", "random", "secrets", "socket"}
+MOST_FILES_IN_A_FOLDER = 20
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -95,6 +103,19 @@ def sources(portion: str) -> list[Path]:
     return [path for path in root.rglob("*.py") if "_pb2" not in path.name]
 
 
+def modules_in(package: str) -> list[Path]:
+    return sorted((ROOT / package.split(".")[1] / Path(*package.split("."))).rglob("*.py"))
+
+
+def upward(package: str, path: Path) -> list[str]:
+    """What a file imports of its own service that lies in no folder its package may import."""
+    service = ".".join(package.split(".")[:2])
+    own = package.removeprefix(f"{service}.")
+    allowed = LAYERS[package] | {own}
+    inside = [name.removeprefix(f"{service}.") for name in imports(path) if name.startswith(f"{service}.")]
+    return [name for name in inside if not any(name == one or name.startswith(f"{one}.") for one in allowed)]
+
+
 @pytest.mark.parametrize("portion", ALLOWED)
 def test_each_part_imports_only_what_it_may(portion: str) -> None:
     assert sources(portion), f"{portion} has no sources"
@@ -109,10 +130,52 @@ def test_the_import_rule_finds_planted_violations(tmp_path: Path) -> None:
     assert offences("octavo.kernels", planted) == ["octavo.worker.loop"]
 
 
-def test_the_schedulers_core_knows_no_socket_no_clock_and_no_thread() -> None:
-    core = [path for path in sources("octavo.scheduler") if path.name not in SCHEDULER_SHELL]
-    found = {path.name: names for path in core if (names := {n.partition(".")[0] for n in imports(path)} & IMPURE)}
+@pytest.mark.parametrize("package", PURE)
+def test_what_decides_knows_no_socket_no_clock_and_no_thread(package: str) -> None:
+    files = modules_in(package)
+    assert files, f"{package} has no sources"
+    found = {path.name: names for path in files if (names := {n.partition(".")[0] for n in imports(path)} & IMPURE)}
     assert found == {}
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_no_folder_imports_upwards(package: str) -> None:
+    files = modules_in(package)
+    assert files, f"{package} has no sources"
+    found = {path.name: names for path in files if (names := upward(package, path))}
+    assert found == {}
+
+
+def test_the_rule_of_folders_finds_planted_violations(tmp_path: Path) -> None:
+    planted = tmp_path / "planted.py"
+    planted.write_text(
+        "from octavo.scheduler.core import replica\nfrom octavo.scheduler.core.sequence import Sequence\n"
+        "from octavo.scheduler.kv.blocks import BlockPool\n",
+        encoding="utf-8",
+    )
+    assert upward("octavo.scheduler.kv", planted) == ["core.replica"]
+    assert upward("octavo.scheduler.core", planted) == []
+
+
+def test_nothing_outside_the_tests_leans_on_them() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for portion in ALLOWED
+        for path in sources(portion)
+        for name in imports(path)
+        if name.startswith(f"{TESTS_ONLY}.") or name.split(".")[0] == "tests"
+    ]
+    assert found == []
+
+
+def test_no_folder_is_a_heap() -> None:
+    counts = Counter(
+        path.parent.relative_to(ROOT)
+        for root in (*IMPORT_ROOTS, "tests")
+        for path in (ROOT / root).rglob("*.py")
+        if "_pb2" not in path.name and "build" not in path.parts
+    )
+    assert {str(folder): count for folder, count in counts.items() if count > MOST_FILES_IN_A_FOLDER} == {}
 
 
 def test_every_portion_of_the_namespace_is_covered() -> None:
@@ -128,7 +191,8 @@ def test_every_portion_of_the_namespace_is_covered() -> None:
 def test_no_import_root_shadows_the_namespace_or_leaks_a_name() -> None:
     for root in IMPORT_ROOTS:
         assert not (ROOT / root / "octavo" / "__init__.py").exists()
-        assert not list((ROOT / root).glob("*.py"))
+        # The build hook is run by its path, and not by its name.
+        assert {path.name for path in (ROOT / root).glob("*.py")} <= {"hatch_build.py"}
 
 
 BLOCKED_IMPORT = """

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-_IMPORT_ROOTS = ("proto", "kernels", "frontend", "scheduler", "worker", "tests/support", "tests/bench")
-_PARTS = ("proto", "kernels", "frontend", "scheduler", "worker", "tests")
+_IMPORT_ROOTS = ("proto", "kernels", "frontend", "scheduler", "worker", "evaluation", "tests/support")
+_PARTS = ("proto", "kernels", "frontend", "scheduler", "worker", "evaluation", "tests")
 # A mutant may loop for ever. The long searches take minutes where others compute on the same cores.
 _TEST_TIMEOUT_S = 300
 _FAILURE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", re.MULTILINE)

@@ -22,7 +22,7 @@ from typing import Any
 from octavo.bench.gpu.served.carried import PACKAGES, WHEELS, misfit
 
 ROOT = Path(__file__).parents[5]
-_IMPORT_ROOTS = ("proto", "kernels", "worker", "scheduler", "frontend", "evaluation", "tests/support", "tests/bench")
+_IMPORT_ROOTS = ("proto", "kernels", "worker", "scheduler", "frontend", "evaluation", "tests/support")
 _TESTS = ("tests/kernels/triton", "tests/worker/gpu", "tests/worker/models/test_fused.py")
 _KILL_AFTER_S = 5.0
 # Of what a step has said, the page shows the end.
