@@ -8,7 +8,7 @@ from octavo.scheduler.core.explain import Explanation, explain, homes_of_groups
 from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
 from octavo.testing.cluster import Cluster
 
-from ..test_scheduler_machine import SchedulerMachine
+from .test_scheduler_machine import SchedulerMachine
 
 _EXAMPLES = 40 * int(os.environ.get("OCTAVO_TEST_LONG", "1"))
 

@@ -3,7 +3,7 @@ nobody wrote, are answered as what they are. Left to the library, each would be 
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Final, TypeAlias
+from typing import Any, cast, Final, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -27,11 +27,11 @@ class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     ) -> _Handler:
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
-            return handler
+            return cast(_Handler, handler)
         request, response = ("stream" if is_so else "unary" for is_so in _streams(handler))
         make: Any = getattr(grpc, f"{request}_{response}_rpc_method_handler")
         answer = self._answering(getattr(handler, f"{request}_{response}"), handler.request_streaming)
-        return make(answer, _lenient(handler.request_deserializer), handler.response_serializer)
+        return cast(_Handler, make(answer, _lenient(handler.request_deserializer), handler.response_serializer))
 
     def _answering(self, behaviour: Callable[[Any, Context], Any], takes_stream: bool) -> Any:
         async def answer(request: Any, context: Context) -> Any:
