@@ -3,7 +3,7 @@ nobody wrote, are answered as what they are. Left to the library, each would be 
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, cast, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import DecodeError
