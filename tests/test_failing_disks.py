@@ -354,7 +354,12 @@ TRIED: dict[str, tuple[Try, tuple[str, ...]]] = {
 # Tried below by itself; memory that has a file's descriptor.
 OTHERWISE = {"proto/octavo/runtime/telemetry/logs.py", "worker/octavo/worker/tensor_parallel/shared_memory.py"}
 # What whoever works on Octavo runs, and no server.
-DEVELOPERS = ("evaluation/octavo/paper/", "proto/octavo/v1/generate.py", "kernels/octavo/kernels/triton/ahead.py")
+DEVELOPERS = (
+    "evaluation/octavo/paper/",
+    "evaluation/octavo/bench/",
+    "evaluation/octavo/chaos/",
+    "evaluation/octavo/testbed/",
+    "proto/octavo/v1/generate.py", "kernels/octavo/kernels/triton/ahead.py")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ SOURCES = [
     path
     for root in ("proto", "kernels", "frontend", "scheduler", "worker", "evaluation")
     for path in (ROOT / root).rglob("*.py")
-    if "_pb2" not in path.name
+    # What measures, breaks and watches Octavo serves nobody.
+    if "_pb2" not in path.name and not {"bench", "chaos", "testbed"} & set(path.relative_to(ROOT / root).parts)
 ]
 FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 FORBIDDEN_CALLS = {"eval", "exec", "recv_pyobj", "send_pyobj", "torch.load", "time.time"}
@@ -48,7 +49,7 @@ def test_only_the_command_that_converts_reads_pickled_weights() -> None:
     texts = {path.stem: path.read_text(encoding="utf-8") for path in SOURCES}
     assert {stem for stem, text in texts.items() if "torch.load(" in text} == {CONVERTER}
     assert {stem for stem, text in texts.items() if f"import {CONVERTER}" in text} == set()
-    assert {stem for stem, text in texts.items() if f"worker.{CONVERTER}" in text} == {"convert_cli"}
+    assert {stem for stem, text in texts.items() if f"loading.{CONVERTER}" in text} == {"prepare"}
 
 
 def test_the_rule_finds_planted_violations() -> None:

@@ -65,7 +65,7 @@ class Baseline:
 
     def stages(self, mutant: Mutant) -> Iterator[list[str]]:
         """Tests for a mutant in the order of trying: its own, the other examples, the long searches."""
-        found = (path.relative_to(self.tree / "tests") for path in (self.tree / "tests/scheduler").glob("test_*.py"))
+        found = (path.relative_to(self.tree / "tests") for path in (self.tree / "tests/scheduler").rglob("test_*.py"))
         rest = sorted(set(map(str, found)) - OTHER_TESTS - set(mutant.tests))
         yield mutant.tests
         yield [test for test in rest if test not in SLOW_TESTS]
