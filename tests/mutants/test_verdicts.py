@@ -32,7 +32,8 @@ def test_one_and_three():
 def repository(tmp_path: Path) -> Path:
     """One module with a sum, and two tests of it."""
     root = tmp_path / "repository"
-    for part in ("proto", "kernels", "frontend", "scheduler/octavo/scheduler", "worker", "evaluation", "tests/scheduler"):
+    parts = ("proto", "kernels", "frontend", "scheduler/octavo/scheduler", "worker", "evaluation", "tests/scheduler")
+    for part in parts:
         (root / part).mkdir(parents=True)
     (root / "pyproject.toml").write_text(_SETTINGS)
     (root / "scheduler/octavo/scheduler/__init__.py").touch()
