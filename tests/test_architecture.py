@@ -41,7 +41,7 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
             "octavo.scheduler",
             "octavo.wire",
             "octavo.runtime",
-            "octavo.frontend.scheduler.cell_router",
+            "octavo.frontend.scheduler.prefix_router",
         },
     ),
     "octavo.loadgen": ("evaluation", {"octavo.workload", "octavo.client", "octavo.v1", "octavo.runtime", "grpc"}),

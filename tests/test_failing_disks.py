@@ -359,7 +359,9 @@ DEVELOPERS = (
     "evaluation/octavo/bench/",
     "evaluation/octavo/chaos/",
     "evaluation/octavo/testbed/",
-    "proto/octavo/v1/generate.py", "kernels/octavo/kernels/triton/ahead.py")
+    "proto/octavo/v1/generate.py",
+    "kernels/octavo/kernels/triton/ahead.py",
+)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ class RandomHistory:
     def run(self) -> None:
         for _ in range(_NUM_ACTIONS):
             (action,) = self._random.choices(list(self._actions), list(self._actions.values()))
-            suspects = {group.request_id for group in self._cluster.core.ledger.suspects}
+            suspects = {group.request_id for group in self._cluster.core.request_table.suspects}
             self._cluster.now += 0.001
             action()
             self._settle(suspects)

@@ -12,10 +12,10 @@ import pytest
 
 from octavo.frontend.scheduler.journal import Journal, SequenceJournal
 from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
-from octavo.scheduler.core.frontends import Frontends
+from octavo.scheduler.core.frontends import FrontendLeases
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from octavo.scheduler.core.step.results import Answers
+from octavo.scheduler.core.step.results import StepResults
 from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.scheduler.kv.prefix_cache import PrefixCache
 from octavo.wire.requests import Lease, Request
@@ -41,7 +41,7 @@ def a_frontend_never_submits_again(patch: Patch) -> None:
 
 
 def no_lease_ends(patch: Patch) -> None:
-    patch.setattr(Frontends, "lose", lambda self, frontend_id: None)
+    patch.setattr(FrontendLeases, "lose", lambda self, frontend_id: None)
 
 
 def neither_aborts_nor_renewals_end_a_request(patch: Patch) -> None:
@@ -49,36 +49,36 @@ def neither_aborts_nor_renewals_end_a_request(patch: Patch) -> None:
         self.live.pop(request.journal.request_id, None)
         return []
 
-    renew = Frontends.renew
+    renew = FrontendLeases.renew
 
-    def keep(self: Frontends, frontend_id: int, live: list[Lease], now: float) -> None:
-        groups = self._ledger.held[frontend_id].values()
+    def keep(self: FrontendLeases, frontend_id: int, live: list[Lease], now: float) -> None:
+        groups = self._request_table.held[frontend_id].values()
         held = [Lease(group.request_id, group.request.attempt) for group in groups]
         renew(self, frontend_id, live + held, now)
 
     patch.setattr(SchedulerSession, "release", let_go)
-    patch.setattr(Frontends, "renew", keep)
+    patch.setattr(FrontendLeases, "renew", keep)
 
 
 def any_result_answers_the_oldest_step(patch: Patch) -> None:
-    take = Answers.take
+    take = StepResults.take
 
-    def unfenced(self: Answers, replica: Replica, result: StepResult, now: float) -> None:
+    def unfenced(self: StepResults, replica: Replica, result: StepResult, now: float) -> None:
         if replica.outstanding:
             oldest = replica.outstanding[0].step_id
             take(self, replica, msgspec.structs.replace(result, step_id=oldest), now)
 
-    patch.setattr(Answers, "take", unfenced)
+    patch.setattr(StepResults, "take", unfenced)
 
 
 def a_submission_does_not_replace_the_one_before(patch: Patch) -> None:
-    submit = Frontends.submit
+    submit = FrontendLeases.submit
 
-    def add(self: Frontends, frontend_id: int, request: Request, now: float) -> None:
-        self._ledger.held[frontend_id].pop(request.request_id, None)
+    def add(self: FrontendLeases, frontend_id: int, request: Request, now: float) -> None:
+        self._request_table.held[frontend_id].pop(request.request_id, None)
         submit(self, frontend_id, request, now)
 
-    patch.setattr(Frontends, "submit", add)
+    patch.setattr(FrontendLeases, "submit", add)
 
 
 def an_abort_leaks_blocks(patch: Patch) -> None:

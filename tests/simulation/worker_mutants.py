@@ -8,10 +8,10 @@ fewer steps (it runs alone more often, or once more in company); that nothing is
 import msgspec
 
 from octavo.scheduler.core.isolation import Isolation
-from octavo.scheduler.core.poison import Quarantine, Suspects
+from octavo.scheduler.core.poison import PoisonDetector, Quarantine
 from octavo.scheduler.core.replica import OutstandingStep, Replica
-from octavo.scheduler.core.replica_table import Departures, Fleet
-from octavo.scheduler.core.request_table import Ledger
+from octavo.scheduler.core.replica_table import Draining, ReplicaTable
+from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.step import outputs as results
 from octavo.scheduler.core.step import results as answers
@@ -32,42 +32,42 @@ def closed_workers_get_requests(patch: Patch) -> None:
 
 
 def a_worker_is_let_go_with_requests(patch: Patch) -> None:
-    patch.setattr(Departures, "_is_done", lambda self, replica: True)
+    patch.setattr(Draining, "_is_done", lambda self, replica: True)
 
 
 def a_worker_is_let_go_in_a_step(patch: Patch) -> None:
-    see_off = Departures._see_off
+    see_off = Draining._see_off
 
-    def at_once(self: Departures, replica: Replica, now: float) -> None:
+    def at_once(self: Draining, replica: Replica, now: float) -> None:
         if self._is_done(replica):
-            self._fleet.dismiss(replica)
+            self._replica_table.dismiss(replica)
         else:
             see_off(self, replica, now)
 
-    patch.setattr(Departures, "_see_off", at_once)
+    patch.setattr(Draining, "_see_off", at_once)
 
 
 def a_drain_is_told_as_a_loss(patch: Patch) -> None:
-    def move(self: Departures, replica: Replica, group: SequenceGroup) -> None:
+    def move(self: Draining, replica: Replica, group: SequenceGroup) -> None:
         group.preemptions += 1
         replica.evict(group)
-        self._ledger.requeue(group, NoticeKind.WORKER_LOST)
+        self._request_table.requeue(group, NoticeKind.WORKER_LOST)
 
-    patch.setattr(Departures, "_move", move)
+    patch.setattr(Draining, "_move", move)
 
 
 def a_cordon_ends_with_the_registration(patch: Patch) -> None:
-    cordon = Departures.cordon
+    cordon = Draining.cordon
 
-    def briefly(self: Departures, worker_id: str) -> None:
+    def briefly(self: Draining, worker_id: str) -> None:
         cordon(self, worker_id)
-        self._fleet.cordoned.clear()
+        self._replica_table.cordoned.clear()
 
-    patch.setattr(Departures, "cordon", briefly)
+    patch.setattr(Draining, "cordon", briefly)
 
 
 def a_worker_given_up_comes_back(patch: Patch) -> None:
-    patch.setattr(Fleet, "_forget", lambda self, replica_id: self.replicas.pop(replica_id))
+    patch.setattr(ReplicaTable, "_forget", lambda self, replica_id: self.replicas.pop(replica_id))
 
 
 def nobody_looks_who_has_gone(patch: Patch) -> None:
@@ -87,21 +87,21 @@ def any_schema_is_welcome(patch: Patch) -> None:
 
 
 def nobody_is_suspected(patch: Patch) -> None:
-    patch.setattr(Suspects, "died", lambda self, steps, death: None)
+    patch.setattr(PoisonDetector, "died", lambda self, steps, death: None)
 
 
 def whoever_is_there_is_guilty(patch: Patch) -> None:
-    patch.setattr(Suspects, "guilty", lambda self: list(self._records))
+    patch.setattr(PoisonDetector, "guilty", lambda self: list(self._records))
 
 
 def deaths_are_forgotten(patch: Patch) -> None:
-    requeue = Ledger.requeue
+    requeue = RequestTable.requeue
 
-    def forgive(self: Ledger, group: SequenceGroup, why: NoticeKind) -> None:
+    def forgive(self: RequestTable, group: SequenceGroup, why: NoticeKind) -> None:
         self.suspects.forget(group)
         requeue(self, group, why)
 
-    patch.setattr(Ledger, "requeue", forgive)
+    patch.setattr(RequestTable, "requeue", forgive)
 
 
 def suspects_run_in_company(patch: Patch) -> None:

@@ -73,7 +73,7 @@ class Cell:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is held for clients."""
-        return not any(self.core.ledger.held.values())
+        return not any(self.core.request_table.held.values())
 
     def pin(self, prefix: Prefix) -> None:
         """Keeps a prefix computed on every replica."""

@@ -18,8 +18,8 @@ from octavo.workload.tokens import prompt_token_ids
 
 __all__ = ["Cluster", "Outcome", "Simulation"]
 
-# Cells know nothing of each other within a second; so each goes through it alone, which is kinder to the CPU's caches,
-# and lets several processes share them.
+# SchedulerPool know nothing of each other within a second; so each goes through it alone, which is kinder to the CPU's
+# caches, and lets several processes share them.
 _WINDOW_S = 1.0
 
 _Each = TypeVar("_Each")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from octavo.frontend.scheduler.cell_router import CellLoad, CellRouter
+from octavo.frontend.scheduler.prefix_router import CellLoad, PrefixRouter
 from octavo.simulator.shard import Standing
 from octavo.wire.requests import Request, answer_work
 
@@ -16,7 +16,7 @@ class CellRoute:
     since; not what has ended since."""
 
     def __init__(self, num_cells: int) -> None:
-        self._router = CellRouter(num_cells)
+        self._router = PrefixRouter(num_cells)
         self._work = [0] * num_cells
         self._told_in = -1.0
 

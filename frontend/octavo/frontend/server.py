@@ -25,11 +25,11 @@ from octavo.frontend.http.browser_guard import AllowedHosts, BrowserGuard
 from octavo.frontend.http.cross_origin import CrossOrigin, parse_origins
 from octavo.frontend.http.server import HttpServer
 from octavo.frontend.openai.app import build_app
-from octavo.frontend.scheduler.cells import Cells
 from octavo.frontend.scheduler.pinned_prefixes import read_pinned_prefixes
+from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.generation import Generation
 from octavo.frontend.stream.metrics import CellMetrics, FrontendMetrics
-from octavo.frontend.stream.registry import Patience
+from octavo.frontend.stream.registry import Timeouts
 from octavo.frontend.text.model_defaults import read_model_defaults
 from octavo.frontend.text.pool import TextPool
 from octavo.frontend.text.tokenizer import ModelTokenizer, check_vocabulary
@@ -112,7 +112,7 @@ class FrontendServer:
         path = config.pinned_prefixes
         prefixes = read_pinned_prefixes(path, tokenizer.encode, defaults.max_model_len) if path else {}
         self._text = TextPool(tokenizer, config.text_processes, config.text_timeout_s)
-        self.scheduler = Cells(
+        self.scheduler = SchedulerPool(
             config.scheduler_endpoints,
             fingerprint(config.model_directory, config.load_format),
             config.scheduler_grace_s,
@@ -132,7 +132,7 @@ class FrontendServer:
             admission=admission,
             observer=self._metrics,
             worker_grace_s=config.worker_grace_s,
-            patience=Patience(config.max_request_s, config.max_detach_grace_s, config.stall_timeout_s),
+            patience=Timeouts(config.max_request_s, config.max_detach_grace_s, config.stall_timeout_s),
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._busy, self._max_connections = BusyPeers(), connections_that_fit(config.max_connections)

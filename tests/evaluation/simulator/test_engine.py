@@ -157,7 +157,7 @@ def test_long_pauses_between_requests_are_no_stall() -> None:
 
 def test_a_policy_that_admits_nothing_is_found_out() -> None:
     config = SchedulerConfig()
-    policy = replace(configured(config).policy, admits=lambda draft: False)
+    policy = replace(configured(config).policy, admits=lambda builder: False)
     cluster = Cluster(config, [ReplicaSpec(64, 4, Linear())], strategy=Strategy(policy))
     with pytest.raises(SimulationError, match="nothing has been computed for 600 s"):
         Simulation(cluster).run([Job(0.0, 8, 2)])

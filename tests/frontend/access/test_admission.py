@@ -76,131 +76,131 @@ def test_work_is_estimated_from_the_form_alone(name: str) -> None:
 
 
 def test_too_many_requests(clock: Clock) -> None:
-    door = admission(clock, max_requests=2)
-    first = door.admit(ids(1), "a")
-    door.admit(ids(1), "b")
-    error = refusal(door, ids(1))
+    api = admission(clock, max_requests=2)
+    first = api.admit(ids(1), "a")
+    api.admit(ids(1), "b")
+    error = refusal(api, ids(1))
     assert (error.reason, error.metadata["requests"]) == (Reason.TOO_MANY_REQUESTS, "2")
     first.release()
-    assert door.admit(ids(1), "a")
+    assert api.admit(ids(1), "a")
 
 
 def test_too_much_work(clock: Clock) -> None:
-    door = admission(clock, max_work_tokens=100)
-    ticket = door.admit(ids(40, 30), "a")
-    assert door.admit(ids(30), "b")
-    error = refusal(door, ids(1))
+    api = admission(clock, max_work_tokens=100)
+    ticket = api.admit(ids(40, 30), "a")
+    assert api.admit(ids(30), "b")
+    error = refusal(api, ids(1))
     assert (error.reason, error.metadata["work_tokens"]) == (Reason.TOO_MUCH_WORK, "100")
     assert "about 1 tokens of work, and the server holds 100 of the 100" in str(error)
     ticket.progress(1)
-    assert door.admit(ids(1), "a")
+    assert api.admit(ids(1), "a")
 
 
 def test_what_is_too_large_for_the_bound_runs_alone(clock: Clock) -> None:
-    door = admission(clock, max_work_tokens=100, tenant_max_work_tokens=50)
-    large = door.admit(ids(1000), "a")
-    assert refusal(door, ids(1), "b").reason is Reason.TOO_MUCH_WORK
+    api = admission(clock, max_work_tokens=100, tenant_max_work_tokens=50)
+    large = api.admit(ids(1000), "a")
+    assert refusal(api, ids(1), "b").reason is Reason.TOO_MUCH_WORK
     large.release()
-    small = door.admit(ids(1), "b")
-    assert refusal(door, ids(1000)).reason is Reason.TOO_MUCH_WORK
+    small = api.admit(ids(1), "b")
+    assert refusal(api, ids(1000)).reason is Reason.TOO_MUCH_WORK
     small.release()
-    assert door.admit(ids(1000), "a")
+    assert api.admit(ids(1000), "a")
 
 
 def test_what_logprobs_may_take_is_bounded_in_all(clock: Clock) -> None:
-    door = admission(clock, max_work_tokens=10**9)
+    api = admission(clock, max_work_tokens=10**9)
     # Of one token 260 bytes; 520 MiB are half of all and a little more.
     large = ids(1, 2 << 17, top_logprobs=20, num_sequences=8)
-    first = door.admit(large, "a")
-    error = refusal(door, large)
+    first = api.admit(large, "a")
+    error = refusal(api, large)
     assert error.reason is Reason.TOO_MUCH_WORK
     assert "520 MiB" in str(error)
     assert "ask for fewer tokens" in str(error)
-    assert door.admit(ids(1, 2 << 17, num_sequences=8), "a")
-    assert door.admit(ids(1, 100, top_logprobs=20), "a")
+    assert api.admit(ids(1, 2 << 17, num_sequences=8), "a")
+    assert api.admit(ids(1, 100, top_logprobs=20), "a")
     first.release()
     first.release()
-    assert door.admit(large, "a")
+    assert api.admit(large, "a")
 
 
 def test_a_tenant_has_its_own_bounds_and_takes_nobody_elses(clock: Clock) -> None:
-    door = admission(clock, {"vip": Bounds(0, 0), "small": Bounds(1, 0)}, tenant_max_requests=2)
+    api = admission(clock, {"vip": Bounds(0, 0), "small": Bounds(1, 0)}, tenant_max_requests=2)
     for tenant, most in {"small": 1, "other": 2}.items():
         for _ in range(most):
-            door.admit(ids(1), tenant)
-        assert refusal(door, ids(1), tenant).reason is Reason.TENANT_QUOTA
+            api.admit(ids(1), tenant)
+        assert refusal(api, ids(1), tenant).reason is Reason.TENANT_QUOTA
     for _ in range(10):
-        door.admit(ids(1), "vip")
+        api.admit(ids(1), "vip")
 
 
 def test_a_tenants_work_is_bounded(clock: Clock) -> None:
-    door = admission(clock, {"a": Bounds(0, 50)})
-    door.admit(ids(40), "a")
-    error = refusal(door, ids(20))
+    api = admission(clock, {"a": Bounds(0, 50)})
+    api.admit(ids(40), "a")
+    error = refusal(api, ids(20))
     assert (error.reason, "has 40 of the 50" in str(error)) == (Reason.TENANT_QUOTA, True)
-    assert door.admit(ids(20), "b")
+    assert api.admit(ids(20), "b")
 
 
 def test_a_refused_request_leaves_nothing(clock: Clock) -> None:
-    door = admission(clock, tenant_max_requests=1)
-    ticket = door.admit(ids(1), "a")
-    refusal(door, ids(1))
+    api = admission(clock, tenant_max_requests=1)
+    ticket = api.admit(ids(1), "a")
+    refusal(api, ids(1))
     ticket.release()
-    assert (door.requests, door.work_tokens, door.tenants) == (0, 0, {})
+    assert (api.requests, api.work_tokens, api.tenants) == (0, 0, {})
 
 
 def test_a_corrected_estimate_counts_what_is_done(clock: Clock) -> None:
-    door = admission(clock)
-    ticket = door.admit(ids(100), "a")
+    api = admission(clock)
+    ticket = api.admit(ids(100), "a")
     ticket.correct(60)
     ticket.progress(50)
-    assert (door.work_tokens, ticket.work_tokens) == (10, 10)
+    assert (api.work_tokens, ticket.work_tokens) == (10, 10)
     ticket.progress(50)
-    assert door.work_tokens == 0
+    assert api.work_tokens == 0
 
 
 def test_the_delay_is_the_work_held_over_the_rate_of_service(clock: Clock) -> None:
-    door = admission(clock, max_requests=1, max_work_tokens=1 << 40)
-    ticket = door.admit(ids(0, 1 << 20), "a")
+    api = admission(clock, max_requests=1, max_work_tokens=1 << 40)
+    ticket = api.admit(ids(0, 1 << 20), "a")
     for _ in range(100):
         clock.now += 0.5
         ticket.progress(2000)
-    assert door.service_rate == pytest.approx(4000, rel=0.1)
+    assert api.service_rate == pytest.approx(4000, rel=0.1)
     ticket.correct(200_000 + 40_000)
-    error = refusal(door, ids(1))
-    assert error.retry_after_s == pytest.approx(40_000 / door.service_rate)
+    error = refusal(api, ids(1))
+    assert error.retry_after_s == pytest.approx(40_000 / api.service_rate)
     assert f"try again in {error.retry_after_s:.1f} s" in str(error)
 
 
 def test_the_delay_is_jittered_by_half_and_never_silly(clock: Clock) -> None:
-    door = admission(clock, max_requests=1, rng=random.Random(1))
-    ticket = door.admit(ids(10_000), "a")
-    delays = [refusal(door, ids(1)).retry_after_s for _ in range(200)]
+    api = admission(clock, max_requests=1, rng=random.Random(1))
+    ticket = api.admit(ids(10_000), "a")
+    delays = [refusal(api, ids(1)).retry_after_s for _ in range(200)]
     assert 5 <= min(delays) < 5.5 < 14.5 < max(delays) <= 15
     ticket.correct(1)
-    assert refusal(door, ids(1)).retry_after_s == 0.1
+    assert refusal(api, ids(1)).retry_after_s == 0.1
     ticket.correct(1 << 40)
-    assert refusal(door, ids(1)).retry_after_s == 60
+    assert refusal(api, ids(1)).retry_after_s == 60
 
 
 def test_time_without_work_is_none_of_the_rates(clock: Clock) -> None:
-    door = admission(clock)
-    before = door.service_rate
+    api = admission(clock)
+    before = api.service_rate
     clock.now += 1000
-    assert door.service_rate == before
-    ticket = door.admit(ids(1), "a")
-    assert door.service_rate == before
+    assert api.service_rate == before
+    ticket = api.admit(ids(1), "a")
+    assert api.service_rate == before
     ticket.release()
     clock.now += 1000
-    assert door.service_rate == before
+    assert api.service_rate == before
 
 
 def test_a_service_that_stands_still_has_no_rate(clock: Clock) -> None:
-    door = admission(clock, max_requests=1)
-    door.admit(ids(1000), "a")
+    api = admission(clock, max_requests=1)
+    api.admit(ids(1000), "a")
     clock.now += 60
-    assert door.service_rate < 0.1
-    assert refusal(door, ids(1)).retry_after_s == 60
+    assert api.service_rate < 0.1
+    assert refusal(api, ids(1)).retry_after_s == 60
 
 
 COUNTS = st.integers(0, 200)
@@ -215,14 +215,14 @@ class Books(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         bounds = {"a": Bounds(3, 150), "b": Bounds()}
-        self.door = admission(self.clock, bounds, random.Random(5), max_requests=5, max_work_tokens=300)
+        self.api = admission(self.clock, bounds, random.Random(5), max_requests=5, max_work_tokens=300)
         self.held: dict[Ticket, str] = {}
 
     @rule(target=tickets, prompt=COUNTS, answer=COUNTS, tenant=st.sampled_from("abc"))
     def admit(self, prompt: int, answer: int, tenant: str) -> Ticket | None:
-        before = (self.door.requests, self.door.work_tokens)
+        before = (self.api.requests, self.api.work_tokens)
         try:
-            ticket = self.door.admit(ids(prompt, answer), tenant)
+            ticket = self.api.admit(ids(prompt, answer), tenant)
         except Overloaded as error:
             refused = error
         else:
@@ -261,18 +261,18 @@ class Books(RuleBasedStateMachine):
     def release_all(self) -> None:
         for ticket in [*self.held]:
             self.release(ticket)
-        assert self.door.tenants == {}
+        assert self.api.tenants == {}
 
     @invariant()
     def the_books_are_right(self) -> None:
-        assert self.door.requests == len(self.held)
-        assert self.door.work_tokens == sum(ticket.work_tokens for ticket in self.held)
-        assert self.door.tenants.keys() == set(self.held.values())
-        for tenant, held in self.door.tenants.items():
+        assert self.api.requests == len(self.held)
+        assert self.api.work_tokens == sum(ticket.work_tokens for ticket in self.held)
+        assert self.api.tenants.keys() == set(self.held.values())
+        for tenant, held in self.api.tenants.items():
             own = [ticket for ticket, owner in self.held.items() if owner == tenant]
             assert (held.requests, held.work_tokens) == (len(own), sum(ticket.work_tokens for ticket in own))
         assert min((ticket.work_tokens for ticket in self.held), default=0) >= 0
-        assert self.door.service_rate >= 0
+        assert self.api.service_rate >= 0
 
 
 TestBooks = Books.TestCase

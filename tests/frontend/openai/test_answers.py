@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from octavo.frontend.openai.answers import Form, Whole, encode, gathered, stream
+from octavo.frontend.openai.answers import AnswerFormat, Whole, encode, gathered, stream
 from octavo.frontend.openai.logprobs import ChatLogprobs, CompletionLogprobs
-from octavo.frontend.request.events import FEW_LOGPROBS, Event, Finished, FinishReason, Piece, Started
+from octavo.frontend.request.events import FEW_LOGPROBS, Event, Finished, FinishReason, Started, TextDelta
 from octavo.frontend.request.logprob_table import LogprobTable
 from octavo.wire.sampling import Logprobs
 
@@ -27,13 +27,13 @@ class Choice:
     def begin(self, started: Started) -> bytes:
         return threading.current_thread().name.encode()
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: TextDelta) -> bytes:
         return threading.current_thread().name.encode() if len(piece.logprobs) > 1 else b""
 
     def end(self, finished: Finished) -> Sequence[bytes]:
         return []
 
-    def whole(self, started: Started, pieces: Sequence[Piece], finished: Finished) -> Iterator[bytes]:
+    def whole(self, started: Started, pieces: Sequence[TextDelta], finished: Finished) -> Iterator[bytes]:
         yield b'"%s"' % threading.current_thread().name.encode()
 
 
@@ -42,13 +42,13 @@ async def events(
 ) -> AsyncGenerator[tuple[int, Event]]:
     yield 0, Started("id", "model", [1, 2], 7, prompt_logprobs)
     if logprobs:
-        yield 0, Piece("x", [1] * len(logprobs), logprobs)
+        yield 0, TextDelta("x", [1] * len(logprobs), logprobs)
     yield 0, Finished(FinishReason.LENGTH, None)
 
 
 @pytest.mark.parametrize("scored", [False, True])
 async def test_many_logprobs_of_a_prompt_are_written_off_the_event_loop(scored: bool) -> None:
-    form = Form("text_completion", "id", "model", 1, lambda index: Choice())
+    form = AnswerFormat("text_completion", "id", "model", 1, lambda index: Choice())
     logprobs = [Logprobs(-1.0, 1, [], [])] * (FEW_LOGPROBS + scored)
     streamed = b"".join([chunk async for chunk in stream(form, events(logprobs))])
     whole = await gathered(form, events(logprobs))
@@ -60,7 +60,7 @@ async def test_many_logprobs_of_a_prompt_are_written_off_the_event_loop(scored: 
 
 @pytest.mark.parametrize("many", [False, True])
 async def test_many_logprobs_of_an_answer_are_written_off_the_event_loop(many: bool) -> None:
-    form = Form("text_completion", "id", "model", 1, lambda index: Choice())
+    form = AnswerFormat("text_completion", "id", "model", 1, lambda index: Choice())
     logprobs = [Logprobs(-1.0, 1, [7] * 20, [-1.0] * 20)] * (300 if many else 2)
     chunks = [chunk async for chunk in stream(form, events([], logprobs))]
     assert (threading.main_thread().name.encode() not in chunks[1]) is many

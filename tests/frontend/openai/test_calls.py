@@ -7,19 +7,19 @@ import pytest
 
 from octavo.frontend.errors import Broken, Reason
 from octavo.frontend.openai.calls import _merged
-from octavo.frontend.request.events import Event, Piece
+from octavo.frontend.request.events import Event, TextDelta
 
 
 async def endless(ended: list[str]) -> AsyncGenerator[Event]:
     try:
         while True:
-            yield Piece("x", [1])
+            yield TextDelta("x", [1])
     finally:
         ended.append("endless")
 
 
 async def failing() -> AsyncGenerator[Event]:
-    yield Piece("x", [1])
+    yield TextDelta("x", [1])
     raise Broken(Reason.INTERNAL, "no more")
 
 

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from octavo.frontend.openai import endpoint as door_module
+from octavo.frontend.openai import endpoint as endpoint_module
 from octavo.frontend.server import FrontendServer
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.wire.requests import RejectReason
@@ -108,7 +108,7 @@ async def test_after_an_error_the_stream_is_done(
 
 @pytest.fixture
 def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "PING_S", 0.05)
+    monkeypatch.setattr(endpoint_module, "PING_S", 0.05)
 
 
 @pytest.mark.usefixtures("quick_pings")

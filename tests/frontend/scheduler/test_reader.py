@@ -6,11 +6,11 @@ import pytest
 
 from octavo.frontend.errors import Aborted, Broken, DeadlineExceeded, Reason
 from octavo.frontend.request.events import Notice
-from octavo.frontend.scheduler.reader import Reader, Turn
+from octavo.frontend.scheduler.reader import Reader, ReadLease
 from octavo.wire.requests import NoticeKind
 
 
-async def waits(turn: Turn) -> bool:
+async def waits(turn: ReadLease) -> bool:
     try:
         async with asyncio.timeout(0):
             await turn.wait()

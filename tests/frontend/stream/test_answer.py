@@ -3,7 +3,7 @@
 import pytest
 
 from octavo.frontend.errors import Broken
-from octavo.frontend.request.events import Finished, FinishReason, Piece
+from octavo.frontend.request.events import Finished, FinishReason, TextDelta
 from octavo.frontend.request.logprob_table import num_numbers
 from octavo.frontend.scheduler.journal import Journal, Verdict
 from octavo.frontend.stream.answer import MAX_PIECE_NUMBERS, Answer
@@ -21,7 +21,7 @@ TOKENIZER = byte_level_tokenizer()
 [X, Y, DOT] = TOKENIZER.encode("xy.", add_special_tokens=False).ids
 
 
-class Running:
+class RunningRequest:
     """An answer and the journal that it is made from; tokens of `y` are the likelier ones."""
 
     def __init__(self, *, num_sequences: int = 2, num_results: int | None = None, incremental: bool = True) -> None:
@@ -60,11 +60,11 @@ class Running:
 
     def advance(self) -> list[tuple[int, str]]:
         """(index, text) of pieces; an end has the text "|"."""
-        return [(e.index, e.text if isinstance(e, Piece) else "|") for e in self.answer.advance()]
+        return [(e.index, e.text if isinstance(e, TextDelta) else "|") for e in self.answer.advance()]
 
 
 def test_what_came_since_the_last_turn_comes_in_one_piece() -> None:
-    running = Running()
+    running = RunningRequest()
     running.get(0, X)
     running.get(0, Y)
     running.get(1, Y)
@@ -75,7 +75,7 @@ def test_what_came_since_the_last_turn_comes_in_one_piece() -> None:
 
 
 def test_an_end_comes_once_right_after_its_sequence() -> None:
-    running = Running()
+    running = RunningRequest()
     running.get(0, X, X, X)
     running.get(1, Y)
     assert running.advance() == [(0, "xxx"), (0, "|"), (1, "y")]
@@ -86,7 +86,7 @@ def test_an_end_comes_once_right_after_its_sequence() -> None:
 
 
 def test_whole_sequences_come_as_they_end() -> None:
-    running = Running(incremental=False)
+    running = RunningRequest(incremental=False)
     running.get(0, X)
     running.get(1, Y, Y, Y)
     assert running.advance() == [(1, "yyy"), (1, "|")]
@@ -95,7 +95,7 @@ def test_whole_sequences_come_as_they_end() -> None:
 
 
 def test_the_best_come_once_all_have_ended() -> None:
-    running = Running(num_sequences=3, num_results=2)
+    running = RunningRequest(num_sequences=3, num_results=2)
     running.get(0, X, Y, Y)
     running.get(1, X, X, X)
     running.get(2, Y, Y)
@@ -106,21 +106,21 @@ def test_the_best_come_once_all_have_ended() -> None:
 
 
 def test_equally_likely_ones_keep_their_order() -> None:
-    running = Running(num_sequences=3, num_results=2)
+    running = RunningRequest(num_sequences=3, num_results=2)
     for index, token_ids in enumerate(([X, Y, Y], [Y, X, Y], [Y, Y, X])):
         running.get(index, *token_ids)
     assert running.advance() == [(0, "xyy"), (0, "|"), (1, "yxy"), (1, "|")]
 
 
 def test_an_end_has_the_sum_of_its_logprobs() -> None:
-    running = Running(num_sequences=2, num_results=1)
+    running = RunningRequest(num_sequences=2, num_results=1)
     running.get(0, Y, X, Y)
     running.get(1, X, X, X)
     assert running.answer.advance()[-1] == Finished(FinishReason.LENGTH, None, -2.0, 0)
 
 
 def test_a_stop_string_ends_a_sequence_here_that_runs_there() -> None:
-    running = Running()
+    running = RunningRequest()
     running.get(0, X, DOT)
     running.get(1, Y, Y, DOT)
     running.advance()
@@ -129,7 +129,7 @@ def test_a_stop_string_ends_a_sequence_here_that_runs_there() -> None:
 
 
 def test_an_end_that_no_token_shows_is_a_fault() -> None:
-    running = Running()
+    running = RunningRequest()
     running.get(0, X, reason=Reason.STOP)
     running.advance()
     with pytest.raises(Broken, match="after 1 tokens without a reason"):
@@ -137,7 +137,7 @@ def test_an_end_that_no_token_shows_is_a_fault() -> None:
 
 
 def test_an_end_that_is_still_unread_is_none() -> None:
-    running = Running(num_sequences=1)
+    running = RunningRequest(num_sequences=1)
     running.get(0, X, DOT, reason=Reason.STOP)
     running.answer.check_ends()
     running.advance()
@@ -157,7 +157,7 @@ def test_many_logprobs_come_in_several_pieces(incremental: bool) -> None:
     assert journal.accept(delta, 1.0) is Verdict.ACCEPTED
     pieces = []
     while not answer.finished:
-        pieces += [event for event in answer.advance() if isinstance(event, Piece)]
+        pieces += [event for event in answer.advance() if isinstance(event, TextDelta)]
     assert "".join(piece.text for piece in pieces) == "x" * count
     assert [token_id for piece in pieces for token_id in piece.token_ids] == [X] * count
     assert [entry for piece in pieces for entry in piece.logprobs] == logprobs

@@ -5,7 +5,7 @@ from typing import Any
 from octavo.frontend.access.admission import Admission
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Broken, Reason
-from octavo.frontend.request.events import Emitted, Finished, FinishReason, Notice, Piece, Started, Usage
+from octavo.frontend.request.events import Emitted, Finished, FinishReason, Notice, Started, TextDelta, Usage
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.stream.meter import Meter
@@ -54,8 +54,8 @@ class Metered:
 def test_tokens_are_counted_with_the_time_since_those_before(tmp_path: Any) -> None:
     metered = Metered(tmp_path)
     metered.advance(0, 10.5, Started("r", "m", [1, 2, 3], 0, []))
-    metered.advance(1, 10.5, Piece("x", [5]))
-    metered.advance(3, 11.0, Piece("y", [6, 7]))
+    metered.advance(1, 10.5, TextDelta("x", [5]))
+    metered.advance(3, 11.0, TextDelta("y", [6, 7]))
     metered.advance(3, 11.0)
     assert metered.named("prompt_tokens", "first_token", "tokens") == [
         ("prompt_tokens", 3, 2),
@@ -84,7 +84,7 @@ def test_notices_are_events_of_its_span(tmp_path: Any) -> None:
 
 def test_an_answer_to_its_end_is_finished(tmp_path: Any) -> None:
     metered = Metered(tmp_path)
-    metered.advance(4, 12.0, Piece("x", [5]), Finished(FinishReason.LENGTH, None), USAGE)
+    metered.advance(4, 12.0, TextDelta("x", [5]), Finished(FinishReason.LENGTH, None), USAGE)
     metered.meter.ended(None)
     assert metered.named("sequence_finished", "finished", "end") == [
         ("sequence_finished", FinishReason.LENGTH),
@@ -96,7 +96,7 @@ def test_an_answer_to_its_end_is_finished(tmp_path: Any) -> None:
 def test_an_error_is_a_refusal_until_something_is_told(tmp_path: Any) -> None:
     error = Broken(Reason.STEP_FAILED, "why")
     first, second = Metered(tmp_path), Metered(tmp_path)
-    second.advance(1, 10.5, Piece("x", [5]))
+    second.advance(1, 10.5, TextDelta("x", [5]))
     for metered in (first, second):
         metered.meter.ended(error)
         assert metered.named("end") == [("end", "STEP_FAILED")]
@@ -106,6 +106,6 @@ def test_an_error_is_a_refusal_until_something_is_told(tmp_path: Any) -> None:
 
 def test_the_end_of_an_unfinished_one_is_that_its_client_left(tmp_path: Any) -> None:
     metered = Metered(tmp_path)
-    metered.advance(1, 10.5, Piece("x", [5]))
+    metered.advance(1, 10.5, TextDelta("x", [5]))
     metered.meter.ended(None)
     assert metered.named("left", "finished", "failed") == [("left",)]

@@ -15,7 +15,7 @@ from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest
 from octavo.frontend.server import FrontendServer
 from octavo.frontend.stream.meter import Meter
 from octavo.frontend.stream.registry import RequestBook
-from octavo.frontend.stream.running import Running
+from octavo.frontend.stream.running import RunningRequest
 from octavo.testbed.grpc_calls import collect, ids_of, reason_of
 from octavo.testbed.keys import bearer, write_keys
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
@@ -26,8 +26,8 @@ from octavo.v1 import generation_pb2_grpc as services
 ALICE, BOB, GATEWAY = Caller("alice", False), Caller("bob", False), Caller("gateway", True)
 
 
-def running(tenant: str, request_id: str = "mine") -> Running:
-    return Running(GenerationRequest("x"), request_id, tenant, "", 0.0, 0.0, Mock(spec=Meter))
+def running(tenant: str, request_id: str = "mine") -> RunningRequest:
+    return RunningRequest(GenerationRequest("x"), request_id, tenant, "", 0.0, 0.0, Mock(spec=Meter))
 
 
 def test_an_id_means_each_tenant_its_own_request() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.frontend.errors import Broken
-from octavo.frontend.request.events import Emitted, Finished, Notice, Piece, Started, Usage
+from octavo.frontend.request.events import Emitted, Finished, Notice, Started, TextDelta, Usage
 from octavo.frontend.scheduler.journal import Journal, Verdict
 from octavo.frontend.scheduler.reader import Reader
 from octavo.frontend.stream.answer import MAX_PIECE_TOKENS
@@ -153,7 +153,7 @@ def test_a_notice_comes_before_the_start_and_between_tokens() -> None:
     request.reader.tell(Notice(NoticeKind.PREEMPTED))
     request.get(0, [6])
     kinds += [type(e) for _, e in request.stream.advance()]
-    assert kinds == [Notice, Started, Piece, Notice, Piece, Finished, Usage]
+    assert kinds == [Notice, Started, TextDelta, Notice, TextDelta, Finished, Usage]
 
 
 async def test_a_long_answer_comes_in_pieces_of_a_bounded_size() -> None:
@@ -166,7 +166,7 @@ async def test_a_long_answer_comes_in_pieces_of_a_bounded_size() -> None:
         # Each turn asks for the next.
         await turn.wait()
         told += request.stream.advance()
-    sizes = [len(e.token_ids) for _, e in told if isinstance(e, Piece)]
+    sizes = [len(e.token_ids) for _, e in told if isinstance(e, TextDelta)]
     assert sizes == [MAX_PIECE_TOKENS, MAX_PIECE_TOKENS, 1]
     assert replayed(request.stream, 0) == told
 
@@ -178,6 +178,6 @@ async def test_an_end_that_no_token_shows_fails_it_once_all_is_told() -> None:
     await turn.wait()
     assert [type(e) for _, e in request.stream.advance()] == [Started]
     await turn.wait()
-    assert [type(e) for _, e in request.stream.advance()] == [Piece]
+    assert [type(e) for _, e in request.stream.advance()] == [TextDelta]
     with pytest.raises(Broken, match="without a reason"):
         await turn.wait()

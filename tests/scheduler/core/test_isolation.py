@@ -1,4 +1,4 @@
-"""Suspects prove their innocence, or their guilt, alone; nobody else is ever failed for it."""
+"""PoisonDetector prove their innocence, or their guilt, alone; nobody else is ever failed for it."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def planned(cluster: Cluster, incarnation: int) -> set[str]:
 
 
 def suspects(cluster: Cluster) -> list[str]:
-    return ids(cluster.core.ledger.suspects)
+    return ids(cluster.core.request_table.suspects)
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 4])
@@ -267,7 +267,7 @@ def test_a_suspect_that_runs_out_of_blocks_stays_alone(make_cluster: MakeCluster
     )
     replica = cluster.core.replicas[3]
     while suspects(cluster):
-        assert not set(replica.swapped).intersection(cluster.core.ledger.suspects)
+        assert not set(replica.swapped).intersection(cluster.core.request_table.suspects)
         cluster.step()
     assert cluster.core.preemptions == 1
     cluster.run()

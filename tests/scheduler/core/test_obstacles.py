@@ -7,7 +7,7 @@ import pytest
 from octavo.scheduler.core.admission import Obstacle, ObstacleKind, obstacle
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.sequence import Sequence, new_sequences
-from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.kv.manager import AllocStatus, KVCacheManager
 from octavo.testing.cluster import Cluster, make_request
 from octavo.testing.scenarios import beams, drain, end_sequence, ids, step_until
@@ -154,7 +154,7 @@ class TestObstacle:
     @staticmethod
     def reason(cluster: Cluster, request: Request, budget: int = 32) -> Obstacle | None:
         cluster.submit(request)
-        return obstacle(Draft(cluster.core.replicas[1], budget), cluster.groups[request.request_id])
+        return obstacle(StepBuilder(cluster.core.replicas[1], budget), cluster.groups[request.request_id])
 
     def test_none(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster()
@@ -206,9 +206,9 @@ class TestObstacle:
         cluster.step()
         drain(cluster)
         cluster.submit(make_request("r", 1, 1))
-        draft = Draft(cluster.core.replicas[1], 32)
-        draft.evicted.append(cluster.groups["other"])
-        assert obstacle(draft, cluster.groups["r"]) == Obstacle(ObstacleKind.PREEMPTION, needed=0, available=1)
+        builder = StepBuilder(cluster.core.replicas[1], 32)
+        builder.evicted.append(cluster.groups["other"])
+        assert obstacle(builder, cluster.groups["r"]) == Obstacle(ObstacleKind.PREEMPTION, needed=0, available=1)
 
 
 class TestSlots:

@@ -321,7 +321,7 @@ class TestRefusals:
     ) -> None:
         cluster = make_cluster()
         replica = cluster.join()
-        cluster.core.fleet.model = msgspec.structs.replace(replica.hello.model, max_model_len=101)
+        cluster.core.replica_table.model = msgspec.structs.replace(replica.hello.model, max_model_len=101)
         refusal = cluster.core.pin_refusal(Prefix("bad", token_ids))
         assert refusal is not None
         assert reason in refusal
@@ -542,7 +542,7 @@ class TestReplicas:
 
 class TestNamedByFrontends:
     def test_prefixes_come_back_to_a_new_scheduler(self, make_cluster: MakeCluster) -> None:
-        """Frontends and workers find a scheduler that knows nothing, and come in any order."""
+        """FrontendLeases and workers find a scheduler that knows nothing, and come in any order."""
         prefixes = [prefix_of(10, "a"), prefix_of(18, "b")]
         cluster = make_cluster()
         request = make_request("r", 20, 6, shared=18)

@@ -116,7 +116,7 @@ def test_nothing_is_kept_of_one_that_has_gone(make_cluster: MakeCluster, gone: s
         for other in ("runs", *(f"r{i}" for i in range(5))):
             cluster.abort(other)
         step_until(cluster, lambda: cluster.groups["a"].status is SequenceStatus.RUNNING)
-    assert "a" not in [group.request_id for group in cluster.core.ledger.queue_times._groups]
+    assert "a" not in [group.request_id for group in cluster.core.request_table.queue_times._groups]
     wait(cluster, 0.99)
     assert "a" not in cluster.rejected
 

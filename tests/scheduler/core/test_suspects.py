@@ -7,7 +7,7 @@ from octavo.scheduler.core.poison import (
     STEPS_TO_CLEAR,
     UNEXPLAINED_TO_CONVICT,
     Death,
-    Suspects,
+    PoisonDetector,
     Verdict,
 )
 from octavo.scheduler.core.replica import OutstandingStep
@@ -26,19 +26,19 @@ def step(*groups: SequenceGroup, choosing: bool = True) -> OutstandingStep:
     return OutstandingStep(1, list(groups), [], [], samplers, [], len(groups), prefills=False, sent_at=0.0)
 
 
-def crash(suspects: Suspects, *steps: OutstandingStep, worker_id: str = "w", process: int = 0) -> None:
+def crash(suspects: PoisonDetector, *steps: OutstandingStep, worker_id: str = "w", process: int = 0) -> None:
     """A worker dies with these steps outstanding, and nobody doubts of what."""
     suspects.died(steps, Death(worker_id, process, 0.0, "signal SIGSEGV", Verdict.CRASHED))
 
 
-def vanish(suspects: Suspects, *steps: OutstandingStep, worker_id: str = "w", process: int = 0) -> None:
+def vanish(suspects: PoisonDetector, *steps: OutstandingStep, worker_id: str = "w", process: int = 0) -> None:
     """A worker's connection ends."""
     suspects.died(steps, Death(worker_id, process, 0.0, "its connection has ended"))
 
 
-def accused(*groups: SequenceGroup) -> Suspects:
+def accused(*groups: SequenceGroup) -> PoisonDetector:
     """Two workers have died over each of these together."""
-    suspects = Suspects()
+    suspects = PoisonDetector()
     crash(suspects, step(*groups))
     crash(suspects, step(*groups))
     assert suspects.guilty() == []
@@ -49,7 +49,7 @@ A, B = make_group("a"), make_group("b")
 
 
 def test_a_process_that_comes_back_takes_back_what_it_accused() -> None:
-    suspects = Suspects()
+    suspects = PoisonDetector()
     vanish(suspects, step(A), process=1)
     vanish(suspects, step(A, B), process=2, worker_id="v")
     assert list(suspects) == [A]
@@ -66,7 +66,7 @@ class TestHowAWorkerDied:
 
     @pytest.mark.parametrize("ending", [Ending.KILLED, Ending.CRASHED, Ending.UNKNOWN, None])
     def test_decides_who_is_accused_and_found_guilty(self, ending: Ending | None) -> None:
-        suspects = Suspects()
+        suspects = PoisonDetector()
         for process in range(1, DEATHS_TO_CONVICT + 1):
             vanish(suspects, step(A), process=process)
             assert suspects.guilty() == []
@@ -85,7 +85,7 @@ class TestHowAWorkerDied:
         assert suspects.guilty() == []
 
     def test_is_awaited_by_nobody_else(self) -> None:
-        suspects = Suspects()
+        suspects = PoisonDetector()
         vanish(suspects, step(A), process=5)
         vanish(suspects, step(A), process=6)
         assert not suspects.awaits_word(A)
@@ -103,7 +103,7 @@ class TestHowAWorkerDied:
         assert A in suspects
 
     def test_counts_after_many_though_nobody_ever_says_it(self) -> None:
-        suspects = Suspects()
+        suspects = PoisonDetector()
         for process in range(1, UNEXPLAINED_TO_CONVICT + 1):
             assert suspects.guilty() == []
             vanish(suspects, step(A), process=process)
@@ -111,7 +111,7 @@ class TestHowAWorkerDied:
         assert suspects.guilty() == [A]
 
     def test_is_unexplained_if_it_was_killed_late_in_its_step(self) -> None:
-        suspects = Suspects()
+        suspects = PoisonDetector()
         for process in (1, 2):
             suspects.died([step(A)], Death("w", process, 0.0, "gone", is_late=True))
             suspects.came_back("w", 9, Predecessor(process, Ending.KILLED, "signal SIGKILL"))
@@ -136,7 +136,7 @@ class TestDifferentWorkers:
         assert suspects.guilty() == [A]
 
     def test_that_are_unexplained_do_not_stand_for_those_that_crashed(self) -> None:
-        suspects = Suspects()
+        suspects = PoisonDetector()
         crash(suspects, step(A))
         crash(suspects, step(A))
         suspects.goes_to(A, "v")
@@ -146,7 +146,7 @@ class TestDifferentWorkers:
 
 
 def test_the_second_death_makes_a_suspect_of_all_that_were_computed() -> None:
-    suspects = Suspects()
+    suspects = PoisonDetector()
     crash(suspects, step(A), step(A, B))
     assert list(suspects) == []
     crash(suspects, step(A))
@@ -156,7 +156,7 @@ def test_the_second_death_makes_a_suspect_of_all_that_were_computed() -> None:
 
 
 def test_two_steps_are_one_death() -> None:
-    suspects = Suspects()
+    suspects = PoisonDetector()
     crash(suspects, step(A, B), step(A, B))
     assert list(suspects) == []
 
@@ -174,7 +174,7 @@ def test_a_suspect_beside_another_is_not_found_guilty() -> None:
 
 
 def test_one_that_was_alone_but_is_no_suspect_yet_is_not_found_guilty() -> None:
-    suspects = Suspects()
+    suspects = PoisonDetector()
     for _ in range(2):
         crash(suspects, step(A))
         assert suspects.guilty() == []
@@ -206,7 +206,7 @@ def test_what_is_computed_before_the_next_token_clears_of_nothing() -> None:
 
 
 def test_a_death_takes_back_what_was_computed_since_the_last() -> None:
-    suspects = Suspects()
+    suspects = PoisonDetector()
     crash(suspects, step(A, B))
     for _ in range(STEPS_TO_CLEAR - 1):
         suspects.computed(step(A))

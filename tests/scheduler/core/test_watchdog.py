@@ -23,7 +23,7 @@ from octavo.scheduler.core.events import (
 from octavo.scheduler.core.explain import describe, explain
 from octavo.scheduler.core.sequence import SequenceStatus
 from octavo.scheduler.server.admin_service import SERVICE, HealthServicer, start_admin_server
-from octavo.scheduler.server.health import Vitals
+from octavo.scheduler.server.health import HealthLoop
 from octavo.scheduler.server.step_feed import StepFeed
 from octavo.testing.cluster import FRONTEND, Cluster, make_request
 from octavo.testing.operated import OperatedCluster
@@ -245,14 +245,14 @@ async def test_health_and_books_follow_the_core(cluster: Cluster) -> None:
     published: list[GetLoadResponse] = []
     with tempfile.TemporaryDirectory(prefix="octavo-") as directory:
         address, shell, servicer = f"unix:{directory}/admin.sock", OperatedCluster(cluster), HealthServicer()
-        vitals = Vitals(shell, servicer, published.append)
+        health_loop = HealthLoop(shell, servicer, published.append)
         server = await start_admin_server(shell, StepFeed(), address, servicer)
         try:
             async with grpc.aio.insecure_channel(address) as channel:
                 stub: Any = health_pb2_grpc.HealthStub(channel)
 
                 async def told() -> set[int]:
-                    await vitals.look()
+                    await health_loop.look()
                     requests = (health_pb2.HealthCheckRequest(service=name) for name in ("", SERVICE))
                     return {(await stub.Check(request, timeout=5)).status for request in requests}
 
@@ -277,9 +277,9 @@ async def test_books_that_cannot_be_told_do_not_end_the_service(
         raise ValueError("a fault of whoever tells them")
 
     servicer = HealthServicer()
-    vitals = Vitals(OperatedCluster(cluster), servicer, publish)
+    health_loop = HealthLoop(OperatedCluster(cluster), servicer, publish)
     for _ in range(3):
-        await vitals.look()
+        await health_loop.look()
     assert caplog.messages == ["metrics: a fault of whoever tells them; the numbers stay as they were"]
     answer = await servicer.Check(health_pb2.HealthCheckRequest(service=SERVICE), None)
     assert answer.status == SERVING

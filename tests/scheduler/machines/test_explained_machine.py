@@ -30,8 +30,8 @@ class JudgedCluster(Cluster):
             explanation = found[group]
             if group.is_finished or homes.get(group) in busy:
                 continue
-            barred = occupied if group in core.ledger.suspects else busy
-            if group not in homes and any(core.fleet.may_take(replica, group) for replica in barred):
+            barred = occupied if group in core.request_table.suspects else busy
+            if group not in homes and any(core.replica_table.may_take(replica, group) for replica in barred):
                 continue
             # It may be the one to go where a decode of the same step finds no block.
             joins = group.status is SequenceStatus.RUNNING or group.preemptions > preemptions[group]

@@ -290,7 +290,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.journal.renew()
 
     def _suspects(self) -> set[str]:
-        return {group.request_id for group in self.cluster.core.ledger.suspects}
+        return {group.request_id for group in self.cluster.core.request_table.suspects}
 
     def _put_away(self, suspects: set[str]) -> None:
         """Only `suspects` end by the death of a worker."""

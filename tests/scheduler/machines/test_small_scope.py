@@ -330,7 +330,7 @@ def _empty_cluster(tmp_path: Path, scope: Scope) -> Cluster:
     config = {"watermark": 0.0, "max_num_batched_tokens": 2} | scope.config
     cluster = Cluster(write_fake_model(tmp_path / "model"), **config)
     cluster.join(num_blocks=scope.num_blocks, block_size=scope.block_size, num_cpu_blocks=scope.num_cpu_blocks)
-    cluster.core.ledger.waiting = NoAccounts()
+    cluster.core.request_table.waiting = NoAccounts()
     replica = cluster.core.replicas[1]
     replica.next_step_id = replica._next_sequence_id = _FIRST_NAME
     replica._deadlines = cast(StepDeadlines, NoDeadlines())

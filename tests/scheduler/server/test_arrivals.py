@@ -9,8 +9,8 @@ import pytest
 import zmq
 
 from octavo.runtime.transport.sockets import bind_router, connect_dealer
-from octavo.scheduler.server.poller import Arrivals, watching
-from octavo.scheduler.server.wakeup import Bell
+from octavo.scheduler.server.poller import SocketPoller, watching
+from octavo.scheduler.server.wakeup import Wakeup
 
 _LONG_S = 30.0
 Socket = zmq.Socket[bytes]
@@ -30,7 +30,7 @@ def ends(tmp_path: Path) -> Iterator[tuple[Socket, Socket]]:
         yield router, dealer
 
 
-async def _until(arrivals: Arrivals, condition: Callable[[], bool]) -> None:
+async def _until(arrivals: SocketPoller, condition: Callable[[], bool]) -> None:
     """Waits, and again where it was woken for something else."""
     began = time.monotonic()
     await arrivals.wait(_LONG_S)
@@ -71,14 +71,14 @@ def test_a_message_is_not_overlooked_that_came_while_others_were_sent(ends: tupl
 
 
 def test_it_wakes_for_a_bell_on_another_thread(ends: tuple[Socket, Socket]) -> None:
-    bell = Bell()
+    wakeup = Wakeup()
 
     async def wait() -> None:
-        with watching([ends[0]], bell) as arrivals:
-            await asyncio.gather(asyncio.to_thread(bell.ring), _until(arrivals, bell.heard))
+        with watching([ends[0]], wakeup) as arrivals:
+            await asyncio.gather(asyncio.to_thread(wakeup.ring), _until(arrivals, wakeup.heard))
 
     asyncio.run(wait())
-    bell.close()
+    wakeup.close()
 
 
 def test_it_wakes_when_the_time_is_over(ends: tuple[Socket, Socket]) -> None:

@@ -4,27 +4,27 @@ import select
 import threading
 from contextlib import closing
 
-from octavo.scheduler.server.wakeup import Bell
+from octavo.scheduler.server.wakeup import Wakeup
 
 
-def ring_often(bell: Bell) -> None:
+def ring_often(wakeup: Wakeup) -> None:
     for _ in range(100_000):
-        bell.ring()
+        wakeup.ring()
 
 
 def test_a_bell_is_heard_once_for_all_its_ringing() -> None:
-    with closing(Bell()) as bell:
-        assert not bell.heard()
-        ringer = threading.Thread(target=ring_often, args=(bell,))
+    with closing(Wakeup()) as wakeup:
+        assert not wakeup.heard()
+        ringer = threading.Thread(target=ring_often, args=(wakeup,))
         ringer.start()
-        assert select.select([bell.fileno()], [], [], 5)[0]
+        assert select.select([wakeup.fileno()], [], [], 5)[0]
         ringer.join()
-        while bell.heard():
+        while wakeup.heard():
             pass
-        assert not select.select([bell.fileno()], [], [], 0)[0]
+        assert not select.select([wakeup.fileno()], [], [], 0)[0]
 
 
 def test_nobody_hears_a_bell_that_is_closed_and_nobody_minds() -> None:
-    bell = Bell()
-    bell.close()
-    bell.ring()
+    wakeup = Wakeup()
+    wakeup.close()
+    wakeup.ring()

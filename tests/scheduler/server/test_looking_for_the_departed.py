@@ -1,4 +1,4 @@
-"""When a worker's connection ends a bell rings, perhaps before the socket itself knows whose it was."""
+"""When a worker's connection ends a wakeup rings, perhaps before the socket itself knows whose it was."""
 
 import asyncio
 import contextlib
@@ -13,8 +13,8 @@ from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import ReplicaJoined
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.server.loop import SchedulerShell
-from octavo.scheduler.server.poller import Arrivals
-from octavo.scheduler.server.wakeup import Bell
+from octavo.scheduler.server.poller import SocketPoller
+from octavo.scheduler.server.wakeup import Wakeup
 from octavo.testing.cluster import FakeReplica, write_fake_model
 from octavo.worker.fake.runner import FakeRunner
 
@@ -22,15 +22,15 @@ from octavo.worker.fake.runner import FakeRunner
 class Rig:
     """A shell with one worker, whose socket takes messages as long as `takes` holds; turned by hand."""
 
-    def __init__(self, directory: Path, context: "zmq.Context[zmq.Socket[bytes]]", bell: Bell) -> None:
+    def __init__(self, directory: Path, context: "zmq.Context[zmq.Socket[bytes]]", wakeup: Wakeup) -> None:
         self.now, self.takes, self.sent = 0.0, True, 0
-        self.bell = bell
+        self.wakeup = wakeup
         self.shell = SchedulerShell(
             Scheduler(SchedulerConfig(), 1),
             bind_router(context, f"ipc://{directory}/frontends"),
             bind_router(context, f"ipc://{directory}/workers"),
             clock=lambda: self.now,
-            departure=bell,
+            departure=wakeup,
         )
         self.shell._workers.send = self._send  # type: ignore[method-assign]
         self.shell.handle(ReplicaJoined(_worker(directory).hello))
@@ -56,17 +56,17 @@ def _worker(directory: Path) -> FakeReplica:
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     with zmq.Context() as context:
-        bell = Bell()
-        rig = Rig(tmp_path, context, bell)
+        wakeup = Wakeup()
+        rig = Rig(tmp_path, context, wakeup)
         yield rig
-        bell.close()
+        wakeup.close()
         for wire in (rig.shell._frontends, rig.shell._workers):
             wire.socket.close()
 
 
 def test_a_worker_that_is_gone_when_the_bell_rings_is_lost_at_once(rig: Rig) -> None:
     rig.takes = False
-    rig.bell.ring()
+    rig.wakeup.ring()
     rig.turn(0.0)
     assert not rig.has_worker
 
@@ -74,7 +74,7 @@ def test_a_worker_that_is_gone_when_the_bell_rings_is_lost_at_once(rig: Rig) -> 
 @pytest.mark.parametrize("since_last_tick", [0.0, 0.05, 0.1])
 @pytest.mark.parametrize("delay", [0.006, 0.1])
 def test_a_bell_that_was_quicker_than_the_socket_is_believed(rig: Rig, since_last_tick: float, delay: float) -> None:
-    rig.bell.ring()
+    rig.wakeup.ring()
     rig.turn(since_last_tick)
     assert rig.has_worker
     rig.takes = False
@@ -83,7 +83,7 @@ def test_a_bell_that_was_quicker_than_the_socket_is_believed(rig: Rig, since_las
 
 
 def test_a_worker_that_is_there_is_not_asked_for_ever(rig: Rig) -> None:
-    rig.bell.ring()
+    rig.wakeup.ring()
     for _ in range(20):
         rig.turn(0.05)
     asked = rig.sent
@@ -95,14 +95,14 @@ def test_a_worker_that_is_there_is_not_asked_for_ever(rig: Rig) -> None:
 async def test_each_look_comes_in_its_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
-    async def wait(arrivals: Arrivals, seconds: float) -> None:
+    async def wait(arrivals: SocketPoller, seconds: float) -> None:
         if len(waits) == 5:
             raise asyncio.CancelledError
         waits.append(seconds)
         rig.now += seconds
 
-    monkeypatch.setattr(Arrivals, "wait", wait)
-    rig.bell.ring()
+    monkeypatch.setattr(SocketPoller, "wait", wait)
+    rig.wakeup.ring()
     with contextlib.suppress(asyncio.CancelledError):
         await rig.shell.run()
     assert waits == pytest.approx([0.1, 0.005, 0.015, 0.08, 0.1])

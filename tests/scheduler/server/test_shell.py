@@ -22,7 +22,7 @@ from octavo.scheduler.server.admin_service import SERVICE, start_admin_server
 from octavo.scheduler.server.event_log import Handled, Record, log_file, read_records, recorder, replay
 from octavo.scheduler.server.loop import SchedulerShell
 from octavo.scheduler.server.step_feed import StepFeed
-from octavo.scheduler.server.wakeup import Bell
+from octavo.scheduler.server.wakeup import Wakeup
 from octavo.testing.cluster import FakeReplica, make_request, reference_tokens, write_fake_model
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from octavo.wire.base import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, Message
@@ -75,7 +75,7 @@ class Service:
         self.admin_address = f"unix:{directory}/admin.sock"
         self._sync: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
         self.feed = StepFeed()
-        self._departure = Bell()
+        self._departure = Wakeup()
         self.shell = SchedulerShell(
             Scheduler(SchedulerConfig(), EPOCH),
             bind_router(self._sync, self.frontend_endpoint),

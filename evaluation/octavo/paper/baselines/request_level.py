@@ -8,30 +8,30 @@ from collections.abc import Iterable
 
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.step import running
-from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.core.step.strategy import StepPolicy
 from octavo.workload.measures import Served
 
 
-def begin(draft: Draft, head: SequenceGroup | None, now: float) -> bool:
+def begin(builder: StepBuilder, head: SequenceGroup | None, now: float) -> bool:
     """Goes on with the batch, if there is one."""
-    replica = draft.replica
-    draft.prefills = not replica.running
-    if draft.prefills:
+    replica = builder.replica
+    builder.prefills = not replica.running
+    if builder.prefills:
         return True
-    found = running.survey(replica)
-    if not running.decode(draft, found.decodes):
+    found = running.runnable(replica)
+    if not running.decode(builder, found.decodes):
         return False
-    running.continue_prefills(draft, found.prefilling)
+    running.continue_prefills(builder, found.prefilling)
     return True
 
 
-def admits(draft: Draft) -> bool:
+def admits(builder: StepBuilder) -> bool:
     """Whether this step begins a batch, which others may still join."""
-    return draft.prefills and draft.budget > 0
+    return builder.prefills and builder.budget > 0
 
 
-def end(draft: Draft) -> bool:
+def end(builder: StepBuilder) -> bool:
     """Nothing is left to be added once the waiting queue has been looked at."""
     return True
 

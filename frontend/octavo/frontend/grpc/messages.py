@@ -50,11 +50,11 @@ class EventWriter:
     def write(self, emitted: events.Emitted) -> pb.GenerateResponse:
         """The event as a message."""
         offset, event = emitted
-        if isinstance(event, events.Piece):
+        if isinstance(event, events.TextDelta):
             return pb.GenerateResponse(event_offset=offset, delta=self._delta(event))
         return _rare(offset, event, self._piece)
 
-    def _delta(self, event: events.Piece) -> pb.TokenDelta:
+    def _delta(self, event: events.TextDelta) -> pb.TokenDelta:
         return pb.TokenDelta(
             index=event.index,
             text=event.text if self._shows_text else "",

@@ -16,11 +16,11 @@ from octavo.frontend.http.envelope import unix_time
 from octavo.frontend.http.sliced import Sliced
 from octavo.frontend.http.sse import DONE, EventStream, comment
 from octavo.frontend.openai.body import unknown_fields_header
-from octavo.frontend.openai.calls import Placed
-from octavo.frontend.openai.endpoint import SYSTEM_FINGERPRINT, Door
+from octavo.frontend.openai.calls import IndexedEvent
+from octavo.frontend.openai.endpoint import SYSTEM_FINGERPRINT, Api
 from octavo.frontend.openai.logprobs import UsageSum
 from octavo.frontend.openai.schemas import Sampling
-from octavo.frontend.request.events import Finished, FinishReason, MatchKind, Notice, Piece, Started, is_long
+from octavo.frontend.request.events import Finished, FinishReason, MatchKind, Notice, Started, TextDelta, is_long
 from octavo.frontend.request.logprob_table import num_numbers
 from octavo.frontend.stream.pacing import apart
 
@@ -40,7 +40,7 @@ class Choice(Protocol):
         """The first object of a stream; may be empty."""
         ...
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: TextDelta) -> bytes:
         """The object of new tokens; empty where there is nothing to show yet."""
         ...
 
@@ -48,13 +48,13 @@ class Choice(Protocol):
         """The last objects; the very last has the reason."""
         ...
 
-    def whole(self, started: Started, pieces: Sequence[Piece], finished: Finished) -> Iterator[bytes]:
+    def whole(self, started: Started, pieces: Sequence[TextDelta], finished: Finished) -> Iterator[bytes]:
         """The object of an answer that is no stream, some of it at a time."""
         ...
 
 
 @dataclass(frozen=True)
-class Form:
+class AnswerFormat:
     """What a call's answer looks like. Generation `place` of the call has the choices from `place * n` on."""
 
     kind: str
@@ -80,7 +80,7 @@ class Form:
 
 
 def usage_options(body: Sampling) -> dict[str, Any]:
-    """What of the usage a stream shows, as arguments of `Form`."""
+    """What of the usage a stream shows, as arguments of `AnswerFormat`."""
     options = body.stream_options
     if options is None:
         return {}
@@ -101,7 +101,7 @@ def stop_reason(finished: Finished) -> str | int | None:
     return None if match is None or match.kind is MatchKind.EOS_TOKEN else match.value
 
 
-async def stream(form: Form, events: AsyncGenerator[Placed]) -> AsyncGenerator[bytes]:
+async def stream(form: AnswerFormat, events: AsyncGenerator[IndexedEvent]) -> AsyncGenerator[bytes]:
     """The server-sent events of the answer."""
     chunks = _Chunks(form)
     choices: dict[int, Choice] = {}
@@ -109,7 +109,7 @@ async def stream(form: Form, events: AsyncGenerator[Placed]) -> AsyncGenerator[b
         async for place, event in events:
             chunks.usage.note(place, event)
             match event:
-                case Piece():
+                case TextDelta():
                     choice = choices[place * form.n + event.index]
                     # Most are short, and of these there are many.
                     found = await apart(partial(choice.piece, event)) if is_long(event) else choice.piece(event)
@@ -129,12 +129,18 @@ async def stream(form: Form, events: AsyncGenerator[Placed]) -> AsyncGenerator[b
 
 
 async def respond(
-    door: Door, request: Request, form: Form, events: AsyncGenerator[Placed], unknown: Sequence[str], *, streams: bool
+    api: Api,
+    request: Request,
+    form: AnswerFormat,
+    events: AsyncGenerator[IndexedEvent],
+    unknown: Sequence[str],
+    *,
+    streams: bool,
 ) -> Response:
     """The answer, streamed or whole; `unknown` are names of fields that meant nothing."""
     headers = unknown_fields_header(unknown)
     if streams:
-        return EventStream(stream(form, events), ping_s=door.ping_s, headers=headers)
+        return EventStream(stream(form, events), ping_s=api.ping_s, headers=headers)
     whole = await while_connected(request, gathered(form, events))
     if whole.is_long:
         return Sliced(whole.written(), headers=headers, media_type="application/json")
@@ -162,16 +168,16 @@ class Whole:
         return b"".join(held)
 
 
-async def gathered(form: Form, events: AsyncGenerator[Placed]) -> Whole:
+async def gathered(form: AnswerFormat, events: AsyncGenerator[IndexedEvent]) -> Whole:
     """The answer that the events make, once all are there."""
     usage, started = UsageSum(), dict[int, Started]()
-    pieces: dict[int, list[Piece]] = {}
+    pieces: dict[int, list[TextDelta]] = {}
     finished: dict[int, Finished] = {}
     async with aclosing(events):
         async for place, event in events:
             usage.note(place, event)
             match event:
-                case Piece():
+                case TextDelta():
                     pieces.setdefault(place * form.n + event.index, []).append(event)
                 case Started():
                     started[place] = event
@@ -186,15 +192,15 @@ async def gathered(form: Form, events: AsyncGenerator[Placed]) -> Whole:
             yield from choice.whole(started[index // form.n], pieces.pop(index, ()), finished[index])
         yield b"]," + encode({"usage": usage.object(), **form.extra(started[0])})[1:]
 
-    told: list[Started | Piece] = [*started.values(), *chain.from_iterable(pieces.values())]
-    num_long = sum(num_numbers(event.logprobs) for event in told if isinstance(event, Piece) and event.logprobs)
+    told: list[Started | TextDelta] = [*started.values(), *chain.from_iterable(pieces.values())]
+    num_long = sum(num_numbers(event.logprobs) for event in told if isinstance(event, TextDelta) and event.logprobs)
     return Whole(parts(), num_long > _FEW_NUMBERS or any(map(is_long, told)))
 
 
 class _Chunks:
     """Chunks of one stream; what they have in common is encoded once."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: AnswerFormat) -> None:
         self.usage = UsageSum()
         self._form = form
         kind = form.kind if form.kind == "text_completion" else f"{form.kind}.chunk"

@@ -14,7 +14,7 @@ from octavo.frontend.http.errors import error_response
 from octavo.frontend.openai import operations, responses
 from octavo.frontend.openai.chat_completions import chat_completions
 from octavo.frontend.openai.completions import completions
-from octavo.frontend.openai.endpoint import Door, Handler, route
+from octavo.frontend.openai.endpoint import Api, Handler, route
 from octavo.frontend.openai.model_routes import detokenize, get_model, list_models, tokenize
 from octavo.frontend.page import routes as page
 from octavo.frontend.stream.generation import Generation
@@ -38,12 +38,12 @@ _ROUTES: Final[dict[tuple[str, str], Handler]] = {
 
 def build_app(generation: Generation, access: Access, config: FrontendConfig) -> Starlette:
     """The ASGI application."""
-    door = Door(generation, access, config)
+    api = Api(generation, access, config)
     app = Starlette(
         routes=[
-            *(route(door, path, handler, method) for (method, path), handler in _ROUTES.items()),
-            *responses.routes(door),
-            *page.routes(door),
+            *(route(api, path, handler, method) for (method, path), handler in _ROUTES.items()),
+            *responses.routes(api),
+            *page.routes(api),
         ],
         exception_handlers={HTTPException: _no_route},
     )

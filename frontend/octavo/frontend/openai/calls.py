@@ -11,14 +11,14 @@ from starlette.requests import Request
 from octavo.frontend.access.access import tenant_from_headers
 from octavo.frontend.errors import ServiceError
 from octavo.frontend.http.errors import name_field
-from octavo.frontend.openai.endpoint import Door, caller_of
+from octavo.frontend.openai.endpoint import Api, caller_of
 from octavo.frontend.request.events import Event
 from octavo.frontend.request.request import GenerationRequest
 
 # An event, and which of the call's generations it is of.
-Placed = tuple[int, Event]
+IndexedEvent = tuple[int, Event]
 # That; or that one of them has ended, and why if it failed.
-_Fed = Placed | Exception | None
+_Fed = IndexedEvent | Exception | None
 
 
 def origin_of(request: Request) -> dict[str, Any]:
@@ -36,20 +36,20 @@ def fresh_id() -> str:
 
 
 def generations(
-    door: Door, request: Request, asked: Sequence[GenerationRequest], timeout_s: float | None
-) -> AsyncGenerator[Placed]:
+    api: Api, request: Request, asked: Sequence[GenerationRequest], timeout_s: float | None
+) -> AsyncGenerator[IndexedEvent]:
     """The events of all that is asked for, each generation's in order. Raises `ServiceError` with the first that fails;
     the others end with it, as all do when the generator is closed."""
     deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-    sources = [_events(door, one, request, deadline) for one in asked]
+    sources = [_events(api, one, request, deadline) for one in asked]
     return _placed(sources[0]) if len(sources) == 1 else _merged(sources)
 
 
 async def _events(
-    door: Door, asked: GenerationRequest, request: Request, deadline: float | None
+    api: Api, asked: GenerationRequest, request: Request, deadline: float | None
 ) -> AsyncGenerator[Event]:
     try:
-        async with contextlib.aclosing(door.generation.generate(asked, caller_of(request), deadline)) as emitted:
+        async with contextlib.aclosing(api.generation.generate(asked, caller_of(request), deadline)) as emitted:
             async for _, event in emitted:
                 yield event
     except ServiceError as error:
@@ -57,13 +57,13 @@ async def _events(
         raise
 
 
-async def _placed(source: AsyncGenerator[Event]) -> AsyncGenerator[Placed]:
+async def _placed(source: AsyncGenerator[Event]) -> AsyncGenerator[IndexedEvent]:
     async with contextlib.aclosing(source):
         async for event in source:
             yield 0, event
 
 
-async def _merged(sources: Sequence[AsyncGenerator[Event]]) -> AsyncGenerator[Placed]:
+async def _merged(sources: Sequence[AsyncGenerator[Event]]) -> AsyncGenerator[IndexedEvent]:
     # Bounded, so that what a slow client leaves here is merged where it is made.
     fed: asyncio.Queue[_Fed] = asyncio.Queue(len(sources))
     tasks = [asyncio.create_task(_feed(place, source, fed)) for place, source in enumerate(sources)]

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.frontend.errors import bad_parameter
-from octavo.frontend.openai.answers import Form, encode, finish_reason, respond, stop_reason, usage_options
+from octavo.frontend.openai.answers import AnswerFormat, encode, finish_reason, respond, stop_reason, usage_options
 from octavo.frontend.openai.body import Reading, decoded, read_call
 from octavo.frontend.openai.calls import fresh_id, generations, origin_of
-from octavo.frontend.openai.endpoint import Door
+from octavo.frontend.openai.endpoint import Api
 from octavo.frontend.openai.logprobs import ChatLogprobs, prompt_logprobs_of
 from octavo.frontend.openai.messages import chat_of, tools_of
 from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
@@ -26,7 +26,7 @@ from octavo.frontend.openai.tool_calls import (
 )
 from octavo.frontend.openai.tool_parsers import ParsedDelta, ToolCallDelta
 from octavo.frontend.request.chat import Tool
-from octavo.frontend.request.events import Finished, FinishReason, Piece, Started
+from octavo.frontend.request.events import Finished, FinishReason, Started, TextDelta
 from octavo.frontend.request.request import Constraint, GenerationRequest
 from octavo.frontend.text.tokenizer import ModelTokenizer
 
@@ -43,18 +43,18 @@ class _Tools:
     is_forced: bool = False
 
 
-async def chat_completions(door: Door, request: Request) -> Response:
+async def chat_completions(api: Api, request: Request) -> Response:
     """Answers one call."""
     body, unknown = await read_call(request, ChatBody, CHAT_UNSUPPORTED)
     _check(body)
     call = body.request_id or fresh_id()
-    reading = door.reading(unknown)
+    reading = api.reading(unknown)
     sampling = sampling_of(body, reading)
-    tools = _tools(door, body, sampling["constraint"], reading)
-    asked = _asked(door, body, tools, {**sampling, "constraint": tools.constraint}, call, request, unknown)
-    events = generations(door, request, [asked], seconds("timeout", body.timeout))
-    form = _form(door, body, tools, f"chatcmpl-{call}")
-    return await respond(door, request, form, events, unknown, streams=bool(body.stream))
+    tools = _tools(api, body, sampling["constraint"], reading)
+    asked = _asked(api, body, tools, {**sampling, "constraint": tools.constraint}, call, request, unknown)
+    events = generations(api, request, [asked], seconds("timeout", body.timeout))
+    form = _form(api, body, tools, f"chatcmpl-{call}")
+    return await respond(api, request, form, events, unknown, streams=bool(body.stream))
 
 
 def _check(body: ChatBody) -> None:
@@ -64,20 +64,20 @@ def _check(body: ChatBody) -> None:
         raise bad_parameter("prompt_logprobs", body.prompt_logprobs, "a stream has none; leave out stream")
 
 
-def _tools(door: Door, body: ChatBody, asked: Constraint | None, reading: Reading) -> _Tools:
+def _tools(api: Api, body: ChatBody, asked: Constraint | None, reading: Reading) -> _Tools:
     tools = tools_of(body, reading.ignored)
     choice = read_tool_choice(decoded("tool_choice", body.tool_choice, object), tools)
     if not tools or choice.mode is ToolChoiceMode.NONE:
         return _Tools(constraint=asked)
     parallel = body.parallel_tool_calls is not False
-    constraint = constraint_for(tools, choice, parallel=parallel, kind=door.tool_format, reading=reading, asked=asked)
-    keeps = needs_special_tokens(door.tool_format, door.generation.tokenizer)
+    constraint = constraint_for(tools, choice, parallel=parallel, kind=api.tool_format, reading=reading, asked=asked)
+    keeps = needs_special_tokens(api.tool_format, api.generation.tokenizer)
     is_forced = choice.mode is not ToolChoiceMode.AUTO
-    return _Tools(tools, door.tool_format, constraint, keeps, one_call=not parallel, is_forced=is_forced)
+    return _Tools(tools, api.tool_format, constraint, keeps, one_call=not parallel, is_forced=is_forced)
 
 
 def _asked(
-    door: Door,
+    api: Api,
     body: ChatBody,
     tools: _Tools,
     sampling: dict[str, Any],
@@ -87,7 +87,7 @@ def _asked(
 ) -> GenerationRequest:
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     asked = GenerationRequest(
-        prompt=chat_of(body, tools.told, door.generation.tokenizer, ignored),
+        prompt=chat_of(body, tools.told, api.generation.tokenizer, ignored),
         request_id=call,
         max_new_tokens=most,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -97,8 +97,8 @@ def _asked(
     return replace(asked, skip_special_tokens=False) if tools.keeps_special_tokens else asked
 
 
-def _form(door: Door, body: ChatBody, tools: _Tools, call: str) -> Form:
-    tokenizer = door.generation.tokenizer
+def _form(api: Api, body: ChatBody, tools: _Tools, call: str) -> AnswerFormat:
+    tokenizer = api.generation.tokenizer
 
     def make_choice(index: int) -> _Choice:
         return _Choice(index, tokenizer, body, tools)
@@ -110,9 +110,9 @@ def _form(door: Door, body: ChatBody, tools: _Tools, call: str) -> Form:
             found["prompt_logprobs"] = prompt_logprobs_of(tokenizer, ids, started.prompt_logprobs)
         return found
 
-    model = body.model or door.generation.model_name
+    model = body.model or api.generation.model_name
     n = number_of_choices(body)
-    return Form("chat.completion", call, model, n, make_choice, extra=extra, **usage_options(body))
+    return AnswerFormat("chat.completion", call, model, n, make_choice, extra=extra, **usage_options(body))
 
 
 class _Choice:
@@ -132,7 +132,7 @@ class _Choice:
     def begin(self, started: Started) -> bytes:
         return self._object({"role": "assistant", "content": ""})
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: TextDelta) -> bytes:
         if self._is_plain:
             if not piece.text:
                 return b""
@@ -147,7 +147,7 @@ class _Choice:
         last = {"finish_reason": self._reason(finished), "stop_reason": stop_reason(finished)}
         return [*([self._object(rest)] if rest else []), self._object({}, **last)]
 
-    def whole(self, started: Started, pieces: Sequence[Piece], finished: Finished) -> Iterator[bytes]:
+    def whole(self, started: Started, pieces: Sequence[TextDelta], finished: Finished) -> Iterator[bytes]:
         message = self._message("".join(piece.text for piece in pieces))
         token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
         found = {"index": self._index, "message": message, "finish_reason": self._reason(finished)}
@@ -170,7 +170,7 @@ class _Choice:
     def _parsed(self, parsed: ParsedDelta) -> ParsedDelta:
         return replace(parsed, calls=tuple(c for c in parsed.calls if c.index == 0)) if self._one_call else parsed
 
-    def _tokens(self, piece: Piece) -> dict[str, Any]:
+    def _tokens(self, piece: TextDelta) -> dict[str, Any]:
         found: dict[str, Any] = {"token_ids": piece.token_ids} if self._shows_ids else {}
         if self._logprobs:
             found["logprobs"] = self._logprobs.of(piece.token_ids, piece.logprobs)

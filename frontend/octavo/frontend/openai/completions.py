@@ -12,14 +12,14 @@ from starlette.responses import Response
 
 from octavo.frontend.errors import InvalidRequest, bad_parameter
 from octavo.frontend.http.connection import while_connected
-from octavo.frontend.openai.answers import Form, encode, finish_reason, respond, stop_reason, usage_options
+from octavo.frontend.openai.answers import AnswerFormat, encode, finish_reason, respond, stop_reason, usage_options
 from octavo.frontend.openai.body import UNREADABLE, Reading, given, read_call
-from octavo.frontend.openai.calls import Placed, fresh_id, generations, origin_of
-from octavo.frontend.openai.endpoint import Door, caller_of
+from octavo.frontend.openai.calls import IndexedEvent, fresh_id, generations, origin_of
+from octavo.frontend.openai.endpoint import Api, caller_of
 from octavo.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs_of
 from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.openai.schemas import COMPLETION_UNSUPPORTED, CompletionBody
-from octavo.frontend.request.events import Finished, FinishReason, Piece, Started, Usage
+from octavo.frontend.request.events import Finished, FinishReason, Started, TextDelta, Usage
 from octavo.frontend.request.request import Caller, GenerationRequest
 from octavo.frontend.request.validation import check_prompt_size, check_room
 from octavo.frontend.text.tokenizer import ModelTokenizer
@@ -79,23 +79,23 @@ def _wrong_form() -> InvalidRequest:
 _MAX_TOKENS = 16
 
 
-async def completions(door: Door, request: Request) -> Response:
+async def completions(api: Api, request: Request) -> Response:
     """Answers one call."""
     body, unknown = await read_call(request, CompletionBody, COMPLETION_UNSUPPORTED)
     _check(body)
     call = body.request_id or fresh_id()
-    prompts = read_prompts(body.prompt, door.generation.max_model_len)
-    texts = await while_connected(request, _texts(door, prompts, caller_of(request))) if body.echo else []
+    prompts = read_prompts(body.prompt, api.generation.max_model_len)
+    texts = await while_connected(request, _texts(api, prompts, caller_of(request))) if body.echo else []
     events = generations(
-        door,
+        api,
         request,
-        _asked(body, prompts, call, request, door.reading(unknown)),
+        _asked(body, prompts, call, request, api.reading(unknown)),
         seconds("timeout", body.timeout),
     )
-    form = _form(door, body, f"cmpl-{call}", texts)
+    form = _form(api, body, f"cmpl-{call}", texts)
     if body.max_tokens == 0:
         events = _without_answers(events)
-    return await respond(door, request, form, events, unknown, streams=bool(body.stream))
+    return await respond(api, request, form, events, unknown, streams=bool(body.stream))
 
 
 def _check(body: CompletionBody) -> None:
@@ -107,15 +107,15 @@ def _check(body: CompletionBody) -> None:
         raise bad_parameter("max_tokens", 0, "without echo there would be no answer; it must be at least 1")
 
 
-async def _texts(door: Door, prompts: Sequence[str | list[int]], caller: Caller) -> list[str]:
-    return [await _text(door, prompt, caller) for prompt in prompts]
+async def _texts(api: Api, prompts: Sequence[str | list[int]], caller: Caller) -> list[str]:
+    return [await _text(api, prompt, caller) for prompt in prompts]
 
 
-async def _text(door: Door, prompt: str | list[int], caller: Caller) -> str:
+async def _text(api: Api, prompt: str | list[int], caller: Caller) -> str:
     if isinstance(prompt, str):
         return prompt
-    check_prompt_size(prompt, door.generation.max_model_len)
-    return await door.generation.decode(prompt, caller, skip_special_tokens=False)
+    check_prompt_size(prompt, api.generation.max_model_len)
+    return await api.generation.decode(prompt, caller, skip_special_tokens=False)
 
 
 def _asked(
@@ -135,23 +135,23 @@ def _asked(
     return [GenerationRequest(prompt=prompt, request_id=i, **fields) for prompt, i in zip(prompts, ids, strict=True)]
 
 
-def _form(door: Door, body: CompletionBody, call: str, texts: Sequence[str]) -> Form:
+def _form(api: Api, body: CompletionBody, call: str, texts: Sequence[str]) -> AnswerFormat:
     n = number_of_choices(body)
 
     def make_choice(index: int) -> _Choice:
         echo = texts[index // n] if texts else None
-        return _Choice(index, door.generation.tokenizer, body, echo)
+        return _Choice(index, api.generation.tokenizer, body, echo)
 
-    model = body.model or door.generation.model_name
-    return Form("text_completion", call, model, n, make_choice, **usage_options(body))
+    model = body.model or api.generation.model_name
+    return AnswerFormat("text_completion", call, model, n, make_choice, **usage_options(body))
 
 
-async def _without_answers(events: AsyncGenerator[Placed]) -> AsyncGenerator[Placed]:
+async def _without_answers(events: AsyncGenerator[IndexedEvent]) -> AsyncGenerator[IndexedEvent]:
     """The events, with nothing generated."""
     async with aclosing(events):
         async for place, event in events:
             match event:
-                case Piece():
+                case TextDelta():
                     continue
                 case Finished():
                     yield place, replace(event, reason=FinishReason.LENGTH, match=None)
@@ -179,7 +179,7 @@ class _Choice:
         ids = {"prompt_token_ids": list(started.prompt_token_ids)} if self._shows_ids else {}
         return encode({**self._object(self._prompt(started)), "finish_reason": None, **ids})
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: TextDelta) -> bytes:
         if self._logprobs is None and not self._shows_ids:
             if not piece.text:
                 return b""
@@ -191,7 +191,7 @@ class _Choice:
     def end(self, finished: Finished) -> Sequence[bytes]:
         return [encode({**self._object(_Shown("", [], [])), **_ending(finished)})]
 
-    def whole(self, started: Started, pieces: Sequence[Piece], finished: Finished) -> Iterator[bytes]:
+    def whole(self, started: Started, pieces: Sequence[TextDelta], finished: Finished) -> Iterator[bytes]:
         prompt = self._prompt(started)
         text = prompt.text + "".join(piece.text for piece in pieces)
         token_ids = [token_id for piece in pieces for token_id in piece.token_ids]

@@ -34,7 +34,7 @@ SYSTEM_FINGERPRINT: Final = f"octavo-{VERSION}"
 
 
 @dataclass(frozen=True)
-class Door:
+class Api:
     """The services behind the routes. `started_at` is a Unix time, `tool_format` what the model writes calls in."""
 
     generation: Generation
@@ -60,7 +60,7 @@ class Door:
         return Reading(not self.config.open_json_schemas, temperature, ignored)
 
 
-Handler = Callable[[Door, Request], Awaitable[Response]]
+Handler = Callable[[Api, Request], Awaitable[Response]]
 
 
 def caller_of(request: Request) -> Caller:
@@ -76,13 +76,13 @@ def check_trusted(request: Request, what: str) -> None:
         )
 
 
-def route(door: Door, path: str, handler: Handler, method: str) -> Route:
+def route(api: Api, path: str, handler: Handler, method: str) -> Route:
     """A route whose failures are answered as OpenAI error objects."""
 
     @functools.wraps(handler)
     async def answer(request: Request) -> Response:
         try:
-            return await handler(door, request)
+            return await handler(api, request)
         except ServiceError as error:
             name_field(error, path)
             return error_response(error)

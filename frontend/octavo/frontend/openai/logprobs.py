@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from octavo.frontend.request.events import Event, Piece, Started, Usage
+from octavo.frontend.request.events import Event, Started, TextDelta, Usage
 from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.wire.sampling import Logprobs
 
@@ -143,7 +143,7 @@ class UsageSum:
     def note(self, place: int, event: Event) -> None:
         """Takes in the next event of the call's generation `place`."""
         match event:
-            case Piece(token_ids=token_ids):
+            case TextDelta(token_ids=token_ids):
                 self._so_far[place] = self._so_far.get(place, 0) + len(token_ids)
                 self.completion_tokens += len(token_ids)
             case Started(prompt_token_ids=prompt):

@@ -9,7 +9,7 @@ from octavo.frontend.errors import NotFound, Reason, bad_parameter
 from octavo.frontend.http.connection import while_connected
 from octavo.frontend.openai.answers import encode
 from octavo.frontend.openai.body import read_call, unknown_fields_header, unsupported_field
-from octavo.frontend.openai.endpoint import Door, caller_of
+from octavo.frontend.openai.endpoint import Api, caller_of
 from octavo.frontend.openai.logprobs import token_text
 from octavo.frontend.openai.messages import chat_of, tools_of
 from octavo.frontend.openai.schemas import TOKENIZE_UNSUPPORTED, DetokenizeBody, TokenizeBody
@@ -17,65 +17,65 @@ from octavo.frontend.request.request import Prompt
 from octavo.frontend.request.validation import check_count
 
 
-async def list_models(door: Door, request: Request) -> Response:
+async def list_models(api: Api, request: Request) -> Response:
     """The model, under each of its names."""
-    names = door.generation.model_names
-    listed = {"object": "list", "data": [_model(door, name) for name in names]}
+    names = api.generation.model_names
+    listed = {"object": "list", "data": [_model(api, name) for name in names]}
     return Response(encode(listed), media_type="application/json")
 
 
-async def get_model(door: Door, request: Request) -> Response:
+async def get_model(api: Api, request: Request) -> Response:
     """The model under one of its names."""
     if not (name := request.path_params["name"]):
         raise NotFound(Reason.ROUTE_NOT_FOUND, "the path names no model; leave out the slash at its end to list them")
-    door.generation.check_model(name)
-    return Response(encode(_model(door, name)), media_type="application/json")
+    api.generation.check_model(name)
+    return Response(encode(_model(api, name)), media_type="application/json")
 
 
-def _model(door: Door, name: str) -> dict[str, Any]:
+def _model(api: Api, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": door.started_at,
+        "created": api.started_at,
         "owned_by": "octavo",
-        "root": door.generation.model_name,
+        "root": api.generation.model_name,
         "parent": None,
-        "max_model_len": door.generation.max_model_len,
+        "max_model_len": api.generation.max_model_len,
     }
 
 
 # POST /tokenize and /detokenize, as vLLM has them.
 
 
-async def tokenize(door: Door, request: Request) -> Response:
+async def tokenize(api: Api, request: Request) -> Response:
     """The token ids of a text, or of a chat."""
     body, unknown = await read_call(request, TokenizeBody, TOKENIZE_UNSUPPORTED)
-    door.generation.check_model(body.model or "")
-    prompt = _prompt(door, body, unknown)
+    api.generation.check_model(body.model or "")
+    prompt = _prompt(api, body, unknown)
     adds, caller = body.add_special_tokens is not False, caller_of(request)
-    ids = await while_connected(request, door.generation.encode(prompt, caller, add_special_tokens=adds))
-    found: dict[str, Any] = {"count": len(ids), "max_model_len": door.generation.max_model_len, "tokens": ids}
+    ids = await while_connected(request, api.generation.encode(prompt, caller, add_special_tokens=adds))
+    found: dict[str, Any] = {"count": len(ids), "max_model_len": api.generation.max_model_len, "tokens": ids}
     if body.return_token_strs:
-        found["token_strs"] = [token_text(door.generation.tokenizer, token_id) for token_id in ids]
+        found["token_strs"] = [token_text(api.generation.tokenizer, token_id) for token_id in ids]
     return Response(encode(found), headers=unknown_fields_header(unknown), media_type="application/json")
 
 
-async def detokenize(door: Door, request: Request) -> Response:
+async def detokenize(api: Api, request: Request) -> Response:
     """The text of token ids, special ones included."""
     body, unknown = await read_call(request, DetokenizeBody, {})
-    door.generation.check_model(body.model or "")
-    check_count("tokens", body.tokens, door.generation.max_model_len)
-    decoding = door.generation.decode(body.tokens, caller_of(request), skip_special_tokens=False)
+    api.generation.check_model(body.model or "")
+    check_count("tokens", body.tokens, api.generation.max_model_len)
+    decoding = api.generation.decode(body.tokens, caller_of(request), skip_special_tokens=False)
     text = await while_connected(request, decoding)
     found = {"prompt": text}
     return Response(encode(found), headers=unknown_fields_header(unknown), media_type="application/json")
 
 
-def _prompt(door: Door, body: TokenizeBody, ignored: list[str]) -> Prompt:
+def _prompt(api: Api, body: TokenizeBody, ignored: list[str]) -> Prompt:
     if (body.prompt is None) == (not body.messages):
         raise bad_parameter("prompt", "not what there must be", "either prompt or messages must be set")
     if body.prompt is not None:
         return body.prompt
     if body.add_special_tokens:
         raise unsupported_field("add_special_tokens of a chat", "its template has all that it needs")
-    return chat_of(body, tools_of(body, ignored), door.generation.tokenizer, ignored)
+    return chat_of(body, tools_of(body, ignored), api.generation.tokenizer, ignored)

@@ -13,8 +13,8 @@ from octavo.frontend.http.envelope import unix_time
 from octavo.frontend.http.sse import EventStream
 from octavo.frontend.openai.answers import encode
 from octavo.frontend.openai.body import Reading, decoded, read_call, unknown_fields_header
-from octavo.frontend.openai.calls import Placed, fresh_id, generations, origin_of
-from octavo.frontend.openai.endpoint import Door, route
+from octavo.frontend.openai.calls import IndexedEvent, fresh_id, generations, origin_of
+from octavo.frontend.openai.endpoint import Api, route
 from octavo.frontend.openai.responses_input import RESPONSES_UNSUPPORTED, ResponsesBody, chat_of, format_of
 from octavo.frontend.openai.responses_output import ResponseAnswer
 from octavo.frontend.openai.sampling import sampling_of, seconds
@@ -32,33 +32,33 @@ from octavo.frontend.request.chat import Tool
 from octavo.frontend.request.request import GenerationRequest
 
 
-def routes(door: Door) -> list[Route]:
+def routes(api: Api) -> list[Route]:
     """What this module serves."""
-    return [route(door, "/v1/responses", responses, "POST")]
+    return [route(api, "/v1/responses", responses, "POST")]
 
 
-async def responses(door: Door, request: Request) -> Response:
+async def responses(api: Api, request: Request) -> Response:
     """Answers one call."""
     body, unknown = await read_call(request, ResponsesBody, RESPONSES_UNSUPPORTED)
     told = read_tools(decoded("tools", body.tools, object), unknown)
     choice = read_tool_choice(decoded("tool_choice", body.tool_choice, object), told.functions)
     tools = () if choice.mode is ToolChoiceMode.NONE else told.functions
     call = body.request_id or fresh_id()
-    asked = _asked(door, body, tools, choice, call, request, door.reading(unknown))
+    asked = _asked(api, body, tools, choice, call, request, api.reading(unknown))
     is_forced = bool(tools) and choice.mode is not ToolChoiceMode.AUTO
-    parser = make_parser(door.tool_format if tools else NONE, is_forced=is_forced)
+    parser = make_parser(api.tool_format if tools else NONE, is_forced=is_forced)
     one_call = body.parallel_tool_calls is False
-    answer = ResponseAnswer(_response(door, body, call), parser, one_call=one_call, namespaces=told.namespaces)
-    events = generations(door, request, [asked], seconds("timeout", body.timeout))
+    answer = ResponseAnswer(_response(api, body, call), parser, one_call=one_call, namespaces=told.namespaces)
+    events = generations(api, request, [asked], seconds("timeout", body.timeout))
     headers = unknown_fields_header(unknown)
     if body.stream:
-        return EventStream(_stream(answer, events), ping_s=door.ping_s, headers=headers, on_error=answer.fail)
+        return EventStream(_stream(answer, events), ping_s=api.ping_s, headers=headers, on_error=answer.fail)
     whole = await while_connected(request, _whole(answer, events))
     return Response(encode(whole), headers=headers, media_type="application/json")
 
 
 def _asked(
-    door: Door,
+    api: Api,
     body: ResponsesBody,
     tools: tuple[Tool, ...],
     choice: ToolChoice,
@@ -69,12 +69,12 @@ def _asked(
     parallel, asked = body.parallel_tool_calls is not False, format_of(body, reading)
     sampling = sampling_of(body, reading)
     sampling["constraint"] = constraint_for(
-        tools, choice, parallel=parallel, kind=door.tool_format, reading=reading, asked=asked
+        tools, choice, parallel=parallel, kind=api.tool_format, reading=reading, asked=asked
     )
-    if tools and needs_special_tokens(door.tool_format, door.generation.tokenizer):
+    if tools and needs_special_tokens(api.tool_format, api.generation.tokenizer):
         sampling["skip_special_tokens"] = False
     return GenerationRequest(
-        prompt=chat_of(body, tools, door.generation.tokenizer, reading.ignored),
+        prompt=chat_of(body, tools, api.generation.tokenizer, reading.ignored),
         request_id=call,
         max_new_tokens=body.max_output_tokens,
         **sampling,
@@ -82,14 +82,14 @@ def _asked(
     )
 
 
-async def _stream(answer: ResponseAnswer, events: AsyncGenerator[Placed]) -> AsyncGenerator[bytes]:
+async def _stream(answer: ResponseAnswer, events: AsyncGenerator[IndexedEvent]) -> AsyncGenerator[bytes]:
     async with aclosing(events):
         async for _, event in events:
             yield answer.take(event)
     yield answer.finish()
 
 
-async def _whole(answer: ResponseAnswer, events: AsyncGenerator[Placed]) -> dict[str, Any]:
+async def _whole(answer: ResponseAnswer, events: AsyncGenerator[IndexedEvent]) -> dict[str, Any]:
     async with aclosing(events):
         async for _, event in events:
             answer.take(event)
@@ -97,7 +97,7 @@ async def _whole(answer: ResponseAnswer, events: AsyncGenerator[Placed]) -> dict
     return answer.response
 
 
-def _response(door: Door, body: ResponsesBody, call: str) -> dict[str, Any]:
+def _response(api: Api, body: ResponsesBody, call: str) -> dict[str, Any]:
     """The fields that do not change: what was asked for."""
     reasoning = body.reasoning
     return {
@@ -105,7 +105,7 @@ def _response(door: Door, body: ResponsesBody, call: str) -> dict[str, Any]:
         "object": "response",
         "created_at": unix_time(),
         "completed_at": None,
-        "model": body.model or door.generation.model_name,
+        "model": body.model or api.generation.model_name,
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,

@@ -13,7 +13,7 @@ from octavo.frontend.http.sse import comment
 from octavo.frontend.openai.logprobs import UsageSum
 from octavo.frontend.openai.tool_calls import ToolCallParser
 from octavo.frontend.openai.tool_parsers import ParsedDelta, ToolCallDelta
-from octavo.frontend.request.events import Event, Finished, FinishReason, Notice, Piece, Started
+from octavo.frontend.request.events import Event, Finished, FinishReason, Notice, Started, TextDelta
 
 _encode = msgspec.json.Encoder().encode
 
@@ -68,7 +68,7 @@ class ResponseAnswer:
         match event:
             case Started():
                 return self._lifecycle("created") + self._lifecycle("in_progress")
-            case Piece():
+            case TextDelta():
                 return b"".join(self._grown(self._parser.feed(event.text)))
             case Finished():
                 return b"".join(self._ended(event))

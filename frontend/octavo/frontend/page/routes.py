@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from octavo.frontend.errors import NotFound, Reason, Unavailable
 from octavo.frontend.http.sse import EventStream, data
-from octavo.frontend.openai.endpoint import Door, check_trusted, route
+from octavo.frontend.openai.endpoint import Api, check_trusted, route
 from octavo.frontend.page.feed import snapshots
 from octavo.frontend.page.live_view import LiveView
 
@@ -43,29 +43,29 @@ class _File:
     headers: dict[str, str]
 
 
-def routes(door: Door) -> list[Route]:
+def routes(api: Api) -> list[Route]:
     """GET /, /page/<file> and /live."""
     static = _read_static()
-    live = LiveView(partial(snapshots, door.config.scheduler_admin), lambda: door.generation.draining)
+    live = LiveView(partial(snapshots, api.config.scheduler_admin), lambda: api.generation.draining)
 
-    async def index(door: Door, request: Request) -> Response:
+    async def index(api: Api, request: Request) -> Response:
         return _answer(static[_INDEX], request)
 
-    async def asset(door: Door, request: Request) -> Response:
+    async def asset(api: Api, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in static:
             raise NotFound(Reason.ROUTE_NOT_FOUND, f"the page has no file {name[:100]!r}")
         return _answer(static[name], request)
 
-    async def watch(door: Door, request: Request) -> Response:
+    async def watch(api: Api, request: Request) -> Response:
         check_trusted(request, "the live view's requests and blocks")
-        _check_has_source(door)
+        _check_has_source(api)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        return EventStream(_events(live), ping_s=door.ping_s)
+        return EventStream(_events(live), ping_s=api.ping_s)
 
     paths = {"/": index, "/page/{name}": asset, "/live": watch}
-    return [route(door, path, handler, "GET") for path, handler in paths.items()]
+    return [route(api, path, handler, "GET") for path, handler in paths.items()]
 
 
 def _read_static() -> dict[str, _File]:
@@ -84,9 +84,9 @@ def _answer(file: _File, request: Request) -> Response:
     return Response(file.content, headers=file.headers)
 
 
-def _check_has_source(door: Door) -> None:
+def _check_has_source(api: Api) -> None:
     """Raises `Unavailable` where nothing is shown."""
-    if not door.config.scheduler_admin:
+    if not api.config.scheduler_admin:
         raise Unavailable(
             Reason.SCHEDULER_UNREACHABLE,
             "this frontend has not been told of the scheduler's Admin service; start it with --scheduler-admin",

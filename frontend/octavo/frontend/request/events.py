@@ -1,5 +1,5 @@
-"""What a generation tells the door it came through, in order: one `Started`; `Piece`s, with one `Finished` after the
-last of each sequence; one `Usage`. `Notice`s may come anywhere before that."""
+"""What a generation tells the door it came through, in order: one `Started`; `TextDelta`s, with one `Finished` after
+the last of each sequence; one `Usage`. `Notice`s may come anywhere before that."""
 
 import enum
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Started:
     prompt_logprobs: Sequence[Logprobs]
 
 
-class Piece(msgspec.Struct, frozen=True):
+class TextDelta(msgspec.Struct, frozen=True):
     """New tokens of a sequence, and the new text that is certain. Either may be empty, for text may wait for its next
     token. `logprobs` has one entry per token where the scheduler was asked for them."""
 
@@ -90,7 +90,7 @@ class Notice:
     queue_position: int = 0
 
 
-Event = Started | Piece | Finished | Usage | Notice
+Event = Started | TextDelta | Finished | Usage | Notice
 # Logprobs that are written in less than a millisecond: entries of a prompt, and of a piece all numbers.
 FEW_LOGPROBS: Final = 64
 _FEW_NUMBERS: Final = 512
@@ -99,7 +99,7 @@ _FEW_NUMBERS: Final = 512
 def is_long(event: Event) -> bool:
     """Whether writing it for a client takes so long (a second, with the logprobs of a long prompt) that it is to be
     done off the event loop."""
-    if isinstance(event, Piece):
+    if isinstance(event, TextDelta):
         return bool(event.logprobs) and num_numbers(event.logprobs) > _FEW_NUMBERS
     return isinstance(event, Started) and len(event.prompt_logprobs) > FEW_LOGPROBS
 

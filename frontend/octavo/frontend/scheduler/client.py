@@ -13,8 +13,8 @@ import zmq
 import zmq.asyncio
 
 from octavo.frontend.errors import Overloaded, Reason, Unavailable
-from octavo.frontend.scheduler.cell_router import CellLoad
 from octavo.frontend.scheduler.pinned_prefixes import PinnedPrefixes
+from octavo.frontend.scheduler.prefix_router import CellLoad
 from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
 from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.sockets import connect_dealer

@@ -7,7 +7,7 @@ from octavo.frontend.request.events import Notice
 from octavo.wire.requests import NoticeKind
 
 
-class Turn:
+class ReadLease:
     """One reader's right to read, until another takes it. Waits for nothing at first."""
 
     def __init__(self, reader: "Reader") -> None:
@@ -45,16 +45,16 @@ class Reader:
 
     def __init__(self) -> None:
         self.failure: ServiceError | None = None
-        self._turn = Turn(self)
+        self._turn = ReadLease(self)
         self._notices: dict[NoticeKind, Notice] = {}
 
-    def take(self) -> Turn:
+    def take(self) -> ReadLease:
         """The right to read, taken from whoever had it."""
-        earlier, self._turn = self._turn, Turn(self)
+        earlier, self._turn = self._turn, ReadLease(self)
         earlier.end(Aborted(Reason.SUPERSEDED, "another reader has taken over the events of this request"))
         return self._turn
 
-    def is_held_by(self, turn: Turn) -> bool:
+    def is_held_by(self, turn: ReadLease) -> bool:
         """Whether nobody has taken it since."""
         return self._turn is turn
 

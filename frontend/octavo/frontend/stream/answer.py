@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from octavo.frontend.errors import Broken, Reason
-from octavo.frontend.request.events import Finished, Piece, Usage
+from octavo.frontend.request.events import Finished, TextDelta, Usage
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.stream.completion import Completion
 from octavo.wire.base import MAX_TOKENS
@@ -24,7 +24,7 @@ class _Held:
     num_tokens: list[int] = field(default_factory=list)
     texts: list[list[str]] = field(default_factory=list)
 
-    def add(self, piece: Piece, most_tokens: int) -> None:
+    def add(self, piece: TextDelta, most_tokens: int) -> None:
         """Takes in the next tokens, of which a part holds so many, or those of one piece."""
         if self.num_tokens and self.num_tokens[-1] + len(piece.token_ids) <= most_tokens:
             self.num_tokens[-1] += len(piece.token_ids)
@@ -55,7 +55,7 @@ class Answer:
         self._most_tokens = max(1, MAX_PIECE_NUMBERS // (1 + top)) if top else MAX_TOKENS
         # What was not sent yet, by sequence: the latest piece where each is sent at once, or all since the start.
         self._sends_at_once = incremental and not self._is_ranked
-        self._latest: dict[int, Piece] = {}
+        self._latest: dict[int, TextDelta] = {}
         self._held = [_Held() for _ in self._completions]
         self._num_sent = [0] * len(self._completions)
         self._told_end: set[int] = set()
@@ -70,7 +70,7 @@ class Answer:
         """Whether all sequences have ended."""
         return not self._num_running
 
-    def advance(self) -> list[Piece | Finished]:
+    def advance(self) -> list[TextDelta | Finished]:
         """Takes what the journal has got since the last call, as far as one turn may, and gives what is due to be sent.
 
         All that came since then at once, so a slow reader gets fewer, larger pieces.
@@ -140,7 +140,7 @@ class Answer:
             order.sort(key=lambda index: -self._completions[index].cumulative_logprob)
         return order[: self._num_results]
 
-    def _flush(self, place: int, index: int) -> Iterator[Piece | Finished]:
+    def _flush(self, place: int, index: int) -> Iterator[TextDelta | Finished]:
         held = self._held[index]
         if (latest := self._latest.pop(index, None)) is not None:
             self._num_sent[index] += len(latest.token_ids)
@@ -153,14 +153,14 @@ class Answer:
             self._told_end.add(index)
             yield replace(finished, index=place, cumulative_logprob=self._cumulative_logprob(index))
 
-    def _pieces(self, held: _Held, place: int, index: int) -> Iterator[Piece]:
+    def _pieces(self, held: _Held, place: int, index: int) -> Iterator[TextDelta]:
         sequence = self._journal.sequences[index]
         for num_tokens, texts in zip(held.num_tokens, held.texts, strict=True):
             start = self._num_sent[index]
             part = slice(start, start + num_tokens)
             self._num_sent[index] += num_tokens
             logprobs = sequence.logprobs[part] if sequence.logprobs else ()
-            yield Piece("".join(texts), sequence.token_ids[part], logprobs, place)
+            yield TextDelta("".join(texts), sequence.token_ids[part], logprobs, place)
 
     def _cumulative_logprob(self, index: int) -> float | None:
         if self._journal.sampling.logprobs is not None:

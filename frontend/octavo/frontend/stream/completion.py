@@ -3,7 +3,7 @@
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from octavo.frontend.request.events import Finished, FinishReason, Match, MatchKind, Piece
+from octavo.frontend.request.events import Finished, FinishReason, Match, MatchKind, TextDelta
 from octavo.frontend.request.logprob_table import chosen
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.stop_strings import StopStrings
@@ -36,7 +36,7 @@ class Completion:
         self.cumulative_logprob = 0.0
         self.finished: Finished | None = None
 
-    def feed(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> Piece:
+    def feed(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> TextDelta:
         """Takes tokens up to the one that ends the completion, and gives the text that is certain.
 
         `logprobs` has one entry per token, or none at all.
@@ -53,7 +53,7 @@ class Completion:
             for logprob in chosen(logprobs):
                 # One by one, so that the sum does not depend on how the tokens were cut into pieces.
                 self.cumulative_logprob += logprob
-        return Piece("".join(text), list(token_ids[:taken]), logprobs)
+        return TextDelta("".join(text), list(token_ids[:taken]), logprobs)
 
     def _feed_one(self, token_id: int) -> str:
         if token_id in self._rules.stop_token_ids:

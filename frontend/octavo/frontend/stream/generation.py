@@ -24,14 +24,14 @@ from octavo.frontend.errors import (
 from octavo.frontend.request.events import Emitted
 from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest, Prompt
 from octavo.frontend.request.validation import check_answer_size, check_form, check_prompt_size
-from octavo.frontend.scheduler.cells import Cells
 from octavo.frontend.scheduler.client import Availability
+from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.meter import Meter
 from octavo.frontend.stream.observer import Observer
 from octavo.frontend.stream.preparation import Preparation, Readiness
-from octavo.frontend.stream.registry import Patience, Registry
+from octavo.frontend.stream.registry import Registry, Timeouts
 from octavo.frontend.stream.resolution import check_token_ids, model_len
-from octavo.frontend.stream.running import Running
+from octavo.frontend.stream.running import RunningRequest
 from octavo.frontend.stream.stream import Stream
 from octavo.frontend.stream.turns import Turns
 from octavo.frontend.text.model_defaults import ModelDefaults
@@ -50,13 +50,13 @@ class Generation:
         model_names: Sequence[str],
         tokenizer: ModelTokenizer,
         defaults: ModelDefaults,
-        scheduler: Cells,
+        scheduler: SchedulerPool,
         text: TextPool,
         access: Access,
         admission: Admission,
         observer: Observer,
         worker_grace_s: float,
-        patience: Patience,
+        patience: Timeouts,
     ) -> None:
         self.model_names = tuple(model_names)
         self.tokenizer = tokenizer
@@ -200,7 +200,7 @@ class Generation:
         finally:
             ticket.release()
 
-    def _open(self, request: GenerationRequest, caller: Caller, deadline: float | None) -> Running:
+    def _open(self, request: GenerationRequest, caller: Caller, deadline: float | None) -> RunningRequest:
         self._observer.arrived()
         try:
             running = self._admit(request, caller)
@@ -211,7 +211,7 @@ class Generation:
         running.preparing = asyncio.create_task(self._begin(running))
         return running
 
-    def _admit(self, request: GenerationRequest, caller: Caller) -> Running:
+    def _admit(self, request: GenerationRequest, caller: Caller) -> RunningRequest:
         if self.draining:
             raise Unavailable(Reason.DRAINING, "this frontend is shutting down; send the request to another one")
         self.check_model(request.model)
@@ -225,7 +225,7 @@ class Generation:
         arrived_at = time.monotonic()
         meter = Meter(self._observer, ticket, span, arrived_at)
         grace_s = min(request.detach_grace_s, self._registry.patience.max_detach_grace_s)
-        return Running(request, request_id, tenant, salt, arrived_at, grace_s, meter, caller)
+        return RunningRequest(request, request_id, tenant, salt, arrived_at, grace_s, meter, caller)
 
     def _free_id(self, request_id: str, caller: Caller) -> str:
         if self._registry.get(request_id, caller):
@@ -237,7 +237,7 @@ class Generation:
             )
         return request_id or secrets.token_hex(16)
 
-    async def _begin(self, running: Running) -> None:
+    async def _begin(self, running: RunningRequest) -> None:
         """A task of its own, for its reader may go away and another come."""
         try:
             await self.turns.take()

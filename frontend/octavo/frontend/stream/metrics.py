@@ -11,9 +11,9 @@ from prometheus_client.registry import Collector
 from octavo.frontend.access.admission import Admission
 from octavo.frontend.errors import Reason, ServiceError
 from octavo.frontend.request.events import FinishReason, Usage
-from octavo.frontend.scheduler.cells import Cells
 from octavo.frontend.scheduler.client import Availability
 from octavo.frontend.scheduler.journal import Journal
+from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.observer import Observer
 from octavo.runtime.telemetry.numbers import LONG_S, SHORT_S, WAIT_S, Histogram, Tally, counter, gauge, gauges
 
@@ -157,7 +157,7 @@ def _tokens(journal: Journal) -> int:
 class CellMetrics(Collector):
     """Told in the event loop alone. A cell goes by its scheduler's endpoint."""
 
-    def __init__(self, cells: Cells) -> None:
+    def __init__(self, cells: SchedulerPool) -> None:
         self._cells = cells
 
     def collect(self) -> Iterator[Metric]:

@@ -6,12 +6,12 @@ import time
 from octavo.frontend.errors import DeadlineExceeded, InvalidRequest, Reason, Unavailable
 from octavo.frontend.request.request import Caller, GenerationRequest
 from octavo.frontend.request.validation import check_prompt_size
-from octavo.frontend.scheduler.cells import Cells
 from octavo.frontend.scheduler.client import Availability, unreachable
 from octavo.frontend.scheduler.journal import Journal
+from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.completion import Completion, EndRules
 from octavo.frontend.stream.resolution import Limits, find_prefix, model_len, resolve_sampling
-from octavo.frontend.stream.running import Running
+from octavo.frontend.stream.running import RunningRequest
 from octavo.frontend.stream.stream import Shape
 from octavo.frontend.text.model_defaults import ModelDefaults
 from octavo.frontend.text.pool import TextPool
@@ -24,7 +24,7 @@ from octavo.wire.sampling import MAX_GRAMMAR, SamplingParams
 class Readiness:
     """What of the service is there."""
 
-    def __init__(self, scheduler: Cells, model_name: str, worker_grace_s: float) -> None:
+    def __init__(self, scheduler: SchedulerPool, model_name: str, worker_grace_s: float) -> None:
         self._scheduler = scheduler
         self._model_name = model_name
         self._worker_grace_s = worker_grace_s
@@ -94,7 +94,7 @@ class Preparation:
         self._text = text
         self._readiness = readiness
 
-    async def journal(self, running: Running) -> Journal:
+    async def journal(self, running: RunningRequest) -> Journal:
         """Raises `ServiceError`."""
         request = running.request
         limits = await self._limits_in_time(request.max_queue_s)

@@ -17,10 +17,10 @@ from octavo.frontend.errors import (
 )
 from octavo.frontend.request.events import Emitted
 from octavo.frontend.request.request import Caller
-from octavo.frontend.scheduler.cells import Cells
-from octavo.frontend.scheduler.reader import Turn
+from octavo.frontend.scheduler.pool import SchedulerPool
+from octavo.frontend.scheduler.reader import ReadLease
 from octavo.frontend.stream.pacing import slow_reader
-from octavo.frontend.stream.running import Running
+from octavo.frontend.stream.running import RunningRequest
 from octavo.frontend.stream.turns import Turns
 
 
@@ -29,23 +29,23 @@ class RequestBook:
 
     def __init__(self) -> None:
         # By id, and then by tenant; the oldest comes first.
-        self._namesakes: dict[str, dict[str, Running]] = {}
+        self._namesakes: dict[str, dict[str, RunningRequest]] = {}
 
-    def __iter__(self) -> Iterator[Running]:
+    def __iter__(self) -> Iterator[RunningRequest]:
         return (running for namesakes in self._namesakes.values() for running in namesakes.values())
 
-    def get(self, request_id: str, caller: Caller) -> Running | None:
+    def get(self, request_id: str, caller: Caller) -> RunningRequest | None:
         """The request that the id means to the caller: of its tenant, or, to a trusted one, the oldest of all."""
         namesakes = self._namesakes.get(request_id, {})
         return next(iter(namesakes.values()), None) if caller.trusted else namesakes.get(caller.tenant)
 
-    def add(self, running: Running) -> None:
+    def add(self, running: RunningRequest) -> None:
         """Enters a request. Its tenant must have none with that id."""
         namesakes = self._namesakes.setdefault(running.request_id, {})
         assert running.tenant not in namesakes
         namesakes[running.tenant] = running
 
-    def remove(self, running: Running) -> None:
+    def remove(self, running: RunningRequest) -> None:
         """Takes out a request that was entered."""
         namesakes = self._namesakes[running.request_id]
         del namesakes[running.tenant]
@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """In seconds: the longest a request may take, the longest it is kept without a reader, and how long a reader may
     take for one event."""
 
@@ -72,7 +72,7 @@ class Patience:
 class Registry:
     """Belongs to one event loop."""
 
-    def __init__(self, scheduler: Cells, patience: Patience, turns: Turns | None = None) -> None:
+    def __init__(self, scheduler: SchedulerPool, patience: Timeouts, turns: Turns | None = None) -> None:
         self.patience = patience
         self._turns = turns or Turns()
         self._scheduler = scheduler
@@ -85,11 +85,11 @@ class Registry:
         """Those that have not ended, whether somebody reads them or not."""
         return sum(not running.ended for running in self._requests)
 
-    def get(self, request_id: str, caller: Caller) -> Running | None:
+    def get(self, request_id: str, caller: Caller) -> RunningRequest | None:
         """The caller's request of that id: see `RequestBook.get`."""
         return self._requests.get(request_id, caller)
 
-    def find(self, request_id: str, caller: Caller) -> Running:
+    def find(self, request_id: str, caller: Caller) -> RunningRequest:
         """The caller's request of that id. Raises `NotFound`."""
         running = self._requests.get(request_id, caller)
         if running is None:
@@ -100,13 +100,13 @@ class Registry:
             )
         return running
 
-    def add(self, running: Running, deadline: float | None) -> None:
+    def add(self, running: RunningRequest, deadline: float | None) -> None:
         """A new request. `deadline` is a time of the event loop's clock; what it may take at most is another."""
         self._requests.add(running)
         latest = asyncio.get_running_loop().time() + self.patience.max_request_s
         running.fail_at(latest if deadline is None else min(deadline, latest), lambda: self.end(running, too_late()))
 
-    def attachable(self, request_id: str, after: int, caller: Caller) -> Running:
+    def attachable(self, request_id: str, after: int, caller: Caller) -> RunningRequest:
         """A request that has told so many events. Raises `NotFound`, `OutOfRange`."""
         running = self.find(request_id, caller)
         if after > running.num_told:
@@ -118,7 +118,7 @@ class Registry:
             )
         return running
 
-    def end(self, running: Running, error: ServiceError | None) -> None:
+    def end(self, running: RunningRequest, error: ServiceError | None) -> None:
         """Its outcome is known: an error, or that it was answered, or left. The first one counts."""
         if running.ended:
             return
@@ -134,7 +134,7 @@ class Registry:
             self.end(running, Unavailable(Reason.DRAINING, message))
 
     async def read(
-        self, find: Callable[[], Running], after: int, deadline: float | None = None
+        self, find: Callable[[], RunningRequest], after: int, deadline: float | None = None
     ) -> AsyncGenerator[Emitted]:
         """The events after that offset of the request that `find` gives; the deadline is the reader's."""
         running, loop = find(), asyncio.get_running_loop()
@@ -161,7 +161,9 @@ class Registry:
             if running.reader.is_held_by(turn):
                 self._left(running)
 
-    async def _next(self, running: Running, turn: Turn, told: Iterator[list[Emitted]]) -> list[Emitted] | None:
+    async def _next(
+        self, running: RunningRequest, turn: ReadLease, told: Iterator[list[Emitted]]
+    ) -> list[Emitted] | None:
         """The next events, maybe none; None after the last."""
         for events in told:
             await asyncio.sleep(0)
@@ -174,7 +176,7 @@ class Registry:
         turn.check()
         return self._advance(running)
 
-    def _advance(self, running: Running) -> list[Emitted]:
+    def _advance(self, running: RunningRequest) -> list[Emitted]:
         """The events that are due."""
         if (stream := running.stream) is None:
             return []
@@ -187,17 +189,17 @@ class Registry:
             self._release(running)
         return events
 
-    def _note(self, running: Running, turn: Turn, error: Exception) -> None:
+    def _note(self, running: RunningRequest, turn: ReadLease, error: Exception) -> None:
         """Why a reading has ended is why the request has, unless it is the reader's own affair."""
         if error is not turn.failure:
             self.end(running, error if isinstance(error, ServiceError) else internal_error())
 
-    def _check_pace(self, running: Running, turn: Turn, taken_s: float) -> None:
+    def _check_pace(self, running: RunningRequest, turn: ReadLease, taken_s: float) -> None:
         """A reader that may not come back is told from one that was cut off."""
         if taken_s >= self.patience.stall_timeout_s and not running.grace_s and running.reader.is_held_by(turn):
             self.end(running, slow_reader(self.patience.stall_timeout_s))
 
-    def _left(self, running: Running) -> None:
+    def _left(self, running: RunningRequest) -> None:
         """Nobody reads it now."""
         if not running.grace_s:
             self._forget(running)
@@ -209,7 +211,7 @@ class Registry:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _run_on(self, running: Running, turn: Turn) -> None:
+    async def _run_on(self, running: RunningRequest, turn: ReadLease) -> None:
         """Reads for nobody, so that all that ends a request ends it, until somebody takes over."""
         try:
             while await self._next(running, turn, iter(())) is not None:
@@ -220,13 +222,13 @@ class Registry:
                 log_failure(_log, "a request failed that nobody reads")
             self._note(running, turn, error)
 
-    def _release(self, running: Running) -> None:
+    def _release(self, running: RunningRequest) -> None:
         """The scheduler need not work for it any more."""
         live, running.live = running.live, None
         if live is not None:
             self._scheduler.release(live)
 
-    def _forget(self, running: Running) -> None:
+    def _forget(self, running: RunningRequest) -> None:
         running.keep()
         self.end(running, None)
         self._requests.remove(running)

@@ -14,7 +14,7 @@ from octavo.frontend.stream.stream import Stream
 
 
 @dataclass(eq=False)
-class Running:
+class RunningRequest:
     """`grace_s` is how long it is kept without a reader. `live` is what the scheduler was given, until it is done with.
 
     Once it has `ended` its outcome is known; what was told can be read for as long as it is kept.
@@ -74,7 +74,7 @@ class Running:
             self.reader.fail(error)
         self.meter.ended(error)
 
-    def expire(self, forget: "Callable[[Running], None]") -> None:
+    def expire(self, forget: "Callable[[RunningRequest], None]") -> None:
         """Nobody reads it: calls `forget` once it was left, or has ended, so long ago as it is kept."""
         loop = asyncio.get_running_loop()
         self.keep()

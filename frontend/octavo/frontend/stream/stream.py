@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from octavo.frontend.errors import Broken
-from octavo.frontend.request.events import Emitted, Event, Finished, Notice, Piece, Started, Usage
+from octavo.frontend.request.events import Emitted, Event, Finished, Notice, Started, TextDelta, Usage
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.reader import Reader
 from octavo.frontend.stream.answer import Answer
@@ -37,7 +37,7 @@ class EventLog:
 
     def add(self, event: Event) -> Emitted:
         """Gives the event its place."""
-        if isinstance(event, Piece):
+        if isinstance(event, TextDelta):
             self._marks.append(len(event.token_ids) * MAX_PARALLEL + event.index)
         else:
             self._marks.append(0)

@@ -11,8 +11,8 @@ from octavo.frontend.request.events import (
     Finished,
     FinishReason,
     MatchKind,
-    Piece,
     Started,
+    TextDelta,
     Usage,
     is_long,
 )
@@ -68,7 +68,7 @@ class Responses:
             case Started():
                 self._prompt_tokens = len(event.prompt_token_ids)
                 self._prompt = _input_logprobs(event)
-            case Piece():
+            case TextDelta():
                 yield from self._of_piece(event)
             case Finished():
                 self._sequence(event.index).finished = event
@@ -76,7 +76,7 @@ class Responses:
                 for index in sorted(self._sequences):
                     yield self._complete(index, self._sequences[index], event)
 
-    def _of_piece(self, piece: Piece) -> Iterator[Any]:
+    def _of_piece(self, piece: TextDelta) -> Iterator[Any]:
         sequence = self._sequence(piece.index)
         sequence.token_ids += piece.token_ids
         if self.logprobs:

@@ -6,14 +6,14 @@ import logging
 import grpc
 
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.scheduler.cells import Cells
+from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.generation import Generation
 
 _log = logging.getLogger(__name__)
 
 
 def add_vllm_engine(
-    server: grpc.aio.Server, generation: Generation, scheduler: Cells, config: FrontendConfig
+    server: grpc.aio.Server, generation: Generation, scheduler: SchedulerPool, config: FrontendConfig
 ) -> list[str]:
     """Adds the service; the full names of what was added."""
     if importlib.util.find_spec("smg_grpc_proto") is None:

@@ -20,7 +20,7 @@ from octavo.frontend.grpc.errors import abort_with
 from octavo.frontend.grpc.limits import MAX_ABORTED_IDS, refuse_unknown_fields
 from octavo.frontend.grpc.service import answering, deadline_of, metadata_of
 from octavo.frontend.request.validation import check_count
-from octavo.frontend.scheduler.cells import Cells
+from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.generation import Generation
 from octavo.frontend.stream.pacing import paced
 from octavo.frontend.vllm_engine.model_files import chunks, read_model_files, tokenizer_archive
@@ -34,7 +34,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class VllmEngine(services.VllmEngineServicer):  # type: ignore[misc]
     """Calls that need another kind of engine answer UNIMPLEMENTED."""
 
-    def __init__(self, generation: Generation, scheduler: Cells, config: FrontendConfig) -> None:
+    def __init__(self, generation: Generation, scheduler: SchedulerPool, config: FrontendConfig) -> None:
         """Raises `ModelDirectoryError`."""
         self._generation = generation
         self._scheduler = scheduler

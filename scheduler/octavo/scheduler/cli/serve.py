@@ -34,12 +34,12 @@ from octavo.scheduler.server.admin_service import HealthServicer, start_admin_se
 from octavo.scheduler.server.event_log import EventLogError, LogWriter, Recorder, read_records, recorder
 from octavo.scheduler.server.event_log import replay as replay_log
 from octavo.scheduler.server.gc_tuning import collect_seldom
-from octavo.scheduler.server.health import Vitals
+from octavo.scheduler.server.health import HealthLoop
 from octavo.scheduler.server.loop import SchedulerShell
 from octavo.scheduler.server.metrics import SchedulerMetrics
 from octavo.scheduler.server.request_spans import RequestSpans
 from octavo.scheduler.server.step_feed import StepFeed
-from octavo.scheduler.server.wakeup import Bell
+from octavo.scheduler.server.wakeup import Wakeup
 
 _log = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ async def _serve(config: SchedulerConfig, places: _Places) -> None:
     core, feed, servicer = Scheduler(config, secrets.randbits(64), metrics), StepFeed(), HealthServicer()
     with ExitStack() as held:
         with _start_errors():
-            departure = held.enter_context(closing(Bell()))
+            departure = held.enter_context(closing(Wakeup()))
             frontends, workers = _bind(places, held, departure.ring)
             record = _record(places, feed, core, held)
             shell = SchedulerShell(core, frontends, workers, record, begin_span=spans.begin, departure=departure)
@@ -184,8 +184,8 @@ async def _serve(config: SchedulerConfig, places: _Places) -> None:
                 held.enter_context(serve(places.metrics))
             server = await start_admin_server(shell, feed, places.admin, servicer)
         _log.info("epoch %016x: frontends at %s, workers at %s", core.epoch, places.frontends, places.workers)
-        vitals = Vitals(shell, servicer, metrics.publish if places.metrics else None)
-        await _until_signal(shell.run(), vitals.follow())
+        health_loop = HealthLoop(shell, servicer, metrics.publish if places.metrics else None)
+        await _until_signal(shell.run(), health_loop.follow())
         await server.stop(grace=1.0)
 
 

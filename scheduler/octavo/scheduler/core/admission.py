@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import SequenceGroup
-from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.kv.manager import AllocStatus
 from octavo.wire.requests import RejectReason, Request
 from octavo.wire.steps import ModelInfo
@@ -106,24 +106,24 @@ def returns_before(group: SequenceGroup | None, swapped: SequenceGroup) -> bool:
     return group is not None and group.comes_back and group.order < swapped.order
 
 
-def obstacle(draft: Draft, group: SequenceGroup, *, whole_prompt: bool = False) -> Obstacle | None:
+def obstacle(builder: StepBuilder, group: SequenceGroup, *, whole_prompt: bool = False) -> Obstacle | None:
     """What keeps `group` out of this step, if anything. With `whole_prompt` its prefill must not be cut, unless nothing
     else is in the step."""
-    replica, slots = draft.replica, draft.replica.max_parallel - draft.replica.num_running_seqs
+    replica, slots = builder.replica, builder.replica.max_parallel - builder.replica.num_running_seqs
     if replica.swapped and not returns_before(group, replica.swapped[0]):
         return Obstacle(ObstacleKind.SWAPPED, 0, len(replica.swapped))
-    if draft.has_preempted:
+    if builder.has_preempted:
         # It would thrash.
-        return Obstacle(ObstacleKind.PREEMPTION, 0, len(draft.swapped_out) + len(draft.evicted))
+        return Obstacle(ObstacleKind.PREEMPTION, 0, len(builder.swapped_out) + len(builder.evicted))
     if group.parallel > slots:
         return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
-    if draft.budget < 1:
-        return Obstacle(ObstacleKind.TOKEN_BUDGET, 1, draft.budget)
+    if builder.budget < 1:
+        return Obstacle(ObstacleKind.TOKEN_BUDGET, 1, builder.budget)
     leaders = group.leaders()
-    if whole_prompt and draft.num_tokens:
+    if whole_prompt and builder.num_tokens:
         uncomputed = sum(leader.num_known for leader in leaders) - replica.kv.num_found(leaders)
-        if uncomputed > draft.budget:
-            return Obstacle(ObstacleKind.TOKEN_BUDGET, uncomputed, draft.budget)
+        if uncomputed > builder.budget:
+            return Obstacle(ObstacleKind.TOKEN_BUDGET, uncomputed, builder.budget)
     worst_case = worst_case_blocks(group.request, replica)
     match replica.kv.can_allocate(leaders, worst_case):
         case AllocStatus.NEVER:
@@ -134,19 +134,19 @@ def obstacle(draft: Draft, group: SequenceGroup, *, whole_prompt: bool = False) 
     return None
 
 
-def return_obstacle(draft: Draft, group: SequenceGroup) -> Obstacle | None:
+def return_obstacle(builder: StepBuilder, group: SequenceGroup) -> Obstacle | None:
     """What keeps a swapped group, if it is the first of all that have lost their blocks, from coming back in this step
     and staying: beside others with a block to spare for each of its sequences, or it would be the next to go."""
-    replica, kv = draft.replica, draft.replica.kv
-    if draft.has_preempted:
-        return Obstacle(ObstacleKind.PREEMPTION, 0, len(draft.swapped_out) + len(draft.evicted))
+    replica, kv = builder.replica, builder.replica.kv
+    if builder.has_preempted:
+        return Obstacle(ObstacleKind.PREEMPTION, 0, len(builder.swapped_out) + len(builder.evicted))
     slots, holders = replica.max_parallel - replica.num_running_seqs, replica.holders(group)
     if group.parallel > slots:
         return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
     # Alone it may be wider than a step computes: what is left of it is computed in the next.
     num_tokens = len(holders) if replica.running else 1
-    if num_tokens > draft.budget:
-        return Obstacle(ObstacleKind.TOKEN_BUDGET, num_tokens, draft.budget)
+    if num_tokens > builder.budget:
+        return Obstacle(ObstacleKind.TOKEN_BUDGET, num_tokens, builder.budget)
     spare = kv.watermark_blocks + group.parallel * kv.blocks_for(1) if replica.running else 0
     needed = kv.swapper.num_missing(holders) + spare
     return Obstacle(ObstacleKind.KV_BLOCKS, needed, kv.num_free) if needed > kv.num_free else None

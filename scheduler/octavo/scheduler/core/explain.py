@@ -14,7 +14,7 @@ from octavo.scheduler.core.admission import (
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
-from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.core.step.running import shortage
 
 
@@ -23,14 +23,14 @@ class Rehearsal:
     """The step as what runs on the replica, or is swapped out there, leaves it to those that wait. `stands`: whether it
     is planned at all before outstanding steps are answered."""
 
-    draft: Draft
+    builder: StepBuilder
     stands: bool
     _copies: dict[int, object]
 
     @property
     def preempts(self) -> bool:
         """Whether something loses its blocks in the step, or in one as soon as outstanding steps are answered."""
-        return self.draft.has_preempted or not self.stands
+        return self.builder.has_preempted or not self.stands
 
     def double(self, group: SequenceGroup) -> SequenceGroup:
         """The copy of a group that is on the replica."""
@@ -43,8 +43,8 @@ def rehearse(core: Scheduler, replica: Replica, head: SequenceGroup | None, now:
     """Plans the step; `head` is the first of the waiting queue. Copying takes some ten microseconds for each sequence
     that is there, so this is for those who ask, not for every step."""
     copies: dict[int, object] = {id(part): part for part in _unchanged(replica)}
-    draft = core.draft(copy.deepcopy(replica, copies))
-    return Rehearsal(draft, core.policy.begin(draft, head, now), copies)
+    builder = core.builder(copy.deepcopy(replica, copies))
+    return Rehearsal(builder, core.policy.begin(builder, head, now), copies)
 
 
 def _unchanged(replica: Replica) -> list[object]:
@@ -136,12 +136,12 @@ def _stands_still(core: Scheduler, replica: Replica) -> bool:
     suspect = core.isolation.suspect_of(replica)
     if suspect is None or suspect.status is not SequenceStatus.WAITING:
         return replica.isolates
-    return obstacle(core.draft(replica), suspect) is None
+    return obstacle(core.builder(replica), suspect) is None
 
 
 def _isolation(core: Scheduler, group: SequenceGroup) -> Obstacle:
     """By the rules of `octavo.scheduler.core.isolation`."""
-    return Obstacle(ObstacleKind.ISOLATION, 0, sum(other is not group for other in core.ledger.suspects))
+    return Obstacle(ObstacleKind.ISOLATION, 0, sum(other is not group for other in core.request_table.suspects))
 
 
 # -- waiting --------------------------------------------------------------------------------------------------------
@@ -152,25 +152,25 @@ def _ahead(core: Scheduler, group: SequenceGroup) -> list[SequenceGroup]:
     own."""
     queue = list(core.waiting)
     before = queue[: queue.index(group)]
-    if group in core.ledger.suspects:
-        return [other for other in before if other in core.ledger.suspects]
-    return [other for other in before if core.fleet.can_hold(other)] if core.replicas else before
+    if group in core.request_table.suspects:
+        return [other for other in before if other in core.request_table.suspects]
+    return [other for other in before if core.replica_table.can_hold(other)] if core.replicas else before
 
 
 def _admission_obstacles(
     core: Scheduler, group: SequenceGroup, ahead: list[SequenceGroup], now: float
 ) -> list[ReplicaObstacle]:
-    replicas = [replica for replica in core.replicas.values() if core.fleet.may_take(replica, group)]
+    replicas = [replica for replica in core.replicas.values() if core.replica_table.may_take(replica, group)]
     if not replicas:
         return [ReplicaObstacle(None, Obstacle(ObstacleKind.NO_WORKER, 1, 0))]
-    if group in core.ledger.suspects:
+    if group in core.request_table.suspects:
         return _isolation_obstacles(core, group)
     obstacles = []
     for replica in replicas:
         if core.isolation.suspect_of(replica) is not None:
             found: Obstacle | None = _isolation(core, group)
         else:
-            head = next((other for other in ahead if core.fleet.takes(replica, other)), group)
+            head = next((other for other in ahead if core.replica_table.takes(replica, other)), group)
             found = _admission_obstacle(core, replica, group, head, now)
         if found is None:
             return []
@@ -184,7 +184,7 @@ def _isolation_obstacles(core: Scheduler, suspect: SequenceGroup) -> list[Replic
     replica = next(homes, None)
     if replica is None:
         return [ReplicaObstacle(None, _isolation(core, suspect))]
-    found = obstacle(core.draft(replica), suspect)
+    found = obstacle(core.builder(replica), suspect)
     return [ReplicaObstacle(replica, found)] if found else []
 
 
@@ -195,12 +195,12 @@ def _admission_obstacle(
         worst_case = worst_case_blocks(group.request, replica)
         return Obstacle(ObstacleKind.CAPACITY, worst_case, replica.kv.num_blocks - replica.kv.reserved_blocks)
     policy, rehearsal = core.policy, rehearse(core, replica, head, now)
-    draft = rehearsal.draft
+    builder = rehearsal.builder
     if rehearsal.preempts:
         return shortage(replica)
-    if draft.budget and not policy.admits(draft):
-        return policy.keeps_out(core.draft(replica), head, now) or Obstacle(ObstacleKind.TOKEN_BUDGET, 1, 0)
-    return obstacle(draft, group, whole_prompt=policy.whole_prompts)
+    if builder.budget and not policy.admits(builder):
+        return policy.keeps_out(core.builder(replica), head, now) or Obstacle(ObstacleKind.TOKEN_BUDGET, 1, 0)
+    return obstacle(builder, group, whole_prompt=policy.whole_prompts)
 
 
 # -- swapped out ----------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def _admission_obstacle(
 
 def _ahead_of_swapped(core: Scheduler, replica: Replica, group: SequenceGroup) -> list[SequenceGroup]:
     """Those that come back before it: swapped out too, or to be computed again."""
-    waiting = core.fleet.returning(replica)
+    waiting = core.replica_table.returning(replica)
     return sorted((other for other in (*replica.swapped, *waiting) if other.order < group.order), key=_order)
 
 
@@ -219,14 +219,14 @@ def _order(group: SequenceGroup) -> tuple[float, int]:
 def _return_obstacle(
     core: Scheduler, replica: Replica, group: SequenceGroup, ahead: list[SequenceGroup], now: float
 ) -> Obstacle | None:
-    head = next(core.waiting.candidates(1, core.fleet.can_hold), None)
-    rehearsal = rehearse(core, replica, head if head and core.fleet.takes(replica, head) else None, now)
+    head = next(core.waiting.candidates(1, core.replica_table.can_hold), None)
+    rehearsal = rehearse(core, replica, head if head and core.replica_table.takes(replica, head) else None, now)
     double = rehearsal.double(group)
-    if double in rehearsal.draft.resumed:
+    if double in rehearsal.builder.resumed:
         return None
     if rehearsal.preempts:
         return shortage(replica)
-    found = return_obstacle(rehearsal.draft, double)
+    found = return_obstacle(rehearsal.builder, double)
     if found is None and not ahead:
         # A step of prompts alone brings nothing back.
         return Obstacle(ObstacleKind.TOKEN_BUDGET, len(replica.holders(group)), 0)

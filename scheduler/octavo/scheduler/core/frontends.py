@@ -6,8 +6,8 @@ from octavo.scheduler.core.events import FrontendLost, Outbox
 from octavo.scheduler.core.observer import SchedulerObserver
 from octavo.scheduler.core.pinned_prefixes import PrefixPins
 from octavo.scheduler.core.poison import Quarantine
-from octavo.scheduler.core.replica_table import Fleet
-from octavo.scheduler.core.request_table import Ledger
+from octavo.scheduler.core.replica_table import ReplicaTable
+from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus, new_sequences
 from octavo.scheduler.core.step.beam_search import BeamSearch
 from octavo.wire.requests import (
@@ -21,14 +21,14 @@ from octavo.wire.requests import (
 )
 
 
-class Frontends:
+class FrontendLeases:
     """Each is held to its lease: what it does not renew in time ends."""
 
     def __init__(
         self,
         config: SchedulerConfig,
-        ledger: Ledger,
-        fleet: Fleet,
+        request_table: RequestTable,
+        replica_table: ReplicaTable,
         prefixes: PrefixPins,
         outbox: Outbox,
         observer: SchedulerObserver,
@@ -37,8 +37,8 @@ class Frontends:
         self._renewed_at: dict[int, float] = {}
         self._next_serial = 1
         self._config = config
-        self._ledger = ledger
-        self._fleet = fleet
+        self._request_table = request_table
+        self._replica_table = replica_table
         self._prefixes = prefixes
         self._outbox = outbox
         self._observer = observer
@@ -51,9 +51,9 @@ class Frontends:
 
     def join(self, frontend_id: int, now: float) -> None:
         """A frontend said hello, for the first time or again."""
-        self._ledger.held.setdefault(frontend_id, {})
+        self._request_table.held.setdefault(frontend_id, {})
         self._renewed_at[frontend_id] = now
-        self._outbox.to_frontend(frontend_id, FrontendWelcome(self._outbox.epoch, self._fleet.status()))
+        self._outbox.to_frontend(frontend_id, FrontendWelcome(self._outbox.epoch, self._replica_table.status()))
         self.tell_prefixes(frontend_id)
 
     def tell_prefixes(self, frontend_id: int) -> None:
@@ -64,61 +64,61 @@ class Frontends:
         """The same, to every frontend; and what that leaves room for."""
         for frontend_id in self._renewed_at:
             self.tell_prefixes(frontend_id)
-        self._fleet.tell_status()
+        self._replica_table.tell_status()
 
     def renew(self, frontend_id: int, live: list[Lease], now: float) -> None:
         """A frontend named all its live requests: others end, and it learns which are not held."""
         self._renewed_at[frontend_id] = now
-        held = self._ledger.held[frontend_id]
+        held = self._request_table.held[frontend_id]
         named = {lease.request_id: lease.attempt for lease in live}
         for group in list(held.values()):
             if named.get(group.request.request_id) != group.request.attempt:
-                self._ledger.abandon(group)
+                self._request_table.abandon(group)
         unknown = [lease for lease in live if lease.request_id not in held]
-        self._ledger.work_tokens[frontend_id] = sum(group.work_tokens for group in held.values())
-        self._outbox.to_frontend(frontend_id, Renewed(self._outbox.epoch, unknown, self._fleet.status()))
+        self._request_table.work_tokens[frontend_id] = sum(group.work_tokens for group in held.values())
+        self._outbox.to_frontend(frontend_id, Renewed(self._outbox.epoch, unknown, self._replica_table.status()))
 
     def lose_overdue(self, now: float) -> None:
-        """Frontends whose leases have run out are lost."""
+        """FrontendLeases whose leases have run out are lost."""
         for frontend_id, renewed_at in list(self._renewed_at.items()):
             if now - renewed_at > self._config.lease_s:
                 self.lose(frontend_id)
 
     def lose(self, frontend_id: int) -> None:
         """Ends all that is held for a frontend, and forgets it."""
-        for group in list(self._ledger.held[frontend_id].values()):
-            self._ledger.abandon(group)
-        del self._ledger.held[frontend_id], self._renewed_at[frontend_id]
-        self._ledger.work_tokens.pop(frontend_id, None)
+        for group in list(self._request_table.held[frontend_id].values()):
+            self._request_table.abandon(group)
+        del self._request_table.held[frontend_id], self._renewed_at[frontend_id]
+        self._request_table.work_tokens.pop(frontend_id, None)
         self._outbox.add(FrontendLost(frontend_id))
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
     def submit(self, frontend_id: int, request: Request, now: float) -> None:
         """A request is to run; it takes the place of an earlier attempt."""
-        held = self._ledger.held[frontend_id].get(request.request_id)
+        held = self._request_table.held[frontend_id].get(request.request_id)
         if held and held.request.attempt >= request.attempt:
             # A frontend counts its submissions: the same came twice, or an older one late.
             self._observer.ended(request.traceparent)
             return
         if held:
-            self._ledger.drop(held)
+            self._request_table.drop(held)
         if refusal := self._refusal(request, now):
-            self._ledger.refuse(frontend_id, request, *refusal)
+            self._request_table.refuse(frontend_id, request, *refusal)
         else:
-            self._ledger.enter(frontend_id, self._new_group(request, frontend_id, now))
+            self._request_table.enter(frontend_id, self._new_group(request, frontend_id, now))
 
     def _refusal(self, request: Request, now: float) -> Refusal | None:
         if refusal := refuse_malformed(request, self._config.max_parallel):
             return refusal
         if detail := self._quarantine.refusal(request, now):
             return RejectReason.QUARANTINED, detail
-        num_waiting, model = len(self._ledger.waiting), self._fleet.model
+        num_waiting, model = len(self._request_table.waiting), self._replica_table.model
         if num_waiting >= self._config.max_waiting and not request.resubmitted:
             return RejectReason.QUEUE_FULL, f"{num_waiting} requests are waiting"
         if model is None:
             return None
-        return refuse_misfit(request, model, self._fleet.replicas.values(), was_accepted=request.resubmitted)
+        return refuse_misfit(request, model, self._replica_table.replicas.values(), was_accepted=request.resubmitted)
 
     def _new_group(self, request: Request, frontend_id: int, now: float) -> SequenceGroup:
         arrival = now - request.age_ms / 1000.0
@@ -132,14 +132,14 @@ class Frontends:
 
     def abort(self, frontend_id: int, request_ids: list[str]) -> None:
         """A frontend no longer wants these; unknown ones are ignored."""
-        held = self._ledger.held[frontend_id]
+        held = self._request_table.held[frontend_id]
         for request_id in request_ids:
             if group := held.get(request_id):
-                self._ledger.abandon(group)
+                self._request_table.abandon(group)
 
     def end_sequence(self, frontend_id: int, request_id: str, attempt: int, sequence_index: int) -> None:
         """A frontend found the end of one sequence; with the last that is wanted the whole request ends."""
-        group = self._ledger.held[frontend_id].get(request_id)
+        group = self._request_table.held[frontend_id].get(request_id)
         if group is None or group.request.attempt != attempt or group.search is not None:
             return
         wanted = [sequence for sequence in group.live if not sequence.is_unwanted]
@@ -147,12 +147,12 @@ class Frontends:
         if ended:
             self._observer.finished(FinishReason.STOP)
         if wanted == ended:
-            self._ledger.drop(group)
+            self._request_table.drop(group)
         elif ended:
             self._end_one(group, ended[0])
 
     def _end_one(self, group: SequenceGroup, sequence: Sequence) -> None:
-        replica = self._ledger.replica_of(group)
+        replica = self._request_table.replica_of(group)
         if replica is None:
             sequence.leave(SequenceStatus.FINISHED)
         elif group.needs(sequence):

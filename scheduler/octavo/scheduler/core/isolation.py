@@ -1,4 +1,5 @@
-"""Suspects, one at a time: each has the steps of one replica to itself until it is cleared, or its guilt is certain.
+"""PoisonDetector, one at a time: each has the steps of one replica to itself until it is cleared, or its guilt is
+certain.
 
 What runs there already keeps its blocks and stands still meanwhile: nothing of it is in a step that a worker could die
 over. Other replicas go on as ever.
@@ -6,33 +7,33 @@ over. Other replicas go on as ever.
 
 from octavo.scheduler.core.admission import has_capacity, obstacle
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.replica_table import Fleet
-from octavo.scheduler.core.request_table import Ledger
+from octavo.scheduler.core.replica_table import ReplicaTable
+from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
-from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.core.step.builder import StepBuilder
 
 
 class Isolation:
     """Which replica is whose."""
 
-    def __init__(self, ledger: Ledger, fleet: Fleet) -> None:
-        self._ledger = ledger
-        self._fleet = fleet
+    def __init__(self, request_table: RequestTable, replica_table: ReplicaTable) -> None:
+        self._request_table = request_table
+        self._replica_table = replica_table
 
     def arrange(self) -> None:
         """Ends what is over; then the next suspect gets the replica with the least to lose, if none has one."""
-        for replica in self._fleet.replicas.values():
+        for replica in self._replica_table.replicas.values():
             if replica.suspect is not None and not self._goes_on(replica, replica.suspect):
                 replica.suspect = None
         if found := self.upcoming():
             suspect, home = found
             home.suspect = suspect
-            self._ledger.suspects.goes_to(suspect, home.hello.worker_id)
+            self._request_table.suspects.goes_to(suspect, home.hello.worker_id)
 
     def upcoming(self) -> tuple[SequenceGroup, Replica] | None:
         """Which suspect is isolated where from the next planning on, if that is still to begin."""
-        replicas = self._fleet.replicas.values()
-        if any(self._ledger.suspects) and not any(self._is_taken(replica) for replica in replicas):
+        replicas = self._replica_table.replicas.values()
+        if any(self._request_table.suspects) and not any(self._is_taken(replica) for replica in replicas):
             return self._next()
         return None
 
@@ -47,22 +48,22 @@ class Isolation:
         return replica.suspect is not None and self._goes_on(replica, replica.suspect)
 
     def _goes_on(self, replica: Replica, suspect: SequenceGroup) -> bool:
-        is_here = self._ledger.replica_of(suspect) is replica
-        return suspect in self._ledger.suspects and (is_here or self._is_home(replica, suspect))
+        is_here = self._request_table.replica_of(suspect) is replica
+        return suspect in self._request_table.suspects and (is_here or self._is_home(replica, suspect))
 
     def _next(self) -> tuple[SequenceGroup, Replica] | None:
-        for suspect in sorted(self._ledger.suspects, key=_order):
-            homes = [replica for replica in self._fleet.replicas.values() if self._is_home(replica, suspect)]
+        for suspect in sorted(self._request_table.suspects, key=_order):
+            homes = [replica for replica in self._replica_table.replicas.values() if self._is_home(replica, suspect)]
             if homes:
                 # One that has died over it already proves less.
-                known = self._ledger.suspects.worker_ids(suspect)
+                known = self._request_table.suspects.worker_ids(suspect)
                 return suspect, min(homes, key=lambda home: (home.hello.worker_id in known, _at_stake(home)))
         return None
 
     def _is_home(self, replica: Replica, suspect: SequenceGroup) -> bool:
         return (
-            not self._ledger.suspects.awaits_word(suspect)
-            and self._fleet.may_take(replica, suspect)
+            not self._request_table.suspects.awaits_word(suspect)
+            and self._replica_table.may_take(replica, suspect)
             and has_capacity(suspect.request, replica)
         )
 
@@ -71,7 +72,7 @@ class Isolation:
         suspect = replica.suspect
         if suspect is None or suspect.status is not SequenceStatus.WAITING:
             return None
-        return None if obstacle(Draft(replica, replica.token_budget), suspect) else suspect
+        return None if obstacle(StepBuilder(replica, replica.token_budget), suspect) else suspect
 
 
 def _order(group: SequenceGroup) -> tuple[float, int]:

@@ -7,10 +7,10 @@ from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import Outbox, PrefixGivenUp
 from octavo.scheduler.core.pinned_prefixes import PrefixPins, making_way_for
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.replica_table import Fleet
-from octavo.scheduler.core.request_table import Ledger
+from octavo.scheduler.core.replica_table import ReplicaTable
+from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import SequenceGroup
-from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.core.step.strategy import StepPolicy
 from octavo.scheduler.core.waiting_queue import WaitingQueue
 from octavo.wire.requests import RejectReason
@@ -21,12 +21,12 @@ _MAX_LOOKED_AT = 256
 
 def next_admission(
     waiting: WaitingQueue,
-    drafts: list[Draft],
-    fleet: Fleet,
+    builders: list[StepBuilder],
+    replica_table: ReplicaTable,
     policy: StepPolicy,
     config: SchedulerConfig,
     now: float,
-) -> tuple[SequenceGroup, Draft] | None:
+) -> tuple[SequenceGroup, StepBuilder] | None:
     """The group that is admitted next, and to which step.
 
     A group that does not fit may be overtaken by those behind it until it has waited `overtaking_s`, so that a long
@@ -34,44 +34,46 @@ def next_admission(
     no other: what only a large one can hold idles no small one. So does at once what has run and lost its blocks. On
     each replica `lookahead` groups are tried. What no replica takes that could ever hold it is passed over.
     """
-    open_drafts = [draft for draft in drafts if policy.admits(draft)]
+    open_drafts = [builder for builder in builders if policy.admits(builder)]
     if not open_drafts:
         return None
     tried: Counter[int] = Counter()
     # With a lookahead of one, the paper's, the head of the queue alone is looked at, wherever it could go.
-    for group in waiting.candidates(1 if policy.lookahead == 1 else _MAX_LOOKED_AT, fleet.can_hold):
+    for group in waiting.candidates(1 if policy.lookahead == 1 else _MAX_LOOKED_AT, replica_table.can_hold):
         possible = [
-            draft
-            for draft in open_drafts
-            if fleet.takes(draft.replica, group) and has_capacity(group.request, draft.replica)
+            builder
+            for builder in open_drafts
+            if replica_table.takes(builder.replica, group) and has_capacity(group.request, builder.replica)
         ]
-        fitting = [draft for draft in possible if obstacle(draft, group, whole_prompt=policy.whole_prompts) is None]
+        fitting = [
+            builder for builder in possible if obstacle(builder, group, whole_prompt=policy.whole_prompts) is None
+        ]
         if fitting:
             return group, _quickest(fitting, group)
-        tried.update(draft.replica.replica_id for draft in possible)
+        tried.update(builder.replica.replica_id for builder in possible)
         is_overdue = now - group.arrival >= config.overtaking_s or waiting.has_run_before(group)
         closed = {
-            draft.replica.replica_id
-            for draft in possible
-            if is_overdue or tried[draft.replica.replica_id] >= policy.lookahead
+            builder.replica.replica_id
+            for builder in possible
+            if is_overdue or tried[builder.replica.replica_id] >= policy.lookahead
         }
-        open_drafts = [draft for draft in open_drafts if draft.replica.replica_id not in closed]
+        open_drafts = [builder for builder in open_drafts if builder.replica.replica_id not in closed]
         if not open_drafts:
             return None
     return None
 
 
-def _quickest(drafts: list[Draft], group: SequenceGroup) -> Draft:
+def _quickest(builders: list[StepBuilder], group: SequenceGroup) -> StepBuilder:
     # Adding up a load costs a walk over all that runs, so only where there is a choice.
-    if len(drafts) == 1:
-        return drafts[0]
-    usual_rate = _mean_rate(drafts)
-    return min(drafts, key=lambda draft: _wait(draft.replica, group, usual_rate))
+    if len(builders) == 1:
+        return builders[0]
+    usual_rate = _mean_rate(builders)
+    return min(builders, key=lambda builder: _wait(builder.replica, group, usual_rate))
 
 
-def _mean_rate(drafts: list[Draft]) -> float:
+def _mean_rate(builders: list[StepBuilder]) -> float:
     """Of the replicas that have been measured; what one that is new counts with."""
-    rates = [rate for draft in drafts if (rate := draft.replica.stats.token_rate)]
+    rates = [rate for builder in builders if (rate := builder.replica.stats.token_rate)]
     return sum(rates) / len(rates) if rates else 1.0
 
 
@@ -100,11 +102,16 @@ class Homeless:
     """Looks after them, as time passes."""
 
     def __init__(
-        self, config: SchedulerConfig, ledger: Ledger, fleet: Fleet, prefixes: PrefixPins, outbox: Outbox
+        self,
+        config: SchedulerConfig,
+        request_table: RequestTable,
+        replica_table: ReplicaTable,
+        prefixes: PrefixPins,
+        outbox: Outbox,
     ) -> None:
         self._config = config
-        self._ledger = ledger
-        self._fleet = fleet
+        self._request_table = request_table
+        self._replica_table = replica_table
         self._prefixes = prefixes
         self._outbox = outbox
         # Of those that no replica could hold: since when that is known.
@@ -116,36 +123,38 @@ class Homeless:
         if now - self._looked_at < INTERVAL_S:
             return
         self._looked_at = now
-        for group in [group for group in self._ledger.waiting if not self._fleet.has_home(group)]:
+        for group in [group for group in self._request_table.waiting if not self._replica_table.has_home(group)]:
             self._make_way(group)
-        if self._prefixes.make_owed(self._fleet.replicas.values(), list(self._ledger.waiting)):
-            self._fleet.tell_status()
-        homeless = [group for group in self._ledger.waiting if self._is_homeless(group)]
+        if self._prefixes.make_owed(self._replica_table.replicas.values(), list(self._request_table.waiting)):
+            self._replica_table.tell_status()
+        homeless = [group for group in self._request_table.waiting if self._is_homeless(group)]
         self._since = {group: self._since.get(group, now) for group in homeless}
         for group, since in self._since.items():
             if now - since >= self._config.misfit_grace_s:
                 self._tell(group)
 
     def _is_homeless(self, group: SequenceGroup) -> bool:
-        replicas = self._fleet.replicas.values()
+        replicas = self._replica_table.replicas.values()
         return bool(replicas) and not any(has_capacity(group.request, replica) for replica in replicas)
 
     def _make_way(self, group: SequenceGroup) -> None:
         """Gives up prefixes where the fewest are in its way, if that makes room for it anywhere."""
-        ready = [replica for replica in self._fleet.replicas.values() if replica.is_ready]
+        ready = [replica for replica in self._replica_table.replicas.values() if replica.is_ready]
         ways = {replica.replica_id: self._prefixes.in_the_way(group, replica) for replica in ready}
         possible = [(len(names), replica_id) for replica_id, names in ways.items() if names]
         if not possible:
             return
         _, replica_id = min(possible)
         for name in ways[replica_id] or []:
-            self._prefixes.owe(name, self._fleet.replicas[replica_id])
+            self._prefixes.owe(name, self._replica_table.replicas[replica_id])
             self._outbox.add(PrefixGivenUp(replica_id, name, making_way_for(group)))
-        self._fleet.tell_status()
+        self._replica_table.tell_status()
 
     def _tell(self, group: SequenceGroup) -> None:
-        assert self._fleet.model is not None
-        refusal = refuse_misfit(group.request, self._fleet.model, self._fleet.replicas.values(), was_accepted=False)
+        assert self._replica_table.model is not None
+        refusal = refuse_misfit(
+            group.request, self._replica_table.model, self._replica_table.replicas.values(), was_accepted=False
+        )
         reason, detail = refusal or (RejectReason.NEVER_FITS_KV, "no worker can hold it")
         grace = f"no worker that can has come within {self._config.misfit_grace_s:g} s"
-        self._ledger.reject(group, reason, f"{detail}, and {grace} (--misfit-grace)")
+        self._request_table.reject(group, reason, f"{detail}, and {grace} (--misfit-grace)")

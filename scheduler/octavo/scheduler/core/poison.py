@@ -142,7 +142,7 @@ class _Record:
     is_elsewhere: bool = False
 
 
-class Suspects:
+class PoisonDetector:
     """All requests that are accused. Pinned prefixes never are."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from octavo.scheduler.core.observer import SchedulerObserver
 from octavo.scheduler.core.pinned_prefixes import PrefixPins, making_way_for
 from octavo.scheduler.core.poison import Death, Quarantine, Verdict
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.request_table import Ledger
+from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.step.strategy import Strategy
 from octavo.scheduler.kv.manager import KVCacheManager
@@ -26,13 +26,13 @@ from octavo.wire.requests import NoticeKind, RejectReason, ServiceStatus, Status
 from octavo.wire.steps import ModelInfo, WorkerDismissed, WorkerHello, WorkerRefused, WorkerWelcome
 
 
-class Fleet:
+class ReplicaTable:
     """Replicas by incarnation, in order of registration."""
 
     def __init__(
         self,
         config: SchedulerConfig,
-        ledger: Ledger,
+        request_table: RequestTable,
         prefixes: PrefixPins,
         outbox: Outbox,
         observer: SchedulerObserver,
@@ -49,7 +49,7 @@ class Fleet:
         # By name of the worker: its incarnation that left the books last.
         self._lost: dict[str, int] = {}
         self._config = config
-        self._ledger = ledger
+        self._request_table = request_table
         self._prefixes = prefixes
         self._outbox = outbox
         self._observer = observer
@@ -81,7 +81,7 @@ class Fleet:
 
     def can_hold(self, group: SequenceGroup) -> bool:
         """Whether any replica could ever hold the group that takes it in its turn, which suspects do not wait for."""
-        return group not in self._ledger.suspects and self.has_home(group)
+        return group not in self._request_table.suspects and self.has_home(group)
 
     def has_home(self, group: SequenceGroup) -> bool:
         """Whether any replica that takes the group could ever hold it."""
@@ -92,11 +92,11 @@ class Fleet:
 
     def returning(self, replica: Replica) -> Iterator[SequenceGroup]:
         """Those that wait, having lost their blocks, which the replica takes and could ever hold; in their order."""
-        return (group for group in self._ledger.waiting.returning if self._takes_back(replica, group))
+        return (group for group in self._request_table.waiting.returning if self._takes_back(replica, group))
 
     def _takes_back(self, replica: Replica, group: SequenceGroup) -> bool:
         # A suspect comes to the replica that isolates it, if any does.
-        is_its_place = replica.suspect is group or group not in self._ledger.suspects
+        is_its_place = replica.suspect is group or group not in self._request_table.suspects
         return is_its_place and self.takes(replica, group) and has_capacity(group.request, replica)
 
     @property
@@ -110,7 +110,7 @@ class Fleet:
         """What frontends need to know of the replicas."""
         largest = max((replica.kv for replica in self.replicas.values()), key=_capacity, default=None)
         capacity, block_size = (largest.capacity_tokens, largest.block_size) if largest else (0, 1)
-        work_tokens = sum(self._ledger.work_tokens.values())
+        work_tokens = sum(self._request_table.work_tokens.values())
         max_parallel = self._config.max_parallel
         return ServiceStatus(
             len(self.replicas), self.model, capacity, max_parallel, block_size, work_tokens, self.stands_still
@@ -118,7 +118,7 @@ class Fleet:
 
     def tell_status(self) -> None:
         """To every frontend."""
-        for frontend_id in self._ledger.held:
+        for frontend_id in self._request_table.held:
             self._outbox.to_frontend(frontend_id, StatusChanged(self._outbox.epoch, self.status()))
 
     # -- join -------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Fleet:
             cause = LossCause.RECONNECTED if is_same else LossCause.RETURNED
             reason = "registered anew" if is_same else "another process of its name registered"
             self.lose(former.replica_id, cause, reason, now)
-        self._ledger.suspects.came_back(hello.worker_id, hello.process, hello.predecessor)
+        self._request_table.suspects.came_back(hello.worker_id, hello.process, hello.predecessor)
         self._convict(now)
         if refusal := self._refusal(hello):
             self._outbox.to_replica(hello.incarnation, WorkerRefused(refusal))
@@ -142,7 +142,9 @@ class Fleet:
         is_cordoned = hello.worker_id in self.cordoned
         replica = Replica(hello, self._config, now, is_cordoned, self._strategy.make_kv)
         self.replicas[hello.incarnation] = replica
-        for name, group in self._prefixes.equip(replica, self.replicas.values(), list(self._ledger.waiting)).items():
+        for name, group in self._prefixes.equip(
+            replica, self.replicas.values(), list(self._request_table.waiting)
+        ).items():
             self._outbox.add(PrefixGivenUp(replica.replica_id, name, making_way_for(group)))
         self._outbox.to_replica(hello.incarnation, WorkerWelcome(self._outbox.epoch))
         if self.model is None:
@@ -161,10 +163,10 @@ class Fleet:
     def _learn_model(self, model: ModelInfo) -> None:
         """Requests that came before any worker are checked now that the limits are known."""
         self.model = model
-        for group in list(self._ledger.waiting):
+        for group in list(self._request_table.waiting):
             accepted = group.request.resubmitted
             if refusal := refuse_misfit(group.request, model, self.replicas.values(), was_accepted=accepted):
-                self._ledger.reject(group, *refusal)
+                self._request_table.reject(group, *refusal)
 
     # -- leave ------------------------------------------------------------------------------------------------------
 
@@ -200,12 +202,12 @@ class Fleet:
             verdict = Verdict.CRASHED if cause.is_explained else Verdict.OPEN
             is_late = replica.step_elapsed(now) > self._config.step_timeout_s
             death = Death(replica.hello.worker_id, replica.hello.process, now, reason, verdict, is_late)
-            self._ledger.suspects.died(replica.outstanding, death)
+            self._request_table.suspects.died(replica.outstanding, death)
         for group in replica.requests:
             group.preemptions += 1
             for sequence in group.live:
                 sequence.restart()
-            self._ledger.requeue(group, NoticeKind.WORKER_LOST)
+            self._request_table.requeue(group, NoticeKind.WORKER_LOST)
         self._observer.replica_lost(cause)
         self._outbox.add(ReplicaLost(replica_id, cause, reason, replica.hello.worker_id))
         self._convict(now)
@@ -213,16 +215,16 @@ class Fleet:
 
     def settle_deaths(self, now: float) -> None:
         """Time has passed: of some that died nobody will say any more how."""
-        self._ledger.suspects.give_up_waiting(now - self._config.death_grace_s)
+        self._request_table.suspects.give_up_waiting(now - self._config.death_grace_s)
         self._convict(now)
 
     def _convict(self, now: float) -> None:
-        for guilty in self._ledger.suspects.guilty():
+        for guilty in self._request_table.suspects.guilty():
             if not guilty.is_finished:
                 self._quarantine_payload(guilty, now)
 
     def _quarantine_payload(self, guilty: SequenceGroup, now: float) -> None:
-        *before, last = self._ledger.suspects.deaths(guilty)
+        *before, last = self._request_table.suspects.deaths(guilty)
         detail = (
             f"{len(before)} workers were lost while they computed this request, {', '.join(map(str, before))}, and then"
             f" worker {last}, which computed nothing else; the same prompt with the same parameters is refused for"
@@ -230,10 +232,10 @@ class Fleet:
         )
         self._quarantine.add(guilty.request, now, detail)
         self._outbox.add(RequestQuarantined(guilty.request_id, detail))
-        for group in self._ledger.groups:
+        for group in self._request_table.groups:
             # The same may have been asked more than once.
             if group is guilty or self._quarantine.refusal(group.request, now):
-                self._ledger.reject(group, RejectReason.QUARANTINED, detail)
+                self._request_table.reject(group, RejectReason.QUARANTINED, detail)
 
 
 def _capacity(kv: KVCacheManager) -> int:
@@ -247,24 +249,24 @@ def _describe(model: ModelInfo) -> str:
 # Workers that get no new requests, for as long as an operator says or until they are let go.
 
 
-class Departures:
+class Draining:
     """Cordons, and drains from their beginning to the dismissal."""
 
-    def __init__(self, config: SchedulerConfig, ledger: Ledger, fleet: Fleet) -> None:
+    def __init__(self, config: SchedulerConfig, request_table: RequestTable, replica_table: ReplicaTable) -> None:
         self._config = config
-        self._ledger = ledger
-        self._fleet = fleet
+        self._request_table = request_table
+        self._replica_table = replica_table
 
     def cordon(self, worker_id: str) -> None:
         """The worker of this name gets nothing new, under this registration or a later one."""
-        self._fleet.cordoned.add(worker_id)
-        if replica := self._fleet.of_worker(worker_id):
+        self._replica_table.cordoned.add(worker_id)
+        if replica := self._replica_table.of_worker(worker_id):
             replica.is_cordoned = True
 
     def drain(self, worker_id: str, grace_s: float | None, now: float) -> None:
         """The worker of this name gets nothing new and is let go once it holds nothing; what runs there for longer than
         `grace_s` is moved."""
-        if replica := self._fleet.of_worker(worker_id):
+        if replica := self._replica_table.of_worker(worker_id):
             replica.drain_until = now + (self._config.drain_grace_s if grace_s is None else grace_s)
 
     def wants_to_leave(self, replica: Replica, now: float) -> None:
@@ -275,14 +277,14 @@ class Departures:
 
     def readmit(self, worker_id: str) -> None:
         """The worker of this name gets requests again."""
-        self._fleet.cordoned.discard(worker_id)
-        if replica := self._fleet.of_worker(worker_id):
+        self._replica_table.cordoned.discard(worker_id)
+        if replica := self._replica_table.of_worker(worker_id):
             replica.is_cordoned = replica.is_paused = False
             replica.drain_until = None
 
     def see_off(self, now: float) -> None:
         """Takes every drain as far as it goes now."""
-        for replica in [each for each in self._fleet.replicas.values() if each.drain_until is not None]:
+        for replica in [each for each in self._replica_table.replicas.values() if each.drain_until is not None]:
             self._see_off(replica, now)
 
     def _see_off(self, replica: Replica, now: float) -> None:
@@ -297,16 +299,18 @@ class Departures:
         # What is left can go on at once.
         replica.is_paused = False
         if self._is_done(replica):
-            self._fleet.dismiss(replica)
+            self._replica_table.dismiss(replica)
 
     def _movable(self, replica: Replica) -> list[SequenceGroup]:
-        return [group for group in replica.requests if self._fleet.has_ready_home(group)]
+        return [group for group in replica.requests if self._replica_table.has_ready_home(group)]
 
     def _is_done(self, replica: Replica) -> bool:
         """Whether it holds no request, and none waits that has lost its blocks there and can go on nowhere else."""
-        return not replica.requests and not any(self._fleet.takes(replica, group) for group in self._ledger.waiting)
+        return not replica.requests and not any(
+            self._replica_table.takes(replica, group) for group in self._request_table.waiting
+        )
 
     def _move(self, replica: Replica, group: SequenceGroup) -> None:
         group.preemptions += 1
         replica.evict(group)
-        self._ledger.requeue(group, NoticeKind.PREEMPTED)
+        self._request_table.requeue(group, NoticeKind.PREEMPTED)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import Outbox
 from octavo.scheduler.core.observer import SchedulerObserver
-from octavo.scheduler.core.poison import Suspects
+from octavo.scheduler.core.poison import PoisonDetector
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.waiting_queue import QueueTimes, WaitingQueue
@@ -27,7 +27,7 @@ class _Told:
     at: float
 
 
-class NoticeBoard:
+class ProgressNotices:
     """Collects what happens in a turn, and says it at its end: by then every position is what it will stay.
 
     A request is told `QUEUED` once the first pass that planned anything, or found no replica, leaves it waiting; again
@@ -102,7 +102,7 @@ class NoticeBoard:
 # Every request that is held, for whom, and where: in the waiting queue, or on a replica.
 
 
-class Ledger:
+class RequestTable:
     """Every move of a group between queues and replicas goes through here, and its end; so do the words about it."""
 
     def __init__(self, config: SchedulerConfig, outbox: Outbox, observer: SchedulerObserver) -> None:
@@ -111,9 +111,9 @@ class Ledger:
         self.held: dict[int, dict[str, SequenceGroup]] = {}
         # Tokens of work in that, as counted at the frontend's latest renewal: counting walks over all that is held.
         self.work_tokens: dict[int, int] = {}
-        self.notices = NoticeBoard()
+        self.notices = ProgressNotices()
         self.queue_times = QueueTimes()
-        self.suspects = Suspects()
+        self.suspects = PoisonDetector()
         self._replica_of: dict[SequenceGroup, Replica] = {}
         self._outbox = outbox
         self._observer = observer
@@ -194,7 +194,7 @@ class Ledger:
         self.drop(group)
 
     def refuse(self, frontend_id: int, request: Request, reason: RejectReason, detail: str) -> None:
-        """Answers a request that is not held, or not any more."""
+        """StepResults a request that is not held, or not any more."""
         self._observer.rejected(reason)
         self._observer.ended(request.traceparent, reason)
         rejected = Rejected(self._outbox.epoch, request.request_id, request.attempt, reason, detail)

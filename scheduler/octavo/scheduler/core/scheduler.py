@@ -23,19 +23,19 @@ from octavo.scheduler.core.events import (
     WorkerDrained,
     WorkerReadmitted,
 )
-from octavo.scheduler.core.frontends import Frontends
+from octavo.scheduler.core.frontends import FrontendLeases
 from octavo.scheduler.core.isolation import Isolation
 from octavo.scheduler.core.observer import SchedulerObserver
 from octavo.scheduler.core.pinned_prefixes import PrefixPins
 from octavo.scheduler.core.placement import Homeless, next_admission
 from octavo.scheduler.core.poison import Quarantine
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.replica_table import Departures, Fleet
-from octavo.scheduler.core.request_table import Ledger
+from octavo.scheduler.core.replica_table import Draining, ReplicaTable
+from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.step import grammar_time
-from octavo.scheduler.core.step.builder import Draft
-from octavo.scheduler.core.step.results import Answers
+from octavo.scheduler.core.step.builder import StepBuilder
+from octavo.scheduler.core.step.results import StepResults
 from octavo.scheduler.core.step.strategy import Strategy, configured
 from octavo.scheduler.core.waiting_queue import WaitingQueue, describe_wait
 from octavo.scheduler.core.watchdog import Watchdog
@@ -60,32 +60,34 @@ class Scheduler:
         self._observer = observer or SchedulerObserver()
         self._outbox = Outbox(epoch)
         self.prefixes = PrefixPins()
-        self.ledger = Ledger(config, self._outbox, self._observer)
+        self.request_table = RequestTable(config, self._outbox, self._observer)
         self.quarantine = quarantine = Quarantine(config.quarantine_s)
         strategy = strategy or configured(config)
         self.policy = strategy.policy
-        self.fleet = Fleet(config, self.ledger, self.prefixes, self._outbox, self._observer, quarantine, strategy)
-        parts = (config, self.ledger, self.fleet, self.prefixes, self._outbox, self._observer)
-        self._frontends = Frontends(*parts, quarantine)
-        self.isolation = Isolation(self.ledger, self.fleet)
-        self._departures = Departures(config, self.ledger, self.fleet)
-        self._homeless = Homeless(config, self.ledger, self.fleet, self.prefixes, self._outbox)
-        self._answers = Answers(*parts)
-        self.watchdog = Watchdog(config, self.ledger, self.fleet, self._outbox, self._observer)
+        self.replica_table = ReplicaTable(
+            config, self.request_table, self.prefixes, self._outbox, self._observer, quarantine, strategy
+        )
+        parts = (config, self.request_table, self.replica_table, self.prefixes, self._outbox, self._observer)
+        self._frontends = FrontendLeases(*parts, quarantine)
+        self.isolation = Isolation(self.request_table, self.replica_table)
+        self._draining = Draining(config, self.request_table, self.replica_table)
+        self._homeless = Homeless(config, self.request_table, self.replica_table, self.prefixes, self._outbox)
+        self._answers = StepResults(*parts)
+        self.watchdog = Watchdog(config, self.request_table, self.replica_table, self._outbox, self._observer)
         # By incarnation, in order of registration.
-        self.replicas = self.fleet.replicas
+        self.replicas = self.replica_table.replicas
         self.preemptions = 0
         self.swaps = 0
 
     @property
     def model(self) -> ModelInfo | None:
         """What the workers serve, once there has been one."""
-        return self.fleet.model
+        return self.replica_table.model
 
     @property
     def waiting(self) -> WaitingQueue:
         """Requests that run nowhere."""
-        return self.ledger.waiting
+        return self.request_table.waiting
 
     @property
     def num_frontends(self) -> int:
@@ -94,15 +96,15 @@ class Scheduler:
     @property
     def groups(self) -> list[SequenceGroup]:
         """All that is held for frontends: waiting, running or swapped out."""
-        return self.ledger.groups
+        return self.request_table.groups
 
     def replica_of_worker(self, worker_id: str) -> Replica | None:
         """The replica that the worker of this name registered last."""
-        return self.fleet.of_worker(worker_id)
+        return self.replica_table.of_worker(worker_id)
 
     def status(self) -> ServiceStatus:
         """What frontends need to know of the replicas."""
-        return self.fleet.status()
+        return self.replica_table.status()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Takes one event in; `now` is the shell's monotonic clock in seconds and never goes back."""
@@ -125,55 +127,55 @@ class Scheduler:
                 self.prefixes.unpin(name, self.replicas.values())
                 self._frontends.tell_all_prefixes()
             case ReplicaJoined(hello):
-                self.fleet.join(hello, now)
+                self.replica_table.join(hello, now)
             case ReplicaLeft(replica_id, cause, reason):
-                self.fleet.lose(replica_id, cause, reason, now)
+                self.replica_table.lose(replica_id, cause, reason, now)
             case ReplicaHeard(replica_id, draining):
                 self.replicas[replica_id].heard(now)
                 if draining:
-                    self._departures.wants_to_leave(self.replicas[replica_id], now)
+                    self._draining.wants_to_leave(self.replicas[replica_id], now)
             case WorkerCordoned(worker_id):
-                self._departures.cordon(worker_id)
+                self._draining.cordon(worker_id)
             case WorkerDrained(worker_id, grace_s):
-                self._departures.drain(worker_id, grace_s, now)
+                self._draining.drain(worker_id, grace_s, now)
             case WorkerReadmitted(worker_id):
-                self._departures.readmit(worker_id)
+                self._draining.readmit(worker_id)
             case QuarantineCleared(payload):
                 self.quarantine.clear(payload)
             case StepAnswered(replica_id, result):
                 self._answers.take(self.replicas[replica_id], result, now)
             case Tick():
                 self._frontends.lose_overdue(now)
-                self.fleet.lose_overdue(now)
-                self.fleet.settle_deaths(now)
+                self.replica_table.lose_overdue(now)
+                self.replica_table.settle_deaths(now)
                 self._homeless.look(now)
-                self.ledger.notices.follow(self.waiting, now)
+                self.request_table.notices.follow(self.waiting, now)
                 self.watchdog.look(now)
-        self._departures.see_off(now)
+        self._draining.see_off(now)
         return self._take_effects(now)
 
     def schedule(self, now: float) -> list[Effect]:
         """Plans a step for every replica that can take one, and admits from the waiting queue to these steps."""
         self._reject_overdue(now)
         self.isolation.arrange()
-        head = next(self.waiting.candidates(1, self.fleet.can_hold), None)
+        head = next(self.waiting.candidates(1, self.replica_table.can_hold), None)
         ready = [replica for replica in self.replicas.values() if replica.may_plan]
         # Where nobody waits, an idle replica has no step, and nobody that it could have taken.
         stepping = ready if head is not None else [replica for replica in ready if replica.has_work]
-        drafts = [draft for replica in stepping if (draft := self._draft(replica, head, now))]
-        while admission := next_admission(self.waiting, drafts, self.fleet, self.policy, self.config, now):
+        builders = [builder for replica in stepping if (builder := self._builder(replica, head, now))]
+        while admission := next_admission(self.waiting, builders, self.replica_table, self.policy, self.config, now):
             self._admit(*admission, now)
-        for draft in drafts:
-            if self.policy.end(draft):
-                self._send(draft, now)
-            self._requeue_preempted(draft)
-        if drafts or len(stepping) < len(ready) or not self.replicas:
-            self.ledger.notices.passed()
+        for builder in builders:
+            if self.policy.end(builder):
+                self._send(builder, now)
+            self._requeue_preempted(builder)
+        if builders or len(stepping) < len(ready) or not self.replicas:
+            self.request_table.notices.passed()
         return self._take_effects(now)
 
     def check(self) -> None:
         """Asserts every invariant."""
-        self.ledger.check([group for r in self.replicas.values() for group in (*r.running, *r.swapped)])
+        self.request_table.check([group for r in self.replicas.values() for group in (*r.running, *r.swapped)])
         for replica in self.replicas.values():
             replica.check()
             if not replica.running and not replica.outstanding:
@@ -206,63 +208,65 @@ class Scheduler:
 
     def _reject_overdue(self, now: float) -> None:
         """Before anything is admitted, so that nothing is computed of those whose time is over."""
-        if overdue := self.ledger.queue_times.overdue(now):
+        if overdue := self.request_table.queue_times.overdue(now):
             positions = self.waiting.positions(overdue)
             for group, position in zip(overdue, positions, strict=True):
                 detail = describe_wait(group, position, self.replicas.values(), now)
-                self.ledger.reject(group, RejectReason.QUEUE_TIMEOUT, detail)
+                self.request_table.reject(group, RejectReason.QUEUE_TIMEOUT, detail)
 
-    def draft(self, replica: Replica) -> Draft:
+    def builder(self, replica: Replica) -> StepBuilder:
         """A step of a replica with nothing in it."""
-        return Draft(
-            replica, replica.token_budget, next(self.fleet.returning(replica), None) if replica.swapped else None
+        return StepBuilder(
+            replica,
+            replica.token_budget,
+            next(self.replica_table.returning(replica), None) if replica.swapped else None,
         )
 
-    def _draft(self, replica: Replica, head: SequenceGroup | None, now: float) -> Draft | None:
+    def _builder(self, replica: Replica, head: SequenceGroup | None, now: float) -> StepBuilder | None:
         """A step of a replica that may plan."""
-        if head is not None and not self.fleet.takes(replica, head):
+        if head is not None and not self.replica_table.takes(replica, head):
             head = None
-        draft = self.draft(replica)
+        builder = self.builder(replica)
         if suspect := self.isolation.comer(replica):
             if replica.outstanding:
                 return None
-            self._admit(suspect, draft, now)
-            return draft
-        return draft if self.policy.begin(draft, head, now) else None
+            self._admit(suspect, builder, now)
+            return builder
+        return builder if self.policy.begin(builder, head, now) else None
 
-    def _admit(self, group: SequenceGroup, draft: Draft, now: float) -> None:
+    def _admit(self, group: SequenceGroup, builder: StepBuilder, now: float) -> None:
         has_run, is_new_here = group.has_run, group.cached_prompt_tokens is None
-        self.ledger.place(group, draft.replica)
-        self.waiting.charge(group, draft.admit(group))
-        self.ledger.notices.runs(group)
+        self.request_table.place(group, builder.replica)
+        self.waiting.charge(group, builder.admit(group))
+        self.request_table.notices.runs(group)
         if not has_run:
             self._observer.admitted(now - group.arrival)
             self._observer.traced(group.request.traceparent, "admitted")
         if is_new_here:
             self._observer.prefix_lookup(len(group.request.prompt_token_ids), group.cached_prompt_tokens or 0)
 
-    def _send(self, draft: Draft, now: float) -> None:
-        plan = draft.send(self.epoch, now)
+    def _send(self, builder: StepBuilder, now: float) -> None:
+        plan = builder.send(self.epoch, now)
         if plan is not None:
-            self._outbox.to_replica(draft.replica.replica_id, plan)
-            served = [group for group, _ in (*draft.samplers, *draft.beams) if group.prefix_name is None]
+            self._outbox.to_replica(builder.replica.replica_id, plan)
+            served = [group for group, _ in (*builder.samplers, *builder.beams) if group.prefix_name is None]
             self.waiting.charge_each(served)
             for group in served:
                 if group.has_grammar:
-                    self.waiting.charge(group, grammar_time.tokens_worth(group, draft.replica))
+                    self.waiting.charge(group, grammar_time.tokens_worth(group, builder.replica))
 
-    def _requeue_preempted(self, draft: Draft) -> None:
-        self.preemptions += len(draft.evicted) + len(draft.swapped_out)
-        self.swaps += len(draft.swapped_out)
-        for group in draft.evicted:
+    def _requeue_preempted(self, builder: StepBuilder) -> None:
+        self.preemptions += len(builder.evicted) + len(builder.swapped_out)
+        self.swaps += len(builder.swapped_out)
+        for group in builder.evicted:
             self._observer.preempted(swapped=False)
-            self.ledger.come_back(draft.replica, group)
-        for group in draft.swapped_out:
+            self.request_table.come_back(builder.replica, group)
+        for group in builder.swapped_out:
             self._observer.preempted(swapped=True)
-            self.ledger.stopped(group, NoticeKind.PREEMPTED)
-        for group in draft.resumed:
-            self.ledger.notices.runs(group)
+            self.request_table.stopped(group, NoticeKind.PREEMPTED)
+        for group in builder.resumed:
+            self.request_table.notices.runs(group)
 
     def _take_effects(self, now: float) -> list[Effect]:
-        self.ledger.send_notices(now)
+        self.request_table.send_notices(now)
         return self._outbox.take()

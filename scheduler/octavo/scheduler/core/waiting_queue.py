@@ -16,7 +16,7 @@ from itertools import accumulate, islice
 from octavo.scheduler.core.admission import obstacle
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import SequenceGroup
-from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.core.step.builder import StepBuilder
 
 
 @dataclass(slots=True)
@@ -226,7 +226,7 @@ def _cause(group: SequenceGroup, position: int, replicas: Collection[Replica]) -
         return "for a worker: there is none that takes requests"
     if position > 1:
         return f"behind {position - 1} other requests"
-    obstacles = [(replica, obstacle(Draft(replica, replica.token_budget), group)) for replica in ready]
+    obstacles = [(replica, obstacle(StepBuilder(replica, replica.token_budget), group)) for replica in ready]
     lacking = [
         f"{found.kind.value} of worker {replica.hello.worker_id} ({found.needed} needed, {found.available} available)"
         for replica, found in obstacles

@@ -13,8 +13,8 @@ from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import Outbox, ReplicaMovedOn, ReplicaStalled
 from octavo.scheduler.core.observer import SchedulerObserver
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.replica_table import Fleet
-from octavo.scheduler.core.request_table import Ledger
+from octavo.scheduler.core.replica_table import ReplicaTable
+from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import SequenceGroup
 
 # A step under way is given this many times its deadline, by which its worker should have been lost.
@@ -42,11 +42,16 @@ class Watchdog:
     """Looked at again and again; tells whenever a replica comes to stand still or moves on."""
 
     def __init__(
-        self, config: SchedulerConfig, ledger: Ledger, fleet: Fleet, outbox: Outbox, observer: SchedulerObserver
+        self,
+        config: SchedulerConfig,
+        request_table: RequestTable,
+        replica_table: ReplicaTable,
+        outbox: Outbox,
+        observer: SchedulerObserver,
     ) -> None:
         self._config = config
-        self._ledger = ledger
-        self._fleet = fleet
+        self._request_table = request_table
+        self._replica_table = replica_table
         self._outbox = outbox
         self._observer = observer
         # By replica: since when it is known to have work.
@@ -54,8 +59,8 @@ class Watchdog:
 
     def stalls(self, now: float) -> list[Stall]:
         """Every replica that stands still."""
-        head = next(self._ledger.waiting.candidates(1, self._fleet.can_hold), None)
-        replicas = list(self._fleet.replicas.values())
+        head = next(self._request_table.waiting.candidates(1, self._replica_table.can_hold), None)
+        replicas = list(self._replica_table.replicas.values())
         first = {replica: group for replica in replicas if (group := self._first(replica, head)) is not None}
         self._busy_since = {replica: self._busy_since.get(replica, now) for replica in first}
         return [stall for replica, group in first.items() if (stall := self._stall(replica, group, now))]
@@ -63,18 +68,18 @@ class Watchdog:
     def look(self, now: float) -> None:
         """Says what has changed since the last call."""
         found = {stall.replica: stall for stall in self.stalls(now)}
-        former = self._fleet.stalled
+        former = self._replica_table.stalled
         if found.keys() == former:
             return
-        self._fleet.stalled = set(found)
+        self._replica_table.stalled = set(found)
         for replica, stall in found.items():
             if replica not in former:
                 self._outbox.add(ReplicaStalled(replica.replica_id, stall.group.request_id, str(stall)))
         for replica in former - found.keys():
-            if replica.replica_id in self._fleet.replicas:
+            if replica.replica_id in self._replica_table.replicas:
                 self._outbox.add(ReplicaMovedOn(replica.replica_id, replica.hello.worker_id))
         self._observer.stalled([replica.hello.worker_id for replica in found])
-        self._fleet.tell_status()
+        self._replica_table.tell_status()
 
     def _first(self, replica: Replica, head: SequenceGroup | None) -> SequenceGroup | None:
         """The first of a replica's work, if it has any; one that holds nothing could take the queue's head."""
@@ -83,7 +88,7 @@ class Watchdog:
         if replica.has_work:
             groups = [*replica.running, *replica.swapped, *replica.prefixes]
             return groups[0] if groups else replica.suspect
-        takes = head is not None and self._fleet.takes(replica, head) and has_capacity(head.request, replica)
+        takes = head is not None and self._replica_table.takes(replica, head) and has_capacity(head.request, replica)
         return head if takes else None
 
     def _stall(self, replica: Replica, group: SequenceGroup, now: float) -> Stall | None:

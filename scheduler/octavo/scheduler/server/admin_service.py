@@ -152,8 +152,8 @@ class AdminService(services.AdminServiceServicer):
 
     async def _find_worker(self, worker_id: str, context: Context) -> None:
         """Refuses a name that belongs to no worker and to no cordon."""
-        fleet = self._shell.core.fleet
-        known = {replica.hello.worker_id for replica in fleet.replicas.values()} | fleet.cordoned
+        replica_table = self._shell.core.replica_table
+        known = {replica.hello.worker_id for replica in replica_table.replicas.values()} | replica_table.cordoned
         if worker_id not in known:
             names = f"there are {', '.join(sorted(known))}" if known else "there is none"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no worker is called {worker_id[:100]!r}; {names}")

@@ -17,7 +17,7 @@ _INTERVAL_S: Final = 0.5
 _log = logging.getLogger(__name__)
 
 
-class Vitals:
+class HealthLoop:
     """Runs in the shell's event loop, so what it reads is never half changed. Without `publish` nobody reads the
     books."""
 
@@ -43,7 +43,7 @@ class Vitals:
                 self._publish(write_load(core, self._shell.dropped_messages))
         # Asked here too: where the shell does not turn, nothing else asks.
         core.watchdog.look(self._shell.now())
-        serving = not core.fleet.stands_still
+        serving = not core.replica_table.stands_still
         if serving != self._serving:
             self._serving = serving
             if not serving:

@@ -37,7 +37,7 @@ from octavo.scheduler.core.explain import describe, explain
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.server.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
 from octavo.scheduler.server.poller import watching
-from octavo.scheduler.server.wakeup import Bell
+from octavo.scheduler.server.wakeup import Wakeup
 from octavo.wire.base import SCHEMA_VERSION, Message
 from octavo.wire.codec import WireError, decode_from_frontend, decode_from_worker
 from octavo.wire.requests import (
@@ -68,7 +68,7 @@ from octavo.wire.versions import encode_for, refusal, refusal_of_newer
 _log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-# When to look who is gone after the bell has rung, which may be quicker than the socket.
+# When to look who is gone after the wakeup has rung, which may be quicker than the socket.
 _LOOKS_S = (0.0, 0.005, 0.02, 0.1)
 # Messages taken from one socket before the other is looked at again.
 _BATCH = 1024
@@ -115,7 +115,7 @@ class Wire:
         return connection is not None and self.reply(connection, message)
 
     def reply(self, connection: bytes, message: Message) -> bool:
-        """Answers a connection, known peer or not: what strangers are told reads the same in every schema."""
+        """StepResults a connection, known peer or not: what strangers are told reads the same in every schema."""
         frame = encode_for(message, self._version_of.get(connection, SCHEMA_VERSION))
         if frame is None:
             # It knows no such message, and has gone on without.
@@ -138,7 +138,7 @@ class SchedulerShell:
         record: Recorder = write_nothing,
         clock: Callable[[], float] = time.monotonic,
         begin_span: Callable[[Request], Request] = lambda request: request,
-        departure: Bell | None = None,
+        departure: Wakeup | None = None,
     ) -> None:
         self.core = core
         self._record = record

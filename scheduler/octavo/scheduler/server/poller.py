@@ -14,7 +14,7 @@ class Readable(Protocol):
     def fileno(self) -> int: ...
 
 
-class Arrivals:
+class SocketPoller:
     """Made by `watching`."""
 
     def __init__(self, sockets: "Sequence[zmq.Socket[bytes]]") -> None:
@@ -34,9 +34,9 @@ class Arrivals:
 
 
 @contextmanager
-def watching(sockets: "Sequence[zmq.Socket[bytes]]", *others: Readable) -> Iterator[Arrivals]:
+def watching(sockets: "Sequence[zmq.Socket[bytes]]", *others: Readable) -> Iterator[SocketPoller]:
     """Looks out for messages of `sockets` and for `others`, inside the block and in the running event loop."""
-    loop, arrivals = asyncio.get_running_loop(), Arrivals(sockets)
+    loop, arrivals = asyncio.get_running_loop(), SocketPoller(sockets)
     descriptors = [watched.fileno() for watched in (*sockets, *others)]
     for descriptor in descriptors:
         loop.add_reader(descriptor, arrivals.arrived.set)

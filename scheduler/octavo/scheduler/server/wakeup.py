@@ -4,7 +4,7 @@ import contextlib
 import socket
 
 
-class Bell:
+class Wakeup:
     """Rung on any thread, heard by one. To be closed."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.sequence import SequenceStatus
-from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.testing.cluster import Cluster, make_request, reference_tokens, resubmitted
 
 from ...conftest import MakeCluster
@@ -34,5 +34,5 @@ def test_are_recomputed_until_none_waits(make_cluster: MakeCluster, steps: int) 
         cluster.step()
     waits = not all(sequence.is_ready for sequence in group.sequences)
     assert waits == (steps < 2)
-    Draft(cluster.core.replicas[1], 6).preempt(group)
+    StepBuilder(cluster.core.replicas[1], 6).preempt(group)
     assert group.status is (SequenceStatus.WAITING if waits else SequenceStatus.SWAPPED)

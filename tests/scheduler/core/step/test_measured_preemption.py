@@ -9,7 +9,7 @@ from octavo.bench.parts.preemption_costs import GOAL, WORKLOADS, Workload, cells
 from octavo.scheduler.core.config import Policy, Preemption
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
-from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.core.step.preemption import blocks_taken_meanwhile, recompute_seconds, swap_seconds
 from octavo.testing.cluster import Cluster, make_request
 from octavo.testing.scenarios import beams, drain, outputs, step_until, undisturbed
@@ -137,7 +137,7 @@ class TestRecomputeCost:
         cluster.submit(make_request("first", 5, max_tokens=30), make_request("goes", 24, max_tokens=20))
         cluster.submit(make_request("swapped", 5, max_tokens=30))
         group = group_of(cluster, "goes", num_generated=1)
-        Draft(replica_of(cluster), 64).preempt(cluster.groups["swapped"])
+        StepBuilder(replica_of(cluster), 64).preempt(cluster.groups["swapped"])
         assert recompute_seconds(replica_of(cluster), group, TOKEN_S) == 25
 
     def test_is_that_of_everything_where_a_window_has_given_blocks_back(self, make_cluster: MakeCluster) -> None:
@@ -152,7 +152,7 @@ class TestVerdict:
     @staticmethod
     def preempt(cluster: Cluster, name: str) -> SequenceStatus:
         group = group_of(cluster, name, num_generated=3)
-        Draft(replica_of(cluster), 64).preempt(group)
+        StepBuilder(replica_of(cluster), 64).preempt(group)
         return group.status
 
     @pytest.mark.parametrize("num_sequences", [1, 4])

@@ -7,7 +7,7 @@ import pytest
 
 from octavo.scheduler.core.config import Policy, Preemption
 from octavo.scheduler.core.sequence import Sequence, SequenceStatus
-from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.testing.cluster import Cluster, make_request
 from octavo.testing.scenarios import (
     admissions,
@@ -187,7 +187,7 @@ class TestWhatBecomesOfTheBlocks:
     def preempt(cluster: Cluster, name: str) -> SequenceStatus:
         drain(cluster)
         group = cluster.groups[name]
-        Draft(cluster.core.replicas[1], 64).preempt(group)
+        StepBuilder(cluster.core.replicas[1], 64).preempt(group)
         return group.status
 
     @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ class TestWhatBecomesOfTheBlocks:
             end_sequence(cluster, "r", index)
         drain(cluster)
         group = cluster.groups["r"]
-        Draft(cluster.core.replicas[1], 64).preempt(group)
+        StepBuilder(cluster.core.replicas[1], 64).preempt(group)
         assert [sequence.status for sequence in group.live] == [verdict] * (4 - num_ended)
 
     def test_a_search_that_has_one_beam_so_far_counts_by_its_width(self, make_cluster: MakeCluster) -> None:

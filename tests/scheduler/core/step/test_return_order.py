@@ -60,8 +60,8 @@ class Order:
 
 def may_come(cluster: Cluster, replica: Replica, group: SequenceGroup) -> bool:
     """Whether the replica would take a waiting group, now or once it has room."""
-    is_suspect = group in cluster.core.ledger.suspects
-    return not is_suspect and cluster.core.fleet.takes(replica, group) and has_capacity(group.request, replica)
+    is_suspect = group in cluster.core.request_table.suspects
+    return not is_suspect and cluster.core.replica_table.takes(replica, group) and has_capacity(group.request, replica)
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -182,12 +182,12 @@ def test_an_older_group_that_fits_only_another_worker_holds_nobody_back(make_clu
     step_until(cluster, lambda: large.preemptions > 0)
     cluster.join(1, num_blocks=16, block_size=2, num_cpu_blocks=16)
     small = cluster.core.replicas[1]
-    draft = cluster.core.draft(small)
+    builder = cluster.core.builder(small)
     assert has_capacity(large.request, cluster.core.replicas[2])
     assert not has_capacity(large.request, small)
-    assert draft.returning is None
-    assert list(cluster.core.fleet.returning(small)) == []
-    assert list(cluster.core.fleet.returning(cluster.core.replicas[2])) == [large]
+    assert builder.returning is None
+    assert list(cluster.core.replica_table.returning(small)) == []
+    assert list(cluster.core.replica_table.returning(cluster.core.replicas[2])) == [large]
     cluster.run()
 
 
@@ -196,14 +196,18 @@ def test_a_suspect_has_its_place_in_the_order_only_where_it_is_isolated(make_clu
     cluster.join(1)
     cluster.submit(make_request("suspect", 4, 20), make_request("innocent", 4, 20))
     cluster.step()
-    suspect, fleet, suspects = cluster.groups["suspect"], cluster.core.fleet, cluster.core.ledger.suspects
+    suspect, replica_table, suspects = (
+        cluster.groups["suspect"],
+        cluster.core.replica_table,
+        cluster.core.request_table.suspects,
+    )
     steps = list(cluster.core.replicas[1].outstanding)
     cluster.leave(1)
     cluster.join(2)
     other = cluster.core.replicas[2]
-    assert next(fleet.returning(other)) is suspect
+    assert next(replica_table.returning(other)) is suspect
     for process in range(DEATHS_TO_SUSPECT):
         suspects.died(steps, Death(f"w{process}", process, 0.0, "signal SIGSEGV", Verdict.CRASHED))
-    assert list(fleet.returning(other)) == []
+    assert list(replica_table.returning(other)) == []
     other.suspect = suspect
-    assert list(fleet.returning(other)) == [suspect]
+    assert list(replica_table.returning(other)) == [suspect]

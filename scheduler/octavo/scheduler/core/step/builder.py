@@ -20,7 +20,7 @@ _NO_FOLLOWER_IDS: list[int] = []
 
 
 @dataclass(slots=True)
-class Draft:
+class StepBuilder:
     """What the next step of `replica` does so far, and the tokens it may still compute."""
 
     replica: Replica

@@ -5,8 +5,8 @@ from octavo.scheduler.core.events import LossCause, Outbox, PrefixGivenUp
 from octavo.scheduler.core.observer import SchedulerObserver
 from octavo.scheduler.core.pinned_prefixes import PrefixPins
 from octavo.scheduler.core.replica import OutstandingStep, Replica
-from octavo.scheduler.core.replica_table import Fleet
-from octavo.scheduler.core.request_table import Ledger
+from octavo.scheduler.core.replica_table import ReplicaTable
+from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.step import outputs as results
 from octavo.wire.requests import Deltas, RejectReason
@@ -17,21 +17,21 @@ MAX_SPOILT = 3
 SPOILT_WINDOW_S = 60.0
 
 
-class Answers:
+class StepResults:
     """Takes in the results of replicas' steps."""
 
     def __init__(
         self,
         config: SchedulerConfig,
-        ledger: Ledger,
-        fleet: Fleet,
+        request_table: RequestTable,
+        replica_table: ReplicaTable,
         prefixes: PrefixPins,
         outbox: Outbox,
         observer: SchedulerObserver,
     ) -> None:
         self._config = config
-        self._ledger = ledger
-        self._fleet = fleet
+        self._request_table = request_table
+        self._replica_table = replica_table
         self._prefixes = prefixes
         self._outbox = outbox
         self._observer = observer
@@ -41,7 +41,7 @@ class Answers:
         step = replica.outstanding[0] if replica.outstanding else None
         if step is None or step.step_id != result.step_id or not results.answers(step, result):
             reason = f"answered step {result.step_id}, which it was not asked"
-            self._fleet.lose(replica.replica_id, LossCause.CONFUSED, reason, now)
+            self._replica_table.lose(replica.replica_id, LossCause.CONFUSED, reason, now)
             return
         done = result.outcome is StepOutcome.DONE
         failures = results.separate(replica, step, result.failed)
@@ -49,7 +49,7 @@ class Answers:
         if done:
             replica.stats.add(step, result)
             replica.size.passed()
-            self._ledger.suspects.computed(step)
+            self._request_table.suspects.computed(step)
             num_sampled = len(result.sampled) + len(result.candidates)
             self._observer.step(step.num_tokens, num_sampled, len(step.groups), seconds)
             is_spoilt = results.is_spoilt(replica, step, failures)
@@ -57,7 +57,7 @@ class Answers:
             self._book(replica, results.accept(replica, step, result))
             if is_spoilt and _is_broken(replica, now):
                 reason = f"gave nothing finite to any request of {MAX_SPOILT} steps within {SPOILT_WINDOW_S:g} s"
-                self._fleet.expel(replica, reason, now)
+                self._replica_table.expel(replica, reason, now)
                 return
         else:
             _fail_step(replica, step, result)
@@ -71,7 +71,7 @@ class Answers:
             self._observer.finished(reason)
         for group in outcome.finished:
             replica.remove(group)
-            self._ledger.finish(group)
+            self._request_table.finish(group)
         for group in outcome.prefixes:
             replica.pin(group)
 
@@ -102,7 +102,7 @@ class Answers:
             return False
         if is_spoilt:
             return group.spoilt_by in (None, replica.replica_id)
-        return group.spoilt_by is None and self._fleet.has_ready_home(group, besides=replica)
+        return group.spoilt_by is None and self._replica_table.has_ready_home(group, besides=replica)
 
     def _restart(self, replica: Replica) -> None:
         """What is to start over does so from its known tokens, unless its steps have failed too often."""
@@ -114,7 +114,7 @@ class Answers:
             if not self._is_hopeless(group):
                 group.preemptions += 1
                 replica.evict(group)
-                self._ledger.come_back(replica, group)
+                self._request_table.come_back(replica, group)
             else:
                 self._give_up(replica, group, reason, detail)
 
@@ -126,11 +126,11 @@ class Answers:
 
     def _give_up(self, replica: Replica, group: SequenceGroup, reason: RejectReason, detail: str) -> None:
         if group.prefix_name is None:
-            self._ledger.reject(group, reason, detail)
+            self._request_table.reject(group, reason, detail)
         else:
             self._prefixes.give_up(group.prefix_name, replica)
             self._outbox.add(PrefixGivenUp(replica.replica_id, group.prefix_name, detail))
-            self._fleet.tell_status()
+            self._replica_table.tell_status()
 
 
 def _fail_step(replica: Replica, step: OutstandingStep, result: StepResult) -> None:

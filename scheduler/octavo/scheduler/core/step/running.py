@@ -6,14 +6,14 @@ from octavo.scheduler.core.admission import Obstacle, ObstacleKind, return_obsta
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.core.step import grammar_time
-from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.kv.manager import AllocStatus
 
 Decode = tuple[SequenceGroup, Sequence]
 
 
 @dataclass(slots=True)
-class Survey:
+class Runnable:
     """What of a replica's running groups may be computed: next tokens of those past their prompts, but for those whose
     grammars must wait for their turn; and groups with some of their known tokens still to go."""
 
@@ -21,9 +21,9 @@ class Survey:
     prefilling: list[SequenceGroup] = field(default_factory=list)
 
 
-def survey(replica: Replica) -> Survey:
+def runnable(replica: Replica) -> Runnable:
     """One walk over all that may step, in order of arrival. A group's sequences decode together or not at all."""
-    found = Survey()
+    found = Runnable()
     decodes, prefilling = found.decodes, found.prefilling
     any_grammar = False
     for group in replica.stepping:
@@ -58,57 +58,57 @@ def _unanswered(replica: Replica, group: SequenceGroup) -> list[Sequence]:
     return [sequence for sequence in replica.holders(group) if sequence.candidates is None]
 
 
-def decode(draft: Draft, decodes: list[Decode]) -> bool:
+def decode(builder: StepBuilder, decodes: list[Decode]) -> bool:
     """Adds the next token of every sequence that is past its prompt.
 
-    Returns whether the draft stands. It does not if blocks are lacking while a step is outstanding: preemption waits
+    Returns whether the builder stands. It does not if blocks are lacking while a step is outstanding: preemption waits
     for its answer, so that what is preempted is exactly known. Nothing has been booked then.
     """
-    replica = draft.replica
+    replica = builder.replica
     if _lacks_blocks(replica, decodes):
         if replica.outstanding:
             return False
-        decodes = _preempt(draft, decodes)
+        decodes = _preempt(builder, decodes)
     # Never more than the budget: each has a sequence slot, and there are no more slots than tokens in a step.
     for group, sequence in decodes:
-        draft.compute(group, sequence, 1)
+        builder.compute(group, sequence, 1)
     return True
 
 
-def continue_prefills(draft: Draft, groups: list[SequenceGroup]) -> None:
+def continue_prefills(builder: StepBuilder, groups: list[SequenceGroup]) -> None:
     """Goes on with what is partly computed, unless this step has preempted it."""
     for group in groups:
         if group.status is SequenceStatus.RUNNING:
-            draft.prefill(group)
+            builder.prefill(group)
 
 
-def start_prefixes(draft: Draft) -> None:
+def start_prefixes(builder: StepBuilder) -> None:
     """Begins to compute prefixes that are to be pinned."""
-    replica = draft.replica
+    replica = builder.replica
     if replica.isolates:
         return
     for group in list(replica.prefixes):
         fits = replica.kv.can_allocate(group.leaders(), 0) is AllocStatus.OK
-        if draft.budget and fits and replica.num_running_seqs < replica.max_parallel:
+        if builder.budget and fits and replica.num_running_seqs < replica.max_parallel:
             replica.prefixes.remove(group)
-            draft.admit(group)
+            builder.admit(group)
 
 
-def resume_swapped(draft: Draft) -> None:
+def resume_swapped(builder: StepBuilder) -> None:
     """Brings swapped groups back, in order, while blocks last and nobody that waits comes before them; never in a step
     that preempted."""
-    replica = draft.replica
+    replica = builder.replica
     if replica.isolates:
         return
-    while replica.swapped and not returns_before(draft.returning, first := replica.swapped[0]):
-        if return_obstacle(draft, first) is not None:
+    while replica.swapped and not returns_before(builder.returning, first := replica.swapped[0]):
+        if return_obstacle(builder, first) is not None:
             return
-        draft.resume(first)
+        builder.resume(first)
 
 
 def shortage(replica: Replica) -> Obstacle:
     """The blocks that the next tokens of all decodes take, which are more than there are."""
-    decodes = survey(replica).decodes
+    decodes = runnable(replica).decodes
     needed = replica.kv.num_missing(sequence for _, sequence in decodes)
     return Obstacle(ObstacleKind.PREEMPTION, needed, replica.kv.num_free)
 
@@ -121,18 +121,18 @@ def _lacks_blocks(replica: Replica, decodes: list[Decode]) -> bool:
     return kv.num_missing(sequence for _, sequence in decodes) > kv.num_free
 
 
-def _preempt(draft: Draft, decodes: list[Decode]) -> list[Decode]:
+def _preempt(builder: StepBuilder, decodes: list[Decode]) -> list[Decode]:
     """Takes the last in order: of those that came at about the same time the lowest priority, then the latest arrival
     (paper §4.5). Prefixes are first. What is older than its priority's ageing goes behind nobody new, so it ends at
     last; and the first in order always fits alone, or it had been refused."""
-    kv = draft.replica.kv
+    kv = builder.replica.kv
     # Groups write to no block of each other's, so each takes what it would alone. A walk for each victim would cost
     # seconds where thousands run.
     missing = kv.num_missing(sequence for _, sequence in decodes)
     while missing > kv.num_free:
-        victim = draft.replica.running[-1]
+        victim = builder.replica.running[-1]
         missing -= kv.num_missing(_pop_last(decodes, victim))
-        draft.preempt(victim)
+        builder.preempt(victim)
     return decodes
 
 

@@ -8,28 +8,28 @@ from octavo.scheduler.core.config import Policy, SchedulerConfig
 from octavo.scheduler.core.replica import paged_kv
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.step import chunked_policy, paper_policy
-from octavo.scheduler.core.step.builder import Draft
+from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.wire.steps import WorkerHello
 
 
-def _nothing(draft: Draft, head: SequenceGroup, now: float) -> None:
+def _nothing(builder: StepBuilder, head: SequenceGroup, now: float) -> None:
     """Keeps nobody out."""
 
 
 @dataclass(frozen=True)
 class StepPolicy:
     """How one replica's step is filled: `begin` before the waiting queue is looked at (its head and the time are given)
-    and `end` after it, each with the verdict whether the draft stands; `admits` while groups may join, of which
+    and `end` after it, each with the verdict whether the builder stands; `admits` while groups may join, of which
     `lookahead` are tried at a time, and with `whole_prompts` none whose prefill would have to be cut. `keeps_out` says,
-    of a step that does not admit though tokens are left, why: given an empty draft, the queue's head and the time."""
+    of a step that does not admit though tokens are left, why: given an empty builder, the queue's head and the time."""
 
-    begin: Callable[[Draft, SequenceGroup | None, float], bool]
-    admits: Callable[[Draft], bool]
-    end: Callable[[Draft], bool]
+    begin: Callable[[StepBuilder, SequenceGroup | None, float], bool]
+    admits: Callable[[StepBuilder], bool]
+    end: Callable[[StepBuilder], bool]
     lookahead: int
     whole_prompts: bool
-    keeps_out: Callable[[Draft, SequenceGroup, float], Obstacle | None] = _nothing
+    keeps_out: Callable[[StepBuilder, SequenceGroup, float], Obstacle | None] = _nothing
 
 
 @dataclass(frozen=True)

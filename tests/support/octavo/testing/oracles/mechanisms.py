@@ -253,14 +253,14 @@ class MechanismWatch:
                     self._marks[group][Mechanism.RECOMPUTE] = None
 
     def _see_overtaking(self, core: Scheduler) -> None:
-        # Suspects come out of turn, and what no replica holds is passed over.
-        suspects, waiting = core.ledger.suspects, set(core.waiting)
+        # PoisonDetector come out of turn, and what no replica holds is passed over.
+        suspects, waiting = core.request_table.suspects, set(core.waiting)
         passed: list[SequenceGroup] = []
         for group in self._queue:
             if group in waiting:
-                if group not in suspects and core.fleet.can_hold(group):
+                if group not in suspects and core.replica_table.can_hold(group):
                     passed.append(group)
-            elif passed and group not in suspects and (replica := core.ledger.replica_of(group)):
+            elif passed and group not in suspects and (replica := core.request_table.replica_of(group)):
                 step = replica.replica_id, replica.next_step_id - 1
                 for each in (group, *passed):
                     self._marks[each][Mechanism.OVERTAKING] = step

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from octavo.frontend.errors import ServiceError
-from octavo.frontend.request.events import Emitted, Finished, Notice, Piece
+from octavo.frontend.request.events import Emitted, Finished, Notice, TextDelta
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.reader import Reader
 from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
@@ -107,7 +107,7 @@ class Client:
         match emitted.event:
             case Finished(index=place):
                 self._watch.see(ChoiceEnded(now, key, offset, place))
-            case Piece(index=place, token_ids=token_ids):
+            case TextDelta(index=place, token_ids=token_ids):
                 self._watch.see(Tokens(now, key, offset, place, token_ids))
             case other:
                 if isinstance(other, Notice):

@@ -42,7 +42,7 @@ class Connection:
 
 
 class Router:
-    """The scheduler's end, with what its shell uses of a ROUTER socket, and of the bell that rings when a connection
+    """The scheduler's end, with what its shell uses of a ROUTER socket, and of the wakeup that rings when a connection
     ends."""
 
     def __init__(self, process: Process, random: Random) -> None:
@@ -68,7 +68,7 @@ class Router:
         self.process.wake()
 
     def disconnected(self, connection: Connection) -> None:
-        """The connection is lost: the bell may ring a little before the socket knows of it."""
+        """The connection is lost: the wakeup may ring a little before the socket knows of it."""
         clock = self.process.clock
         clock.after(self._random.choice((0.0, _KNOWN_S)), partial(self._forget, connection))
         self._has_rung = True
@@ -78,7 +78,7 @@ class Router:
         self.connections.pop(connection.name, None)
 
     def heard(self) -> bool:
-        """Whether the bell has rung since the last call."""
+        """Whether the wakeup has rung since the last call."""
         heard, self._has_rung = self._has_rung, False
         return heard
 

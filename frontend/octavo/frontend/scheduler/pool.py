@@ -1,6 +1,6 @@
 """The schedulers behind one frontend, each with workers of its own (a cell), as one to the rest of the frontend.
 
-A new request goes to the cell that `CellRouter` chooses, and to the next one if that has no place for it. Those of a
+A new request goes to the cell that `PrefixRouter` chooses, and to the next one if that has no place for it. Those of a
 cell that cannot run them are handed over to another: submitted there from their journals, so that their streams go on
 with the same tokens. What the former cell still holds of them ends with their leases.
 """
@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
-from octavo.frontend.scheduler.cell_router import CellLoad, CellRouter
 from octavo.frontend.scheduler.client import Availability, SchedulerClient, SchedulerRefused, run_together
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.pinned_prefixes import NamedPrefixes
+from octavo.frontend.scheduler.prefix_router import CellLoad, PrefixRouter
 from octavo.frontend.scheduler.reader import Reader
 from octavo.frontend.scheduler.session import LiveRequest
 from octavo.runtime.transport.curve_keys import ClientKeys
@@ -40,7 +40,7 @@ _BEST_FIRST: Final = (
 )
 
 
-class Cells:
+class SchedulerPool:
     """One frontend's links to all its schedulers. `run()` must be running; all methods belong to its event loop."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Cells:
         ]
         # Of requests that another cell was to go on with.
         self.handovers = 0
-        self._router = CellRouter(len(self.links), first=secrets.randbelow(len(self.links)))
+        self._router = PrefixRouter(len(self.links), first=secrets.randbelow(len(self.links)))
         self._home: dict[LiveRequest, SchedulerClient] = {}
         # Those that have turned a request away.
         self._full: dict[LiveRequest, set[SchedulerClient]] = {}

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.scheduler import cells
+from octavo.frontend.scheduler import pool
 from octavo.frontend.scheduler.client import Availability, SchedulerRefused
 from octavo.frontend.server import FrontendServer
 from octavo.runtime.telemetry.metrics import render
@@ -206,7 +206,7 @@ class TestHandover:
     async def test_a_stream_goes_on_with_the_same_tokens(
         self, serving: Serving, frontend: FrontendServer, stub: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(cells, "_HANDOVER_S", 0.3)
+        monkeypatch.setattr(pool, "_HANDOVER_S", 0.3)
         expected = ids_of(await collect(stub.Generate(ask())))
         call, holder = await started(serving, stub, eventually, held=8)
         (journal,) = frontend.scheduler.journals
@@ -225,7 +225,7 @@ class TestHandover:
     async def test_a_stream_that_has_begun_waits_for_its_own_cell(
         self, serving: Serving, frontend: FrontendServer, stub: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(cells, "_HANDOVER_S", 60.0)
+        monkeypatch.setattr(pool, "_HANDOVER_S", 60.0)
         call, holder = await started(serving, stub, eventually, held=8)
         (journal,) = frontend.scheduler.journals
         await eventually(lambda: len(journal.sequences[0].token_ids) == 8)
@@ -241,7 +241,7 @@ class TestHandover:
     async def test_a_request_without_a_token_goes_at_once(
         self, serving: Serving, stub: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(cells, "_HANDOVER_S", 60.0)
+        monkeypatch.setattr(pool, "_HANDOVER_S", 60.0)
         call, holder = await started(serving, stub, eventually, held=0)
         heir = serving.other(holder)
         await serving.stop(holder)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.frontend.scheduler.cell_router import CellLoad, CellRouter
+from octavo.frontend.scheduler.prefix_router import CellLoad, PrefixRouter
 from octavo.scheduler.core.sequence import Sequence as ScheduledSequence
 from octavo.scheduler.kv.prefix_cache import block_hashes
 from octavo.wire.requests import NO_CACHE_KEY, CacheKey
@@ -23,59 +23,59 @@ def _busy(*work_tokens: int) -> list[CellLoad | None]:
 class TestLoad:
     def test_the_least_work_per_replica_wins(self) -> None:
         loads = [CellLoad(1, 100), CellLoad(10, 500), CellLoad(2, 150)]
-        assert CellRouter(3).choose(_prompt(0), NO_CACHE_KEY, loads) == 1
+        assert PrefixRouter(3).choose(_prompt(0), NO_CACHE_KEY, loads) == 1
 
     def test_cells_alike_take_turns(self) -> None:
-        router = CellRouter(3, first=1)
+        router = PrefixRouter(3, first=1)
         chosen = [router.choose(_prompt(100 * i), NO_CACHE_KEY, [_IDLE] * 3) for i in range(5)]
         assert chosen == [1, 2, 0, 1, 2]
 
     def test_a_cell_without_replicas_is_chosen_only_where_all_are(self) -> None:
         loads = [CellLoad(0, 0), CellLoad(1, 10**6)]
-        assert CellRouter(2).choose(_prompt(0), NO_CACHE_KEY, loads) == 1
-        assert CellRouter(2).choose(_prompt(0), NO_CACHE_KEY, [CellLoad(0, 20), CellLoad(0, 10)]) == 1
+        assert PrefixRouter(2).choose(_prompt(0), NO_CACHE_KEY, loads) == 1
+        assert PrefixRouter(2).choose(_prompt(0), NO_CACHE_KEY, [CellLoad(0, 20), CellLoad(0, 10)]) == 1
 
     def test_a_cell_that_cannot_take_the_request_is_left_out(self) -> None:
-        assert CellRouter(2).choose(_prompt(0), NO_CACHE_KEY, [None, CellLoad(0, 10**6)]) == 1
-        assert CellRouter(2).choose(_prompt(0), NO_CACHE_KEY, [None, None]) is None
+        assert PrefixRouter(2).choose(_prompt(0), NO_CACHE_KEY, [None, CellLoad(0, 10**6)]) == 1
+        assert PrefixRouter(2).choose(_prompt(0), NO_CACHE_KEY, [None, None]) is None
 
     def test_a_prompt_without_a_full_block_goes_by_load(self) -> None:
-        assert CellRouter(2).choose([1], NO_CACHE_KEY, _busy(5, 4)) == 1
+        assert PrefixRouter(2).choose([1], NO_CACHE_KEY, _busy(5, 4)) == 1
 
 
 class TestPrefix:
     def test_equal_beginnings_stick_to_a_cell(self) -> None:
-        router = CellRouter(4)
+        router = PrefixRouter(4)
         first = router.choose(_prompt(0) + _prompt(1000), NO_CACHE_KEY, [_IDLE] * 4)
         for i in range(2, 6):
             assert router.choose(_prompt(0) + _prompt(i * 1000), NO_CACHE_KEY, [_IDLE] * 4) == first
 
     @pytest.mark.parametrize(("excess", "chosen"), [(64, 0), (65, 1)])
     def test_a_prefix_is_worth_the_work_it_saves(self, excess: int, chosen: int) -> None:
-        router = CellRouter(2)
+        router = PrefixRouter(2)
         router.choose(_prompt(0), NO_CACHE_KEY, _busy(0, 1))
         assert router.choose([*_prompt(0), 7], NO_CACHE_KEY, _busy(excess, 0)) == chosen
 
     @pytest.mark.parametrize(("work", "chosen"), [(1264, 0), (1265, 1)])
     def test_among_busy_cells_a_share_of_the_load_more_is_borne(self, work: int, chosen: int) -> None:
-        router = CellRouter(2, imbalance=0.2)
+        router = PrefixRouter(2, imbalance=0.2)
         router.choose(_prompt(0), NO_CACHE_KEY, _busy(0, 1))
         assert router.choose([*_prompt(0), 7], NO_CACHE_KEY, _busy(work, 1000)) == chosen
 
     def test_the_longest_prefix_wins_over_a_shorter_one(self) -> None:
-        router = CellRouter(2)
+        router = PrefixRouter(2)
         router.choose(_prompt(0, 32), NO_CACHE_KEY, _busy(0, 1))
         router.choose(_prompt(0, 64), NO_CACHE_KEY, _busy(10**6, 0))
         assert router.choose(_prompt(0, 65), NO_CACHE_KEY, _busy(0, 10)) == 1
 
     def test_where_the_longest_is_too_busy_a_shorter_one_serves(self) -> None:
-        router = CellRouter(3)
+        router = PrefixRouter(3)
         router.choose(_prompt(0, 64), NO_CACHE_KEY, _busy(0, 1, 1))
         router.choose(_prompt(0, 32), NO_CACHE_KEY, _busy(10**6, 0, 1))
         assert router.choose(_prompt(0, 65), NO_CACHE_KEY, _busy(10**6, 20, 0)) == 1
 
     def test_a_hot_prefix_spreads(self) -> None:
-        router, work = CellRouter(4), [0, 0, 0, 0]
+        router, work = PrefixRouter(4), [0, 0, 0, 0]
         for i in range(400):
             cell = router.choose(_prompt(0) + _prompt(1000 + i, 16), NO_CACHE_KEY, _busy(*work))
             assert cell is not None
@@ -84,12 +84,12 @@ class TestPrefix:
 
     @pytest.mark.parametrize(("length", "chosen"), [(16, 1), (17, 0)])
     def test_the_last_token_is_never_saved(self, length: int, chosen: int) -> None:
-        router = CellRouter(2)
+        router = PrefixRouter(2)
         router.choose(_prompt(0, 16), NO_CACHE_KEY, _busy(0, 1))
         assert router.choose(_prompt(0, length), NO_CACHE_KEY, _busy(1, 0)) == chosen
 
     def test_a_cell_that_was_lost_has_no_prefixes(self) -> None:
-        router = CellRouter(2)
+        router = PrefixRouter(2)
         router.choose(_prompt(0), NO_CACHE_KEY, _busy(0, 1))
         router.lost(0)
         assert len(router) == 0
@@ -98,7 +98,7 @@ class TestPrefix:
 
 class TestSalts:
     def test_tenants_do_not_find_each_others_prompts(self) -> None:
-        router = CellRouter(2)
+        router = PrefixRouter(2)
         router.choose(_prompt(0), CacheKey(salt="mine"), _busy(0, 1))
         assert router.choose(_prompt(0), CacheKey(salt="yours"), _busy(1, 0)) == 1
         assert router.choose([*_prompt(0), 7], CacheKey(salt="mine"), _busy(1, 0)) == 0
@@ -124,7 +124,7 @@ class TestSalts:
         shared = block_size * sum(a == b for a, b in zip(mine, usable, strict=False))
 
         def chosen(excess: int) -> int | None:
-            router = CellRouter(2, block_size=block_size)
+            router = PrefixRouter(2, block_size=block_size)
             router.choose(prompts[0], keys[0], _busy(0, 1))
             return router.choose(prompts[1], keys[1], _busy(excess, 0))
 
@@ -134,7 +134,7 @@ class TestSalts:
 
 class TestMemory:
     def test_it_is_bounded_and_the_latest_stay(self) -> None:
-        router = CellRouter(2, max_blocks=8)
+        router = PrefixRouter(2, max_blocks=8)
         for i in range(100):
             router.choose(_prompt(1000 * i), NO_CACHE_KEY, _busy(i % 2, 1 - i % 2))
         assert len(router) == 8
@@ -142,14 +142,14 @@ class TestMemory:
         assert router.choose([*_prompt(0), 7], NO_CACHE_KEY, _busy(1, 0)) == 1
 
     def test_what_is_used_is_not_forgotten(self) -> None:
-        router = CellRouter(2, max_blocks=8)
+        router = PrefixRouter(2, max_blocks=8)
         router.choose(_prompt(0), NO_CACHE_KEY, _busy(0, 1))
         for i in range(1, 100):
             router.choose(_prompt(1000 * i), NO_CACHE_KEY, _busy(1, 0))
             assert router.choose([*_prompt(0), 7], NO_CACHE_KEY, _busy(1, 0)) == 0
 
     def test_a_prompt_longer_than_the_memory_keeps_its_head(self) -> None:
-        router = CellRouter(2, max_blocks=4)
+        router = PrefixRouter(2, max_blocks=4)
         router.choose(_prompt(0, 1600), NO_CACHE_KEY, _busy(0, 1))
         assert len(router) == 4
         assert router.choose(_prompt(0, 1600), NO_CACHE_KEY, _busy(64, 0)) == 0
@@ -160,7 +160,7 @@ class TestMemory:
 def test_whatever_comes_a_cell_that_may_is_chosen_and_not_too_busy_a_one(
     data: st.DataObject, num_cells: int, max_blocks: int
 ) -> None:
-    router = CellRouter(num_cells, block_size=2, max_blocks=max_blocks, imbalance=0.5)
+    router = PrefixRouter(num_cells, block_size=2, max_blocks=max_blocks, imbalance=0.5)
     load = st.none() | st.builds(CellLoad, st.integers(0, 2), st.integers(0, 40))
     for _ in range(data.draw(st.integers(1, 15))):
         if data.draw(st.booleans()):
@@ -185,7 +185,7 @@ def _pressure(load: CellLoad | None) -> float:
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 1), max_size=8), st.integers(0, 9), st.integers(0, 9)), max_size=20))
 def test_the_same_again_is_the_same_choice(calls: list[tuple[list[int], int, int]]) -> None:
-    routers = CellRouter(2, block_size=2, max_blocks=6), CellRouter(2, block_size=2, max_blocks=6)
+    routers = PrefixRouter(2, block_size=2, max_blocks=6), PrefixRouter(2, block_size=2, max_blocks=6)
     for prompt, *work in calls:
         one, two = (router.choose(prompt, NO_CACHE_KEY, _busy(*work)) for router in routers)
         assert one == two

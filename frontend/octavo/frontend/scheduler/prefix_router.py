@@ -25,7 +25,7 @@ class CellLoad:
     work_tokens: int
 
 
-class CellRouter:
+class PrefixRouter:
     """Chooses among `num_cells` cells, named by their indices.
 
     The cell that holds the longest prefix is preferred for as long as its work per replica exceeds that of the least
