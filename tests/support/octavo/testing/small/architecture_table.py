@@ -1,6 +1,6 @@
-"""docs/models.md and the README's table of models, made of what the sweep over architectures found.
+"""docs/models.md, made of what the sweep over architectures found.
 
-`python -m octavo.testing.small.architecture_table`: writes them; `--check`: says whether they are current.
+`python -m octavo.testing.small.architecture_table`: writes it; `--check`: says whether it is current.
 """
 
 import argparse
@@ -28,8 +28,7 @@ refused at start with the reason, {untried} could not be tried.
 otherwise. *Error*: the largest difference of a logit from transformers' own, on the way through transformers, relative
 to the largest logit; at most {tolerance} is asked for.
 """
-RESULTS, PAGE, README = DOCS / "models.json", DOCS / "models.md", DOCS.parent / "README.md"
-_BEGIN, _END = "<!-- models: written by octavo.testing.small.architecture_table -->", "<!-- end of models -->"
+RESULTS, PAGE = DOCS / "models.json", DOCS / "models.md"
 _ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -42,20 +41,13 @@ class Results(msgspec.Struct):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not current")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is not current")
     check = parser.parse_args().check
-    for path, text in pages(read_results()).items():
-        if not check:
-            path.write_text(text, encoding="utf-8")
-        elif text != path.read_text(encoding="utf-8"):
-            sys.exit(f"{path} is not what {RESULTS.name} gives; run python -m {__spec__.name}")
-
-
-def pages(results: Results) -> dict[Path, str]:
-    """What the files that show `results` ought to hold."""
-    before, rest = README.read_text(encoding="utf-8").split(_BEGIN)
-    _, after = rest.split(_END)
-    return {PAGE: render(results), README: f"{before}{_BEGIN}\n{summary(results)}\n{_END}{after}"}
+    text = render(read_results())
+    if not check:
+        PAGE.write_text(text, encoding="utf-8")
+    elif text != PAGE.read_text(encoding="utf-8"):
+        sys.exit(f"{PAGE} is not what {RESULTS.name} gives; run python -m {__spec__.name}")
 
 
 def read_results() -> Results:
@@ -76,6 +68,7 @@ def render(results: Results) -> str:
     return "\n".join(
         [
             introduction,
+            *_summary(by_status["works"]),
             *_works(by_status["works"]),
             *_reasons("Refused at start", by_status["refused"]),
             *_reasons("Not tried: no tiny model could be made", by_status["untried"]),
@@ -84,18 +77,15 @@ def render(results: Results) -> str:
     )
 
 
-def summary(results: Results) -> str:
-    """The README's table, in Markdown."""
-    works = [trial for trial in results.trials if trial.status == "works"]
-    refused = sum(trial.status == "refused" for trial in results.trials)
+def _summary(works: list[Trial]) -> list[str]:
+    """Who computes the architectures that work, in short names."""
     native = {trial.architecture for trial in works} & set(ARCHITECTURES)
     others = {trial.architecture for trial in works} - native
     rows = [
         f"| Octavo's own layers | {_short(native)} |",
         f"| transformers' layers, Octavo's attention and linear layers | {_short(others)} |",
-        f"| refused at start | {refused} more, each with its reason: [docs/models.md](docs/models.md) |",
     ]
-    return "\n".join(["| computed by | architectures |", "|---|---|", *rows])
+    return ["| Computed by | Architectures |", "|---|---|", *rows, ""]
 
 
 def _short(architectures: set[str]) -> str:
