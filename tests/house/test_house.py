@@ -152,6 +152,7 @@ def test_places_of_a_sampling_field_and_of_an_option(tmp_path: Path) -> None:
             "compose.yaml": "OCTAVO_SWAP_MEMORY:\n",
             "docs/deployment.md": "`OCTAVO_SWAP_MEMORY`\n",
             "docs/api.md": "repetition_penalty\n",
+            "docs/house.md": "`swap_memory` is counted\n",
             "tests/test_a.py": "repetition_penalty = swap_memory\n",
         },
     )
