@@ -16,7 +16,7 @@ from .tree import ROOTS, Module, read_modules
 SAMPLING_FIELD = "repetition_penalty"
 OPTION = "swap_memory"
 # Modules of the scheduler that load all of its core, and nothing else.
-_CORE = ("octavo.scheduler.core.scheduler", "octavo.scheduler.core.explain")
+_CORE = [f"octavo.scheduler.{name}" for name in ("scheduler", "explain")]
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -12,10 +12,11 @@ from .figures import Figure, measure, percentile
 from .imports import floors
 from .tree import REPOSITORY, ROOTS, Module, read_modules
 
+SCHEDULER = "scheduler/octavo/scheduler"
 # The least that can be measured: both classes of the scheduler whose fields count, and the pages that are read.
 LEAST = {
-    "scheduler/octavo/scheduler/core/sequence.py": "class Sequence:\n    index: int\n",
-    "scheduler/octavo/scheduler/core/replica.py": "class Replica:\n    hello: int\n",
+    f"{SCHEDULER}/sequence.py": "class Sequence:\n    index: int\n",
+    f"{SCHEDULER}/replica.py": "class Replica:\n    hello: int\n",
     "README.md": "# Octavo\n",
     "compose.yaml": "services:\n",
 }
@@ -26,6 +27,11 @@ def plant(checkout: Path, files: dict[str, str]) -> None:
         path = checkout / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+
+def loading(name: str) -> str:
+    """A line that loads a module of the scheduler."""
+    return f"import octavo.scheduler.{name}\n"
 
 
 def figures(checkout: Path, files: dict[str, str]) -> dict[str, Figure]:
@@ -128,17 +134,17 @@ class Sequence:
         self.made: int = 0
         self.index, self.other = 1, 2
 """
-    found = figures(tmp_path, {"scheduler/octavo/scheduler/core/sequence.py": source})["fields: Sequence"]
+    found = figures(tmp_path, {f"{SCHEDULER}/sequence.py": source})["fields: Sequence"]
     assert (found.value, found.note) == (2, "2 more made by methods")
     assert found.places == ["index", "tokens", "made", "other"]
 
 
 def test_a_class_that_is_gone_or_there_twice_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LookupError, match="2 classes Replica"):
-        figures(tmp_path, {"scheduler/octavo/scheduler/other.py": "class Replica:\n    pass\n"})
-    (tmp_path / "scheduler/octavo/scheduler/other.py").unlink()
+        figures(tmp_path, {f"{SCHEDULER}/other.py": "class Replica:\n    pass\n"})
+    (tmp_path / f"{SCHEDULER}/other.py").unlink()
     with pytest.raises(LookupError, match="0 classes Sequence"):
-        figures(tmp_path, {"scheduler/octavo/scheduler/core/sequence.py": "class Order:\n    pass\n"})
+        figures(tmp_path, {f"{SCHEDULER}/sequence.py": "class Order:\n    pass\n"})
 
 
 def test_places_of_a_sampling_field_and_of_an_option(tmp_path: Path) -> None:
@@ -176,18 +182,18 @@ def test_the_contract_is_messages_and_api_and_nothing_beside_them(tmp_path: Path
 
 def test_the_core_is_what_it_loads_while_files_lie_loose(tmp_path: Path) -> None:
     loose = {
-        "scheduler/octavo/scheduler/core/scheduler.py": "import octavo.scheduler.core.sequence\n",
-        "scheduler/octavo/scheduler/server/loop.py": "import octavo.scheduler.core.scheduler\n\n\n\n",
+        f"{SCHEDULER}/scheduler.py": loading("sequence"),
+        f"{SCHEDULER}/shell.py": loading("scheduler") + "\n\n\n",
     }
     assert figures(tmp_path, loose)["core and kv lines"].value == 3
 
 
 def test_the_core_is_its_rooms_once_there_are_some(tmp_path: Path) -> None:
     rooms = {
-        "scheduler/octavo/scheduler/core/scheduler.py": "import octavo.scheduler.core.sequence\n",
-        "scheduler/octavo/scheduler/core/events.py": "1\n2\n3\n4\n",
-        "scheduler/octavo/scheduler/kv/blocks.py": "5\n",
-        "scheduler/octavo/scheduler/kvetch.py": "6\n",
+        f"{SCHEDULER}/scheduler.py": "1\n",
+        f"{SCHEDULER}/core/events.py": "1\n2\n3\n4\n",
+        f"{SCHEDULER}/kv/blocks.py": "5\n",
+        f"{SCHEDULER}/kvetch.py": "6\n",
     }
     assert figures(tmp_path, rooms)["core and kv lines"].value == 5
 
@@ -255,7 +261,7 @@ def test_a_module_is_documented_where_a_readme_of_its_root_names_its_file(tmp_pa
             "docs/architecture.md": "replica.py\n",
         },
     )["modules in no README"]
-    assert found.places == ["scheduler/octavo/scheduler/core/replica.py", "worker/octavo/worker/sequence.py"]
+    assert found.places == [f"{SCHEDULER}/replica.py", "worker/octavo/worker/sequence.py"]
     assert found.note == "scheduler 1, worker 1"
 
 

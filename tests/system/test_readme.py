@@ -1,4 +1,4 @@
-"""What the README says to type works as it stands there, against real processes."""
+"""The README's examples work as they stand there, against real processes."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ SHELL, OPENAI, GRPC = re.findall(r"^```(?:console|python)\n(.*?)^```$", CALLING,
 
 @pytest.fixture
 def addresses() -> dict[str, str]:
-    """Where the processes of this test listen, in place of what the README says."""
+    """The addresses of this test's processes, by those that the README gives."""
     return {"127.0.0.1:8000": free_address(), "127.0.0.1:50051": free_address()}
 
 
@@ -39,7 +39,7 @@ def stack(new_stack: StartStack, addresses: dict[str, str]) -> Stack:
 
 
 def is_ready(address: str) -> bool:
-    """Whether the frontend there would serve a request; its gRPC port is there before its HTTP port."""
+    """Returns whether the frontend there would serve a request; its gRPC port opens before its HTTP port."""
     try:
         return httpx.get(f"http://{address}/ready", trust_env=False).is_success
     except httpx.TransportError:

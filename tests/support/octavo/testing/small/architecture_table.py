@@ -78,7 +78,7 @@ def render(results: Results) -> str:
 
 
 def _summary(works: list[Trial]) -> list[str]:
-    """Who computes the architectures that work, in short names."""
+    """The table of who computes the architectures that work, in short names."""
     native = {trial.architecture for trial in works} & set(ARCHITECTURES)
     others = {trial.architecture for trial in works} - native
     rows = [
