@@ -48,3 +48,15 @@ def test_another_grpc_server_is_told_by_what_it_lacks(details: str) -> None:
 )
 def test_what_a_server_of_ours_says_is_left_alone(code: str, details: str) -> None:
     assert explain_no_server(code, details, "octavo.v1.GenerationService") is None
+
+
+def test_advice_about_tls_is_in_the_words_of_the_command_that_asks() -> None:
+    advice = {"plain": "write grpc://", "encrypted": "write grpcs://"}
+    for details, words in (
+        ("WRONG_VERSION_NUMBER", "if that is meant, write grpc://"),
+        ("Socket closed", "write grpcs"),
+    ):
+        said = explain_no_server("UNAVAILABLE", LAST + details, "octavo.v1.GenerationService", **advice)
+        assert said is not None
+        assert words in said
+        assert "--ca-certificate" not in said

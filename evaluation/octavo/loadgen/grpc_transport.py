@@ -27,10 +27,13 @@ from octavo.loadgen.requests import Asking
 from octavo.loadgen.secrets import Secrets
 from octavo.loadgen.targets import Target
 from octavo.loadgen.transports import Call, Lot
+from octavo.runtime.transport.no_server import explain_no_server
 from octavo.workload.job import Job
 
 # Servers of HTTP/2 take a hundred by connection, or more.
 _STREAMS: Final = 64
+_SERVICE: Final = "octavo.v1.GenerationService"
+_ADVICE: Final = {"plain": "write grpc:// rather than grpcs://", "encrypted": "write grpcs://"}
 # A request that fails must count as one.
 _NO_RETRIES: Final = RetryPolicy(max_retries=0, reconnect_s=0.0)
 
@@ -62,8 +65,7 @@ class GrpcTransport:
             raise TargetError(f"{self._target} {self._secrets.advice} ({error})") from error
         except OctavoError as error:
             raise TargetError(
-                f"cannot ask {self._target}: {error} [{error.code.name}]; is it running, and is this its gRPC address?"
-                " For HTTP, write http://HOST:PORT"
+                f"cannot ask {self._target}: {_words(error)} [{error.code.name}]. For HTTP, write http://HOST:PORT"
             ) from error
         finally:
             self._lot.give_back(number)
@@ -84,7 +86,7 @@ class GrpcTransport:
                 async for event in stream:
                     _tell(answer, event)
         except OctavoError as error:
-            raise Failure(_kind(error), str(error)) from error
+            raise Failure(_kind(error), _words(error)) from error
         finally:
             self._lot.give_back(number)
         answer.end()
@@ -111,6 +113,12 @@ def _tell(answer: Answer, event: Event) -> None:
             answer.tokens(event.index, len(event.token_ids))
         case Usage():
             answer.usage(event.prompt_tokens, event.completion_tokens, event.cached_prompt_tokens, event.preemptions)
+
+
+def _words(error: OctavoError) -> str:
+    """What went wrong: in our words where no server of ours has answered, else in the server's."""
+    found = None if error.reason else explain_no_server(error.code.name, str(error), _SERVICE, **_ADVICE)
+    return found or str(error)
 
 
 def _kind(error: OctavoError) -> str:

@@ -88,11 +88,29 @@ async def test_a_stream_that_is_lost_is_counted_and_not_taken_up_again(
 
 async def test_nobody_there_is_told_before_the_run_and_counted_in_it() -> None:
     transport = GrpcTransport(Target("grpc", free_address()), Asking(), Secrets())
-    with pytest.raises(TargetError, match=r"cannot ask grpc://.*is it running.*For HTTP, write http://"):
+    with pytest.raises(TargetError, match=r"cannot ask grpc://.*: nothing listens there.*For HTTP, write http://"):
         await transport.open()
-    with pytest.raises(Failure, match="connection lost"):
+    with pytest.raises(Failure, match="connection lost: nothing listens there"):
         await ask(transport)
     await transport.aclose()
+
+
+async def test_what_is_no_octavo_server_is_said_to_be_none() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        target = Target("grpc", f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        transport = GrpcTransport(target, Asking(), Secrets())
+        with pytest.raises(TargetError) as caught:
+            await transport.open()
+        await transport.aclose()
+    assert str(caught.value) == (
+        f"cannot ask {target}: it answers in HTTP/1, not in gRPC: Octavo serves the two on different ports"
+        " [UNAVAILABLE]. For HTTP, write http://HOST:PORT"
+    )
 
 
 class Suspicious(FakeFrontend):

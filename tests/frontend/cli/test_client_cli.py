@@ -312,6 +312,21 @@ async def test_what_is_no_octavo_server_is_said_to_be_none(command: list[str]) -
     assert line.startswith(f"Error: {address}: it answers in HTTP/1, not in gRPC: Octavo serves the two on different")
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(["generate", "hi", "--server"], "--server"), (["chat", "--server"], "--server"), (["health"], "ADDRESS")],
+)
+@pytest.mark.parametrize("address", ["", " "])
+def test_an_empty_address_is_refused_before_grpc_sees_it(command: list[str], name: str, address: str) -> None:
+    # In a process, for the library's core writes past Python.
+    code = "from octavo.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command, address], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"Error: {name} is empty; write host:port or unix:path\n"
+
+
 def test_clients_start_without_a_tokenizer() -> None:
     loaded = "{'transformers', 'tokenizers', 'torch'} & set(sys.modules)"
     code = f"import sys, octavo.frontend.cli.client; sys.exit(bool({loaded}))"

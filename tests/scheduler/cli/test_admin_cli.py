@@ -98,6 +98,24 @@ def test_without_a_scheduler_every_command_says_so_in_one_line(command: list[str
     assert line.endswith("[UNAVAILABLE]")
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["prefix", "pin", "p", "--text", "a", "--server"], "--server"),
+        (["top", "--once", "--admin-address"], "--admin-address"),
+    ],
+)
+def test_an_empty_address_is_refused_before_grpc_sees_it(
+    command: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("a channel was made")
+
+    monkeypatch.setattr(grpc, "insecure_channel", never)
+    result = CliRunner().invoke(main, [*command, ""])
+    assert (result.exit_code, result.output) == (1, f"Error: {name} is empty; write host:port or unix:path\n")
+
+
 async def test_a_server_that_is_no_scheduler_is_said_to_be_none(cluster: Cluster) -> None:
     async with tokenizing_frontend() as server:
         result = await run("top", "--once", "--admin-address", server)

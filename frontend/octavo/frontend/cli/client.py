@@ -24,7 +24,7 @@ from octavo.client import (
     Stream,
 )
 from octavo.frontend.cli.chat_lines import Conversation, typed_messages
-from octavo.frontend.cli.server_options import Connection, connection_options
+from octavo.frontend.cli.server_options import Connection, connection_options, read_address
 from octavo.runtime.transport.no_server import explain_no_server
 
 _SERVICE: Final = "octavo.v1.GenerationService"
@@ -116,7 +116,11 @@ _HEALTH: Final = "grpc.health.v1.Health"
 _LOOK_S: Final = 0.5
 
 _server_option = click.option(
-    "--server", envvar="OCTAVO_SERVER", default=DEFAULT_ADDRESS, help="gRPC address of a frontend."
+    "--server",
+    envvar="OCTAVO_SERVER",
+    callback=read_address,
+    default=DEFAULT_ADDRESS,
+    help="gRPC address of a frontend.",
 )
 
 
@@ -192,7 +196,7 @@ def chat(
 
 
 @click.command()
-@click.argument("address", envvar="OCTAVO_SERVER", default=DEFAULT_ADDRESS)
+@click.argument("address", envvar="OCTAVO_SERVER", callback=read_address, default=DEFAULT_ADDRESS)
 @click.option(
     "--service", default="", help="A service's name asks whether it is ready; empty, whether the process lives."
 )

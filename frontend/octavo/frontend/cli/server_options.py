@@ -12,6 +12,7 @@ import grpc
 
 from octavo.client import Client, Tls
 from octavo.client.channels import metadata_of, open_channel
+from octavo.runtime.transport.endpoints import EndpointError, require_address
 
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 _FIELDS: Final = ("ca_certificate", "client_certificate", "client_key", "server_name", "api_key")
@@ -73,6 +74,18 @@ class Connection:
         if (self.client_certificate is None) != (self.client_key is None):
             raise click.UsageError("--client-certificate and --client-key belong together; give both or neither")
         return Tls(self.ca_certificate, *own, self.server_name)
+
+
+def read_address(context: click.Context, parameter: click.Parameter, address: str) -> str:
+    """Reads an option or argument that is the address of a server. Raises `click.ClickException` for an empty one."""
+    try:
+        return require_address(address, _name(parameter))
+    except EndpointError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _name(parameter: click.Parameter) -> str:
+    return parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
 
 
 def _silence_grpc() -> None:

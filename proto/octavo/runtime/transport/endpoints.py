@@ -67,6 +67,14 @@ def unless_off(address: str) -> str:
     return "" if address == "off" else address
 
 
+def require_address(address: str, name: str) -> str:
+    """Returns the address; `name` is where its user wrote it. Raises `EndpointError` for an empty one, of which gRPC's
+    core prints lines of its own."""
+    if not address.strip():
+        raise EndpointError(f"{name} is empty; write host:port or unix:path")
+    return address
+
+
 @contextmanager
 def claimed(address: str) -> Iterator[None]:
     """Holds a unix socket's address (`ipc://path` or `unix:path`) against other processes that would bind it.

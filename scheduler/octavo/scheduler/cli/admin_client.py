@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 import grpc
 
-from octavo.runtime.transport.endpoints import EndpointError, runtime_directory
+from octavo.runtime.transport.endpoints import EndpointError, require_address, runtime_directory
 from octavo.runtime.transport.no_server import explain_no_server
 from octavo.v1 import admin_pb2_grpc as services
 
@@ -29,9 +29,18 @@ def default_admin_address() -> str:
         raise click.UsageError(str(error)) from error
 
 
+def read_address(context: click.Context, parameter: click.Parameter, address: str) -> str:
+    """Reads an option that is the address of a server. Raises `click.ClickException` for an empty one."""
+    try:
+        return require_address(address, parameter.opts[0])
+    except EndpointError as error:
+        raise click.ClickException(str(error)) from error
+
+
 admin_address_option = click.option(
     "--admin-address",
     envvar="OCTAVO_ADMIN_ADDRESS",
+    callback=read_address,
     default=default_admin_address,
     show_default="unix socket in the runtime directory",
     help="gRPC address of the scheduler's Admin service.",

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from google.protobuf.duration_pb2 import Duration
 
-from octavo.scheduler.cli.admin_client import TIMEOUT_S, admin_address_option, admin_stub, connected
+from octavo.scheduler.cli.admin_client import TIMEOUT_S, admin_address_option, admin_stub, connected, read_address
 from octavo.scheduler.cli.tables import terminal_width, text_table
 from octavo.v1 import admin_pb2 as pb
 from octavo.v1 import generation_pb2, generation_pb2_grpc
@@ -142,7 +142,11 @@ def prefix() -> None:
 @click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A file with that text.")
 @click.option("--token-ids", help="The prefix as token ids, with commas between them.")
 @click.option(
-    "--server", envvar="OCTAVO_SERVER", default="127.0.0.1:50051", help="gRPC address of a frontend, which tokenizes."
+    "--server",
+    envvar="OCTAVO_SERVER",
+    callback=read_address,
+    default="127.0.0.1:50051",
+    help="gRPC address of a frontend, which tokenizes.",
 )
 @admin_address_option
 def pin(name: str, text: str | None, file: Path | None, token_ids: str | None, server: str, admin_address: str) -> None:
