@@ -70,7 +70,7 @@ def _lend(name: str, directory: Path) -> None:
     found = distribution(name)
     [packages] = (directory / "lib").glob("python3*/site-packages")
     for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
-        (packages / top).symlink_to(found.locate_file(top))
+        (packages / top).symlink_to(str(found.locate_file(top)))
 
 
 def _npm(directory: Path, packages: Sequence[str]) -> None:
