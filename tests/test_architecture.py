@@ -44,7 +44,10 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
             "octavo.frontend.scheduler.prefix_router",
         },
     ),
-    "octavo.loadgen": ("evaluation", {"octavo.workload", "octavo.client", "octavo.v1", "octavo.runtime", "grpc"}),
+    "octavo.loadgen": (
+        "evaluation",
+        {"octavo.workload", "octavo.client", "octavo.v1", "octavo.runtime.transport.no_server", "grpc"},
+    ),
     "octavo.paper": (
         "evaluation",
         {"octavo.workload", "octavo.simulator", "octavo.scheduler", "octavo.wire", "octavo.runtime", "numpy"},
