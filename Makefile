@@ -108,7 +108,7 @@ simulate: $(READY)  ## Run all processes in virtual time with faults: SEEDS runs
 fuzz: $(READY)  ## Send bad input to every surface of real processes; ARGS: --surface NAME --messages N --seed S
 	@$(BIN)/python -m octavo.chaos.fuzz $(ARGS)
 
-test-clients: $(READY)  ## Try other people's clients, unmodified (needs npm; makes an environment for each, of 3 GB together; half an hour); ARGS: names
+test-clients: $(READY)  ## Try other people's clients, unmodified (needs npm; makes an environment for each, of 5 GB together; half an hour); ARGS: names
 	@$(BIN)/octavo prepare-model
 	@PYTHONPATH=tests/support $(BIN)/python -m tests.clients $(ARGS)
 
