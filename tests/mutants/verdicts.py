@@ -18,8 +18,10 @@ SLOW_TESTS = {
     "scheduler/machines/test_scheduler_machine.py",
     "scheduler/machines/test_small_scope.py",
 }
-# Sockets, command lines and operators' figures: they say little of the core, and the first not in any order.
+# Sockets, command lines and operators' figures: they say little of the core, and the first not in any order; and what
+# plants mutants of its own, which may not fit beside another.
 OTHER_TESTS = {
+    "scheduler/test_planted_defects.py",
     "scheduler/server/test_admin.py",
     "scheduler/cli/test_admin_cli.py",
     "scheduler/cli/test_config_flags.py",

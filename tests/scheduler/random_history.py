@@ -24,16 +24,22 @@ from octavo.scheduler.core.events import (
     WorkerReadmitted,
 )
 from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.testing.cluster import FRONTEND, Cluster, make_request
 from octavo.testing.oracles.mechanisms import MechanismWatch, Meetings
 from octavo.wire.requests import Prefix, RejectReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
 
+from .alike import alike
+from .ending import MISFIT_GRACE_S, come_to_an_end
 from .expectations import Expectations, assert_worker_agrees
 from .journal import Journal
 
 _NUM_ACTIONS = 120
 _CROWD = 7
+_MOST_HALVINGS = 5
+# Steps that may pass until fewer are there.
+_LULL = 20
 _MAX_REPLICAS = 3
 _PREFIXES = ["north", "south"]
 _MISFITS = {RejectReason.TOO_MANY_SEQUENCES, RejectReason.NEVER_FITS_KV}
@@ -64,6 +70,7 @@ class RandomHistory:
         self._cluster = Cluster(directory, mechanisms=self._watch, **config)
         self._journal = Journal(self._cluster, self._expectations)
         self._num_requests = self._num_replicas = 0
+        self._num_actions = _NUM_ACTIONS
         self._actions: dict[Callable[[], None], float] = {
             action: weight * random.choice(mood)
             for action, weight, mood in (
@@ -74,6 +81,7 @@ class RandomHistory:
                 (self._fail, 1, [0, 0, 1, 2] if deadly else [0]),
                 (self._starve, 1, [0, 0, 1, 2] if deadly else [0]),
                 (self._spoil, 1, [0, 0, 1, 2]),
+                (self._fail_chunk, 0.5, [0, 1, 2]),
                 (self._abort, 0.5, [0, 1]),
                 (self._end_sequence, 0.5, [0, 1]),
                 (self._pin, 0.5, [0, 1, 2]),
@@ -87,11 +95,13 @@ class RandomHistory:
         }
         if self._is_tight and random.random() < 0.5:
             self._squeeze()
+        elif self._is_tight and random.random() < 0.5:
+            self._squeeze_wide()
         else:
             self._join()
 
     def run(self) -> None:
-        for _ in range(_NUM_ACTIONS):
+        for _ in range(self._num_actions):
             (action,) = self._random.choices(list(self._actions), list(self._actions.values()))
             suspects = {group.request_id for group in self._cluster.core.request_table.suspects}
             self._cluster.now += 0.001
@@ -110,16 +120,16 @@ class RandomHistory:
             assert_worker_agrees(self._cluster.core.replicas[incarnation], worker)
 
     def _end(self) -> None:
-        """All that is wanted comes, once nothing more goes wrong."""
+        """All that is wanted comes, once nothing more goes wrong, or is told that it fits nowhere."""
         cluster = self._cluster
-        for incarnation in list(cluster.core.replicas):
-            cluster.handle(WorkerReadmitted(f"worker-{incarnation}"))
-        self._journal.renew()
         replicas = cluster.core.replicas.values()
-        if not all(any(has_capacity(group.request, each) for each in replicas) for group in cluster.core.groups):
+        if not replicas or (
+            self._random.random() < 0.5
+            and not all(any(has_capacity(group.request, each) for each in replicas) for group in cluster.core.groups)
+        ):
             self._add_replica(_LARGE, 4, 0)
         cluster.tick(_DEATH_GRACE_S)
-        cluster.run(max_steps=2000)
+        come_to_an_end(cluster, self._journal, max_steps=3000)
         self._settle(set())
         self._journal.assert_all_came()
         for _ in range(100):
@@ -153,10 +163,13 @@ class RandomHistory:
             self._cluster.answer(incarnation, fail=True)
 
     def _starve(self) -> None:
-        self._schedule()
-        if incarnation := self._busy():
-            result = self._cluster.replicas[incarnation].execute(starve=True)
-            self._cluster.handle(StepAnswered(incarnation, result))
+        """While anybody is swapped out, until steps are as small as they can be."""
+        is_swapped = any(replica.swapped for replica in self._cluster.core.replicas.values())
+        for _ in range(_MOST_HALVINGS if is_swapped else 1):
+            self._schedule()
+            if incarnation := self._busy():
+                result = self._cluster.replicas[incarnation].execute(starve=True)
+                self._cluster.handle(StepAnswered(incarnation, result))
 
     def _spoil(self) -> None:
         """It alone may end by that."""
@@ -169,13 +182,36 @@ class RandomHistory:
         held = [group for group in groups if not group.is_finished]
         if not held:
             return
-        group = self._random.choice(held)
-        spoiled = {each.sequence_id for each in group.live}
-        how: dict[str, Any] = {self._random.choice(["spoil", "spoil_output"]): spoiled}
+        self._spoil_group(incarnation, self._random.choice(held), self._random.choice(["spoil", "spoil_output"]))
+
+    def _spoil_group(self, incarnation: int, group: SequenceGroup, what: str) -> None:
+        cluster = self._cluster
+        how: dict[str, Any] = {what: {each.sequence_id for each in group.live}}
         cluster.handle(StepAnswered(incarnation, cluster.replicas[incarnation].execute(**how)))
         if rejection := cluster.rejected.pop(group.request_id, None):
             assert rejection.reason is RejectReason.NOT_FINITE
             del self._journal.requests[group.request_id]
+
+    def _fail_chunk(self) -> None:
+        """A prompt fails between two of its chunks, and another may have built on the second already."""
+        cluster, random = self._cluster, self._random
+        # In a crowd they would not come to run side by side.
+        for _ in range(_LULL):
+            if len(cluster.groups) > 1:
+                cluster.step()
+        while incarnation := self._busy():
+            cluster.answer(incarnation)
+        names = f"r{self._num_requests + 1}", f"r{self._num_requests + 2}"
+        self._num_requests += 2
+        length = cluster.core.config.max_num_batched_tokens + random.randint(1, 4)
+        for request in alike(names, length, random.randint(1, 4), self._num_requests):
+            rejection = self._journal.submit(request)
+            assert rejection is None or rejection.reason in _MISFITS, rejection
+            cluster.schedule()
+        group = cluster.groups.get(names[0])
+        for incarnation, worker in list(cluster.replicas.items()):
+            if group and worker.plans and group in cluster.core.replicas[incarnation].outstanding[0].groups:
+                self._spoil_group(incarnation, group, random.choice(["spoil", "spoil_output", "spoil_output"]))
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -222,6 +258,26 @@ class RandomHistory:
         for _ in range(random.randint(6, 30)):
             self._cluster.step()
 
+    def _squeeze_wide(self) -> None:
+        """A group of several sequences is swapped out for one that came before it; and perhaps steps are too small for
+        all of it when it is to come back."""
+        random, num_sequences = self._random, self._random.randint(2, 3)
+        self._add_replica(7 * num_sequences + 1, 1, 7 * num_sequences)
+        self._num_requests += 2
+        first = make_request(f"r{self._num_requests - 1}", 2, 12)
+        wide = make_request(f"r{self._num_requests}", 1, 6, num_sequences=num_sequences, temperature=1.0)
+        for request in (first, wide):
+            rejection = self._journal.submit(request)
+            assert rejection is None or rejection.reason in _MISFITS, rejection
+        (replica,) = self._cluster.core.replicas.values()
+        for _ in range(12):
+            if not replica.swapped:
+                self._cluster.step()
+        if random.random() < 0.7:
+            self._starve()
+            # What was lost later would hide what never comes back.
+            self._num_actions = random.choice([0, 10, _NUM_ACTIONS])
+
     def _held(self) -> str | None:
         names = sorted(self._cluster.groups)
         return self._random.choice(names) if names else None
@@ -251,9 +307,9 @@ class RandomHistory:
     def _join(self) -> None:
         if len(self._cluster.replicas) < _MAX_REPLICAS:
             block_size = self._random.choice([1, 2, 2, 3, 4])
-            self._add_replica(
-                self._random.randint(24, 40) // block_size + 1, block_size, self._random.choice([0, 5, 12])
-            )
+            # Some that come are smaller than whoever was there, and than what was accepted then.
+            num_tokens = self._random.randint(8, 20) if self._random.random() < 0.35 else self._random.randint(24, 40)
+            self._add_replica(num_tokens // block_size + 1, block_size, self._random.choice([0, 5, 12]))
 
     def _add_replica(self, num_blocks: int, block_size: int, num_cpu_blocks: int) -> None:
         self._num_replicas += 1
@@ -330,4 +386,5 @@ def _config(random: Random) -> dict[str, Any]:
         "max_memory_failures": 10**6,
         # Different requests may ask for the same.
         "quarantine_s": 0.0,
+        "misfit_grace_s": MISFIT_GRACE_S,
     }

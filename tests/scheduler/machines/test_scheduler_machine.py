@@ -29,10 +29,13 @@ from octavo.scheduler.core.events import (
 )
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.testing.cluster import FRONTEND, Cluster, make_request, write_fake_model
 from octavo.wire.requests import PinRefused, Prefix, RejectReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
 
+from ..alike import alike
+from ..ending import MISFIT_GRACE_S, come_to_an_end, put_away_misfits
 from ..expectations import Expectations, assert_worker_agrees
 from ..journal import Journal
 from ..plain_block_map import assert_block_map_agrees
@@ -60,6 +63,7 @@ configs = st.fixed_dictionaries(
         "overtaking_s": st.sampled_from([0.0, 1.0]),
         "drain_grace_s": st.sampled_from([0.0, 0.01]),
         "max_pinned_share": st.sampled_from([0.25, 0.5]),
+        "misfit_grace_s": st.just(MISFIT_GRACE_S),
         "tenant_weights": st.just({"heavy": 3.0}),
         # No step may fail often enough to be given up: every request is expected to finish.
         "max_failed_steps": st.just(10**6),
@@ -122,14 +126,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     # -- replicas ---------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.cluster.replicas) < 2)
-    @rule(num_blocks=st.integers(10, 20), block_size=st.sampled_from([1, 2, 2, 3]), num_cpu_blocks=st.integers(0, 10))
+    @rule(num_blocks=st.integers(5, 22), block_size=st.sampled_from([1, 2, 2, 3]), num_cpu_blocks=st.integers(0, 10))
     def join(self, num_blocks: int, block_size: int, num_cpu_blocks: int) -> None:
         self.num_replicas += 1
         self.cluster.join(
             self.num_replicas,
             num_blocks=num_blocks * len(self.windows),
             block_size=block_size,
-            num_cpu_blocks=num_cpu_blocks * len(self.windows),
+            num_cpu_blocks=min(num_blocks, num_cpu_blocks) * len(self.windows),
             windows=self.windows,
         )
 
@@ -177,7 +181,31 @@ class SchedulerMachine(RuleBasedStateMachine):
         computed = [(i, group) for i in self._busy() for group in self.cluster.core.replicas[i].outstanding[0].groups]
         if not held.intersection(group for _, group in computed):
             return
-        incarnation, group = data.draw(st.sampled_from([pair for pair in computed if pair[1] in held]))
+        self._spoil(*data.draw(st.sampled_from([pair for pair in computed if pair[1] in held])), is_kv_sound)
+
+    @rule(above=st.integers(1, 4), longer=st.integers(1, 4), is_kv_sound=st.sampled_from([True, True, False]))
+    def fail_chunk(self, above: int, longer: int, is_kv_sound: bool) -> None:
+        """A prompt fails between two of its chunks, and another may have built on the second already."""
+        # In a crowd they would not come to run side by side.
+        for _ in range(10):
+            if len(self.cluster.groups) > 1:
+                self.cluster.step()
+        for incarnation in self._busy():
+            while incarnation in self.cluster.replicas and self.cluster.replicas[incarnation].plans:
+                self.cluster.answer(incarnation)
+        length = self.cluster.core.config.max_num_batched_tokens + above
+        self.num_requests += 2
+        names = f"r{self.num_requests - 1}", f"r{self.num_requests}"
+        for request in alike(names, length, longer, self.num_requests):
+            if rejection := self.journal.submit(request):
+                self._assert_misfit(request, rejection.reason)
+            self.schedule()
+        group = self.cluster.groups.get(names[0])
+        for incarnation in self._busy():
+            if group and group in self.cluster.core.replicas[incarnation].outstanding[0].groups:
+                self._spoil(incarnation, group, is_kv_sound)
+
+    def _spoil(self, incarnation: int, group: SequenceGroup, is_kv_sound: bool) -> None:
         spoiled = {each.sequence_id for each in group.live}
         how: dict[str, Any] = {"spoil_output" if is_kv_sound else "spoil": spoiled}
         self.cluster.handle(StepAnswered(incarnation, self.cluster.replicas[incarnation].execute(**how)))
@@ -266,9 +294,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cluster.tick(seconds)
         self._put_away(suspects)
 
-    @rule(data=st.data(), loss=st.sampled_from(["replica", "death", "death", "astray", "lease", "scheduler"]))
-    def lose(self, data: st.DataObject, loss: str) -> None:
-        """One process at a time; what is wanted goes on all the same."""
+    @rule(
+        data=st.data(),
+        loss=st.sampled_from(["replica", "death", "death", "astray", "lease", "scheduler"]),
+        num_blocks=st.sampled_from([6, 9, 14]),
+    )
+    def lose(self, data: st.DataObject, loss: str, num_blocks: int) -> None:
+        """One process at a time; what is wanted goes on all the same, if what comes in its place is large enough."""
         suspects = self._suspects()
         match loss:
             case "replica" if self.cluster.replicas:
@@ -286,7 +318,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self._restart_scheduler()
         self._put_away(suspects)
         if not self.cluster.replicas:
-            self.join(num_blocks=14, block_size=2, num_cpu_blocks=5)
+            self.join(num_blocks=num_blocks, block_size=2, num_cpu_blocks=5)
         self.journal.renew()
 
     def _suspects(self) -> set[str]:
@@ -299,6 +331,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert suspects.issuperset(guilty)
         for name in guilty:
             del rejected[name], self.journal.requests[name]
+        put_away_misfits(self.cluster, self.journal)
 
     def _go_astray(self, incarnation: int) -> None:
         """A replica answers what it was not asked."""
@@ -352,10 +385,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         core = self.cluster.core
         self.wait(DEATH_GRACE_S)
-        for incarnation in list(core.replicas):
-            self.cluster.handle(WorkerReadmitted(f"worker-{incarnation}"))
-        if not all(any(has_capacity(g.request, r) for r in core.replicas.values()) for g in core.groups):
-            # What waits for a large replica that was lost finds one.
+        homeless = [g for g in core.groups if not any(has_capacity(g.request, r) for r in core.replicas.values())]
+        if homeless and (self.num_requests % 2 or not core.replicas):
+            # What waits for a large replica that was lost finds one; or else it is told, and all others come.
             self.join(num_blocks=100, block_size=4, num_cpu_blocks=0)
         self._run()
         self.journal.assert_all_came()
@@ -365,7 +397,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert replica.kv.num_cpu_free == replica.kv.num_cpu_blocks
 
     def _run(self) -> None:
-        self.cluster.run(max_steps=1000)
+        come_to_an_end(self.cluster, self.journal, max_steps=1500)
         for _ in range(100):
             self.cluster.step()
             self.workers_agree()

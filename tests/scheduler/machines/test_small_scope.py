@@ -1,8 +1,8 @@
 """Every state that the scheduler's core can get into at small scope: breadth first, over all orders of all events.
 
-A state is the core, the worker and what the frontend has heard, all of it as one pickle. In every state all invariants
-hold and no stream has a wrong token; from every state the plain course of things (plan, answer) leads to the end of
-all that is wanted.
+A state is the core, the workers and what the frontend has heard, all of it as one pickle. In every state all invariants
+hold and no stream has a wrong token; from every state the plain course of things (plan, answer, a worker in the place
+of one that was lost, time) leads to the end of all that is wanted.
 """
 
 import os
@@ -19,13 +19,15 @@ import msgspec
 import pytest
 
 from octavo.scheduler.core.config import Policy, Preemption
-from octavo.scheduler.core.events import SequenceEnded, StepAnswered
+from octavo.scheduler.core.events import PrefixPinned, PrefixUnpinned, SequenceEnded, StepAnswered, Tick
 from octavo.scheduler.core.replica import ReplicaStats
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.step_limits import StepDeadlines
 from octavo.scheduler.core.waiting_queue import WaitingQueue
 from octavo.testing.cluster import FRONTEND, Cluster, Stream, make_request, reference_tokens, write_fake_model
-from octavo.wire.requests import Request
+from octavo.testing.fakes.spoilable import SpoilableRunner
+from octavo.testing.promises import Promises
+from octavo.wire.requests import Prefix, RejectReason, Request
 from octavo.wire.steps import StepPlan
 
 from ..expectations import assert_worker_agrees
@@ -36,51 +38,107 @@ _FIRST_NAME = 1 << 40
 _NAMES = re.compile(rb"\x8a\x06(..\x00\x00\x00\x01)", re.DOTALL)
 
 Event = tuple[str, ...]
-SCHEDULE, ANSWER, FAIL = ("schedule",), ("answer",), ("fail",)
+SCHEDULE, TICK = ("schedule",), ("tick",)
+# What is wanted may end by these, and by nothing else.
+_ENDS = {"tick": RejectReason.NEVER_FITS_KV, "submit": RejectReason.NEVER_FITS_KV, "spoil": RejectReason.NOT_FINITE}
+PREFIX = Prefix("pinned", [0])
 
 
 @dataclass
 class World:
-    """One state. `unwanted` are the streams that the frontend has aborted or found the end of, with their tokens."""
+    """One state. `unwanted` are the streams that the frontend has aborted or found or been told the end of, with their
+    tokens; `lost` workers are to be replaced; `pins` is how often the prefix has been pinned or unpinned."""
 
     cluster: Cluster
     unwanted: dict[Stream, list[int]] = field(default_factory=dict)
     failures: int = 0
+    lost: list[int] = field(default_factory=list)
+    pins: int = 0
 
-    def apply(self, event: Event, request: Request | None) -> set[str]:
+    @property
+    def busy(self) -> list[int]:
+        """Workers with plans to answer."""
+        return [incarnation for incarnation, replica in self.cluster.replicas.items() if replica.plans]
+
+    def apply(self, event: Event, requests: dict[str, Request], scope: "Scope") -> set[str]:
         """What the plans that this led to have in them."""
         cluster = self.cluster
         match event:
-            case ("submit", _) if request:
-                cluster.submit(request)
-            case ("abort", name) if request:
+            case ("submit", name):
+                cluster.submit(requests[name])
+            case ("abort", name):
                 cluster.abort(name)
-                self._give_up([(name, index) for index in range(request.sampling.num_sequences)])
+                self._give_up(requests[name])
             case ("end", name, index):
                 cluster.handle(SequenceEnded(FRONTEND, name, 1, int(index)))
-                self._give_up([(name, int(index))])
+                self._give_up(requests[name], int(index))
             case ("schedule",):
                 cluster.schedule()
-            case (outcome,):
-                self.failures += outcome == "fail"
-                cluster.handle(StepAnswered(1, cluster.replicas[1].execute(fail=outcome == "fail")))
-        seen = {part for plan in cluster.replicas[1].received if isinstance(plan, StepPlan) for part in _parts(plan)}
+            case ("tick",):
+                cluster.handle(Tick())
+            case ("pin",):
+                self.pins += 1
+                cluster.handle(PrefixPinned(PREFIX))
+            case ("unpin",):
+                self.pins += 1
+                cluster.handle(PrefixUnpinned(PREFIX.name))
+            case ("lose", incarnation):
+                self.lost.append(int(incarnation))
+                cluster.leave(int(incarnation))
+            case ("join", incarnation):
+                self.lost.remove(int(incarnation))
+                join(cluster, scope, int(incarnation) + len(scope.sizes), scope.replacements[int(incarnation)])
+            case ("spoil", name):
+                self.failures += 1
+                replica = cluster.replicas[1]
+                failing = {each.sequence_id for each in cluster.groups[name].live}
+                cluster.handle(StepAnswered(1, replica.execute(spoil_output=failing)))
+            case (outcome, incarnation):
+                self.failures += outcome != "answer"
+                replica = cluster.replicas[int(incarnation)]
+                result = replica.execute(fail=outcome == "fail", starve=outcome == "starve")
+                cluster.handle(StepAnswered(int(incarnation), result))
+        self._take_ends(event, requests)
+        received = [message for replica in cluster.replicas.values() for message in replica.received]
+        seen = {part for plan in received if isinstance(plan, StepPlan) for part in _parts(plan)}
         self._forget_the_past()
         return seen
 
-    def _give_up(self, streams: list[Stream]) -> None:
+    def _take_ends(self, event: Event, requests: dict[str, Request]) -> None:
+        """What has been told that it ends: by what has just happened, and for the reason that this may be."""
+        for name, rejection in self.cluster.rejected.items():
+            assert rejection.reason is _ENDS.get(event[0]), f"{name} after {event}: {rejection}"
+            assert name in event or event == TICK, f"{name} ends by {event}"
+            self._give_up(requests[name])
+        self.cluster.rejected.clear()
+
+    def _give_up(self, request: Request, *indexes: int) -> None:
+        streams = [(request.request_id, index) for index in indexes or range(request.sampling.num_sequences)]
         heard = {stream: list(self.cluster.streams.get(stream, [])) for stream in streams}
         # In one order, whatever came first.
         self.unwanted = dict(sorted((heard | self.unwanted).items()))
 
     def _forget_the_past(self) -> None:
         """What no decision depends on would make every state a new one."""
-        cluster, replica = self.cluster, self.cluster.core.replicas[1]
+        cluster = self.cluster
         cluster.to_frontend.clear()
         cluster.deltas.clear()
-        cluster.replicas[1].received.clear()
+        cluster.given_up.clear()
+        cluster.promises = Promises()
         cluster.core.preemptions = cluster.core.swaps = 0
-        replica.stats = ReplicaStats()
+        # Time stands still, and it is always time to look.
+        cluster.core._homeless._looked_at = float("-inf")
+        # Of one prefix no two are computed at once on a replica.
+        cluster.core.prefixes._count = 0
+        for replica in cluster.core.replicas.values():
+            replica.stats = ReplicaStats()
+            replica.spoilt_at.clear()
+            # A step that has been made smaller stays so.
+            replica.size._passed = 0
+        for worker in cluster.replicas.values():
+            worker.received.clear()
+            assert isinstance(worker.runner, SpoilableRunner)
+            worker.runner.to_spoil = worker.runner.to_fail = ()
         for group in cluster.core.groups:
             group.preemptions = group.swaps = group.failed_steps = 0
 
@@ -100,14 +158,14 @@ def _parts(plan: StepPlan) -> set[str]:
 
 
 class Search:
-    """All states that `requests` can lead to from an empty cluster, with at most `max_failures` failed steps."""
+    """All states of a scope from an empty cluster on."""
 
-    def __init__(self, cluster: Cluster, requests: list[Request], max_failures: int) -> None:
-        self.max_failures = max_failures
-        self.requests = {request.request_id: request for request in requests}
+    def __init__(self, cluster: Cluster, scope: "Scope") -> None:
+        self._scope = scope
+        self.requests = {request.request_id: request for request in scope.requests}
         self.references = {
             (request.request_id, index): reference_tokens(request, index)
-            for request in requests
+            for request in scope.requests
             for index in range(request.sampling.num_sequences)
         }
         self.num_transitions = 0
@@ -128,30 +186,50 @@ class Search:
             world = pickle.loads(frozen)
             successors = {event: self._after(frozen, event) for event in self._events(world)}
             self.num_transitions += len(successors)
-            # Where nothing is left to be planned, an answer comes next.
-            planned = successors[SCHEDULE]
-            self._next[number] = planned if planned != number else successors.get(ANSWER, number)
+            # Where nothing is left to be planned, an answer comes next, then workers for those that were lost, then
+            # time passes.
+            course = (SCHEDULE, *(e for kind in ("answer", "join", "tick") for e in successors if e[0] == kind))
+            self._next[number] = next((after for e in course if (after := successors[e]) != number), number)
             assert self._next[number] != number or not world.cluster.core.groups, "the scheduler is stuck"
         self._assert_that_all_ends()
 
     def _after(self, frozen: bytes, event: Event) -> int:
         world = pickle.loads(frozen)
-        self.seen |= world.apply(event, self.requests[event[1]] if len(event) > 1 else None)
+        self.seen |= world.apply(event, self.requests, self._scope)
         return self._visit(world)
 
     def _events(self, world: World) -> Iterator[Event]:
-        cluster = world.cluster
+        cluster, scope = world.cluster, self._scope
         yield SCHEDULE
-        if cluster.replicas[1].plans:
-            yield ANSWER
-            if world.failures < self.max_failures:
-                yield FAIL
-        yield from (("submit", name) for name in self.requests if (name, 0) not in cluster.streams)
-        for name, group in cluster.groups.items():
-            yield "abort", name
-            # Of one that is alone it is the same.
-            if len(group.live) > 1:
-                yield from (("end", name, str(sequence.index)) for sequence in group.live)
+        yield from (("answer", str(incarnation)) for incarnation in world.busy)
+        if world.failures < scope.max_failures:
+            yield from ((how, str(incarnation)) for how in scope.failures for incarnation in world.busy)
+            if scope.spoils and world.busy:
+                # Of those that the oldest plan computes, each may turn out not finite.
+                groups = dict.fromkeys(cluster.core.replicas[1].outstanding[0].groups)
+                yield from (("spoil", group.request_id) for group in groups if group.request_id in cluster.groups)
+        unknown = [name for name in self.requests if (name, 0) not in cluster.streams]
+        yield from (("submit", name) for name in (unknown[:1] if scope.in_order else unknown))
+        if scope.ends:
+            for name, group in cluster.groups.items():
+                yield "abort", name
+                # Of one that is alone it is the same.
+                if len(group.live) > 1:
+                    yield from (("end", name, str(sequence.index)) for sequence in group.live)
+        yield from self._changes(world)
+
+    def _changes(self, world: World) -> Iterator[Event]:
+        """Of workers and pins, and the time that homeless requests have."""
+        cluster, scope = world.cluster, self._scope
+        if world.pins < scope.max_pins:
+            if cluster.core.prefixes.get(PREFIX.name):
+                yield ("unpin",)
+            elif cluster.core.pin_refusal(PREFIX) is None:
+                yield ("pin",)
+        yield from (("lose", str(each)) for each in scope.replacements if each in cluster.replicas)
+        yield from (("join", str(each)) for each in world.lost)
+        if scope.replacements:
+            yield TICK
 
     def _visit(self, world: World) -> int:
         """The number of a state, which is checked when it is seen for the first time."""
@@ -166,8 +244,8 @@ class Search:
 
     def _check(self, world: World) -> None:
         cluster = world.cluster
-        assert_worker_agrees(cluster.core.replicas[1], cluster.replicas[1])
-        assert not cluster.rejected
+        for incarnation, worker in cluster.replicas.items():
+            assert_worker_agrees(cluster.core.replicas[incarnation], worker)
         for stream, tokens in cluster.streams.items():
             assert tokens == self.references[stream][: len(tokens)]
             if stream in world.unwanted:
@@ -200,6 +278,9 @@ class NoDeadlines:
     def observe(self, num_tokens: int, seconds: float) -> None:
         pass
 
+    def allowance(self, num_tokens: int) -> float:
+        return 1.0
+
 
 class NoAccounts(WaitingQueue):
     """There is one tenant."""
@@ -210,14 +291,25 @@ class NoAccounts(WaitingQueue):
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What is searched, and what must have been met with for the search to be worth anything."""
+    """What is searched, and what must have been met with for the search to be worth anything.
+
+    There are workers of these `sizes` (in blocks), from 1 on; those named in `replacements` may be lost, once, and then
+    others of that size come. Steps may go wrong in the ways `failures`, and with `spoils` what comes of a sequence may
+    not be finite, `max_failures` times in all. Requests come in any order unless `in_order`, and with `ends` are given
+    up at any time. The prefix is pinned or unpinned `max_pins` times."""
 
     requests: list[Request]
-    num_blocks: int
+    sizes: tuple[int, ...]
+    replacements: dict[int, int] = field(default_factory=dict)
     block_size: int
     num_cpu_blocks: int = 1
     config: dict[str, Any] = field(default_factory=dict)
+    failures: tuple[str, ...] = ("fail",)
+    spoils: bool = False
     max_failures: int = 1
+    in_order: bool = False
+    ends: bool = True
+    max_pins: int = 0
     parts: set[str]
     least_states: int
 
@@ -233,12 +325,25 @@ LONG = [request("a", [0], 3), request("b", [0, 1], 2)]
 SAMPLES = [request("a", [0, 1, 2], 2, num_sequences=2, temperature=1.0), request("b", [0], 1)]
 LONG_SAMPLES = [request("a", [0], 3, num_sequences=2, temperature=1.0), request("b", [0, 1], 2)]
 
+# The first is computed in two steps, in the second of which the other shares what is still to be computed.
+SHARED = [request("a", [0, 1, 2], 1), request("b", [0, 1, 2, 3], 1)]
+# Of two sequences, which swapped out wait for as many tokens of a step.
+WIDE = [request("b", [1, 2], 5), request("a", [0], 3, num_sequences=2, temperature=1.0)]
+# The last is swapped out, and for the one before it CPU memory has no room.
+THREE = [request("a", [0], 8), request("b", [1, 2], 5), request("c", [3], 4)]
+# The first two fit only the larger of two workers.
+TWO_SIZES = [request("a", [0, 1], 3), request("b", [1, 2], 3), request("c", [2], 2)]
+# It fits beside the pinned prefix where it began, and elsewhere only without that.
+PINNED = [request("a", [0], 2)]
+# What comes in the place of a worker holds only the second.
+SHRUNK = [request("a", [0], 2), request("b", [1], 1)]
+
 SWAP = {"preemption": Preemption.SWAP}
 ONE_DEEP = {"max_steps_in_flight": 1}
 SCOPES = {
     "recomputation, two steps deep": Scope(
         requests=LONG,
-        num_blocks=4,
+        sizes=(4,),
         block_size=1,
         max_failures=0,
         parts={"hit", "recompute", "remap"},
@@ -246,14 +351,14 @@ SCOPES = {
     ),
     "a failed step, two steps deep": Scope(
         requests=SHORT,
-        num_blocks=3,
+        sizes=(3,),
         block_size=1,
         parts={"hit", "recompute"},
         least_states=1000,
     ),
     "no room to swap to": Scope(
         requests=LONG,
-        num_blocks=4,
+        sizes=(4,),
         block_size=1,
         config=SWAP | ONE_DEEP,
         parts={"hit", "recompute", "remap"},
@@ -261,7 +366,7 @@ SCOPES = {
     ),
     "swapping": Scope(
         requests=LONG,
-        num_blocks=3,
+        sizes=(3,),
         block_size=2,
         config=SWAP | ONE_DEEP,
         parts={"hit", "recompute", "swap out", "swap in"},
@@ -269,17 +374,86 @@ SCOPES = {
     ),
     "the paper's policy": Scope(
         requests=LONG,
-        num_blocks=3,
+        sizes=(3,),
         block_size=2,
         config=SWAP | ONE_DEEP | {"policy": Policy.PAPER},
         parts={"hit", "recompute", "swap out", "swap in"},
         least_states=1000,
     ),
+    "a sequence that fails, two steps deep": Scope(
+        requests=SHARED,
+        sizes=(8,),
+        block_size=1,
+        failures=(),
+        spoils=True,
+        ends=False,
+        parts={"hit"},
+        least_states=100,
+    ),
+    "steps that shrink under a wide group": Scope(
+        requests=WIDE,
+        sizes=(8,),
+        block_size=1,
+        num_cpu_blocks=8,
+        config=SWAP | ONE_DEEP | {"max_num_batched_tokens": 4},
+        failures=("starve",),
+        in_order=True,
+        ends=False,
+        parts={"swap out", "swap in"},
+        least_states=50,
+    ),
+    "one swapped and one recomputed": Scope(
+        requests=THREE,
+        sizes=(12,),
+        block_size=1,
+        num_cpu_blocks=4,
+        config=SWAP | ONE_DEEP | {"max_num_batched_tokens": 4, "prefix_caching": False},
+        max_failures=0,
+        in_order=True,
+        ends=False,
+        parts={"swap out", "swap in", "recompute"},
+        least_states=50,
+    ),
+    "two sizes": Scope(
+        requests=TWO_SIZES,
+        sizes=(6, 4),
+        block_size=1,
+        config=ONE_DEEP | {"overtaking_s": 0.0},
+        max_failures=0,
+        in_order=True,
+        ends=False,
+        parts=set(),
+        least_states=100,
+    ),
+    "a smaller worker comes back": Scope(
+        requests=SHRUNK,
+        sizes=(3,),
+        replacements={1: 2},
+        block_size=1,
+        config=ONE_DEEP,
+        max_failures=0,
+        in_order=True,
+        ends=False,
+        parts=set(),
+        least_states=100,
+    ),
 }
 LONG_SCOPES = {
+    "pins on what is left": Scope(
+        requests=PINNED,
+        sizes=(4, 3),
+        replacements={1: 3},
+        block_size=1,
+        config=ONE_DEEP,
+        max_failures=0,
+        ends=False,
+        max_pins=1,
+        parts={"hit"},
+        least_states=100,
+    ),
     "two samples, two steps deep": Scope(
         requests=SAMPLES,
-        num_blocks=6,
+        sizes=(6,),
         block_size=2,
         max_failures=0,
         parts={"fork", "copy", "remap"},
@@ -287,7 +461,7 @@ LONG_SCOPES = {
     ),
     "swapping, two steps deep": Scope(
         requests=LONG,
-        num_blocks=3,
+        sizes=(3,),
         block_size=2,
         config=SWAP,
         parts={"hit", "recompute", "swap out", "swap in"},
@@ -295,7 +469,7 @@ LONG_SCOPES = {
     ),
     "two samples and a failed step": Scope(
         requests=SAMPLES,
-        num_blocks=6,
+        sizes=(6,),
         block_size=2,
         config=ONE_DEEP,
         parts={"fork", "copy", "remap", "recompute"},
@@ -303,7 +477,7 @@ LONG_SCOPES = {
     ),
     "two samples swapped, two steps deep": Scope(
         requests=LONG_SAMPLES,
-        num_blocks=4,
+        sizes=(4,),
         block_size=2,
         num_cpu_blocks=2,
         config=SWAP | {"max_num_batched_tokens": 3},
@@ -312,6 +486,8 @@ LONG_SCOPES = {
         least_states=10_000,
     ),
 }
+# Whoever wants one may search it, whatever this run does.
+ALL_SCOPES = SCOPES | LONG_SCOPES
 if "OCTAVO_TEST_LONG" in os.environ:
     SCOPES |= LONG_SCOPES
 
@@ -319,19 +495,26 @@ if "OCTAVO_TEST_LONG" in os.environ:
 @pytest.mark.parametrize("name", SCOPES)
 def test_every_state_is_sound_and_leads_to_the_end(tmp_path: Path, name: str) -> None:
     scope = SCOPES[name]
-    search = Search(_empty_cluster(tmp_path, scope), scope.requests, scope.max_failures)
+    search = search_of(scope, write_fake_model(tmp_path / "model"))
     search.run()
     print(f"{name}: {search.num_states} states, {search.num_transitions} transitions")
     assert search.seen >= scope.parts
     assert search.num_states >= scope.least_states
 
 
-def _empty_cluster(tmp_path: Path, scope: Scope) -> Cluster:
-    config = {"watermark": 0.0, "max_num_batched_tokens": 2} | scope.config
-    cluster = Cluster(write_fake_model(tmp_path / "model"), **config)
-    cluster.join(num_blocks=scope.num_blocks, block_size=scope.block_size, num_cpu_blocks=scope.num_cpu_blocks)
+def search_of(scope: Scope, directory: Path) -> Search:
+    """The search of a scope, with the fake model in `directory`."""
+    config = {"watermark": 0.0, "max_num_batched_tokens": 2, "misfit_grace_s": 0.0} | scope.config
+    cluster = Cluster(directory, **config)
     cluster.core.request_table.waiting = NoAccounts()
-    replica = cluster.core.replicas[1]
+    for incarnation, num_blocks in enumerate(scope.sizes, 1):
+        join(cluster, scope, incarnation, num_blocks)
+    return Search(cluster, scope)
+
+
+def join(cluster: Cluster, scope: Scope, incarnation: int, num_blocks: int) -> None:
+    """A worker of this size comes, whose steps take no time and whose names are known from all other numbers."""
+    cluster.join(incarnation, num_blocks=num_blocks, block_size=scope.block_size, num_cpu_blocks=scope.num_cpu_blocks)
+    replica = cluster.core.replicas[incarnation]
     replica.next_step_id = replica._next_sequence_id = _FIRST_NAME
     replica._deadlines = cast(StepDeadlines, NoDeadlines())
-    return cluster

@@ -36,6 +36,7 @@ from octavo.scheduler.server.event_log import Began, Handled, Planned, Recorder,
 from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.testing.oracles.mechanisms import MechanismWatch
 from octavo.testing.oracles.notice_book import NoticeBook
+from octavo.testing.promises import Promises
 from octavo.wire import history
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.costs import StepCosts
@@ -248,6 +249,7 @@ class Cluster:
         self.to_frontend: list[ToFrontend] = []
         self.given_up: list[PrefixGivenUp] = []
         self.standstills: list[ReplicaStalled | ReplicaMovedOn] = []
+        self.promises = Promises()
         self._notice_book = NoticeBook()
         self._directory = directory
         record(Began(SCHEMA_VERSION, self.core.epoch, self.core.config))
@@ -275,7 +277,9 @@ class Cluster:
         self.record(Handled(self.now, event))
         if self._mechanisms is not None:
             self._mechanisms.before(self.core)
+        self.promises.before_event(self.core)
         effects = self.core.handle(event, self.now)
+        self.promises.after_event(self.core, effects)
         if self._mechanisms is not None:
             self._mechanisms.after_event(self.core, event, effects)
         self._perform(effects)
@@ -284,7 +288,9 @@ class Cluster:
         self.record(Scheduled(self.now))
         if self._mechanisms is not None:
             self._mechanisms.before(self.core)
+        self.promises.before_turn(self.core)
         effects = self.core.schedule(self.now)
+        self.promises.after_turn(self.core)
         if self._mechanisms is not None:
             self._mechanisms.after_turn(self.core, effects)
         self._perform(effects)

@@ -10,6 +10,7 @@ from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.server.loop import SchedulerShell
 from octavo.testing.oracles.notice_book import NoticeBook
+from octavo.testing.promises import Promises
 from octavo.testing.simulation.clock import Process
 from octavo.testing.simulation.network import Network, Router
 from octavo.testing.simulation.watch import Watch
@@ -26,15 +27,20 @@ class _WatchedScheduler(Scheduler):
         super().__init__(config, epoch)
         self._watch = watch
         self._notice_book = NoticeBook()
+        self._promises = Promises()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
+        self._promises.before_event(self)
         effects = super().handle(event, now)
+        self._promises.after_event(self, effects)
         if effects or not isinstance(event, Tick | ReplicaHeard):
             self._look_at(effects)
         return effects
 
     def schedule(self, now: float) -> list[Effect]:
+        self._promises.before_turn(self)
         effects = super().schedule(now)
+        self._promises.after_turn(self)
         self._look_at(effects)
         return effects
 
