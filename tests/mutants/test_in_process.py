@@ -1,5 +1,4 @@
-"""A mutant planted in modules that are imported: it is there while the patch lasts, and nothing is planted in
-silence."""
+"""A mutant planted in modules that are imported is there while the patch lasts; none is planted in silence."""
 
 import msgspec
 import pytest

@@ -203,7 +203,7 @@ class RandomHistory:
             cluster.answer(incarnation)
         names = f"r{self._num_requests + 1}", f"r{self._num_requests + 2}"
         self._num_requests += 2
-        length = cluster.core.config.max_num_batched_tokens + random.randint(1, 4)
+        length = cluster.core.config.token_budget("fake") + random.randint(1, 4)
         for request in alike(names, length, random.randint(1, 4), self._num_requests):
             rejection = self._journal.submit(request)
             assert rejection is None or rejection.reason in _MISFITS, rejection

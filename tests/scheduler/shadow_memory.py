@@ -84,6 +84,21 @@ class ShadowMemory:
             for offset in range(self._size):
                 self._cpu.pop((move.target, offset), None)
 
+    def skip(self, step: Step, skipped: list[Sequence]) -> None:
+        """Of a step that has been executed nothing was computed of these sequences; nor, so, of whoever read that."""
+        for share in step.shares:
+            if share.sequence in skipped or not self._is_readable(share):
+                for position in range(share.start, share.end):
+                    for slot in self._slots(share.tables, position):
+                        self._device.pop(slot, None)
+
+    def _is_readable(self, share: Share) -> bool:
+        try:
+            self.assert_readable(share.sequence, share.tables, share.start, share.end)
+        except AssertionError:
+            return False
+        return True
+
     def _move(self, source: Slots, target: Slots, moves: list[BlockMove]) -> None:
         # All is read before any is written.
         content = {(move.target, at): source.get((move.source, at)) for move in moves for at in range(self._size)}

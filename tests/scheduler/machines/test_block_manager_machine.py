@@ -84,7 +84,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.swapped: list[Group] = []
         self.outstanding: deque[Step] = deque()
         self.pinned: dict[str, tuple[Sequence, list[list[int]]]] = {}
-        self.num_steps = self.num_prefixes = 0
+        self.num_steps = self.num_prefixes = self.num_sequences = self.num_prompts = 0
 
     # -- plans ------------------------------------------------------------------------------------------------------
 
@@ -102,8 +102,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def _plan(self, data: st.DataObject) -> None:
         """One step: swaps out, or in, and any of the others in any order."""
-        self.num_steps += 1
-        step = Step(self.num_steps)
+        step = self._new_step()
         if not self.outstanding and data.draw(st.booleans()):
             self._swap_out(data, step)
         for action in data.draw(st.sampled_from(_ACTIONS)):
@@ -116,6 +115,13 @@ class BlockManagerMachine(RuleBasedStateMachine):
                     self._start(data, step)
                 case "swap in" if not step.swap_out:
                     self._swap_in(data, step)
+        self._send(step)
+
+    def _new_step(self) -> Step:
+        self.num_steps += 1
+        return Step(self.num_steps)
+
+    def _send(self, step: Step) -> None:
         self.memory.execute(step)
         self.outstanding.append(step)
 
@@ -170,7 +176,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         group = self._group(sequence)
         can_fork = group.prefix_name is None and len(group.sequences) < 4 and not sequence.num_in_flight
         for _ in range(data.draw(st.sampled_from([0, 0, 1, 2])) if can_fork else 0):
-            follower = sequence.fork(len(group.sequences))
+            follower = self._named(sequence.fork(len(group.sequences)))
             self.kv.fork(sequence, follower)
             group.sequences.append(follower)
             self.memory.tokens[follower] = list(self.memory.tokens[sequence])
@@ -188,12 +194,23 @@ class BlockManagerMachine(RuleBasedStateMachine):
         prompt, known = list(data.draw(st.sampled_from(_PROMPTS))), data.draw(st.sampled_from(_CONTINUATIONS))
         is_prefix = known == ((),) and data.draw(st.booleans())
         key = CacheKey() if is_prefix else data.draw(st.sampled_from(_KEYS))
+        self._begin(step, prompt, known, key, is_prefix=is_prefix)
+
+    def _begin(
+        self,
+        step: Step,
+        prompt: list[int],
+        known: tuple[tuple[int, ...], ...] = ((),),
+        key: CacheKey = _KEYS[0],
+        *,
+        is_prefix: bool = False,
+    ) -> Group | None:
         sequences = [
-            Sequence(index, prompt, list(tokens), history.EMPTY, key, is_prefix=is_prefix)
+            self._named(Sequence(index, prompt, list(tokens), history.EMPTY, key, is_prefix=is_prefix))
             for index, tokens in enumerate(known)
         ]
         if self.kv.can_allocate(sequences, 0) is not AllocStatus.OK:
-            return
+            return None
         needed, free = self.kv.num_needed(sequences), self.kv.num_free
         step.copies += self.kv.allocate(sequences)
         assert free - self.kv.num_free == needed
@@ -205,6 +222,12 @@ class BlockManagerMachine(RuleBasedStateMachine):
         group = Group(sequences, f"prefix {self.num_prefixes}" if is_prefix else None)
         self.running.append(group)
         group.last_step_id = step.step_id
+        return group
+
+    def _named(self, sequence: Sequence) -> Sequence:
+        self.num_sequences += 1
+        sequence.sequence_id = self.num_sequences
+        return sequence
 
     def _swap_out(self, data: st.DataObject, step: Step) -> None:
         able = [
@@ -272,7 +295,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def _fork(self, group: Group, sequence: Sequence, token_id: int) -> None:
         """As beams fork: both go on, each with a token of its own."""
-        child = sequence.fork(len(group.sequences))
+        child = self._named(sequence.fork(len(group.sequences)))
         self.kv.fork(sequence, child)
         group.sequences.append(child)
         self.memory.tokens[child] = [*self.memory.tokens[sequence][:-1], 1 - token_id]
@@ -301,6 +324,69 @@ class BlockManagerMachine(RuleBasedStateMachine):
         for group in [group for group in self.running if group.last_step_id >= first]:
             for sequence in list(group.sequences):
                 self._free(sequence)
+
+    @precondition(lambda self: len(self.outstanding) == 2)
+    @rule(data=st.data())
+    def fail_sequence(self, data: st.DataObject) -> None:
+        """One that is in both steps that are under way."""
+        first, second = self.outstanding
+        if able := [s for s in first.sequences if self.kv.holds(s) and s in second.sequences]:
+            self._fail_sequence(data, self._group(data.draw(st.sampled_from(able))))
+
+    @rule(data=st.data(), first=st.integers(1, 4), second=st.integers(1, 5), longer=st.integers(1, 3))
+    def fail_chunk(self, data: st.DataObject, first: int, second: int, longer: int) -> None:
+        """A prompt fails between two of its chunks, with the second of which another has begun; and comes again."""
+        while self.outstanding:
+            self._answer(data)
+        # It begins as no other does.
+        self.num_prompts += 1
+        prompt = [2 + self.num_prompts, *(index % 2 for index in range(first + second - 1))]
+        steps = [self._new_step(), self._new_step()]
+        group = self._begin(steps[0], prompt)
+        if group is None:
+            return
+        (sequence,) = group.sequences
+        if self.kv.num_missing([sequence]) > self.kv.num_free:
+            self._send(steps[0])
+            return
+        self._compute(data, steps[0], sequence, first)
+        self._send(steps[0])
+        self._compute(data, steps[1], sequence, second)
+        other = self._begin(steps[1], [*prompt, *(1 for _ in range(longer))])
+        if other is not None and self.kv.num_missing(other.sequences) <= self.kv.num_free:
+            self._compute(data, steps[1], other.sequences[0], other.sequences[0].num_uncomputed)
+        self._send(steps[1])
+        self._fail_sequence(data, group)
+        step = self._new_step()
+        again = self._begin(step, [*prompt, *(0 for _ in range(longer))])
+        if again is not None and self.kv.num_missing(again.sequences) <= self.kv.num_free:
+            self._compute(data, step, again.sequences[0], again.sequences[0].num_uncomputed)
+        self._send(step)
+
+    def _fail_sequence(self, data: st.DataObject, failing: Group) -> None:
+        """A sequence fails in a step, and what the next has of it is skipped: its group ends, and whoever has built on
+        what was skipped starts anew, once all is answered."""
+        first, second = self.outstanding
+        groups = [failing]
+        self.memory.skip(second, failing.sequences)
+        names = {sequence.sequence_id for sequence in failing.sequences}
+        for group in self.running:
+            # In their order: whoever builds on another started after it.
+            if group is not failing and self._builds_on(group, names, first.step_id):
+                groups.append(group)
+                names |= {sequence.sequence_id for sequence in group.sequences}
+        self.kv.withdraw(names, first.step_id)
+        gone = [sequence for group in groups for sequence in group.sequences]
+        for step in (first, second):
+            step.sampled = [each for each in step.sampled if each[0] not in gone]
+            self._answer(data)
+        for sequence in gone:
+            self._free(sequence)
+
+    @staticmethod
+    def _builds_on(group: Group, names: set[int], answered_step_id: int) -> bool:
+        builds_on = [each for sequence in group.sequences for each in sequence.builds_on]
+        return any(step_id > answered_step_id and name in names for step_id, name in builds_on)
 
     # -- ends -------------------------------------------------------------------------------------------------------
 

@@ -193,7 +193,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for incarnation in self._busy():
             while incarnation in self.cluster.replicas and self.cluster.replicas[incarnation].plans:
                 self.cluster.answer(incarnation)
-        length = self.cluster.core.config.max_num_batched_tokens + above
+        length = self.cluster.core.config.token_budget("fake") + above
         self.num_requests += 2
         names = f"r{self.num_requests - 1}", f"r{self.num_requests}"
         for request in alike(names, length, longer, self.num_requests):
