@@ -2,8 +2,8 @@
 
     python tests/page/run.py [--screenshots DIRECTORY]
 
-Makes an environment for Playwright in build/page first. Prints a line for every check, and exits with 1 if one has
-failed. Needs `chromium` on the PATH.
+Makes an environment for Playwright in build/page first, and fetches axe-core into it. Prints a line for every check,
+and exits with 1 if one has failed. Needs `chromium`, `npm` and `curl` on the PATH.
 """
 
 import argparse
@@ -22,7 +22,8 @@ from octavo.testbed.stack import Stack
 from octavo.testbed.tiny_model import write_byte_model
 
 _ROOT: Final = Path(__file__).parents[2]
-_BROWSER: Final = Path(__file__).with_name("browse.py")
+# Judges whether all can use the page.
+_AXE: Final = "axe-core@4.14.1"
 _REQUIREMENTS: Final = Path(__file__).with_name("requirements.txt")
 # So few blocks that some are swapped out, and so slow that it can be watched.
 _ENVIRONMENT: Final = {
@@ -40,13 +41,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--screenshots", type=Path, default=_ROOT / "build/page/screenshots")
     screenshots = parser.parse_args().screenshots.absolute()
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        sys.exit("there is no chromium on the PATH. On Debian: apt-get install chromium")
-    python = _environment(_ROOT / "build/page")
+    for tool in ("chromium", "npm", "curl"):
+        if shutil.which(tool) is None:
+            sys.exit(f"there is no {tool} on the PATH. On Debian: apt-get install {tool}")
+    python, axe = _environment(_ROOT / "build/page"), _axe(_ROOT / "build/page/axe")
     screenshots.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="octavo-") as directory:
-        sys.exit(_run(Path(directory), [str(python), str(_BROWSER), chromium, str(screenshots)]))
+        chromium = str(shutil.which("chromium"))
+        command = [str(python), "-m", "tests.page.browse", chromium, str(screenshots), str(axe)]
+        sys.exit(_run(Path(directory), command))
 
 
 def _environment(directory: Path) -> Path:
@@ -58,6 +61,17 @@ def _environment(directory: Path) -> Path:
         subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", _REQUIREMENTS], check=True)
         ready.touch()
     return python
+
+
+def _axe(directory: Path) -> Path:
+    """The script of axe-core, fetched where this version of it is not there."""
+    stamp = directory / ".made-of"
+    if not stamp.exists() or stamp.read_text() != _AXE:
+        command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", directory]
+        directory.mkdir(parents=True, exist_ok=True)
+        subprocess.run([*command, _AXE], check=True)
+        stamp.write_text(_AXE)
+    return directory / "node_modules/axe-core/axe.min.js"
 
 
 def _run(directory: Path, command: list[str]) -> int:
@@ -80,7 +94,8 @@ def _run(directory: Path, command: list[str]) -> int:
         stack.wait_ready()
         stack.wait_for(lambda: stack.load().frontends == 2 and stack.load().workers[0].blocks_pinned > 0)
         places = [f"http://127.0.0.1:{port}" for port in (open_port, locked_port)]
-        status = subprocess.run([*command, *places, KEYS["alice"], KEYS["gateway"]], check=False).returncode
+        arguments = [*places, KEYS["alice"], KEYS["gateway"]]
+        status = subprocess.run([*command, *arguments], check=False, cwd=_ROOT).returncode
         if status:
             for name in stack.processes:
                 print(f"--- {name}.log\n{stack.log(name)[-3000:]}")

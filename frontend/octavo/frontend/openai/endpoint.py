@@ -76,7 +76,7 @@ def check_trusted(request: Request, what: str) -> None:
         )
 
 
-def route(api: Api, path: str, handler: Handler, method: str) -> Route:
+def route(api: Api, path: str, handler: Handler, *methods: str) -> Route:
     """A route whose failures are answered as OpenAI error objects."""
 
     @functools.wraps(handler)
@@ -93,4 +93,4 @@ def route(api: Api, path: str, handler: Handler, method: str) -> Route:
             log_failure(_log, "a request failed")
             return error_response(internal_error())
 
-    return Route(path, answer, methods=[method])
+    return Route(path, answer, methods=methods)

@@ -2,7 +2,7 @@
 
 import asyncio
 from base64 import b64encode
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final
 
 import grpc
@@ -20,12 +20,13 @@ _OPTIONS: Final = [("grpc.max_receive_message_length", 64 << 20)]
 _encode: Final = msgspec.json.Encoder().encode
 
 
-async def snapshots(admin_address: str) -> AsyncGenerator[bytes]:
-    """Snapshots as JSON objects, until closed. Raises `Unavailable` when the scheduler is not there."""
+async def snapshots(admin_address: str, own: Callable[[], Mapping[str, Any]] = dict[str, Any]) -> AsyncGenerator[bytes]:
+    """Snapshots as JSON objects, until closed; each has what `own` says at its time, too. Raises `Unavailable` when the
+    scheduler is not there."""
     async with grpc.aio.insecure_channel(admin_address, options=_OPTIONS) as channel:
         call = services.AdminServiceStub(channel).WatchBlocks(pb.WatchBlocksRequest(interval_ms=_INTERVAL_MS))
         while True:
-            yield _encode(to_snapshot(await _read(call)))
+            yield _encode({**to_snapshot(await _read(call)), **own()})
 
 
 async def _read(call: Any) -> pb.WatchBlocksResponse:
@@ -33,14 +34,15 @@ async def _read(call: Any) -> pb.WatchBlocksResponse:
         async with asyncio.timeout(_SILENCE_S):
             answer = await call.read()
     except (grpc.aio.AioRpcError, TimeoutError) as error:
-        raise _unreachable() from error
+        raise unreachable() from error
     if not isinstance(answer, pb.WatchBlocksResponse):
         # The end of the stream.
-        raise _unreachable()
+        raise unreachable()
     return answer
 
 
-def _unreachable() -> Unavailable:
+def unreachable() -> Unavailable:
+    """Returns the error for a scheduler that does not answer."""
     return Unavailable(
         Reason.SCHEDULER_UNREACHABLE, "the scheduler's Admin service does not answer; see whether it runs"
     )
@@ -60,7 +62,7 @@ def to_snapshot(answer: pb.WatchBlocksResponse) -> dict[str, Any]:
             "workers": [worker.id for worker in load.workers],
         },
         "workers": [_worker(blocks, known.get(blocks.worker_id)) for blocks in answer.workers],
-        "requests": [_request(status) for status in answer.requests],
+        "requests": [status_of(status) for status in answer.requests],
     }
 
 
@@ -69,6 +71,8 @@ def _worker(blocks: pb.WorkerBlocks, worker: pb.Worker | None) -> dict[str, Any]
         "id": blocks.worker_id,
         "device": worker.device if worker else "",
         "token_rate": worker.token_rate if worker else 0.0,
+        "tokens_sampled": worker.tokens_sampled if worker else 0,
+        "block_size": worker.block_size if worker else 0,
         "states": b64encode(blocks.states).decode(),
         "cpu_states": b64encode(blocks.cpu_states).decode(),
         "owners": [
@@ -83,9 +87,11 @@ def _worker(blocks: pb.WorkerBlocks, worker: pb.Worker | None) -> dict[str, Any]
     }
 
 
-def _request(status: pb.RequestStatus) -> dict[str, Any]:
+def status_of(status: pb.RequestStatus) -> dict[str, Any]:
+    """Returns a request as the page's script reads it."""
     return {
         "request_id": status.request_id,
+        "frontend_id": status.frontend_id,
         "state": pb.RequestState.Name(status.state).removeprefix("REQUEST_STATE_").lower(),
         "tenant": status.tenant,
         "worker_id": status.worker_id,
@@ -94,5 +100,6 @@ def _request(status: pb.RequestStatus) -> dict[str, Any]:
         "output_tokens": status.output_tokens,
         "sequences": status.sequences,
         "preemptions": status.preemptions,
+        "swaps": status.swaps,
         "age_s": status.age.ToNanoseconds() / 1e9,
     }

@@ -1,23 +1,26 @@
-"""The page at / and what it loads, and the live view that feeds it."""
+"""The page at / and what it loads, the live view that feeds it, and what it does with single requests."""
 
 import hashlib
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import PurePath
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from octavo.frontend.errors import NotFound, Reason, Unavailable
+from octavo.frontend.errors import NotFound, Reason
 from octavo.frontend.http.sse import EventStream, data
 from octavo.frontend.openai.endpoint import Api, check_trusted, route
+from octavo.frontend.page.explain import Explainer
 from octavo.frontend.page.feed import snapshots
 from octavo.frontend.page.live_view import LiveView
+from octavo.frontend.page.requests import abort_request, check_has_source, explain_request
 
 _INDEX: Final = "index.html"
 _TYPES: Final = {
@@ -44,9 +47,11 @@ class _File:
 
 
 def routes(api: Api) -> list[Route]:
-    """GET /, /page/<file> and /live."""
+    """GET /, /page/<file> and /live; GET and DELETE /requests/<id>."""
     static = _read_static()
-    live = LiveView(partial(snapshots, api.config.scheduler_admin), lambda: api.generation.draining)
+    source = partial(snapshots, api.config.scheduler_admin, partial(_own_figures, api))
+    live = LiveView(source, lambda: api.generation.draining)
+    explainer = Explainer(api.config.scheduler_admin)
 
     async def index(api: Api, request: Request) -> Response:
         return _answer(static[_INDEX], request)
@@ -59,13 +64,33 @@ def routes(api: Api) -> list[Route]:
 
     async def watch(api: Api, request: Request) -> Response:
         check_trusted(request, "the live view's requests and blocks")
-        _check_has_source(api)
+        check_has_source(api)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         return EventStream(_events(live), ping_s=api.ping_s)
 
+    async def single(api: Api, request: Request) -> Response:
+        if request.method == "DELETE":
+            return await abort_request(api, request)
+        return await explain_request(api, request, explainer)
+
     paths = {"/": index, "/page/{name}": asset, "/live": watch}
-    return [route(api, path, handler, "GET") for path, handler in paths.items()]
+    found = [route(api, path, handler, "GET") for path, handler in paths.items()]
+    return [*found, route(api, "/requests/{request_id:path}", single, "GET", "DELETE")]
+
+
+def _own_figures(api: Api) -> dict[str, Any]:
+    """Returns what this frontend adds to a snapshot: when it was taken, by a clock that only goes on, which requests
+    are its own to abort, and counts and sums of what its clients have waited for."""
+    latencies = api.generation.latencies
+    return {
+        "at_s": time.monotonic(),
+        "frontend_ids": api.generation.frontend_ids,
+        "first_tokens": latencies.first_tokens,
+        "first_token_s": latencies.first_token_s,
+        "between_tokens": latencies.between_tokens,
+        "between_tokens_s": latencies.between_tokens_s,
+    }
 
 
 def _read_static() -> dict[str, _File]:
@@ -82,15 +107,6 @@ def _answer(file: _File, request: Request) -> Response:
     if file.headers["etag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=file.headers)
     return Response(file.content, headers=file.headers)
-
-
-def _check_has_source(api: Api) -> None:
-    """Raises `Unavailable` where nothing is shown."""
-    if not api.config.scheduler_admin:
-        raise Unavailable(
-            Reason.SCHEDULER_UNREACHABLE,
-            "this frontend has not been told of the scheduler's Admin service; start it with --scheduler-admin",
-        )
 
 
 async def _events(live: LiveView) -> AsyncGenerator[bytes]:

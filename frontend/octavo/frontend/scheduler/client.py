@@ -78,6 +78,11 @@ class SchedulerClient:
         self._complained_at = float("-inf")
 
     @property
+    def frontend_id(self) -> str:
+        """The name of this registration, as the scheduler's Admin service and log write it."""
+        return f"{self._session.frontend_id:016x}"
+
+    @property
     def status(self) -> ServiceStatus | None:
         """The last the scheduler said of itself; None before its first word."""
         return self._session.status

@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -38,6 +38,13 @@ _BEST_FIRST: Final = (
     Availability.NO_SCHEDULER,
     Availability.MODEL_MISMATCH,
 )
+
+
+class Listing(NamedTuple):
+    """The name of a request in a scheduler's books: `request_id` is unique among those of one `frontend_id`."""
+
+    frontend_id: str
+    request_id: str
 
 
 class SchedulerPool:
@@ -111,6 +118,11 @@ class SchedulerPool:
         """Returns after the next message or tick, when `availability` may be another."""
         await self._changed.wait()
 
+    @property
+    def frontend_ids(self) -> list[str]:
+        """The names of this frontend in the schedulers' books."""
+        return [link.frontend_id for link in self.links]
+
     # -- requests ---------------------------------------------------------------------------------------------------
 
     def submit(self, journal: Journal, reader: Reader) -> LiveRequest:
@@ -119,6 +131,10 @@ class SchedulerPool:
         # Where none can take it, the first one says why.
         self._place(request, self._choose(journal, lambda _: True) or self.links[0])
         return request
+
+    def listing(self, request: LiveRequest) -> Listing:
+        """Returns what a submitted request is called in its scheduler's books."""
+        return Listing(self._home[request].frontend_id, request.journal.wire_id)
 
     def end_sequence(self, request: LiveRequest, sequence_index: int) -> None:
         """Ends one sequence of a request whose others may run on."""

@@ -25,9 +25,9 @@ from octavo.frontend.request.events import Emitted
 from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest, Prompt
 from octavo.frontend.request.validation import check_answer_size, check_form, check_prompt_size
 from octavo.frontend.scheduler.client import Availability
-from octavo.frontend.scheduler.pool import SchedulerPool
+from octavo.frontend.scheduler.pool import Listing, SchedulerPool
 from octavo.frontend.stream.meter import Meter
-from octavo.frontend.stream.observer import Observer
+from octavo.frontend.stream.observer import Latencies, Observer
 from octavo.frontend.stream.preparation import Preparation, Readiness
 from octavo.frontend.stream.registry import Registry, Timeouts
 from octavo.frontend.stream.resolution import check_token_ids, model_len
@@ -103,6 +103,16 @@ class Generation:
         return self._defaults.recommends_sampling
 
     @property
+    def frontend_ids(self) -> list[str]:
+        """The names of this frontend in the schedulers' books."""
+        return self._scheduler.frontend_ids
+
+    @property
+    def latencies(self) -> Latencies:
+        """What clients have waited for tokens since the start, all requests together."""
+        return self._observer.latencies()
+
+    @property
     def max_model_len(self) -> int:
         """The context in tokens: the model's, or less where its workers were started with less."""
         return model_len(self._defaults, self._scheduler.status)
@@ -153,11 +163,22 @@ class Generation:
 
     def abort(self, request_id: str, caller: Caller = ANYBODY) -> bool:
         """Ends the caller's request of that id; whether it was running."""
-        running = self._registry.get(request_id, caller)
+        return self._abort(self._registry.get(request_id, caller))
+
+    def abort_listed(self, listing: Listing) -> bool:
+        """Ends the request that a scheduler lists so, whoever's it is; whether it was running here."""
+        return self._abort(self._registry.listed(listing))
+
+    def _abort(self, running: RunningRequest | None) -> bool:
         if running is None or running.ended:
             return False
-        self._registry.end(running, Aborted(Reason.ABORTED, f"request {request_id} was aborted by its id"))
+        self._registry.end(running, Aborted(Reason.ABORTED, f"request {running.request_id} was aborted by its id"))
         return True
+
+    def listing_of(self, request_id: str, caller: Caller = ANYBODY) -> Listing | None:
+        """Returns what a scheduler's books call the caller's request of that id; None while it is in none. Raises
+        `NotFound`."""
+        return self._registry.listing(self._registry.find(request_id, caller))
 
     def cut_off(self) -> None:
         """Ends what still runs, at the end of a drain."""

@@ -14,7 +14,7 @@ from octavo.frontend.request.events import FinishReason, Usage
 from octavo.frontend.scheduler.client import Availability
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.pool import SchedulerPool
-from octavo.frontend.stream.observer import Observer
+from octavo.frontend.stream.observer import Latencies, Observer
 from octavo.runtime.telemetry.numbers import LONG_S, SHORT_S, WAIT_S, Histogram, Tally, counter, gauge, gauges
 
 _LAG_INTERVAL_S: Final = 0.1
@@ -79,6 +79,9 @@ class FrontendMetrics(Observer, Collector):
             due = loop.time() + _LAG_INTERVAL_S
             await asyncio.sleep(_LAG_INTERVAL_S)
             self._lag.observe(max(0.0, loop.time() - due))
+
+    def latencies(self) -> Latencies:
+        return Latencies(*self._first_token.total, *self._between_tokens.total)
 
     # -- what is told -----------------------------------------------------------------------------------------------
 

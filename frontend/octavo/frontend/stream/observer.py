@@ -1,7 +1,19 @@
 """Who is told what happens to requests, whatever door they came through. Does nothing by itself; metrics do."""
 
+from dataclasses import dataclass
+
 from octavo.frontend.errors import ServiceError
 from octavo.frontend.request.events import FinishReason, Usage
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Counts and sums, in seconds, since the start: of the times to a first token, and of those between tokens."""
+
+    first_tokens: int = 0
+    first_token_s: float = 0.0
+    between_tokens: int = 0
+    between_tokens_s: float = 0.0
 
 
 class Observer:
@@ -33,3 +45,7 @@ class Observer:
 
     def left(self) -> None:
         """Its client went away."""
+
+    def latencies(self) -> Latencies:
+        """Returns what was observed of latencies so far; nothing, where nobody counts."""
+        return Latencies()

@@ -17,7 +17,7 @@ from octavo.frontend.errors import (
 )
 from octavo.frontend.request.events import Emitted
 from octavo.frontend.request.request import Caller
-from octavo.frontend.scheduler.pool import SchedulerPool
+from octavo.frontend.scheduler.pool import Listing, SchedulerPool
 from octavo.frontend.scheduler.reader import ReadLease
 from octavo.frontend.stream.pacing import slow_reader
 from octavo.frontend.stream.running import RunningRequest
@@ -99,6 +99,14 @@ class Registry:
                 request_id=request_id[:128],
             )
         return running
+
+    def listing(self, running: RunningRequest) -> Listing | None:
+        """Returns what the request is called in the scheduler's books; None while it is not in them."""
+        return None if running.live is None else self._scheduler.listing(running.live)
+
+    def listed(self, listing: Listing) -> RunningRequest | None:
+        """Returns the request that is called so in the scheduler's books."""
+        return next((running for running in self._requests if self.listing(running) == listing), None)
 
     def add(self, running: RunningRequest, deadline: float | None) -> None:
         """A new request. `deadline` is a time of the event loop's clock; what it may take at most is another."""

@@ -28,6 +28,11 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
+    @property
+    def total(self) -> tuple[int, float]:
+        """How many values were observed, and their sum. Asked of the writing thread, both are of one moment."""
+        return sum(self._counts), self._sum
+
     def family(self, name: str, text: str, labels: Mapping[str, str] | None = None) -> Metric:
         # The number of values is read off the same copy, so the buckets agree whatever is observed meanwhile.
         cumulative = accumulate(self._counts.copy())

@@ -4,8 +4,12 @@ const keyInput = document.getElementById("key");
 keyInput.value = sessionStorage.getItem("octavo-key") ?? "";
 keyInput.addEventListener("change", () => sessionStorage.setItem("octavo-key", keyInput.value));
 
+export function hasKey() {
+  return keyInput.value !== "";
+}
+
 export function headers() {
-  return keyInput.value ? { authorization: `Bearer ${keyInput.value}` } : {};
+  return hasKey() ? { authorization: `Bearer ${keyInput.value}` } : {};
 }
 
 /** Runs `again` whenever another key is given. */
@@ -20,6 +24,13 @@ export async function explain(response) {
   } catch {
     return `${response.status} ${response.statusText}`;
   }
+}
+
+/** The answer to a call without a body, as parsed JSON. Throws what the server says is wrong, with its status. */
+export async function call(method, path) {
+  const response = await fetch(path, { method, headers: headers() });
+  if (!response.ok) throw Object.assign(new Error(await explain(response)), { status: response.status });
+  return response.json();
 }
 
 /** The data of every event of a stream, as parsed JSON, until it ends or says [DONE]. */

@@ -1,20 +1,17 @@
-// The live view: counts, requests, and a map of every worker's blocks, as the scheduler tells them.
+// The live view: counts, curves, requests, and a map of every worker's blocks, as the scheduler tells them.
 
+import { BlockMap, inUse } from "/page/blocks.js";
+import { showCurves } from "/page/curves.js";
+import { $, element } from "/page/dom.js";
 import { events, explain, headers, onKeyChange } from "/page/http.js";
-import { BlockMap } from "/page/blocks.js";
-import { STATES, colour } from "/page/states.js";
+import { onOwnChange, ownRequests } from "/page/own.js";
+import { showRequests } from "/page/requests.js";
 
-const $ = (id) => document.getElementById(id);
 const RETRY_MS = 3000;
 const maps = new Map();
 let connection = null;
-
-function element(tag, text, className) {
-  const made = document.createElement(tag);
-  if (text !== undefined) made.textContent = text;
-  if (className) made.className = className;
-  return made;
-}
+// Whether snapshots are not for this page's key: then it shows what it knows itself.
+let isShut = false;
 
 function bytes(base64) {
   return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
@@ -35,18 +32,6 @@ function showCounts(load) {
   }));
 }
 
-function showLegend(workers) {
-  const totals = STATES.map(() => 0);
-  for (const worker of workers) for (const state of [...worker.states, ...worker.cpuStates]) totals[state] += 1;
-  $("legend").replaceChildren(...STATES.flatMap(({ name }, state) => {
-    if (!name) return [];
-    const entry = element("span", `${name} ${totals[state]}`);
-    entry.dataset.state = name;
-    entry.style.setProperty("--state", colour(state));
-    return [entry];
-  }));
-}
-
 function showWorkers(workers) {
   for (const [id, map] of maps) {
     if (workers.some((worker) => worker.id === id)) continue;
@@ -62,29 +47,35 @@ function showWorkers(workers) {
   }
 }
 
-function showRequests(requests) {
-  $("requests").replaceChildren(...requests.map((request) => {
-    const row = element("tr");
-    row.dataset.request = request.request_id;
-    const cells = [request.request_id, request.state, request.tenant || "-", request.worker_id || "-", request.prompt_tokens, request.computed_tokens, request.output_tokens, request.sequences, request.preemptions, `${request.age_s.toFixed(1)} s`];
-    row.append(...cells.map((cell) => element("td", cell)));
-    row.firstChild.title = request.request_id;
-    return row;
-  }));
+/** KV blocks of each request, by its id, on all workers. */
+function blocksOf(workers) {
+  const found = new Map();
+  for (const { owners } of workers) for (const owner of owners) found.set(owner.request_id, (found.get(owner.request_id) ?? 0) + owner.block_ids.length);
+  return found;
 }
 
 function show(snapshot) {
   const workers = snapshot.workers.map((worker) => ({ ...worker, states: bytes(worker.states), cpuStates: bytes(worker.cpu_states) }));
   say("as the scheduler sees it", false);
   showCounts(snapshot.load);
-  showLegend(workers);
+  showCurves(snapshot, workers.reduce((sum, worker) => sum + inUse(worker.states), 0), workers.reduce((sum, worker) => sum + worker.states.length, 0));
+  showRequests(snapshot.requests, snapshot.frontend_ids, blocksOf(workers));
   showWorkers(workers);
-  showRequests(snapshot.requests);
+}
+
+function forget() {
+  $("counts").replaceChildren();
+  showWorkers([]);
+}
+
+function showOwn() {
+  if (isShut) showRequests(ownRequests(), []);
 }
 
 async function follow(signal) {
   const response = await fetch("/live", { headers: headers(), signal });
   if (!response.ok) throw Object.assign(new Error(await explain(response)), { final: response.status === 401 });
+  isShut = false;
   for await (const snapshot of events(response)) {
     if (snapshot.error) throw new Error(snapshot.error.message);
     show(snapshot);
@@ -101,6 +92,10 @@ async function connect() {
     } catch (error) {
       if (mine.signal.aborted) return;
       say(error.message, true);
+      isShut ||= error.final || !maps.size;
+      // What was shown was for another key.
+      if (error.final) forget();
+      showOwn();
       // Until another key is given.
       if (error.final) return;
     }
@@ -109,4 +104,5 @@ async function connect() {
 }
 
 onKeyChange(connect);
+onOwnChange(showOwn);
 connect();

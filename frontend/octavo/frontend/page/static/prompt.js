@@ -1,45 +1,32 @@
-// The prompt box: one request at a time, streamed.
+// The conversation's form: sends one request at a time, and shows its answer as it comes.
 
-import { events, explain, headers, onKeyChange } from "/page/http.js";
+import { $ } from "/page/dom.js";
+import { Turn, clear } from "/page/conversation.js";
+import { call, events, explain, hasKey, headers, onKeyChange } from "/page/http.js";
+import { enter, freshId } from "/page/own.js";
+import { curl, isChat, request } from "/page/request.js";
 
-const $ = (id) => document.getElementById(id);
 let running = null;
 let model = "";
 
 async function nameModel() {
-  const response = await fetch("/v1/models", { headers: headers() });
-  if (!response.ok) {
-    $("model").textContent = await explain(response);
-    return;
+  try {
+    model = (await call("GET", "/v1/models")).data[0].id;
+    $("model").textContent = model;
+  } catch (error) {
+    $("model").textContent = error.message;
   }
-  model = (await response.json()).data[0].id;
-  $("model").textContent = model;
+  showCurl();
 }
 
-function request() {
-  const mode = document.querySelector("input[name=mode]:checked").value;
-  const body = { model, stream: true, stream_options: { include_usage: true }, n: Number($("answers").value), max_tokens: Number($("tokens").value) };
-  if ($("temperature").value !== "") body.temperature = Number($("temperature").value);
-  else if (body.n > 1) body.temperature = 1;
-  if (mode === "chat") return ["/v1/chat/completions", { ...body, messages: [{ role: "user", content: $("prompt").value }] }];
-  return ["/v1/completions", { ...body, prompt: $("prompt").value }];
+function say(text, isError = false) {
+  $("status").className = isError ? "error" : "quiet";
+  $("status").textContent = text;
 }
 
-function answers(count) {
-  $("output").replaceChildren(...Array.from({ length: count }, () => {
-    const answer = document.createElement("div");
-    answer.className = "answer";
-    return answer;
-  }));
-  return [...$("output").children];
-}
-
-async function send() {
-  const [path, body] = request();
-  const places = answers(body.n);
+async function answer(path, body, turn) {
   const began = performance.now();
   let first = null;
-  running = new AbortController();
   const response = await fetch(path, {
     method: "POST",
     headers: { "content-type": "application/json", ...headers() },
@@ -53,9 +40,10 @@ async function send() {
       const text = choice.delta?.content ?? choice.text ?? "";
       if (text && first === null) {
         first = performance.now();
-        $("status").textContent = "streaming";
+        say("streaming");
       }
-      places[choice.index].append(text);
+      turn.append(choice.index, text);
+      if (choice.finish_reason === "length") turn.note(choice.index, "(ends at the token limit)");
     }
     if (event.usage) report(event.usage, began, first);
   }
@@ -65,34 +53,88 @@ function report(usage, began, first) {
   const now = performance.now();
   const seconds = (now - (first ?? now)) / 1000;
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  $("status").textContent = `${usage.prompt_tokens} prompt tokens (${cached} cached), ${usage.completion_tokens} generated; ` +
+  say(`${usage.prompt_tokens} prompt tokens (${cached} cached), ${usage.completion_tokens} generated; ` +
     `first after ${Math.round((first ?? now) - began)} ms` +
-    (seconds > 0 ? `, then ${((usage.completion_tokens - 1) / seconds).toFixed(1)} tokens/s` : "");
+    (seconds > 0 ? `, then ${((usage.completion_tokens - 1) / seconds).toFixed(1)} tokens/s` : ""));
+}
+
+async function send() {
+  const [path, body] = request(model);
+  const content = $("prompt").value, id = freshId();
+  const turn = new Turn(content, body.n ?? 1, isChat(), model);
+  const mine = (running = new AbortController());
+  const leave = enter(id);
+  busy(true);
+  say("waiting");
+  $("prompt").value = "";
+  try {
+    await answer(path, { ...body, request_id: id }, turn);
+  } catch (error) {
+    const isStopped = error.name === "AbortError";
+    say(isStopped ? "stopped" : error.message, !isStopped);
+    for (const index of turn.answers.keys()) turn.note(index, isStopped ? "(stopped)" : "(broken off)");
+  }
+  leave();
+  // Of a conversation that has been left nothing is kept.
+  if (running === mine) {
+    if (!turn.end() && !$("prompt").value) $("prompt").value = content;
+    running = null;
+    busy(false);
+  }
+}
+
+function startAnew() {
+  running?.abort();
+  running = null;
+  clear();
+  busy(false);
+  say("");
+  showCurl();
+  $("prompt").focus();
 }
 
 function busy(is) {
-  $("send").disabled = is;
-  $("stop").disabled = !is;
+  const [from, to] = is ? [$("send"), $("stop")] : [$("stop"), $("send")];
+  to.disabled = false;
+  // What cannot be used must not keep the focus.
+  if (document.activeElement === from) to.focus();
+  from.disabled = true;
+  showCurl();
 }
 
-$("form").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  busy(true);
-  $("status").className = "quiet";
-  $("status").textContent = "waiting";
+function showCurl() {
+  if ($("curl").open) $("command").textContent = curl(...request(model));
+  $("copied").textContent = "";
+}
+
+async function copy() {
+  const command = $("command");
   try {
-    await send();
-  } catch (error) {
-    $("status").textContent = error.name === "AbortError" ? "stopped" : error.message;
-    if (error.name !== "AbortError") $("status").className = "error";
-  } finally {
-    busy(false);
+    await navigator.clipboard.writeText(command.textContent);
+    $("copied").textContent = "copied";
+  } catch {
+    // Pages that came without TLS have no clipboard.
+    getSelection().selectAllChildren(command);
+    $("copied").textContent = document.execCommand("copy") ? "copied" : "selected: copy it with the keyboard";
   }
+  if (hasKey()) $("copied").textContent += "; put your key into OCTAVO_API_KEY";
+}
+
+$("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (!running) send();
 });
-$("answers").addEventListener("input", () => { $("temperature").placeholder = Number($("answers").value) > 1 ? "1" : "model's"; });
+$("form").addEventListener("input", () => {
+  $("temperature").placeholder = Number($("answers").value) > 1 ? "1" : "model's";
+  $("system").disabled = !isChat();
+  showCurl();
+});
 $("stop").addEventListener("click", () => running?.abort());
+$("new").addEventListener("click", startAnew);
 $("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
 });
+$("curl").addEventListener("toggle", showCurl);
+$("copy").addEventListener("click", copy);
 onKeyChange(nameModel);
 nameModel();

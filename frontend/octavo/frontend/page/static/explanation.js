@@ -1,0 +1,43 @@
+// What the scheduler says of one request, in sentences.
+
+const OBSTACLES = {
+  token_budget: (needed, available) => `needs ${needed} tokens of the next step, which has ${available} left`,
+  sequence_slots: (needed, available) => `needs ${needed} sequence slots, ${available} are free`,
+  kv_blocks: (needed, available) => `needs ${needed} KV blocks, ${available} are free`,
+  swapped: (_, available) => `requests swapped out come back first: ${available}`,
+  preemption: (needed, available) => `what runs needs ${needed} KV blocks and ${available} are free, so it preempts first`,
+  capacity: (needed, available) => `may grow to ${needed} KV blocks, there are ${available} in all`,
+  delay: (needed, available) => `prompts gather for ${needed} ms, ${available} have passed`,
+  no_worker: () => "there is no worker that takes it",
+  isolation: (_, available) => `requests over which workers may have died are computed alone first: ${available}`,
+};
+
+export function sentences(told) {
+  return [
+    `${told.state}${told.worker_id ? ` on ${told.worker_id}` : ""}, ${told.age_s.toFixed(1)} s after it came`,
+    `${told.prompt_tokens} prompt tokens, ${told.output_tokens} generated in ${told.sequences} sequences, ${told.computed_tokens} computed; preempted ${told.preemptions} times, ${told.swaps} of them swapped out`,
+    ...(told.state === "running" ? running(told) : waiting(told)),
+  ];
+}
+
+function running(told) {
+  if (told.steps) return [`steps under way with it: ${told.steps}; tokens chosen in them: ${told.tokens_in_flight}`];
+  return ["no step with it is under way", ...obstacles(told)];
+}
+
+function waiting(told) {
+  const ahead = told.queue_position - 1, lines = obstacles(told);
+  if (!lines.length) lines.push(`there is room for it${ahead > 0 ? " once its turn comes" : ": it joins the next step"}`);
+  if (ahead > 0) lines.unshift(`place ${told.queue_position} in the queue${behind(told.ahead, ahead)}`);
+  return lines;
+}
+
+function behind(ids, ahead) {
+  if (!ids.length) return "";
+  const some = ids.slice(0, 5);
+  return `, behind ${some.join(", ")}${ahead > some.length ? ` and ${ahead - some.length} more` : ""}`;
+}
+
+function obstacles(told) {
+  return told.obstacles.map(({ worker_id, kind, needed, available }) => (worker_id ? `${worker_id}: ` : "") + (OBSTACLES[kind]?.(needed, available) ?? `waits for ${kind}`));
+}
