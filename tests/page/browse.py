@@ -379,7 +379,12 @@ def ends_requests(reader: Reader) -> str:
     with posts(reader.url, [LASTING]):
         row = reader.rows().first
         asked: list[str] = []
-        page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+
+        def refuse(dialog: Any) -> None:
+            asked.append(dialog.message)
+            dialog.dismiss()
+
+        page.once("dialog", refuse)
         row.get_by_role("button", name="Abort").click()
         name = row.get_attribute("data-request")
         assert asked == [f"Abort request {name}? Its client is told that it was aborted."], asked

@@ -17,6 +17,14 @@ def samples(metric: Metric) -> dict[tuple[str, tuple[tuple[str, str], ...]], flo
     return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in metric.samples}
 
 
+def test_a_histogram_tells_how_many_values_it_has_and_their_sum() -> None:
+    histogram = Histogram(BOUNDS)
+    assert histogram.total == (0, 0.0)
+    histogram.observe(0.5)
+    histogram.observe(100.0, 3)
+    assert histogram.total == (4, 300.5)
+
+
 @given(st.lists(st.tuples(values, st.integers(1, 5))))
 def test_a_bucket_holds_all_values_up_to_its_bound(observed: list[tuple[float, int]]) -> None:
     histogram = Histogram(BOUNDS)

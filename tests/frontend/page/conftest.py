@@ -25,6 +25,12 @@ class FakeAdmin(services.AdminServiceServicer):
         self.answers: asyncio.Queue[pb.WatchBlocksResponse | None] = asyncio.Queue()
         self.calls = 0
         self.open_calls = 0
+        # What is told of a request, by its id, and which were asked for; questions wait while `may_explain` is clear.
+        self.explanations: dict[str, list[pb.Explanation]] = {}
+        self.explained: list[str] = []
+        self.explained_at: list[float] = []
+        self.may_explain = asyncio.Event()
+        self.may_explain.set()
 
     def put(self, waiting: int) -> None:
         """An answer that tells of so many requests."""
@@ -38,6 +44,14 @@ class FakeAdmin(services.AdminServiceServicer):
                 await context.write(answer)
         finally:
             self.open_calls -= 1
+
+    async def ExplainRequest(self, request: pb.ExplainRequestRequest, context: Any) -> pb.ExplainRequestResponse:
+        self.explained.append(request.request_id)
+        self.explained_at.append(asyncio.get_running_loop().time())
+        await self.may_explain.wait()
+        if request.request_id not in self.explanations:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such request is held")
+        return pb.ExplainRequestResponse(explanations=self.explanations[request.request_id])
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from .conftest import FakeAdmin
 def test_a_snapshot_has_the_load_the_blocks_and_the_requests() -> None:
     request = pb.RequestStatus(
         request_id="a",
+        frontend_id="00f0",
         tenant="alice",
         state=pb.REQUEST_STATE_SWAPPED,
         worker_id="w0",
@@ -23,7 +24,8 @@ def test_a_snapshot_has_the_load_the_blocks_and_the_requests() -> None:
         computed_tokens=6,
         output_tokens=2,
         sequences=3,
-        preemptions=1,
+        preemptions=2,
+        swaps=1,
     )
     request.age.FromMilliseconds(1500)
     answer = pb.WatchBlocksResponse(
@@ -33,7 +35,7 @@ def test_a_snapshot_has_the_load_the_blocks_and_the_requests() -> None:
             swapped=3,
             preemptions=4,
             frontends=5,
-            workers=[pb.Worker(id="w0", device="cpu", token_rate=12.5)],
+            workers=[pb.Worker(id="w0", device="cpu", token_rate=12.5, tokens_sampled=7, block_size=16)],
         ),
         workers=[
             pb.WorkerBlocks(
@@ -55,6 +57,8 @@ def test_a_snapshot_has_the_load_the_blocks_and_the_requests() -> None:
                 "id": "w0",
                 "device": "cpu",
                 "token_rate": 12.5,
+                "tokens_sampled": 7,
+                "block_size": 16,
                 "states": "AQU=",
                 "cpu_states": "Bw==",
                 "owners": [
@@ -66,6 +70,7 @@ def test_a_snapshot_has_the_load_the_blocks_and_the_requests() -> None:
         "requests": [
             {
                 "request_id": "a",
+                "frontend_id": "00f0",
                 "state": "swapped",
                 "tenant": "alice",
                 "worker_id": "w0",
@@ -73,7 +78,8 @@ def test_a_snapshot_has_the_load_the_blocks_and_the_requests() -> None:
                 "computed_tokens": 6,
                 "output_tokens": 2,
                 "sequences": 3,
-                "preemptions": 1,
+                "preemptions": 2,
+                "swaps": 1,
                 "age_s": 1.5,
             }
         ],
@@ -90,6 +96,16 @@ async def test_snapshots_are_json(admin: FakeAdmin) -> None:
     admin.put(waiting=3)
     stream = snapshots(admin.address)
     assert msgspec.json.decode(await anext(stream))["load"]["waiting"] == 3
+    await stream.aclose()
+
+
+async def test_each_snapshot_has_what_the_frontend_adds_at_its_time(admin: FakeAdmin) -> None:
+    admin.put(waiting=3)
+    admin.put(waiting=4)
+    told = iter([{"at_s": 1.0}, {"at_s": 2.0}])
+    stream = snapshots(admin.address, lambda: next(told))
+    found = [msgspec.json.decode(await anext(stream)) for _ in range(2)]
+    assert [(each["load"]["waiting"], each["at_s"]) for each in found] == [(3, 1.0), (4, 2.0)]
     await stream.aclose()
 
 

@@ -13,6 +13,7 @@ import pytest
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.page.live_view import MAX_VIEWERS
 from octavo.testbed.keys import bearer, write_keys
+from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
 
 from .conftest import FakeAdmin
@@ -59,6 +60,27 @@ async def test_snapshots_come_as_the_scheduler_sends_them(http: httpx.AsyncClien
         assert await viewer.waiting() == 1
         admin.put(waiting=2)
         assert await viewer.waiting() == 2
+
+
+async def test_a_snapshot_tells_whose_requests_are_this_frontends_and_what_its_clients_waited_for(
+    http: httpx.AsyncClient, admin: FakeAdmin, scheduler: FakeScheduler, eventually: Any
+) -> None:
+    await eventually(lambda: scheduler.frontend_id)
+    admin.put(waiting=1)
+    async with watching(http) as viewer:
+        before = await viewer.next()
+        assert before["frontend_ids"] == [f"{scheduler.frontend_id:016x}"]
+        told = [before[name] for name in ("first_tokens", "first_token_s", "between_tokens", "between_tokens_s")]
+        assert told == [0, 0.0, 0, 0.0]
+        scheduler.pace_s = 0.01
+        body = {"model": "byte-model", "prompt": "x", "max_tokens": 5, "ignore_eos": True}
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        admin.put(waiting=2)
+        after = await viewer.next()
+    assert (after["first_tokens"], after["between_tokens"]) == (1, 4)
+    assert after["first_token_s"] > 0
+    assert after["between_tokens_s"] > 0
+    assert after["at_s"] > before["at_s"]
 
 
 async def test_head_tells_the_same_and_watches_nothing(http: httpx.AsyncClient, admin: FakeAdmin) -> None:

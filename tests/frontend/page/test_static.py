@@ -10,9 +10,13 @@ FILES = {
     "/page/icon.svg": "image/svg+xml",
     "/page/http.js": "text/javascript; charset=utf-8",
     "/page/prompt.js": "text/javascript; charset=utf-8",
-    "/page/live.js": "text/javascript; charset=utf-8",
-    "/page/blocks.js": "text/javascript; charset=utf-8",
-    "/page/states.js": "text/javascript; charset=utf-8",
+    **{
+        f"/page/{name}.js": "text/javascript; charset=utf-8"
+        for name in (
+            *("live", "blocks", "states", "curves", "requests", "explanation"),
+            *("conversation", "request", "own", "dom"),
+        )
+    },
 }
 
 
@@ -24,8 +28,8 @@ async def test_the_page_is_at_the_root(http: httpx.AsyncClient) -> None:
 
 async def test_all_that_it_names_is_there(http: httpx.AsyncClient) -> None:
     page = (await http.get("/")).text
-    assert not re.findall(r'(?:src|href)="(?!/page/)', page), "it loads nothing from elsewhere"
-    for path in set(re.findall(r'(?:src|href)="([^"]+)"', page)) | FILES.keys():
+    assert not re.findall(r'(?:src|href)="(?!/page/|#)', page), "it loads nothing from elsewhere"
+    for path in set(re.findall(r'(?:src|href)="([^"#]+)"', page)) | FILES.keys():
         answer = await http.get(path)
         assert (answer.status_code, answer.headers["content-type"]) == (200, FILES[path])
 

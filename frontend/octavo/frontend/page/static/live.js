@@ -60,6 +60,7 @@ function show(snapshot) {
   showCounts(snapshot.load);
   showCurves(snapshot, workers.reduce((sum, worker) => sum + inUse(worker.states), 0), workers.reduce((sum, worker) => sum + worker.states.length, 0));
   showRequests(snapshot.requests, snapshot.frontend_ids, blocksOf(workers));
+  $("nothing").textContent = "No request is held.";
   showWorkers(workers);
 }
 
@@ -69,7 +70,9 @@ function forget() {
 }
 
 function showOwn() {
-  if (isShut) showRequests(ownRequests(), []);
+  if (!isShut) return;
+  showRequests(ownRequests(), []);
+  $("nothing").textContent = "Of this page no request runs; what others do is not shown.";
 }
 
 async function follow(signal) {

@@ -76,6 +76,8 @@ class FakeScheduler:
         self.unpinnable: set[str] = set()
         # The ids of every renewal.
         self.renewals: list[list[str]] = []
+        # As the latest frontend to say hello calls itself.
+        self.frontend_id = 0
         self.malformed = 0
         self._socket: Any = None
         self._known: set[bytes] = set()
@@ -149,6 +151,7 @@ class FakeScheduler:
             await self._send(frontend, Refused(detail=self.refusal))
         elif isinstance(message, FrontendHello):
             self._known.add(frontend)
+            self.frontend_id = message.frontend_id
             await self._send(frontend, FrontendWelcome(epoch=self.epoch, status=self._status()))
             await self._send(frontend, self._prefixes())
         elif frontend not in self._known or message.epoch != self.epoch:
