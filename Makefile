@@ -112,7 +112,7 @@ test-clients: $(READY)  ## Try other people's clients, unmodified (needs npm; ma
 	@$(BIN)/octavo prepare-model
 	@PYTHONPATH=tests/support $(BIN)/python -m tests.clients $(ARGS)
 
-test-page: $(READY)  ## Try the page in headless Chromium, which must be on the PATH
+test-page: $(READY)  ## Try the page in headless Chromium, with axe-core (needs chromium, npm and curl)
 	@PYTHONPATH=tests/support $(BIN)/python tests/page/run.py $(ARGS)
 
 bench-door: $(READY)  ## Measure the frontend alone: tokens a second, latency, streams, refusals; ARGS are those of octavo.bench.doors.front_door

@@ -67,16 +67,7 @@ def _axe(directory: Path) -> Path:
     """The script of axe-core, fetched where this version of it is not there."""
     stamp = directory / ".made-of"
     if not stamp.exists() or stamp.read_text() != _AXE:
-        command = [
-            "npm",
-            "install",
-            "--silent",
-            "--no-audit",
-            "--no-fund",
-            "--ignore-scripts",
-            "--prefix",
-            str(directory),
-        ]
+        options = ["--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(directory)]
         directory.mkdir(parents=True, exist_ok=True)
         subprocess.run(["npm", "install", *options, _AXE], check=True)
         stamp.write_text(_AXE)

@@ -25,7 +25,7 @@ export function request(model) {
 /** A command for a POSIX shell. The key stays here: the command takes it from the environment. */
 export function curl(path, body) {
   const escaped = JSON.stringify(body).replace(INVISIBLE, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`);
-  const lines = [`curl -N ${quote(location.origin + path)}`, "-H 'content-type: application/json'"];
+  const lines = ["curl -N", quote(location.origin + path), "-H 'content-type: application/json'"];
   if (hasKey()) lines.push('-H "authorization: Bearer $OCTAVO_API_KEY"');
   return [...lines, `-d ${quote(escaped)}`].join(" \\\n  ");
 }
