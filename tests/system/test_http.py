@@ -72,6 +72,22 @@ def test_the_page_watches_the_scheduler(stack: Stack) -> None:
     assert {states[block_id] for block_id in owner["block_ids"]} == {BlockState.Value("BLOCK_STATE_PRIVATE")}
 
 
+def test_the_page_explains_a_request_and_ends_it(stack: Stack) -> None:
+    body = {**ASK, "prompt": "x", "max_tokens": 1000, "stream": True, "request_id": "a page's/own"}
+    with stack.http() as http, http.stream("POST", "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        next(line for line in lines if line.startswith("data: "))
+        path = "/requests/a%20page's%2Fown"
+        [told] = http.get(path).json()["explanations"]
+        snapshot = next(snapshots(http))
+        [listed] = [each for each in snapshot["requests"] if each["request_id"] == "a page's/own"]
+        assert (told["state"], listed["frontend_id"]) == ("running", told["frontend_id"])
+        assert told["frontend_id"] in snapshot["frontend_ids"]
+        assert http.delete(path, params={"frontend": told["frontend_id"]}).json()["aborted"]
+        assert '"code":"aborted"' in "".join(lines)
+        assert http.delete(path).status_code == 404
+
+
 def snapshots(http: httpx.Client) -> Iterator[Any]:
     with http.stream("GET", "/live") as response:
         for line in response.iter_lines():

@@ -21,7 +21,8 @@ from .conftest import FakeAdmin
 
 @pytest.fixture
 def config(config: FrontendConfig, admin: FakeAdmin) -> FrontendConfig:
-    return dataclasses.replace(config, scheduler_admin=admin.address)
+    # The scheduler may come after the frontend, and late.
+    return dataclasses.replace(config, scheduler_admin=admin.address, worker_grace_s=10.0)
 
 
 class Viewer:

@@ -29,7 +29,8 @@ Eventually = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 @pytest.fixture
 def config(config: FrontendConfig, admin: FakeAdmin) -> FrontendConfig:
-    return dataclasses.replace(config, scheduler_admin=admin.address)
+    # The scheduler may come after the frontend, and late.
+    return dataclasses.replace(config, scheduler_admin=admin.address, worker_grace_s=10.0)
 
 
 @pytest.fixture

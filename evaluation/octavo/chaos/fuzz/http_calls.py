@@ -80,6 +80,7 @@ _PATHS: Final = (
     "/metrics",
     "/version",
     "/load",
+    "/requests/nobody",
     "/",
     "/v1/nothing",
     "/v1/models/..%2f..%2fetc%2fpasswd",
@@ -91,7 +92,7 @@ _PATHS: Final = (
     "/" + "x" * 5000,
     "/static/../../secret",
 )
-_METHODS: Final = ("GET", "POST", "PUT", "HEAD", "OPTIONS", "CONNECT", "TRACE", "PRI", "get", "X" * 300, "\0")
+_METHODS: Final = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "CONNECT", "TRACE", "PRI", "get", "X" * 300, "\0")
 _HEADERS: Final = (
     b"Content-Length: -1",
     b"Content-Length: 99999999999999999999",
