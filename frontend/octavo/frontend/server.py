@@ -137,7 +137,7 @@ class FrontendServer:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._busy, self._max_connections = BusyPeers(), connections_that_fit(config.max_connections)
         bounded = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", self._max_connections)]
-        room = AdmissionInterceptor(_GENERATING, self.generation.check_room, self.generation.turns.call_came)
+        room = AdmissionInterceptor(_GENERATING, self.generation.check_room, self.generation.call_came)
         self._server = grpc.aio.server(interceptors=interceptors(access, room, self._busy), options=bounded)
         services.add_GenerationServiceServicer_to_server(GenerationService(self.generation), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from octavo.frontend.errors import InvalidRequest, Reason
 from octavo.frontend.openai.body import MAX_TEXTS, SMALL_BODY, read_call
 from octavo.frontend.openai.completions import read_prompts
+from octavo.frontend.stream.turns import Turns
 
 
 class Body(msgspec.Struct):
@@ -27,7 +28,7 @@ async def read(body: bytes) -> tuple[Body, list[str]]:
     async def receive() -> Any:
         return {"type": "http.request", "body": body}
 
-    return await read_call(Request({"type": "http", "headers": []}, receive), Body, {})
+    return await read_call(Request({"type": "http", "headers": []}, receive), Body, {}, Turns())
 
 
 @pytest.mark.parametrize(("size", "apart"), [(SMALL_BODY, False), (SMALL_BODY + 1, True)])

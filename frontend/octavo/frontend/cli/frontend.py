@@ -1,7 +1,6 @@
 """`octavo frontend`: reads the flags and runs the server until a signal."""
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -17,6 +16,7 @@ from octavo.frontend.access.api_keys import ApiKeysError
 from octavo.frontend.access.connections import allow_open_files
 from octavo.frontend.access.tls import TlsError
 from octavo.frontend.config import GENERATION_CONFIGS, TOOL_PARSERS, FrontendConfig
+from octavo.frontend.gc_tuning import collect_seldom
 from octavo.frontend.scheduler.pinned_prefixes import PinnedPrefixesError
 from octavo.runtime.models.directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
 from octavo.runtime.telemetry import tracing
@@ -392,9 +392,7 @@ async def _serve(config: FrontendConfig) -> None:
                 held.enter_context(claimed(address))
             tokenizer = ModelTokenizer(read_tokenizer_files_apart(config.model_directory))
             server = FrontendServer(config, tokenizer)
-        # What is there now stays: no collection need look at it again.
-        gc.collect()
-        gc.freeze()
+        collect_seldom()
         try:
             await server.serve(stopping)
         except SchedulerRefused as error:

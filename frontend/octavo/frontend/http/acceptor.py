@@ -14,8 +14,9 @@ from octavo.frontend.access.connections import ConnectionBook, Place, client_of
 _log = logging.getLogger(__name__)
 
 _HANDSHAKE_S: Final = 10.0
-# Taken in one turn of the event loop.
-_AT_ONCE: Final = 64
+# Taken in one turn of the event loop: each brings a request to read, and others wait meanwhile. The rest is kept by the
+# system, in order.
+_AT_ONCE: Final = 4
 # Until it is tried again where the system has no file left.
 _PAUSE_S: Final = 0.1
 

@@ -24,7 +24,8 @@ from octavo.runtime.transport.endpoints import EndpointError
 _KEEP_ALIVE_S: Final = 75
 # What responses get to be sent once nothing is computed for them any more.
 _STOP_GRACE_S: Final = 1
-_BACKLOG: Final = 1024
+# Connections that wait to be taken in, if the system allows: what finds no room tries again a second later.
+_BACKLOG: Final = 4096
 # What the system holds for a client that does not read.
 _SEND_BUFFER: Final = 128 << 10
 _MAX_PORT: Final = 65535

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from octavo.frontend.errors import InvalidRequest, Reason, Unsupported, bad_parameter
 from octavo.frontend.http.connection import read_body
+from octavo.frontend.stream.turns import Turns
 
 T = TypeVar("T", bound=msgspec.Struct)
 V = TypeVar("V")
@@ -157,9 +158,11 @@ SMALL_BODY: Final = 64 << 10
 MAX_TEXTS: Final = 1 << 16
 
 
-async def read_call(request: Request, kind: type[T], unsupported: Neutral) -> tuple[T, list[str]]:
-    """The body of the call: see `read_fields`. Raises `InvalidRequest`, `Unsupported`, `ClientGone`."""
+async def read_call(request: Request, kind: type[T], unsupported: Neutral, beginnings: Turns) -> tuple[T, list[str]]:
+    """The body of the call, once it is its turn to begin: see `read_fields`. Raises `InvalidRequest`, `Unsupported`,
+    `ClientGone`."""
     body = await read_body(request)
+    await beginnings.take()
     if len(body) <= SMALL_BODY:
         return read_fields(body, kind, unsupported)
     check_texts(body)

@@ -45,7 +45,7 @@ class _Tools:
 
 async def chat_completions(api: Api, request: Request) -> Response:
     """Answers one call."""
-    body, unknown = await read_call(request, ChatBody, CHAT_UNSUPPORTED)
+    body, unknown = await read_call(request, ChatBody, CHAT_UNSUPPORTED, api.generation.beginnings)
     _check(body)
     call = body.request_id or fresh_id()
     reading = api.reading(unknown)

@@ -81,7 +81,7 @@ _MAX_TOKENS = 16
 
 async def completions(api: Api, request: Request) -> Response:
     """Answers one call."""
-    body, unknown = await read_call(request, CompletionBody, COMPLETION_UNSUPPORTED)
+    body, unknown = await read_call(request, CompletionBody, COMPLETION_UNSUPPORTED, api.generation.beginnings)
     _check(body)
     call = body.request_id or fresh_id()
     prompts = read_prompts(body.prompt, api.generation.max_model_len)

@@ -49,7 +49,7 @@ def _model(api: Api, name: str) -> dict[str, Any]:
 
 async def tokenize(api: Api, request: Request) -> Response:
     """The token ids of a text, or of a chat."""
-    body, unknown = await read_call(request, TokenizeBody, TOKENIZE_UNSUPPORTED)
+    body, unknown = await read_call(request, TokenizeBody, TOKENIZE_UNSUPPORTED, api.generation.beginnings)
     api.generation.check_model(body.model or "")
     prompt = _prompt(api, body, unknown)
     adds, caller = body.add_special_tokens is not False, caller_of(request)
@@ -62,7 +62,7 @@ async def tokenize(api: Api, request: Request) -> Response:
 
 async def detokenize(api: Api, request: Request) -> Response:
     """The text of token ids, special ones included."""
-    body, unknown = await read_call(request, DetokenizeBody, {})
+    body, unknown = await read_call(request, DetokenizeBody, {}, api.generation.beginnings)
     api.generation.check_model(body.model or "")
     check_count("tokens", body.tokens, api.generation.max_model_len)
     decoding = api.generation.decode(body.tokens, caller_of(request), skip_special_tokens=False)

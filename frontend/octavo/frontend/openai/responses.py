@@ -39,7 +39,7 @@ def routes(api: Api) -> list[Route]:
 
 async def responses(api: Api, request: Request) -> Response:
     """Answers one call."""
-    body, unknown = await read_call(request, ResponsesBody, RESPONSES_UNSUPPORTED)
+    body, unknown = await read_call(request, ResponsesBody, RESPONSES_UNSUPPORTED, api.generation.beginnings)
     told = read_tools(decoded("tools", body.tools, object), unknown)
     choice = read_tool_choice(decoded("tool_choice", body.tool_choice, object), told.functions)
     tools = () if choice.mode is ToolChoiceMode.NONE else told.functions

@@ -67,8 +67,9 @@ class Generation:
         self._access = access
         self._admission = admission
         self._observer = observer
-        self.turns = Turns()
-        self._registry = Registry(scheduler, patience, self.turns)
+        self._turns = Turns()
+        self.beginnings = Turns.of_beginnings()
+        self._registry = Registry(scheduler, patience, self._turns)
         readiness = Readiness(scheduler, self.model_name, worker_grace_s)
         self._preparation = Preparation(self.model_name, tokenizer, defaults, text, readiness)
 
@@ -150,6 +151,11 @@ class Generation:
         """The length of the prompt of the caller's request with that id; None before it is tokenized."""
         running = self._registry.get(request_id, caller)
         return len(running.stream.journal.prompt_token_ids) if running and running.stream else None
+
+    def call_came(self) -> None:
+        """A call was taken in, and another may be behind it: what runs or begins gives way for a moment."""
+        self._turns.call_came()
+        self.beginnings.call_came()
 
     def check_room(self) -> None:
         """Counts as a request that was refused, and raises `Overloaded`, where there is no room for any, whatever it
@@ -261,7 +267,7 @@ class Generation:
     async def _begin(self, running: RunningRequest) -> None:
         """A task of its own, for its reader may go away and another come."""
         try:
-            await self.turns.take()
+            await self.beginnings.take()
             journal = await self._preparation.journal(running)
             running.meter.prepared(journal)
             shape = self._preparation.shape(running.request, journal.sampling)

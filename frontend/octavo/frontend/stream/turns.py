@@ -2,6 +2,8 @@
 
 gRPC takes in one call in a turn or two. Where a turn holds the work of thousands of streams, calls behind a burst would
 wait for seconds to be told that there is no room. So a turn holds only so much work, and little while calls come.
+
+What begins is counted apart: else the next token of a stream that runs would wait behind all the beginnings of a burst.
 """
 
 import asyncio
@@ -12,6 +14,9 @@ from typing import Final
 # What may go on in one turn, each some 50 to 500 us: where nobody comes, and while calls do.
 _ALONE: Final = 64
 _BESIDE: Final = 8
+# The same of beginnings, which take longer than the next token of a stream.
+_BEGINNINGS_ALONE: Final = 8
+_BEGINNINGS_BESIDE: Final = 2
 # For so long after a call another may be behind it.
 _COMING_S: Final = 0.05
 
@@ -41,6 +46,11 @@ class Turns:
         self._waiting.append(future)
         self._count(0)
         await future
+
+    @classmethod
+    def of_beginnings(cls) -> "Turns":
+        """For requests that are read, checked and prepared."""
+        return cls(_BEGINNINGS_ALONE, _BEGINNINGS_BESIDE)
 
     def _most(self) -> int:
         return self._beside if self._now() - self._came_at < _COMING_S else self._alone

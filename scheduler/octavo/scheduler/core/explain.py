@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from octavo.scheduler.core.admission import (
     Obstacle,
@@ -13,9 +14,11 @@ from octavo.scheduler.core.admission import (
 )
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.core.step.running import shortage
+
+_Part = TypeVar("_Part", SequenceGroup, Sequence)
 
 
 @dataclass(frozen=True)
@@ -40,23 +43,43 @@ class Rehearsal:
 
 
 def rehearse(core: Scheduler, replica: Replica, head: SequenceGroup | None, now: float) -> Rehearsal:
-    """Plans the step; `head` is the first of the waiting queue. Copying takes some ten microseconds for each sequence
-    that is there, so this is for those who ask, not for every step."""
+    """Plans the step; `head` is the first of the waiting queue. Copying takes some microseconds for each sequence that
+    is there, so this is for those who ask, not for every step."""
     copies: dict[int, object] = {id(part): part for part in _unchanged(replica)}
+    _double_groups(replica, copies)
     builder = core.builder(copy.deepcopy(replica, copies))
     return Rehearsal(builder, core.policy.begin(builder, head, now), copies)
 
 
+def _double_groups(replica: Replica, copies: dict[int, object]) -> None:
+    """Adds to `copies` those of all groups and sequences on the replica. They share all that
+    these hold but each other: planning sets fields anew, and changes nothing that is in them."""
+    groups = [(group, _double(group)) for group in (*replica.running, *replica.swapped, *replica.prefixes)]
+    copies.update((id(group), double) for group, double in groups)
+    doubles = [(sequence, _double(sequence)) for group, _ in groups for sequence in group.sequences]
+    copies.update((id(sequence), double) for sequence, double in doubles)
+    for _, double in groups:
+        double.sequences = copy.deepcopy(double.sequences, copies)
+    for sequence, twin in doubles:
+        # Few have any of these.
+        if sequence.leader is not None or sequence.parent is not None or sequence.waits_for is not None:
+            others = (sequence.leader, sequence.parent, sequence.waits_for)
+            twin.leader, twin.parent, twin.waits_for = copy.deepcopy(others, copies)
+
+
+def _double(original: _Part) -> _Part:
+    """Another object with the same fields."""
+    double = object.__new__(type(original))
+    for name in type(original).__slots__:
+        setattr(double, name, getattr(original, name))
+    return double
+
+
 def _unchanged(replica: Replica) -> list[object]:
-    """What planning reads and leaves as it is: most of what there is."""
+    """What planning reads and leaves as it is, besides what groups and sequences hold."""
     found: list[object] = [replica.hello, replica.config, replica.stats, replica.outstanding]
     if replica.suspect is not None and not replica.isolates:
         found.append(replica.suspect)
-    for group in (*replica.running, *replica.swapped, *replica.prefixes):
-        found += [group.request, group.sampling, group.stop_token_ids, group.search, group.prompt_logprobs]
-        for sequence in group.sequences:
-            found += [sequence.prompt_token_ids, sequence.generated_token_ids, sequence.block_hashes]
-            found.append(sequence.candidates)
     return found
 
 

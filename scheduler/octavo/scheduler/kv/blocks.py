@@ -20,6 +20,11 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
+    def __deepcopy__(self, memo: dict[int, object]) -> "BlockPool":
+        double = BlockPool(0)
+        double._ref_counts, double._free = list(self._ref_counts), self._free.copy()
+        return double
+
     @property
     def num_blocks(self) -> int:
         return len(self._ref_counts)
@@ -101,6 +106,9 @@ class BlockTable:
 
     def __len__(self) -> int:
         return len(self.groups[0])
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "BlockTable":
+        return self.copy()
 
     def copy(self) -> "BlockTable":
         return BlockTable([list(blocks) for blocks in self.groups], self.num_indexed, list(self.num_passed))

@@ -87,6 +87,13 @@ class PrefixCache:
         self._filled_by: dict[int, tuple[int, int]] = {}
         self._provisional: dict[int, list[int]] = defaultdict(list)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> "PrefixCache":
+        double = PrefixCache(0)
+        double._block_of = [dict(blocks) for blocks in self._block_of]
+        double._content_of, double._filled_by = dict(self._content_of), dict(self._filled_by)
+        double._provisional.update((step_id, list(blocks)) for step_id, blocks in self._provisional.items())
+        return double
+
     def __len__(self) -> int:
         return len(self._content_of)
 
