@@ -79,7 +79,7 @@ test-pythons: $(READY)  ## Run the suite on every supported Python that is here,
 
 test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour, then failures for many (CAMPAIGNS), then try all Pythons
 	@OCTAVO_TEST_LONG=20 $(BIN)/python -m pytest -rP --timeout=3600 tests/scheduler/machines/test_*_machine.py \
-	  tests/scheduler/machines/test_small_scope.py tests/scheduler/machines/test_pairs_of_mechanisms.py tests/scheduler/test_planted_defects.py \
+	  tests/scheduler/machines/test_small_scope.py tests/scheduler/machines/test_pairs_of_mechanisms.py tests/scheduler/machines/test_planted_defects.py \
 	  tests/engine/test_beam_search_like_transformers.py tests/simulation/test_mutants.py \
 	  tests/evaluation/bench/gpu/test_gpu_first_hour.py
 	@$(BIN)/python -m octavo.kernels.triton.ahead --capabilities 80 86 89 90 120

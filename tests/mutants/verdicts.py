@@ -21,7 +21,7 @@ SLOW_TESTS = {
 # Sockets, command lines and operators' figures: they say little of the core, and the first not in any order; and what
 # plants mutants of its own, which may not fit beside another.
 OTHER_TESTS = {
-    "scheduler/test_planted_defects.py",
+    "scheduler/machines/test_planted_defects.py",
     "scheduler/server/test_admin.py",
     "scheduler/cli/test_admin_cli.py",
     "scheduler/cli/test_config_flags.py",

@@ -13,7 +13,7 @@ from tests.mutants.in_process import plant
 from octavo.testing.cluster import write_fake_model
 from octavo.testing.oracles.mechanisms import Meetings
 
-from .random_history import RandomHistory
+from ..random_history import RandomHistory
 from .test_small_scope import ALL_SCOPES, search_of
 
 MAX_HISTORIES = 120
