@@ -24,7 +24,7 @@ def mapped(readme: str) -> set[str]:
 
 
 def modules(portions: Path) -> set[str]:
-    """Hand-written modules below `portions`, and the .proto files; a package's own `__init__.py` is its folder's heading."""
+    """Hand-written modules and .proto files below `portions`; an `__init__.py` is told by its folder's heading."""
     return {
         path.relative_to(portions).as_posix()
         for pattern in ("*.py", "*.proto")
@@ -42,5 +42,6 @@ def test_each_module_is_in_its_map_and_each_row_is_a_module(root: str) -> None:
 
 
 def test_a_map_is_read_by_folder() -> None:
-    text = "# X\n## `a/` One\n| file | what |\n|---|---|\n| `b.py` | does b |\n### `a/c/` Two\n| `d.proto` | says d |\n| `e.py` |  |\n"
+    rows = ("# X", "## `a/` One", "| file | what |", "|---|---|", "| `b.py` | does b |", "### `a/c/` Two")
+    text = "\n".join((*rows, "| `d.proto` | says d |", "| `e.py` |  |"))
     assert mapped(text) == {"a/b.py", "a/c/d.proto"}
