@@ -29,8 +29,8 @@ def test_a_rank_that_waits_for_the_first_one_ends_at_a_signal(
 
 _FAILING_RANK = """
 import os
-from octavo.worker import model_runner
 from octavo.worker.cli.worker import worker
+from octavo.worker.step import model_runner
 def refuse(name):
     raise model_runner.ModelRunnerError("there is no such GPU")
 if "OCTAVO_TP_RANK" in os.environ:
