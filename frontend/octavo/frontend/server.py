@@ -19,10 +19,8 @@ from octavo.frontend.config import FrontendConfig
 from octavo.frontend.grpc.access import READING, AdmissionInterceptor, interceptors
 from octavo.frontend.grpc.connections import BusyPeers, keep_room
 from octavo.frontend.grpc.service import SERVICE_NAME, GenerationService
-from octavo.frontend.http.access import AccessMiddleware
 from octavo.frontend.http.bodies import Bodies, BodyBound
-from octavo.frontend.http.browser_guard import AllowedHosts, BrowserGuard
-from octavo.frontend.http.cross_origin import CrossOrigin, parse_origins
+from octavo.frontend.http.guards import AccessMiddleware, AllowedHosts, BrowserGuard, CrossOrigin, parse_origins
 from octavo.frontend.http.server import HttpServer
 from octavo.frontend.openai.app import build_app
 from octavo.frontend.scheduler.pinned_prefixes import read_pinned_prefixes

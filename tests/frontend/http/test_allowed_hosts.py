@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from octavo.frontend.http.browser_guard import AllowedHosts
+from octavo.frontend.http.guards import AllowedHosts
 
 LOCAL = "127.0.0.1:8000"
 

@@ -17,10 +17,10 @@ from octavo.frontend.access.access import Access
 from octavo.frontend.access.api_keys import Bounds, read_api_keys
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import ServiceError
-from octavo.frontend.http.access import AccessMiddleware
 from octavo.frontend.http.bodies import Bodies, BodyBound
 from octavo.frontend.http.connection import read_body
 from octavo.frontend.http.errors import error_response
+from octavo.frontend.http.guards import AccessMiddleware
 from octavo.frontend.http.server import HttpServer
 from octavo.testbed.keys import write_keys
 

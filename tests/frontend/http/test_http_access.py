@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 from octavo.frontend.access.access import Access
 from octavo.frontend.access.api_keys import Bounds, read_api_keys
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.http.access import AccessMiddleware
+from octavo.frontend.http.guards import AccessMiddleware
 from octavo.frontend.openai.app import build_app
 from octavo.frontend.server import FrontendServer
 from octavo.testbed.keys import KEYS, bearer, write_keys

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from octavo.frontend.errors import Broken, Reason
-from octavo.frontend.openai.calls import _merged
+from octavo.frontend.openai.endpoint import _merged
 from octavo.frontend.request.events import Event, TextDelta
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
-from octavo.frontend.http.sse import EventStream, data
+from octavo.frontend.http.streaming import EventStream, data
 
 # Of one stream, in bytes.
 BOUND: Final = 256 << 10

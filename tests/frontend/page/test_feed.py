@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from octavo.frontend.errors import Reason, Unavailable
-from octavo.frontend.page import feed
-from octavo.frontend.page.feed import snapshots, to_snapshot
+from octavo.frontend.page import live_view
+from octavo.frontend.page.live_view import snapshots, to_snapshot
 from octavo.v1 import admin_pb2 as pb
 
 from .conftest import FakeAdmin
@@ -135,6 +135,6 @@ async def test_a_scheduler_that_is_not_there_is_told_of() -> None:
 
 
 async def test_a_scheduler_that_says_nothing_is_told_of(admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "_SILENCE_S", 0.1)
+    monkeypatch.setattr(live_view, "_SILENCE_S", 0.1)
     with pytest.raises(Unavailable):
         await anext(snapshots(admin.address))

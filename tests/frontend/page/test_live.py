@@ -141,7 +141,7 @@ async def test_a_scheduler_that_ends_is_told_of_and_found_again(http: httpx.Asyn
 
 
 async def test_a_fault_of_ours_is_told_of(http: httpx.AsyncClient, admin: FakeAdmin, monkeypatch: Any) -> None:
-    monkeypatch.setattr("octavo.frontend.page.feed.to_snapshot", lambda answer: 1 / 0)
+    monkeypatch.setattr("octavo.frontend.page.live_view.to_snapshot", lambda answer: 1 / 0)
     admin.put(waiting=1)
     assert (await http.get("/live")).status_code == 500
 

@@ -12,8 +12,8 @@ import pytest
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import NotFound, Overloaded
-from octavo.frontend.page import explain
-from octavo.frontend.page.explain import Explainer
+from octavo.frontend.page import requests
+from octavo.frontend.page.requests import Explainer
 from octavo.frontend.request.request import Caller, GenerationRequest
 from octavo.frontend.scheduler.pool import Listing
 from octavo.frontend.server import FrontendServer
@@ -267,7 +267,7 @@ async def test_a_scheduler_that_is_not_there(config: FrontendConfig) -> None:
 async def test_one_question_at_a_time_and_few_of_one_tenant(
     admin: FakeAdmin, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(explain, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(requests, "_PAUSE_S", 0.0)
     admin.explanations["a"] = [explanation("a")]
     admin.may_explain.clear()
     explainer = Explainer(admin.address)
@@ -287,7 +287,7 @@ async def test_one_question_at_a_time_and_few_of_one_tenant(
 async def test_between_two_questions_the_scheduler_has_time_for_others(
     admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(explain, "_PAUSE_S", 0.2)
+    monkeypatch.setattr(requests, "_PAUSE_S", 0.2)
     admin.explanations["a"] = [explanation("a")]
     explainer = Explainer(admin.address)
     for _ in range(2):

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from octavo.frontend.access.connections import ConnectionBook
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.http.acceptor import Acceptor
+from octavo.frontend.http.server import Acceptor
 from octavo.frontend.openai.body import read_call
 from octavo.frontend.openai.schemas import CompletionBody
 from octavo.frontend.request.events import Started, TextDelta

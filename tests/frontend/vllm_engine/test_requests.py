@@ -4,9 +4,9 @@ from array import array
 from typing import Any
 
 import pytest
+from smg_grpc_proto import vllm_engine_pb2 as pb  # type: ignore[import-untyped]
 
 from octavo.frontend.request.request import Constraint, ConstraintKind
-from octavo.frontend.vllm_engine.protocol import pb
 from octavo.frontend.vllm_engine.requests import read_generate
 
 

@@ -14,10 +14,12 @@ from unittest.mock import Mock
 import grpc
 import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from smg_grpc_proto import vllm_engine_pb2 as pb  # type: ignore[import-untyped]
+from smg_grpc_proto import vllm_engine_pb2_grpc as services
+from smg_grpc_proto.generated import common_pb2 as common  # type: ignore[import-untyped]
 
 from octavo.frontend.server import FrontendServer
 from octavo.frontend.text.tokenizer import ModelTokenizer
-from octavo.frontend.vllm_engine.protocol import common, pb, services
 from octavo.frontend.vllm_engine.service import add_vllm_engine
 from octavo.runtime.telemetry.tracing import Span
 from octavo.testbed.grpc_calls import reason_of

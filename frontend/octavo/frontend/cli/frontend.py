@@ -50,7 +50,7 @@ class _Several(click.types.StringParamType):
 
 def _origins(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     # Imported here: `--help` of all else needs no web server.
-    from octavo.frontend.http.cross_origin import parse_origins
+    from octavo.frontend.http.guards import parse_origins
 
     try:
         return tuple(sorted(parse_origins(texts)))

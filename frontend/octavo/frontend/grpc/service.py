@@ -15,9 +15,17 @@ from octavo.frontend.access.access import tenant_from_headers
 from octavo.frontend.errors import ServiceError, bad_parameter, internal_error, log_failure
 from octavo.frontend.grpc.access import caller_of
 from octavo.frontend.grpc.errors import abort_with
-from octavo.frontend.grpc.limits import check_abort, check_chat, check_detokenize, check_generate, refuse_unknown_fields
 from octavo.frontend.grpc.messages import EventWriter
-from octavo.frontend.grpc.requests import check_options, read_chat, read_request
+from octavo.frontend.grpc.requests import (
+    check_abort,
+    check_chat,
+    check_detokenize,
+    check_generate,
+    check_options,
+    read_chat,
+    read_request,
+    refuse_unknown_fields,
+)
 from octavo.frontend.request.chat import Chat
 from octavo.frontend.request.events import Emitted
 from octavo.frontend.request.request import Caller

@@ -94,9 +94,6 @@ class Bodies:
             del self._of_client[body.client]
 
 
-# Counts what calls send as it comes in: `receive` raises what a body that has to give way is told.
-
-
 class BodyBound:
     """Stands behind whoever asks for keys: of a call without one nothing is read."""
 

@@ -15,9 +15,6 @@ def unix_time() -> int:
     return int(datetime.now(UTC).timestamp())
 
 
-# What is the same for every call, whatever its route: its id, and how large its headers may be.
-
-
 MAX_HEADERS: Final = 32 << 10
 _MAX_ID: Final = 128
 _HEADER: Final = b"x-request-id"

@@ -13,11 +13,9 @@ from starlette.responses import Response
 
 from octavo.frontend.http.connection import while_connected
 from octavo.frontend.http.envelope import unix_time
-from octavo.frontend.http.sliced import Sliced
-from octavo.frontend.http.sse import DONE, EventStream, comment
+from octavo.frontend.http.streaming import DONE, EventStream, Sliced, comment
 from octavo.frontend.openai.body import unknown_fields_header
-from octavo.frontend.openai.calls import IndexedEvent
-from octavo.frontend.openai.endpoint import SYSTEM_FINGERPRINT, Api
+from octavo.frontend.openai.endpoint import SYSTEM_FINGERPRINT, Api, IndexedEvent
 from octavo.frontend.openai.logprobs import UsageSum
 from octavo.frontend.openai.schemas import Sampling
 from octavo.frontend.request.events import Finished, FinishReason, MatchKind, Notice, Started, TextDelta, is_long

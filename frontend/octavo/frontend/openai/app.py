@@ -11,11 +11,10 @@ from octavo.frontend.access.access import Access
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import InvalidRequest, NotFound, Reason
 from octavo.frontend.http.errors import error_response
-from octavo.frontend.openai import operations, responses
+from octavo.frontend.openai import other_routes, responses
 from octavo.frontend.openai.chat_completions import chat_completions
 from octavo.frontend.openai.completions import completions
 from octavo.frontend.openai.endpoint import Api, Handler, route
-from octavo.frontend.openai.model_routes import detokenize, get_model, list_models, tokenize
 from octavo.frontend.page import routes as page
 from octavo.frontend.stream.generation import Generation
 
@@ -23,16 +22,16 @@ from octavo.frontend.stream.generation import Generation
 _ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("POST", "/v1/chat/completions"): chat_completions,
     ("POST", "/v1/completions"): completions,
-    ("GET", "/v1/models"): list_models,
-    ("GET", "/v1/models/{name:path}"): get_model,
-    ("POST", "/tokenize"): tokenize,
-    ("POST", "/detokenize"): detokenize,
-    ("GET", "/livez"): operations.livez,
-    ("GET", "/health"): operations.health,
-    ("GET", "/ready"): operations.ready,
-    ("GET", "/metrics"): operations.show_metrics,
-    ("GET", "/version"): operations.version,
-    ("GET", "/load"): operations.load,
+    ("GET", "/v1/models"): other_routes.list_models,
+    ("GET", "/v1/models/{name:path}"): other_routes.get_model,
+    ("POST", "/tokenize"): other_routes.tokenize,
+    ("POST", "/detokenize"): other_routes.detokenize,
+    ("GET", "/livez"): other_routes.livez,
+    ("GET", "/health"): other_routes.health,
+    ("GET", "/ready"): other_routes.ready,
+    ("GET", "/metrics"): other_routes.show_metrics,
+    ("GET", "/version"): other_routes.version,
+    ("GET", "/load"): other_routes.load,
 }
 
 

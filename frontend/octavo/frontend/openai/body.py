@@ -148,9 +148,6 @@ def _first_words(error: Exception) -> str:
     return str(error)[:200] if isinstance(error, msgspec.DecodeError) else type(error).__name__
 
 
-# A call's body to typed fields, however large it is, while other calls go on.
-
-
 # Decoding so many bytes takes about a millisecond at most.
 SMALL_BODY: Final = 64 << 10
 # Of names and texts in one body. Each costs memory and time of its own, and the decoder makes them all before anybody
@@ -179,9 +176,6 @@ def check_texts(body: bytes) -> None:
             f"the body has more than {MAX_TEXTS} names and texts; send fewer, or join them",
             max_texts=MAX_TEXTS,
         )
-
-
-# How the body of a call is read: what stands in for what it leaves out, and what of it is not honoured.
 
 
 @dataclass(frozen=True)

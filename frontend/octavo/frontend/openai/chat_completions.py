@@ -10,8 +10,7 @@ from starlette.responses import Response
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.openai.answers import AnswerFormat, encode, finish_reason, respond, stop_reason, usage_options
 from octavo.frontend.openai.body import Reading, decoded, read_call
-from octavo.frontend.openai.calls import fresh_id, generations, origin_of
-from octavo.frontend.openai.endpoint import Api
+from octavo.frontend.openai.endpoint import Api, fresh_id, generations, origin_of
 from octavo.frontend.openai.logprobs import ChatLogprobs, prompt_logprobs_of
 from octavo.frontend.openai.messages import chat_of, tools_of
 from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds

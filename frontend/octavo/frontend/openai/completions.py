@@ -14,8 +14,7 @@ from octavo.frontend.errors import InvalidRequest, bad_parameter
 from octavo.frontend.http.connection import while_connected
 from octavo.frontend.openai.answers import AnswerFormat, encode, finish_reason, respond, stop_reason, usage_options
 from octavo.frontend.openai.body import UNREADABLE, Reading, given, read_call
-from octavo.frontend.openai.calls import IndexedEvent, fresh_id, generations, origin_of
-from octavo.frontend.openai.endpoint import Api, caller_of
+from octavo.frontend.openai.endpoint import Api, IndexedEvent, caller_of, fresh_id, generations, origin_of
 from octavo.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs_of
 from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.openai.schemas import COMPLETION_UNSUPPORTED, CompletionBody
@@ -70,9 +69,6 @@ def _wrong_form() -> InvalidRequest:
     return bad_parameter(
         "prompt", "of another form", "it must be a text, token ids, or a list of texts or of token ids"
     )
-
-
-# POST /v1/completions.
 
 
 # What OpenAI's API answers where nobody says how long.

@@ -128,9 +128,6 @@ def _candidates(tokenizer: ModelTokenizer, token_id: int, found: Logprobs) -> di
     }
 
 
-# Counts of tokens, as OpenAI's clients read them.
-
-
 @dataclass
 class UsageSum:
     """Of all generations of a call: `ended` ones exactly, the others as far as they have got."""

@@ -10,8 +10,8 @@ from octavo.frontend.errors import bad_parameter
 from octavo.frontend.http.connection import MAX_BODY
 from octavo.frontend.openai.body import Neutral, Reading, decoded, given, unsupported_field
 from octavo.frontend.openai.messages import readable_variables
+from octavo.frontend.openai.sampling import constraint_of, schema_constraint
 from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, MAX_PARTS, Part, Sampling
-from octavo.frontend.openai.structured import constraint_of, schema_constraint
 from octavo.frontend.request.chat import MAX_MESSAGES, Chat, ChatMessage, Tool, ToolCall
 from octavo.frontend.request.request import Constraint, ConstraintKind
 from octavo.frontend.text.tokenizer import ModelTokenizer
@@ -87,9 +87,6 @@ RESPONSES_UNSUPPORTED: Final[Neutral] = {
     "length_penalty": (),
     "early_stopping": (),
 }
-
-
-# From the body of /v1/responses to what is generated.
 
 
 _TEXT_PARTS = ("input_text", "output_text", "text")

@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.frontend.errors import Reason, Unsupported, bad_parameter
 from octavo.frontend.openai.body import Reading
-from octavo.frontend.openai.structured import unenforced_in
+from octavo.frontend.openai.sampling import unenforced_in
 from octavo.frontend.openai.tool_parsers import HermesParser, LlamaParser, ParsedDelta, PlainParser
 from octavo.frontend.request.chat import Tool
 from octavo.frontend.request.request import Constraint, ConstraintKind
@@ -123,9 +123,6 @@ def _choice(value: object, *, has_tools: bool) -> ToolChoice:
             return ToolChoice(ToolChoiceMode.FUNCTION, name)
     rule = 'it must be "none", "auto", "required" or a function that is named'
     raise bad_parameter("tool_choice", repr(value)[:64], rule)
-
-
-# Calls of functions in an answer: which format a model writes them in, how they are found, how they are forced.
 
 
 HERMES: Final = "hermes"

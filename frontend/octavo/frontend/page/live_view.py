@@ -1,11 +1,110 @@
-"""One stream of snapshots for all who watch: it is open while somebody does."""
+"""Feeds the live view: the scheduler's WatchBlocks stream as JSON, one snapshot a second, shared by all viewers."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
-from typing import Final
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, Final
+
+import grpc
+import msgspec
 
 from octavo.frontend.errors import Overloaded, Reason, Unavailable
+from octavo.v1 import admin_pb2 as pb
+from octavo.v1 import admin_pb2_grpc as services
+
+_INTERVAL_MS: Final = 1000
+# After which a scheduler is taken for gone that says neither something nor good-bye.
+_SILENCE_S: Final = 10.0
+# A pool of a million blocks is a snapshot of a few MB.
+_OPTIONS: Final = [("grpc.max_receive_message_length", 64 << 20)]
+_encode: Final = msgspec.json.Encoder().encode
+
+
+async def snapshots(admin_address: str, own: Callable[[], Mapping[str, Any]] = dict[str, Any]) -> AsyncGenerator[bytes]:
+    """Snapshots as JSON objects, until closed; each has what `own` says at its time, too. Raises `Unavailable` when the
+    scheduler is not there."""
+    async with grpc.aio.insecure_channel(admin_address, options=_OPTIONS) as channel:
+        call = services.AdminServiceStub(channel).WatchBlocks(pb.WatchBlocksRequest(interval_ms=_INTERVAL_MS))
+        while True:
+            yield _encode({**to_snapshot(await _read(call)), **own()})
+
+
+async def _read(call: Any) -> pb.WatchBlocksResponse:
+    try:
+        async with asyncio.timeout(_SILENCE_S):
+            answer = await call.read()
+    except (grpc.aio.AioRpcError, TimeoutError) as error:
+        raise unreachable() from error
+    if not isinstance(answer, pb.WatchBlocksResponse):
+        # The end of the stream.
+        raise unreachable()
+    return answer
+
+
+def unreachable() -> Unavailable:
+    """Returns the error for a scheduler that does not answer."""
+    return Unavailable(
+        Reason.SCHEDULER_UNREACHABLE, "the scheduler's Admin service does not answer; see whether it runs"
+    )
+
+
+def to_snapshot(answer: pb.WatchBlocksResponse) -> dict[str, Any]:
+    """What the page's script reads."""
+    load = answer.load
+    known = {worker.id: worker for worker in load.workers}
+    return {
+        "load": {
+            "waiting": load.waiting,
+            "running": load.running,
+            "swapped": load.swapped,
+            "preemptions": load.preemptions,
+            "frontends": load.frontends,
+            "workers": [worker.id for worker in load.workers],
+        },
+        "workers": [_worker(blocks, known.get(blocks.worker_id)) for blocks in answer.workers],
+        "requests": [status_of(status) for status in answer.requests],
+    }
+
+
+def _worker(blocks: pb.WorkerBlocks, worker: pb.Worker | None) -> dict[str, Any]:
+    return {
+        "id": blocks.worker_id,
+        "device": worker.device if worker else "",
+        "token_rate": worker.token_rate if worker else 0.0,
+        "tokens_sampled": worker.tokens_sampled if worker else 0,
+        "block_size": worker.block_size if worker else 0,
+        "states": b64encode(blocks.states).decode(),
+        "cpu_states": b64encode(blocks.cpu_states).decode(),
+        "owners": [
+            {
+                "request_id": owner.request_id,
+                "prefix_name": owner.prefix_name,
+                "block_ids": list(owner.block_ids),
+                "cpu_block_ids": list(owner.cpu_block_ids),
+            }
+            for owner in blocks.owners
+        ],
+    }
+
+
+def status_of(status: pb.RequestStatus) -> dict[str, Any]:
+    """Returns a request as the page's script reads it."""
+    return {
+        "request_id": status.request_id,
+        "frontend_id": status.frontend_id,
+        "state": pb.RequestState.Name(status.state).removeprefix("REQUEST_STATE_").lower(),
+        "tenant": status.tenant,
+        "worker_id": status.worker_id,
+        "prompt_tokens": status.prompt_tokens,
+        "computed_tokens": status.computed_tokens,
+        "output_tokens": status.output_tokens,
+        "sequences": status.sequences,
+        "preemptions": status.preemptions,
+        "swaps": status.swaps,
+        "age_s": status.age.ToNanoseconds() / 1e9,
+    }
+
 
 MAX_VIEWERS: Final = 16
 # How soon a viewer notices that the server is about to stop; connections then get a second to end.

@@ -15,12 +15,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.frontend.errors import NotFound, Reason
-from octavo.frontend.http.sse import EventStream, data
+from octavo.frontend.http.streaming import EventStream, data
 from octavo.frontend.openai.endpoint import Api, check_trusted, route
-from octavo.frontend.page.explain import Explainer
-from octavo.frontend.page.feed import snapshots
-from octavo.frontend.page.live_view import LiveView
-from octavo.frontend.page.requests import abort_request, check_has_source, explain_request
+from octavo.frontend.page.live_view import LiveView, snapshots
+from octavo.frontend.page.requests import Explainer, abort_request, check_has_source, explain_request
 
 _INDEX: Final = "index.html"
 _TYPES: Final = {

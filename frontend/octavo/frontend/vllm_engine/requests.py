@@ -4,7 +4,7 @@ from array import array
 from typing import Any, Final
 
 from octavo.frontend.errors import Reason, Unsupported, bad_parameter
-from octavo.frontend.grpc.limits import refuse_unknown_fields
+from octavo.frontend.grpc.requests import refuse_unknown_fields
 from octavo.frontend.request.request import Constraint, ConstraintKind, GenerationRequest, Prompt
 from octavo.frontend.request.validation import MAX_STOP_STRINGS, check_count, check_room
 from octavo.wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from smg_grpc_proto import vllm_engine_pb2 as pb  # type: ignore[import-untyped]
+
 from octavo.frontend.request.events import (
     FEW_LOGPROBS,
     Event,
@@ -18,7 +20,6 @@ from octavo.frontend.request.events import (
 )
 from octavo.frontend.request.logprob_table import LogprobTable
 from octavo.frontend.stream.pacing import apart
-from octavo.frontend.vllm_engine.protocol import pb
 from octavo.wire.sampling import Logprobs
 
 _REASONS: Final = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}

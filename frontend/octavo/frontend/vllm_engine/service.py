@@ -19,7 +19,9 @@ def add_vllm_engine(
     if importlib.util.find_spec("smg_grpc_proto") is None:
         _log.debug("no VllmEngine service: smg-grpc-proto is not installed (pip install '.[vllm-engine]')")
         return []
-    from octavo.frontend.vllm_engine.protocol import pb, services
+    from smg_grpc_proto import vllm_engine_pb2 as pb  # type: ignore[import-untyped]
+    from smg_grpc_proto import vllm_engine_pb2_grpc as services
+
     from octavo.frontend.vllm_engine.servicer import VllmEngine
 
     services.add_VllmEngineServicer_to_server(VllmEngine(generation, scheduler, config), server)

@@ -11,20 +11,22 @@ from importlib.metadata import version
 from typing import Any
 
 import grpc
+from smg_grpc_proto import vllm_engine_pb2 as pb  # type: ignore[import-untyped]
+from smg_grpc_proto import vllm_engine_pb2_grpc as services
+from smg_grpc_proto.generated import common_pb2 as common  # type: ignore[import-untyped]
 
 from octavo.frontend.access.access import tenant_from_headers
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import DeadlineExceeded, Overloaded, Reason, Unsupported
 from octavo.frontend.grpc.access import caller_of
 from octavo.frontend.grpc.errors import abort_with
-from octavo.frontend.grpc.limits import MAX_ABORTED_IDS, refuse_unknown_fields
+from octavo.frontend.grpc.requests import MAX_ABORTED_IDS, refuse_unknown_fields
 from octavo.frontend.grpc.service import answering, deadline_of, metadata_of
 from octavo.frontend.request.validation import check_count
 from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.generation import Generation
 from octavo.frontend.stream.pacing import paced
 from octavo.frontend.vllm_engine.model_files import chunks, read_model_files, tokenizer_archive
-from octavo.frontend.vllm_engine.protocol import common, pb, services
 from octavo.frontend.vllm_engine.requests import read_generate
 from octavo.frontend.vllm_engine.responses import Responses
 

@@ -1,17 +1,55 @@
-"""What a page of another site makes a browser send here is refused; and the names under which the HTTP port may be
-called."""
+"""Guards the HTTP port: refuses calls without credentials, under a foreign host name or caused by pages of other sites, and
+answers CORS preflights for the origins that are named."""
 
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.frontend.errors import Forbidden, Reason
+from octavo.frontend.access.access import Access, authorization_of
+from octavo.frontend.errors import Forbidden, Reason, Unauthenticated
 from octavo.frontend.http.errors import error_response
+
+# For GET and HEAD: probes carry no key, and the page asks its reader for one.
+EXEMPT: Final = frozenset({"/livez", "/health", "/ready", "/"})
+EXEMPT_BELOW: Final = "/page/"
+_REFUSED_WEBSOCKET: Final = 1008
+
+
+class AccessMiddleware:
+    """Stands before all routes, and says in `scope["state"]["caller"]` who calls."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan" and not _is_exempt(scope):
+            try:
+                caller = self._access.identify(authorization_of(Headers(scope=scope)))
+            except Unauthenticated as error:
+                await _refuse(error, scope, receive, send)
+                return
+            scope.setdefault("state", {})["caller"] = caller
+        await self._app(scope, receive, send)
+
+
+def _is_exempt(scope: Scope) -> bool:
+    path = scope["path"]
+    return scope.get("method") in ("GET", "HEAD") and (path in EXEMPT or path.startswith(EXEMPT_BELOW))
+
+
+async def _refuse(error: Unauthenticated, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": _REFUSED_WEBSOCKET})
+        return
+    await error_response(error)(scope, receive, send)
+
 
 EVERY: Final = "*"
 _LOOPBACK: Final = ("localhost", "*.localhost")
@@ -59,10 +97,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-# What a page of another site makes a browser send here is refused, whatever it sends, unless its origin is named: such
-# a page could use all that its reader can reach.
 
 
 # They tell nothing, and probes call them under whatever name they know.
@@ -128,3 +162,67 @@ def _foreign() -> Forbidden:
         "a page of another site has caused this call; call from a page of this server or no browser, or name the page's"
         " origin in --allowed-origins",
     )
+
+
+# Browsers leave them out of what they send.
+
+_METHODS: Final = "DELETE, GET, HEAD, POST"
+_PREFLIGHT_S: Final = "600"
+
+
+def parse_origins(texts: Iterable[str]) -> frozenset[str]:
+    """Origins as browsers write them. Raises `ValueError` for what is none, or could be anybody's."""
+    return frozenset(map(_origin, texts))
+
+
+def _origin(text: str) -> str:
+    origin = text.lower().removesuffix("/")
+    parts = urlsplit(origin)
+    if "*" in origin or origin == "null":
+        raise ValueError(f"{text!r} would be anybody's page; name each origin, as https://app.example")
+    if not (parts.scheme and parts.netloc and origin.isascii() and origin == f"{parts.scheme}://{parts.netloc}"):
+        raise ValueError(f"{text!r} is no origin; write SCHEME://HOST or SCHEME://HOST:PORT, as https://app.example")
+    return origin.removesuffix(_PORTS.get(parts.scheme, "\n"))
+
+
+class CrossOrigin:
+    """Stands before whatever asks for keys: browsers send none with the question whether a page may call at all.
+
+    No cookies are asked for or taken: a page says its key itself.
+    """
+
+    def __init__(self, app: ASGIApp, origins: frozenset[str]) -> None:
+        self._app = app
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        origin = headers.get("origin", "")
+        is_allowed = origin in self._origins
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                marked = MutableHeaders(scope=message)
+                marked.add_vary_header("Origin")
+                if is_allowed:
+                    marked["Access-Control-Allow-Origin"] = origin
+                    marked["Access-Control-Expose-Headers"] = "*"
+            await send(message)
+
+        if is_allowed and scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            await _preflight(headers)(scope, receive, send_marked)
+        else:
+            await self._app(scope, receive, send_marked)
+
+
+def _preflight(asked: Headers) -> Response:
+    """What the page may send: any header, for `*` would leave out the one with its key."""
+    told = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": _PREFLIGHT_S}
+    if wanted := asked.get("access-control-request-headers"):
+        told["Access-Control-Allow-Headers"] = wanted
+    if asked.get("access-control-request-private-network") == "true":
+        told["Access-Control-Allow-Private-Network"] = "true"
+    return Response(status_code=204, headers=told)

@@ -1,4 +1,4 @@
-"""GET /v1/models, POST /tokenize and /detokenize."""
+"""Serves the routes that generate nothing: models, tokenizer, health, metrics and version."""
 
 from typing import Any
 
@@ -9,12 +9,13 @@ from octavo.frontend.errors import NotFound, Reason, bad_parameter
 from octavo.frontend.http.connection import while_connected
 from octavo.frontend.openai.answers import encode
 from octavo.frontend.openai.body import read_call, unknown_fields_header, unsupported_field
-from octavo.frontend.openai.endpoint import Api, caller_of
+from octavo.frontend.openai.endpoint import VERSION, Api, caller_of, check_trusted
 from octavo.frontend.openai.logprobs import token_text
 from octavo.frontend.openai.messages import chat_of, tools_of
 from octavo.frontend.openai.schemas import TOKENIZE_UNSUPPORTED, DetokenizeBody, TokenizeBody
 from octavo.frontend.request.request import Prompt
 from octavo.frontend.request.validation import check_count
+from octavo.runtime.telemetry import metrics
 
 
 async def list_models(api: Api, request: Request) -> Response:
@@ -42,9 +43,6 @@ def _model(api: Api, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": api.generation.max_model_len,
     }
-
-
-# POST /tokenize and /detokenize, as vLLM has them.
 
 
 async def tokenize(api: Api, request: Request) -> Response:
@@ -79,3 +77,42 @@ def _prompt(api: Api, body: TokenizeBody, ignored: list[str]) -> Prompt:
     if body.add_special_tokens:
         raise unsupported_field("add_special_tokens of a chat", "its template has all that it needs")
     return chat_of(body, tools_of(body, ignored), api.generation.tokenizer, ignored)
+
+
+async def livez(api: Api, request: Request) -> Response:
+    """Says that the event loop turns."""
+    return _json({"status": "alive"})
+
+
+async def health(api: Api, request: Request) -> Response:
+    """Whether requests get on: the scheduler answers, or has not been away for longer than they survive."""
+    return _state("healthy" if api.generation.makes_progress else "stuck", api.generation.makes_progress)
+
+
+async def ready(api: Api, request: Request) -> Response:
+    """Whether a new request would be taken and could run now."""
+    return _state("ready" if api.generation.ready else "not ready", api.generation.ready)
+
+
+async def show_metrics(api: Api, request: Request) -> Response:
+    """All metrics of this process, for Prometheus. Raises `Unauthenticated` for a tenant."""
+    check_trusted(request, "the metrics")
+    body, content_type = metrics.render()
+    return Response(body, headers={"content-type": content_type})
+
+
+async def version(api: Api, request: Request) -> Response:
+    return _json({"version": VERSION})
+
+
+async def load(api: Api, request: Request) -> Response:
+    """Requests that are held now, in vLLM's form."""
+    return _json({"server_load": api.generation.num_running})
+
+
+def _state(status: str, is_good: bool) -> Response:
+    return _json({"status": status}, 200 if is_good else 503)
+
+
+def _json(content: dict[str, object], status: int = 200) -> Response:
+    return Response(encode(content), status, media_type="application/json")
