@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.frontend.access.connections import allow_open_files, connections_that_fit
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.grpc.connections import Connection, superfluous
+from octavo.frontend.grpc.connections import TcpConnection, superfluous
 from octavo.frontend.server import FrontendServer
 from octavo.testbed.certificates import make_authority, make_certificate
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
@@ -158,11 +158,11 @@ async def test_probes_have_connections_of_their_own(config: FrontendConfig, open
             assert (await probe.Check(health_pb2.HealthCheckRequest(), timeout=10)).status == 1
 
 
-def connection(fd: int, host: str, silent_ms: int = 0) -> Connection:
-    return Connection(fd, (host, fd), silent_ms)
+def connection(fd: int, host: str, silent_ms: int = 0) -> TcpConnection:
+    return TcpConnection(fd, (host, fd), silent_ms)
 
 
-def closed(connections: list[Connection], busy: set[int], most: int) -> list[int]:
+def closed(connections: list[TcpConnection], busy: set[int], most: int) -> list[int]:
     peers = {each.peer for each in connections if each.fd in busy}
     return [each.fd for each in superfluous(connections, peers, most)]
 

@@ -1,1 +1,1 @@
-"""octavo.v1.GenerationService: the gRPC interface."""
+"""Serves octavo.v1.GenerationService: the gRPC API."""

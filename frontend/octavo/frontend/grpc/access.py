@@ -1,4 +1,4 @@
-"""Nobody comes to a gRPC method, known or unknown, without credentials, where the server asks for them."""
+"""Refuses gRPC calls before their methods see them: calls without credentials, and calls that find no room."""
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextvars import ContextVar
@@ -25,7 +25,7 @@ _CALLER: Final[ContextVar[Caller]] = ContextVar("caller", default=ANYBODY)
 def interceptors(
     access: Access, *further: "grpc.aio.ServerInterceptor[Any, Any]"
 ) -> "Sequence[grpc.aio.ServerInterceptor[Any, Any]]":
-    """What a server needs to have around its methods; `further` ones come behind the key."""
+    """Returns the interceptors of a server, outermost first; `further` ones come after the check of the key."""
     return (*([AccessInterceptor(access)] if access.asks_for_keys else ()), *further, *READING)
 
 
@@ -33,17 +33,20 @@ async def _refuse_unreadable(context: Context, why: str) -> None:
     await abort_with(context, InvalidRequest(Reason.BAD_MESSAGE, why))
 
 
-# What one needs that is for anybody.
+# The interceptors of a server that asks for no keys.
 READING: Final = (ReadingInterceptor(_refuse_unreadable),)
 
 
 def caller_of(context: Context) -> Caller:
-    """Who makes the call of the context; only inside the call's own task, or tasks that it has started."""
+    """Returns the caller that the credentials of the current call name.
+
+    Works only in the call's own task and in tasks that the call has started.
+    """
     return _CALLER.get()
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Stands before all methods; those in `EXEMPT` alone are left to themselves."""
+    """Refuses calls without valid credentials, whether the method exists or not; methods in `EXEMPT` need none."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -60,8 +63,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses calls of `methods` before anything of them is read, where `check_room` raises `Overloaded`; `call_came`
-    is told of every call."""
+    """Refuses calls of `methods` before their messages are read, where `check_room` raises `Overloaded`. Calls
+    `call_came` for every call of any method."""
 
     def __init__(self, methods: Collection[str], check_room: Callable[[], None], call_came: Callable[[], None]) -> None:
         self._methods = methods
@@ -85,7 +88,7 @@ def _authorization(details: _Details) -> str | None:
 
 
 def _refusing(error: ServiceError) -> _Handler:
-    """Answers without reading what the client sends, however many messages that are."""
+    """Returns a handler that answers with `error` and reads no message of the client's."""
 
     async def refuse(requests: object, context: Context) -> None:
         await abort_with(context, error)

@@ -1,7 +1,8 @@
 """Closes idle connections of gRPC where there are too many, as `ConnectionBook` does for HTTP.
 
-gRPC takes connections in by itself, tells nobody, and turns away all above a number. But they are files of this
-process: they are found among these, and shut down. Those that carry a call are left alone, which the calls tell.
+gRPC accepts connections by itself, reports none of them, and refuses all above a number. But each connection is a file
+of this process: this module finds the connections among the files, and shuts idle ones down. `BusyPeers` knows which
+connections carry a call; these stay open.
 """
 
 import asyncio
@@ -28,18 +29,18 @@ Peer = tuple[str, int]
 
 _FILES: Final = Path("/proc/self/fd")
 _INTERVAL_S: Final = 0.25
-# Shares of the most connections: from which on some are closed, and until how many are left. New ones find room.
+# Shares of the most connections: above `_CROWDED` some are closed until `_ROOMY` is left, so that new ones find room.
 _CROWDED: Final = 0.875
 _ROOMY: Final = 0.75
-# From which on they are looked at one by one: a little more than one client keeps.
+# The share above which connections are looked at one by one: a little more than one client may keep.
 _LOOK: Final = 0.5625
-# Into `tcp_info`: milliseconds since data came last.
+# Offset in the kernel's `tcp_info` of the milliseconds since data came last.
 _LAST_DATA: Final = 52
 
 
 @dataclass(frozen=True)
-class Connection:
-    """One, by its file. `silent_ms` is how long nothing has come."""
+class TcpConnection:
+    """Names an accepted connection by its file descriptor. `silent_ms`: milliseconds since data came last."""
 
     fd: int
     peer: Peer
@@ -47,7 +48,10 @@ class Connection:
 
 
 class BusyPeers(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Those with a call that runs. Stands before methods that are coroutines, as `ReadingInterceptor` makes them."""
+    """Counts running calls by the address of their client.
+
+    The methods behind this interceptor must be coroutines, as `ReadingInterceptor` makes them.
+    """
 
     def __init__(self) -> None:
         self._calls: Counter[str] = Counter()
@@ -79,15 +83,19 @@ class BusyPeers(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return counting
 
     def peers(self) -> frozenset[Peer]:
-        """Their addresses."""
+        """Returns the addresses of clients with a running call."""
         return frozenset(filter(None, map(_peer_of, self._calls)))
 
 
-def superfluous(connections: Collection[Connection], busy: Collection[Peer], most: int) -> Iterator[Connection]:
-    """Which to close of so many, where `most` may be: idle ones, the longest silent first, always of the client that
-    has most of all; and of one that has more than half of what may be."""
+def superfluous(connections: Collection[TcpConnection], busy: Collection[Peer], most: int) -> Iterator[TcpConnection]:
+    """Yields the idle connections to close where `most` are allowed, each time the longest silent one of the client
+    that has most.
+
+    Stops when no client has more than half of `most`, and, if more than `_CROWDED` of `most` were open, `_ROOMY` is
+    left. Connections of `busy` peers are counted but never yielded.
+    """
     counts = Counter(client_of(each.peer) for each in connections)
-    idle: dict[str, list[Connection]] = {}
+    idle: dict[str, list[TcpConnection]] = {}
     for each in sorted(connections, key=lambda each: each.silent_ms):
         if each.peer not in busy:
             idle.setdefault(client_of(each.peer), []).append(each)
@@ -103,11 +111,14 @@ def superfluous(connections: Collection[Connection], busy: Collection[Peer], mos
 
 
 async def keep_room(port: int, busy: BusyPeers, most: int, others: Callable[[], int]) -> None:
-    """Looks, until cancelled, after the connections at `port`; `others` is how many there are elsewhere. Does nothing
-    where the system does not tell of files."""
+    """Closes superfluous connections at `port`, until cancelled.
+
+    `others` returns the number of connections that the process has open elsewhere. Does nothing on systems without
+    /proc/self/fd.
+    """
     if not _FILES.is_dir():
         return
-    # Of what was open before there were connections.
+    # The number of files that were open before there were connections.
     files = len(os.listdir(_FILES)) - others()
     while True:
         await asyncio.sleep(_INTERVAL_S)
@@ -119,13 +130,13 @@ async def keep_room(port: int, busy: BusyPeers, most: int, others: Callable[[], 
 def _close_superfluous(port: int, busy: frozenset[Peer], most: int) -> None:
     for connection in superfluous(list(_accepted(port, map(int, os.listdir(_FILES)))), busy, most):
         with _duplicate(connection.fd) as found:
-            # The file may have become another's meanwhile.
+            # The descriptor may belong to another file meanwhile.
             if found and _connection(connection.fd, found, port) is not None:
                 with contextlib.suppress(OSError):
                     found.shutdown(socket.SHUT_RDWR)
 
 
-def _accepted(port: int, fds: Iterable[int]) -> Iterator[Connection]:
+def _accepted(port: int, fds: Iterable[int]) -> Iterator[TcpConnection]:
     for fd in fds:
         with _duplicate(fd) as found:
             if found and (connection := _connection(fd, found, port)):
@@ -134,7 +145,7 @@ def _accepted(port: int, fds: Iterable[int]) -> Iterator[Connection]:
 
 @contextlib.contextmanager
 def _duplicate(fd: int) -> Iterator[socket.socket | None]:
-    """The file as a socket of its own, where it is one."""
+    """Yields a duplicate of the file `fd` as a socket, None if the file is no socket."""
     try:
         duplicate = os.dup(fd)
     except OSError:
@@ -150,8 +161,8 @@ def _duplicate(fd: int) -> Iterator[socket.socket | None]:
         yield found
 
 
-def _connection(fd: int, found: socket.socket, port: int) -> Connection | None:
-    """What was taken in at that port, if it was."""
+def _connection(fd: int, found: socket.socket, port: int) -> TcpConnection | None:
+    """Returns the connection of the socket `found` if it was accepted at `port`."""
     if found.family not in (socket.AF_INET, socket.AF_INET6) or found.type is not socket.SOCK_STREAM:
         return None
     try:
@@ -161,16 +172,16 @@ def _connection(fd: int, found: socket.socket, port: int) -> Connection | None:
         info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA + 4)
     except OSError:
         return None
-    return Connection(fd, (_plain(host), peer_port), struct.unpack_from("=I", info, _LAST_DATA)[0])
+    return TcpConnection(fd, (_plain(host), peer_port), struct.unpack_from("=I", info, _LAST_DATA)[0])
 
 
 def _peer_of(text: str) -> Peer | None:
-    """gRPC's way of writing it: ipv4:127.0.0.1:5, ipv6:[::1]:5."""
+    """Parses gRPC's spelling of a peer, as ipv4:127.0.0.1:5 or ipv6:[::1]:5. Returns None for other kinds."""
     kind, _, address = unquote(text).partition(":")
     host, _, port = address.rpartition(":")
     return (_plain(host.strip("[]")), int(port)) if kind in ("ipv4", "ipv6") and port.isdecimal() else None
 
 
 def _plain(host: str) -> str:
-    """An address of IPv4 is the same where a socket of IPv6 has taken it."""
+    """Returns the address in lower case without its zone, and an IPv4 address without the prefix of IPv6 sockets."""
     return host.partition("%")[0].lower().removeprefix("::ffff:")

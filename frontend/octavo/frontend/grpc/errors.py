@@ -1,4 +1,4 @@
-"""Errors as gRPC clients get them: a status code, a sentence, and google.rpc details for programs."""
+"""Converts errors to what gRPC clients get: a status code, a sentence, and google.rpc details for programs."""
 
 from typing import Final, NoReturn
 
@@ -41,7 +41,7 @@ _CODES: Final[dict[type[ServiceError], grpc.StatusCode]] = {
     Aborted: grpc.StatusCode.CANCELLED,
     Broken: grpc.StatusCode.INTERNAL,
 }
-# Nobody cancelled the request: its reading was ended by the server.
+# Nobody cancelled these requests: the server ended the reading of their events.
 _ABORTED: Final = frozenset({Reason.SUPERSEDED, Reason.SLOW_READER})
 
 
@@ -53,12 +53,12 @@ async def abort_with(context: "grpc.aio.ServicerContext[object, object]", error:
 
 
 def code_of(error: ServiceError) -> grpc.StatusCode:
-    """The error's status code."""
+    """Returns the gRPC status code of the error."""
     return grpc.StatusCode.ABORTED if error.reason in _ABORTED else _CODES[type(error)]
 
 
 def to_status(error: ServiceError) -> Status:
-    """The error as google.rpc.Status, with ErrorInfo and, where trying again may help, RetryInfo."""
+    """Returns the error as google.rpc.Status, with ErrorInfo and, where trying again may help, RetryInfo."""
     details = [_pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata))]
     if error.retry_after_s is not None:
         delay = Duration()

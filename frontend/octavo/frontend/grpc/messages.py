@@ -1,4 +1,4 @@
-"""What happens behind every door as octavo.v1 messages to clients."""
+"""Writes the events of a generation as octavo.v1 messages."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,26 +29,26 @@ _NOTICES: Final = {
     NoticeKind.WORKER_LOST: pb.Notice.KIND_WORKER_LOST,
 }
 
-# The bytes that a token stands for.
+# Returns the bytes that a token stands for.
 Pieces = Callable[[int], bytes]
 
 
 class EventWriter:
-    """Makes one stream's messages. Deltas carry what `options` ask for."""
+    """Writes the messages of one stream. Deltas carry the fields that `options` ask for."""
 
     def __init__(self, options: pb.ResponseOptions, piece: Pieces) -> None:
         self._shows_text = default_true(options, "text")
         self._shows_ids = default_true(options, "token_ids")
-        # They may be there for the server's own use.
+        # Events may have logprobs for the server's own use.
         self._shows_logprobs = options.HasField("top_logprobs")
         self._piece = piece
 
     async def written(self, emitted: events.Emitted) -> pb.GenerateResponse:
-        """The same as `write`, with no other call held up for long."""
+        """Does the same as `write`, but in a thread where the event is long, so that other calls go on."""
         return await apart(partial(self.write, emitted)) if events.is_long(emitted.event) else self.write(emitted)
 
     def write(self, emitted: events.Emitted) -> pb.GenerateResponse:
-        """The event as a message."""
+        """Returns the event as a message."""
         offset, event = emitted
         if isinstance(event, events.TextDelta):
             return pb.GenerateResponse(event_offset=offset, delta=self._delta(event))

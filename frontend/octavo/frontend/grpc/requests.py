@@ -1,4 +1,4 @@
-"""Reads octavo.v1 messages from clients: bounds repeated fields, refuses unknown ones, converts to the frontend's types."""
+"""Reads octavo.v1 messages from clients: bounds repeated fields, refuses unknown fields, converts to inner types."""
 
 from array import array
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ MAX_ABORTED_IDS: Final = 4096
 
 
 def check_generate(message: pb.GenerateRequest, max_model_len: int) -> None:
-    """Raises `InvalidRequest` for more token ids than leave room for an answer, or too much of anything else."""
+    """Raises `InvalidRequest` for token ids that leave no room for an answer, or too many entries of another field."""
     check_room(len(message.token_ids.ids), max_model_len)
     check_chat(message.chat)
     check_count("constraint.choice", message.constraint.choice.choices, MAX_CHOICES)
@@ -88,7 +88,7 @@ def _first_unknown(message: Message) -> Unsupported:
 
 
 def _parts(message: Message) -> Iterator[Message]:
-    """The message and all messages in it."""
+    """Yields `message` and all messages inside of it."""
     yield message
     for descriptor, value in message.ListFields():
         inner = descriptor.message_type
@@ -115,14 +115,15 @@ _SAMPLING: Final = (
     "seed",
     "best_of",
 )
-# Of the options of an answer, those that decide what is generated and how it is cut into events.
+# The options of an answer that decide what is generated and how it is cut into events.
 _FIXED: Final = ("top_logprobs", "prompt_logprobs", "skip_special_tokens", "incremental")
 
 
 def read_request(message: pb.GenerateRequest, metadata: Mapping[str, str]) -> GenerationRequest:
-    """Raises `InvalidRequest` where the message has no prompt, an unknown value of an enum, or text that is no JSON.
+    """Returns the message as a request. Fields that the message leaves out get their defaults.
 
-    `metadata` are the call's, by names in lower case.
+    `metadata` is the call's, by names in lower case. Raises `InvalidRequest` where the message has no prompt, an
+    unknown value of an enum, or text that is no JSON.
     """
     sampling, stopping, response = message.sampling, message.stopping, message.response
     scheduling = message.scheduling
@@ -158,7 +159,7 @@ def read_request(message: pb.GenerateRequest, metadata: Mapping[str, str]) -> Ge
 
 
 def read_chat(message: pb.ChatPrompt) -> Chat:
-    """The conversation. Raises `InvalidRequest` for template variables that are no JSON object."""
+    """Returns the conversation. Raises `InvalidRequest` for template variables that are no JSON object."""
     return Chat(
         messages=tuple(map(_chat_message, message.messages)),
         tools=tuple(Tool(tool.name, tool.description, tool.parameters_json) for tool in message.tools),
@@ -173,12 +174,12 @@ def read_chat(message: pb.ChatPrompt) -> Chat:
 
 
 def default_true(options: pb.ResponseOptions, name: str) -> bool:
-    """An optional switch that is on unless turned off."""
+    """Returns an optional switch of `options`: True unless it is turned off."""
     return bool(getattr(options, name)) if options.HasField(name) else True
 
 
 def check_options(options: pb.ResponseOptions, request: GenerationRequest) -> None:
-    """Raises `InvalidRequest` where options to read a request again would need another answer to it."""
+    """Raises `InvalidRequest` where `options`, sent to attach to `request`, would need another answer to it."""
     for field in _FIXED:
         asked, has = getattr(options, field), getattr(request, field)
         if options.HasField(field) and asked != has:

@@ -1,4 +1,4 @@
-"""The gRPC door: octavo.v1.GenerationService."""
+"""Serves octavo.v1.GenerationService, the gRPC API."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 Context = grpc.aio.ServicerContext[Any, Any]
-# grpc.aio has no public name for that error, which may come before the context knows of it.
+# grpc.aio has no public name for the error of a failed write, which may come before the context knows of the failure.
 _WRITE_FAILED: Final = "ExecuteBatchError"
 
 
@@ -135,7 +135,7 @@ class GenerationService(services.GenerationServiceServicer):
 
 @contextlib.asynccontextmanager
 async def answering(context: Context) -> AsyncIterator[None]:
-    """Answers with the error that ends the block."""
+    """Ends the call with the error that ends the block; errors that are no `ServiceError` become an internal error."""
     try:
         yield
     except ServiceError as error:
@@ -160,11 +160,11 @@ def _tokenized(request: pb.TokenizeRequest) -> str | Chat:
 
 
 def metadata_of(context: Context) -> dict[str, str]:
-    """The call's metadata but for what is binary, by names in lower case."""
+    """Returns the call's text metadata, by names in lower case; binary entries are left out."""
     return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
 def deadline_of(context: Context) -> float | None:
-    """The call's deadline, as a time of the event loop's clock."""
+    """Returns the call's deadline as a time of the event loop's clock, None for a call that has none."""
     remaining = context.time_remaining()
     return None if remaining is None else asyncio.get_running_loop().time() + remaining

@@ -1,1 +1,1 @@
-"""The HTTP port: its connections, its guards, its errors and its event streams."""
+"""Serves the HTTP port: connections, guards, errors and streamed responses."""

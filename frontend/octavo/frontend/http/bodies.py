@@ -1,7 +1,7 @@
-"""How many bytes of bodies are held at once, whoever sends them.
+"""Bounds the bytes of request bodies that are held at once, over all clients.
 
-A body counts from its first byte until its call is answered. Of those still coming in, the oldest of the client that
-has most gives way to newer ones: who sends without pause is done long before it is the oldest.
+A body counts from its first byte until its call is answered. Where bodies that are still coming exceed their bound, the
+oldest body of the client that sends most gives way: a client that sends without pause is done long before that.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ MAX_HELD: Final = 256 << 20
 
 
 class Body:
-    """One call's, of `client`. `evict` is called when it has to give way."""
+    """Counts the bytes of one body that `client` sends. `evict` is called when the body has to give way."""
 
     def __init__(self, client: str, evict: Callable[[], None]) -> None:
         self.client = client
@@ -28,7 +28,7 @@ class Body:
 
 
 class Bodies:
-    """The books of one HTTP port. Belongs to one event loop."""
+    """Counts the bodies of one HTTP port. Belongs to one event loop."""
 
     def __init__(self, max_unfinished: int = MAX_UNFINISHED, max_held: int = MAX_HELD) -> None:
         self._max_unfinished = max_unfinished
@@ -41,11 +41,11 @@ class Bodies:
 
     @property
     def held(self) -> int:
-        """Bytes that are held."""
+        """Returns the number of bytes that are held."""
         return self._unfinished_bytes + self._finished_bytes
 
     def grow(self, body: Body, size: int) -> None:
-        """So many bytes more have come. Raises `Overloaded` where it is this body itself that must give way."""
+        """Counts `size` more bytes of `body`. Raises `Overloaded` where `body` itself must give way."""
         self._unfinished.setdefault(body)
         self._change(body, size)
         while self._unfinished_bytes > self._max_unfinished:
@@ -57,7 +57,7 @@ class Bodies:
             oldest.evict()
 
     def finish(self, body: Body) -> None:
-        """It has come whole. Raises `Overloaded` where there is no room to keep it."""
+        """Marks `body` as complete. Raises `Overloaded` where there is no room to keep a body of this size."""
         if body not in self._unfinished:
             return
         size = body.size
@@ -69,7 +69,7 @@ class Bodies:
         self._finished_bytes += size
 
     def close(self, body: Body) -> None:
-        """It is not held any more. Idempotent."""
+        """Stops counting `body`, which is not held any more. Idempotent."""
         if body in self._unfinished:
             del self._unfinished[body]
             self._change(body, -body.size)
@@ -79,7 +79,7 @@ class Bodies:
             body.size = 0
 
     def refusal(self) -> Overloaded:
-        """What is told to whom a body is of that had to give way."""
+        """Returns the error for the client of a body that had to give way."""
         return Overloaded(
             Reason.TOO_MUCH_WORK,
             f"the server holds {self.held} bytes of bodies, and at most {self._max_unfinished} of those that are still"
@@ -95,7 +95,10 @@ class Bodies:
 
 
 class BodyBound:
-    """Stands behind whoever asks for keys: of a call without one nothing is read."""
+    """Counts each call's body as the app reads it; `receive` raises `Overloaded` where the body has to give way.
+
+    Belongs behind the check of credentials, so that nothing is read of a call without a key.
+    """
 
     def __init__(self, app: ASGIApp, bodies: Bodies) -> None:
         self._app = app
@@ -113,7 +116,7 @@ class BodyBound:
 
 
 class _Counted:
-    """One call's body."""
+    """Receives and counts one call's body."""
 
     def __init__(self, bodies: Bodies, client: str, receive: Receive) -> None:
         self._bodies = bodies
@@ -133,8 +136,8 @@ class _Counted:
         return message
 
     async def _next(self) -> Message:
-        """The next message. Raises `Overloaded` as soon as the body has to give way, for what has come is kept until
-        then."""
+        """Returns the next message. Raises `Overloaded` as soon as the body has to give way: until then the app keeps
+        what has come of the body."""
         if self._is_evicted:
             raise self._bodies.refusal()
         if not self._is_coming:

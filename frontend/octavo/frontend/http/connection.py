@@ -1,4 +1,4 @@
-"""The client at the other end: what it sends, and whether it is still there."""
+"""Reads what a client sends, and notices when the client has gone."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -19,8 +19,10 @@ class ClientGone(Exception):
 
 
 async def read_body(request: Request) -> bytes:
-    """The request's JSON text. Raises `InvalidRequest` for one that is too large or says it is something else,
-    `ClientGone`. How long it may take is the server's concern."""
+    """Returns the request's JSON text of at most `MAX_BODY` bytes. The HTTP server bounds the time.
+
+    Raises `InvalidRequest` for a body that is larger or has another content type, `ClientGone` where the client leaves.
+    """
     _check_content_type(request.headers.get("content-type", ""))
     if int(request.headers.get("content-length", 0)) > MAX_BODY:
         raise _too_large()
@@ -44,7 +46,7 @@ async def until_gone(receive: Receive) -> None:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled if the client goes away. Raises `ClientGone`."""
+    """Returns the result of `work`. Raises `ClientGone` if the client goes away first; `work` is cancelled then."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(until_gone(request.receive))
     try:

@@ -1,4 +1,4 @@
-"""What is the same for every call, whatever its route: its id, the time of day, and how large its headers may be."""
+"""Handles what is the same for calls of all routes: ids, the time of day, and the bound of headers."""
 
 import secrets
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ from octavo.frontend.http.errors import error_response
 
 
 def unix_time() -> int:
-    """Seconds since 1970."""
+    """Returns the time in whole seconds since 1970."""
     return int(datetime.now(UTC).timestamp())
 
 
@@ -21,7 +21,10 @@ _HEADER: Final = b"x-request-id"
 
 
 class Envelope:
-    """Puts `x-request-id` on every response: the client's, where it is printable, or a fresh one."""
+    """Puts `x-request-id` on every response: the client's id where that is printable, or a fresh one.
+
+    Refuses calls with more than `MAX_HEADERS` bytes of headers with status 431.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Errors as HTTP clients get them: a status, and OpenAI's error object."""
+"""Converts errors to what HTTP clients get: a status, and OpenAI's error object."""
 
 import math
 import re
@@ -39,7 +39,7 @@ _STATUS: Final[dict[type[ServiceError], int]] = {
     Broken: 500,
 }
 _TYPES: Final = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
-# What the API behind every door calls its fields -> what they are called here.
+# Names of fields inside the frontend -> their names in OpenAI's API.
 _NAMES: Final = {
     "num_sequences": "n",
     "beam_width": "n",
@@ -51,7 +51,7 @@ _NAMES: Final = {
     "chat.messages.role": "messages.role",
     "text_or_ids": "prompt",
 }
-# What single routes call them, or what of a route's body an error is about that names no field.
+# Names that single routes have for these fields, and for the prompt, which some errors are about and do not name.
 _PROMPT: Final = {"/v1/chat/completions": "messages", "/v1/responses": "input"}
 _ROUTE_NAMES: Final[dict[str, dict[str, str]]] = {
     "/v1/responses": {"max_tokens": "max_output_tokens", "constraint": "text.format"},
@@ -64,15 +64,15 @@ _NAME: Final = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, sorted(_NAMES
 
 
 def status_of(error: ServiceError) -> int:
-    """The HTTP status of an error."""
+    """Returns the HTTP status of an error."""
     return 413 if error.reason is Reason.TOO_LARGE else _STATUS[type(error)]
 
 
 def name_field(error: ServiceError, path: str) -> None:
-    """Makes an error name the field of the body of the route `path` that it is about, if it is about one."""
+    """Replaces the name of the field that `error` is about, if any, by its name in the body of the route `path`."""
     field = error.metadata.get("field", "")
     if isinstance(error, Unsupported):
-        # That is the body's own already.
+        # Such an error names the body's own field already.
         return
     if field in _ABOUT_THE_PROMPT or error.reason is Reason.PROMPT_TOO_LONG:
         error.metadata["field"] = _PROMPT.get(path, "prompt")
@@ -82,7 +82,7 @@ def name_field(error: ServiceError, path: str) -> None:
 
 
 def error_object(error: ServiceError) -> dict[str, object]:
-    """OpenAI's error object; `code` is our reason."""
+    """Returns OpenAI's error object; `code` is the error's reason in lower case."""
     status = status_of(error)
     kind = _TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
     field = error.metadata.get("field")
@@ -95,12 +95,12 @@ def error_object(error: ServiceError) -> dict[str, object]:
 
 
 def error_body(error: ServiceError) -> bytes:
-    """The error as JSON."""
+    """Returns the error as JSON text."""
     return msgspec.json.encode({"error": error_object(error)})
 
 
 def error_response(error: ServiceError, status: int | None = None) -> Response:
-    """The error as an answer of its own; `status` stands in for the error's own."""
+    """Returns the error as a response; `status` replaces the error's own status."""
     headers = {}
     if error.retry_after_s is not None:
         # Whole seconds, and not before there is room.

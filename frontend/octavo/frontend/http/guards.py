@@ -1,4 +1,4 @@
-"""Guards the HTTP port: refuses calls without credentials, under a foreign host name or caused by pages of other sites, and
+"""Guards the HTTP port: refuses calls without credentials, under a foreign host name or from pages of other sites, and
 answers CORS preflights for the origins that are named."""
 
 import ipaddress
@@ -22,7 +22,7 @@ _REFUSED_WEBSOCKET: Final = 1008
 
 
 class AccessMiddleware:
-    """Stands before all routes, and says in `scope["state"]["caller"]` who calls."""
+    """Refuses calls without credentials, to known and unknown routes; sets the caller in `scope["state"]["caller"]`."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -53,14 +53,16 @@ async def _refuse(error: Unauthenticated, scope: Scope, receive: Receive, send: 
 
 EVERY: Final = "*"
 _LOOPBACK: Final = ("localhost", "*.localhost")
-# As addresses to listen on: all of the machine's.
+# These addresses to listen on mean all of the machine's.
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
 
 
 class AllowedHosts:
-    """Those of loopback, that of `listen`, of the machine where that means all its addresses, and `further` ones.
+    """Knows the host names under which the HTTP port may be called; any address may be used.
 
-    `*.name` is every name that ends so, `*` any. Behind a unix socket is a proxy, which has its own say.
+    The names are those of loopback, the one in `listen` (the machine's own where `listen` means all addresses), and
+    `further` ones. `*.name` is every name that ends so, `*` any name. A unix socket allows all names: the proxy that
+    calls it has its own rules.
     """
 
     def __init__(self, listen: str, further: Sequence[str] = ()) -> None:
@@ -71,7 +73,7 @@ class AllowedHosts:
         self._ends = tuple(pattern[1:] for pattern in patterns if pattern.startswith("*."))
 
     def allows(self, host: str) -> bool:
-        """Whether a call whose Host header is this may come in."""
+        """Tells whether a call with the Host header `host` is allowed."""
         if self._every:
             return True
         name = host_name(host)
@@ -79,7 +81,7 @@ class AllowedHosts:
 
 
 def host_name(authority: str) -> str:
-    """The name or address in `name:port`, in one spelling."""
+    """Returns the name or address of `name:port` in lower case, without brackets and final dot."""
     bracketed, _, _ = authority.partition("]")
     if bracketed.startswith("["):
         return bracketed[1:].lower()
@@ -99,16 +101,20 @@ def _is_address(name: str) -> bool:
     return True
 
 
-# They tell nothing, and probes call them under whatever name they know.
+# These routes reveal nothing, and probes call them under whatever name they know.
 _PROBES: Final = frozenset({"/livez", "/health", "/ready"})
 _READING: Final = frozenset({"GET", "HEAD"})
-# What browsers say of requests that no other site has caused.
+# Values of sec-fetch-site for requests that no other site has caused.
 _OWN: Final = frozenset({"same-origin", "none"})
 _PORTS: Final = {"http": ":80", "https": ":443"}
 
 
 class BrowserGuard:
-    """Stands before all else. Programs that are no browsers send none of the headers that it looks at but Host."""
+    """Refuses calls under a host name that is not allowed, and calls that a page of another site makes a browser send.
+
+    Such a page could use all that its reader can reach; only pages of the named `origins` may. Of the headers that
+    decide, programs that are no browsers send Host alone.
+    """
 
     def __init__(self, app: ASGIApp, hosts: AllowedHosts, origins: frozenset[str] = frozenset()) -> None:
         self._app = app
@@ -126,7 +132,7 @@ class BrowserGuard:
         if reads and scope["path"] in _PROBES:
             return None
         host = headers.get("host", "")
-        # What does not say where it means to go is no browser.
+        # A client that sends no Host header is no browser.
         if host and not self._hosts.allows(host):
             return Forbidden(
                 Reason.HOST_NOT_ALLOWED,
@@ -138,16 +144,16 @@ class BrowserGuard:
 
 
 def _is_foreign(headers: Headers, host: str, *, reads: bool) -> bool:
-    """Whether a page of another site has caused it. Following a link to here is its reader's own deed."""
+    """Tells whether a page of another site has caused the call. A reader who follows a link has caused it, no page."""
     if site := headers.get("sec-fetch-site"):
         return site not in _OWN and not (reads and headers.get("sec-fetch-mode") == "navigate")
-    # Browsers say the above only where the connection cannot be listened to, and this wherever something could change.
+    # Browsers send sec-fetch-site over trustworthy connections only, and Origin wherever a call could change something.
     origin = headers.get("origin")
     return origin is not None and not reads and not _is_of(origin, host)
 
 
 def _is_of(origin: str, host: str) -> bool:
-    """Whether pages of that origin come from that host. What ends TLS before this server does not change its name."""
+    """Tells whether pages of `origin` come from `host`. The scheme may differ: a proxy may end TLS on the way."""
     try:
         found = urlsplit(origin)
     except ValueError:
@@ -164,14 +170,14 @@ def _foreign() -> Forbidden:
     )
 
 
-# Browsers leave them out of what they send.
+# Browsers leave these ports out of the origins that they send.
 
 _METHODS: Final = "DELETE, GET, HEAD, POST"
 _PREFLIGHT_S: Final = "600"
 
 
 def parse_origins(texts: Iterable[str]) -> frozenset[str]:
-    """Origins as browsers write them. Raises `ValueError` for what is none, or could be anybody's."""
+    """Returns origins as browsers write them. Raises `ValueError` for a text that is no origin, or any page's."""
     return frozenset(map(_origin, texts))
 
 
@@ -186,9 +192,10 @@ def _origin(text: str) -> str:
 
 
 class CrossOrigin:
-    """Stands before whatever asks for keys: browsers send none with the question whether a page may call at all.
+    """Answers CORS preflights, and lets browsers hand responses to pages of the named `origins`.
 
-    No cookies are asked for or taken: a page says its key itself.
+    Belongs before the check of credentials: browsers send none with a preflight. No cookies are asked for or taken: a
+    page sends its key itself.
     """
 
     def __init__(self, app: ASGIApp, origins: frozenset[str]) -> None:
@@ -219,10 +226,10 @@ class CrossOrigin:
 
 
 def _preflight(asked: Headers) -> Response:
-    """What the page may send: any header, for `*` would leave out the one with its key."""
-    told = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": _PREFLIGHT_S}
+    """Returns the answer to a preflight. The page may send any header: each is named, for `*` leaves out the key's."""
+    allowed = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": _PREFLIGHT_S}
     if wanted := asked.get("access-control-request-headers"):
-        told["Access-Control-Allow-Headers"] = wanted
+        allowed["Access-Control-Allow-Headers"] = wanted
     if asked.get("access-control-request-private-network") == "true":
-        told["Access-Control-Allow-Private-Network"] = "true"
-    return Response(status_code=204, headers=told)
+        allowed["Access-Control-Allow-Private-Network"] = "true"
+    return Response(status_code=204, headers=allowed)

@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's, and cut off where the client is slow to ask or to read."""
+"""Extends uvicorn's HTTP connection by time limits for slow clients, and by strict framing of requests."""
 
 import asyncio
 import logging
@@ -15,20 +15,20 @@ from octavo.frontend.http.errors import error_body
 
 _log = logging.getLogger(__name__)
 
-# What a request may take from its first byte to its last.
+# The most seconds from the first byte of a request to its last.
 REQUEST_S: Final = 10.0
 _AFTERTHOUGHT_S: Final = 0.5
 
 
 class HttpProtocol(H11Protocol):
-    """A connection that is closed when a request takes longer than `REQUEST_S` to arrive, or what was written longer
-    than `stall_timeout_s` to leave."""
+    """Closes a connection when a request takes longer than `REQUEST_S` seconds to arrive, or written data longer than
+    `stall_timeout_s` seconds to leave."""
 
     def __init__(self, *args: Any, stall_timeout_s: float, place: Place, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._place = place
         self.conn = _Strict(h11.SERVER, MAX_HEADERS)
-        # A little later than what waits for the client, which so learns why it ends.
+        # A little later than the handler's own limit, so that the client learns why its response ends.
         self._stall_timeout_s = stall_timeout_s + _AFTERTHOUGHT_S
         self._arriving: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
@@ -57,7 +57,7 @@ class HttpProtocol(H11Protocol):
             self._note_whether_busy()
 
     def on_response_complete(self) -> None:
-        # What came of a body that nobody read.
+        # Nobody has read what came of the body.
         self.cycle.body = bytearray()
         super().on_response_complete()
         if self.conn.their_state is not h11.SEND_BODY:
@@ -73,13 +73,13 @@ class HttpProtocol(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is no HTTP, in the form of all errors, and closes."""
+        """Answers bytes that are no readable HTTP request with an error object, and closes the connection."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             # In the midst of a response there is no place for another.
             self.transport.close()
             return
         if self.cycle:
-            # Whoever reads the body has nobody to answer.
+            # The handler that reads the body has nobody to answer.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         status = getattr(sys.exception(), "error_status_hint", 400)
@@ -95,7 +95,7 @@ class HttpProtocol(H11Protocol):
             self.transport.close()
 
     def _note_whether_busy(self) -> None:
-        """It is while a request that has come whole is answered."""
+        """Marks the connection as busy while a complete request is being answered, else as idle."""
         if self.cycle and not self.cycle.more_body and not self.cycle.response_complete:
             self._place.set_busy()
         else:
@@ -117,8 +117,8 @@ class HttpProtocol(H11Protocol):
 
 
 class _Strict(h11.Connection):
-    """Takes no request whose end can be read in two ways: what one server takes for its body, another may take for the
-    next request."""
+    """Refuses a request whose end can be read in two ways: the bytes that one server takes for its body, another server
+    may take for the next request."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()

@@ -1,4 +1,4 @@
-"""The HTTP port: uvicorn serves the app in the frontend's event loop, with limits on everything that a client sends."""
+"""Serves the HTTP port: runs uvicorn in the frontend's event loop, with limits on everything that clients send."""
 
 import asyncio
 import contextlib
@@ -23,15 +23,18 @@ from octavo.runtime.transport.endpoints import EndpointError
 _log = logging.getLogger(__name__)
 
 _HANDSHAKE_S: Final = 10.0
-# Taken in one turn of the event loop: each brings a request to read, and others wait meanwhile. The rest is kept by the
-# system, in order.
+# Connections accepted in one turn of the event loop: each brings a request to read, and other clients wait meanwhile.
+# The system keeps the rest, in order.
 _AT_ONCE: Final = 4
-# Until it is tried again where the system has no file left.
+# Seconds until accepting is tried again where the system has no file left.
 _PAUSE_S: Final = 0.1
 
 
 class Acceptor:
-    """Serves `listener`, which does not block, from `start` to `close`."""
+    """Accepts connections at `listener`, which does not block, from `start` to `close`.
+
+    Each connection is counted in `book` before a byte of it is read, so those in their TLS handshake count, too.
+    """
 
     def __init__(
         self,
@@ -48,12 +51,12 @@ class Acceptor:
         self._pause: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Connections made before have waited for it."""
+        """Begins to accept. Connections made before have waited in the system's queue."""
         self._pause = None
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def close(self) -> None:
-        """Takes no more."""
+        """Stops accepting, and drops connections in their TLS handshake."""
         if self._pause:
             self._pause.cancel()
         asyncio.get_running_loop().remove_reader(self._listener)
@@ -61,7 +64,7 @@ class Acceptor:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Returns when none is in between any more."""
+        """Returns when no connection is in its TLS handshake any more."""
         await asyncio.gather(*self._entering, return_exceptions=True)
 
     def _accept(self) -> None:
@@ -97,7 +100,7 @@ class Acceptor:
                 lambda: self._make_protocol(place), accepted, ssl=self._tls, ssl_handshake_timeout=timeout_s
             )
         except (OSError, asyncio.CancelledError):
-            # What ends in its handshake is the client's to know.
+            # Why a handshake failed is for the client to know, not for the log.
             place.leave()
             accepted.close()
 
@@ -107,41 +110,44 @@ def _cut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-# Idle connections are closed after it; longer than most proxies keep theirs.
+# Seconds after which idle connections are closed; longer than most proxies keep theirs.
 _KEEP_ALIVE_S: Final = 75
-# What responses get to be sent once nothing is computed for them any more.
+# Seconds that responses get to be sent once nothing is computed for them any more.
 _STOP_GRACE_S: Final = 1
-# Connections that wait to be taken in, if the system allows: what finds no room tries again a second later.
+# Connections that wait to be accepted, if the system allows: a client that finds no room tries again a second later.
 _BACKLOG: Final = 4096
-# What the system holds for a client that does not read.
+# Bytes that the system holds for a client that does not read.
 _SEND_BUFFER: Final = 128 << 10
 _MAX_PORT: Final = 65535
 _PASSIVE: Final = socket.AI_PASSIVE
 
 
 class HttpServer:
-    """`port` is the one bound, for `listen` may leave the choice to the system; 0 for a unix socket."""
+    """Serves `app` at `config.http_listen`.
+
+    `port` is the bound port, for `http_listen` may leave the choice to the system; 0 for a unix socket.
+    """
 
     def __init__(self, app: ASGIApp, config: FrontendConfig) -> None:
-        """Binds. Raises `EndpointError` if the address cannot be had, `TlsError` for unusable PEM files."""
+        """Binds the address. Raises `EndpointError` if that fails, `TlsError` for unusable PEM files."""
         self._socket = _bind(config.http_listen)
         is_unix = self._socket.family is socket.AF_UNIX
         self.port = 0 if is_unix else int(self._socket.getsockname()[1])
-        # Around whatever refuses calls, too.
+        # The envelope is outermost, so that refusals have an id, too.
         self._server = _Server(_settings(Envelope(app), config), connections_that_fit(config.max_connections))
         self._task: asyncio.Task[None] | None = None
 
     @property
     def connections(self) -> set[Any]:
-        """Those that are open."""
+        """Returns the open connections."""
         return self._server.server_state.connections
 
     async def start(self) -> None:
-        """Begins to serve. Connections made before wait for it."""
+        """Begins to serve. Connections made since the address was bound have waited."""
         self._task = asyncio.create_task(self._server.serve([self._socket]))
 
     async def stop(self) -> None:
-        """Ends what is still served."""
+        """Stops accepting, gives responses `_STOP_GRACE_S` seconds to end, and cuts off the rest."""
         self._server.should_exit = True
         if self._task:
             await self._task
@@ -156,7 +162,7 @@ class _Server(uvicorn.Server):
         self._book = ConnectionBook(max_connections)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Takes connections in by itself: uvicorn would not count those in their TLS handshake."""
+        """Accepts connections with `Acceptor`: uvicorn would not count those in their TLS handshake."""
         acceptors = [Acceptor(each, self._book, self._protocol, self.config.ssl) for each in sockets or ()]
         for acceptor in acceptors:
             acceptor.start()
@@ -172,7 +178,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the frontend's."""
+        """Leaves signals to the frontend."""
         yield
 
 
@@ -184,7 +190,7 @@ def _settings(app: ASGIApp, config: FrontendConfig) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
-        # What clients do wrong is theirs to know.
+        # Mistakes of clients are for them to know, not for the log.
         log_level=logging.ERROR,
         access_log=False,
         proxy_headers=False,
@@ -213,10 +219,10 @@ def _bind(listen: str) -> socket.socket:
 
 
 def _address(listen: str) -> tuple[int, int, Any]:
-    """Family, protocol and address. Only where the protocol says TCP does asyncio send small pieces at once."""
+    """Returns family, protocol and address of `listen`. asyncio sends small pieces at once for protocol TCP alone."""
     if listen.startswith("unix:"):
         path = Path(listen.removeprefix("unix:"))
-        # Whoever serves has claimed the path, so what lies there is of a process that has ended.
+        # The process that serves has claimed the path, so a socket there is of a process that has ended.
         if path.is_socket():
             path.unlink()
         return socket.AF_UNIX, 0, str(path)

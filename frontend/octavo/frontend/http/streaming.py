@@ -1,4 +1,4 @@
-"""Responses that are written while they are made: server-sent events, and one long body in slices."""
+"""Sends responses while they are being made: server-sent events, and long bodies in slices."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,10 @@ _log = logging.getLogger(__name__)
 
 
 class Sliced(Response):
-    """Sends what `source` yields, which is closed when the client goes away. Nobody knows how long it will be."""
+    """Sends the slices that `source` yields, without a content-length: one slice is held at a time.
+
+    `source` is closed when the client goes away.
+    """
 
     def __init__(self, source: AsyncGenerator[bytes], *, headers: Mapping[str, str], media_type: str) -> None:
         self._source = source
@@ -45,7 +48,7 @@ class Sliced(Response):
             await asyncio.gather(gone, return_exceptions=True)
 
 
-# What is sent in one piece, but for the event that makes it more.
+# Bytes that are sent in one piece; the event that passes this bound is still part of the piece.
 _MOST_BYTES: Final = 64 << 10
 DONE: Final = b"data: [DONE]\n\n"
 PING: Final = b": ping\n\n"
@@ -58,26 +61,26 @@ _HEADERS: Final = [
 
 
 def data(payload: bytes) -> bytes:
-    """An event of JSON text."""
+    """Returns an event of JSON text."""
     return b"data: %b\n\n" % payload
 
 
 def comment(text: str) -> bytes:
-    """What clients skip."""
+    """Returns a comment, which clients skip. `text` is ASCII."""
     return f": {text}\n\n".encode("ascii")
 
 
 def error_events(error: ServiceError) -> bytes:
-    """How a stream ends that an error ends."""
+    """Returns the last events of a stream that `error` ends."""
     return data(error_body(error)) + DONE
 
 
 class EventStream(Response):
     """Sends what `source` yields: whole events, or comments.
 
-    An error before the first event is an answer of its own, with its status; later ones become `on_error(error)`.
-    Comments alone do not begin the answer until `ping_s` seconds of silence have. `source` is closed when the client
-    goes away.
+    An error before the first event becomes a response with the error's status; a later error is sent as
+    `on_error(error)`. Comments alone do not begin the response before `ping_s` seconds have passed. After `ping_s`
+    seconds of silence a comment says that the stream is alive. `source` is closed when the client goes away.
     """
 
     def __init__(
@@ -138,9 +141,10 @@ class EventStream(Response):
 
 
 class _Outbox:
-    """What is to be sent next. All that comes in one turn of the event loop leaves in one piece.
+    """Holds what is to be sent next. Events that come in one turn of the event loop leave in one piece.
 
-    It is closed while that is on its way, or enough: what a slow client makes wait then is merged where it is made.
+    The outbox is closed while a piece is on its way, or when it holds `_MOST_BYTES`: events that a slow client makes
+    wait are merged in the source.
     """
 
     def __init__(self) -> None:
@@ -154,15 +158,15 @@ class _Outbox:
         self._is_open.set()
 
     def close(self) -> None:
-        """Takes nothing more."""
+        """Makes `put` wait."""
         self._is_open.clear()
 
     def open(self) -> None:
-        """Takes more."""
+        """Lets `put` go on."""
         self._is_open.set()
 
     async def put(self, event: bytes) -> None:
-        """Takes an event in, or waits until it may."""
+        """Adds an event, once the outbox is open. Ignores an empty one."""
         if not event:
             return
         await self._is_open.wait()
@@ -174,12 +178,12 @@ class _Outbox:
         self._changed.set()
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Marks that nothing more will come."""
         self.ended = True
         self._changed.set()
 
     async def wait_for_start(self, ping_s: float) -> bool:
-        """Returns once there is an event, `ping_s` seconds have passed, or all is over; whether that is so."""
+        """Waits until there is an event, `ping_s` seconds have passed, or all is over. Returns whether all is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ping_s):
                 while not self._has_begun and not self.ended:
@@ -188,11 +192,11 @@ class _Outbox:
         return self.ended
 
     def wake(self) -> None:
-        """Whoever takes need not wait any longer."""
+        """Ends the wait of `take`."""
         self._changed.set()
 
     async def take(self) -> bytes:
-        """All that is held, or that comes first; a ping where it is woken before, nothing where all is over."""
+        """Waits for an event, and returns all that is held: a ping after `wake`, nothing where all is over."""
         if not self._held and not self.ended:
             self._changed.clear()
             await self._changed.wait()

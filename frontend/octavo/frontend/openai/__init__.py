@@ -1,1 +1,1 @@
-"""The HTTP door: the OpenAI API and its neighbours."""
+"""Serves the OpenAI API with vLLM's extensions, and the operators' routes, over HTTP."""

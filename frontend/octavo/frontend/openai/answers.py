@@ -1,4 +1,4 @@
-"""From the events of a call's generations to its answer: one object, or a stream of chunks."""
+"""Turns the events of a call's generations into its answer: one JSON object, or a stream of chunks."""
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
@@ -22,7 +22,7 @@ from octavo.frontend.request.events import Finished, FinishReason, MatchKind, No
 from octavo.frontend.request.logprob_table import num_numbers
 from octavo.frontend.stream.pacing import apart
 
-# What of a long answer is written at once.
+# Bytes of a long answer that are written at once.
 _SLICE_BYTES: Final = 64 << 10
 # Logprobs of a whole answer that are written in a few milliseconds.
 _FEW_NUMBERS: Final = 4096
@@ -31,35 +31,38 @@ encode = msgspec.json.Encoder().encode
 _REASONS: Final = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
-class Choice(Protocol):
-    """One of the answer's texts. Its objects are `choices` of chunks, as JSON; a stream asks for them in order."""
+class ChoiceWriter(Protocol):
+    """Writes one choice of an answer as JSON objects.
+
+    A stream calls `begin`, `piece` and `end`, in order; an answer in one object calls `whole` alone.
+    """
 
     def begin(self, started: Started) -> bytes:
-        """The first object of a stream; may be empty."""
+        """Returns the first object of a stream; may be empty."""
         ...
 
     def piece(self, piece: TextDelta) -> bytes:
-        """The object of new tokens; empty where there is nothing to show yet."""
+        """Returns the object of new tokens; empty where there is nothing to show yet."""
         ...
 
     def end(self, finished: Finished) -> Sequence[bytes]:
-        """The last objects; the very last has the reason."""
+        """Returns the last objects; the very last has the finish reason."""
         ...
 
     def whole(self, started: Started, pieces: Sequence[TextDelta], finished: Finished) -> Iterator[bytes]:
-        """The object of an answer that is no stream, some of it at a time."""
+        """Yields the parts of the choice's object in an answer that is no stream."""
         ...
 
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """What a call's answer looks like. Generation `place` of the call has the choices from `place * n` on."""
+    """Describes a call's answer. Generation `place` of the call has the `n` choices from `place * n` on."""
 
     kind: str
     id: str
     model: str
     n: int
-    make_choice: Callable[[int], Choice]
+    make_choice: Callable[[int], ChoiceWriter]
     include_usage: bool = False
     continuous_usage: bool = False
     # Further fields of an answer that is no stream, and of a stream's first chunk.
@@ -67,7 +70,7 @@ class AnswerFormat:
     created: int = field(default_factory=unix_time)
 
     def head(self, kind: str) -> dict[str, Any]:
-        """The fields that every object of the answer begins with."""
+        """Returns the fields that every object of the answer begins with."""
         return {
             "id": self.id,
             "object": kind,
@@ -78,7 +81,7 @@ class AnswerFormat:
 
 
 def usage_options(body: Sampling) -> dict[str, Any]:
-    """What of the usage a stream shows, as arguments of `AnswerFormat`."""
+    """Returns which usage a stream shows, as arguments of `AnswerFormat`."""
     options = body.stream_options
     if options is None:
         return {}
@@ -89,27 +92,27 @@ def usage_options(body: Sampling) -> dict[str, Any]:
 
 
 def finish_reason(finished: Finished) -> str:
-    """OpenAI's word for it."""
+    """Returns OpenAI's word for the reason."""
     return _REASONS[finished.reason]
 
 
 def stop_reason(finished: Finished) -> str | int | None:
-    """vLLM's: the stop string or token that ended the choice, unless it was EOS."""
+    """Returns vLLM's `stop_reason`: the stop string or token id that ended the choice, None if EOS or none did."""
     match = finished.match
     return None if match is None or match.kind is MatchKind.EOS_TOKEN else match.value
 
 
 async def stream(form: AnswerFormat, events: AsyncGenerator[IndexedEvent]) -> AsyncGenerator[bytes]:
-    """The server-sent events of the answer."""
+    """Yields the server-sent events of the answer."""
     chunks = _Chunks(form)
-    choices: dict[int, Choice] = {}
+    choices: dict[int, ChoiceWriter] = {}
     async with aclosing(events):
         async for place, event in events:
             chunks.usage.note(place, event)
             match event:
                 case TextDelta():
                     choice = choices[place * form.n + event.index]
-                    # Most are short, and of these there are many.
+                    # Most deltas are short and written here: there are too many to move each to a thread.
                     found = await apart(partial(choice.piece, event)) if is_long(event) else choice.piece(event)
                     yield chunks.of(found)
                 case Started():
@@ -135,7 +138,7 @@ async def respond(
     *,
     streams: bool,
 ) -> Response:
-    """The answer, streamed or whole; `unknown` are names of fields that meant nothing."""
+    """Returns the answer, streamed or whole; `unknown` are the names of fields that are not honoured."""
     headers = unknown_fields_header(unknown)
     if streams:
         return EventStream(stream(form, events), ping_s=api.ping_s, headers=headers)
@@ -147,18 +150,18 @@ async def respond(
 
 @dataclass(frozen=True)
 class Whole:
-    """An answer as one object: JSON in `parts`, which are written as they are asked for."""
+    """Holds an answer as one object: JSON text in `parts`, each written when it is asked for."""
 
     parts: Iterator[bytes]
     is_long: bool
 
     async def written(self) -> AsyncGenerator[bytes]:
-        """All of a long one, in slices that are written off the event loop."""
+        """Yields a long answer in slices that are written off the event loop."""
         while part := await apart(self._slice):
             yield part
 
     def _slice(self) -> bytes:
-        """So much that the next is written while this is on its way; nothing after the last."""
+        """Returns the next slice: `_SLICE_BYTES` bytes or more, fewer at the end, none after it."""
         held, size = [], 0
         while size < _SLICE_BYTES and (part := next(self.parts, None)) is not None:
             held.append(part)
@@ -167,7 +170,7 @@ class Whole:
 
 
 async def gathered(form: AnswerFormat, events: AsyncGenerator[IndexedEvent]) -> Whole:
-    """The answer that the events make, once all are there."""
+    """Returns the whole answer, once all events are there."""
     usage, started = UsageSum(), dict[int, Started]()
     pieces: dict[int, list[TextDelta]] = {}
     finished: dict[int, Finished] = {}
@@ -190,13 +193,13 @@ async def gathered(form: AnswerFormat, events: AsyncGenerator[IndexedEvent]) -> 
             yield from choice.whole(started[index // form.n], pieces.pop(index, ()), finished[index])
         yield b"]," + encode({"usage": usage.object(), **form.extra(started[0])})[1:]
 
-    told: list[Started | TextDelta] = [*started.values(), *chain.from_iterable(pieces.values())]
-    num_long = sum(num_numbers(event.logprobs) for event in told if isinstance(event, TextDelta) and event.logprobs)
-    return Whole(parts(), num_long > _FEW_NUMBERS or any(map(is_long, told)))
+    seen: list[Started | TextDelta] = [*started.values(), *chain.from_iterable(pieces.values())]
+    num_long = sum(num_numbers(event.logprobs) for event in seen if isinstance(event, TextDelta) and event.logprobs)
+    return Whole(parts(), num_long > _FEW_NUMBERS or any(map(is_long, seen)))
 
 
 class _Chunks:
-    """Chunks of one stream; what they have in common is encoded once."""
+    """Writes the chunks of one stream; encodes once what all chunks have in common."""
 
     def __init__(self, form: AnswerFormat) -> None:
         self.usage = UsageSum()
@@ -207,7 +210,7 @@ class _Chunks:
         self._behind = b'],"usage":null}\n\n' if form.include_usage else b"]}\n\n"
 
     def of(self, choice: bytes, extra: dict[str, Any] | None = None) -> bytes:
-        """The event of a choice's object; nothing of an empty one."""
+        """Returns the event of a choice's object; empty for an empty object."""
         if not choice:
             return b""
         if extra or self._form.continuous_usage:
@@ -215,7 +218,7 @@ class _Chunks:
         return self._before + choice + self._behind
 
     def last(self) -> bytes:
-        """The event of the usage, if it is asked for."""
+        """Returns the event of the usage; empty unless the usage is asked for."""
         if not self._form.include_usage:
             return b""
         return self._before + b'],"usage":' + encode(self.usage.object()) + b"}\n\n"

@@ -1,4 +1,4 @@
-"""The routes of the HTTP port."""
+"""Builds the HTTP port's ASGI application from the table of its routes."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ from octavo.frontend.openai.endpoint import Api, Handler, route
 from octavo.frontend.page import routes as page
 from octavo.frontend.stream.generation import Generation
 
-# They are tried in this order.
+# Routes are tried in this order.
 _ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("POST", "/v1/chat/completions"): chat_completions,
     ("POST", "/v1/completions"): completions,
@@ -36,7 +36,7 @@ _ROUTES: Final[dict[tuple[str, str], Handler]] = {
 
 
 def build_app(generation: Generation, access: Access, config: FrontendConfig) -> Starlette:
-    """The ASGI application."""
+    """Returns the ASGI application."""
     api = Api(generation, access, config)
     app = Starlette(
         routes=[
@@ -46,7 +46,7 @@ def build_app(generation: Generation, access: Access, config: FrontendConfig) ->
         ],
         exception_handlers={HTTPException: _no_route},
     )
-    # It would send clients wherever their Host header says.
+    # A redirect would send clients wherever their Host header says.
     app.router.redirect_slashes = False
     return app
 

@@ -1,4 +1,4 @@
-"""The body of a call: read, however large it is, to typed fields, with nothing that it says ignored silently."""
+"""Reads the body of a call, however large, to typed fields, and names every field that is not honoured."""
 
 import asyncio
 import re
@@ -18,8 +18,8 @@ V = TypeVar("V")
 # Field -> the values, as JSON, that ask for nothing; null always is one.
 Neutral = Mapping[str, tuple[bytes, ...]]
 
-# Fields that say how an answer should come about rather than what it must be: answered without, and named. Their values
-# that ask for nothing are not.
+# Fields that say how an answer should come about rather than what it must be. Calls are answered without them, and the
+# fields are named to the client, except for those values that ask for nothing.
 HINTS: Final[Neutral] = {
     "store": (b"false",),
     "service_tier": (b'"auto"', b'"default"'),
@@ -39,9 +39,9 @@ HINTS: Final[Neutral] = {
     "vllm_xargs": (),
 }
 UNKNOWN_FIELDS_HEADER: Final = "x-octavo-unknown-fields"
-# Of a field that holds JSON of any form: schemas, tools, variables of templates.
+# The most bytes of a field that holds JSON of any form: schemas, tools, variables of templates.
 MAX_JSON: Final = 1 << 18
-# What the decoder raises; of text that is no UTF-8 it says so in its own way.
+# The errors of the decoder; text that is no UTF-8 has one of its own.
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MAX_NAMED: Final = 16
 _MAX_NAME_LENGTH: Final = 64
@@ -54,10 +54,10 @@ _decode_list_of_names = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decod
 
 
 def read_fields(body: bytes, kind: type[T], unsupported: Neutral) -> tuple[T, list[str]]:
-    """The body as `kind`, and the names of what was asked for and is not honoured: fields that nobody knows, and hints.
+    """Returns the body as `kind`, and the names of fields that are not honoured: unknown fields, and hints.
 
-    Raises `InvalidRequest` for what is no JSON or has another type than `kind` says, `Unsupported` for a field of
-    `unsupported` that asks for something.
+    Raises `InvalidRequest` for a body that is no JSON or has another type than `kind` says, `Unsupported` for a field
+    of `unsupported` that asks for something.
     """
     try:
         # The decoder leaves what it does not look into as it is, and others look into it later.
@@ -72,13 +72,16 @@ def read_fields(body: bytes, kind: type[T], unsupported: Neutral) -> tuple[T, li
 
 
 def given(raw: msgspec.Raw) -> bytes:
-    """A field's JSON text; empty where it is left out or null."""
+    """Returns a field's JSON text; empty where the field is left out or null."""
     text = bytes(raw).strip()
     return b"" if text == b"null" else text
 
 
 def decoded(field: str, raw: msgspec.Raw, kind: type[V], max_bytes: int = MAX_JSON) -> V | None:
-    """A field that is decoded apart, for its size must be known first. Raises `InvalidRequest`."""
+    """Returns a field of at most `max_bytes` bytes of JSON as `kind`; None where the field is left out or null.
+
+    Raises `InvalidRequest` for a longer field, and for one of another type.
+    """
     text = given(raw)
     if len(text) > max_bytes:
         raise bad_parameter(field, f"{len(text)} bytes long", f"at most {max_bytes} may be")
@@ -89,7 +92,7 @@ def decoded(field: str, raw: msgspec.Raw, kind: type[V], max_bytes: int = MAX_JS
 
 
 def unknown_fields_header(names: Iterable[str]) -> dict[str, str]:
-    """Tells the client which of its fields meant nothing here."""
+    """Returns the header that names the fields that are not honoured; no header where there are none."""
     shown = list(names)[: _MAX_NAMED + 1]
     if not shown:
         return {}
@@ -98,7 +101,7 @@ def unknown_fields_header(names: Iterable[str]) -> dict[str, str]:
 
 
 def unsupported_field(name: str, advice: str = "leave it out") -> Unsupported:
-    """The error for a field that is known and not to be had."""
+    """Returns the error for a field that is known but not supported."""
     return Unsupported(Reason.UNSUPPORTED_FIELD, f"{name} is not supported here; {advice}", field=name)
 
 
@@ -126,7 +129,7 @@ def _names_inside(raw: bytes) -> set[str]:
     return set()
 
 
-# What is known inside of fields that hold objects, or lists of them.
+# The names known inside of fields that hold objects, or lists of objects.
 _INNER: Final[dict[str, set[str]]] = {
     "messages": {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "audio", "function_call"},
     "stream_options": {"include_usage", "continuous_usage_stats", "include_obfuscation"},
@@ -144,20 +147,23 @@ def _wrong_type(message: str) -> InvalidRequest:
 
 
 def _first_words(error: Exception) -> str:
-    # What the decoder says of broken UTF-8 quotes all of it.
+    # The decoder's message about broken UTF-8 quotes all of the text.
     return str(error)[:200] if isinstance(error, msgspec.DecodeError) else type(error).__name__
 
 
 # Decoding so many bytes takes about a millisecond at most.
 SMALL_BODY: Final = 64 << 10
-# Of names and texts in one body. Each costs memory and time of its own, and the decoder makes them all before anybody
-# can count them.
+# The most names and texts in one body. Each costs memory and time of its own, and the decoder makes them all before
+# anybody can count them.
 MAX_TEXTS: Final = 1 << 16
 
 
 async def read_call(request: Request, kind: type[T], unsupported: Neutral, beginnings: Turns) -> tuple[T, list[str]]:
-    """The body of the call, once it is its turn to begin: see `read_fields`. Raises `InvalidRequest`, `Unsupported`,
-    `ClientGone`."""
+    """Reads the body, waits for the call's turn in `beginnings`, and returns what `read_fields` does.
+
+    A large body is decoded in a thread, so that other calls go on. Raises `InvalidRequest`, `Unsupported` and
+    `ClientGone`.
+    """
     body = await read_body(request)
     await beginnings.take()
     if len(body) <= SMALL_BODY:
@@ -167,7 +173,7 @@ async def read_call(request: Request, kind: type[T], unsupported: Neutral, begin
 
 
 def check_texts(body: bytes) -> None:
-    """Raises `InvalidRequest` for more names and texts than anybody means."""
+    """Raises `InvalidRequest` for a body of more than `MAX_TEXTS` names and texts."""
     # Each begins with a quote that nothing escapes; most end with one, too.
     quotes = body.count(b'"') - body.count(b'\\"')
     if quotes > 2 * MAX_TEXTS:
@@ -180,11 +186,11 @@ def check_texts(body: bytes) -> None:
 
 @dataclass(frozen=True)
 class Reading:
-    """What holds for one call.
+    """Says how one call's body is read.
 
-    `closes`: objects of its JSON schemas are limited to the properties that they list (`json_schemas.closed`).
-    `temperature` is that of a call which names none; None: the model's own. `ignored` are the names of what was asked
-    for and is not honoured; whoever finds more adds to them.
+    `closes`: objects of the call's JSON schemas are limited to the properties that they list (`json_schemas.closed`).
+    `temperature` applies to a call that names none; None stands for the model's own. `ignored` collects the names of
+    fields that are not honoured.
     """
 
     closes: bool = True

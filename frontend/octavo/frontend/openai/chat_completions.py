@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""Serves POST /v1/chat/completions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,9 +32,9 @@ from octavo.frontend.text.tokenizer import ModelTokenizer
 
 @dataclass(frozen=True)
 class _Tools:
-    """What the model is told of, whether its answer is searched for calls, and what the answer must match."""
+    """Holds the functions in the prompt, the parser that finds calls in the answer, and what the answer must match."""
 
-    told: tuple[Tool, ...] = ()
+    functions: tuple[Tool, ...] = ()
     parser: str | None = None
     constraint: Constraint | None = None
     keeps_special_tokens: bool = False
@@ -86,7 +86,7 @@ def _asked(
 ) -> GenerationRequest:
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     asked = GenerationRequest(
-        prompt=chat_of(body, tools.told, api.generation.tokenizer, ignored),
+        prompt=chat_of(body, tools.functions, api.generation.tokenizer, ignored),
         request_id=call,
         max_new_tokens=most,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -115,7 +115,7 @@ def _form(api: Api, body: ChatBody, tools: _Tools, call: str) -> AnswerFormat:
 
 
 class _Choice:
-    """One answer of the assistant."""
+    """Writes one answer of the assistant."""
 
     def __init__(self, index: int, tokenizer: ModelTokenizer, body: ChatBody, tools: _Tools) -> None:
         self._index = index
@@ -198,7 +198,7 @@ def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
 
 
 def _whole_calls(calls: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
-    """The calls with the parts of their arguments joined."""
+    """Returns the calls with the parts of their arguments joined."""
     arguments = {call.index: "".join(c.arguments for c in calls if c.index == call.index) for call in calls}
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments[call.index]}}

@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""Serves POST /v1/completions."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -33,8 +33,11 @@ _decode_lists = msgspec.json.Decoder(list[list[int]]).decode
 
 
 def read_prompts(raw: Raw, max_model_len: int) -> list[str | list[int]]:
-    """All prompts, in order. Raises `InvalidRequest` for anything else, for more than `MAX_PROMPTS`, and for token ids
-    that leave no room for an answer."""
+    """Returns all prompts, in order, each a text or token ids.
+
+    Raises `InvalidRequest` for anything else, for more than `MAX_PROMPTS`, and for token ids that leave no room for an
+    answer.
+    """
     text = given(raw)
     try:
         prompts = _read(text, max_model_len)
@@ -52,14 +55,14 @@ def _read(text: bytes, max_model_len: int) -> list[str | list[int]]:
         case b"[", b'"':
             return list(_decode_texts(text))
         case b"[", b"[":
-            # Before lists are made of them.
+            # Counted before lists are made.
             if (lists := text.count(b"[") - 1) > MAX_PROMPTS:
                 raise bad_parameter("prompt", f"a list of {lists}", f"it may hold 1 to {MAX_PROMPTS} prompts")
             return list(_decode_lists(text))
         case b"[", b"]":
             return []
         case b"[", _:
-            # As above.
+            # Counted before the list is made.
             check_room(text.count(b",") + 1, max_model_len)
             return [_decode_ids(text)]
     raise _wrong_form()
@@ -71,7 +74,7 @@ def _wrong_form() -> InvalidRequest:
     )
 
 
-# What OpenAI's API answers where nobody says how long.
+# OpenAI's default of `max_tokens`.
 _MAX_TOKENS = 16
 
 
@@ -117,7 +120,7 @@ async def _text(api: Api, prompt: str | list[int], caller: Caller) -> str:
 def _asked(
     body: CompletionBody, prompts: Sequence[str | list[int]], call: str, request: Request, reading: Reading
 ) -> list[GenerationRequest]:
-    """One generation for each prompt. Without an answer to make, one token is made and not shown."""
+    """Returns one request for each prompt. With `max_tokens` 0 one token is generated, and not shown."""
     fields = {
         **sampling_of(body, reading),
         **origin_of(request),
@@ -143,7 +146,7 @@ def _form(api: Api, body: CompletionBody, call: str, texts: Sequence[str]) -> An
 
 
 async def _without_answers(events: AsyncGenerator[IndexedEvent]) -> AsyncGenerator[IndexedEvent]:
-    """The events, with nothing generated."""
+    """Yields the events as if nothing had been generated."""
     async with aclosing(events):
         async for place, event in events:
             match event:
@@ -158,7 +161,7 @@ async def _without_answers(events: AsyncGenerator[IndexedEvent]) -> AsyncGenerat
 
 
 class _Choice:
-    """One choice of a completion; it begins with the prompt where that is echoed."""
+    """Writes one choice of a completion, which begins with the prompt where the call asks for an echo."""
 
     def __init__(self, index: int, tokenizer: ModelTokenizer, body: CompletionBody, echo: str | None) -> None:
         self._index = index
@@ -220,7 +223,7 @@ class _Choice:
 
 @dataclass(frozen=True)
 class _Shown:
-    """Text and its tokens; the first token of a prompt has no logprob."""
+    """Holds a text and its tokens; the first token of a prompt has no logprob."""
 
     text: str
     token_ids: Sequence[int]

@@ -1,4 +1,4 @@
-"""Gives each handler its services and its caller, makes routes of handlers, and runs a call's generations as one stream."""
+"""Gives handlers their services and caller, makes routes of them, and runs a call's generations as one stream."""
 
 import asyncio
 import contextlib
@@ -28,9 +28,9 @@ from octavo.frontend.stream.generation import Generation
 
 _log = logging.getLogger(__name__)
 
-# OpenAI's, where neither the call nor the model says another.
+# OpenAI's default, where neither the call nor the model says another.
 _TEMPERATURE: Final = 1.0
-# The silence after which a stream says that it is alive.
+# Seconds of silence after which a stream says that it is alive.
 PING_S = 15.0
 VERSION: Final = version("octavo")
 # The same for all answers of one build, as clients expect that compare answers of one seed.
@@ -39,7 +39,10 @@ SYSTEM_FINGERPRINT: Final = f"octavo-{VERSION}"
 
 @dataclass(frozen=True)
 class Api:
-    """The services behind the routes. `started_at` is a Unix time, `tool_format` what the model writes calls in."""
+    """Holds the services behind the routes.
+
+    `started_at` is a Unix time, `tool_format` the format in which the model writes calls of functions.
+    """
 
     generation: Generation
     access: Access
@@ -59,7 +62,7 @@ class Api:
         return detect_kind(tokenizer.files.tool_template, tells_of_tools=tokenizer.tells_of_tools)
 
     def reading(self, ignored: list[str]) -> Reading:
-        """How a call is read of whose fields some, `ignored`, are not honoured."""
+        """Returns how a call is read whose fields `ignored` are not honoured."""
         temperature = None if self.generation.recommends_sampling else _TEMPERATURE
         return Reading(not self.config.open_json_schemas, temperature, ignored)
 
@@ -68,7 +71,7 @@ Handler = Callable[[Api, Request], Awaitable[Response]]
 
 
 def caller_of(request: Request) -> Caller:
-    """Who calls, as the credentials of the call said; anybody where none are asked for."""
+    """Returns the caller that the credentials of the call name, `ANYBODY` where none are asked for."""
     return getattr(request.state, "caller", ANYBODY)
 
 
@@ -81,7 +84,7 @@ def check_trusted(request: Request, what: str) -> None:
 
 
 def route(api: Api, path: str, handler: Handler, *methods: str) -> Route:
-    """A route whose failures are answered as OpenAI error objects."""
+    """Returns a route that answers failures of `handler` as OpenAI error objects."""
 
     @functools.wraps(handler)
     async def answer(request: Request) -> Response:
@@ -91,7 +94,7 @@ def route(api: Api, path: str, handler: Handler, *methods: str) -> Route:
             name_field(error, path)
             return error_response(error)
         except ClientGone:
-            # Nobody hears it.
+            # Nobody receives this.
             return Response(status_code=499)
         except Exception:
             log_failure(_log, "a request failed")
@@ -100,15 +103,15 @@ def route(api: Api, path: str, handler: Handler, *methods: str) -> Route:
     return Route(path, answer, methods=methods)
 
 
-# An event, and which of the call's generations it is of.
+# The place of a generation among the call's, and an event of that generation.
 IndexedEvent = tuple[int, Event]
-# That; or that one of them has ended, and why if it failed.
+# An event; or the end of a generation: the error that it failed with, or None.
 _Fed = IndexedEvent | Exception | None
 
 
 def origin_of(request: Request) -> dict[str, Any]:
-    """The arguments of `GenerationRequest` that a call's headers tell. Raises `InvalidRequest` for a tenant that the
-    caller must not speak for."""
+    """Returns the arguments of `GenerationRequest` that a call's headers set. Raises `InvalidRequest` for a tenant
+    that the caller must not speak for."""
     return {
         "tenant": tenant_from_headers(request.headers, caller_of(request)),
         "traceparent": request.headers.get("traceparent", ""),
@@ -116,15 +119,18 @@ def origin_of(request: Request) -> dict[str, Any]:
 
 
 def fresh_id() -> str:
-    """For a call's generation whose body asks for none."""
+    """Returns a random id for a generation whose body asks for none."""
     return secrets.token_hex(16)
 
 
 def generations(
     api: Api, request: Request, asked: Sequence[GenerationRequest], timeout_s: float | None
 ) -> AsyncGenerator[IndexedEvent]:
-    """The events of all that is asked for, each generation's in order. Raises `ServiceError` with the first that fails;
-    the others end with it, as all do when the generator is closed."""
+    """Yields the events of all requests in `asked`, each generation's in order, until `timeout_s` seconds have passed.
+
+    Raises the `ServiceError` of the first generation that fails; the others end with it, as all do when the generator
+    is closed.
+    """
     deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     sources = [_events(api, one, request, deadline) for one in asked]
     return _placed(sources[0]) if len(sources) == 1 else _merged(sources)
@@ -169,7 +175,8 @@ async def _merged(sources: Sequence[AsyncGenerator[Event]]) -> AsyncGenerator[In
 
 
 async def _feed(place: int, source: AsyncGenerator[Event], fed: "asyncio.Queue[_Fed]") -> None:
-    """The source's events, and how it ends. Nothing once it is cancelled, for then nobody takes it."""
+    """Puts the source's events into `fed`, then None or the error that ended the source. Puts no end when cancelled,
+    for nobody would take it."""
     try:
         async with contextlib.aclosing(source):
             async for event in source:

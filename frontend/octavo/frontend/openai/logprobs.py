@@ -1,4 +1,4 @@
-"""Logprobs in the two forms that OpenAI's API has for them, and counts of tokens."""
+"""Writes logprobs in the two forms that OpenAI's API has for them, and counts of tokens."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from octavo.frontend.request.events import Event, Started, TextDelta, Usage
 from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.wire.sampling import Logprobs
 
-# The least that JSON clients are shown; they have no infinity.
+# The least logprob that clients are shown: JSON has no infinity.
 _LEAST = -9999.0
 # Tokens whose logprobs are written in one go, within a few milliseconds.
 _AT_ONCE: Final = 128
@@ -20,7 +20,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def token_text(tokenizer: ModelTokenizer, token_id: int) -> str:
-    """What a token is called; one that is no whole text is called by its bytes."""
+    """Returns the text of a token; a token that is no whole text is named by its bytes."""
     piece = tokenizer.piece(token_id)
     try:
         return piece.decode()
@@ -29,7 +29,7 @@ def token_text(tokenizer: ModelTokenizer, token_id: int) -> str:
 
 
 class CompletionLogprobs:
-    """Of one choice of a completion: what becomes of each piece depends on the length of those before."""
+    """Writes the logprobs of one choice of a completion; text offsets go on from one call of `of` to the next."""
 
     def __init__(self, tokenizer: ModelTokenizer, top: int) -> None:
         self._tokenizer = tokenizer
@@ -37,7 +37,7 @@ class CompletionLogprobs:
         self._offset = 0
 
     def of(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs | None]) -> dict[str, Any]:
-        """The object of the next tokens. The first of a prompt has no logprob."""
+        """Returns the object of the next tokens. The first token of a prompt has no logprob."""
         tokens = [token_text(self._tokenizer, token_id) for token_id in token_ids]
         offsets = []
         for token in tokens:
@@ -52,7 +52,7 @@ class CompletionLogprobs:
         }
 
     def whole(self, token_ids: Sequence[int], parts: Sequence[Sequence[Logprobs | None]]) -> Iterator[bytes]:
-        """The same as `of`, of all `parts` together, as JSON some at a time."""
+        """Yields, some at a time, the JSON text of the object of all tokens, whose logprobs `parts` hold together."""
         tokens = [token_text(self._tokenizer, token_id) for token_id in token_ids]
         offsets = [0, *accumulate(map(len, tokens))][: len(tokens)]
         yield b'{"tokens":' + _encode(tokens) + b',"text_offset":' + _encode(offsets)
@@ -66,24 +66,24 @@ class CompletionLogprobs:
     def _alternatives(self, token: str, found: Logprobs) -> dict[str, float]:
         pairs = list(zip(found.top_token_ids, found.top_logprobs, strict=True))[: self._top]
         named = {token_text(self._tokenizer, token_id): max(logprob, _LEAST) for token_id, logprob in pairs}
-        # The token itself is always among them, as clients that look for the likeliest expect.
+        # The token itself is always among them, as clients that look for the most likely one expect.
         return {**named, token: max(found.logprob, _LEAST)}
 
 
 class ChatLogprobs:
-    """Of one choice of a chat."""
+    """Writes the logprobs of one choice of a chat."""
 
     def __init__(self, tokenizer: ModelTokenizer, top: int) -> None:
         self._tokenizer = tokenizer
         self._top = top
 
     def of(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs | None]) -> dict[str, Any]:
-        """The object of the next tokens."""
+        """Returns the object of the next tokens."""
         pairs = zip(token_ids, logprobs, strict=True)
         return {"content": [self._token(token_id, found) for token_id, found in pairs if found], "refusal": None}
 
     def whole(self, token_ids: Sequence[int], parts: Sequence[Sequence[Logprobs]]) -> Iterator[bytes]:
-        """The same as `of`, of all `parts` together, as JSON some at a time."""
+        """Yields, some at a time, the JSON text of the object of all tokens, whose logprobs `parts` hold together."""
         yield b'{"content":['
         yield from _items(self._token(*pair) for pair in zip(token_ids, chain(*parts), strict=True))
         yield b'],"refusal":null}'
@@ -101,7 +101,7 @@ class ChatLogprobs:
 
 
 def _items(values: Iterator[object]) -> Iterator[bytes]:
-    """The items of a JSON array, some at a time."""
+    """Yields the text of the items of a JSON array, some at a time."""
     between = b""
     while items := list(islice(values, _AT_ONCE)):
         yield between + _encode(items)[1:-1]
@@ -111,8 +111,10 @@ def _items(values: Iterator[object]) -> Iterator[bytes]:
 def prompt_logprobs_of(
     tokenizer: ModelTokenizer, token_ids: Sequence[int], logprobs: Sequence[Logprobs]
 ) -> list[msgspec.Raw | None]:
-    """vLLM's form for a prompt: for each of its tokens but the first, candidates by their id. Each is JSON already, for
-    of a long prompt they would be a million objects."""
+    """Returns vLLM's form for a prompt: for each token candidates by their ids, None for the first token.
+
+    Each entry is JSON text already, because those of a long prompt would be a million objects.
+    """
     pairs = zip(token_ids[1:], logprobs, strict=True)
     return [None, *(msgspec.Raw(_encode(_candidates(tokenizer, *pair))) for pair in pairs)]
 
@@ -130,7 +132,7 @@ def _candidates(tokenizer: ModelTokenizer, token_id: int, found: Logprobs) -> di
 
 @dataclass
 class UsageSum:
-    """Of all generations of a call: `ended` ones exactly, the others as far as they have got."""
+    """Sums the tokens of a call's generations: of ended ones exactly, of the others as far as they have got."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -150,7 +152,7 @@ class UsageSum:
                 self.cached_tokens += event.cached_prompt_tokens
 
     def object(self) -> dict[str, Any]:
-        """OpenAI's usage object."""
+        """Returns OpenAI's usage object."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,

@@ -1,4 +1,4 @@
-"""The messages of a chat, as OpenAI's clients write them."""
+"""Reads the messages of a chat, as OpenAI's clients write them."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
@@ -7,20 +7,20 @@ from msgspec import Raw
 
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.openai.body import decoded, given, unsupported_field
-from octavo.frontend.openai.schemas import Message, Part, ToolCallBody
+from octavo.frontend.openai.schemas import ContentPart, MessageBody, ToolCallBody
 from octavo.frontend.openai.tool_calls import read_tools
 from octavo.frontend.request.chat import MAX_VARIABLES_BYTES, Chat, ChatMessage, Tool, ToolCall
 from octavo.frontend.text.tokenizer import ModelTokenizer
 
-# Variables that have a field of their own.
+# Template variables that have a field of their own in the body.
 _FIELDS: Final = {"reasoning_effort": "reasoning_effort"}
 
 
 class ChatFields(Protocol):
-    """The fields of a body that make a chat's prompt."""
+    """Names the fields of a body that make a chat's prompt."""
 
     @property
-    def messages(self) -> list[Message]: ...
+    def messages(self) -> list[MessageBody]: ...
     @property
     def tools(self) -> Raw: ...
     @property
@@ -34,8 +34,11 @@ class ChatFields(Protocol):
 
 
 def chat_of(body: ChatFields, tools: tuple[Tool, ...], tokenizer: ModelTokenizer, ignored: list[str]) -> Chat:
-    """The chat, with those `tools` that the model is to know of. Variables that the model's template does not read are
-    left out, and named in `ignored`. Raises `InvalidRequest`, and `Unsupported` for content that is no text."""
+    """Returns the chat, with the `tools` that its prompt shows to the model.
+
+    Variables that the model's template does not read are left out, and named in `ignored`. Raises `InvalidRequest`, and
+    `Unsupported` for content that is no text.
+    """
     continues = bool(body.continue_final_message)
     return Chat(
         messages=tuple(_message(place, message) for place, message in enumerate(body.messages)),
@@ -47,14 +50,14 @@ def chat_of(body: ChatFields, tools: tuple[Tool, ...], tokenizer: ModelTokenizer
 
 
 def tools_of(body: ChatFields, ignored: list[str]) -> tuple[Tool, ...]:
-    """The functions that the model may call; see `read_tools`. Raises `InvalidRequest`."""
+    """Returns the functions that the model may call; see `read_tools`. Raises `InvalidRequest`."""
     return read_tools(decoded("tools", body.tools, object), ignored).functions
 
 
 def readable_variables(
     variables: Mapping[str, Any], tokenizer: ModelTokenizer, with_tools: bool, ignored: list[str]
 ) -> dict[str, Any]:
-    """Returns those that the model's chat template reads; the others are named in `ignored`."""
+    """Returns the variables that the model's chat template reads; the others are named in `ignored`."""
     readable = tokenizer.template_variables(with_tools)
     ignored += [_FIELDS.get(name, f"chat_template_kwargs.{name}") for name in sorted(variables.keys() - readable)]
     return {name: value for name, value in variables.items() if name in readable}
@@ -67,7 +70,7 @@ def _variables(body: ChatFields) -> dict[str, Any]:
     return variables
 
 
-def _message(place: int, message: Message) -> ChatMessage:
+def _message(place: int, message: MessageBody) -> ChatMessage:
     field = f"messages[{place}]"
     for name in ("audio", "function_call"):
         if given(getattr(message, name)):
@@ -82,7 +85,7 @@ def _message(place: int, message: Message) -> ChatMessage:
     )
 
 
-def _check_content(field: str, message: Message) -> None:
+def _check_content(field: str, message: MessageBody) -> None:
     is_assistant = message.role == "assistant"
     if message.tool_calls and not is_assistant:
         raise bad_parameter(
@@ -92,14 +95,14 @@ def _check_content(field: str, message: Message) -> None:
         raise bad_parameter(f"{field}.content", "missing", "only an assistant's that calls tools may be left out")
 
 
-def _text(field: str, message: Message) -> str:
+def _text(field: str, message: MessageBody) -> str:
     if isinstance(message.content, list):
         parts = (_part(f"{field}.content[{place}]", part) for place, part in enumerate(message.content))
         return "\n".join(parts)
     return message.content or message.refusal or ""
 
 
-def _part(field: str, part: Part) -> str:
+def _part(field: str, part: ContentPart) -> str:
     if part.type != "text":
         raise unsupported_field(f"{field} of type {part.type[:64]!r}", "only text is known here")
     if part.text is None:

@@ -19,14 +19,14 @@ from octavo.runtime.telemetry import metrics
 
 
 async def list_models(api: Api, request: Request) -> Response:
-    """The model, under each of its names."""
+    """Lists the model under each of its names."""
     names = api.generation.model_names
     listed = {"object": "list", "data": [_model(api, name) for name in names]}
     return Response(encode(listed), media_type="application/json")
 
 
 async def get_model(api: Api, request: Request) -> Response:
-    """The model under one of its names."""
+    """Describes the model under one of its names."""
     if not (name := request.path_params["name"]):
         raise NotFound(Reason.ROUTE_NOT_FOUND, "the path names no model; leave out the slash at its end to list them")
     api.generation.check_model(name)
@@ -46,7 +46,7 @@ def _model(api: Api, name: str) -> dict[str, Any]:
 
 
 async def tokenize(api: Api, request: Request) -> Response:
-    """The token ids of a text, or of a chat."""
+    """Answers with the token ids of a text or of a chat, in vLLM's form."""
     body, unknown = await read_call(request, TokenizeBody, TOKENIZE_UNSUPPORTED, api.generation.beginnings)
     api.generation.check_model(body.model or "")
     prompt = _prompt(api, body, unknown)
@@ -59,7 +59,7 @@ async def tokenize(api: Api, request: Request) -> Response:
 
 
 async def detokenize(api: Api, request: Request) -> Response:
-    """The text of token ids, special ones included."""
+    """Answers with the text of token ids, special tokens included, in vLLM's form."""
     body, unknown = await read_call(request, DetokenizeBody, {}, api.generation.beginnings)
     api.generation.check_model(body.model or "")
     check_count("tokens", body.tokens, api.generation.max_model_len)
@@ -85,17 +85,17 @@ async def livez(api: Api, request: Request) -> Response:
 
 
 async def health(api: Api, request: Request) -> Response:
-    """Whether requests get on: the scheduler answers, or has not been away for longer than they survive."""
+    """Answers 200 while requests get on: the scheduler answers, or has been away for less than requests survive."""
     return _state("healthy" if api.generation.makes_progress else "stuck", api.generation.makes_progress)
 
 
 async def ready(api: Api, request: Request) -> Response:
-    """Whether a new request would be taken and could run now."""
+    """Answers 200 while a new request would be accepted and could run at once."""
     return _state("ready" if api.generation.ready else "not ready", api.generation.ready)
 
 
 async def show_metrics(api: Api, request: Request) -> Response:
-    """All metrics of this process, for Prometheus. Raises `Unauthenticated` for a tenant."""
+    """Answers with all metrics of this process, for Prometheus. Raises `Unauthenticated` for a tenant."""
     check_trusted(request, "the metrics")
     body, content_type = metrics.render()
     return Response(body, headers={"content-type": content_type})
@@ -106,7 +106,7 @@ async def version(api: Api, request: Request) -> Response:
 
 
 async def load(api: Api, request: Request) -> Response:
-    """Requests that are held now, in vLLM's form."""
+    """Answers with the number of requests that are held now, in vLLM's form."""
     return _json({"server_load": api.generation.num_running})
 
 

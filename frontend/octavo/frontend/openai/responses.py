@@ -42,7 +42,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass
 class _OpenMessage:
-    """The message that text is being added to."""
+    """Holds the message that text is being added to."""
 
     id: str
     texts: list[str] = field(default_factory=list)
@@ -53,16 +53,17 @@ class _OpenMessage:
 
 @dataclass
 class _OpenCall:
-    """The call that arguments are being added to; `item` is what of it does not change."""
+    """Holds the call that arguments are being added to; `item` has the fields that do not change."""
 
     item: dict[str, Any]
     arguments: list[str] = field(default_factory=list)
 
 
 class ResponseAnswer:
-    """Takes the events of one generation. `response` is the object as it is now, and whole at the end.
+    """Builds the response object of one generation, and the events of every change to that object.
 
-    Every method gives server-sent events as bytes; an answer that is no stream drops them.
+    `response` is the object as it is now, and complete after `finish`. Every method returns server-sent events as
+    bytes; an answer that is no stream drops them.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ResponseAnswer:
         self._output: list[dict[str, Any]] = self.response["output"]
         self._parser = parser
         self._one_call = one_call
-        # Of functions, by their names.
+        # Namespaces of functions, by the names of the functions.
         self._namespaces = namespaces or {}
         self._message: _OpenMessage | None = None
         self._call: _OpenCall | None = None
@@ -85,7 +86,7 @@ class ResponseAnswer:
         self._number = 0
 
     def take(self, event: Event) -> bytes:
-        """The next event of the generation; after the last one comes `finish`."""
+        """Takes in the next event of the generation; `finish` is called after the last one."""
         self._usage.note(0, event)
         match event:
             case Started():
@@ -99,7 +100,7 @@ class ResponseAnswer:
         return b""
 
     def finish(self) -> bytes:
-        """The last event."""
+        """Returns the last event of the response, which has the usage."""
         counts = self._usage
         self.response["usage"] = {
             "input_tokens": counts.prompt_tokens,
@@ -111,7 +112,7 @@ class ResponseAnswer:
         return self._lifecycle(self.response["status"])
 
     def fail(self, error: ServiceError) -> bytes:
-        """The last event of a stream that an error ends."""
+        """Returns the last event of a stream that `error` ends."""
         code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"
         self.response |= {"status": "failed", "error": {"code": code, "message": error_object(error)["message"]}}
         return self._lifecycle("failed")
@@ -215,22 +216,22 @@ class ResponseAnswer:
 
 
 def routes(api: Api) -> list[Route]:
-    """What this module serves."""
+    """Returns the routes of this module."""
     return [route(api, "/v1/responses", responses, "POST")]
 
 
 async def responses(api: Api, request: Request) -> Response:
     """Answers one call."""
     body, unknown = await read_call(request, ResponsesBody, RESPONSES_UNSUPPORTED, api.generation.beginnings)
-    told = read_tools(decoded("tools", body.tools, object), unknown)
-    choice = read_tool_choice(decoded("tool_choice", body.tool_choice, object), told.functions)
-    tools = () if choice.mode is ToolChoiceMode.NONE else told.functions
+    found = read_tools(decoded("tools", body.tools, object), unknown)
+    choice = read_tool_choice(decoded("tool_choice", body.tool_choice, object), found.functions)
+    tools = () if choice.mode is ToolChoiceMode.NONE else found.functions
     call = body.request_id or fresh_id()
     asked = _asked(api, body, tools, choice, call, request, api.reading(unknown))
     is_forced = bool(tools) and choice.mode is not ToolChoiceMode.AUTO
     parser = make_parser(api.tool_format if tools else NONE, is_forced=is_forced)
     one_call = body.parallel_tool_calls is False
-    answer = ResponseAnswer(_response(api, body, call), parser, one_call=one_call, namespaces=told.namespaces)
+    answer = ResponseAnswer(_response(api, body, call), parser, one_call=one_call, namespaces=found.namespaces)
     events = generations(api, request, [asked], seconds("timeout", body.timeout))
     headers = unknown_fields_header(unknown)
     if body.stream:
@@ -280,7 +281,7 @@ async def _whole(answer: ResponseAnswer, events: AsyncGenerator[IndexedEvent]) -
 
 
 def _response(api: Api, body: ResponsesBody, call: str) -> dict[str, Any]:
-    """The fields that do not change: what was asked for."""
+    """Returns the fields of the response that do not change: what was asked for."""
     reasoning = body.reasoning
     return {
         "id": f"resp_{call}",

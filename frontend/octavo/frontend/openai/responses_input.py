@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, and what is generated for it."""
+"""Reads the body of POST /v1/responses as a chat and a constraint."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,16 +11,16 @@ from octavo.frontend.http.connection import MAX_BODY
 from octavo.frontend.openai.body import Neutral, Reading, decoded, given, unsupported_field
 from octavo.frontend.openai.messages import readable_variables
 from octavo.frontend.openai.sampling import constraint_of, schema_constraint
-from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, MAX_PARTS, Part, Sampling
+from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, MAX_PARTS, ContentPart, Sampling
 from octavo.frontend.request.chat import MAX_MESSAGES, Chat, ChatMessage, Tool, ToolCall
 from octavo.frontend.request.request import Constraint, ConstraintKind
 from octavo.frontend.text.tokenizer import ModelTokenizer
 
-_Parts = Annotated[list[Part], Meta(max_length=MAX_PARTS)]
+_Parts = Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)]
 
 
 class Item(Struct, frozen=True, kw_only=True):
-    """One of the input: a message, a function's call, or what came of that. Items of an answer may be sent back."""
+    """Holds an item of the input: a message, a call of a function, or its output. Clients may send an answer's back."""
 
     type: str = "message"
     role: str = ""
@@ -32,7 +32,7 @@ class Item(Struct, frozen=True, kw_only=True):
 
 
 class Format(Struct, frozen=True, kw_only=True):
-    """What the answer's text must be. `schema` is JSON text."""
+    """Says what the answer's text must be. `schema` is JSON text."""
 
     type: str
     name: str | None = None
@@ -41,22 +41,22 @@ class Format(Struct, frozen=True, kw_only=True):
     strict: bool | None = None
 
 
-class Text(Struct, frozen=True, kw_only=True):
-    """About the answer's text."""
+class TextOptions(Struct, frozen=True, kw_only=True):
+    """Holds the options of the answer's text."""
 
     format: Format | None = None
     verbosity: str | None = None
 
 
 class Reasoning(Struct, frozen=True, kw_only=True):
-    """`effort` is a variable of the chat template."""
+    """Holds the options of reasoning; `effort` is a variable of the chat template."""
 
     effort: str | None = None
     summary: str | None = None
 
 
 class ResponsesBody(Sampling, frozen=True, kw_only=True):
-    """Of /v1/responses. `input` is a text or a list of items."""
+    """Holds the body of /v1/responses. `input` is JSON: a text or a list of items."""
 
     input: Raw
     instructions: str | None = None
@@ -64,7 +64,7 @@ class ResponsesBody(Sampling, frozen=True, kw_only=True):
     tools: Raw = Raw()
     tool_choice: Raw = Raw()
     parallel_tool_calls: bool | None = None
-    text: Text | None = None
+    text: TextOptions | None = None
     reasoning: Reasoning | None = None
 
 
@@ -76,7 +76,7 @@ RESPONSES_UNSUPPORTED: Final[Neutral] = {
     "background": (b"false",),
     "prompt": (),
     "top_logprobs": (b"0",),
-    # What other routes have.
+    # Fields of other routes.
     "n": (b"1",),
     "best_of": (b"1",),
     "max_tokens": (),
@@ -93,8 +93,10 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def chat_of(body: ResponsesBody, tools: tuple[Tool, ...], tokenizer: ModelTokenizer, ignored: list[str]) -> Chat:
-    """The conversation; what of it is not honoured is named in `ignored`. Raises `InvalidRequest`, and `Unsupported`
-    for items that are no text."""
+    """Returns the conversation; fields and items that are not honoured are named in `ignored`.
+
+    Raises `InvalidRequest`, and `Unsupported` for items that are no text.
+    """
     before = [ChatMessage("system", body.instructions)] if body.instructions else []
     wanted: dict[str, Any] = {}
     if body.reasoning is not None:
@@ -107,7 +109,7 @@ def chat_of(body: ResponsesBody, tools: tuple[Tool, ...], tokenizer: ModelTokeni
 
 
 def format_of(body: ResponsesBody, reading: Reading) -> Constraint | None:
-    """What the answer's text must match. Raises `InvalidRequest`, `Unsupported`."""
+    """Returns what the answer's text must match, None for any text. Raises `InvalidRequest`, `Unsupported`."""
     asked, form = constraint_of(body, reading), _of_text(body.text, reading)
     if asked and form:
         raise bad_parameter("text.format", "one constraint too many", "structured_outputs excludes it; leave one out")
@@ -137,7 +139,7 @@ def _messages(items: Iterable[Item], ignored: list[str]) -> list[ChatMessage]:
                 output = _text(f"{field}.output", item.output)
                 messages.append(ChatMessage("tool", output, tool_call_id=item.call_id))
             case "reasoning" | "web_search_call":
-                # What another turn thought, or looked up, on its way to what it said.
+                # The reasoning or the searches of another turn.
                 ignored.append(f"{field}.{item.type}")
             case _:
                 known = "messages, function calls and their outputs are known here"
@@ -146,13 +148,13 @@ def _messages(items: Iterable[Item], ignored: list[str]) -> list[ChatMessage]:
 
 
 def _add_call(messages: list[ChatMessage], call: ToolCall) -> None:
-    """An assistant's calls belong to what it said before them."""
+    """Adds a call to the message of the assistant before it, or to a new empty message."""
     if not messages or messages[-1].role != "assistant":
         messages.append(ChatMessage("assistant", ""))
     messages[-1] = replace(messages[-1], tool_calls=(*messages[-1].tool_calls, call))
 
 
-def _text(field: str, content: str | list[Part] | None) -> str:
+def _text(field: str, content: str | list[ContentPart] | None) -> str:
     if content is None:
         raise bad_parameter(field, "missing", "it must be set")
     if isinstance(content, str):
@@ -160,7 +162,7 @@ def _text(field: str, content: str | list[Part] | None) -> str:
     return "\n".join(_part(f"{field}[{place}]", part) for place, part in enumerate(content))
 
 
-def _part(field: str, part: Part) -> str:
+def _part(field: str, part: ContentPart) -> str:
     if part.type not in _TEXT_PARTS:
         raise unsupported_field(f"{field} of type {part.type[:64]!r}", "only text is known here")
     if part.text is None:
@@ -168,7 +170,7 @@ def _part(field: str, part: Part) -> str:
     return part.text
 
 
-def _of_text(text: Text | None, reading: Reading) -> Constraint | None:
+def _of_text(text: TextOptions | None, reading: Reading) -> Constraint | None:
     if text is None:
         return None
     if text.verbosity not in (None, "medium"):

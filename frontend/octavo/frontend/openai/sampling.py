@@ -15,8 +15,10 @@ from octavo.wire.sampling import BeamSearch, EarlyStopping
 
 
 def constraint_of(body: Sampling, reading: Reading) -> Constraint | None:
-    """What the answer must match; None: anything. Raises `InvalidRequest` for more than one, `Unsupported` for a kind
-    that is not known."""
+    """Returns what the answer must match, None for any answer.
+
+    Raises `InvalidRequest` for more than one constraint, `Unsupported` for a kind that is not known.
+    """
     found = [*_of_format(body.response_format, reading), *_of_outputs(body.structured_outputs, reading)]
     found += _guided(body, reading)
     if len(found) > 1:
@@ -73,8 +75,11 @@ def _kinds(prefix: str, regex: str | None, choices: Sequence[str] | None, gramma
 
 
 def schema_constraint(field: str, raw: Raw, reading: Reading, *, strict: bool = False) -> Constraint:
-    """Reads a schema, which may come as an object or as its text. Keywords that an answer cannot be held to are named
-    as ignored; with `strict` they are refused when it is compiled. Raises `InvalidRequest`."""
+    """Reads a schema, which may come as an object or as its text.
+
+    Keywords that an answer cannot be held to are named as ignored; with `strict` they are refused when the schema is
+    compiled. Raises `InvalidRequest`.
+    """
     text = given(raw)
     if text.startswith(b'"'):
         text = (decoded(field, raw, str) or "").encode(errors="replace")
@@ -102,13 +107,13 @@ _EARLY_STOPPING: Final = {
 
 
 def sampling_of(body: Sampling, reading: Reading) -> dict[str, Any]:
-    """Arguments of `GenerationRequest`. Raises `InvalidRequest`."""
+    """Returns arguments of `GenerationRequest`. Raises `InvalidRequest`."""
     beam = _beam(body) if body.use_beam_search else None
     return {
         "model": body.model or "",
         "temperature": reading.temperature if body.temperature is None and not beam else body.temperature,
         "top_p": body.top_p,
-        # What vLLM's users write for "off".
+        # vLLM's users write -1 for "off".
         "top_k": 0 if body.top_k == -1 else body.top_k,
         "min_p": body.min_p,
         "frequency_penalty": body.frequency_penalty,
@@ -127,7 +132,7 @@ def sampling_of(body: Sampling, reading: Reading) -> dict[str, Any]:
         "ignore_eos": bool(body.ignore_eos),
         "skip_special_tokens": body.skip_special_tokens is not False,
         "prompt_logprobs": body.prompt_logprobs,
-        # A stream's pieces are whole where it has an end only.
+        # An answer in one object needs no deltas.
         "incremental": bool(body.stream),
         "priority": _priority(body.priority),
         "salt": body.cache_salt or "",
@@ -138,29 +143,29 @@ def sampling_of(body: Sampling, reading: Reading) -> dict[str, Any]:
 
 
 def number_of_choices(body: Sampling) -> int:
-    """How many answers each prompt gets."""
+    """Returns the number of answers to each prompt."""
     return 1 if body.n is None else body.n
 
 
 def seconds(field: str, value: float | None) -> float | None:
-    """A time that is a field. Raises `InvalidRequest` for one that is none."""
+    """Returns `value`, a time in seconds. Raises `InvalidRequest` unless it is above 0 and at most 1e6, or None."""
     if value is not None and not 0 < value <= 1e6:
         raise bad_parameter(field, value, "it must be above 0 and at most 1000000 seconds")
     return value
 
 
 def _seed(seed: int | None) -> int | None:
-    """Negative ones are of signed 64-bit numbers, and mean what these would as unsigned ones."""
+    """Reads a negative seed as a signed 64-bit number, and returns the unsigned number of the same bits."""
     return seed + 2**64 if seed is not None and -(2**63) <= seed < 0 else seed
 
 
 def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
-    """An empty text, which some clients send for none, stops nothing."""
+    """Returns the stop strings. The empty text means none, as some clients send it."""
     return (stop,) if stop and isinstance(stop, str) else tuple(stop or ())
 
 
 def _priority(priority: int | None) -> int:
-    """vLLM's counts the other way: lower is earlier."""
+    """Returns the priority with its sign turned: in vLLM's API lower is earlier."""
     if priority is not None and abs(priority) > MAX_PRIORITY:
         raise bad_parameter("priority", priority, f"it must be between -{MAX_PRIORITY} and {MAX_PRIORITY}")
     return -(priority or 0)

@@ -1,4 +1,4 @@
-"""The bodies of requests, as OpenAI's clients and vLLM's users send them. None means "left out" everywhere."""
+"""Declares the bodies of requests, as OpenAI's clients and vLLM's users send them. None means "left out" everywhere."""
 
 from typing import Annotated, Final, Literal
 
@@ -17,11 +17,11 @@ FewIds = Annotated[list[int], Meta(max_length=1024)]
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A body, or a part of one."""
+    """Sets what all bodies and their parts have in common: they are immutable, and made by field names."""
 
 
 class StreamOptions(_Body, frozen=True, kw_only=True):
-    """How a stream reports its usage."""
+    """Says how a stream reports its usage."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -29,7 +29,7 @@ class StreamOptions(_Body, frozen=True, kw_only=True):
 
 
 class JsonSchema(_Body, frozen=True, kw_only=True):
-    """OpenAI's wrapping of a schema. `schema` is JSON text."""
+    """Wraps a schema as OpenAI does. `schema` is JSON text."""
 
     name: str = ""
     description: str | None = None
@@ -38,14 +38,14 @@ class JsonSchema(_Body, frozen=True, kw_only=True):
 
 
 class ResponseFormat(_Body, frozen=True, kw_only=True):
-    """OpenAI's way to ask for structured output."""
+    """Asks for structured output as OpenAI does."""
 
     type: str
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's way. `json` is a schema, or the text of one."""
+    """Asks for structured output as vLLM does. `json` is a schema, or the text of one."""
 
     json: Raw = Raw()
     regex: str | None = None
@@ -55,7 +55,7 @@ class StructuredOutputs(_Body, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Sampling(_Body, frozen=True, kw_only=True):
-    """What completions and chats have in common."""
+    """Holds the fields that completions, chats and responses have in common."""
 
     model: str | None = None
     stream: bool | None = None
@@ -71,7 +71,7 @@ class Sampling(_Body, frozen=True, kw_only=True):
     stop: str | Annotated[list[str], Meta(max_length=64)] | None = None
     logit_bias: Annotated[dict[int, float], Meta(max_length=1024)] | None = None
     response_format: ResponseFormat | None = None
-    # vLLM's.
+    # vLLM's fields.
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -94,11 +94,11 @@ class Sampling(_Body, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Meta(max_length=1024)] | None = None
     guided_grammar: str | None = None
-    # Octavo's: seconds in all and in the queue, and the name of a pinned prefix.
+    # Octavo's fields: seconds in all and in the queue, and the name of a pinned prefix.
     timeout: float | None = None
     max_queue_time: float | None = None
     pinned_prefix: str | None = None
-    # They say nothing about the answer.
+    # These fields say nothing about the answer.
     user: Raw = Raw()
     metadata: Raw = Raw()
     safety_identifier: Raw = Raw()
@@ -107,7 +107,7 @@ class Sampling(_Body, frozen=True, kw_only=True):
 
 
 class CompletionBody(Sampling, frozen=True, kw_only=True):
-    """Of /v1/completions."""
+    """Holds the body of /v1/completions."""
 
     prompt: Raw
     echo: bool | None = None
@@ -115,33 +115,33 @@ class CompletionBody(Sampling, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
 
 
-class Part(_Body, frozen=True, kw_only=True):
-    """A part of a message's content."""
+class ContentPart(_Body, frozen=True, kw_only=True):
+    """Holds a part of a message's content."""
 
     type: str
     text: str | None = None
 
 
 class Function(_Body, frozen=True, kw_only=True):
-    """A function that was called, or is to be."""
+    """Names a function that was called; `arguments` is JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCallBody(_Body, frozen=True, kw_only=True):
-    """A call of an assistant's."""
+    """Holds a call in an assistant's message."""
 
     function: Function
     id: str = ""
     type: str = "function"
 
 
-class Message(_Body, frozen=True, kw_only=True):
-    """One message of a chat; `refusal` is what an assistant may have said instead of content."""
+class MessageBody(_Body, frozen=True, kw_only=True):
+    """Holds one message of a chat; `refusal` is what an assistant may have said instead of content."""
 
     role: str
-    content: str | Annotated[list[Part], Meta(max_length=MAX_PARTS)] | None = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCallBody], Meta(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
@@ -150,11 +150,11 @@ class Message(_Body, frozen=True, kw_only=True):
     function_call: Raw = Raw()
 
 
-Messages = Annotated[list[Message], Meta(max_length=MAX_MESSAGES)]
+Messages = Annotated[list[MessageBody], Meta(max_length=MAX_MESSAGES)]
 
 
 class ChatBody(Sampling, frozen=True, kw_only=True):
-    """Of /v1/chat/completions."""
+    """Holds the body of /v1/chat/completions."""
 
     messages: Messages
     tools: Raw = Raw()
@@ -170,7 +170,7 @@ class ChatBody(Sampling, frozen=True, kw_only=True):
 
 
 class TokenizeBody(_Body, frozen=True, kw_only=True):
-    """Of /tokenize: a text, or a chat."""
+    """Holds the body of /tokenize: a text, or a chat."""
 
     model: str | None = None
     prompt: str | None = None
@@ -185,7 +185,7 @@ class TokenizeBody(_Body, frozen=True, kw_only=True):
 
 
 class DetokenizeBody(_Body, frozen=True, kw_only=True):
-    """Of /detokenize."""
+    """Holds the body of /detokenize."""
 
     tokens: Ids
     model: str | None = None

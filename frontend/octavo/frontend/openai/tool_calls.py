@@ -1,5 +1,6 @@
-"""Tools and the choice among them, out of the JSON of a request; the chat and the responses API write them alike but
-for one level of nesting.
+"""Reads tools and the choice among them, and finds and forces calls of functions in an answer.
+
+The chat API and the responses API write tools alike but for one level of nesting.
 """
 
 import enum
@@ -27,7 +28,7 @@ _KNOWN: Final = {"name", "description", "parameters", "strict"}
 
 
 class ToolChoiceMode(enum.StrEnum):
-    """Whether there are to be calls: none; if the model likes; some; one of a certain function."""
+    """Says whether an answer is to have calls: none; if the model likes; some; one of a certain function."""
 
     NONE = "none"
     AUTO = "auto"
@@ -37,7 +38,7 @@ class ToolChoiceMode(enum.StrEnum):
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """`name` is of `FUNCTION` only."""
+    """Holds the choice among tools; `name` is set for `FUNCTION` only."""
 
     mode: ToolChoiceMode
     name: str = ""
@@ -45,7 +46,7 @@ class ToolChoice:
 
 @dataclass(frozen=True)
 class Tools:
-    """The functions that the model may call; and, of those that came in a namespace, its name by theirs."""
+    """Holds the functions that the model may call, and the namespaces of functions, by the names of the functions."""
 
     functions: tuple[Tool, ...] = ()
     namespaces: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +56,7 @@ def read_tools(value: object, ignored: list[str]) -> Tools:
     """Reads the field `tools`, already decoded from JSON; None for left out.
 
     Tools that are no functions of the client's (searching the web, say) cannot be called here: they are left out, and
-    named in `ignored`, as are fields of functions that nobody knows. Raises `InvalidRequest`.
+    named in `ignored`, as are unknown fields of functions. Raises `InvalidRequest`.
     """
     if value is None:
         return Tools()
@@ -80,7 +81,10 @@ def read_tools(value: object, ignored: list[str]) -> Tools:
 
 
 def read_tool_choice(value: object, tools: Sequence[Tool]) -> ToolChoice:
-    """The field `tool_choice`; left out it is `auto`. Raises `InvalidRequest` for one that the tools do not allow."""
+    """Reads the field `tool_choice`; left out, the field means `AUTO` with tools, `NONE` without.
+
+    Raises `InvalidRequest` for a choice that the tools do not allow.
+    """
     choice = _choice(value, has_tools=bool(tools))
     if choice.mode in (ToolChoiceMode.REQUIRED, ToolChoiceMode.FUNCTION) and not tools:
         raise bad_parameter("tool_choice", choice.mode.value, "there are no tools to choose from; send some")
@@ -128,32 +132,35 @@ def _choice(value: object, *, has_tools: bool) -> ToolChoice:
 HERMES: Final = "hermes"
 LLAMA: Final = "llama"
 NONE: Final = "none"
-# Answers that may stand beside calls in one grammar.
+# Kinds of constraints whose answers may stand beside calls in one grammar.
 _ANSWERS: Final = (ConstraintKind.JSON_OBJECT, ConstraintKind.JSON_SCHEMA)
-# Of an answer; one call for each of some hundred rows is the most that anybody asks for.
+# The most calls in an answer; one for each of some hundred rows is the most that anybody asks for.
 _MAX_CALLS = 128
 
 
 class ToolCallParser(Protocol):
-    """Takes an answer's text apart while it arrives. The result does not depend on how the text is cut into pieces.
+    """Finds calls in an answer's text while the text arrives. The result does not depend on how the text is cut.
 
-    `any_calls`: whether a call was found so far; then the answer's finish_reason `stop` becomes `tool_calls`.
+    `any_calls` tells whether a call was found so far; then the answer's finish_reason `stop` becomes `tool_calls`.
     """
 
     any_calls: bool
 
     def feed(self, text: str) -> ParsedDelta:
-        """What has become certain with the next piece."""
+        """Returns what has become certain with the next part of the text."""
         ...
 
     def finish(self) -> ParsedDelta:
-        """The rest, once it is known that nothing follows. What has turned out to be no call is content."""
+        """Returns the rest, once no text follows. Text that has turned out to be no call is content."""
         ...
 
 
 @dataclass(frozen=True)
 class _Format:
-    """`call` is what stands before the name, between it and the arguments, and behind these."""
+    """Describes how a model writes calls.
+
+    `call` is the text before the name, between name and arguments, and after the arguments.
+    """
 
     parser: type[HermesParser] | type[LlamaParser]
     marker: str
@@ -170,14 +177,19 @@ _FORMATS: Final = {
 
 
 def make_parser(kind: str, *, is_forced: bool = False) -> ToolCallParser:
-    """A parser for one sequence of an answer, which may be forced to be calls; `kind` is one of `config.TOOL_PARSERS`
-    but `auto`. That of `none` finds no calls."""
+    """Returns a parser for one sequence of an answer. With `is_forced` a constraint makes the answer consist of calls.
+
+    `kind` is one of `config.TOOL_PARSERS` but `auto`; the parser of `none` finds no calls.
+    """
     return _FORMATS[kind].parser(is_forced=is_forced) if kind in _FORMATS else PlainParser()
 
 
 def detect_kind(template: str, *, tells_of_tools: bool = True) -> str:
-    """The format that a chat template tells its model to write calls in: one of `config.TOOL_PARSERS` but `auto`. Where
-    it tells nothing of tools, `tools_in_text` does."""
+    """Returns the format in which a chat template makes its model write calls: one of `config.TOOL_PARSERS` but `auto`.
+
+    `tells_of_tools` is false for a template that shows the model no tools; `tools_in_text` then writes them into the
+    prompt.
+    """
     if template and not tells_of_tools:
         return HERMES
     if HermesParser.OPEN in template:
@@ -188,7 +200,7 @@ def detect_kind(template: str, *, tells_of_tools: bool = True) -> str:
 
 
 def needs_special_tokens(kind: str, tokenizer: ModelTokenizer) -> bool:
-    """Whether a request with tools must not skip special tokens, for one of them opens a call."""
+    """Tells whether a request with tools must keep special tokens in its text, because one of them opens a call."""
     return kind in _FORMATS and tokenizer.is_special(_FORMATS[kind].marker)
 
 
@@ -201,10 +213,11 @@ def constraint_for(
     reading: Reading,
     asked: Constraint | None = None,
 ) -> Constraint | None:
-    """What makes an answer consist of calls, in the format that its parser reads; `asked`, what its text must match,
-    where no call is forced: there it may be calls as well, if a schema is asked for.
+    """Returns what an answer must match, None for any answer.
 
-    `parallel`: whether there may be more than one. Raises `Unsupported` where the model has no known format.
+    A forced choice makes the answer consist of calls, in the format that the parser of `kind` reads. Without a forced
+    choice the answer must match `asked`; if `asked` is JSON, the answer may be calls instead. `parallel` allows more
+    than one call. Raises `Unsupported` where a call is forced and the model has no known format.
     """
     if choice.mode is ToolChoiceMode.NONE or not tools:
         return asked
@@ -226,8 +239,10 @@ def constraint_for(
 def _calls(
     tools: Sequence[Tool], form: _Format, single: bool, reading: Reading, answer: Constraint | None = None
 ) -> Constraint:
-    """In Lark's notation with JSON schemas, as llguidance reads it. Each schema is a root of its own, so its references
-    stay its own."""
+    """Returns a grammar in Lark's notation with JSON schemas, as llguidance reads it.
+
+    Each schema is a root of its own, so that its references stay inside of it.
+    """
     more = "" if single else f" ({json.dumps(form.separator)} call){{0,{_MAX_CALLS - 1}}}"
     before, between, behind = form.call
     lines = [
@@ -245,7 +260,7 @@ def _calls(
 
 
 def _arguments(tool: Tool, reading: Reading) -> str:
-    """The schema of a function's arguments. Raises `InvalidRequest` for one that cannot be read."""
+    """Returns the schema of a function's arguments. Raises `InvalidRequest` for a schema that cannot be read."""
     field, schema = f"tools.{tool.name}.parameters", tool.parameters_json or '{"type": "object"}'
     if not tool.strict:
         reading.ignored.extend(unenforced_in(field, msgspec.json.decode(schema)))

@@ -1,9 +1,9 @@
-"""Finds calls of functions in a text that arrives in pieces.
+"""Finds calls of functions in a text that arrives in parts.
 
-A call is a JSON object with a name and arguments, behind a marker or at the start of the text. Once its name is known
-and its arguments begin it is one, and these are let out as they come; until then nothing is. What turns out to be no
-call is let out as content, and the search goes on behind it. So every character is looked at once, and what is found
-does not depend on the pieces.
+A call is a JSON object with a name and arguments, after a marker or at the start of the text. An object counts as a
+call once its name is known and its arguments begin; from then on the arguments are returned as they come, and until
+then nothing is. Text that turns out to be no call is returned as content, and the search goes on after it. So every
+character is looked at once, and the result does not depend on how the text is cut.
 """
 
 import re
@@ -19,7 +19,8 @@ _STRUCTURE: Final = re.compile(r'[{}\[\]"]')
 _IN_STRING: Final = re.compile(r'["\\]')
 _SPACE: Final = re.compile(r"\s*")
 
-# How a call begins whose arguments come last, and what may be between its first brace and theirs.
+# The head of a call whose arguments come last, from its first brace to the brace of the arguments, and its most
+# characters.
 _HEAD: Final = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _MAX_HEAD: Final = 1024
 
@@ -28,8 +29,11 @@ _State = Callable[[bool], bool]
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """A call, or more of one: further parts have no id and no name. The parts of `arguments`, joined, are the text of a
-    JSON object, unless the answer was cut off in it. `index` counts the calls of an answer."""
+    """Holds a call, or a further part of one, which has no id and no name.
+
+    The parts of `arguments`, joined, are the text of a JSON object, unless the answer was cut off inside of it. `index`
+    counts the calls of an answer from 0.
+    """
 
     index: int
     id: str
@@ -39,14 +43,14 @@ class ToolCallDelta:
 
 @dataclass(frozen=True)
 class ParsedDelta:
-    """Content and calls that have become certain."""
+    """Holds content and calls that have become certain."""
 
     content: str = ""
     calls: tuple[ToolCallDelta, ...] = ()
 
 
 class _Call(msgspec.Struct):
-    """As models write it, the arguments under either name."""
+    """Decodes a call as models write it, the arguments under either name."""
 
     name: str
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
@@ -58,7 +62,7 @@ class _Call(msgspec.Struct):
 
 
 class PlainParser:
-    """Finds nothing."""
+    """Finds no calls: all text is content."""
 
     any_calls = False
 
@@ -66,17 +70,20 @@ class PlainParser:
         pass
 
     def feed(self, text: str) -> ParsedDelta:
-        """The text as it is."""
+        """Returns the text as content."""
         return ParsedDelta(text)
 
     def finish(self) -> ParsedDelta:
-        """Nothing was held back."""
+        """Returns nothing, for no text was held back."""
         return ParsedDelta()
 
 
 class _Parser(ABC):
-    """A state is a method: it decides about the start of `_held`, sets the next state and says True; or it says False
-    where that takes more text. `final`: there is none."""
+    """Finds calls with a state machine.
+
+    A state is a method: it decides about the start of `_held`, sets the next state and returns True; or it returns
+    False where deciding takes more text. `final` says that no more text comes.
+    """
 
     OPEN: ClassVar[str]
 
@@ -98,12 +105,12 @@ class _Parser(ABC):
         self._calls: list[ToolCallDelta] = []
 
     def feed(self, text: str) -> ParsedDelta:
-        """What has become certain with the next piece."""
+        """Returns what has become certain with the next part of the text."""
         self._held += text
         return self._advance(final=False)
 
     def finish(self) -> ParsedDelta:
-        """The rest, once it is known that nothing follows."""
+        """Returns the rest, once no text follows."""
         return self._advance(final=True)
 
     def _advance(self, *, final: bool) -> ParsedDelta:
@@ -119,7 +126,7 @@ class _Parser(ABC):
 
     @abstractmethod
     def _after_call(self, final: bool) -> bool:
-        """The state behind a call: another may follow."""
+        """Reads what follows a call: another call, or text."""
 
     def _search(self, final: bool) -> bool:
         found = self._held.find(self.OPEN)
@@ -132,7 +139,7 @@ class _Parser(ABC):
         return True
 
     def _longest_certain(self) -> int:
-        """How much of `_held` cannot be the start of a call and of the space before it."""
+        """Returns how many characters of `_held` cannot be the start of a call or of the space before one."""
         most = min(len(self.OPEN) - 1, len(self._held))
         start = next((n for n in range(most, 0, -1) if self._held.endswith(self.OPEN[:n])), 0)
         return len(self._held[: len(self._held) - start].rstrip())
@@ -158,7 +165,7 @@ class _Parser(ABC):
         return final and self._no_call()
 
     def _begin_arguments(self) -> bool:
-        """Whether this is a call: its name is known, and its arguments begin."""
+        """Begins a call if its name is known and its arguments begin. Returns whether that is so."""
         head = _HEAD.match(self._held, self._begin, self._begin + _MAX_HEAD)
         if head is None:
             return False
@@ -192,7 +199,7 @@ class _Parser(ABC):
         return ended
 
     def _close_object(self, final: bool) -> bool:
-        """What follows the arguments: an end, which may be missing, or more fields, which nobody asked for."""
+        """Skips what follows the arguments: a closing brace, which may be missing, or further fields."""
         if self._at == 0:
             self._held = self._held[_end_of_space(self._held, 0) :]
             if not self._held and not final:
@@ -235,7 +242,7 @@ class _Parser(ABC):
         return True
 
     def _no_call(self) -> bool:
-        """What was looked at is content."""
+        """Makes content of what was looked at, and searches on after it."""
         self._behind_call = False
         self._emit(self._at)
         self._state = self._search
@@ -249,13 +256,13 @@ class _Parser(ABC):
 
 
 class HermesParser(_Parser):
-    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Hermes and Qwen write it, amid any text."""
+    """Reads <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Hermes and Qwen write it, amid any text."""
 
     OPEN = "<tool_call>"
     _CLOSE: Final = "</tool_call>"
 
     def _after_call(self, final: bool) -> bool:
-        """A missing end is forgiven."""
+        """Skips the closing marker, which may be missing."""
         start = _end_of_space(self._held, 0)
         rest = self._held[start : start + len(self._CLOSE)]
         if rest != self._CLOSE and self._CLOSE.startswith(rest) and not final:
@@ -267,8 +274,10 @@ class HermesParser(_Parser):
 
 
 class LlamaParser(_Parser):
-    """{"name": ..., "parameters": {...}} as Llama 3 writes it: at the start, or anywhere behind <|python_tag|>; further
-    calls behind semicolons."""
+    """Reads {"name": ..., "parameters": {...}} as Llama 3 writes it.
+
+    Calls come at the start of the text or after <|python_tag|>; further calls come after semicolons.
+    """
 
     OPEN = "<|python_tag|>"
 

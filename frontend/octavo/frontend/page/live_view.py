@@ -14,7 +14,7 @@ from octavo.v1 import admin_pb2 as pb
 from octavo.v1 import admin_pb2_grpc as services
 
 _INTERVAL_MS: Final = 1000
-# After which a scheduler is taken for gone that says neither something nor good-bye.
+# Seconds after which a scheduler that sends nothing is taken for gone.
 _SILENCE_S: Final = 10.0
 # A pool of a million blocks is a snapshot of a few MB.
 _OPTIONS: Final = [("grpc.max_receive_message_length", 64 << 20)]
@@ -22,8 +22,10 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 async def snapshots(admin_address: str, own: Callable[[], Mapping[str, Any]] = dict[str, Any]) -> AsyncGenerator[bytes]:
-    """Snapshots as JSON objects, until closed; each has what `own` says at its time, too. Raises `Unavailable` when the
-    scheduler is not there."""
+    """Yields snapshots as JSON objects until closed, each with the fields that `own` returns at its time.
+
+    Raises `Unavailable` when the scheduler does not answer.
+    """
     async with grpc.aio.insecure_channel(admin_address, options=_OPTIONS) as channel:
         call = services.AdminServiceStub(channel).WatchBlocks(pb.WatchBlocksRequest(interval_ms=_INTERVAL_MS))
         while True:
@@ -50,7 +52,7 @@ def unreachable() -> Unavailable:
 
 
 def to_snapshot(answer: pb.WatchBlocksResponse) -> dict[str, Any]:
-    """What the page's script reads."""
+    """Returns a snapshot as the page's script reads it."""
     load = answer.load
     known = {worker.id: worker for worker in load.workers}
     return {
@@ -107,7 +109,7 @@ def status_of(status: pb.RequestStatus) -> dict[str, Any]:
 
 
 MAX_VIEWERS: Final = 16
-# How soon a viewer notices that the server is about to stop; connections then get a second to end.
+# Seconds until a viewer notices that the server is about to stop; connections then get a second to end.
 _LOOK_S: Final = 0.2
 
 _Box = asyncio.Queue[bytes | Exception]
@@ -121,12 +123,15 @@ class LiveView:
         self._is_stopping = is_stopping
         self._boxes: set[_Box] = set()
         self._pump: asyncio.Task[None] | None = None
-        # What a newcomer gets at once.
+        # The snapshot that a newcomer gets at once.
         self._newest: bytes | None = None
 
     async def watch(self) -> AsyncGenerator[bytes]:
-        """Snapshots, until closed; a slow viewer misses some. Raises `Overloaded` where too many watch already,
-        `Unavailable` when the server stops, and what the source raises."""
+        """Yields snapshots until closed; a slow viewer misses some.
+
+        Raises `Overloaded` where `MAX_VIEWERS` watch already, `Unavailable` when the server stops, and what the source
+        raises.
+        """
         if len(self._boxes) >= MAX_VIEWERS:
             raise Overloaded(
                 Reason.TOO_MANY_REQUESTS, f"{MAX_VIEWERS} viewers watch already; close one of them", max=MAX_VIEWERS

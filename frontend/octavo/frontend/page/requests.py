@@ -32,13 +32,16 @@ _MOST_WAITING: Final = 4
 
 
 class Explainer:
-    """Asks one question at a time, and ten a second at most, whoever asks it to. Belongs to one event loop."""
+    """Asks the scheduler's Admin service where requests stand: one question at a time, at most ten a second.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, admin_address: str) -> None:
         self._address = admin_address
         self._turn = asyncio.Lock()
         self._next_at = 0.0
-        # By tenant.
+        # Questions by tenant.
         self._waiting: Counter[str] = Counter()
 
     async def explain(self, request_id: str, asker: str) -> Sequence[pb.Explanation]:
@@ -57,7 +60,7 @@ class Explainer:
             async with self._turn:
                 return await self._ask_in_time(request_id)
         finally:
-            # Leaves out those that have none.
+            # Subtraction drops tenants that have none.
             self._waiting -= Counter([asker])
 
     async def _ask_in_time(self, request_id: str) -> Sequence[pb.Explanation]:
@@ -88,8 +91,8 @@ def _unknown(request_id: str) -> NotFound:
 
 
 def to_explanation(explanation: pb.Explanation, *, names_others: bool) -> dict[str, Any]:
-    """Returns what the page's script reads. The ids of requests that are ahead are others', and named where that is
-    allowed."""
+    """Returns an explanation as the page's script reads it. The requests ahead are those of others: only with
+    `names_others` are their ids shown."""
     ahead = list(explanation.ahead_request_ids)
     return {
         **status_of(explanation.status),
@@ -159,7 +162,7 @@ def check_has_source(api: Api) -> None:
 
 
 def _named(request: Request) -> tuple[str, str, Caller]:
-    """Returns the request's id, the frontend in whose books that is, empty for any, and who asks."""
+    """Returns the request's id, the id of the frontend that sent it, empty for any, and the caller."""
     caller = caller_of(request)
     frontend_id = request.query_params.get("frontend", "") if caller.trusted else ""
     return request.path_params["request_id"], frontend_id, caller

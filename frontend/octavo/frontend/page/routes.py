@@ -1,4 +1,4 @@
-"""The page at / and what it loads, the live view that feeds it, and what it does with single requests."""
+"""Routes the page at / and its files, the live view, and the calls that explain or abort single requests."""
 
 import hashlib
 import time
@@ -45,7 +45,7 @@ class _File:
 
 
 def routes(api: Api) -> list[Route]:
-    """GET /, /page/<file> and /live; GET and DELETE /requests/<id>."""
+    """Returns the routes GET /, /page/<file> and /live; GET and DELETE /requests/<id>."""
     static = _read_static()
     source = partial(snapshots, api.config.scheduler_admin, partial(_own_figures, api))
     live = LiveView(source, lambda: api.generation.draining)

@@ -1,1 +1,1 @@
-"""The gRPC door for gateways that speak vLLM's engine protocol: token ids in, token ids out."""
+"""Serves gateways that speak vLLM's engine protocol over gRPC: token ids in, token ids out."""

@@ -1,4 +1,4 @@
-"""What a gateway wants to know of the model: its files' figures, and its tokenizer as a zip archive."""
+"""Reads what gateways ask about the model: figures of its files, and its tokenizer as a zip archive."""
 
 import hashlib
 import io
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from octavo.frontend.text.model_defaults import ModelDefaults, read_json, read_model_defaults
 
-# What a tokenizer is loaded from; nothing else leaves the model's directory.
+# Files that a tokenizer is loaded from; nothing else leaves the model's directory.
 _TOKENIZER_FILES: Final = (
     "config.json",
     "generation_config.json",
@@ -30,7 +30,7 @@ _SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalt
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Of one model directory."""
+    """Holds what gateways ask about one model directory."""
 
     directory: Path
     config: dict[str, Any]
@@ -40,16 +40,16 @@ class ModelFiles:
 
     @property
     def architectures(self) -> list[str]:
-        """Names of transformers' classes."""
+        """Returns the names of transformers' classes."""
         return [str(name) for name in self.config.get("architectures") or ()]
 
     def default_sampling(self) -> str:
-        """A JSON object: what stands in for what a request leaves out."""
+        """Returns the sampling values that replace fields left out of a request, as a JSON object."""
         return json.dumps({name: getattr(self.defaults, name) for name in _SAMPLING})
 
 
 def read_model_files(directory: Path, generation_config: str) -> ModelFiles:
-    """Raises `ModelDirectoryError`."""
+    """Reads the config files of `directory`. Raises `ModelDirectoryError`."""
     config = read_json(directory / "config.json")
     generation = read_json(directory / "generation_config.json", missing={})
     return ModelFiles(
@@ -61,7 +61,7 @@ def read_model_files(directory: Path, generation_config: str) -> ModelFiles:
 
 
 def tokenizer_archive(directory: Path) -> bytes:
-    """A zip archive of the tokenizer's files, the same for the same files."""
+    """Returns a zip archive of the tokenizer's files: the same bytes for the same files."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in _TOKENIZER_FILES:
@@ -73,7 +73,7 @@ def tokenizer_archive(directory: Path) -> bytes:
 
 
 def chunks(archive: bytes) -> Iterator[tuple[bytes, str]]:
-    """The archive in parts, the last with the SHA-256 of the whole."""
+    """Yields the archive in parts of 1 MiB, the last with the SHA-256 of the whole, the others with an empty text."""
     digest = hashlib.sha256(archive).hexdigest()
     for start in range(0, len(archive), _CHUNK_BYTES):
         last = start + _CHUNK_BYTES >= len(archive)
@@ -81,6 +81,6 @@ def chunks(archive: bytes) -> Iterator[tuple[bytes, str]]:
 
 
 def _token_id(name: str, generation: dict[str, Any], config: dict[str, Any]) -> int:
-    """0 where there is none: the protocol has no other word for it."""
+    """Returns a token id, 0 where there is none: the protocol has no other word for none."""
     found = generation.get(name, config.get(name))
     return found if isinstance(found, int) else 0

@@ -1,4 +1,7 @@
-"""Their request as ours. In most of its fields 0 means "left out"; what it cannot say, Octavo's own defaults decide."""
+"""Reads the protocol's requests as `GenerationRequest`.
+
+In most fields 0 means "left out"; Octavo's own defaults decide what the protocol cannot say.
+"""
 
 from array import array
 from typing import Any, Final
@@ -9,7 +12,7 @@ from octavo.frontend.request.request import Constraint, ConstraintKind, Generati
 from octavo.frontend.request.validation import MAX_STOP_STRINGS, check_count, check_room
 from octavo.wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 
-# What needs another engine: images, and KV that comes from somewhere else.
+# Fields that need another engine: images, and KV that another process computed.
 _UNSUPPORTED: Final = (
     "kv_transfer_params",
     "mm_inputs",
@@ -22,7 +25,7 @@ _TEXT_CONSTRAINTS: Final = {
     "regex": ConstraintKind.REGEX,
     "grammar": ConstraintKind.GRAMMAR,
 }
-# Where 0 is "left out", for the protocol has no other word for it.
+# Fields in which 0 means "left out": the protocol has no other word for that.
 _OR_NONE: Final = (
     "top_p",
     "top_k",
@@ -34,7 +37,7 @@ _OR_NONE: Final = (
 
 
 def read_generate(message: Any, max_model_len: int) -> GenerationRequest:
-    """Raises `InvalidRequest`; and `Unsupported` for what is asked for and cannot be had."""
+    """Returns the message as a request. Raises `InvalidRequest`, and `Unsupported` for fields of another engine."""
     params = message.sampling_params
     _check_counts(message, max_model_len)
     _check_supported(message)
@@ -88,7 +91,7 @@ def _constraint(params: Any) -> Constraint | None:
 
 
 def _check_counts(message: Any, max_model_len: int) -> None:
-    """Of what a walk over would stop the event loop, if there were millions of them."""
+    """Bounds the fields that are walked over: millions of entries would stop the event loop."""
     params = message.sampling_params
     check_room(len(message.tokenized.input_ids), max_model_len)
     check_count("logit_bias", params.logit_bias, MAX_LOGIT_BIAS)

@@ -1,4 +1,4 @@
-"""Our events as their messages: chunks as they come where a stream is asked for, and a whole for every sequence."""
+"""Writes events as the protocol's messages: chunks for a stream, and a complete message for each sequence."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ _REASONS: Final = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 @dataclass
 class _Sequence:
-    """What there is of one so far."""
+    """Holds what has been generated of one sequence so far."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: LogprobTable = field(default_factory=LogprobTable)
@@ -36,19 +36,21 @@ class _Sequence:
 
 @dataclass
 class Responses:
-    """The way of one request's events. `streams` is whether the client wants chunks, `logprobs` whether it wants those
-    of the generated tokens."""
+    """Writes the messages of one request.
+
+    `streams` tells whether the client wants chunks, `logprobs` whether it wants logprobs of the generated tokens.
+    """
 
     streams: bool
     logprobs: bool
     _prompt_tokens: int = 0
-    # What is said of the prompt's tokens, where it was asked for.
+    # The logprobs of the prompt's tokens, where they were asked for.
     _prompt: Any = None
     _sequences: dict[int, _Sequence] = field(default_factory=dict)
-    _told_prompt: bool = False
+    _has_sent_prompt: bool = False
 
     async def written(self, event: Event) -> AsyncGenerator[Any]:
-        """The same as `of`, with no other call held up for long."""
+        """Yields the same as `of`, but writes long messages in a thread, so that other calls go on."""
         messages = self.of(event)
         if not self._is_long(event):
             for message in messages:
@@ -63,21 +65,23 @@ class Responses:
         )
 
     def of(self, event: Event) -> Iterator[Any]:
-        """The messages that an event brings, maybe none. Wholes come last, for only then the cached part of the prompt
-        is known."""
+        """Yields the messages that an event brings, maybe none.
+
+        Complete messages come with the last event, for only then the cached part of the prompt is known.
+        """
         match event:
             case Started():
                 self._prompt_tokens = len(event.prompt_token_ids)
                 self._prompt = _input_logprobs(event)
             case TextDelta():
-                yield from self._of_piece(event)
+                yield from self._of_delta(event)
             case Finished():
                 self._sequence(event.index).finished = event
             case Usage():
                 for index in sorted(self._sequences):
                     yield self._complete(index, self._sequences[index], event)
 
-    def _of_piece(self, piece: TextDelta) -> Iterator[Any]:
+    def _of_delta(self, piece: TextDelta) -> Iterator[Any]:
         sequence = self._sequence(piece.index)
         sequence.token_ids += piece.token_ids
         if self.logprobs:
@@ -88,10 +92,10 @@ class Responses:
                 prompt_tokens=self._prompt_tokens,
                 completion_tokens=len(sequence.token_ids),
                 output_logprobs=self._output_logprobs(piece.token_ids, piece.logprobs),
-                input_logprobs=None if self._told_prompt else self._prompt,
+                input_logprobs=None if self._has_sent_prompt else self._prompt,
                 index=piece.index,
             )
-            self._told_prompt = True
+            self._has_sent_prompt = True
             yield pb.GenerateResponse(chunk=chunk)
 
     def _complete(self, index: int, sequence: _Sequence, usage: Usage) -> Any:
@@ -122,7 +126,7 @@ class Responses:
 
 
 def _input_logprobs(started: Started) -> Any:
-    """The first token of a prompt has none."""
+    """Returns the logprobs of the prompt, whose first token has none."""
     logprobs = started.prompt_logprobs
     if not logprobs:
         return None
@@ -138,7 +142,7 @@ def _top(token: Logprobs) -> Any:
 
 
 def _matched(finished: Finished) -> dict[str, str | int]:
-    """EOS is no stop that was matched."""
+    """Returns the field that names the matched stop; EOS counts as none."""
     match finished.match:
         case None:
             return {}

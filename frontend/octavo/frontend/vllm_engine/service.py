@@ -1,4 +1,4 @@
-"""vllm.grpc.engine.VllmEngine, on the public gRPC port, where the package of its messages is installed."""
+"""Adds vllm.grpc.engine.VllmEngine to the public gRPC port, where the package of its messages is installed."""
 
 import importlib.util
 import logging
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 def add_vllm_engine(
     server: grpc.aio.Server, generation: Generation, scheduler: SchedulerPool, config: FrontendConfig
 ) -> list[str]:
-    """Adds the service; the full names of what was added."""
+    """Adds the service if its package is installed. Returns the full names of the services that were added."""
     if importlib.util.find_spec("smg_grpc_proto") is None:
         _log.debug("no VllmEngine service: smg-grpc-proto is not installed (pip install '.[vllm-engine]')")
         return []

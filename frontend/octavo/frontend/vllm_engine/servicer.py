@@ -1,4 +1,4 @@
-"""vllm.grpc.engine.VllmEngine: messages into calls of `Generation` and back. Holds nothing."""
+"""Serves vllm.grpc.engine.VllmEngine: turns messages into calls of `Generation` and back."""
 
 import asyncio
 import contextlib
@@ -34,10 +34,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class VllmEngine(services.VllmEngineServicer):  # type: ignore[misc]
-    """Calls that need another kind of engine answer UNIMPLEMENTED."""
+    """Answers the calls of a gateway; calls that need another kind of engine get UNIMPLEMENTED."""
 
     def __init__(self, generation: Generation, scheduler: SchedulerPool, config: FrontendConfig) -> None:
-        """Raises `ModelDirectoryError`."""
+        """Reads the model's files. Raises `ModelDirectoryError`."""
         self._generation = generation
         self._scheduler = scheduler
         self._name = config.served_model_name
@@ -64,7 +64,7 @@ class VllmEngine(services.VllmEngineServicer):  # type: ignore[misc]
                             await context.write(response)
 
     async def Abort(self, request: Any, context: Context) -> Any:
-        """What does not run, or runs no more, is aborted as well as it can be."""
+        """Aborts the requests that run; ids of others are no error."""
         async with _answering(context):
             check_count("request_ids", request.request_ids, MAX_ABORTED_IDS)
             refuse_unknown_fields(request)
@@ -111,7 +111,7 @@ class VllmEngine(services.VllmEngineServicer):  # type: ignore[misc]
         )
 
     async def GetLoads(self, request: Any, context: Context) -> Any:
-        """Of this frontend's requests: the scheduler alone knows which of them wait."""
+        """Counts this frontend's requests as running: the scheduler alone knows which of them wait."""
         running, status = self._generation.num_running, self._scheduler.status
         load = pb.SchedulerLoad(
             num_running_reqs=running,
@@ -152,8 +152,10 @@ async def _refuse(what: str, context: Context) -> None:
 
 @contextlib.asynccontextmanager
 async def _answering(context: Context) -> AsyncIterator[None]:
-    """Gateways take DEADLINE_EXCEEDED for a fault of the worker and send the request again, and again; one that has
-    waited too long has found no room."""
+    """Ends the call with the error that ends the block; a request that has waited too long gets RESOURCE_EXHAUSTED.
+
+    Gateways take DEADLINE_EXCEEDED for a fault of the worker, and send the request again and again.
+    """
     async with answering(context):
         try:
             yield
