@@ -1,4 +1,4 @@
-"""Every way in which a request can fail, through both doors: the same reason, in the terms of each."""
+"""Every way in which a request can fail, through both APIs: the same reason, in the terms of each."""
 
 import asyncio
 import dataclasses
@@ -30,7 +30,7 @@ HELD: Final = pb.GenerateRequest(text="x", request_id="held", stopping={"max_new
 
 @dataclass
 class World:
-    """A frontend, what is behind it, and a client of each door."""
+    """Holds a frontend, its scheduler, and a client of each API."""
 
     scheduler: FakeScheduler
     frontend: FrontendServer
@@ -105,8 +105,8 @@ def rejected(reason: RejectReason) -> Given:
 
 @dataclass(frozen=True)
 class Row:
-    """`message` and `body` are fields of a request at each door, besides those that every one has; bytes are sent as
-    they are. `http_reason` is where the doors differ; `retries` is whether trying again may help."""
+    """`message` and `body` are fields of a request to each API, besides those that every one has; bytes are sent as
+    they are. `http_reason` is set where the APIs differ; `retries` is whether trying again may help."""
 
     reason: str
     code: grpc.StatusCode
@@ -233,7 +233,7 @@ async def refusal(world: World, channel: Any, row: Row) -> grpc.aio.AioRpcError:
 
 
 @pytest.mark.parametrize("row", TABLE, indirect=True)
-async def test_an_error_is_the_same_through_both_doors(world: World, row: Row) -> None:
+async def test_an_error_is_the_same_through_both_apis(world: World, row: Row) -> None:
     await row.given(world)
     held = world.frontend.generation.num_running
 

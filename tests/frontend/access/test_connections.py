@@ -1,4 +1,4 @@
-"""Clients that open more connections than there may be: whoever else comes is served at once, through either door."""
+"""Clients that open more connections than there may be: whoever else comes is served at once, through either API."""
 
 import asyncio
 import contextlib
@@ -188,7 +188,7 @@ def limits() -> Iterator[Callable[[int], None]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_doors_share_the_files_that_there_are(limits: Callable[[int], None]) -> None:
+def test_the_apis_share_the_files_that_a_process_may_open(limits: Callable[[int], None]) -> None:
     limits(1024)
     assert connections_that_fit(4096) == 256
     assert connections_that_fit(100) == 100

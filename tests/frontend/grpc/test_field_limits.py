@@ -1,4 +1,4 @@
-"""Every field of a request that has a limit, through both doors: at the limit, beyond it, and what is no number."""
+"""Every field of a request that has a limit, through both APIs: at the limit, beyond it, and what is no number."""
 
 import dataclasses
 import json
@@ -176,7 +176,9 @@ async def http_status(http: httpx.AsyncClient, name: str, value: Any) -> int:
 
 
 @pytest.mark.parametrize("field", [field for field in FIELDS if field.path], ids=lambda field: field.path)
-async def test_over_grpc(field: Field, scheduler: FakeScheduler, frontend: FrontendServer, stub: Any) -> None:
+async def test_limits_hold_over_grpc(
+    field: Field, scheduler: FakeScheduler, frontend: FrontendServer, stub: Any
+) -> None:
     wanted = [grpc.StatusCode.OK] * len(field.good) + [INVALID] * len(field.bad)
     wrong, sent = [], 0
     for value, code in zip(field.good + field.bad, wanted, strict=True):
@@ -190,7 +192,7 @@ async def test_over_grpc(field: Field, scheduler: FakeScheduler, frontend: Front
 
 
 @pytest.mark.parametrize("field", [field for field in FIELDS if field.name], ids=lambda field: field.name)
-async def test_over_http(
+async def test_limits_hold_over_http(
     field: Field, scheduler: FakeScheduler, frontend: FrontendServer, http: httpx.AsyncClient
 ) -> None:
     wrong = []

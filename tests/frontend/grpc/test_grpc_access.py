@@ -1,4 +1,4 @@
-"""Every gRPC method asks for a key, but those of a short list; and the key says who calls."""
+"""Every gRPC method but those of a short list asks for a key, and the key names the caller."""
 
 import asyncio
 import dataclasses
@@ -85,7 +85,7 @@ async def test_probes_need_no_key(channel: grpc.aio.Channel) -> None:
 
 
 @pytest.mark.parametrize("metadata", [ALICE, (("x-api-key", KEYS["alice"]),), (("authorization", bearer("gateway")),)])
-async def test_a_key_opens_the_door(scheduler: FakeScheduler, stub: Any, metadata: Any) -> None:
+async def test_a_call_with_a_key_is_answered(scheduler: FakeScheduler, stub: Any, metadata: Any) -> None:
     request = pb.GenerateRequest(text="x", stopping=pb.StoppingCriteria(max_new_tokens=2))
     assert await collect(stub.Generate(request, metadata=metadata))
 

@@ -1,4 +1,4 @@
-"""What octavo.v1 can say, as the rest of the frontend gets it; and what of it is refused."""
+"""Fields of octavo.v1 become the frontend's own types, or are refused."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Where messages to gRPC clients are written, which for long ones matters to everybody else."""
+"""Long messages to gRPC clients are written off the event loop, so that other calls go on."""
 
 import pytest
 

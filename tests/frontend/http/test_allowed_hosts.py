@@ -1,4 +1,4 @@
-"""Under which names the HTTP port may be called."""
+"""The names under which the HTTP port may be called."""
 
 import socket
 
@@ -40,7 +40,7 @@ def test_loopback_and_addresses_are_always_allowed(host: str) -> None:
         ":8000",
     ],
 )
-def test_other_names_are_not(host: str) -> None:
+def test_other_names_are_refused(host: str) -> None:
     assert not AllowedHosts(LOCAL).allows(host)
 
 
@@ -55,7 +55,7 @@ def test_all_addresses_are_those_of_the_machine_s_name(listen: str) -> None:
     assert not AllowedHosts(listen).allows("evil.example:8000")
 
 
-def test_further_names() -> None:
+def test_further_names_are_allowed() -> None:
     hosts = AllowedHosts(LOCAL, ("api.example", "*.Svc"))
     assert hosts.allows("api.example:443")
     assert hosts.allows("octavo.ns.svc")
@@ -64,7 +64,7 @@ def test_further_names() -> None:
     assert not hosts.allows("octavo.svc.evil.example")
 
 
-def test_any_name() -> None:
+def test_a_star_allows_any_name() -> None:
     assert AllowedHosts(LOCAL, ("*",)).allows("evil.example")
 
 

@@ -1,4 +1,4 @@
-"""The books of bodies: what is held is bounded, and who gives way."""
+"""The bytes of bodies that are held are bounded, and the right body gives way."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What pages of other sites make browsers send to the HTTP port: nothing of it gets in, whatever its content type."""
+"""Calls that pages of other sites make browsers send are refused, whatever their content type."""
 
 import asyncio
 import dataclasses

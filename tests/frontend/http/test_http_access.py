@@ -1,4 +1,4 @@
-"""Every route asks for a key, but those of a short list; and the key says who calls."""
+"""Every route but those of a short list asks for a key, and the key names the caller."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,7 +103,7 @@ async def test_probes_and_the_page_need_no_key(asked: httpx.AsyncClient, path: s
 @pytest.mark.parametrize(
     "path", ["/pages", "/page", "/health/", "/Health", "/health/x", "/v1/models?x=/page/", "/%70age", "/metrics"]
 )
-async def test_what_only_looks_like_them_does(asked: httpx.AsyncClient, path: str) -> None:
+async def test_paths_that_only_look_exempt_need_a_key(asked: httpx.AsyncClient, path: str) -> None:
     assert (await asked.get(path)).status_code == 401
 
 

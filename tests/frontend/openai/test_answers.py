@@ -1,4 +1,4 @@
-"""Where answers are written, which for long ones matters to everybody else."""
+"""Long answers are written off the event loop, so that other calls go on."""
 
 import json
 import threading

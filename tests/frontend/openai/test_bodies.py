@@ -1,4 +1,4 @@
-"""Where bodies are decoded, and which are refused before anything is made of them."""
+"""Large bodies are decoded off the event loop, or refused before anything is made of them."""
 
 import json
 import threading

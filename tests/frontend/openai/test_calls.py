@@ -1,4 +1,4 @@
-"""Several generations as one: whatever ends one of them, or all, ends everything that feeds them."""
+"""Several generations are read as one stream, and end together with it."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -23,7 +23,7 @@ async def failing() -> AsyncGenerator[Event]:
     raise Broken(Reason.INTERNAL, "no more")
 
 
-async def test_what_is_closed_while_its_sources_wait_to_be_read_ends_them() -> None:
+async def test_closing_the_stream_ends_generations_that_wait_to_be_read() -> None:
     ended: list[str] = []
     merged = _merged([endless(ended), endless(ended)])
     async with asyncio.timeout(5):
@@ -34,7 +34,7 @@ async def test_what_is_closed_while_its_sources_wait_to_be_read_ends_them() -> N
     assert ended == ["endless"] * 2
 
 
-async def test_one_that_fails_ends_those_that_wait_to_be_read() -> None:
+async def test_a_generation_that_fails_ends_those_that_wait_to_be_read() -> None:
     ended: list[str] = []
     merged = _merged([endless(ended), failing(), endless(ended)])
 

@@ -1,4 +1,4 @@
-"""Which fields of a body mean something, which ask for nothing, and which nobody knows."""
+"""Fields of a body mean something, ask for nothing, or are unknown, and clients learn which."""
 
 import json
 from typing import Any

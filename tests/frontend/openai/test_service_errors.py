@@ -1,4 +1,4 @@
-"""What keeps a good request from being answered, each with its status, its code, and when to come again."""
+"""Failures of the service have their own status and code, and say when to try again."""
 
 import dataclasses
 import json
@@ -29,7 +29,9 @@ def post(http: httpx.AsyncClient) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_deadline(scheduler: FakeScheduler, post: Any, eventually: Any, stream: bool) -> None:
+async def test_a_call_beyond_its_deadline_is_a_timeout(
+    scheduler: FakeScheduler, post: Any, eventually: Any, stream: bool
+) -> None:
     scheduler.hold_after = 0
     assert (await post(timeout=0.1, stream=stream))[:2] == (504, "deadline")
     await eventually(lambda: scheduler.running == set())
@@ -53,7 +55,7 @@ async def test_a_fault_of_ours_tells_nothing(
 
 
 @pytest.mark.parametrize("key", ["sk-right-0123456789", "sk-wrong-0123456789"])
-async def test_keys(scheduler: FakeScheduler, url: str, key: str) -> None:
+async def test_only_calls_with_a_valid_key_are_answered(scheduler: FakeScheduler, url: str, key: str) -> None:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
         asking = client.completions.create(model="byte-model", prompt="x", max_tokens=1)
         if "right" in key:

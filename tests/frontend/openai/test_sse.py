@@ -1,4 +1,4 @@
-"""What is held for a client that does not read: little, however much there is to send."""
+"""Little is held for a client that does not read, however much there is to send."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""Which format a model calls tools in, and that what is forced to be a call is found as one."""
+"""The format in which a model calls tools is found, and an answer that is forced to be calls is parsed as calls."""
 
 import json
 from typing import Any

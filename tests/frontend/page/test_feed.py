@@ -1,4 +1,4 @@
-"""What the scheduler says of its blocks, as the page reads it."""
+"""Snapshots of the scheduler's blocks as the page reads them."""
 
 from base64 import b64decode
 

@@ -1,4 +1,4 @@
-"""GET /live: what the page watches."""
+"""GET /live sends the snapshots that the page watches."""
 
 import contextlib
 import dataclasses

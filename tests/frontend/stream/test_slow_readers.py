@@ -1,4 +1,4 @@
-"""A door that does not take what it is given is cut off, and nothing is computed for it any more."""
+"""An API that does not take its events is cut off, and nothing is computed for its request any more."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ async def impatient(config: FrontendConfig, outcomes: list[Any]) -> AsyncIterato
 
 
 async def read_with(server: FrontendServer, request: GenerationRequest, write: Any) -> None:
-    """What every door does."""
+    """Reads the events of a request as every API does."""
     async with (
         paced(server.generation.stall_timeout_s) as pace,
         contextlib.aclosing(server.generation.generate(request)) as events,

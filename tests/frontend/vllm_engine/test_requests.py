@@ -1,4 +1,4 @@
-"""What their messages say in our words."""
+"""Messages of vLLM's engine protocol become requests."""
 
 from array import array
 from typing import Any

@@ -1,4 +1,4 @@
-"""Our events in their words."""
+"""Events become messages of vLLM's engine protocol."""
 
 import pytest
 
