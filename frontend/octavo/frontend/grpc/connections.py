@@ -89,7 +89,7 @@ class BusyPeers(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 def superfluous(connections: Collection[TcpConnection], busy: Collection[Peer], most: int) -> Iterator[TcpConnection]:
     """Yields the idle connections to close where `most` are allowed, each time the longest silent one of the client
-    that has most.
+    with the most connections.
 
     Stops when no client has more than half of `most`, and, if more than `_CROWDED` of `most` were open, `_ROOMY` is
     left. Connections of `busy` peers are counted but never yielded.

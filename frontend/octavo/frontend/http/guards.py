@@ -22,7 +22,7 @@ _REFUSED_WEBSOCKET: Final = 1008
 
 
 class AccessMiddleware:
-    """Refuses calls without credentials, to known and unknown routes; sets the caller in `scope["state"]["caller"]`."""
+    """Refuses calls without credentials, but for `EXEMPT` paths, and sets the caller in `scope["state"]["caller"]`."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
