@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from .checks import Service, main, one_line
+from ..checks import Service, main, one_line
 
 _SCRIPT = Path(__file__).with_suffix(".js")
 _CHECKS = {"models", "refusal", "stream with each of its events"}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .checks import Service, main, one_line
+from ..checks import Service, main, one_line
 
 _TOLERANCE = 1e-3
 _ITEMS: list[dict[str, Any]] = [

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .checks import Service, main, one_line
+from ..checks import Service, main, one_line
 
 _REQUESTS = 12
 _OUTPUT_TOKENS = 12

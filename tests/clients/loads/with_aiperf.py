@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .checks import Service, main
+from ..checks import Service, main
 
 _REQUESTS = 24
 
