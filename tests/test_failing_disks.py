@@ -57,7 +57,7 @@ from octavo.worker.loading.gguf import convert_with_transformers
 from octavo.worker.loading.publish import PublishError, publish
 from octavo.worker.models import kernel_race
 from octavo.worker.process import LastWords
-from octavo.worker.tensor_parallel.launch import LocalRanks
+from octavo.worker.tensor_parallel.ranks import LocalRanks
 from octavo.workload.job import Job
 from octavo.workload.trace import write_csv
 
@@ -346,13 +346,13 @@ TRIED: dict[str, tuple[Try, tuple[str, ...]]] = {
     "worker/octavo/worker/loading/gguf.py": (model_by_transformers, WRITING),
     "worker/octavo/worker/loading/publish.py": (published, MAKING),
     "worker/octavo/worker/health.py": (socket_of_health, MAKING),
-    "worker/octavo/worker/tensor_parallel/launch.py": (meeting_of_ranks, MAKING),
+    "worker/octavo/worker/tensor_parallel/ranks.py": (meeting_of_ranks, MAKING),
     "evaluation/octavo/loadgen/cli.py": (figures_of_a_load, MAKING + WRITING),
     "evaluation/octavo/simulator/cli.py": (figures_of_a_simulation, MAKING + WRITING),
     "evaluation/octavo/workload/trace.py": (trace_of_a_load, MAKING + WRITING),
 }
 # Tried below by itself; memory that has a file's descriptor.
-OTHERWISE = {"proto/octavo/runtime/telemetry/logs.py", "worker/octavo/worker/tensor_parallel/shared_memory.py"}
+OTHERWISE = {"proto/octavo/runtime/telemetry/logs.py", "worker/octavo/worker/tensor_parallel/links.py"}
 # What whoever works on Octavo runs, and no server.
 DEVELOPERS = (
     "evaluation/octavo/paper/",

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from octavo.testbed.tiny_model import write_byte_model
-from octavo.worker.context_room import ContextRoomError, check_context_room
 from octavo.worker.fake.runner import FakeRunner
+from octavo.worker.make_runner import ContextRoomError, check_context_room
 
 
 @pytest.fixture

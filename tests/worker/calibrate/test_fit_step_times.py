@@ -10,8 +10,7 @@ from octavo.testbed.tiny_model import write_byte_model
 from octavo.wire.costs import attended_pairs
 from octavo.wire.steps import BlockMoves
 from octavo.worker.calibrate.fit import errors, fitted, typical_error
-from octavo.worker.calibrate.step_grid import Largest, measured
-from octavo.worker.calibrate.timed_steps import Sample
+from octavo.worker.calibrate.timed_steps import Largest, Sample, measured
 from octavo.worker.fake.runner import FakeRunner
 from octavo.worker.runner import StepOutput
 from octavo.worker.sequences import WorkItem

@@ -30,7 +30,7 @@ from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves, FailureReason
 from octavo.worker.gpu.executor import GpuExecutor, halves
 from octavo.worker.runner import DeviceLostError, StepOutput
-from octavo.worker.sampling.prompt_logprobs import prompt_logprobs
+from octavo.worker.sampling.logprobs import prompt_logprobs
 from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
 from octavo.worker.step.model_runner import ModelRunner
 

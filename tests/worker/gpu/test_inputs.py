@@ -7,8 +7,7 @@ from octavo.kernels.triton.attention import TritonStep
 from octavo.testing.gpu_runner import DEVICE
 from octavo.testing.oracles.worker_plans import sampling
 from octavo.wire.steps import KVGroup
-from octavo.worker.gpu.inputs import StepInputs, decodes_first
-from octavo.worker.gpu.rows import SequenceRows
+from octavo.worker.gpu.inputs import SequenceRows, StepInputs, decodes_first
 from octavo.worker.models.decoder import PagedStep
 from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
 from octavo.worker.step.forward import Paging
@@ -33,7 +32,7 @@ def inputs_of(items: list[WorkItem]) -> tuple[StepInputs, SequenceRows]:
     for item in items:
         rows.row_of(item.sequence)
         rows.next_tokens[rows.row_of(item.sequence)] = 9000 + item.sequence.sequence_id
-    rows.tell(item.sequence for item in items)
+    rows.send_tables(item.sequence for item in items)
     attention: object = None
     groups = [KVGroup(0), KVGroup(6)]
     paging = Paging(attention, groups, BLOCK_SIZE, max_model_len=32, device=device)  # type: ignore[arg-type]

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from octavo.kernels import reference
 from octavo.wire.steps import BlockMove, BlockMoves
-from octavo.worker.gpu import moves
-from octavo.worker.gpu.moves import Pairs, copy_blocks, runs, swap_blocks
-from octavo.worker.gpu.pinned_memory import pinned_zeros
+from octavo.worker.gpu import swap
+from octavo.worker.gpu.swap import Pairs, copy_blocks, pinned_zeros, runs, swap_blocks
 from octavo.worker.step.block_mover import block_mover
 
 
@@ -40,7 +39,7 @@ def test_neighbours_in_both_pools_make_one_run_in_whatever_order_they_come() -> 
 @pytest.mark.parametrize("copy_engine", [True, False])
 def test_swaps_are_those_of_the_reference(copy_engine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     source, ours = random_pool(8), random_pool(6, seed=1)
-    monkeypatch.setattr(moves, "_COPY_ENGINE_BYTES", source[0].nbytes + (not copy_engine))
+    monkeypatch.setattr(swap, "_COPY_ENGINE_BYTES", source[0].nbytes + (not copy_engine))
     theirs = ours.clone()
     pairs = [(3, 1), (4, 2), (0, 5), (4, 0)]
     swap_blocks(source, ours, pairs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from octavo.worker.gpu.pinned_memory import PinningError, pinned_zeros
+from octavo.worker.gpu.swap import PinningError, pinned_zeros
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.testing.oracles.worker_plans import sampling
-from octavo.worker.gpu.rows import SequenceRows
+from octavo.worker.gpu.inputs import SequenceRows
 from octavo.worker.sequences import WorkerSequence
 
 CPU = torch.device("cpu")
@@ -33,17 +33,17 @@ def test_a_sequence_keeps_its_row_until_it_is_forgotten() -> None:
 
 def test_nobody_has_the_last_row() -> None:
     rows = SequenceRows(1, 4, CPU, capacity=4)
-    assert rows.nobody not in {rows.row_of(sequence(each, [1])) for each in range(3)}
+    assert rows.discard_row not in {rows.row_of(sequence(each, [1])) for each in range(3)}
 
 
 def test_only_what_has_changed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = SequenceRows(2, 8, CPU, capacity=8)
     each = sequence(1, [7, 8], [9])
     rows.row_of(each)
-    rows.tell([each])
+    rows.send_tables([each])
     rows.tables[0, rows.row_of(each), 0] = 99
     each.block_tables[0].append(5)
-    rows.tell([each])
+    rows.send_tables([each])
     assert rows.tables[0, rows.row_of(each)].tolist()[:3] == [99, 8, 5]
     assert table_of(rows, each, 1) == [9]
 
@@ -52,10 +52,10 @@ def test_a_remapped_entry_is_told_again() -> None:
     rows = SequenceRows(1, 8, CPU, capacity=8)
     each = sequence(1, [7, 8, 9])
     rows.row_of(each)
-    rows.tell([each])
+    rows.send_tables([each])
     each.block_tables[0][1] = 4
-    each.untell(0, 1)
-    rows.tell([each])
+    each.mark_unsent(0, 1)
+    rows.send_tables([each])
     assert table_of(rows, each) == [7, 4, 9]
 
 
@@ -63,11 +63,11 @@ def test_whoever_gets_a_used_row_is_told_wholly() -> None:
     rows = SequenceRows(1, 8, CPU, capacity=2)
     first = sequence(1, [7, 8, 9])
     rows.row_of(first)
-    rows.tell([first])
+    rows.send_tables([first])
     rows.forget([1])
     second = sequence(2, [1, 2])
     rows.row_of(second)
-    rows.tell([second])
+    rows.send_tables([second])
     assert table_of(rows, second) == [1, 2]
 
 
@@ -76,7 +76,7 @@ def test_one_that_was_forgotten_and_comes_back_is_told_wholly() -> None:
     first, second = sequence(1, [7, 8, 9]), sequence(2, [1, 2])
     for each in (first, second, first):
         rows.row_of(each)
-        rows.tell([each])
+        rows.send_tables([each])
         assert table_of(rows, each) == each.block_tables[0]
         rows.forget([each.sequence_id])
 
@@ -96,12 +96,12 @@ def test_more_rows_are_had_when_they_run_out_and_nothing_is_lost() -> None:
     everybody = [sequence(each, [each, each + 50]) for each in range(9)]
     for place, each in enumerate(everybody):
         rows.row_of(each)
-        rows.tell([each])
+        rows.send_tables([each])
         rows.next_tokens[rows.row_of(each)] = place + 100
     assert rows.generation == 3
     assert [table_of(rows, each) for each in everybody] == [each.block_tables[0] for each in everybody]
     assert [int(rows.next_tokens[rows.row_of(each)]) for each in everybody] == list(range(100, 109))
-    assert rows.nobody not in {rows.row_of(each) for each in everybody}
+    assert rows.discard_row not in {rows.row_of(each) for each in everybody}
 
 
 def test_tables_are_right_after_any_history() -> None:
@@ -121,7 +121,7 @@ def test_tables_are_right_after_any_history() -> None:
                 group = draw.randrange(2)
                 entry = draw.randrange(len(each.block_tables[group]))
                 each.block_tables[group][entry] = draw.randrange(90)
-                each.untell(group, entry)
+                each.mark_unsent(group, entry)
             case 3 if alive:
                 each = draw.choice(list(alive.values()))
                 if len(each.block_tables[0]) < 12:
@@ -131,6 +131,6 @@ def test_tables_are_right_after_any_history() -> None:
                 chosen = [each for each in alive.values() if draw.random() < 0.5]
                 for each in chosen:
                     rows.row_of(each)
-                rows.tell(chosen)
+                rows.send_tables(chosen)
                 for each in chosen:
                     assert [table_of(rows, each, group) for group in range(2)] == each.block_tables

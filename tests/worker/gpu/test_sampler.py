@@ -26,12 +26,11 @@ from octavo.wire.steps import Candidates, FailureReason
 from octavo.worker.gpu import logprobs
 from octavo.worker.gpu.logprobs import device_token_logprobs
 from octavo.worker.gpu.sampler import launch, launch_broken, warm_up
-from octavo.worker.gpu.timeline import mark
-from octavo.worker.gpu.transfer import download
+from octavo.worker.gpu.transfer import download, mark
 from octavo.worker.sampling.grammar_masks import NO_MASKS, Masks, masks_of
 from octavo.worker.sampling.grammars import Grammars
-from octavo.worker.sampling.largest import ranked
 from octavo.worker.sampling.logprobs import NotFiniteError, token_logprobs
+from octavo.worker.sampling.row_reductions import ranked
 from octavo.worker.sampling.sampler import Choices, broken, choose
 from octavo.worker.sequences import WorkerSequence
 

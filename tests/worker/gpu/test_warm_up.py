@@ -9,7 +9,7 @@ from octavo.kernels.triton.layers.matmul import choose_tile
 from octavo.kernels.triton.splits import num_splits
 from octavo.kernels.triton.tiles import prefill_tiles
 from octavo.wire.steps import KVGroup
-from octavo.worker.gpu.warm_up import warm_up_items
+from octavo.worker.gpu.executor import warm_up_items
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.forward import Paging
 

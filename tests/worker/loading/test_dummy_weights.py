@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from octavo.worker.loading.dummy_weights import DummyWeights
+from octavo.worker.loading.load_format import DummyWeights
 from octavo.worker.loading.tensor_file import Part
 
 

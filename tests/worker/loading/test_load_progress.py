@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from octavo.worker.loading.dummy_weights import DummyWeights
-from octavo.worker.loading.load_format import open_weights
+from octavo.worker.loading.load_format import DummyWeights, open_weights
 from octavo.worker.loading.progress import LoadProgress, WatchedWeights
 from octavo.worker.loading.tensor_file import Part
 from octavo.worker.loading.weights import WeightsError

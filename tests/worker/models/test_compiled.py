@@ -15,11 +15,10 @@ from octavo.kernels.native.library import VARIANT_VARIABLE, NativeLibrary, Nativ
 from octavo.testbed.models import generate, last_logits, new_sequences, next_item, paged_step, write_tiny_model
 from octavo.testing.native import library, loaded, threads
 from octavo.worker.models import linear
-from octavo.worker.models.compiled import CompiledLlama, compiled
+from octavo.worker.models.compiled import CompiledLlama, compile_layers, compiled
 from octavo.worker.models.decoder import PagedStep
 from octavo.worker.models.linear import LinearKind
 from octavo.worker.models.llama import LlamaModel
-from octavo.worker.models.program import compile_layers
 from octavo.worker.step.model_runner import ModelRunner
 
 __all__ = ["library"]

@@ -23,7 +23,7 @@ from transformers import (
 from octavo.kernels.attention import TorchAttention
 from octavo.kernels.backend import AttentionBackend, GroupBatch
 from octavo.kernels.triton.attention import TritonAttention
-from octavo.worker.loading.dummy_weights import DummyWeights
+from octavo.worker.loading.load_format import DummyWeights
 from octavo.worker.loading.tensor_file import Part
 from octavo.worker.models import linear
 from octavo.worker.models.compiled import compiled
@@ -32,8 +32,7 @@ from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.linear import LinearKind
 from octavo.worker.models.llama import LlamaModel
-from octavo.worker.step.kv_cache import KVCache, LayerCache
-from octavo.worker.step.kv_layout import KVLayout
+from octavo.worker.step.kv_cache import KVCache, KVLayout, LayerCache
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK_SIZE, NUM_BLOCKS = 4, 40

@@ -17,7 +17,7 @@ from octavo.worker.models.config import (
     read_config,
 )
 from octavo.worker.models.config_file import FAMILY_KEYS, ConfigFile
-from octavo.worker.models.rope import LinearScaling, Llama3Scaling, LongRopeScaling
+from octavo.worker.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling
 
 MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -10,8 +10,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from octavo.testing.small.architecture_trial import write_random_model
+from octavo.worker.models.config_file import ConfigError, UnsupportedSetting
 from octavo.worker.models.decoder import Decoder
-from octavo.worker.models.errors import ConfigError, UnsupportedSetting
 from octavo.worker.models.llama import LlamaModel
 from octavo.worker.models.registry import load_model
 from octavo.worker.models.transformers.model import TransformersModel

@@ -11,8 +11,14 @@ from transformers.models.phi3 import modeling_phi3
 
 from octavo.worker.models.architectures import ARCHITECTURES
 from octavo.worker.models.config_file import ConfigFile
-from octavo.worker.models.rope import RotaryConfig, rotary_config
-from octavo.worker.models.rotary import RotaryTable, halves_first, inverse_frequencies, rotate
+from octavo.worker.models.rotary import (
+    RotaryConfig,
+    RotaryTable,
+    halves_first,
+    inverse_frequencies,
+    rotary_config,
+    rotate,
+)
 
 turn_halves: Any = modeling_phi3.apply_rotary_pos_emb
 turn_neighbours: Any = modeling_glm.apply_rotary_pos_emb

@@ -13,7 +13,7 @@ from transformers.generation.logits_process import (
 )
 
 from octavo.testing.oracles.choosers import beam
-from octavo.worker.sampling.beam_candidates import beam_candidates
+from octavo.worker.sampling.sampler import beam_candidates
 from octavo.worker.sequences import WorkerSequence
 
 

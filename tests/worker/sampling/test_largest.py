@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from octavo.worker.sampling.largest import largest, likeliest
+from octavo.worker.sampling.row_reductions import argmax, largest
 
 # Few distinct values of every kind, so that equal ones straddle every cut.
 KINDS = np.array([-inf, -3e38, -2.5, -1.0, -1e-45, -0.0, 0.0, 1e-45, 1.0, 3e38], dtype=np.float32)
@@ -34,7 +34,7 @@ def test_the_largest_are_those_that_sorting_finds(size: int, count: int) -> None
 @pytest.mark.parametrize("size", SIZES)
 def test_the_likeliest_is_the_first_of_the_largest(size: int) -> None:
     values = few_values(20, size)
-    found, tokens = likeliest(torch.from_numpy(values))
+    found, tokens = argmax(torch.from_numpy(values))
     assert tokens.tolist() == values.argmax(axis=-1).tolist()
     assert found.tolist() == values.max(axis=-1).tolist()
 
@@ -44,7 +44,7 @@ def test_what_is_not_finite_shows_as_the_largest(place: int) -> None:
     logits = torch.zeros(3, 600)
     logits[0, place], logits[1, place] = torch.nan, inf
     logits[2] = -inf
-    found, _ = likeliest(logits)
+    found, _ = argmax(logits)
     assert not torch.isfinite(found).any()
 
 

@@ -5,8 +5,8 @@ from math import inf, log
 import numpy as np
 import pytest
 
-from octavo.worker.sampling import ranked_row
-from octavo.worker.sampling.ranked_row import Floats, pick_ranked
+from octavo.worker.sampling import draw
+from octavo.worker.sampling.draw import Floats, pick_ranked
 
 SIZE = 3000
 UNIFORMS = [0.0, 1e-9, 0.1, 0.5, 0.77, 0.999, 1 - 2**-53]
@@ -66,9 +66,9 @@ def test_the_token_is_that_of_the_sorted_row(name: str, top_k: int, min_p: float
 @pytest.mark.parametrize("top_k", [1, 7, 180])
 def test_what_is_left_out_at_once_is_never_among_the_first(top_k: int) -> None:
     for scaled in scaled_rows().values():
-        bound = ranked_row._bound(scaled, top_k, 1.0, inf)
+        bound = draw._bound(scaled, top_k, 1.0, inf)
         assert bound <= np.sort(scaled)[-top_k]
-    assert (scaled_rows()["normal"] >= ranked_row._bound(scaled_rows()["normal"], top_k, 1.0, inf)).sum() < 3 * top_k
+    assert (scaled_rows()["normal"] >= draw._bound(scaled_rows()["normal"], top_k, 1.0, inf)).sum() < 3 * top_k
 
 
 def test_only_the_buckets_at_the_cuts_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from octavo.testing.oracles.choosers import beam, chooser, chosen
 from octavo.wire.steps import FailureReason
-from octavo.worker.sampling.beam_candidates import beam_candidates
 from octavo.worker.sampling.logprobs import token_logprobs
-from octavo.worker.sampling.sampler import broken, choose
+from octavo.worker.sampling.sampler import beam_candidates, broken, choose
 from octavo.worker.sequences import WorkerSequence
 
 INF = float("inf")

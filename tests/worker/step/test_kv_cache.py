@@ -4,10 +4,17 @@ import pytest
 import torch
 
 from octavo.wire.steps import BlockMove, BlockMoves
-from octavo.worker.gpu.pinned_memory import PinningError
+from octavo.worker.gpu.swap import PinningError
 from octavo.worker.step import kv_cache
-from octavo.worker.step.kv_cache import KVCache, KVCacheError, available_memory, memory_for_cache, num_blocks_in
-from octavo.worker.step.kv_layout import KVLayout, group_layers
+from octavo.worker.step.kv_cache import (
+    KVCache,
+    KVCacheError,
+    KVLayout,
+    available_memory,
+    group_layers,
+    memory_for_cache,
+    num_blocks_in,
+)
 
 CPU = torch.device("cpu")
 # Stands for a GPU: tensors that have a layout and no content.

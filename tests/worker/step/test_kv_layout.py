@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.worker.step.kv_layout import KVLayout, LayerGroup, group_layers, kv_bytes_per_token
+from octavo.worker.step.kv_cache import KVLayout, LayerGroup, group_layers, kv_bytes_per_token
 
 
 def test_a_token_of_opt_13b_takes_800_kib() -> None:

@@ -28,7 +28,6 @@ from octavo.testbed.models import (
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves
-from octavo.worker.sampling import prompt_logprobs
 from octavo.worker.sequences import WorkerSequence
 from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError
 
@@ -203,7 +202,7 @@ def test_beams_get_the_likeliest_tokens(runner: ModelRunner, tiny: tuple[Path, A
 def test_prompt_logprobs_are_those_of_transformers(
     runner: ModelRunner, tiny: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, budget: int, rows: int
 ) -> None:
-    monkeypatch.setattr(prompt_logprobs, "_ROWS", rows)
+    monkeypatch.setattr("octavo.worker.sampling.logprobs._PROMPT_ROWS", rows)
     sampling = msgspec.structs.replace(GREEDY, prompt_logprobs=2)
     sequences = new_sequences(runner, PROMPTS, 3, sampling)
     sequences[1].sampling = GREEDY

@@ -16,8 +16,7 @@ from octavo.testbed.models import new_sequences, run_step, write_tiny_model
 from octavo.testing.native import VARIANTS, loaded, threads
 from octavo.wire.sampling import Logprobs, SamplingParams
 from octavo.worker.models.compiled import CompiledLlama
-from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError
-from octavo.worker.step.numerics import settings_obstacle
+from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError, settings_obstacle
 
 # No size is a multiple of what vectors, panels and threads are cut by, where that can be.
 SIZES: dict[str, Any] = {

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from octavo.testbed.addresses import free_address
-from octavo.worker.tensor_parallel import shared_memory
+from octavo.worker.tensor_parallel import links
 from octavo.worker.tensor_parallel.distributed import DistributedGroup, RankLostError
+from octavo.worker.tensor_parallel.links import add_in_order
 from octavo.worker.tensor_parallel.rendezvous import connect
-from octavo.worker.tensor_parallel.sums import add_in_order
 
 T = TypeVar("T")
 _PATIENCE_S = 60.0
@@ -37,7 +37,7 @@ def threads(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     """`scarce`: through memory that a row of tensors hardly fits into."""
     kind, _, size = request.param.partition("-")
     if kind == "scarce":
-        monkeypatch.setattr(shared_memory, "_SLOT_BYTES", 40)
+        monkeypatch.setattr(links, "_SLOT_BYTES", 40)
     rendezvous = free_address() if kind == "sockets" else f"file:{tmp_path}"
     with ThreadPoolExecutor(int(size)) as pool:
         threads = Threads(pool, rendezvous, int(size))

@@ -17,7 +17,7 @@ from octavo.worker.models import linear
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.linear import LinearKind
 from octavo.worker.models.llama import LlamaModel
-from octavo.worker.step.numerics import model_obstacle
+from octavo.worker.step.model_runner import model_obstacle
 
 SIZES: dict[str, Any] = {
     "vocab_size": 91,

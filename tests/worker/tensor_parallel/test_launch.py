@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.worker.tensor_parallel import launch
-from octavo.worker.tensor_parallel.launch import LocalRanks
+from octavo.worker.tensor_parallel.ranks import LocalRanks
 
 _WAIT = "import signal; signal.pause()"
 _WAIT_S = 30.0
@@ -64,7 +63,7 @@ def test_a_rank_that_fails_is_waited_for_and_one_that_hangs_is_not(
     with LocalRanks(2, tmp_path, command=python("import sys; sys.exit(3)"), end_process=ended.put) as ranks:
         ranks.await_failure()
         assert ended.get_nowait() == 3
-    monkeypatch.setattr(launch, "_FAILING_S", 0.01)
+    monkeypatch.setattr("octavo.worker.tensor_parallel.ranks._FAILING_S", 0.01)
     with LocalRanks(2, tmp_path, command=python(_WAIT), end_process=ended.put) as ranks:
         ranks.await_failure()
         ranks._processes[0].kill()
@@ -95,7 +94,7 @@ def test_ranks_that_cannot_be_started_leave_nothing(tmp_path: Path) -> None:
 # The parent dies as soon as its child has said that it follows.
 _FOLLOWER = """
 import os, signal
-from octavo.worker.tensor_parallel.launch import die_with_first_rank, leave_signals_to_first_rank
+from octavo.worker.tensor_parallel.ranks import die_with_first_rank, leave_signals_to_first_rank
 die_with_first_rank()
 leave_signals_to_first_rank()
 print(os.getpid(), flush=True)
@@ -133,7 +132,7 @@ def test_a_child_dies_with_the_first_rank_and_not_at_a_signal(then: str) -> None
 
 
 def test_a_child_of_somebody_else_does_not_begin() -> None:
-    code = "from octavo.worker.tensor_parallel.launch import die_with_first_rank; die_with_first_rank()"
+    code = "from octavo.worker.tensor_parallel.ranks import die_with_first_rank; die_with_first_rank()"
     environment = {**os.environ, "OCTAVO_SUPERVISOR_PID": "1"}
     ended = subprocess.run(python(code), env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 1

@@ -19,7 +19,7 @@ from octavo.testing.small.tiny_configs import causal_class, causal_model_types, 
 from octavo.worker.models.architectures import ARCHITECTURES
 from octavo.worker.models.compiled import CompiledLlama
 from octavo.worker.models.config import DecoderConfig
-from octavo.worker.models.errors import ConfigError
+from octavo.worker.models.config_file import ConfigError
 from octavo.worker.models.llama import LlamaModel
 from octavo.worker.models.registry import load_model
 

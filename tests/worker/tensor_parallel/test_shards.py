@@ -3,7 +3,7 @@
 import pytest
 
 from octavo.worker.loading.tensor_file import Part
-from octavo.worker.models.errors import ConfigError
+from octavo.worker.models.config_file import ConfigError
 from octavo.worker.tensor_parallel.shards import HeadShares, Shards, Share, stacked
 
 

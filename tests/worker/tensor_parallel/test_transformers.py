@@ -17,7 +17,7 @@ from octavo.testing.small.architecture_trial import write_random_model
 from octavo.testing.small.tiny_configs import causal_class, tiny_config
 from octavo.worker.loading.tensor_file import Part
 from octavo.worker.loading.weights import Checkpoint, WeightsError
-from octavo.worker.models.errors import ConfigError
+from octavo.worker.models.config_file import ConfigError
 from octavo.worker.models.transformers import model as transformers_model
 from octavo.worker.models.transformers.check import UnsupportedModel
 

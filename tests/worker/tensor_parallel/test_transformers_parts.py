@@ -9,8 +9,8 @@ from transformers.pytorch_utils import Conv1D
 
 from octavo.worker.loading.tensor_file import Part
 from octavo.worker.models.transformers.check import UnsupportedModel
-from octavo.worker.models.transformers.parts import SharedTensor, expert_tensors, linear_tensors
 from octavo.worker.models.transformers.plan import Axis, Split
+from octavo.worker.models.transformers.shards import SharedTensor, expert_tensors, linear_tensors
 from octavo.worker.tensor_parallel.shards import Shards
 
 SECOND = Shards(1, 2)

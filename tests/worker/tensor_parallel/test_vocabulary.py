@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from octavo.testing.shard_threads import ThreadGroup, run_ranks
-from octavo.worker.models.errors import ConfigError
-from octavo.worker.tensor_parallel.vocabulary import Vocabulary
+from octavo.worker.models.config_file import ConfigError
+from octavo.worker.tensor_parallel.shards import Vocabulary
 
 EMBEDDING = torch.randn(11, 4, generator=torch.Generator().manual_seed(0))
 IDS = torch.tensor([10, 0, 5, 5, 3, 7])

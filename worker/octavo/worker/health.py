@@ -1,5 +1,5 @@
-"""The worker's health: what its main loop lets other threads know, and the gRPC health service that says it, and
-nothing nicer."""
+"""The worker's health: the state that its main loop shows to other threads, and the gRPC health service that reports
+it."""
 
 import contextlib
 import socket
@@ -24,7 +24,10 @@ STEP_DEADLINE_S = 180.0
 
 
 class Liveness:
-    """Written by the main loop alone, read by any thread. Loading a model has no deadline."""
+    """Holds what the main loop reports about itself: the loop alone writes it, any thread reads it.
+
+    Loading a model has no deadline.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -34,23 +37,23 @@ class Liveness:
         self.draining = False
 
     def turn(self, *, idle: bool = True) -> None:
-        """The loop is between two pieces of work, and owes another turn within `DEADLINE_S`; `idle` if no step is under
-        way."""
+        """Notes that the loop is between two pieces of work and must turn again within `DEADLINE_S`; `idle` tells that
+        no step is under way."""
         self._turned_at = self._clock()
         if idle:
             self._owing_since = None
 
     def work(self) -> None:
-        """The loop begins work of unknown length."""
+        """Notes that the loop begins work of unknown length, which has no deadline of its own."""
         self._turned_at = None
 
     def owe(self) -> None:
-        """A step is begun: the first of those under way is to be done within `STEP_DEADLINE_S`."""
+        """Notes that a step is launched: the oldest step under way must be done within `STEP_DEADLINE_S`."""
         if self._owing_since is None:
             self._owing_since = self._clock()
 
     def done(self) -> None:
-        """A step is done: the time of the next under way begins."""
+        """Notes that a step is done: the deadline of the next step under way counts from now."""
         self._owing_since = self._clock()
 
     @property
@@ -60,7 +63,7 @@ class Liveness:
 
     @property
     def ready(self) -> bool:
-        """Alive, welcomed by a scheduler, and not about to end."""
+        """Tells whether the worker is alive, welcomed by a scheduler, and not draining."""
         return self.alive and self.welcomed and not self.draining
 
 
@@ -68,7 +71,7 @@ def _is_within(since: float | None, deadline_s: float, now: float) -> bool:
     return since is None or now - since <= deadline_s
 
 
-# The worker's gRPC health service on an address of its own: what `Liveness` says, and nothing nicer.
+# The gRPC health service, on an address of its own.
 
 
 READY_SERVICE = "octavo.Worker"
@@ -85,9 +88,10 @@ _OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 1
 def health_server(address: str, liveness: Liveness) -> Iterator[None]:
     """Serves grpc.health.v1 at `address` (`host:port` or `unix:/path`) inside the block.
 
-    "" is SERVING while the main loop turns; `READY_SERVICE` while a scheduler has welcomed it too and it is not to end.
-    Raises
-    `octavo.runtime.transport.endpoints.EndpointError` if the address cannot be had.
+    The service "" is SERVING while the main loop turns. `READY_SERVICE` is SERVING while, besides, a scheduler has
+    welcomed the worker and the worker is not draining.
+
+    Raises `octavo.runtime.transport.endpoints.EndpointError` if `address` cannot be bound.
     """
     socket_path = _unix_path(address)
     if socket_path is not None:
@@ -111,7 +115,7 @@ def health_server(address: str, liveness: Liveness) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _mirrored(liveness: Liveness, servicer: HealthServicer) -> Iterator[None]:
-    """Keeps `servicer` equal to `liveness` from a thread of its own, which is what a hung loop cannot stop."""
+    """Keeps `servicer` equal to `liveness` from a separate thread, which a hung main loop cannot stop."""
     stopped = threading.Event()
     thread = threading.Thread(target=_mirror, args=(liveness, servicer, stopped), name="health", daemon=True)
     thread.start()
@@ -146,7 +150,7 @@ def _unix_path(address: str) -> Path | None:
 
 
 def _make_room(path: Path) -> None:
-    """Makes the socket's directory, private if it is new, and removes what a dead process left at `path`."""
+    """Makes the socket's directory, private if it is new, and removes the socket that a dead process left at `path`."""
     if len(str(path).encode()) > _MAX_SOCKET_PATH:
         raise EndpointError(f"{path} is too long for a unix socket; give a shorter --health-address or --worker-id")
     try:

@@ -1,4 +1,5 @@
-"""The worker's main loop: the one file with its socket and its clock. One thread receives, launches and answers."""
+"""The worker's main loop, which alone has the socket and the clock. One thread receives plans, launches steps and
+answers."""
 
 import logging
 import math
@@ -45,11 +46,13 @@ def serve(
     drain_timeout_s: float = DRAIN_TIMEOUT_S,
     words: LastWords,
 ) -> None:
-    """Serves plans from the scheduler at `endpoint` until it lets this worker go, which SIGTERM and SIGINT ask it to,
-    for at most `drain_timeout_s`. Only for the main thread. `keys` are for a scheduler that has some. `costs` are what
-    was measured of the runner; `on_beat` is called at every heartbeat. `words` are for the next of this name.
+    """Serves plans of the scheduler at `endpoint` until the scheduler dismisses this worker.
 
-    Raises `RefusedError` if the scheduler will not have this worker, `zmq.ZMQError` if `endpoint` cannot be used.
+    SIGTERM and SIGINT ask for that; the loop then drains for at most `drain_timeout_s` seconds. It must run on the main
+    thread. `keys` are needed if the scheduler has keys. `costs` are the costs measured on the runner, if any. `on_beat`
+    is called at every heartbeat. `words` records how this process ends, for the next process of the same name.
+
+    Raises `RefusedError` if the scheduler refuses this worker, `zmq.ZMQError` if `endpoint` cannot be used.
     """
     stop = StopSignal()
     protocol = WorkerProtocol(worker_id, runner, lambda: secrets.randbits(64), costs, words.predecessor)
@@ -66,7 +69,7 @@ def serve(
 
 
 class WorkerLoop:
-    """Moves messages between the socket and the protocol, and beats every `HEARTBEAT_INTERVAL_S` in between."""
+    """Moves messages between the socket and the protocol, and sends a heartbeat every `HEARTBEAT_INTERVAL_S`."""
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class WorkerLoop:
         self._on_beat = on_beat
         self._on_welcome = on_welcome
         self._drain_timeout_s = drain_timeout_s
-        # When it ends, dismissed or not; known once it has been asked to.
+        # The time at which the loop ends, dismissed or not; known once it has been asked to end.
         self._leave_by = math.inf
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
@@ -99,7 +102,7 @@ class WorkerLoop:
         self.malformed = 0
 
     def run(self) -> None:
-        """Turns until it is time to leave. Steps under way are finished and answered first."""
+        """Runs until it is time to leave. Steps under way are finished and answered first."""
         while not self._is_over():
             self._liveness.turn(idle=not self._protocol.busy)
             self._beat_if_due()
@@ -110,7 +113,8 @@ class WorkerLoop:
         self._leave()
 
     def _is_over(self) -> bool:
-        """Whether to leave: dismissed; or asked to end, and then again, or with nobody there who would dismiss it."""
+        """Tells whether the loop must end: it is dismissed, asked a second time to end, past its drain deadline, or
+        draining without a scheduler that could dismiss it."""
         if self._stop.requested and not self._protocol.draining:
             self._begin_drain()
         # A scheduler that registers it anew has nothing here to wait for.
@@ -136,7 +140,7 @@ class WorkerLoop:
         self._send(result)
 
     def _wait(self) -> None:
-        """Until there is a message, a step is done, or a beat is due."""
+        """Waits until there is a message, a step is done, or a heartbeat is due."""
         if not self._protocol.busy:
             self._poller.poll(max(0, math.ceil((self._next_beat - self._clock()) * 1000)))
             return
@@ -151,7 +155,7 @@ class WorkerLoop:
             self._on_beat()
 
     def _receive(self) -> None:
-        """Takes at most one message, so that a beat is never late by more than one step."""
+        """Takes at most one message, so that a heartbeat is never late by more than one step."""
         try:
             frames = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:

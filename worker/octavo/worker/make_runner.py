@@ -1,4 +1,4 @@
-"""A runner from a worker's configuration: what it takes to make one, and what keeps it from being made."""
+"""Building the runner that a worker's settings ask for, and checking that its KV cache holds the context."""
 
 import logging
 from collections.abc import Callable
@@ -10,11 +10,38 @@ import click
 
 from octavo.runtime.models.directory import ModelDirectoryError, resolve_model
 from octavo.worker.config import DEFAULT_FAKE_BLOCKS, WorkerConfig
-from octavo.worker.context_room import ContextRoomError, check_context_room
 from octavo.worker.gpu.options import GpuOptions
 from octavo.worker.health import Liveness
 from octavo.worker.process import available_cores
 from octavo.worker.runner import DeviceLostError, Runner
+
+
+class ContextRoomError(Exception):
+    """Raised if the KV cache cannot hold one sequence of the longest length offered; the text gives remedies."""
+
+
+def check_context_room(runner: Runner) -> None:
+    """Checks that a sequence of `max_model_len` tokens fits into the KV cache of `runner`.
+
+    Raises `ContextRoomError`, with both remedies in figures, if it does not.
+    """
+    length, groups, block_size = runner.model.max_model_len, len(runner.kv_groups), runner.block_size
+    needed = -(-length // block_size) * groups
+    if runner.num_blocks >= needed:
+        return
+    # A block holds the keys and values of one KV group.
+    block_bytes = block_size * runner.kv_bytes_per_token // groups
+    held = runner.num_blocks // groups * block_size
+    shorter = f"--max-model-len {held}" if held else "--max-model-len with a smaller --block-size"
+    raise ContextRoomError(
+        f"the KV cache of {runner.num_blocks} blocks ({runner.num_blocks * block_bytes} bytes) holds {held} tokens of a"
+        f" sequence and the context has {length}, which takes {needed} blocks: give --kv-cache-memory"
+        f" {needed * block_bytes}, or shorten the context with {shorter}"
+    )
+
+
+# A runner from a worker's configuration: what it takes to make one, and what keeps it from being made.
+
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +50,16 @@ _START_ERRORS = (MemoryError, OSError, RuntimeError, ValueError)
 
 
 class UnusableError(click.ClickException):
-    """A model or a setting that will not do however often it is tried: like wrong usage to whoever restarts us."""
+    """Raised for a model or a setting that fails on every attempt; the exit code tells a supervisor not to restart."""
 
     exit_code = 2
 
 
 def with_runner(config: WorkerConfig, liveness: Liveness, use: Callable[[Runner, Callable[[], None]], object]) -> None:
-    """Makes the runner that `config` says and calls `use` with it, and with what is to be called at every heartbeat. A
-    rank that is not the first of its replica does what that one says instead. Raises `click.ClickException`."""
+    """Makes the runner that `config` describes and calls `use` with it and with a function to call at every heartbeat.
+
+    A rank that is not the first of its replica follows the first rank instead. Raises `click.ClickException`.
+    """
     try:
         if config.tp == 1:
             use(_make_runner(config), lambda: None)
@@ -58,7 +87,7 @@ def _share(config: WorkerConfig, liveness: Liveness, use: Callable[[Runner, Call
 
 
 def describe(runner: Runner, *, exact: bool = False) -> str:
-    """What was loaded and how much it can hold, on one line."""
+    """Describes the loaded model and the capacity of its KV cache in one line."""
     model = runner.model
     numerics = f"{model.dtype}, exact" if exact else model.dtype
     device = runner.device if runner.world_size == 1 else f"{runner.world_size} ranks of {runner.device}"
@@ -73,7 +102,7 @@ def describe(runner: Runner, *, exact: bool = False) -> str:
 
 
 def _make_runner(config: WorkerConfig, **shared: Any) -> Runner:
-    """`shared`: what tells a rank of the others."""
+    """Makes the runner of `config`; `shared` holds the group and the followers of a rank."""
     make: Callable[[WorkerConfig, Path], Runner] = _make_fake_runner
     if config.device != "fake":
         make = partial(_make_model_runner, **shared)
@@ -89,7 +118,7 @@ def _make_runner(config: WorkerConfig, **shared: Any) -> Runner:
 
 
 def _check_context_room(runner: Runner, config: WorkerConfig) -> None:
-    """An exact number of blocks is meant, even if the longest requests are then refused."""
+    """Checks the context as `check_context_room` does, but only warns if `config` gives an exact number of blocks."""
     try:
         check_context_room(runner)
     except ContextRoomError as error:
@@ -179,14 +208,16 @@ def _make_model_runner(config: WorkerConfig, directory: Path, **shared: Any) -> 
 
 
 def _own_device(config: WorkerConfig) -> str:
-    """Ranks on one machine take one GPU each."""
+    """Returns the device of this rank: ranks on one machine take one GPU each."""
     apart = config.device == "cuda" and config.ranks_here > 1
     return f"cuda:{config.tp_rank or 0}" if apart else config.device
 
 
 def _usual_threads(ranks: int) -> int:
-    """As many as torch takes, which does not know of a cgroup's quota: more would only wait for each other. `ranks`
-    processes share the cores."""
+    """Returns the number of threads for each of `ranks` processes that share this machine's cores.
+
+    It is at most torch's own default, which ignores a cgroup's quota: more threads would only wait for each other.
+    """
     import torch
 
     return max(1, min(torch.get_num_threads(), available_cores()) // ranks)

@@ -1,4 +1,4 @@
-"""The worker's metrics: plain numbers that its loop writes, and scrapers read on threads of their own."""
+"""The worker's metrics: plain numbers that the main loop writes and that scrapers read on threads of their own."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +12,10 @@ from octavo.worker.runner import Runner
 
 
 class WorkerMetrics(Collector):
-    """Written by the main loop alone, read by any thread. Before it is `loaded` there is a worker, but no model."""
+    """Collects the worker's metrics: the main loop alone writes them, any thread reads them.
+
+    Until `loaded` is called, there is no information about a model.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -25,19 +28,19 @@ class WorkerMetrics(Collector):
         self._step_s, self._step_tokens = Histogram(SHORT_S), Histogram(SIZES)
 
     def loaded(self, worker_id: str, runner: Runner) -> None:
-        """What has been loaded."""
+        """Records the model and the sizes of the loaded `runner`."""
         model = runner.model
         self._blocks, self._cpu_blocks = runner.num_blocks, runner.num_cpu_blocks
         self._about = {"worker": worker_id, "device": runner.device, "model": model.name, "dtype": model.dtype}
 
     def received(self, plan: StepPlan) -> None:
-        """A plan has come."""
+        """Counts the tokens of a received `plan`."""
         num_tokens = sum(work.num_tokens for work in plan.work)
         self._tokens += num_tokens
         self._step_tokens.observe(num_tokens)
 
     def answered(self, result: StepResult, num_sequences: int) -> None:
-        """A plan was answered, and so many sequences are held now."""
+        """Counts the `result` of a plan, after which the worker holds `num_sequences` sequences."""
         self._answered_at = self._clock()
         self._sequences = num_sequences
         self._outcomes.add(result.outcome.value)

@@ -1,5 +1,4 @@
-"""What a worker asks of its process: a stop signal that a poll can wait for, last words for the next of its name, and
-its CPU cores."""
+"""The worker's process: a stop signal that a poll can wait for, a record of how the process ends, and its CPU cores."""
 
 import contextlib
 import faulthandler
@@ -20,8 +19,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignal:
-    """Whether the process has been asked to stop, and asked again (`insisted`); and a readable descriptor that says so
-    to a poll."""
+    """Tells whether the process was asked to stop (`requested`) and asked again (`insisted`), and has a descriptor for
+    a poll."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -31,17 +30,17 @@ class StopSignal:
             end.setblocking(False)
 
     def fileno(self) -> int:
-        """Becomes readable at a signal and stays so until `noticed`."""
+        """Returns a descriptor that becomes readable at a signal and stays readable until `noticed`."""
         return self._reader.fileno()
 
     def noticed(self) -> None:
-        """The descriptor is quiet until the next signal."""
+        """Makes the descriptor quiet until the next signal."""
         with contextlib.suppress(BlockingIOError):
             self._reader.recv(64)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Takes over both signals inside the block. Only for the main thread."""
+        """Handles SIGTERM and SIGINT inside the block. It must run on the main thread."""
         earlier = [(number, signal.signal(number, self._note)) for number in _SIGNALS]
         # Without it a signal would be seen only after the poll it interrupts has run its time.
         earlier_descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
@@ -59,12 +58,11 @@ class StopSignal:
         self.requested = True
 
 
-# What is left of a worker that has died, for the next of its name: which process it was, and how it came to its end.
-#
-# A file in the runtime directory, which outlives the process and, where that is on a volume, its container. A process
-# that is welcomed by a scheduler writes its name there. If it crashes, the interpreter's fault handler adds what ended
-# it, and an error that nobody has caught is added too; if it leaves in order, the file is removed. What is killed from
-# outside says nothing: whoever started it may know more (`octavo.runtime.process.ends`).
+# The record of how a worker's process ended, which the next process of the same name reads. It is a file in the runtime
+# directory, which outlives the process and, where that is on a volume, its container. A process that is welcomed by a
+# scheduler writes its id there. If it crashes, the interpreter's fault handler adds the cause, and an uncaught error is
+# added too; if it leaves in order, the file is removed. A process that is killed from outside writes nothing: the
+# supervisor that started it may know more (`octavo.runtime.process.ends`).
 
 
 _MAX_DETAIL = 200
@@ -72,7 +70,8 @@ _ENCODING = "utf-8"
 
 
 class LastWords:
-    """Those of the process before, and the place for this one's own. Nothing that goes wrong with them matters."""
+    """Reads how the `predecessor` ended and records how this process ends. Failures of the record itself are
+    tolerated."""
 
     def __init__(self, path: Path, environment: Mapping[str, str] = os.environ) -> None:
         self.predecessor = _predecessor(path, read_ends(environment))
@@ -80,7 +79,7 @@ class LastWords:
         self._file: TextIO | None = None
 
     def begin(self, process: int) -> None:
-        """This process serves from now on, under this name."""
+        """Begins the record of this process, which serves as `process` from now on."""
         if self._file is not None:
             return
         with tolerated(LAST_WORDS, "how this process ends can be told to nobody"):
@@ -91,7 +90,7 @@ class LastWords:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Writes down an error that ends the block; and if none does, that nothing is left to be told."""
+        """Records an error that ends the block; removes the record if the block ends without one."""
         try:
             yield
         except Exception as error:
@@ -105,7 +104,7 @@ class LastWords:
         finally:
             if self._file is not None:
                 faulthandler.disable()
-                # Which writes what is left.
+                # Closing writes what is still buffered.
                 with contextlib.suppress(OSError):
                     self._file.close()
 
@@ -136,21 +135,23 @@ def _told(process: int, ending: Ending, detail: str) -> Predecessor | None:
     return Predecessor(process, ending, detail) if 0 <= process < 2**64 else None
 
 
-# How many CPU cores this process may use: what it is pinned to, less where a cgroup says so.
+# The CPU cores of this process: those it is pinned to, or fewer where a cgroup limits it.
 
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_cores(cgroup: Path = _CGROUP) -> int:
-    """Whole cores; a quota of one and a half counts as two, for a thread per core may then still run at times."""
+    """Returns the number of whole cores; a quota of 1.5 counts as 2, for a thread per core may then still run at
+    times."""
     pinned = len(os.sched_getaffinity(0))
     quota = _quota(cgroup)
     return pinned if quota is None else max(1, min(pinned, math.ceil(quota)))
 
 
 def _quota(cgroup: Path) -> float | None:
-    """Cores' worth of time per time that the cgroup grants: version 2's `cpu.max`, else version 1's pair of files."""
+    """Returns the cgroup's limit in cores, or None for no limit: version 2's `cpu.max`, else version 1's pair of
+    files."""
     try:
         quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
     except (OSError, ValueError):

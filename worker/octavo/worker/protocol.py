@@ -1,4 +1,4 @@
-"""The worker's side of the conversation with the scheduler: messages in, answers out. No socket, no clock."""
+"""The worker's side of the conversation with the scheduler: messages in, answers out, without a socket or a clock."""
 
 import logging
 from collections import deque
@@ -37,12 +37,12 @@ _NO_OUTPUT = StepOutput([], [], [], [], StepTimes(0, 0, 0))
 
 
 class RefusedError(Exception):
-    """The scheduler will not have this worker; its text says why."""
+    """Raised if the scheduler refuses this worker; its text is the scheduler's reason."""
 
 
 @dataclass(frozen=True)
 class _Launched:
-    """A plan that is being computed, and what of it had `failed` before."""
+    """A plan under way: its step, and the sequences that had `failed` before it was launched."""
 
     plan: StepPlan
     items: list[WorkItem]
@@ -51,10 +51,10 @@ class _Launched:
 
 
 class WorkerProtocol:
-    """One worker towards one scheduler at a time: connecting (`epoch` is None) or serving.
+    """The state of one worker towards one scheduler: connecting (`epoch` is None) or serving.
 
-    Every registration is a new incarnation with an empty table: what an earlier one held, nobody may rely on. Raises
-    `octavo.wire.codec.WireError` if the runner is more than the wire can describe.
+    Every registration is a new incarnation with an empty sequence table: nobody may rely on what an earlier incarnation
+    held. Raises `octavo.wire.codec.WireError` if the runner's figures exceed what the wire can describe.
     """
 
     def __init__(
@@ -93,14 +93,16 @@ class WorkerProtocol:
         decode_from_worker(encode(self._hello()))
 
     def beat(self) -> FromWorker:
-        """What the worker says of its own accord at every beat: hello until it is welcomed, then that it lives."""
+        """Returns the message of a heartbeat: a hello until the worker is welcomed, then a sign of life."""
         if self.epoch is None:
             return self._hello()
         return Heartbeat(self.epoch, self.incarnation, self.last_step_id, self.draining)
 
     def receive(self, message: ToWorker) -> None:
-        """Takes one message; a plan is begun. Raises `RefusedError` on a refusal, `DeviceLostError` if the device can
-        not go on."""
+        """Takes one message, and launches it if it is a plan.
+
+        Raises `RefusedError` on a refusal, `DeviceLostError` if the device cannot go on.
+        """
         match message:
             case StepPlan():
                 self._take(message)
@@ -118,31 +120,33 @@ class WorkerProtocol:
 
     @property
     def busy(self) -> bool:
-        """Whether a plan is yet to be answered."""
+        """Tells whether a plan is still to be answered."""
         return bool(self._answers or self._launched)
 
     @property
     def num_sequences(self) -> int:
-        """Those that are held."""
+        """Returns the number of sequences held."""
         return len(self._table)
 
     def ready(self) -> bool:
-        """Whether `answer` would not wait."""
+        """Tells whether `answer` would return without waiting."""
         return bool(self._answers) or (bool(self._launched) and self._launched[0].step.ready())
 
     def answer(self) -> StepResult:
-        """The result of the oldest plan that has none, once it is done; only while `busy`."""
+        """Returns the result of the oldest unanswered plan and waits until it is done. It needs `busy`."""
         if not self._answers:
             self._finish()
         return self._answers.popleft()
 
     def goodbye(self) -> WorkerGoodbye | None:
-        """The last message of a registered worker; None if nobody would understand it."""
+        """Returns the last message of a registered worker, or None if no scheduler knows this worker."""
         return None if self.epoch is None or self.dismissed else WorkerGoodbye(self.epoch, self.incarnation)
 
     def reset(self) -> None:
-        """Back to connecting, as a new incarnation that holds nothing. Steps under way are left to end unheard: those
-        of the new incarnation come after them."""
+        """Goes back to connecting, as a new incarnation that holds nothing.
+
+        Steps under way end unanswered: the steps of the new incarnation come after them.
+        """
         self._launched.clear()
         self._answers.clear()
         self._table.clear()
@@ -214,9 +218,11 @@ class WorkerProtocol:
             self._finish()
 
     def _finish(self) -> None:
-        """Answers the oldest of the launched; if it fails, those after it too, for they were planned without knowing.
+        """Answers the oldest launched plan; if that fails, answers the plans after it as skipped.
 
-        These are over at once, for what they sampled is nobody's: a plan that knows may start their sequences anew."""
+        Those were planned without knowledge of the failure. They are over at once, for nobody uses what they sampled: a
+        later plan may start their sequences anew.
+        """
         launched = self._launched.popleft()
         try:
             self._answers.append(self._complete(launched, launched.step.output()))
@@ -226,7 +232,7 @@ class WorkerProtocol:
             self._launched.clear()
 
     def _complete(self, launched: _Launched, output: StepOutput) -> StepResult:
-        """Raises what is wrong with `output`."""
+        """Makes the result of a step from its `output`. Raises `ValueError` if `output` does not fit the plan."""
         for failure in output.failed:
             logger.warning("sequence %x has failed: %s", failure.sequence_id, failure.detail)
         members = (sequence for item in launched.items for sequence in item.members)
@@ -238,7 +244,8 @@ class WorkerProtocol:
         return _result(launched.plan, StepOutcome.DONE, output, failed=told)
 
     def _fail(self, plan: StepPlan, error: Exception) -> StepResult:
-        """Whatever it was, the scheduler recomputes the sequences; the worker and its other sequences live on."""
+        """Answers a failed `plan`. The scheduler recomputes its sequences; the worker and its other sequences live
+        on."""
         logger.error("step %d failed", plan.step_id, exc_info=error)
         self._failed_step_id = plan.step_id
         self._table.discard(plan)

@@ -1,4 +1,4 @@
-"""The seam between the worker's shell and the model: what runs a step, and what comes back."""
+"""The interface between the worker's loop and the model: a runner computes steps and returns what they produced."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,9 +19,11 @@ from octavo.worker.sequences import WorkItem
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step produced, in the order of its items and of their choosers: tokens for those that sample, candidates
-    for beams, prompt logprobs where they are wanted, and sequences of the step that `failed` instead
-    (`octavo.wire.steps.StepResult`)."""
+    """Holds what a step produced, in the order of its items and of their choosers.
+
+    These are tokens for choosers that sample, candidates for beams, prompt logprobs where they are wanted, and the
+    sequences of the step that `failed` instead (`octavo.wire.steps.StepResult`).
+    """
 
     sampled: list[SampledToken]
     candidates: list[Candidates]
@@ -30,7 +32,8 @@ class StepOutput:
     times: StepTimes
 
     def without(self, failed: list[SequenceFailure]) -> "StepOutput":
-        """The same, but that these have failed, for the reasons given here: of them nothing else is told."""
+        """Returns this output with the sequences of `failed` as failures and without anything else of these
+        sequences."""
         if not failed:
             return self
         dead = {failure.sequence_id: failure for failure in (*self.failed, *failed)}
@@ -44,22 +47,22 @@ class StepOutput:
 
 
 class DeviceLostError(BaseException):
-    """The device will do nothing any more: no step can be answered, and the process must end."""
+    """Raised if the device has stopped working: no step can be answered, and the process must end."""
 
 
 class LaunchedStep(Protocol):
-    """A step that a runner has begun."""
+    """A step that a runner has launched and that may still be under way."""
 
     def ready(self) -> bool:
-        """Whether `output` would not wait."""
+        """Tells whether `output` would return without waiting."""
 
     def output(self) -> StepOutput:
-        """What came of it, once it is done. Raises whatever fails the step."""
+        """Waits until the step is done and returns what it produced. Raises the error that failed the step."""
 
 
 @dataclass(frozen=True)
 class DoneStep:
-    """A `LaunchedStep` that was done before its launch came back."""
+    """A `LaunchedStep` that was done when its launch returned."""
 
     result: StepOutput
 
@@ -72,17 +75,21 @@ class DoneStep:
 
 class Runner(Protocol):
     """A model with its paged KV cache of `num_blocks` device blocks and `num_cpu_blocks` CPU blocks of `block_size`
-    slots; any of the `kv_groups` may use any block. `kernels` says in words what computes it, on `world_size` ranks.
+    slots.
 
-    `launch` begins a step and may come back before it is done: it carries out `moves`, in their order, then computes
-    all `items` (either may be empty) as one batch. It writes the keys and values of every item before it reads any, and
-    changes no sequence. Steps are done in the order of their launches; a token that one of them samples may be pending
-    (`octavo.worker.sequences.PENDING_TOKEN`) in the items of the next, unless that was `ready` before or a member of
-    these `reads_generated`.
-    A sequence that cannot go on is told as failed; whatever is raised fails the step and nothing else, but for
+    Any of the `kv_groups` may use any block. `kernels` names the kernels in words; the model is spread over
+    `world_size` ranks.
+
+    `launch` begins a step and may return before the step is done. The step carries out `moves`, in their order, then
+    computes all `items` as one batch; either may be empty. It writes the keys and values of every item before it reads
+    any, and changes no sequence. Steps are done in the order of their launches. A token that a step samples may be
+    pending (`octavo.worker.sequences.PENDING_TOKEN`) in the items of the next step, unless the first step was `ready`
+    before that or the sequence `reads_generated`.
+
+    A sequence that cannot go on is reported as failed. An exception fails the step and nothing else, except for
     `DeviceLostError`.
 
-    `execute` does the same and waits. `forget` is told of every sequence that will not be in a step again.
+    `execute` launches a step and waits for its output. `forget` names every sequence that will not be in a step again.
     """
 
     model: ModelInfo

@@ -28,9 +28,9 @@ from octavo.worker.step.plan_checks import PlanError, check_block_ids, check_dis
 
 
 class SequenceTable:
-    """The sequences of one incarnation, by id; of those that have failed, just how, until they are forgotten.
+    """Holds the sequences of one incarnation by id, and the failures of failed sequences until they are forgotten.
 
-    `on_forget` is told of every sequence that it lets go.
+    `on_forget` is called with the id of every sequence that the table drops.
     """
 
     def __init__(
@@ -62,12 +62,13 @@ class SequenceTable:
         return iter(self._sequences.values())
 
     def apply(self, plan: StepPlan) -> list[WorkItem]:
-        """Forgets, starts, forks, remaps and grows sequences as `plan` says; the work in its order, but for sequences
-        that have failed.
+        """Forgets, starts, forks, remaps and grows sequences as `plan` says, and returns its work items in the plan's
+        order.
 
-        The plan's block moves are checked, not made. Forgetting an unknown sequence is no error: after a failure the
-        scheduler cannot tell which starts were seen. Raises `PlanError` on any other contradiction; the caller then
-        discards the plan.
+        Sequences that have failed get no work item. The plan's block moves are checked, not made. Forgetting an unknown
+        sequence is no error: after a failure the scheduler cannot tell which starts were seen.
+
+        Raises `PlanError` on any other contradiction; the caller then discards the plan.
         """
         check_moves(plan.moves, num_blocks=self._num_blocks, num_cpu_blocks=self._num_cpu_blocks)
         self._forget(plan.forget)
@@ -83,8 +84,7 @@ class SequenceTable:
         return items
 
     def must_know(self, plan: StepPlan) -> bool:
-        """Whether `plan` can only be applied once tokens are known that are pending: it copies or compares them, or
-        chooses by them."""
+        """Tells whether `plan` needs the values of pending tokens: it copies or compares them, or chooses by them."""
         copied = (fork.parent_id for fork in plan.forks)
         compared = (each for work in plan.work if work.follower_ids for each in (work.sequence_id, *work.follower_ids))
         reading = (each for each in members_of(plan) if each in self._sequences and self._known(each).reads_generated)
@@ -95,8 +95,10 @@ class SequenceTable:
         return sequence is not None and sequence.has_pending_token
 
     def begin(self, items: list[WorkItem]) -> None:
-        """Records that `items` are being computed: what their choosers sample is pending. Beams wait for the
-        scheduler's choice."""
+        """Records that `items` are being computed: the tokens that their choosers sample are pending.
+
+        Beams get no pending token, for they wait for the scheduler's choice.
+        """
         for item in items:
             for sequence in item.members:
                 self._advance(sequence, sequence.num_computed + item.num_tokens)
@@ -105,12 +107,11 @@ class SequenceTable:
                     sequence.token_ids.append(PENDING_TOKEN)
 
     def complete(self, items: list[WorkItem], output: StepOutput) -> None:
-        """Puts what was sampled in the place of what was pending in `items`, which may have begun a further step, and
-        forgets what has failed.
+        """Replaces the pending tokens of `items` by the sampled ones, and drops the sequences that have failed.
 
-        Raises `ValueError` if the output is not that of the choosers in their order but for those that have failed, or
-        not in the vocabulary, or if another sequence failed than one of the items; all of that is the runner's fault
-        and not the plan's.
+        A further step of the same sequences may have begun meanwhile. Raises `ValueError` if the output is not that of
+        the choosers in their order without the failed ones, if a token is not in the vocabulary, or if a sequence
+        failed that is not in `items`; each of these is the runner's fault and not the plan's.
         """
         dead = _by_id(output.failed, items)
         choosers = [(each, item.end) for item in items for each in item.choosers if each.sequence_id not in dead]
@@ -130,20 +131,20 @@ class SequenceTable:
                 self._fail(sequence, failure)
 
     def _fail(self, sequence: WorkerSequence, failure: SequenceFailure) -> None:
-        """It may have been forgotten, and another have its id by now."""
+        """Marks `sequence` as failed. It may have been forgotten by now, and its id given to another sequence."""
         sequence.failure = failure
         if self._sequences.get(sequence.sequence_id) is sequence:
             self._failed[sequence.sequence_id] = failure
             self._drop(sequence.sequence_id)
 
     def failures(self, plan: StepPlan) -> dict[int, SequenceFailure]:
-        """Of all that `plan` has work for and that have failed before it."""
+        """Returns, by id, the failures of sequences that `plan` has work for and that failed before it."""
         if not self._failed:
             return {}
         return {each: self._failed[each] for each in members_of(plan) if each in self._failed}
 
     def discard(self, plan: StepPlan) -> None:
-        """Forgets all that a failed or skipped `plan` would have changed: the scheduler starts every one of them
+        """Forgets every sequence that a failed or skipped `plan` would have changed: the scheduler starts each of them
         anew."""
         self._forget(plan.forget)
         self._forget(start.sequence_id for start in plan.starts)
@@ -153,7 +154,7 @@ class SequenceTable:
             self._forget((work.sequence_id, *work.follower_ids))
 
     def clear(self) -> None:
-        """Forgets everything, as a new incarnation does."""
+        """Forgets every sequence, as a new incarnation must."""
         self._forget(list(self._sequences))
         self._failed.clear()
 
@@ -208,7 +209,7 @@ class SequenceTable:
             self._add(self._known(fork.parent_id).fork(fork.sequence_id, fork.sequence_index))
 
     def _remap(self, remaps: list[Remap]) -> None:
-        """Tables are looked at only when all entries have changed: on the way, a block may well stand in one twice."""
+        """Carries out `remaps`, then checks the tables: between two entries, a table may name a block twice."""
         alive = (remap for remap in remaps if remap.sequence_id not in self._failed)
         changed = {remap.sequence_id: self._remap_entry(remap) for remap in alive}
         for sequence in changed.values():
@@ -226,7 +227,7 @@ class SequenceTable:
         # The scheduler may tell of a block after a window has left it.
         if table[remap.logical_index] != NULL_BLOCK:
             table[remap.logical_index] = remap.block_id
-            sequence.untell(remap.kv_group, remap.logical_index)
+            sequence.mark_unsent(remap.kv_group, remap.logical_index)
         return sequence
 
     def _share(self, work: SequenceWork) -> WorkItem:
@@ -286,18 +287,23 @@ class SequenceTable:
                 raise PlanError(f"{sequence} is to reach {end} tokens; it has {limit} {what}")
 
     def _advance(self, sequence: WorkerSequence, num_computed: int) -> None:
-        """Blocks that windows leave behind may be anybody's from now on, even the sequence's own again."""
+        """Sets `num_computed` and drops the blocks that windows leave behind, which may be given to any sequence from
+        now on."""
         for group, window in self._windows:
             first, end = (self._first_visible(window, start) for start in (sequence.num_computed, num_computed))
             sequence.block_tables[group][first:end] = [NULL_BLOCK] * (end - first)
         sequence.num_computed = num_computed
 
     def _first_visible(self, window: int, position: int) -> int:
-        """The first logical block that the token at `position` can see."""
+        """Returns the index of the first logical block that the token at `position` can see through `window`."""
         return max(0, position - window + 1) // self._block_size
 
     def _check_visible(self, sequence: WorkerSequence, start: int, end: int) -> None:
-        """A window still looks at blocks behind `start`; the step writes those from there to `end`."""
+        """Checks that no block between the start of a window at `start` and position `end` has been given back.
+
+        Raises `PlanError` if one has: the window still reads blocks before `start`, and the step writes those up to
+        `end`.
+        """
         for group, window in self._windows:
             first = self._first_visible(window, start)
             if NULL_BLOCK in sequence.block_tables[group][first : -(-end // self._block_size)]:
@@ -324,7 +330,7 @@ def _span(start: SequenceStart) -> Span:
 
 
 def members_of(plan: StepPlan) -> Iterator[int]:
-    """All sequences that `plan` has work for, in its order."""
+    """Yields the ids of all sequences that `plan` has work for, in the plan's order."""
     return (sequence_id for work in plan.work for sequence_id in (work.sequence_id, *work.follower_ids))
 
 

@@ -1,4 +1,4 @@
-"""What a worker knows of one sequence between steps, and that sequence's share of a step."""
+"""The worker's view of one sequence between steps, and the share of one sequence in a step."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,12 +19,17 @@ PENDING_TOKEN = -1
 
 @dataclass(slots=True)
 class WorkerSequence:
-    """One sequence as the worker keeps it. `token_ids` is prompt then generated, of which the last may be
-    `PENDING_TOKEN`s; `num_computed` counts those whose keys and values are in the blocks of `block_tables` (logical to
-    physical, one table per KV group; `NULL_BLOCK` where a sliding window has passed), or will be once the steps under
-    way are done. `edits` and the `follower` of its grammar are the sampler's: what of the above it needs in another
-    form; and `num_told` a device's: of how many entries of each block table it has been told, which have not changed
-    since. `failure`: why it cannot go on, though steps under way may still hold it."""
+    """One sequence as the worker keeps it.
+
+    `token_ids` holds the prompt, then the generated tokens, of which the last may be `PENDING_TOKEN`. `num_computed`
+    counts the tokens whose keys and values are in the blocks of `block_tables`, or will be once the steps under way are
+    done. There is one table per KV group, from logical to physical block, with `NULL_BLOCK` where a sliding window has
+    passed.
+
+    The sampler keeps derived state here: `edits` of the logits and the `follower` of the grammar. A device keeps
+    `num_sent`: for each block table, the number of leading entries that it has been sent and that have not changed
+    since. `failure` tells why the sequence cannot go on; steps under way may still hold it.
+    """
 
     sequence_id: int
     sequence_index: int
@@ -35,7 +40,7 @@ class WorkerSequence:
     block_tables: list[list[int]]
     edits: "LogitEdits | None" = field(default=None, repr=False, compare=False)
     follower: "Follower | None" = field(default=None, repr=False, compare=False)
-    num_told: list[int] = field(default_factory=list, repr=False, compare=False)
+    num_sent: list[int] = field(default_factory=list, repr=False, compare=False)
     failure: SequenceFailure | None = field(default=None, repr=False, compare=False)
     span: Span = field(default=NOTHING, repr=False, compare=False)
 
@@ -49,18 +54,19 @@ class WorkerSequence:
 
     @property
     def reads_generated(self) -> bool:
-        """Whether choosing its next token takes the values of those before, and not just their number."""
+        """Tells whether choosing the next token needs the values of the generated tokens, not just their number."""
         sampling = self.sampling
         penalties = sampling.repetition_penalty - 1, sampling.presence_penalty, sampling.frequency_penalty
         return any(penalties) or bool(sampling.grammar)
 
-    def untell(self, group: int, logical_index: int) -> None:
-        """An entry of a block table is another from now on."""
-        if self.num_told:
-            self.num_told[group] = min(self.num_told[group], logical_index)
+    def mark_unsent(self, group: int, logical_index: int) -> None:
+        """Notes that the entry `logical_index` of the block table of `group` has changed since it was sent to the
+        device."""
+        if self.num_sent:
+            self.num_sent[group] = min(self.num_sent[group], logical_index)
 
     def fork(self, sequence_id: int, sequence_index: int) -> "WorkerSequence":
-        """A copy with tokens and tables of its own, under another id and index."""
+        """Returns a copy with tokens and tables of its own, under another id and index."""
         return WorkerSequence(
             sequence_id,
             sequence_index,
@@ -79,8 +85,8 @@ class WorkerSequence:
 class WorkItem:
     """One sequence's share of a step: the positions `start` to `start + num_tokens - 1`.
 
-    If it reaches the last known token, the row of that token chooses the next one for each of the `choosers`: the
-    sequence itself, then its followers, which have the same tokens and tables. Otherwise there are none.
+    If the item reaches the last known token, the row of that token chooses the next one for each of the `choosers`: the
+    sequence itself, then its followers, which have the same tokens and tables. Otherwise there are no choosers.
     """
 
     sequence: WorkerSequence
@@ -90,10 +96,10 @@ class WorkItem:
 
     @property
     def end(self) -> int:
-        """The position after the last."""
+        """Returns the position after the last one."""
         return self.start + self.num_tokens
 
     @property
     def members(self) -> tuple[WorkerSequence, ...]:
-        """All sequences that count as computed with this item."""
+        """Returns all sequences whose `num_computed` advances with this item."""
         return self.choosers or (self.sequence,)

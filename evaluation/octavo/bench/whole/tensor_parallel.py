@@ -30,8 +30,8 @@ from octavo.worker.sequences import WorkerSequence
 from octavo.worker.step.model_runner import ModelRunner
 from octavo.worker.tensor_parallel.distributed import DistributedGroup
 from octavo.worker.tensor_parallel.follower import Follower
-from octavo.worker.tensor_parallel.launch import LocalRanks
 from octavo.worker.tensor_parallel.leader import Leader
+from octavo.worker.tensor_parallel.ranks import LocalRanks
 from octavo.worker.tensor_parallel.rendezvous import connect
 
 _PATIENCE_S = 300.0

@@ -21,10 +21,9 @@ from octavo.worker.models.registry import load_model
 from octavo.worker.sequences import WorkerSequence
 from octavo.worker.step.batch import build_batch
 from octavo.worker.step.forward import PagedModel, Paging
-from octavo.worker.step.kv_cache import KVCache
-from octavo.worker.step.kv_layout import KVLayout
+from octavo.worker.step.kv_cache import KVCache, KVLayout
 from octavo.worker.tensor_parallel.group import ShardGroup
-from octavo.worker.tensor_parallel.sums import add_in_order
+from octavo.worker.tensor_parallel.links import add_in_order
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM, OPTConfig, OPTForCausalLM
 
 from octavo.testing.small.architecture_trial import write_random_model
-from octavo.worker.loading.dummy_weights import DummyWeights
+from octavo.worker.loading.load_format import DummyWeights
 from octavo.worker.loading.weights import Checkpoint, WeightsError
-from octavo.worker.models.errors import ConfigError
+from octavo.worker.models.config_file import ConfigError
 from octavo.worker.models.transformers.check import UnsupportedModel
 from octavo.worker.models.transformers.loading import (
     context_length,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import masking_utils
 
-from octavo.worker.models.transformers.masks import MaskMarks, NotCausal, causal_window
+from octavo.worker.models.transformers.attention import MaskMarks, NotCausal, causal_window
 
 CPU = torch.device("cpu")
 NO_PADDING = torch.zeros(1, dtype=torch.int64)

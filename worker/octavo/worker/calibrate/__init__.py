@@ -1,1 +1,1 @@
-"""What steps cost on this worker, measured before it serves."""
+"""The costs of steps on this worker, measured before it serves."""

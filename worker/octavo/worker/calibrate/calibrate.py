@@ -1,7 +1,8 @@
-"""What steps cost on this worker, measured before it serves: a few chunks of a prompt, and a few moves of blocks.
+"""The costs that the scheduler weighs, measured before the worker serves: a few chunks of a prompt, a few moves of
+blocks.
 
-By least squares without negative costs; the largest chunks and moves weigh most, for they are what is worth weighing.
-Nothing of it stays but finite numbers in blocks that nobody owns.
+They are fitted by least squares without negative costs; the largest chunks and moves weigh most, for they are the ones
+worth weighing. Measuring leaves only finite numbers in free blocks.
 """
 
 import time
@@ -29,16 +30,19 @@ from octavo.worker.runner import Runner
 # Seconds that timed chunks may take, and timed moves; each is run once before, to warm up.
 PREFILL_BUDGET_S = 0.25
 SWAP_BUDGET_S = 0.05
-# Sizes are 1, 4, 16, ... blocks and 16, 64, ... tokens, these also after 4 times as many of context; two at least, for
-# one alone does not tell what grows from what does not.
+# Sizes are 1, 4, 16, ... blocks and 16, 64, ... tokens, these also after 4 times as many of context. There are two
+# sizes at least, for one alone does not tell a constant cost from a growing one.
 _FIRST_CHUNK = 16
 # Well below what a step of a GPU computes at most, so that there is memory for it.
 _LAST_CHUNK = 4096
 
 
 def calibrate(runner: Runner, clock: Clock = time.perf_counter) -> StepCosts | None:
-    """Times steps of a runner that has not served yet; None if it has no CPU blocks, for then nothing is to be weighed.
-    Raises whatever the runner does."""
+    """Times steps of a runner that has not served yet. Returns None if it has no CPU blocks: then there is nothing to
+    weigh.
+
+    Raises whatever the runner raises.
+    """
     if not runner.num_cpu_blocks:
         return None
     prefill = _fitted(timed(_chunks(runner), PREFILL_BUDGET_S, clock), _of_prefill)
@@ -61,8 +65,10 @@ def _of_swap(shape: StepShape) -> list[float]:
 
 
 def _chunks(runner: Runner) -> Iterator[list[Run]]:
-    """Growing chunks, each at the start of a prompt and after some context, as far as there is room. They choose no
-    token, as most chunks of a long prompt do not."""
+    """Yields growing chunks, each at the start of a prompt and after some context, as far as there is room.
+
+    They choose no token, as most chunks of a long prompt do not.
+    """
     longest = longest_sequence(runner)
     for num_tokens in sizes(_FIRST_CHUNK, min(longest, _LAST_CHUNK)):
         contexts = sorted({0, min(longest - num_tokens, GROWTH * num_tokens)})

@@ -1,4 +1,4 @@
-"""How long steps take, fitted to some that were timed, with no negative cost (Lawson and Hanson, 1974)."""
+"""A model of how long steps take, fitted to timed steps without negative costs (Lawson and Hanson, 1974)."""
 
 import math
 import statistics
@@ -13,15 +13,18 @@ from octavo.worker.calibrate.timed_steps import Sample
 
 Numbers = npt.NDArray[np.float64]
 
-# Quantities whose proportion varies less than this are told apart by noise alone.
+# Quantities whose proportion varies less than this differ by noise alone.
 _SAME = 1e-6
-# What is left to explain by a cost, of all there was, that is rounding.
+# The share of all there was to explain below which the rest is rounding.
 _ROUNDING = 1e-12
 
 
 def least_costs(quantities: Numbers, seconds: Numbers) -> Numbers:
-    """The costs [columns], none negative, with the least sum of squares of `quantities` [rows, columns] @ costs -
-    `seconds` [rows]. Of columns that the rows do not tell apart one gets the cost of all."""
+    """Returns the costs [columns], none negative, with the least sum of squares of `quantities` [rows, columns] @ costs
+    - `seconds` [rows].
+
+    If the rows do not distinguish some columns, one of them gets the cost of all.
+    """
     if not quantities.size:
         return np.zeros(quantities.shape[1])
     # They are of very different sizes.
@@ -30,7 +33,7 @@ def least_costs(quantities: Numbers, seconds: Numbers) -> Numbers:
 
 
 def _least_costs(quantities: Numbers, seconds: Numbers) -> Numbers:
-    """Cost after cost is let above zero: always the one that explains most of what is left."""
+    """Lets cost after cost become positive: always the one that explains most of the rest."""
     costs = np.zeros(quantities.shape[1])
     candidates: npt.NDArray[np.bool_] = np.asarray(quantities.any(axis=0))
     enough = _ROUNDING * np.linalg.norm(quantities, axis=0) * np.linalg.norm(seconds)
@@ -47,8 +50,8 @@ def _least_costs(quantities: Numbers, seconds: Numbers) -> Numbers:
 
 
 def _settled(quantities: Numbers, seconds: Numbers, costs: Numbers, new: int) -> Numbers | None:
-    """The least squares of the costs above zero and a new one, less those that would be negative; None if they are not
-    told apart."""
+    """Solves for the positive costs and a new one, dropping those that would be negative; None if they cannot be
+    distinguished."""
     kept = costs > 0.0
     kept[new] = True
     while True:
@@ -71,15 +74,18 @@ def _rest(quantities: Numbers, seconds: Numbers, costs: Numbers) -> float:
     return float(np.square(quantities @ costs - seconds).sum())
 
 
-# How long steps take, from some that were timed.
+# The model of a step's time.
 
 
 _WELL_BEYOND = 1.5
 
 
 def fitted(samples: Sequence[Sample]) -> StepTimeModel:
-    """The model with the least squares of relative differences to `samples`, of which one at least computes tokens; no
-    cost is negative, and a step of more tokens takes no less time."""
+    """Fits the model with the least squares of relative differences to `samples`, at least one of which computes
+    tokens.
+
+    No cost is negative, and a step of more tokens takes no less time.
+    """
     knots = _knots(sample.shape.num_tokens for sample in samples)
     seconds = np.array([sample.seconds for sample in samples])
     quantities = np.array([_quantities(sample.shape, knots) for sample in samples])
@@ -89,7 +95,7 @@ def fitted(samples: Sequence[Sample]) -> StepTimeModel:
 
 
 def errors(model: StepTimeModel, families: Mapping[str, Iterable[Sample]]) -> dict[str, list[float]]:
-    """By family, how far what the model says is from what was measured: of each step's time, sign and all."""
+    """Returns, by family, the relative differences of the model's times from the measured ones, signed."""
     return {
         family: [model.seconds(sample.shape) / sample.seconds - 1.0 for sample in samples]
         for family, samples in families.items()
@@ -97,13 +103,13 @@ def errors(model: StepTimeModel, families: Mapping[str, Iterable[Sample]]) -> di
 
 
 def typical_error(errors: Mapping[str, list[float]]) -> float:
-    """The median of the sizes."""
+    """Returns the median of the absolute errors."""
     return statistics.median(map(abs, chain.from_iterable(errors.values())))
 
 
 def _knots(num_tokens: Iterable[int]) -> list[int]:
-    """Where the time per token may change: the first size that was timed, powers of two, and the last if it is well
-    beyond them."""
+    """Returns the sizes at which the time per token may change: the first size that was timed, powers of two, and the
+    last if it is well beyond them."""
     found = sorted(set(num_tokens) - {0})
     powers = {size for size in found if size & (size - 1) == 0}
     last = {found[-1]} if found[-1] >= _WELL_BEYOND * max(powers, default=0) else set()
@@ -111,7 +117,7 @@ def _knots(num_tokens: Iterable[int]) -> list[int]:
 
 
 def _quantities(shape: StepShape, knots: list[int]) -> list[float]:
-    """Those of `_ramps`, then as the fields of `StepTimeModel` come."""
+    """Returns the quantities of `_ramps`, then those of the fields of `StepTimeModel`."""
     moves = bool(shape.blocks_out) + bool(shape.blocks_in) + bool(shape.copies)
     return [
         *(_ramps(shape.num_tokens, knots) if shape.num_tokens else len(knots) * [0.0]),
@@ -127,8 +133,11 @@ def _quantities(shape: StepShape, knots: list[int]) -> list[float]:
 
 
 def _ramps(num_tokens: int, knots: list[int]) -> list[float]:
-    """One for any step, then the tokens between each knot and the next, with all beyond the last but one in the last:
-    if none costs less than nothing, more tokens take no less time."""
+    """Returns one for any step, then the tokens between each knot and the next, with all beyond the last but one in the
+    last.
+
+    If no cost is negative, more tokens take no less time.
+    """
     ends = [*knots[1:-1], math.inf]
     return [1.0, *(float(min(max(num_tokens - low, 0), end - low)) for low, end in zip(knots[:-1], ends, strict=False))]
 

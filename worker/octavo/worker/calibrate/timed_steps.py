@@ -1,7 +1,12 @@
-"""Steps of a runner that has not served yet, made up to be timed: rows of sequences whose context counts as computed,
-for keys and values cost as much whatever they are; and moves of blocks that nobody owns."""
+"""Steps of a runner that has not served yet, made up to be timed.
 
-from collections.abc import Callable, Iterable, Iterator
+They are rows of sequences whose context counts as computed, for keys and values cost as much whatever they are; and
+moves of free blocks. `octavo calibrate` times decodes, chunks of prompts, both together, and moves.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +18,7 @@ from octavo.worker.runner import Runner
 from octavo.worker.sequences import WorkerSequence, WorkItem
 
 GROWTH = 4
-# Moving more takes longer in proportion, and memory: what a CPU's swap space is not used for, it does not take.
+# Moving more blocks takes longer in proportion, and more memory: a CPU's swap space takes none until it is used.
 _MOST_MOVED_BYTES = 32 << 20
 _NO_MOVES = BlockMoves()
 
@@ -39,14 +44,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a step asked for, and how many seconds it took."""
+    """The size of a step, and the seconds it took."""
 
     shape: StepShape
     seconds: float
 
 
 def sizes(first: int, last: int, growth: int = GROWTH) -> Iterator[int]:
-    """Growing by a factor, up to and with the last, if there is room for any."""
+    """Yields sizes that grow by a factor, up to and with the last, if there is room for any."""
     size = first
     while size < last:
         yield size
@@ -59,17 +64,17 @@ def sizes(first: int, last: int, growth: int = GROWTH) -> Iterator[int]:
 
 
 def longest_sequence(runner: Runner) -> int:
-    """Tokens of the longest that there is room for."""
+    """Returns the tokens of the longest sequence that there is room for."""
     return min(runner.model.max_model_len, runner.num_blocks // len(runner.kv_groups) * runner.block_size)
 
 
 def blocks_of(runner: Runner, row: Row) -> int:
-    """Blocks of its sequence, in all KV groups."""
+    """Returns the blocks of a row's sequence, in all KV groups."""
     return -(-(row.context + row.num_tokens) // runner.block_size) * len(runner.kv_groups)
 
 
 def rows(runner: Runner, chosen: list[Row], temperature: float = 0.0) -> Run:
-    """A step of these rows, each of a sequence of its own with blocks of its own as far as there are so many."""
+    """Makes a step of these rows, each of a sequence of its own, with blocks of its own as far as there are so many."""
     items, sequence_ids = _items(runner, chosen, temperature), range(1, len(chosen) + 1)
 
     def run() -> None:
@@ -80,7 +85,7 @@ def rows(runner: Runner, chosen: list[Row], temperature: float = 0.0) -> Run:
 
 
 def swaps(runner: Runner) -> Iterator[list[Run]]:
-    """Growing numbers of blocks, out and then in."""
+    """Yields growing numbers of blocks, out and then in."""
     for count in sizes(1, min(runner.num_cpu_blocks, _most_moved(runner))):
         moves = [BlockMove(block_id, block_id) for block_id in range(count)]
         swap_out, swap_in = BlockMoves(swap_out=moves), BlockMoves(swap_in=moves)
@@ -91,7 +96,7 @@ def swaps(runner: Runner) -> Iterator[list[Run]]:
 
 
 def copies(runner: Runner) -> Iterator[list[Run]]:
-    """Growing numbers of blocks, within the device."""
+    """Yields growing numbers of blocks, copied within the device."""
     for count in sizes(1, _most_moved(runner) // 2):
         moves = BlockMoves(copy=[BlockMove(block_id, count + block_id) for block_id in range(count)])
         yield [Run(StepShape(copies=count), partial(runner.execute, moves, []))]
@@ -146,8 +151,11 @@ def timed(
     least_sizes: int = 2,
     typical: Callable[[list[float]], float] = min,
 ) -> list[Sample]:
-    """The typical time of each of `runs`, which come by size and are run once before, to warm up. After `least_sizes` a
-    size that is expected to exceed the budget is not begun, and none is repeated once it is spent."""
+    """Returns the typical time of each of `runs`, which come by size and are run once before, to warm up.
+
+    After `least_sizes`, a size that is expected to exceed `budget_s` is not begun, and none is repeated once the budget
+    is spent.
+    """
     times: dict[Run, list[float]] = {}
     last_s = 0.0
     for index, size in enumerate(runs):
@@ -170,3 +178,91 @@ def _time(run: Run, clock: Clock) -> float:
     began = clock()
     run.execute()
     return clock() - began
+
+
+# The families of steps that `octavo calibrate` times.
+
+
+# Of a family of steps: how often each is timed, and in how many seconds all of them.
+_ROUNDS = 5
+BUDGET_S = 10.0
+_MOVES_BUDGET_S = 2.0
+# Each must be known at more than a few sizes, however slow the device.
+_LEAST_SIZES = 3
+_FIRST_CHUNK = 16
+_MIXES = ((1, 16), (4, 64), (16, 64), (16, 256), (64, 256))
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The most sequences and tokens of a step, and the sampling `temperature` of those that choose a token."""
+
+    num_seqs: int
+    num_tokens: int
+    temperature: float = 0.0
+
+
+def measured(
+    runner: Runner,
+    largest: Largest,
+    tell: Callable[[str, list[Sample]], object] = lambda family, samples: None,
+    clock: Clock = time.perf_counter,
+    budget_s: float = BUDGET_S,
+) -> dict[str, list[Sample]]:
+    """Returns the typical times of the steps of every family that there is room for, and calls `tell` with each
+    family."""
+    families = {
+        "decode": (_decodes(runner, largest), budget_s),
+        "prefill": (_chunks(runner, largest), budget_s),
+        "mixed": (_mixed(runner, largest), budget_s),
+        "swap": (swaps(runner), _MOVES_BUDGET_S),
+        "copy": (copies(runner), _MOVES_BUDGET_S),
+    }
+    found = {}
+    for family, (runs, family_budget_s) in families.items():
+        found[family] = timed(
+            runs, family_budget_s, clock, rounds=_ROUNDS, least_sizes=_LEAST_SIZES, typical=statistics.median
+        )
+        tell(family, found[family])
+    return {family: samples for family, samples in found.items() if samples}
+
+
+def _decodes(runner: Runner, largest: Largest) -> Iterator[list[Run]]:
+    """Yields growing batches, after short, medium and long contexts, some of them without sampling to separate its
+    cost."""
+    longest = longest_sequence(runner)
+    contexts = sorted({min(longest - 1, context) for context in (runner.block_size, longest // 8, longest // 2)})
+    for count in sizes(1, largest.num_seqs, growth=2):
+        batches = [count * [Row(context, samples=True)] for context in contexts]
+        batches += [count * [Row(contexts[0])]]
+        yield [_run(runner, batch, largest) for batch in batches if _fits(runner, batch)]
+
+
+def _chunks(runner: Runner, largest: Largest) -> Iterator[list[Run]]:
+    """Yields growing chunks, each at the start of a prompt and after some context; the last of a prompt, or not."""
+    longest = longest_sequence(runner)
+    for num_tokens in sizes(min(_FIRST_CHUNK, longest), min(longest, largest.num_tokens), growth=2):
+        contexts = sorted({0, min(longest - num_tokens, GROWTH * num_tokens)})
+        yield [
+            _run(runner, [Row(context, num_tokens, samples)], largest)
+            for context in contexts
+            for samples in (False, True)
+        ]
+
+
+def _mixed(runner: Runner, largest: Largest) -> Iterator[list[Run]]:
+    """Yields chunks beside decodes, half of them the last of their prompts."""
+    context = longest_sequence(runner) // GROWTH
+    for index, (count, num_tokens) in enumerate(_MIXES):
+        batch = [*(count * [Row(context, samples=True)]), Row(0, num_tokens, samples=index % 2 == 0)]
+        if count < largest.num_seqs and count + num_tokens <= largest.num_tokens and _fits(runner, batch):
+            yield [_run(runner, batch, largest)]
+
+
+def _run(runner: Runner, batch: Sequence[Row], largest: Largest) -> Run:
+    return rows(runner, list(batch), largest.temperature)
+
+
+def _fits(runner: Runner, batch: Sequence[Row]) -> bool:
+    longest = max(row.context + row.num_tokens for row in batch)
+    return longest <= longest_sequence(runner) and sum(blocks_of(runner, row) for row in batch) <= runner.num_blocks

@@ -1,4 +1,4 @@
-"""`octavo calibrate`: times a worker's steps, and writes what a simulation needs of it."""
+"""`octavo calibrate`: times a worker's steps, and writes the file that a simulation needs."""
 
 import statistics
 from collections.abc import Callable
@@ -67,13 +67,14 @@ def measure(
     temperature: float,
     on_beat: Callable[[], None] = lambda: None,
 ) -> Calibration:
-    """Times a runner that has not served yet, and says on stderr how it goes; `on_beat` is called now and then. Raises
-    whatever the runner does."""
+    """Times a runner that has not served yet, and reports progress on stderr; `on_beat` is called now and then.
+
+    Raises whatever the runner raises.
+    """
     # They take numpy.
     from octavo.worker.calibrate.calibrate import calibrate as costs_of
     from octavo.worker.calibrate.fit import errors, fitted, typical_error
-    from octavo.worker.calibrate.step_grid import Largest, measured
-    from octavo.worker.calibrate.timed_steps import Sample
+    from octavo.worker.calibrate.timed_steps import Largest, Sample, measured
 
     def tell(family: str, samples: list[Sample]) -> None:
         on_beat()

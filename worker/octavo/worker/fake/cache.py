@@ -9,11 +9,11 @@ _EMPTY_SLOT = -1
 
 
 class FakeCacheError(Exception):
-    """A block table that names no block where one is needed, or tables that contradict each other."""
+    """Raised for a block table that names no block where one is needed, or tables that contradict each other."""
 
 
 class FakeCache:
-    """Blocks of `block_size` tokens, as many as the fake device and its CPU memory have."""
+    """Holds blocks of `block_size` tokens, as many as the fake device and its CPU memory have."""
 
     def __init__(self, *, num_blocks: int, num_cpu_blocks: int, block_size: int) -> None:
         self.block_size = block_size
@@ -25,7 +25,7 @@ class FakeCache:
         return self._device.itemsize
 
     def move(self, moves: BlockMoves) -> None:
-        """Whole blocks, in the order of the wire."""
+        """Moves whole blocks, in the order of the wire."""
         self._move(self._device, self._cpu, moves.swap_out)
         self._move(self._cpu, self._device, moves.swap_in)
         self._move(self._device, self._device, moves.copy)
@@ -39,7 +39,7 @@ class FakeCache:
             self._device[blocks[index - first] * self.block_size + offset] = token_id
 
     def read(self, table: list[int], start: int, end: int) -> bytes:
-        """What stands at the positions `start` to `end - 1`, as int32. Raises `FakeCacheError` like `write`."""
+        """Returns the tokens at the positions `start` to `end - 1`, as int32. Raises `FakeCacheError` like `write`."""
         size = self.block_size
         blocks = self._blocks(table, start, end)
         content = b"".join(self._device[block * size : (block + 1) * size].tobytes() for block in blocks)

@@ -1,4 +1,4 @@
-"""What the fake model reads of a model directory: the numbers that those around it rely on."""
+"""The numbers of a model directory that the fake model needs."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from octavo.runtime.models.directory import ModelDirectoryError
 
 
 def read_positive(directory: Path, name: str) -> int:
-    """A positive number of config.json. Raises `ModelDirectoryError` if it is not there."""
+    """Returns a positive number of config.json. Raises `ModelDirectoryError` if there is none."""
     value = _read_json(directory / "config.json").get(name)
     if not isinstance(value, int) or value < 1:
         raise ModelDirectoryError(f"{directory}/config.json has no positive {name}; the fake device needs it")
@@ -16,7 +16,7 @@ def read_positive(directory: Path, name: str) -> int:
 
 
 def read_eos_token_ids(directory: Path) -> set[int]:
-    """Those of config.json and of generation_config.json."""
+    """Returns the EOS ids of config.json and of generation_config.json."""
     return {token for name in ("config.json", "generation_config.json") for token in _eos(directory / name)}
 
 

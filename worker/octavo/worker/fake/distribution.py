@@ -1,4 +1,4 @@
-"""What the fake model thinks of every token after one history, made from a hash of it."""
+"""The fake model's distribution over tokens after one history, made from a hash of that history."""
 
 import hashlib
 import math
@@ -11,16 +11,16 @@ from octavo.wire.sampling import Logprobs, SamplingParams
 
 
 class NoTokenLeftError(ValueError):
-    """A request excludes every token."""
+    """Raised if a request excludes every token."""
 
 
 @dataclass(frozen=True)
 class FakeDistribution:
-    """A geometric distribution over the token ids below `size` in an order of its own: each has `exp(-decay)` times the
-    probability of the one before it.
+    """A geometric distribution over the token ids below `size` in an order of its own.
 
-    The order is an arithmetic progression modulo the number of ordinary tokens, so that a rank is found without making
-    a list. The `eos_token_ids` (in rising order) come last; with `eos_first` the first of them is the likeliest.
+    Each token has `exp(-decay)` times the probability of the one before it. The order is an arithmetic progression
+    modulo the number of ordinary tokens, so that a rank is found without making a list. The `eos_token_ids` (in rising
+    order) come last; with `eos_first` the first of them comes first of all.
     """
 
     size: int
@@ -31,13 +31,14 @@ class FakeDistribution:
 
     @classmethod
     def of(cls, digest: bytes, size: int, eos_token_ids: tuple[int, ...], eos_probability: float) -> "FakeDistribution":
-        """That which the 16 bytes of `digest` stand for; `eos_first` with `eos_probability`."""
+        """Returns the distribution that the 16 bytes of `digest` stand for; `eos_first` holds with
+        `eos_probability`."""
         draw, eos_draw = struct.unpack("<QQ", digest)
         eos_first = eos_draw < eos_probability * 2**64
         return cls(size, eos_token_ids, eos_first, draw, 0.1 + eos_draw * 2.0**-64)
 
     def token(self, rank: int) -> int:
-        """The token of a rank, 1 to `size`."""
+        """Returns the token of a rank, 1 to `size`."""
         place = rank - 1 - self.eos_first
         if place < 0:
             return self.eos_token_ids[0]
@@ -49,7 +50,7 @@ class FakeDistribution:
         return token_id
 
     def rank(self, token_id: int) -> int:
-        """The place of a token among all, from 1 on."""
+        """Returns the rank of a token among all, from 1 on."""
         if token_id in self.eos_token_ids:
             index = self.eos_token_ids.index(token_id)
             return 1 if self.eos_first and index == 0 else 1 + self._num_ordinary + index
@@ -60,9 +61,12 @@ class FakeDistribution:
     def permitted(
         self, sampling: SamplingParams, num_generated: int, count: int, mask: bytes | None = None
     ) -> list[int]:
-        """The `count` likeliest tokens that neither `sampling` excludes after `num_generated` tokens, nor `mask`, if
-        there is one (a bit for each id that may come, lowest first); fewer where there are not as many. Raises
-        `NoTokenLeftError` if there is none."""
+        """Returns the `count` most likely tokens that neither `sampling` nor `mask` excludes; fewer if there are not so
+        many.
+
+        `sampling` excludes after `num_generated` tokens; `mask`, if given, has a bit for each id that may come, lowest
+        first. Raises `NoTokenLeftError` if there is no token.
+        """
         excluded = set(sampling.banned_token_ids)
         if num_generated < sampling.min_tokens:
             excluded.update(sampling.stop_token_ids)
@@ -77,17 +81,17 @@ class FakeDistribution:
         return found
 
     def _ranked(self, allowed: list[int]) -> Iterable[int]:
-        """Those of `allowed`, or all if that is empty, likeliest first."""
+        """Returns the tokens of `allowed`, or all if that is empty, the most likely first."""
         if allowed:
             return sorted({token_id for token_id in allowed if token_id < self.size}, key=self.rank)
         return map(self.token, range(1, self.size + 1))
 
     def logprob(self, token_id: int) -> float:
-        """Natural; that the vocabulary ends somewhere is neglected."""
+        """Returns the natural logarithm of a token's probability, neglecting that the vocabulary ends somewhere."""
         return math.log1p(-math.exp(-self.decay)) - self.decay * (self.rank(token_id) - 1)
 
     def logprobs(self, token_id: int, top: int) -> Logprobs:
-        """What is reported of a token, with the `top` likeliest."""
+        """Returns the report on a token, with the `top` most likely tokens."""
         likeliest = [self.token(rank) for rank in range(1, min(top, self.size) + 1)]
         return Logprobs(self.logprob(token_id), self.rank(token_id), likeliest, list(map(self.logprob, likeliest)))
 
@@ -101,7 +105,8 @@ class FakeDistribution:
 
     @property
     def _stride(self) -> int:
-        """Shares no factor with the number of ordinary tokens, so that its multiples meet each of them once."""
+        """Returns a stride that shares no factor with the number of ordinary tokens, so that its multiples meet each of
+        them once."""
         stride = 1 + self.draw // self._num_ordinary % self._num_ordinary
         while math.gcd(stride, self._num_ordinary) != 1:
             stride += 1
@@ -113,7 +118,8 @@ def _is_set(mask: bytes, token_id: int) -> bool:
 
 
 def settings_digest(sampling: SamplingParams, *, drawn: bool) -> bytes:
-    """Bytes of the settings that shape a choice, drawn or greedy, so that a lost one shows; none if all are neutral."""
+    """Returns bytes of the settings that shape a choice, drawn or greedy, so that a lost one shows; none if all are
+    neutral."""
     values: list[float] = [sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty]
     neutral: list[float] = [1, 0, 0]
     if drawn:

@@ -27,8 +27,8 @@ _FAULT = re.compile(r"(die|vanish|hang|raise|oom|nan)=(\*|\d{1,10}(?:\+\d{1,10})
 
 @dataclass(frozen=True, slots=True)
 class FakeFault:
-    """What happens in steps of more than `more_than` sequences to one whose prompt holds the run `tokens` and that has
-    `generated` tokens or more."""
+    """A fault in steps of more than `more_than` sequences, to a sequence whose prompt holds the run `tokens` and that
+    has `generated` tokens or more."""
 
     kind: str
     tokens: tuple[int, ...]
@@ -36,7 +36,7 @@ class FakeFault:
     more_than: int = 0
 
     def victims(self, items: list[WorkItem]) -> list[WorkerSequence]:
-        """The sequences of a step that it fits."""
+        """Returns the sequences of a step that the fault fits."""
         members = [member for item in items for member in item.members]
         return [each for each in members if self._fits(each)] if len(members) > self.more_than else []
 
@@ -47,13 +47,13 @@ class FakeFault:
 
 
 class FakeFaults:
-    """All faults of a fake device."""
+    """The faults of a fake device."""
 
     def __init__(self, faults: tuple[FakeFault, ...] = ()) -> None:
         self._faults = faults
 
     def strike(self, items: list[WorkItem]) -> list[WorkerSequence]:
-        """Lets happen what this step brings about; the sequences that get NaN are for the caller. May not return."""
+        """Carries out the faults of this step, and returns the sequences that get NaN. It may not return."""
         spoiled: list[WorkerSequence] = []
         for fault in self._faults:
             victims = fault.victims(items)
@@ -65,7 +65,7 @@ class FakeFaults:
 
 
 def parse_faults(text: str) -> tuple[FakeFault, ...]:
-    """Faults as above; none from no text. Raises `ValueError` on anything else."""
+    """Parses faults as above; no text gives none. Raises `ValueError` on anything else."""
     return tuple(_parse(part) for part in text.split(",")) if text else ()
 
 

@@ -37,7 +37,7 @@ from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import WorkerSequence, WorkItem
 from octavo.worker.step.failures import bad_grammar, no_token_left, not_finite
 
-# What a fake device tells of itself: moving a block costs as much as computing four of its tokens, so that now one is
+# The costs that a fake device reports: moving a block costs as much as computing four of its tokens, so that now one is
 # better and now the other.
 FAKE_COSTS = StepCosts(PrefillCosts(0.0, 1e-6, 0.0), SwapCosts(0.0, 2e-6, 2e-6))
 _GREEDY = b"greedy"
@@ -45,8 +45,11 @@ _GREEDY = b"greedy"
 
 @dataclass(frozen=True)
 class FakeVocabulary:
-    """The tokens a fake model may choose: all ids below `size` but `eos_token_ids` (in rising order), of which the
-    first is chosen with `eos_probability`."""
+    """The tokens a fake model may choose: all ids below `size`, of which the `eos_token_ids` (in rising order) are
+    apart.
+
+    The first of these is chosen with `eos_probability`.
+    """
 
     size: int
     eos_token_ids: tuple[int, ...] = ()
@@ -60,7 +63,7 @@ class FakeVocabulary:
 
     @classmethod
     def read(cls, directory: Path, eos_probability: float = 0.0) -> Self:
-        """That of a model directory. Raises `ModelDirectoryError` if it cannot be told."""
+        """Reads the vocabulary of a model directory. Raises `ModelDirectoryError` if its files do not state it."""
         size = read_positive(directory, "vocab_size")
         eos = (token for token in read_eos_token_ids(directory) if token < size)
         return cls(size, tuple(sorted(eos)), eos_probability)
@@ -73,8 +76,8 @@ class FakeVocabulary:
         num_generated: int,
         mask: bytes | None = None,
     ) -> int:
-        """The token after `history` (int32 ids): the likeliest that is not excluded, by the `mask` of a grammar
-        neither.
+        """Returns the token after `history` (int32 ids): the most likely that neither the parameters nor a grammar's
+        `mask` exclude.
 
         As in a real model, a greedy choice knows no seed and no index. Raises `NoTokenLeftError`.
         """
@@ -86,8 +89,10 @@ class FakeVocabulary:
     def candidates(
         self, history: bytes, sampling: SamplingParams, num_generated: int, mask: bytes | None = None
     ) -> list[tuple[int, float]]:
-        """The tokens a beam may go on with after `history` and their logprobs, likeliest first: as many as a search can
-        want of it, where there are. Raises `NoTokenLeftError`."""
+        """Returns the tokens a beam may go on with after `history` and their logprobs, the most likely first.
+
+        There are as many as a search can want of one beam, if possible. Raises `NoTokenLeftError`.
+        """
         assert sampling.beam is not None, "only beams have candidates"
         count = max(2, 1 + len(sampling.stop_token_ids)) * sampling.beam.width
         distribution = self._distribution(history, _GREEDY + settings_digest(sampling, drawn=False))
@@ -95,7 +100,8 @@ class FakeVocabulary:
         return [(token_id, distribution.logprob(token_id)) for token_id in likeliest]
 
     def logprobs(self, history: bytes, token_id: int, top: int) -> Logprobs:
-        """What is reported of `token_id` after `history`: by the model's own distribution, whatever chose it."""
+        """Returns the report on `token_id` after `history`, by the model's own distribution, however the token was
+        chosen."""
         return self._distribution(history, _GREEDY).logprobs(token_id, top)
 
     def _distribution(self, history: bytes, key: bytes) -> FakeDistribution:
@@ -111,8 +117,10 @@ def expected_tokens(
     vocabulary: FakeVocabulary,
     window: int = 0,
 ) -> list[int]:
-    """The first `count` tokens any correct system generates from `prompt_ids` with the fake model; `window` is that of
-    its widest KV group, 0 if one sees all."""
+    """Returns the first `count` tokens that any correct system generates from `prompt_ids` with the fake model.
+
+    `window` is that of its widest KV group, 0 if one sees all tokens.
+    """
     history = array("i", prompt_ids)
     for num_generated in range(count):
         visible = _visible(history, window, len(history) - 1)
@@ -127,8 +135,7 @@ def expected_candidates(
     vocabulary: FakeVocabulary,
     window: int = 0,
 ) -> list[tuple[int, float]]:
-    """What the fake model offers a beam that has generated `generated_ids`: tokens and their logprobs, likeliest
-    first."""
+    """Returns the tokens and logprobs that the fake model offers a beam with `generated_ids`, the most likely first."""
     history = array("i", [*prompt_ids, *generated_ids])
     return vocabulary.candidates(_visible(history, window, len(history) - 1), sampling, len(generated_ids))
 
@@ -136,8 +143,10 @@ def expected_candidates(
 def expected_logprobs(
     token_ids: Sequence[int], top: int, vocabulary: FakeVocabulary, window: int = 0
 ) -> list[Logprobs]:
-    """What the fake model reports of each of `token_ids` but the first, given those before it: of a prompt, its prompt
-    logprobs; of what comes after, the logprobs of generated tokens."""
+    """Returns the fake model's report on each of `token_ids` but the first, given those before it.
+
+    For a prompt, these are its prompt logprobs; for later tokens, the logprobs of generated tokens.
+    """
     history = array("i", token_ids)
     return [
         vocabulary.logprobs(_visible(history, window, position), following, top)
@@ -150,16 +159,17 @@ def _visible(history: "array[int]", window: int, position: int) -> bytes:
 
 
 def _first_visible(window: int, position: int) -> int:
-    """The first position that a query at `position` sees."""
+    """Returns the first position that a query at `position` sees."""
     return max(0, position - window + 1) if window else 0
 
 
 class FakeRunner:
-    """`Runner` of the fake model; its cache is one int32 per slot. Every step takes `step_ms` longer than it must.
+    """The `Runner` of the fake model, with a cache of one int32 per slot. Every step takes `step_ms` longer than it
+    must.
 
-    `windows` has one entry per KV group, 0 for one that sees all tokens. The history that is hashed is what the widest
-    group sees; as far as the others see, they must hold the same. `num_cpu_blocks` None: a quarter of `num_blocks`.
-    Raises `ValueError` on more CPU blocks than device blocks.
+    `windows` has one entry per KV group, 0 for one that sees all tokens. The history that is hashed is the one that the
+    widest group sees; the other groups must hold the same as far as they see. `num_cpu_blocks` None: a quarter of
+    `num_blocks`. Raises `ValueError` on more CPU blocks than device blocks.
     """
 
     world_size = 1
@@ -209,7 +219,7 @@ class FakeRunner:
         return DoneStep(self.execute(moves, items))
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
-        """It keeps nothing of them."""
+        """Does nothing: the fake runner keeps nothing of a sequence."""
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         began = time.monotonic_ns()
@@ -254,7 +264,7 @@ class FakeRunner:
                 except GrammarError as error:
                     failed.append(bad_grammar(chooser.sequence_id, str(error)))
                 if chooser.sampling.grammar:
-                    # Nearly all that a choice takes here, where there is one.
+                    # A grammar takes nearly all the time of a choice here.
                     grammars.append(GrammarTime(chooser.sequence_id, (time.perf_counter_ns() - began) // 1000))
         return sampled, candidates, failed, grammars
 
@@ -273,11 +283,12 @@ class FakeRunner:
         return Candidates(sequence.sequence_id, [token for token, _ in offered], [logprob for _, logprob in offered])
 
     def _mask(self, sequence: WorkerSequence) -> bytes | None:
-        """What its grammar allows, if it has one. Raises `GrammarError`."""
+        """Returns the tokens that the sequence's grammar allows, or None without a grammar. Raises `GrammarError`."""
         return self.grammars.allowed(sequence) if sequence.sampling.grammar else None
 
     def _prompt_logprobs(self, item: WorkItem) -> list[PromptLogprobs]:
-        """Those of the prompt tokens after the item's own positions, if they are wanted and there are any."""
+        """Returns the logprobs of the prompt tokens after the item's own positions, if they are wanted and there are
+        any."""
         sequence, start = item.sequence, item.start
         top = sequence.sampling.prompt_logprobs
         end = min(start + item.num_tokens, sequence.prompt_length - 1)
@@ -296,9 +307,9 @@ class FakeRunner:
         return [PromptLogprobs(sequence.sequence_id, start + 1, reports)]
 
     def _read(self, sequence: WorkerSequence, start: int, end: int) -> bytes:
-        """What queries at the positions `start` to `end - 1` see in the widest group; the others must agree.
+        """Returns the tokens that queries at the positions `start` to `end - 1` see in the widest group.
 
-        Raises `FakeCacheError` if they do not.
+        Raises `FakeCacheError` if the other groups do not agree.
         """
         reads = [
             self._cache.read(table, _first_visible(group.window, start), end)

@@ -1,1 +1,1 @@
-"""Running steps on a GPU without waiting for it."""
+"""The execution of steps on a GPU, which the host does not wait for."""

@@ -1,4 +1,5 @@
-"""Steps on a GPU: queued while the ones before them still run, and told of once their results have come back."""
+"""The executor of steps on a GPU: it queues a step while earlier ones run, and reports it once its results are copied
+back."""
 
 import logging
 import time
@@ -9,26 +10,51 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves
 from octavo.worker.gpu import sampler
 from octavo.worker.gpu.graphs import DecodeGraphs, Outputs
-from octavo.worker.gpu.inputs import StepInputs, decodes_first
+from octavo.worker.gpu.inputs import SequenceRows, StepInputs, decodes_first
 from octavo.worker.gpu.launched import GpuStep, Moves, Part, device_errors
 from octavo.worker.gpu.options import GpuOptions
-from octavo.worker.gpu.rows import SequenceRows
-from octavo.worker.gpu.timeline import mark
-from octavo.worker.gpu.transfer import upload
-from octavo.worker.gpu.warm_up import warm_up_items
+from octavo.worker.gpu.transfer import mark, upload
 from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.runner import LaunchedStep
 from octavo.worker.sampling.grammar_masks import masks_of
 from octavo.worker.sampling.grammars import Grammars
-from octavo.worker.sampling.prompt_logprobs import prompt_logprobs
-from octavo.worker.sequences import WorkItem
+from octavo.worker.sampling.logprobs import prompt_logprobs
+from octavo.worker.sequences import WorkerSequence, WorkItem
 from octavo.worker.step.batch import LogitRows, logit_rows
 from octavo.worker.step.forward import Paging
 from octavo.worker.step.kv_cache import KVCache
+
+# A context of so many tokens before a small chunk is split between programs.
+_CONTEXT = 1024
+
+
+def warm_up_items(paging: Paging, num_blocks: int, most_tokens: int) -> Iterator[WorkItem]:
+    """Yields chunks of 1, 2, 4, ... up to `most_tokens` tokens, at the start of a prompt and after some context.
+
+    Computing them compiles the kernels before any request waits for that. Chunks are as long as `num_blocks` free
+    blocks have room for. Kernels are configured by powers of two at the finest.
+    """
+    room = min(paging.max_model_len, num_blocks // len(paging.groups) * paging.block_size)
+    num_tokens = 1
+    while num_tokens <= min(room, most_tokens):
+        for start in sorted({0, min(room - num_tokens, _CONTEXT)}):
+            yield _item(paging, start, num_tokens)
+        num_tokens *= 2
+
+
+def _item(paging: Paging, start: int, num_tokens: int) -> WorkItem:
+    """Makes an item that chooses no token. Its context counts as computed: whatever the blocks hold costs as much."""
+    length = start + num_tokens
+    width = -(-length // paging.block_size)
+    tables = [list(range(first, first + width)) for first in range(0, len(paging.groups) * width, width)]
+    sequence = WorkerSequence(0, 0, SamplingParams(max_tokens=1), length, [0] * length, start, tables)
+    return WorkItem(sequence, start, num_tokens, ())
+
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +65,8 @@ _Computed = tuple[Tensor, Tensor, Tensor]
 class GpuExecutor:
     """Runs steps of `model` over the blocks of `cache`, decode steps as CUDA graphs.
 
-    Nothing in `launch` waits for the device, but for swaps that a step depends on and prompt logprobs. A step that
-    finds no memory is computed in halves.
+    `launch` waits for the device only for swaps that the step depends on and for prompt logprobs. A step that finds no
+    memory is computed in halves.
     """
 
     def __init__(self, model: Decoder, cache: KVCache, paging: Paging, grammars: Grammars, options: GpuOptions) -> None:
@@ -50,7 +76,7 @@ class GpuExecutor:
         self._grammars = grammars
         self._device = paging.device
         width = -(-paging.max_model_len // paging.block_size)
-        # One more, which is nobody's.
+        # One row more, which belongs to no sequence.
         self._rows = SequenceRows(len(paging.groups), width, paging.device, options.max_num_seqs + 1)
         self._inputs = StepInputs(paging, cache.layers, self._rows, options.graph_batch)
         self._generation = 0
@@ -60,12 +86,12 @@ class GpuExecutor:
 
     @property
     def table_bytes(self) -> int:
-        """Of what it keeps on the device for as long as it is there, beside model, blocks and graphs."""
+        """Returns the bytes that the executor keeps on the device throughout, beside model, blocks and graphs."""
         return self._rows.nbytes + self._inputs.nbytes
 
     @torch.inference_mode()
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:
-        """Raises `DeviceLostError` if the device is beyond help."""
+        """Queues a step. Raises `DeviceLostError` if the device has stopped working."""
         began = time.monotonic_ns()
         with device_errors():
             self._cache.move(moves)
@@ -79,12 +105,12 @@ class GpuExecutor:
         return GpuStep(items, parts, (time.monotonic_ns() - began) // 1000, ended)
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
-        """Lets go of what the device keeps of them."""
+        """Lets go of what the device keeps of these sequences."""
         self._rows.forget(sequence_ids)
 
     @torch.inference_mode()
     def _warm_up(self, most_tokens: int) -> None:
-        """Kernels are compiled now, and not while a request waits."""
+        """Compiles the kernels now, and not while a request waits."""
         began = time.monotonic()
         num_blocks = len(self._cache.layers[0].keys)
         for size in (self._graphs.largest, 1):
@@ -99,7 +125,8 @@ class GpuExecutor:
 
     @torch.inference_mode()
     def _captured(self, options: GpuOptions) -> DecodeGraphs:
-        """Models of transformers may do what cannot be captured; Octavo's own must not."""
+        """Captures the decode steps. Models of transformers may use operations that cannot be captured; Octavo's own
+        must not."""
         captured = options.cuda_graphs and self._device.type == "cuda"
         graphs = DecodeGraphs(self._decode, options.graph_batch, self._device, captured=captured)
         try:
@@ -125,34 +152,34 @@ class GpuExecutor:
 
     def _launch_batch(self, items: list[WorkItem]) -> Part:
         wanted = logit_rows(items)
-        self._tell_device(items)
+        self._send_tables(items)
         compute = self._prepared(items, wanted)
-        # What the device does not do while the host prepares is not the model's time.
+        # Time in which the device waits for the host to prepare is not the model's.
         began = mark(self._device)
         choosing, watched, prompt = compute()
         computed = mark(self._device)
-        # Made while the device computes.
+        # The masks are made while the device computes.
         masks = masks_of(wanted.choosers, self._grammars)
         choices = sampler.launch(choosing, wanted.choosers, masks)
         broken = sampler.launch_broken(watched, wanted.watched)
         prompts, failed = prompt_logprobs(
             wanted.prompt_spans, lambda first, last: self._model.logits(prompt[first:last])
         )
-        # Last: where memory runs out before, the same tokens are read once more.
+        # This comes last: if memory runs out before, the same tokens are read once more.
         self._keep_tokens(wanted, choices.tokens)
         return Part(began, computed, choices, broken, prompts, failed, masks.times)
 
-    def _tell_device(self, items: list[WorkItem]) -> None:
+    def _send_tables(self, items: list[WorkItem]) -> None:
         for item in items:
             for sequence in item.members:
                 self._rows.row_of(sequence)
         if self._rows.generation != self._generation:
             self._generation = self._rows.generation
             self._graphs.drop()
-        self._rows.tell(item.sequence for item in items)
+        self._rows.send_tables(item.sequence for item in items)
 
     def _prepared(self, items: list[WorkItem], wanted: LogitRows) -> Callable[[], _Computed]:
-        """What computes `items`, whose inputs are queued."""
+        """Queues the inputs of `items` and returns the function that computes them."""
         if _num_tokens(items) == len(items) <= self._graphs.largest and not wanted.prompt_spans:
             size = self._graphs.padded(len(items))
             self._inputs.fill(items, size)
@@ -175,17 +202,20 @@ class GpuExecutor:
         return hidden, self._model.logits(hidden)
 
     def _keep_tokens(self, wanted: LogitRows, tokens: Tensor) -> None:
-        """So that the next step finds them. Those of beams the scheduler chooses."""
+        """Keeps the chosen tokens on the device for the next step; those of beams the scheduler chooses."""
         rows = [
-            self._rows.nobody if chooser.sampling.beam else self._rows.row_of(chooser) for chooser in wanted.choosers
+            self._rows.discard_row if chooser.sampling.beam else self._rows.row_of(chooser)
+            for chooser in wanted.choosers
         ]
         if rows:
             self._rows.next_tokens.index_copy_(0, _places(rows, self._device), tokens)
 
 
 def halves(items: list[WorkItem]) -> tuple[list[WorkItem], list[WorkItem]]:
-    """`items`, of more than one token, in two: a single one is cut into two chunks. What the second half reads, the
-    first has written."""
+    """Divides `items`, of more than one token, in two; a single item is cut into two chunks.
+
+    The first half writes what the second half reads.
+    """
     if len(items) > 1:
         return items[: len(items) // 2], items[len(items) // 2 :]
     [item] = items
@@ -209,7 +239,7 @@ def _places(indices: list[int], device: torch.device) -> Tensor:
 
 
 def _rows(tensor: Tensor, rows: list[int]) -> Tensor:
-    """These rows of `tensor`; a view if they are its first ones."""
+    """Returns these rows of `tensor`; a view if they are its first ones."""
     if rows == list(range(len(rows))):
         return tensor[: len(rows)]
     return tensor.index_select(0, _places(rows, tensor.device))

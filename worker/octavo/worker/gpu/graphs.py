@@ -1,4 +1,4 @@
-"""A decode step without its launches: captured once for each of some batch sizes, and replayed."""
+"""Decode steps as CUDA graphs: captured once for each of some batch sizes, and replayed without launches."""
 
 import logging
 import warnings
@@ -19,22 +19,22 @@ Outputs = tuple[Tensor, Tensor]
 
 
 def graph_sizes(largest: int) -> list[int]:
-    """The batch sizes that are captured: close enough that padding costs little beside reading the weights."""
+    """Returns the batch sizes that are captured: close enough that padding costs little beside reading the weights."""
     ladder = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 1025, 64)]
     return [*(size for size in ladder if size < largest), largest]
 
 
 class Replay(Protocol):
-    """What one captured batch size is."""
+    """Replays the graph of one captured batch size."""
 
     def __call__(self) -> Outputs: ...
 
 
 class DecodeGraphs:
-    """`compute(size)` for padded batch sizes up to `largest`, as graphs if `captured`.
+    """Computes `compute(size)` for padded batch sizes up to `largest`, as graphs if `captured`.
 
-    `compute` queues a decode step over buffers that stay where they are, waits for nothing, and gives tensors that the
-    next replay of any size overwrites.
+    `compute` queues a decode step over buffers that stay where they are, waits for nothing, and returns tensors that
+    the next replay of any size overwrites.
     """
 
     def __init__(
@@ -54,25 +54,25 @@ class DecodeGraphs:
         return self._sizes[-1]
 
     def padded(self, size: int) -> int:
-        """The captured size for a batch of `size`, at most `largest`."""
+        """Returns the captured size for a batch of `size`, at most `largest`."""
         return next(each for each in self._sizes if each >= size)
 
     def replay(self, size: int) -> Outputs:
-        """The outputs of the padded `size`."""
+        """Returns the outputs of a step of the padded `size`."""
         replay = self._replays.get(size)
         if replay is None:
             replay = self._replays[size] = self._capture(size)
         return replay()
 
     def capture_all(self) -> None:
-        """Largest first: the smaller ones live in its memory."""
+        """Captures all sizes, the largest first: the smaller ones live in its memory."""
         if self._captured:
             for done, size in enumerate(reversed(self._sizes)):
                 self._replays[size] = self._capture(size)
                 logger.info("captured the decode step of %d sequences (%d of %d)", size, done + 1, len(self._sizes))
 
     def drop(self) -> None:
-        """Forgets what was captured: something that it reads lies elsewhere now."""
+        """Forgets the captured graphs, because something that they read has moved."""
         self._replays.clear()
         # Torch takes a pool that no graph has any more for a fault if it still holds a library's workspace.
         self._pool = None
@@ -99,13 +99,14 @@ class DecodeGraphs:
         return replay
 
     def _own_stream(self) -> Any:
-        """One for all sizes: libraries keep a workspace for every stream that they have seen."""
+        """Returns the one stream for all sizes: libraries keep a workspace for every stream that they have seen."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return self._stream
 
     def _room_for(self, made: Outputs, size: int) -> Outputs:
-        """Where all sizes put what they have `made`: a graph that kept its own would take memory from all others."""
+        """Returns the tensors where all sizes put their outputs: a graph with outputs of its own would take memory from
+        the others."""
         if self._outputs is None:
             hidden, logits = (each.new_empty((self.largest, *each.shape[1:])) for each in made)
             self._outputs = hidden, logits
@@ -115,7 +116,10 @@ class DecodeGraphs:
 
 @contextmanager
 def _recorded(graph: "torch.cuda.CUDAGraph", pool: Any, stream: Any) -> Iterator[None]:
-    """What is queued within becomes `graph`. Torch leaves `stream` current where it cannot end a capture."""
+    """Records the work that is queued within the block into `graph`, and makes the stream from before current again.
+
+    Torch leaves `stream` current where it cannot end a capture.
+    """
     before = torch.cuda.current_stream(stream.device)
     try:
         with _expecting(_EXPECTED_WARNINGS), torch.cuda.graph(graph, pool=pool, stream=stream), waiting_refused():
@@ -126,8 +130,11 @@ def _recorded(graph: "torch.cuda.CUDAGraph", pool: Any, stream: Any) -> Iterator
 
 @contextmanager
 def waiting_refused() -> Iterator[None]:
-    """Torch raises `RuntimeError` where it would wait for the device. CUDA would do so too, but a capture that CUDA has
-    ended leaves torch's stream, memory and generators in disorder for good."""
+    """Makes torch raise `RuntimeError` within the block where it would wait for the device.
+
+    CUDA would raise too, but a capture that CUDA has ended leaves torch's stream, memory and generators in disorder for
+    good.
+    """
     before = torch.cuda.get_sync_debug_mode()
     try:
         # Torch warns after it has set the mode, which an error must not leave behind.

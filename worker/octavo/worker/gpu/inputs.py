@@ -1,5 +1,7 @@
-"""From work items to a step on the device: few numbers go there, and the rest is made of what it holds already."""
+"""The inputs of a GPU's steps, and the rows that sequences have in tables which stay on the device."""
 
+import logging
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any
 
@@ -9,24 +11,103 @@ from torch import Tensor
 
 from octavo.kernels.triton.attention import TritonStep
 from octavo.kernels.triton.inputs import prepare
-from octavo.worker.gpu.rows import SequenceRows
 from octavo.worker.gpu.transfer import upload
 from octavo.worker.models.decoder import PagedStep
-from octavo.worker.sequences import WorkItem
+from octavo.worker.sequences import WorkerSequence, WorkItem
 from octavo.worker.step.forward import Paging
 from octavo.worker.step.kv_cache import LayerCache
 
+logger = logging.getLogger(__name__)
+
+
+class SequenceRows:
+    """Gives each sequence a row of the tables on the device, from its first step until it is forgotten.
+
+    `tables`: [groups, capacity, width] int32, of which only entries that a step reads need be right; `next_tokens`:
+    [capacity] int64. Where more rows are needed than there are, both are replaced by larger ones: `generation` counts
+    how often, and captured graphs, which read the old ones, are lost. The last row belongs to no sequence: writes to be
+    dropped go there.
+    """
+
+    def __init__(self, num_groups: int, width: int, device: torch.device, capacity: int) -> None:
+        self._device = device
+        self._rows: dict[int, int] = {}
+        self._free = list(range(capacity - 1))
+        self.tables = torch.zeros(num_groups, capacity, width, dtype=torch.int32, device=device)
+        self.next_tokens = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self.generation = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.tables.nbytes + self.next_tokens.nbytes
+
+    @property
+    def discard_row(self) -> int:
+        return self.tables.shape[1] - 1
+
+    def row_of(self, sequence: WorkerSequence) -> int:
+        """Returns the row of `sequence`, and assigns one to a sequence that has none."""
+        row = self._rows.get(sequence.sequence_id)
+        if row is None:
+            if not self._free:
+                self._grow()
+            row = self._rows[sequence.sequence_id] = self._free.pop()
+            sequence.num_sent = [0] * len(self.tables)
+        return row
+
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        """Frees the rows of these sequences; steps under way still use a row before another sequence can."""
+        for sequence_id in sequence_ids:
+            row = self._rows.pop(sequence_id, None)
+            if row is not None:
+                self._free.append(row)
+
+    def send_tables(self, sequences: Iterable[WorkerSequence]) -> None:
+        """Writes to `tables` the entries of `sequences` that the device has not been sent. All of them must have
+        rows."""
+        places: list[int] = []
+        block_ids: list[int] = []
+        _, capacity, width = self.tables.shape
+        for sequence in sequences:
+            row = self._rows[sequence.sequence_id]
+            for group, table in enumerate(sequence.block_tables):
+                sent, known = sequence.num_sent[group], len(table)
+                if sent < known:
+                    first = (group * capacity + row) * width
+                    places += range(first + sent, first + known)
+                    block_ids += table[sent:]
+                    sequence.num_sent[group] = known
+        if places:
+            packed = upload(np.array([places, block_ids], dtype=np.int64), self._device)
+            self.tables.view(-1).index_copy_(0, packed[0], packed[1].int())
+
+    def _grow(self) -> None:
+        capacity = self.tables.shape[1]
+        logger.warning(
+            "more than %d sequences at once: tables grow and graphs are captured anew while requests wait; give the"
+            " worker the scheduler's --max-num-seqs",
+            capacity - 1,
+        )
+        self._free = list(range(capacity - 1, 2 * capacity - 1))
+        self.tables = torch.cat((self.tables, torch.zeros_like(self.tables)), dim=1)
+        self.next_tokens = torch.cat((self.next_tokens, torch.zeros_like(self.next_tokens)))
+        self.generation += 1
+
+
+# The inputs of steps: few numbers go to the device, and the rest is made there from what it holds already.
+
 
 def decodes_first(items: list[WorkItem]) -> list[WorkItem]:
-    """`items` as attention wants them: those of one token before the others, each kind in its order."""
+    """Returns `items` in the order that attention needs: items of one token before the others, each kind in its
+    order."""
     return sorted(items, key=lambda item: item.num_tokens > 1)
 
 
 class StepInputs:
     """Makes the inputs of steps over sequences whose `rows` are up to date.
 
-    Those of decode steps lie in buffers that stay where they are, as captured graphs need them, for up to `max_batch`
-    sequences; those of others in memory of their own.
+    The inputs of decode steps lie in buffers that stay where they are, as captured graphs need them, for up to
+    `max_batch` sequences; those of other steps in memory of their own.
     """
 
     def __init__(self, paging: Paging, caches: list[LayerCache], rows: SequenceRows, max_batch: int) -> None:
@@ -35,7 +116,7 @@ class StepInputs:
         self._rows = rows
         device = paging.device
         self._input_ids, self._positions = torch.zeros(2, max_batch, dtype=torch.int64, device=device)
-        # What is computed before the first step must write nowhere.
+        # A capture before the first step must write nowhere.
         self._slots = torch.full((len(paging.groups), max_batch), -1, dtype=torch.int64, device=device)
         self._table_rows, self._context_lens = torch.zeros(2, max_batch, dtype=torch.int32, device=device)
         self._every = torch.arange(max_batch + 1, device=device)
@@ -43,13 +124,15 @@ class StepInputs:
 
     @property
     def nbytes(self) -> int:
-        """Of the buffers that stay where they are."""
+        """Returns the bytes of the buffers that stay where they are."""
         buffers = (self._input_ids, self._positions, self._slots, self._table_rows, self._context_lens)
         return sum(buffer.nbytes for buffer in (*buffers, self._every, self._starts))
 
     def decode_step(self, size: int) -> PagedStep:
-        """The step over the first `size` places of the buffers, whatever they hold when it is computed: a token of as
-        many sequences, all of whose hidden states are wanted."""
+        """Returns the step over the first `size` places of the buffers, whatever these hold when it is computed.
+
+        It computes one token of each of `size` sequences, and the hidden states of all of them are wanted.
+        """
         return self._step(
             self._input_ids[:size],
             self._positions[:size],
@@ -80,7 +163,7 @@ class StepInputs:
         )
 
     def step(self, items: list[WorkItem], wanted: list[int]) -> PagedStep:
-        """The step over `items`, decodes first, for the hidden states of the rows `wanted`."""
+        """Returns the step over `items`, decodes first, for the hidden states of the rows `wanted`."""
         lengths = [item.num_tokens for item in items]
         num_tokens, num_items = sum(lengths), len(items)
         sections = [
@@ -123,7 +206,7 @@ class StepInputs:
         )
 
     def _numbers(self, items: list[WorkItem]) -> "np.ndarray[Any, np.dtype[np.int32]]":
-        """[3, tokens]: known ids (`PENDING_TOKEN` where only the device knows them), positions, and rows."""
+        """Returns [3, tokens]: known ids (`PENDING_TOKEN` where only the device knows them), positions, and rows."""
         tokens = [token for item in items for token in item.sequence.token_ids[item.start : item.end]]
         positions = [position for item in items for position in range(item.start, item.end)]
         rows = [row for item in items for row in [self._rows.row_of(item.sequence)] * item.num_tokens]

@@ -1,4 +1,4 @@
-"""What comes of steps that a GPU was given: told once it is past them."""
+"""Steps that a GPU was given, and their outputs, which are read once the GPU is past them."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,18 +9,21 @@ import torch
 
 from octavo.wire.steps import GrammarTime, PromptLogprobs, SequenceFailure, StepTimes
 from octavo.worker.gpu.sampler import DeviceBroken, DeviceChoices
-from octavo.worker.gpu.timeline import Mark
+from octavo.worker.gpu.transfer import Mark
 from octavo.worker.runner import DeviceLostError, StepOutput
 from octavo.worker.sequences import WorkItem
 
-# What torch and Triton say of an error of the device's.
+# The beginnings of torch's and Triton's messages about an error of the device.
 _LOST = ("CUDA error", "Triton Error [CUDA]")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What was queued for some of a step's items, and what will come back of it. The model `began` once its inputs were
-    there, and was `computed` before tokens are chosen, of which `grammars` took the host some time."""
+    """The queued work of some of a step's items, and the results to come.
+
+    The mark `began` comes once the inputs are there, `computed` before tokens are chosen; `grammars` holds the host's
+    time for masks in between.
+    """
 
     began: Mark
     computed: Mark
@@ -37,7 +40,7 @@ class Part:
 
 
 class GpuStep:
-    """`octavo.worker.runner.LaunchedStep`: `parts` of the items, computed one after the other, mostly one."""
+    """A `octavo.worker.runner.LaunchedStep` in `parts`, mostly one, which the device computes one after the other."""
 
     def __init__(self, items: list[WorkItem], parts: list[Part], prepare_us: int, ended: Mark):
         self._items = items
@@ -64,7 +67,7 @@ class GpuStep:
 
 @dataclass(frozen=True)
 class Moves:
-    """A step that only moves blocks."""
+    """A launched step that only moves blocks."""
 
     ended: Mark
 
@@ -79,7 +82,7 @@ class Moves:
 
 
 def _in_order(items: list[WorkItem], outputs: list[StepOutput], times: StepTimes) -> StepOutput:
-    """One output of all parts, in the order of `items`."""
+    """Joins the outputs of all parts, in the order of `items`."""
     members = (sequence.sequence_id for item in items for sequence in item.members)
     place = {sequence_id: index for index, sequence_id in enumerate(members)}
 
@@ -97,7 +100,7 @@ def _in_order(items: list[WorkItem], outputs: list[StepOutput], times: StepTimes
 
 
 def _joined(parts: Iterable[PromptLogprobs]) -> Iterable[PromptLogprobs]:
-    """One of each sequence: halves of a prompt come one after the other."""
+    """Yields one entry for each sequence: halves of a prompt come one after the other."""
     found: dict[int, PromptLogprobs] = {}
     for part in parts:
         before = found.get(part.sequence_id)
@@ -108,7 +111,10 @@ def _joined(parts: Iterable[PromptLogprobs]) -> Iterable[PromptLogprobs]:
 
 @contextmanager
 def device_errors() -> Iterator[None]:
-    """After an error of its own a CUDA device does nothing more for this process; a lack of memory is none."""
+    """Raises `DeviceLostError` for an error of the device within the block.
+
+    After such an error a CUDA device does nothing more for this process. A lack of memory is no such error.
+    """
     try:
         yield
     except torch.OutOfMemoryError:

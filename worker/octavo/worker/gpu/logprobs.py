@@ -1,4 +1,4 @@
-"""Logprobs, ranks and the likeliest tokens on the device: launched now, listed once they have been copied back."""
+"""Logprobs, ranks and the most likely tokens on the device: launched now, listed once they have been copied back."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,9 @@ from torch import Tensor
 
 from octavo.kernels.triton.sampling.stats import log_masses
 from octavo.wire.sampling import Logprobs
-from octavo.worker.gpu.timeline import mark
-from octavo.worker.gpu.transfer import download
-from octavo.worker.sampling.largest import ranked
+from octavo.worker.gpu.transfer import download, mark
 from octavo.worker.sampling.logprobs import NotFiniteError, listed
+from octavo.worker.sampling.row_reductions import ranked
 
 # Rows done at a time: ranking takes several copies of them.
 _ROWS = 64
@@ -18,8 +17,10 @@ _ROWS = 64
 
 @dataclass(frozen=True)
 class DeviceLogprobs:
-    """On the CPU once the step is read back. Of each row the `largest` logit, and its token's `logprobs` and `ranks`,
-    [rows] each; of the likeliest tokens `top_token_ids` and `top_logprobs`, [rows, n] each, of which `tops` are wanted.
+    """Holds the logprobs of some rows, on the CPU once the step is read back.
+
+    `largest` is each row's largest logit; `logprobs` and `ranks` are those of its token ([rows] each); `top_token_ids`
+    and `top_logprobs` ([rows, n] each) are the most likely tokens, of which each row wants `tops`.
     """
 
     tops: list[int]
@@ -30,22 +31,26 @@ class DeviceLogprobs:
     top_logprobs: Tensor
 
     def listed(self) -> list[Logprobs]:
-        """Of every row; what is said of one that is not finite is void."""
+        """Returns the logprobs of every row; the entry of a row that is not finite is void."""
         likeliest = listed(self.top_token_ids, self.top_logprobs, self.tops)
         rows = zip(self.logprobs.tolist(), self.ranks.tolist(), likeliest, strict=True)
         return [Logprobs(logprob, rank, ids, values) for logprob, rank, (ids, values) in rows]
 
 
 def launch_logprobs(logits: Tensor, token_ids: Tensor, tops: list[int]) -> DeviceLogprobs:
-    """`octavo.worker.sampling.logprobs.row_logprobs` of `logits` ([rows, vocab_size] of any float dtype, one row at
-    least) and `token_ids` ([rows] int64 on the device), whose numbers do not depend on the rows beside a row."""
+    """Starts `octavo.worker.sampling.logprobs.row_logprobs` of `logits` and `token_ids` and waits for nothing.
+
+    `logits` is [rows, vocab_size] of any float dtype, with at least one row; `token_ids` is [rows] int64 on the device.
+    The numbers of a row do not depend on the rows beside it.
+    """
     rows = zip(torch.split(logits, _ROWS), torch.split(token_ids, _ROWS), strict=True)
     parts = [_launched(some.float(), ids[:, None], max(1, *tops)) for some, ids in rows]
     return DeviceLogprobs(tops, *(download(torch.cat(column)) for column in zip(*parts, strict=True)))
 
 
 def device_token_logprobs(logits: Tensor, token_ids: list[int], top: int) -> list[Logprobs]:
-    """`octavo.worker.sampling.logprobs.token_logprobs` by the same arithmetic; it waits. Raises `NotFiniteError`."""
+    """Returns `octavo.worker.sampling.logprobs.token_logprobs` by the same arithmetic, and waits. Raises
+    `NotFiniteError`."""
     ids = torch.tensor(token_ids, device=logits.device)
     found = launch_logprobs(logits, ids, [top] * len(token_ids))
     mark(logits.device).wait()

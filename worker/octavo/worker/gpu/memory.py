@@ -1,4 +1,4 @@
-"""How much of a GPU's memory is left for KV blocks: what steps take besides is found by running the largest ones."""
+"""The GPU memory left for KV blocks: running the largest steps shows how much steps take."""
 
 import gc
 import logging
@@ -15,8 +15,7 @@ from octavo.worker.models.decoder import Decoder
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import WorkerSequence, WorkItem
 from octavo.worker.step.forward import Paging
-from octavo.worker.step.kv_cache import KVCache, KVCacheError
-from octavo.worker.step.kv_layout import KVLayout
+from octavo.worker.step.kv_cache import KVCache, KVCacheError, KVLayout
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +25,7 @@ _GRAPHS_BYTES = 256 << 20
 
 
 def memory_for_blocks(model: Decoder, layout: KVLayout, paging: Paging, options: GpuOptions) -> int:
-    """Bytes. Raises `KVCacheError` if nothing is left."""
+    """Returns the bytes left for KV blocks. Raises `KVCacheError` if nothing is left."""
     prefill, decode, tables = _step_bytes(model, layout, paging, options)
     free, total = torch.cuda.mem_get_info(paging.device)
     # A captured step has memory of its own, and puts its logits where those of all sizes lie.
@@ -51,8 +50,8 @@ def memory_for_blocks(model: Decoder, layout: KVLayout, paging: Paging, options:
 
 
 def _step_bytes(model: Decoder, layout: KVLayout, paging: Paging, options: GpuOptions) -> tuple[int, int, int]:
-    """What the largest prefill and the largest decode step take at most, beside weights and blocks; and what tables of
-    sequences take all the time."""
+    """Returns the peak bytes of the largest prefill and of the largest decode step, beside weights and blocks, and the
+    bytes of the sequences' tables."""
     prompts = profile_prompts(options.max_num_batched_tokens, paging.max_model_len)
     num_blocks = sum(-(-length // layout.block_size) for length in prompts) * len(layout.groups)
     cache = KVCache(layout, num_blocks=num_blocks, num_cpu_blocks=0, device=paging.device)
@@ -68,13 +67,13 @@ def _step_bytes(model: Decoder, layout: KVLayout, paging: Paging, options: GpuOp
 
 
 def profile_prompts(num_tokens: int, max_model_len: int) -> list[int]:
-    """Lengths of the fewest prompts that are `num_tokens` together."""
+    """Returns the lengths of the fewest prompts that are `num_tokens` together."""
     whole, rest = divmod(num_tokens, max_model_len)
     return [max_model_len] * whole + [rest] * (rest > 0)
 
 
 def _items(lengths: list[int], layout: KVLayout, num_blocks: int | None = None) -> list[WorkItem]:
-    """Prompts of these `lengths` in consecutive blocks, from the start again after `num_blocks`."""
+    """Makes prompts of these `lengths` in consecutive blocks, which start over after `num_blocks`."""
     items, used = [], 0
     for index, length in enumerate(lengths):
         width = -(-length // layout.block_size)
@@ -88,7 +87,7 @@ def _items(lengths: list[int], layout: KVLayout, num_blocks: int | None = None) 
 
 
 def _peak(executor: GpuExecutor, items: list[WorkItem], device: torch.device) -> int:
-    """Bytes that are taken while `items` are computed, of those that are free now."""
+    """Returns the bytes that computing `items` takes at most, of those that are free now."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

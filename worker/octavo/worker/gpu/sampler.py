@@ -1,7 +1,7 @@
-"""`octavo.worker.sampling.sampler` for a device that must not be waited for: choosing is launched, what is chosen
-stays on the device for the next step, and the choices are told once they have been copied back.
+"""`octavo.worker.sampling.sampler` for a device that the host must not wait for.
 
-As there, a row's choice depends on its own logits, parameters, tokens and key alone. The draw is
+Choosing is launched, the chosen tokens stay on the device for the next step, and the choices are read once they have
+been copied back. A row's choice depends on its own logits, parameters, tokens and key alone. The draw is
 `octavo.kernels.triton.sampling.draw`.
 """
 
@@ -15,31 +15,68 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.triton.sampling.draw import TEMPERATURE, UNIFORM, draw
+from octavo.kernels.triton.sampling.stats import log_masses
 from octavo.wire.sampling import BeamSearch, EarlyStopping, Logprobs, SamplingParams
 from octavo.wire.steps import Candidates, SampledToken, SequenceFailure
-from octavo.worker.gpu.beams import DeviceCandidates, launch_candidates
 from octavo.worker.gpu.logprobs import DeviceLogprobs, launch_logprobs
 from octavo.worker.gpu.transfer import download, upload
 from octavo.worker.sampling.grammar_masks import NO_MASKS, Masks
 from octavo.worker.sampling.logits_processors import is_processed, process
+from octavo.worker.sampling.logprobs import listed
 from octavo.worker.sampling.rng import uniforms
-from octavo.worker.sampling.sampler import Choices, failures
+from octavo.worker.sampling.row_reductions import ranked
+from octavo.worker.sampling.sampler import Choices, failures, num_candidates
 from octavo.worker.sequences import WorkerSequence
 from octavo.worker.step.failures import not_finite
 
+
+@dataclass(frozen=True)
+class DeviceCandidates:
+    """Holds the candidates of beams, on the CPU once the step is read back.
+
+    `token_ids` and `logprobs` ([beams, n] each) belong to the `beams`, each of which wants `counts`.
+    """
+
+    beams: list[WorkerSequence]
+    token_ids: Tensor
+    logprobs: Tensor
+    counts: list[int]
+
+    def listed(self) -> list[Candidates]:
+        """Returns the candidates of every beam; the entry of a beam whose logits are not finite is void."""
+        rows = zip(self.beams, listed(self.token_ids, self.logprobs, self.counts), strict=True)
+        return [Candidates(beam.sequence_id, token_ids, values) for beam, (token_ids, values) in rows]
+
+
+def launch_candidates(logits: Tensor, beams: list[WorkerSequence], masks: Masks = NO_MASKS) -> DeviceCandidates:
+    """Starts `octavo.worker.sampling.sampler.beam_candidates` of `logits` and waits for nothing.
+
+    `logits` is [beams, vocab_size] of any float dtype, with at least one row. The numbers of a row do not depend on the
+    rows beside it.
+    """
+    counts = [num_candidates(beam) for beam in beams]
+    largest, norm = log_masses(logits)
+    logprobs = logits.float() - largest[:, None] - norm[:, None]
+    if any(is_processed(beam) for beam in beams):
+        process(logprobs, beams, masks)
+    values, token_ids = ranked(logprobs, max(counts))
+    return DeviceCandidates(beams, download(token_ids), download(values), counts)
+
+
 Parameters = npt.NDArray[np.float64]
 
-# Of a row that samples in another way, or not at all.
+# The parameters of a row that samples in another way, or not at all.
 _GREEDY = (0.0, 0.0, 0.0, 1.0, 0.0)
 
 
 @dataclass(frozen=True)
 class DeviceChoices:
-    """What `choosers` choose, one row each. On the device: `tokens`, [rows] int64; of a row that samples none, any id.
+    """Holds the choices of `choosers`, one row each.
 
-    On the CPU, once the step is read back: the `token_ids`, the `largest` logit of each row, and what is the largest of
-    those that its processors have `left`, [rows] each; the `logprobs` of the rows `wanting` them; the beams'
-    `candidates`. `masks` are those of choosers with grammars.
+    On the device: `tokens`, [rows] int64, with any id for a row that samples none. On the CPU, once the step is read
+    back: the `token_ids`, the `largest` logit of each row, and the largest logit that its processors have `left`
+    ([rows] each); the `logprobs` of the rows `wanting` them; the beams' `candidates`. `masks` holds the masks of
+    choosers with grammars.
     """
 
     tokens: Tensor
@@ -53,7 +90,7 @@ class DeviceChoices:
     masks: Masks
 
     def choices(self) -> Choices:
-        """What `octavo.worker.sampling.sampler.choose` answers. To be called once the step is read back."""
+        """Returns what `octavo.worker.sampling.sampler.choose` does. Call it once the step is read back."""
         finite = [isfinite(value) for value in self.largest.tolist()]
         sampled, candidates = self._sampled(finite), self._candidates(finite)
         answered = {each.sequence_id for each in sampled} | {each.sequence_id for each in candidates}
@@ -79,22 +116,22 @@ class DeviceChoices:
 
 @dataclass(frozen=True)
 class DeviceBroken:
-    """Whether the row of each of `sequences` is `finite`, [rows] bool on the CPU once the step is read back."""
+    """Holds whether the row of each of `sequences` is `finite`, [rows] bool, on the CPU once the step is read back."""
 
     sequences: list[WorkerSequence]
     finite: Tensor
 
     def failures(self) -> list[SequenceFailure]:
-        """What `octavo.worker.sampling.sampler.broken` answers. To be called once the step is read back."""
+        """Returns what `octavo.worker.sampling.sampler.broken` does. Call it once the step is read back."""
         rows = zip(self.sequences, self.finite.tolist(), strict=True)
         return [not_finite(each.sequence_id) for each, good in rows if not good]
 
 
 def launch(logits: Tensor, choosers: list[WorkerSequence], masks: Masks = NO_MASKS) -> DeviceChoices:
-    """Starts what `octavo.worker.sampling.sampler.choose` does with `logits` ([rows, vocab_size], any float dtype, the
-    ids of a row side by side; left as they are) and waits for nothing.
+    """Starts what `octavo.worker.sampling.sampler.choose` does with `logits` and waits for nothing.
 
-    Of a sequence with penalties or a grammar all tokens must be known. Raises `ValueError`.
+    `logits` is [rows, vocab_size] of any float dtype, the ids of a row side by side; it is left as it is. All tokens of
+    a sequence with penalties or a grammar must be known. Raises `ValueError` if rows and choosers differ in number.
     """
     if len(logits) != len(choosers):
         raise ValueError(f"{len(logits)} rows of logits for {len(choosers)} sequences that choose from them")
@@ -134,8 +171,7 @@ def launch_broken(hidden: Tensor, sequences: list[WorkerSequence]) -> DeviceBrok
 
 
 def warm_up(logits: Tensor) -> None:
-    """Has compiled what `launch` needs for such logits ([rows, vocab_size], at least one row), for none of which a
-    request should have to wait."""
+    """Compiles the kernels that `launch` needs for such logits ([rows, vocab_size], at least one row)."""
     asked: list[dict[str, Any]] = [
         {"temperature": 1.0, "top_p": 0.9},
         {"logprobs": 1},
@@ -149,7 +185,7 @@ def warm_up(logits: Tensor) -> None:
 
 
 def _parameters(sequences: list[WorkerSequence]) -> Parameters:
-    """[sequences, 5], as `octavo.kernels.triton.sampling.draw` wants them."""
+    """Returns [sequences, 5], the parameters as `octavo.kernels.triton.sampling.draw` takes them."""
     params = [sequence.sampling for sequence in sequences]
     rows = [(0.0, each.temperature, each.top_k, each.top_p, each.min_p) for each in params]
     table = np.array(rows, dtype=np.float64).reshape(-1, len(_GREEDY))
@@ -163,7 +199,7 @@ def _parameters(sequences: list[WorkerSequence]) -> Parameters:
 
 
 def _processed(logits: Tensor, index: Tensor, sequences: list[WorkerSequence], masks: Masks) -> Tensor:
-    """Copies of the rows `index` ([rows] int64) that the processors have changed."""
+    """Returns copies of the rows `index` ([rows] int64), changed by the processors."""
     copies = logits.index_select(0, index).float()
     process(copies, sequences, masks)
     return copies

@@ -1,6 +1,7 @@
-"""Small arrays from the host to a device and back, without waiting for either."""
+"""Small arrays between the host and a device without waiting for either, and marks in a device's queue."""
 
-from typing import Any
+import time
+from typing import Any, Protocol
 
 import numpy.typing as npt
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 
 def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """`array` on `device`, as of the work that is queued there from now on; on the CPU the very same memory."""
+    """Returns `array` on `device`, for work that is queued there from now on; on the CPU it shares the memory."""
     host = torch.from_numpy(array)
     if device.type == "cpu":
         return host
@@ -17,9 +18,66 @@ def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 
 def download(tensor: Tensor) -> Tensor:
-    """A tensor on the CPU that holds what `tensor` holds now; from a GPU, once that is past a later
-    `octavo.worker.gpu.timeline.mark`."""
+    """Returns a tensor on the CPU that holds what `tensor` holds now.
+
+    From a GPU, it is valid once the device is past a later `octavo.worker.gpu.transfer.mark`.
+    """
     if tensor.device.type == "cpu":
         return tensor.clone()
     copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return copied.copy_(tensor, non_blocking=True)
+
+
+# Marks: when a device came to some points of its work.
+
+
+class Mark(Protocol):
+    """A point in a device's queue."""
+
+    def passed(self) -> bool:
+        """Tells whether the device has come to this point."""
+
+    def wait(self) -> None:
+        """Waits until the device has come to this point."""
+
+    def microseconds_since(self, earlier: "Mark") -> int:
+        """Returns the time between two marks that the device has passed."""
+
+
+class _CudaMark:
+    def __init__(self, device: torch.device) -> None:
+        self._event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._event.record(torch.cuda.current_stream(device))
+
+    def passed(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+    def microseconds_since(self, earlier: Mark) -> int:
+        assert isinstance(earlier, _CudaMark)
+        milliseconds: float = earlier._event.elapsed_time(self._event)
+        return round(1000 * milliseconds)
+
+
+class _CpuMark:
+    """The mark of a CPU, which has done its work when the mark is made."""
+
+    def __init__(self) -> None:
+        self._ns = time.monotonic_ns()
+
+    def passed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return
+
+    def microseconds_since(self, earlier: Mark) -> int:
+        assert isinstance(earlier, _CpuMark)
+        return (self._ns - earlier._ns) // 1000
+
+
+def mark(device: torch.device) -> Mark:
+    """Returns the point that `device` reaches once all its work so far is done."""
+    return _CudaMark(device) if device.type == "cuda" else _CpuMark()

@@ -1,1 +1,1 @@
-"""Where weights come from: safetensors, GGUF, pickles, or random numbers."""
+"""The weights of a model: safetensors, GGUF, pickles, or random numbers."""

@@ -1,4 +1,5 @@
-"""From PyTorch's pickled weights to safetensors. The one place that opens such files, and never while serving."""
+"""The conversion of PyTorch's pickled weights to safetensors. Only this module opens such files, and never while
+serving."""
 
 import json
 import logging
@@ -26,14 +27,14 @@ _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 
 
 class ConvertError(Exception):
-    """Weights that cannot be converted, with the reason."""
+    """Raised for weights that cannot be converted, with the reason."""
 
 
 def convert_weights(source: Path, directory: Path) -> None:
-    """Writes the model in `source` to `directory` with its weights as safetensors, all or nothing; returns at once if
-    it is there. One shard is in memory at a time.
+    """Writes the model in `source` to `directory` with its weights as safetensors, all or nothing.
 
-    Raises `ConvertError`, `ModelDirectoryError`, or `PublishError` if `directory` holds something else.
+    It returns at once if `directory` holds a model. One shard is in memory at a time. Raises `ConvertError`,
+    `ModelDirectoryError`, or `PublishError` if `directory` holds something else.
     """
     files = _weight_files(source)
     if directory.resolve() == source.resolve():
@@ -79,7 +80,7 @@ def _write(source: Path, files: list[Path], directory: Path) -> None:
 
 
 def _read(file: Path) -> dict[str, Tensor]:
-    """The tensors in `file`, unpickled by torch's reader of plain tensors, which calls nothing that a file names."""
+    """Reads the tensors in `file` with torch's reader of plain tensors, which calls nothing that a file names."""
     try:
         # Files from before PyTorch 1.6 are no archives, and cannot be mapped.
         content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
@@ -95,7 +96,8 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same with memory of its own for each, as safetensors wants it: tied tensors are written under every name."""
+    """Returns the tensors with memory of its own for each, as safetensors needs: tied tensors are written under every
+    name."""
     storages: set[int] = set()
     unshared = {}
     for name, tensor in tensors.items():

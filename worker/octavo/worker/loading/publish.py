@@ -1,4 +1,5 @@
-"""Model directories appear whole or not at all, whoever is killed and however many write the same one."""
+"""The publication of model directories: each appears whole or not at all, whoever is killed and however many write
+it."""
 
 import fcntl
 import os
@@ -10,19 +11,20 @@ from pathlib import Path
 
 
 class PublishError(Exception):
-    """A place where no model directory can be written, with what to do about it."""
+    """Raised for a place where no model directory can be written, with a remedy."""
 
 
 def is_published(directory: Path) -> bool:
-    """Whether `directory` holds a model."""
+    """Tells whether `directory` holds a model."""
     return (directory / "config.json").is_file()
 
 
 def publish(directory: Path, write: Callable[[Path], None]) -> None:
-    """Has `write` fill a new directory, which becomes `directory` when it is complete; does nothing if that is there.
+    """Calls `write` to fill a new directory, which becomes `directory` when it is complete; does nothing if that
+    exists.
 
     A second process waits for the first. Raises `PublishError` if `directory` holds something else or cannot be
-    written, and what else `write` raises.
+    written, and whatever `write` raises.
     """
     if is_published(directory):
         return
@@ -42,7 +44,7 @@ def _publish(directory: Path, write: Callable[[Path], None]) -> None:
             return
         if directory.exists():
             raise PublishError(f"{directory} exists and holds no config.json; name another place or remove it")
-        # Whoever left this was killed while it held the lock.
+        # The process that left this was killed while it held the lock.
         partial = directory.with_name(f".{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
@@ -50,7 +52,7 @@ def _publish(directory: Path, write: Callable[[Path], None]) -> None:
             with _disk_errors():
                 write(partial)
             for path in partial.iterdir():
-                # The safetensors library lets nobody else read what it writes.
+                # The safetensors library lets no other user read the files that it writes.
                 path.chmod(usual_mode)
                 _sync(path)
             _sync(partial)
@@ -74,7 +76,7 @@ def _disk_errors() -> Iterator[None]:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[int]:
-    """Holds the lock; gives the mode that new files get here."""
+    """Holds the lock within the block, and yields the mode that new files get here."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield stat.S_IMODE(os.fstat(file.fileno()).st_mode)

@@ -1,4 +1,4 @@
-"""Parts of tensors: which elements a process needs of one that is stored whole. Pure numbers."""
+"""The tensors of safetensors files: the parts of them that a process needs, read one by one."""
 
 import math
 import os
@@ -19,20 +19,23 @@ from octavo.runtime.models.directory import safetensors_header
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The places of dimension `dim` that `ranges` name, range after range; of all other dimensions everything."""
+    """Describes a part of a tensor: the places of dimension `dim` that `ranges` name, range after range, and all other
+    dimensions."""
 
     dim: int
     ranges: tuple[range, ...]
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """The part's, of a tensor of shape `whole`. Raises `ValueError` if that does not have all of it."""
+        """Returns the part's shape in a tensor of shape `whole`. Raises `ValueError` if the ranges exceed it."""
         if not 0 <= self.dim < len(whole) or not all(_within(each, whole[self.dim]) for each in self.ranges):
             raise ValueError(f"{self} of a tensor {list(whole)}")
         return (*whole[: self.dim], sum(map(len, self.ranges)), *whole[self.dim + 1 :])
 
     def pieces(self, whole: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-        """Where the part's elements lie in a tensor of shape `whole`, in their order in the part: pairs of a first
-        element and a number of elements, neighbours joined."""
+        """Yields the places of the part's elements in a tensor of shape `whole`, in their order in the part.
+
+        They are pairs of a first element and a number of elements; neighbours are joined.
+        """
         before, size, after = math.prod(whole[: self.dim]), whole[self.dim], math.prod(whole[self.dim + 1 :])
         return _joined(
             ((row * size + each.start) * after, len(each) * after) for row, each in product(range(before), self.ranges)
@@ -55,12 +58,9 @@ def _joined(pieces: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         yield start, end - start
 
 
-# The tensors of a safetensors file, read one by one and not mapped.
-#
-# Mapped pages would count as this process's memory until the last tensor is gone, beside the copies that are laid out
-# for the machine; and a file that somebody cuts short under a mapping ends the process that reads it.
-#
-# The format: https://github.com/huggingface/safetensors#format
+# Tensors are read one by one and not mapped. Mapped pages would count as this process's memory until the last tensor is
+# gone, beside the copies that are laid out for the machine; and a file that is truncated under a mapping ends the
+# process that reads it. The format: https://github.com/huggingface/safetensors#format
 
 
 _DTYPES = MappingProxyType(
@@ -79,15 +79,15 @@ _DTYPES = MappingProxyType(
         "BOOL": torch.bool,
     }
 )
-# Before the header, its length.
+# The header's length, which comes before it.
 _PREFIX_BYTES = 8
-# Where the header keeps what is no tensor.
+# The header's key for metadata, which is no tensor.
 _METADATA = "__metadata__"
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TensorFileError(Exception):
-    """A file that is no safetensors file, or not all of one."""
+    """Raised for a file that is no safetensors file, or not all of one."""
 
 
 class _Entry(msgspec.Struct):
@@ -98,7 +98,7 @@ class _Entry(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file; `offset`: of its first byte there."""
+    """Describes a tensor in a file; `offset` is that of its first byte."""
 
     path: Path
     offset: int
@@ -110,13 +110,16 @@ class StoredTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self, part: Part | None = None) -> Tensor:
-        """The tensor, or `part` of it and no byte more, in memory of its own. Raises `TensorFileError` if the file has
-        become shorter, `OSError`, or `ValueError` on a part that it does not have."""
+        """Reads the tensor, or `part` of it and no byte more, into memory of its own.
+
+        Raises `TensorFileError` if the file has become shorter, `OSError`, or `ValueError` on a part that exceeds the
+        tensor.
+        """
         shape = self.shape if part is None else part.shape(self.shape)
         num_elements = math.prod(shape)
         if not num_elements:
             return torch.empty(shape, dtype=self.dtype)
-        # Not from the allocator, which keeps what is freed between blocks that stay.
+        # The memory is not the allocator's, which keeps freed memory between blocks that stay.
         memory = mmap(-1, num_elements * self.dtype.itemsize, MAP_PRIVATE | MAP_ANONYMOUS)
         self._fill(memory, [(0, num_elements)] if part is None else part.pieces(self.shape))
         return torch.frombuffer(memory, dtype=self.dtype).view(shape)
@@ -142,7 +145,8 @@ class StoredTensor:
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """The tensors in the file at `path` by their names, in its order. Raises `TensorFileError`, or `OSError`."""
+    """Returns the tensors in the file at `path` by their names, in its order. Raises `TensorFileError`, or
+    `OSError`."""
     header, size = safetensors_header(path), path.stat().st_size
     try:
         entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
@@ -157,7 +161,7 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _stored(path: Path, header_bytes: int, entry: _Entry) -> StoredTensor:
-    """Raises `ValueError` on an entry that does not agree with itself."""
+    """Returns the tensor of a header's `entry`. Raises `ValueError` on an entry that does not agree with itself."""
     if entry.dtype not in _DTYPES:
         raise ValueError(f"dtype {entry.dtype} is none of {', '.join(_DTYPES)}")
     begin, end = entry.data_offsets

@@ -19,29 +19,31 @@ PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 class WeightsError(Exception):
-    """Weights that are missing, broken, or not those of the configured model."""
+    """Raised for weights that are missing, broken, or not those of the configured model."""
 
 
 class _Index(msgspec.Struct):
-    """Which file holds a tensor."""
+    """Holds the names of the files by the names of their tensors."""
 
     weight_map: dict[str, str]
 
 
 class WeightSource(Protocol):
-    """Where a model's tensors come from. A model takes or drops each by name, then calls `finish`."""
+    """Supplies a model's tensors. A model takes or drops each by name, then calls `finish`."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The stored names with their shapes; empty for a source that makes whatever is taken."""
+        """Returns the stored names with their shapes; empty for a source that makes whatever is taken."""
         ...
 
     def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
-        """The tensor called `name`, of `shape`, or `part` of it; on the CPU, in its stored dtype. Raises `WeightsError`
-        if it is not so."""
+        """Returns the tensor called `name`, of `shape`, or `part` of it; on the CPU, in its stored dtype.
+
+        Raises `WeightsError` if there is no such tensor.
+        """
         ...
 
     def drop(self, name: str) -> None:
-        """Says that `name`, if present, is rightly not used."""
+        """Declares that `name`, if present, is rightly not used."""
         ...
 
     def finish(self) -> None:
@@ -50,7 +52,7 @@ class WeightSource(Protocol):
 
 
 class Checkpoint:
-    """The weight files of `directory`, of `num_bytes` in all: a `WeightSource`.
+    """A `WeightSource` of the weight files in `directory`, of `num_bytes` in all.
 
     Raises `WeightsError` if there are none that Octavo reads.
     """
@@ -70,12 +72,14 @@ class Checkpoint:
         self.num_bytes = sum(path.stat().st_size for path in paths)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every stored tensor's name and shape, in the order of the files."""
+        """Returns every stored tensor's name and shape, in the order of the files."""
         return {name: stored.shape for name, stored in self._stored.items()}
 
     def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
-        """The tensor called `name`, or `part` of it, read now, in its stored dtype. Raises `WeightsError` if it is
-        absent or of another shape than `shape`."""
+        """Reads the tensor called `name`, or `part` of it, in its stored dtype.
+
+        Raises `WeightsError` if it is absent or of another shape than `shape`.
+        """
         stored = self._stored.get(name)
         if stored is None:
             raise WeightsError(
@@ -89,7 +93,7 @@ class Checkpoint:
         return _readable(partial(stored.read, part))
 
     def drop(self, name: str) -> None:
-        """Says that `name`, if present, is rightly not used."""
+        """Declares that `name`, if present, is rightly not used."""
         self._left.discard(name)
 
     def finish(self) -> None:
@@ -119,8 +123,10 @@ def _weight_files(directory: Path) -> list[Path]:
 
 
 def read_index(path: Path) -> list[Path]:
-    """The weight files that the index at `path` names, in order. Raises `WeightsError` unless they are files beside
-    it."""
+    """Returns the weight files that the index at `path` names, in order.
+
+    Raises `WeightsError` unless they are files beside the index.
+    """
     try:
         index = msgspec.json.decode(path.read_bytes(), type=_Index)
     except (OSError, msgspec.MsgspecError) as error:

@@ -1,1 +1,1 @@
-"""The model families that run natively, and how a model directory chooses one."""
+"""The models: the families that Octavo computes itself, the bridge to transformers, and the choice between them."""

@@ -1,4 +1,4 @@
-"""The architectures of the Llama family: where their members differ, as data."""
+"""The architectures of the Llama family: the differences between its members, as data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ from typing import Any, Literal
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 
-# Which layers slide where config.json does not list them: none; all; every other, from the first on; those from
-# `max_window_layers` on; all but every `sliding_window_pattern`-th; all but the first of four; those that know no
+# The layers that slide where config.json does not list them: none; all; every other, from the first on; those from
+# `max_window_layers` on; all but every `sliding_window_pattern`-th; all but the first of four; those without rotary
 # positions.
 LayerPattern = Literal[
     "none", "all", "every other", "from max_window_layers", "all but nth", "all but first of four", "unrotated"
@@ -22,12 +22,15 @@ def _nothing() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """One member. `defaults`: what keys of config.json mean when it lacks them; those of
+    """One member of the Llama family.
+
+    `defaults` holds the meaning of keys that a config.json lacks; the keys of
     `octavo.worker.models.config_file.FAMILY_KEYS` are read only where they have a default here.
 
-    A bias is there, is not, or is config.json's to choose under the key that is named. `qk_norm`: over one head, or
-    over all of a token's heads at once. The four norms of a layer (before and after attention, before and after the
-    MLP) go by the names of their tensors; None: there is no such norm. `norm_offset` is added to the weights of all.
+    A bias exists, does not exist, or is config.json's to choose under the key named here. `qk_norm` is over one head,
+    or over all of a token's heads at once. The four norms of a layer (before and after attention, before and after the
+    MLP) go by the names of their tensors; None: there is no such norm. `norm_offset` is added to the weights of all
+    norms.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=_nothing)
@@ -40,13 +43,13 @@ class Architecture:
     post_attention_norm: str | None = "post_attention_layernorm"
     mlp_output_norm: str | None = None
     norm_offset: float = 0.0
-    # Queries, keys and values are one tensor of the checkpoint; so are gate and up.
+    # The checkpoint holds queries, keys and values as one tensor; likewise gate and up.
     fused_qkv: bool = False
     fused_gate_up: bool = False
     # The pairs that turn together are neighbours in the checkpoint, not half a head apart.
     interleaved_rotary: bool = False
     rotary_by_layer_type: bool = False
-    # With a sliding window, layers that do not slide know no positions.
+    # With a sliding window, layers that do not slide have no rotary positions.
     full_layers_unrotated: bool = False
     layer_pattern: LayerPattern = "none"
     # Embeddings are multiplied with the square root of the hidden size.
@@ -56,11 +59,11 @@ class Architecture:
     rope_types: Mapping[str, str] = field(default_factory=_nothing)
 
     def reads(self, key: str) -> bool:
-        """Whether this architecture has a meaning for `key` of config.json, which others may not have."""
+        """Tells whether `key` of config.json has a meaning for this architecture."""
         return key in self.defaults
 
 
-# What follows are the values that transformers' configuration classes give to keys that a config.json leaves out.
+# These values are those that transformers' configuration classes give to keys that a config.json leaves out.
 _BIASES: dict[str, Any] = {"attention_bias": False, "mlp_bias": False}
 _WINDOW_KEYS: dict[str, Any] = {"sliding_window": 4096, "layer_types": None}
 _QWEN_WINDOW_KEYS: dict[str, Any] = {**_WINDOW_KEYS, "use_sliding_window": False, "max_window_layers": 28}

@@ -1,13 +1,96 @@
-"""What a decoder's config.json says, checked: whatever would change the result and is not implemented is refused."""
+"""The configuration of a decoder, from its config.json: an unimplemented setting that would change the result is
+refused."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.worker.models.architectures import ARCHITECTURES, Architecture
-from octavo.worker.models.config_file import ConfigFile, read_config_file
-from octavo.worker.models.errors import ConfigError, UnsupportedSetting
-from octavo.worker.models.layer_types import layer_types, rotated, windows
-from octavo.worker.models.rope import RotaryConfig, rotary_config
+from octavo.worker.models.architectures import ARCHITECTURES, FULL, SLIDING, Architecture
+from octavo.worker.models.config_file import ConfigError, ConfigFile, UnsupportedSetting, read_config_file
+from octavo.worker.models.rotary import RotaryConfig, rotary_config
+
+
+def layer_types(file: ConfigFile, architecture: Architecture) -> list[str]:
+    """Returns `FULL` or `SLIDING` for each layer, as transformers derives it where config.json does not list them."""
+    types = file.layer_types if architecture.reads("layer_types") else None
+    types = _derived(file, architecture) if types is None else types
+    possible = {FULL} if _window(file) is None else {FULL, SLIDING}
+    if file.layer_types not in (None, types) or len(types) != file.num_hidden_layers or not set(types) <= possible:
+        raise UnsupportedSetting(
+            f"layer_types = {file.layer_types or types!r} is not implemented for {file.num_hidden_layers} layers with"
+            f" {'no' if _window(file) is None else 'a'} sliding window in force"
+        )
+    return types
+
+
+def windows(file: ConfigFile, architecture: Architecture, types: list[str], context: int) -> tuple[int, ...]:
+    """Returns the number of tokens that each layer of `types` attends to; 0: all, also if the window holds the whole
+    context."""
+    window = _window(file)
+    if window is None or window >= context:
+        window = 0
+    elif architecture.layer_pattern == "none":
+        raise UnsupportedSetting(
+            f"sliding_window = {window} is not implemented for {file.architectures};"
+            f" with --max-model-len {window} it makes no difference"
+        )
+    return tuple(window if layer_type == SLIDING else 0 for layer_type in types)
+
+
+def rotated(file: ConfigFile, architecture: Architecture, types: list[str]) -> list[bool]:
+    """Tells for each layer of `types` whether it has rotary positions."""
+    if architecture.full_layers_unrotated and file.sliding_window is not None:
+        return [layer_type == SLIDING for layer_type in types]
+    return _rotated(file)
+
+
+def _window(file: ConfigFile) -> int | None:
+    """Returns the window of the layers that slide; None if none does."""
+    window = file.sliding_window if file.use_sliding_window else None
+    if window is not None and window < 1:
+        raise ConfigError(f"sliding_window = {window} leaves a token nothing to attend to")
+    return window
+
+
+def _derived(file: ConfigFile, architecture: Architecture) -> list[str]:
+    return [SLIDING if slides else FULL for slides in _slides(file, architecture)]
+
+
+def _slides(file: ConfigFile, architecture: Architecture) -> list[bool]:
+    layers = range(file.num_hidden_layers)
+    match architecture.layer_pattern:
+        case "none":
+            return [False for _ in layers]
+        case "all":
+            return [_window(file) is not None for _ in layers]
+        case "every other":
+            return [layer % 2 == 0 for layer in layers]
+        case "from max_window_layers":
+            return [_window(file) is not None and layer >= file.max_window_layers for layer in layers]
+        case "all but nth":
+            return [(layer + 1) % _pattern(file) != 0 for layer in layers]
+        case "all but first of four":
+            return [layer % 4 != 0 for layer in layers]
+        case "unrotated":
+            return [_window(file) is not None and not turns for turns in _rotated(file)]
+
+
+def _rotated(file: ConfigFile) -> list[bool]:
+    layers = range(file.num_hidden_layers)
+    if file.no_rope_layers is not None:
+        if len(file.no_rope_layers) != len(layers):
+            raise ConfigError(f"no_rope_layers has {len(file.no_rope_layers)} entries for {len(layers)} layers")
+        return [bool(turns) for turns in file.no_rope_layers]
+    if file.no_rope_layer_interval is None:
+        return [True for _ in layers]
+    return [(layer + 1) % file.no_rope_layer_interval != 0 for layer in layers]
+
+
+def _pattern(file: ConfigFile) -> int:
+    pattern = file.sliding_window_pattern
+    if not isinstance(pattern, int) or pattern < 1:
+        raise UnsupportedSetting(f"sliding_window_pattern = {pattern!r} is not implemented; a number of layers is")
+    return pattern
+
 
 __all__ = ["ARCHITECTURES", "ConfigError", "DecoderConfig", "RotaryConfig", "UnsupportedSetting", "read_config"]
 
@@ -18,9 +101,9 @@ _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 class DecoderConfig:
     """A decoder of the Llama family, in numbers.
 
-    `windows`: how many tokens each layer attends to, the querying one included; 0: all. `rotaries`: how each layer
-    turns queries and keys; None: not at all. A soft-cap of 0 is none. `logits_scale` multiplies the logits, before
-    `final_softcap` bounds them.
+    `windows` holds the number of tokens that each layer attends to, the querying one included; 0: all. `rotaries` holds
+    the rotary embedding of each layer; None: it has none. A soft-cap of 0 is none. `logits_scale` multiplies the
+    logits, before `final_softcap` bounds them.
     """
 
     architecture: Architecture
@@ -49,9 +132,9 @@ class DecoderConfig:
 
 
 def read_config(directory: Path, max_model_len: int | None = None) -> DecoderConfig:
-    """The configuration in `directory`; `max_model_len` shortens the context.
+    """Reads the configuration in `directory`; `max_model_len` shortens the context.
 
-    Raises `ConfigError`: `UnsupportedSetting` if only this family does not have what is asked for.
+    Raises `ConfigError`: as `UnsupportedSetting` if only this family lacks the setting.
     """
     path = directory / "config.json"
     try:

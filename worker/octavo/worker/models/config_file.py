@@ -1,4 +1,4 @@
-"""config.json as one family reads it: the keys that decide the result, with the family's defaults."""
+"""config.json as the Llama family reads it: the keys that decide the result, with the family's defaults."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,7 +6,15 @@ from typing import Annotated, Any
 import msgspec
 
 from octavo.worker.models.architectures import ARCHITECTURES, Architecture
-from octavo.worker.models.errors import ConfigError, UnsupportedSetting
+
+
+class ConfigError(Exception):
+    """Raised for a config.json that is broken, or asks for something Octavo does not do."""
+
+
+class UnsupportedSetting(ConfigError):
+    """Raised for a sound config.json of a model that the native families do not compute."""
+
 
 # More than positions and token ids can count to.
 _MOST = (1 << 31) - 1
@@ -42,7 +50,8 @@ FAMILY_KEYS = frozenset(
 
 
 class ConfigFile(msgspec.Struct):
-    """The keys of config.json that decide the result; others are ignored, as transformers' classes ignore them."""
+    """Holds the keys of config.json that decide the result; others are ignored, as transformers' classes ignore
+    them."""
 
     architectures: list[str]
     vocab_size: _Count
@@ -90,7 +99,7 @@ class ConfigFile(msgspec.Struct):
 
 
 def read_config_file(path: Path) -> tuple[Architecture, ConfigFile]:
-    """The architecture that the file at `path` names, and its values. Raises `ConfigError`.
+    """Reads the file at `path` and returns the architecture that it names, and its values. Raises `ConfigError`.
 
     Code that `auto_map` names is not run, and not needed: an architecture of this name is known here.
     """
@@ -105,8 +114,10 @@ def read_config_file(path: Path) -> tuple[Architecture, ConfigFile]:
 
 
 def check_layers(keys: dict[str, Any]) -> None:
-    """Refuses more layers than a model has, wherever `keys` of a config.json say how many, before anybody makes lists
-    of them. Raises `ConfigError`."""
+    """Refuses more layers than any model has, wherever `keys` of a config.json give their number.
+
+    It comes before anything makes lists of them. Raises `ConfigError`.
+    """
     for key in _LAYER_KEYS:
         number = keys.get(key)
         if isinstance(number, int | float) and number > MAX_LAYERS:

@@ -1,4 +1,4 @@
-"""The seam between the model runner and whatever computes a decoder-only model."""
+"""The interface between the model runner and a decoder-only model."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -6,16 +6,15 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from octavo.kernels.backend import AttentionBackend
-from octavo.worker.step.kv_cache import LayerCache
-from octavo.worker.step.kv_layout import ModelShape
+from octavo.worker.step.kv_cache import LayerCache, ModelShape
 
 
 @dataclass(frozen=True, slots=True)
 class PagedStep:
-    """One forward pass: all tokens of all sequences in one row, sequence after sequence, and where their keys go.
+    """One forward pass: all tokens of all sequences in one row, sequence after sequence, and the places of their keys.
 
     `input_ids`, `positions`: [tokens] int64; `rows`: int64 indices of the tokens whose last hidden states are wanted;
-    `groups`: by KV group, what `attention` made of the batch; `caches`: by layer.
+    `groups`: for each KV group, the batch as `attention` prepared it; `caches`: by layer.
     """
 
     input_ids: Tensor
@@ -36,8 +35,11 @@ class PagedStep:
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Writes the tokens' `key` and `value` ([tokens, kv_heads, head_dim]) into the cache of `layer`, then gives the
-        attention of `query` ([tokens, query_heads, head_dim]) over everything each token sees there."""
+        """Writes the tokens' keys and values into the cache of `layer` and returns the attention of their queries.
+
+        `key` and `value` are [tokens, kv_heads, head_dim], `query` is [tokens, query_heads, head_dim]. Each token
+        attends to everything that it sees in the cache.
+        """
         cache = self.caches[layer]
         group = self.groups[cache.group]
         scales = _scales(cache)
@@ -48,21 +50,24 @@ class PagedStep:
 
 
 def _scales(cache: LayerCache) -> dict[str, Any]:
-    """What attention over a narrow cache must be told besides; other kinds of attention know of none."""
+    """Returns the arguments that attention over a narrow cache takes besides; other kinds of attention take none."""
     if cache.key_scale == cache.value_scale == 1.0:
         return {}
     return {"key_scale": cache.key_scale, "value_scale": cache.value_scale}
 
 
 class Decoder(Protocol):
-    """A decoder-only model with its LM head, on one device in one dtype; or one rank's share of it. Both of its methods
-    are then collectives, and `config` has the KV heads of this rank."""
+    """A decoder-only model with its LM head, on one device in one dtype; or one rank's share of it.
+
+    For a share, both methods are collectives, and `config` has the KV heads of this rank.
+    """
 
     @property
     def config(self) -> ModelShape: ...
 
     def forward(self, step: PagedStep) -> Tensor:
-        """The last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
+        """Computes the last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocab_size], float, of what `forward` gave; on ranks after the first [0, vocab_size]."""
+        """Computes the logits of hidden states from `forward`, [rows, vocab_size], float; [0, vocab_size] on ranks
+        after the first."""

@@ -18,22 +18,22 @@ Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class FusedLlama:
-    """`octavo.worker.models.decoder.Decoder` with the results of `model`, but for roundings: what a kernel fuses is
-    computed in fp32 and rounded once, where torch's operations round after each.
+    """An `octavo.worker.models.decoder.Decoder` with the results of `model`, except for rounding.
 
-    Fused are: residual additions with the norms before and after them; norms of heads with rotary embedding and the
-    write of keys and values; activations with the gate. Norms over all heads at once (OLMo 2) are kernels of their own
-    before that, the embedding and what bounds the logits are torch's. Layers run as they stand for every architecture
-    of the family. `step.attention` is `octavo.kernels.triton.attention.TritonAttention`. Nothing waits for the device,
-    and no shape depends on what it holds: a step may be captured in a CUDA graph.
+    A fused kernel computes in fp32 and rounds once, where torch's operations round after each. Fused are: residual
+    additions with the norms before and after them; norms of heads with rotary embedding and the write of keys and
+    values; activations with the gate. Norms over all heads at once (OLMo 2) are kernels of their own before that; the
+    embedding and the bounds of the logits are torch's. Layers run as they stand for every architecture of the family.
+    `step.attention` is `octavo.kernels.triton.attention.TritonAttention`. Nothing waits for the device, and no shape
+    depends on its data: a step may be captured in a CUDA graph.
 
-    `exact`: each token's bits depend on no other tokens of a step but those it attends to, if attention's do not.
+    With `exact`, each token's bits depend on no other tokens of a step but those it attends to, if attention's do not.
 
-    Raises `ValueError` on a model whose weights lie otherwise than `F.linear` takes them.
+    Raises `ValueError` on a model whose weights do not lie as `F.linear` takes them.
     """
 
     def __init__(self, model: LlamaModel, *, exact: bool = False) -> None:
-        # An install for the CPU has no Triton, and knows this class all the same.
+        # An install for the CPU has no Triton, but imports this class all the same.
         from octavo.kernels.triton.layers.gate import gated
         from octavo.kernels.triton.layers.matmul import linear
         from octavo.kernels.triton.layers.norm import add_rms_norm, rms_norm
@@ -55,7 +55,7 @@ class FusedLlama:
         return self._model.config
 
     def forward(self, step: PagedStep) -> Tensor:
-        """The last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
+        """Computes the last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
         residual = self._model.embed(step.input_ids)
         hidden = self._first_norm(residual)
         for index, (layer, next_norm) in enumerate(zip(self._layers, self._next_norms, strict=True)):
@@ -70,8 +70,11 @@ class FusedLlama:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocab_size] of what `forward` gave: fp32 if it is `exact` or if the model bounds them; else as the LM
-        head rounds them, which fp32 would only say at greater length."""
+        """Computes the logits of hidden states from `forward`, [rows, vocab_size].
+
+        They are fp32 if the model is `exact` or bounds them; else they have the LM head's dtype, to which they are
+        rounded anyway.
+        """
         if self.exact:
             return self._gathered(self._model.bounded(self._exact_product(hidden, *self._lm_head, out_float=True)))
         if self.config.logits_scale != 1.0 or self.config.final_softcap:
@@ -122,7 +125,8 @@ class FusedLlama:
         return self.group.all_reduce(self._product(attended.flatten(1), *layer.output))
 
     def _head_norms(self, attention: Attention, qkv: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The weights of norms over each head, of queries and of keys. Those over all heads are done here, in `qkv`."""
+        """Returns the weights of norms over each head, of queries and of keys. Norms over all heads are applied here,
+        in `qkv`."""
         q_norm, k_norm, head_dim = attention.q_norm, attention.k_norm, attention.head_dim
         if q_norm is None or k_norm is None:
             return None, None
@@ -144,7 +148,7 @@ class FusedLlama:
         return self.group.all_reduce(self._product(gated, *layer.down))
 
     def _add(self, residual: Tensor, update: Tensor, update_norm: RMSNorm | None, norm: RMSNorm | None) -> Tensor:
-        """Adds `update` to `residual`, in place; the sum, normed."""
+        """Adds `update` to `residual`, in place, and returns the sum, normed."""
         weight, update_weight = (None if given is None else given.weight for given in (norm, update_norm))
         config = self.config
         return self._add_rms_norm(

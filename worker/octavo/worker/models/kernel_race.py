@@ -1,5 +1,5 @@
-"""Whether Octavo's own kernels or torch compute a model faster on this CPU: measured once, by some of its layers, and
-said in words."""
+"""The choice between Octavo's own kernels and torch on this CPU: measured once, on some layers of the model, and
+explained."""
 
 import contextlib
 import json
@@ -22,21 +22,21 @@ from octavo.kernels.native.build import source_hash
 from octavo.kernels.native.library import VARIANT_VARIABLE, NativeUnavailable, find, set_aside
 from octavo.runtime.models.directory import cache_directory
 from octavo.runtime.telemetry.optional import KERNEL_SPEEDS, failed
-from octavo.worker.loading.dummy_weights import DummyWeights
-from octavo.worker.models.compiled import CompiledLlama, compiled
+from octavo.worker.loading.load_format import DummyWeights
+from octavo.worker.models.compiled import CompiledLlama, compiled, obstacle
 from octavo.worker.models.config import ConfigError, DecoderConfig, read_config
 from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.llama import LlamaModel
-from octavo.worker.models.program import obstacle
-from octavo.worker.step.kv_cache import KVCache
-from octavo.worker.step.kv_layout import KVLayout
+from octavo.worker.step.kv_cache import KVCache, KVLayout
 from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
 
 
 def kernel_path(attention: Choice, model: Decoder) -> str:
-    """What computes `model` (compiled where it can be) with `attention`; where there is something faster, why it does
-    not and what to do about it."""
+    """Describes in words what computes `model` (compiled where it can be) with `attention`.
+
+    Where something faster exists, the text says why it is not used and how to get it.
+    """
     name = attention.attention.name
     if attention.reason:
         return f"{name} (not Octavo's own kernels: {attention.reason})"
@@ -48,17 +48,15 @@ def kernel_path(attention: Choice, model: Decoder) -> str:
     return f"{name} for attention{also}, transformers for the rest"
 
 
-# Whether Octavo's own kernels or torch compute a model faster on this CPU: measured once, by some of its layers.
-#
-# With AVX-512 nothing is measured: there ours are known to be the faster. Elsewhere it depends on the CPU and the
-# torch. All workers of a machine must choose alike, for the two round differently: the first one's figures are kept in
-# Octavo's cache, by what they depend on, and hold for the others.
+# With AVX-512 nothing is measured: Octavo's kernels are known to be faster there. Elsewhere it depends on the CPU and
+# the version of torch. All workers of a machine must choose alike, for the two round differently: the first one's
+# figures are kept in Octavo's cache, by everything that they depend on, and hold for the others.
 
 
 logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
-# A prompt's tokens, and those in the cache when one more is decoded.
+# The tokens of a prompt, and of the cache when one more is decoded.
 _PROMPT = 32
 # Weights of the layers that are tried, if there are so many: more than most second caches hold.
 _WEIGHT_BYTES = 16 << 20
@@ -72,7 +70,7 @@ _LEAST_ROUNDS, _MOST_ROUNDS, _SECONDS = 2, 8, 1.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a worker, what the figures depend on, and what leaves no choice."""
+    """Holds the settings of a worker that the figures depend on, and those that leave no choice."""
 
     dtype: torch.dtype
     block_size: int
@@ -84,7 +82,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Of Octavo's own kernels, over torch's, in a small prefill and in a decode step."""
+    """Holds how many times as fast as torch's kernels Octavo's are, in a small prefill and in a decode step."""
 
     prefill: float
     decode: float
@@ -101,7 +99,8 @@ class Speeds:
 
 
 def to_measure(config: DecoderConfig, *, exact: bool) -> bool:
-    """Whether there is a choice: not if a user has made it, and not where the numerics promise ours."""
+    """Tells whether there is a choice: not if a user has made it, and not where exact numerics need Octavo's
+    kernels."""
     library = find()
     if exact or os.environ.get(VARIANT_VARIABLE) or isinstance(library, NativeUnavailable):
         return False
@@ -109,15 +108,20 @@ def to_measure(config: DecoderConfig, *, exact: bool) -> bool:
 
 
 def known(config: DecoderConfig, dtype: torch.dtype, block_size: int) -> Speeds:
-    """What the first worker of this machine has measured for such layers; this one's own figures if it is the first, or
-    if they cannot be kept."""
+    """Returns the figures that the first worker of this machine has measured for such layers.
+
+    These are this worker's own figures if it is the first, or if figures cannot be kept.
+    """
     path = cache_directory() / "kernels" / f"{_key(config, dtype, block_size):08x}.json"
     return _kept(path, lambda: measure(config, dtype, block_size))
 
 
 def settle(directory: Path, settings: Settings, group: ShardGroup = SINGLE) -> str | None:
-    """Takes the faster for all that this process makes from now on; says which and why, or nothing where there is no
-    choice. Ranks take torch together or not at all."""
+    """Chooses the faster kernels for all models that this process makes from now on, and returns the choice and its
+    reason.
+
+    It returns None where there is no choice. Ranks take torch together or not at all.
+    """
     speeds = _speeds(directory, settings)
     ours = speeds is None or not speeds.torch_is_faster
     if max(group.exchange(int(ours))):
@@ -127,7 +131,7 @@ def settle(directory: Path, settings: Settings, group: ShardGroup = SINGLE) -> s
 
 
 def _speeds(directory: Path, settings: Settings) -> Speeds | None:
-    """None where there is nothing to choose, and where it cannot be measured, which is said and ends nothing."""
+    """Measures, or returns None where there is no choice or measuring fails, which is logged and ends nothing."""
     if settings.model_impl == "transformers":
         return None
     try:
@@ -137,7 +141,7 @@ def _speeds(directory: Path, settings: Settings) -> Speeds | None:
         torch.set_num_threads(settings.threads)
         return known(config, settings.dtype, settings.block_size)
     except ConfigError:
-        # Of a model that transformers computes, or of none; whoever loads it says so.
+        # The model is one that transformers computes, or none; loading it reports that.
         return None
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
         logger.warning("Octavo's own kernels compute: it cannot be measured whether torch is faster (%s)", error)
@@ -146,7 +150,7 @@ def _speeds(directory: Path, settings: Settings) -> Speeds | None:
 
 @torch.inference_mode()
 def measure(config: DecoderConfig, dtype: torch.dtype, block_size: int) -> Speeds:
-    """Both ways in turns, with random weights: a machine's rate changes from moment to moment."""
+    """Measures both ways in turns, with random weights: a machine's speed changes from moment to moment."""
     few = _few_layers(config, dtype)
     ours = _Way(few, dtype, block_size)
     set_aside("torch is measured")
@@ -165,7 +169,7 @@ def measure(config: DecoderConfig, dtype: torch.dtype, block_size: int) -> Speed
 
 
 class _Way:
-    """Some layers of a model, by whatever `load` gives or refuses at this moment."""
+    """Some layers of a model, on the kernels that `load` gives or refuses at this moment."""
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, block_size: int) -> None:
         layout = KVLayout.of(config, block_size, dtype)
@@ -179,11 +183,11 @@ class _Way:
         self._cache = KVCache(layout, num_blocks=self._tables.numel(), num_cpu_blocks=0, device=_CPU)
 
     def round_s(self) -> tuple[float, float]:
-        """Seconds of a small prefill and of a decode step after it."""
+        """Returns the seconds of a small prefill and of a decode step after it."""
         return self._seconds(_PROMPT, _PROMPT), self._seconds(1, _PROMPT + 1)
 
     def _seconds(self, tokens: int, context: int) -> float:
-        """Of one pass of `tokens` tokens, the last of `context`."""
+        """Returns the seconds of one pass of `tokens` tokens, the last of `context`."""
         began = time.perf_counter()
         positions = torch.arange(context - tokens, context)
         groups = [
@@ -204,7 +208,7 @@ def _layer_weights(config: DecoderConfig) -> int:
 
 
 def _few_layers(config: DecoderConfig, dtype: torch.dtype) -> DecoderConfig:
-    """As many layers as outgrow the caches, and hardly a vocabulary."""
+    """Returns a configuration with as many layers as outgrow the CPU's caches, and hardly a vocabulary."""
     wanted = math.ceil(_WEIGHT_BYTES / (_layer_weights(config) * dtype.itemsize))
     layers = min(wanted, config.num_layers)
     return replace(
@@ -218,7 +222,7 @@ def _few_layers(config: DecoderConfig, dtype: torch.dtype) -> DecoderConfig:
 
 
 def _key(config: DecoderConfig, dtype: torch.dtype, block_size: int) -> int:
-    """Of all that the figures depend on."""
+    """Returns a hash of everything that the figures depend on."""
     few = replace(_few_layers(config, dtype), rotaries=(), windows=())
     machine = platform.machine(), _cpu_name(), torch.__version__, torch.get_num_threads(), source_hash()
     return zlib.crc32(repr((machine, few, config.windows, str(dtype), block_size)).encode())
@@ -233,8 +237,11 @@ def _cpu_name() -> str:
 
 
 def _kept(path: Path, make: Callable[[], Speeds]) -> Speeds:
-    """What `path` holds. If there is nothing, what `make` gives is put there, unless another worker was quicker. Where
-    nothing can be kept, each worker's own figures hold."""
+    """Returns the figures that the file `path` holds. If there are none, writes those of `make`, unless another worker
+    was quicker.
+
+    Where nothing can be kept, each worker's own figures hold.
+    """
     if (found := _read(path)) is not None:
         return found
     made = make()

@@ -1,4 +1,4 @@
-"""The layers of the Llama family in torch: what each holds is public, so that a compiler may read it."""
+"""The layers of the Llama family in torch. Their parts are public, so that a compiler may read them."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,8 @@ from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """x / rms(x) * weight over the last dimension (Zhang and Sennrich, 2019), in fp32 as its `weight` is, then cast."""
+    """Computes x / rms(x) * weight over the last dimension (Zhang and Sennrich, 2019), in fp32 as its `weight` is, then
+    casts."""
 
     weight: Tensor
     eps: float
@@ -25,7 +26,7 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True)
 class ShardedRMSNorm:
-    """`norm` over `size` elements, of which each rank of `group` has as many as its weight has."""
+    """Computes `norm` over `size` elements, of which each rank of `group` has as many as its weight has."""
 
     norm: RMSNorm
     size: int
@@ -44,12 +45,12 @@ class ShardedRMSNorm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Self-attention of one layer, or of some of its heads.
+    """Computes self-attention of one layer, or of some of its heads.
 
-    `qkv` is fused: the rows of all query heads, of all key heads, of all value heads. `q_norm` and `k_norm`: over one
-    head if their weight is [head_dim], else over all heads at once. `scale` multiplies products of queries and keys,
-    and `softcap` (0: none) bounds them. `rotary` None: queries and keys know no positions. `kv_scales`: what a key and
-    a value are divided by in a cache of fp8.
+    `qkv` is fused: the rows of all query heads, of all key heads, of all value heads. `q_norm` and `k_norm` are over
+    one head if their weight is [head_dim], else over all heads at once. `scale` multiplies products of queries and
+    keys, and `softcap` (0: none) bounds them. With `rotary` None, queries and keys get no positions. `kv_scales` are
+    the divisors of a key and a value in a cache of fp8.
     """
 
     qkv: Linear
@@ -86,7 +87,7 @@ def _norm_heads(norm: RMSNorm | ShardedRMSNorm, heads: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class MLP:
-    """down(activation(gate(x)) * up(x)), or some columns' part of that sum."""
+    """Computes down(activation(gate(x)) * up(x)), or some columns' part of that sum."""
 
     gate_up: GatedLinear
     down: Linear
@@ -97,11 +98,11 @@ class MLP:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Attention and MLP, each with a norm before and after it or one of these, beside a residual.
+    """Computes attention and MLP beside a residual, each with a norm before it, after it, or both.
 
     `input_norm` and `attention_output_norm` stand around attention, `post_attention_norm` and `mlp_output_norm` around
-    the MLP. What either adds to the residual is multiplied with `residual_scale`. Each rank of `group` has some of the
-    heads and of the MLP's columns; what either gives is the sum over ranks.
+    the MLP. The outputs of both are multiplied with `residual_scale` before they are added to the residual. Each rank
+    of `group` has some of the heads and of the MLP's columns; the output of either is the sum over ranks.
     """
 
     input_norm: RMSNorm | None

@@ -1,7 +1,7 @@
 """Linear layers: by Octavo's own kernels on the CPU, else by oneDNN's prepacked weights, else by `F.linear`.
 
-The first give a row the same result whatever rows are beside it. The second come from operations that are private to
-torch: they stay in this file and are tried before they are trusted.
+Octavo's kernels give a row the same result whatever rows are beside it. The oneDNN operations are private to torch:
+they stay in this file and are tried before they are trusted.
 """
 
 import functools
@@ -21,7 +21,7 @@ from octavo.kernels.native.structs import Activation
 # The batch size oneDNN lays a weight out for. Measured: good from 1 to 64 rows.
 _PREPACK_ROWS = 64
 
-# By the names that config.json gives them.
+# The activations, by the names that config.json gives them.
 ACTIVATIONS = MappingProxyType[str, Callable[[Tensor], Tensor]](
     {"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh")}
 )
@@ -29,7 +29,7 @@ _NATIVE_ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.
 
 
 class LinearKind(Enum):
-    """What multiplies."""
+    """Names the kernels that multiply."""
 
     NATIVE = "native"
     ONEDNN = "onednn"
@@ -37,14 +37,14 @@ class LinearKind(Enum):
 
 
 class Weights(NamedTuple):
-    """`weight`: [out_features, in_features]; `bias`: [out_features]."""
+    """Holds `weight`, [out_features, in_features], and `bias`, [out_features]."""
 
     weight: Tensor
     bias: Tensor | None
 
 
 def best_kind(weight: Tensor) -> LinearKind:
-    """The fastest that this machine has for `weight`."""
+    """Returns the fastest kind that this machine has for `weight`."""
     if weight.device.type != "cpu":
         return LinearKind.PLAIN
     matrix_unit = weight.dtype == torch.bfloat16 and _has_matrix_unit()
@@ -63,15 +63,17 @@ def _native_takes(weight: Tensor) -> bool:
 
 @functools.cache
 def _has_matrix_unit() -> bool:
-    """Whether this CPU has a unit for bf16 matrices (AMX), which oneDNN uses and our kernels do not."""
+    """Tells whether this CPU has a unit for bf16 matrices (AMX), which oneDNN uses and Octavo's kernels do not."""
     supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return bool(supported and supported())
 
 
 @functools.cache
 def prepacking_available(dtype: torch.dtype) -> bool:
-    """Whether this torch and this CPU take prepacked weights of `dtype`. The operations are private to torch, so they
-    are tried once on real numbers instead of trusted."""
+    """Tells whether this torch and this CPU take prepacked weights of `dtype`.
+
+    The operations are private to torch, so they are tried once on real numbers instead of trusted.
+    """
     if dtype not in (torch.bfloat16, torch.float32):
         return False
     inputs, weight = torch.eye(2, 32, dtype=dtype), torch.ones(32, 32, dtype=dtype)
@@ -82,14 +84,14 @@ def prepacking_available(dtype: torch.dtype) -> bool:
 
 
 class Linear:
-    """y = x W^T + b for x of [tokens, in_features].
+    """Computes y = x W^T + b for x of [tokens, in_features].
 
-    Unless `kind` is `PLAIN`, a row of the result does not depend on how many rows there are. `native` holds the weight
-    where `kind` is `NATIVE`, and `plain` where it is `PLAIN`, for kernels that multiply in its place.
+    Unless `kind` is `PLAIN`, a row of the result does not depend on the number of rows. `native` holds the weight where
+    `kind` is `NATIVE`, and `plain` where it is `PLAIN`, for kernels that multiply in its place.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, kind: LinearKind | None = None) -> None:
-        """`weight`: [out_features, in_features]; `bias`: [out_features]. `kind` None: `best_kind`."""
+        """Takes `weight`, [out_features, in_features], and `bias`, [out_features]. `kind` None: `best_kind`."""
         self.kind = best_kind(weight) if kind is None else kind
         self.native = NativeLinear(load(), weight, bias) if self.kind is LinearKind.NATIVE else None
         self.plain = Weights(weight, bias) if self.kind is LinearKind.PLAIN else None
@@ -99,8 +101,10 @@ class Linear:
         return self._multiply(inputs)
 
     def to_float(self, inputs: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """The result in fp32; not rounded to the weight's dtype before, where that can be had. Written to `out`, if
-        given: [tokens, out_features] fp32."""
+        """Computes the result in fp32, without rounding it to the weight's dtype before, where a kernel can.
+
+        The result is written to `out`, if given: [tokens, out_features] fp32.
+        """
         if self.native:
             return self.native.to_float(inputs, out=out)
         result = self._multiply(inputs)
@@ -108,10 +112,14 @@ class Linear:
 
 
 class GatedLinear:
-    """activation(gate(x)) * up(x), x of [tokens, in_features], gate and up fused. `native`, `plain`: as in `Linear`."""
+    """Computes activation(gate(x)) * up(x) for x of [tokens, in_features], gate and up fused.
+
+    `native` and `plain` are as in `Linear`.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str, *, kind: LinearKind | None = None) -> None:
-        """`weight`: [2 * out_features, in_features], rows of gate, then of up; `activation` one of `ACTIVATIONS`."""
+        """Takes `weight`, [2 * out_features, in_features], rows of gate, then of up; `activation` is one of
+        `ACTIVATIONS`."""
         native = _NATIVE_ACTIVATIONS.get(activation)
         chosen = best_kind(weight) if kind is None else kind
         if chosen is LinearKind.NATIVE and native is None:

@@ -1,29 +1,208 @@
 """The Llama family: RMSNorm, rotary grouped-query attention over paged keys and values, a gated MLP.
 
-Touvron et al., "LLaMA" (2023). `octavo.worker.models.architectures` says where its members differ.
+Touvron et al., "LLaMA" (2023). `octavo.worker.models.architectures` lists the differences between its members.
 """
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from octavo.worker.loading.tensor_file import Part
 from octavo.worker.loading.weights import WeightSource
 from octavo.worker.models.config import DecoderConfig
 from octavo.worker.models.decoder import PagedStep
-from octavo.worker.models.layers import DecoderLayer
-from octavo.worker.models.llama_loading import LayerLoader
-from octavo.worker.models.rotary import Angles, RotaryTable
+from octavo.worker.models.layers import MLP, Attention, DecoderLayer, RMSNorm, ShardedRMSNorm
+from octavo.worker.models.linear import GatedLinear, Linear
+from octavo.worker.models.rotary import Angles, RotaryTable, halves_first
 from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
+from octavo.worker.tensor_parallel.shards import Shards, Share, Vocabulary, stacked
+
+
+class LayerLoader:
+    """Builds layers from a checkpoint's tensors, fusing those that are multiplied with the same input.
+
+    It reads only what this rank computes with. The parameter `config` describes the whole model; the attribute
+    describes this rank's share, with its own `num_heads`, `num_kv_heads` and `intermediate_size`. Raises `ConfigError`
+    if the ranks of `group` cannot share the model.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        checkpoint: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: ShardGroup,
+    ) -> None:
+        self.rotary_tables = {
+            rotary: RotaryTable.of(rotary, config.max_model_len, device)
+            for rotary in dict.fromkeys(config.rotaries)
+            if rotary is not None
+        }
+        shards = Shards(group.rank, group.size)
+        self.vocabulary = Vocabulary(config.vocab_size, group)
+        self._heads = shards.heads(config.num_heads, config.num_kv_heads)
+        # Octavo's own kernels multiply pairs of inputs.
+        self._columns = shards.split(config.intermediate_size, "columns of the MLP", unit=2)
+        self.config = replace(
+            config,
+            num_heads=len(self._heads.query),
+            num_kv_heads=len(self._heads.kv),
+            intermediate_size=len(self._columns),
+        )
+        self._group = group
+        self._architecture = config.architecture
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._device = device
+
+    def embedding(self) -> Tensor:
+        """Returns this rank's rows of the embedding, [len(vocabulary.share), hidden_size]."""
+        return self._vocabulary_rows("model.embed_tokens.weight")
+
+    def lm_head(self, embedding: Tensor) -> Linear:
+        """Returns the linear layer to the logits of this rank's share of the vocabulary."""
+        name = "lm_head.weight"
+        # A stored LM head is meant, whatever config.json says of tying it to the embedding: so transformers has it.
+        if self.config.tie_word_embeddings and name not in self._checkpoint.shapes():
+            return Linear(embedding)
+        return Linear(self._vocabulary_rows(name))
+
+    def norm(self, prefix: str, size: int, part: Part | None = None) -> RMSNorm:
+        weight = self._checkpoint.take(f"{prefix}.weight", (size,), part).to(self._device, torch.float32)
+        return RMSNorm(weight + self._architecture.norm_offset, self.config.rms_norm_eps)
+
+    def layer(self, index: int) -> DecoderLayer:
+        prefix = f"model.layers.{index}"
+        architecture = self._architecture
+        # Older checkpoints store this table, which follows from the configuration.
+        self._checkpoint.drop(f"{prefix}.self_attn.rotary_emb.inv_freq")
+        return DecoderLayer(
+            input_norm=self._layer_norm(prefix, architecture.input_norm),
+            attention=self._attention(f"{prefix}.self_attn", index),
+            attention_output_norm=self._layer_norm(prefix, architecture.attention_output_norm),
+            post_attention_norm=self._layer_norm(prefix, architecture.post_attention_norm),
+            mlp=self._mlp(f"{prefix}.mlp"),
+            mlp_output_norm=self._layer_norm(prefix, architecture.mlp_output_norm),
+            residual_scale=self.config.residual_scale,
+            group=self._group,
+        )
+
+    def _layer_norm(self, prefix: str, name: str | None) -> RMSNorm | None:
+        return None if name is None else self.norm(f"{prefix}.{name}", self.config.hidden_size)
+
+    def _attention(self, prefix: str, index: int) -> Attention:
+        config = self.config
+        rotary = config.rotaries[index]
+        return Attention(
+            qkv=self._qkv(prefix, index),
+            output=Linear(*self._summed(f"{prefix}.o_proj", self._head_rows(self._heads.query), config.output_bias)),
+            q_norm=self._head_norm(f"{prefix}.q_norm", self._heads.query, 1),
+            k_norm=self._head_norm(f"{prefix}.k_norm", self._heads.kv, self._heads.copies),
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.attention_scale,
+            softcap=config.attention_softcap,
+            rotary=None if rotary is None else self.rotary_tables[rotary],
+            kv_scales=(self._number(f"{prefix}.k_scale"), self._number(f"{prefix}.v_scale")),
+        )
+
+    def _number(self, name: str) -> float:
+        """Returns a number that a checkpoint may hold, as those calibrated for an fp8 cache do; else 1."""
+        shape = self._checkpoint.shapes().get(name)
+        return 1.0 if shape is None else self._checkpoint.take(name, (1,) if shape == (1,) else ()).item()
+
+    def _qkv(self, prefix: str, index: int) -> Linear:
+        config = self.config
+        query, kv = self._head_rows(self._heads.query), self._head_rows(self._heads.kv)
+        tensors: dict[str, list[Share]] = {"q_proj": [query], "k_proj": [kv], "v_proj": [kv]}
+        if self._architecture.fused_qkv:
+            tensors = {"qkv_proj": [query, kv, kv]}
+        weight, bias = self._rows(prefix, tensors, config.qkv_bias)
+        rotary = config.rotaries[index]
+        if rotary is not None and self._architecture.interleaved_rotary:
+            turning = config.num_heads + config.num_kv_heads
+            order = halves_first(turning, config.num_kv_heads, config.head_dim, rotary.rotary_dim).to(self._device)
+            weight, bias = weight[order], None if bias is None else bias[order]
+        return Linear(weight, bias)
+
+    def _head_norm(self, prefix: str, heads: Share, copies: int) -> RMSNorm | ShardedRMSNorm | None:
+        """Returns the norm of queries or keys; `copies` is the number of ranks that hold each of `heads`."""
+        match self._architecture.qk_norm:
+            case None:
+                return None
+            case "head":
+                return self.norm(prefix, self.config.head_dim)
+            case "all":
+                rows = self._head_rows(heads)
+                norm = self.norm(prefix, rows.whole, rows.along(0))
+                return norm if self._group.size == 1 else ShardedRMSNorm(norm, rows.whole * copies, self._group)
+
+    def _mlp(self, prefix: str) -> MLP:
+        config, columns = self.config, self._columns
+        tensors: dict[str, list[Share]] = {"gate_proj": [columns], "up_proj": [columns]}
+        if self._architecture.fused_gate_up:
+            tensors = {"gate_up_proj": [columns, columns]}
+        return MLP(
+            gate_up=GatedLinear(*self._rows(prefix, tensors, config.mlp_bias), config.activation),
+            down=Linear(*self._summed(f"{prefix}.down_proj", columns, config.mlp_bias)),
+        )
+
+    def _head_rows(self, heads: Share) -> Share:
+        return heads.times(self.config.head_dim)
+
+    def _rows(self, prefix: str, tensors: Mapping[str, list[Share]], bias: bool) -> tuple[Tensor, Tensor | None]:
+        """Returns this rank's rows of linear layers over all hidden states, and their biases.
+
+        For each layer in `tensors`, these are the rows of one share after the other.
+        """
+        weights, biases = [], []
+        for name, shares in tensors.items():
+            rows, part = sum(share.whole for share in shares), stacked(0, shares)
+            weights.append(self._tensor(f"{prefix}.{name}.weight", (rows, self.config.hidden_size), part))
+            if bias:
+                biases.append(self._tensor(f"{prefix}.{name}.bias", (rows,), part))
+        return _joined(weights), _joined(biases) if biases else None
+
+    def _summed(self, name: str, inputs: Share, bias: bool) -> tuple[Tensor, Tensor | None]:
+        """Returns this rank's columns of a linear layer to hidden states, whose products all ranks add up.
+
+        One of the ranks adds the bias.
+        """
+        shape = self.config.hidden_size, inputs.whole
+        weight = self._tensor(f"{name}.weight", shape, inputs.along(1))
+        if not bias:
+            return weight, None
+        if self._group.rank:
+            self._checkpoint.drop(f"{name}.bias")
+            return weight, None
+        return weight, self._tensor(f"{name}.bias", shape[:1])
+
+    def _vocabulary_rows(self, name: str) -> Tensor:
+        share = self.vocabulary.share
+        return self._tensor(name, (share.whole, self.config.hidden_size), share.along(0))
+
+    def _tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        return self._checkpoint.take(name, shape, part).to(self._device, self._dtype)
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 class LlamaModel:
     """A decoder of the Llama family with its LM head, on one device in one dtype (norms and rotary tables: fp32).
 
-    Of a `group` each rank has some heads of every layer, some columns of its MLP and some rows of the vocabulary: so
-    says `config`, but for `vocab_size`, which is that of all. Hidden states are the same on all ranks.
+    Each rank of a `group` has some heads of every layer, some columns of its MLP and some rows of the vocabulary;
+    `config` holds this share, except for `vocab_size`, which is the whole model's. Hidden states are the same on all
+    ranks.
 
-    `embedding`: [vocab_size, hidden_size], or this rank's share of the rows; `rotary_tables`: one for all layers that
-    turn alike. Raises `WeightsError` if the checkpoint is not that of `config`, or `ConfigError` if the ranks cannot
-    share the model.
+    `embedding` is [vocab_size, hidden_size], or this rank's share of the rows; `rotary_tables` has one entry for all
+    layers with the same rotary embedding. Raises `WeightsError` if the checkpoint does not fit `config`, or
+    `ConfigError` if the ranks cannot share the model.
     """
 
     def __init__(
@@ -49,17 +228,17 @@ class LlamaModel:
         checkpoint.finish()
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """[tokens, hidden_size]: what the first layer begins with, a tensor of its own."""
+        """Returns the input of the first layer, [tokens, hidden_size], a tensor of its own."""
         hidden = self.vocabulary.embed(input_ids, self.embedding)
         return hidden if self.embedding_scale == 1.0 else hidden * self.embedding_scale
 
     @property
     def kv_scales(self) -> list[tuple[float, float]]:
-        """Of each layer's keys and values in a cache of fp8."""
+        """Returns the scales of each layer's keys and values in a cache of fp8."""
         return [layer.attention.kv_scales for layer in self.layers]
 
     def forward(self, step: PagedStep) -> Tensor:
-        """The last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
+        """Computes the last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
         hidden = self.embed(step.input_ids)
         angles = {table: table.at(step.positions, hidden.dtype) for table in self.rotary_tables}
         for index, layer in enumerate(self.layers):
@@ -67,14 +246,17 @@ class LlamaModel:
         return self.norm(hidden.index_select(0, step.rows))
 
     def logits(self, hidden: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """[rows, vocab_size] fp32, of what `forward` gave; on ranks after the first [0, vocab_size]. `out`, if given,
-        is where this rank's share of them is put."""
+        """Computes the logits of hidden states from `forward`, [rows, vocab_size] fp32; [0, vocab_size] on ranks after
+        the first.
+
+        `out`, if given, receives this rank's share of them.
+        """
         if not len(hidden):
             return hidden.new_empty((0, self.config.vocab_size), dtype=torch.float32)
         return self.vocabulary.gather(self.bounded(self.lm_head.to_float(hidden, out=out)))
 
     def bounded(self, logits: Tensor) -> Tensor:
-        """The LM head's products ([rows, tokens] fp32) as the model scales and bounds them, in place."""
+        """Scales and bounds the LM head's products ([rows, tokens] fp32) as the model does, in place."""
         if self.logits_scale != 1.0:
             logits = logits.mul_(self.logits_scale)
         if self.final_softcap:

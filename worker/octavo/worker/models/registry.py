@@ -1,4 +1,4 @@
-"""From a model directory to a model that runs."""
+"""The registry of models: it loads the model in a directory, by Octavo's own family or by transformers."""
 
 import logging
 from pathlib import Path
@@ -7,8 +7,8 @@ import torch
 
 from octavo.worker.loading.load_format import open_weights
 from octavo.worker.models.config import read_config
+from octavo.worker.models.config_file import ConfigError, UnsupportedSetting
 from octavo.worker.models.decoder import Decoder
-from octavo.worker.models.errors import ConfigError, UnsupportedSetting
 from octavo.worker.models.llama import LlamaModel
 from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
 
@@ -25,10 +25,10 @@ def load_model(
     model_impl: str = "auto",
     group: ShardGroup = SINGLE,
 ) -> Decoder:
-    """The model in `directory`, its weights on `device` in `dtype`; `max_model_len` shortens its context. Of a `group`
-    each rank loads its share.
+    """Loads the model in `directory`, its weights on `device` in `dtype`; `max_model_len` shortens its context.
 
-    `model_impl` is one of `octavo.worker.config.MODEL_IMPLS`. Raises `ConfigError` or `WeightsError`.
+    Each rank of a `group` loads its share. `model_impl` is one of `octavo.worker.config.MODEL_IMPLS`. Raises
+    `ConfigError` or `WeightsError`.
     """
     if model_impl == "transformers":
         return _transformers_model(directory, dtype, device, max_model_len, load_format, group)

@@ -1,5 +1,4 @@
-"""The masks of a step's sequences with grammars: filled on the CPU in one go, each with its time, applied to logits on
-their device."""
+"""The masks of a step's sequences with grammars: filled on the CPU, timed, and applied to logits on their device."""
 
 import time
 from collections.abc import Iterator
@@ -31,8 +30,12 @@ _FEW_US = 500
 
 @dataclass(frozen=True)
 class Masks:
-    """Of some sequences: `rows` of `bits` ([rows, bytes], a bit for each token id, lowest first) by their ids, the
-    `failed` among them, which no token may follow, and the `times` that they took, the sum of which is that of all."""
+    """The masks of the sequences with grammars in a step.
+
+    `rows` maps a sequence's id to its row of `bits` ([rows, bytes], a bit for each token id, lowest first). `failed`
+    holds the sequences that no token may follow. `times` holds the share of each sequence in the time that all masks
+    took.
+    """
 
     rows: dict[int, int]
     bits: Bits
@@ -40,8 +43,10 @@ class Masks:
     times: list[GrammarTime]
 
     def apply(self, logits: Tensor, sequences: list[WorkerSequence]) -> None:
-        """Makes -inf of what may not come next in the rows of `logits` ([rows, vocab_size] fp32) whose sequences have
-        grammars. Ids that the masks do not know may not."""
+        """Sets to -inf the logits ([rows, vocab_size] fp32) of tokens that the grammars of `sequences` forbid.
+
+        Token ids beyond the masks are forbidden as well.
+        """
         constrained = [row for row, each in enumerate(sequences) if each.sampling.grammar]
         if not constrained:
             return
@@ -58,7 +63,7 @@ NO_MASKS = Masks({}, np.empty((0, 0), dtype=np.uint8), {}, [])
 
 
 def masks_of(choosers: list[WorkerSequence], grammars: Grammars) -> Masks:
-    """Those of the choosers that have grammars, all of whose tokens must be known."""
+    """Computes the masks of the choosers that have grammars. All tokens of these choosers must be known."""
     constrained = [each for each in choosers if each.sampling.grammar]
     if not constrained:
         return NO_MASKS
@@ -80,7 +85,7 @@ def masks_of(choosers: list[WorkerSequence], grammars: Grammars) -> Masks:
 
 
 class _RowClock:
-    """How long each row has held up the step, in nanoseconds."""
+    """Counts how long each row has held up the step, in nanoseconds."""
 
     def __init__(self, num_rows: int) -> None:
         self._taken = [0.0] * num_rows
@@ -103,13 +108,16 @@ class _RowClock:
 def _fill(
     bits: Bits, matchers: list[tuple[LLMatcher, int]], followers: list[Follower | None], clock: _RowClock
 ) -> None:
-    """Computes the rows of `matchers`: side by side, for the library lets go of Python's lock, where that is worth it.
-    What they took together is each row's by its share."""
+    """Computes the mask rows of `matchers`, on several threads where that is worth it: the library releases Python's
+    lock.
+
+    The elapsed time is divided among the rows by their shares of the work.
+    """
     queue, address, width = iter(matchers), bits.ctypes.data, bits.shape[1]
     taken: dict[int, int] = {}
 
     def work() -> None:
-        # Whoever is free takes the next: one may take as long as all others.
+        # A free thread takes the next row: one row may take as long as all others.
         for matcher, row in queue:
             began = time.perf_counter_ns()
             matcher.unsafe_compute_mask_ptr(address + row * width, width)
@@ -138,7 +146,7 @@ def _failing(sequence: WorkerSequence, failures: dict[int, SequenceFailure]) -> 
 
 
 def _highest(bits: Bits, logits: Tensor) -> Tensor:
-    """[rows, vocab_size]: what no logit may exceed, infinity or its negative."""
+    """Returns [rows, vocab_size]: infinity where a token is allowed, its negative elsewhere."""
     packed = upload(bits, logits.device)
     highest = _of_bytes(logits.device).index_select(0, packed.view(-1).int()).view(len(bits), 8 * bits.shape[1])
     missing = logits.shape[1] - highest.shape[1]
@@ -147,12 +155,13 @@ def _highest(bits: Bits, logits: Tensor) -> Tensor:
 
 @cache
 def _of_bytes(device: torch.device) -> Tensor:
-    """[256, 8] fp32: infinity for each bit that is set in a byte, lowest first, its negative for the others."""
+    """Returns [256, 8] fp32: for each byte, infinity for each bit that is set, lowest first, its negative for the
+    others."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return upload(np.where(bits, np.float32(inf), np.float32(-inf)), device)
 
 
 @cache
 def _helpers() -> ThreadPoolExecutor:
-    """Its threads wait where nothing is to be filled."""
+    """Returns the pool of threads, which wait while there is nothing to fill."""
     return ThreadPoolExecutor(available_cores(), thread_name_prefix="masks")

@@ -1,7 +1,7 @@
-"""Which tokens the grammars of sequences allow next.
+"""The grammars of sequences: which tokens each allows next.
 
-A sequence's matcher catches up with the tokens that the sequence has: whoever chose these, here or elsewhere, and
-however often it was preempted, forked or started anew.
+A sequence's matcher catches up with the tokens that the sequence has, whichever worker chose these, and however often
+the sequence was preempted, forked or started anew.
 """
 
 import logging
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 # Compiled grammars that are kept: at most so many, and in all about so much of them.
 _MOST_COMPILED = 32
 _MOST_BYTES = 256 << 20
-# What one takes, as measured at its worst: at the start, by each character of its text, by each mask (the states that
-# its lexer has met are kept), and by all masks together, for there is a limit to the states.
+# The memory of one compiled grammar, measured at its worst: at the start, for each character of its text, for each mask
+# (the lexer's states are kept), and for all masks together, for the number of states is limited.
 _BYTES_AT_LEAST = 64 << 10
 _BYTES_OF_CHARACTER = 64
 _BYTES_OF_MASK = 3 << 10
@@ -30,7 +30,8 @@ _BYTES_OF_MASKS = 16 << 20
 
 @dataclass(slots=True)
 class CompiledGrammar:
-    """A grammar's matcher at its start. What its copies meet is kept with it, and so are the `num_masks` of all."""
+    """A grammar's matcher at its start. The states that its copies meet are kept with it; `num_masks` counts their
+    masks."""
 
     matcher: LLMatcher
     num_characters: int
@@ -38,23 +39,23 @@ class CompiledGrammar:
 
     @property
     def num_bytes(self) -> int:
-        """An estimate: the library does not tell."""
+        """Estimates the memory of this grammar, which the library does not report."""
         of_masks = min(self.num_masks * _BYTES_OF_MASK, _BYTES_OF_MASKS)
         return _BYTES_AT_LEAST + self.num_characters * _BYTES_OF_CHARACTER + of_masks
 
 
 @dataclass(slots=True)
 class Follower:
-    """A matcher of a grammar that has taken the first `num_taken` tokens that its sequence has generated."""
+    """A matcher of a grammar that has taken the first `num_taken` generated tokens of its sequence."""
 
     grammar: CompiledGrammar
     matcher: LLMatcher
     num_taken: int = 0
-    # What its last mask took.
+    # How long the last mask took.
     mask_us: int = 0
 
     def catch_up(self, sequence: WorkerSequence) -> None:
-        """Takes what is new. The matcher is in error if it does not fit."""
+        """Takes the tokens generated since. The matcher is in error afterwards if one does not fit."""
         for token_id in sequence.token_ids[sequence.prompt_length + self.num_taken :]:
             # One by one: several at a time are refused, even EOS, once the text has ended.
             self.matcher.consume_token(token_id)
@@ -62,8 +63,10 @@ class Follower:
 
 
 class Grammars:
-    """Those of the sequences of one model, the last few compiled ones kept, in bounded memory; sequences keep their own
-    beside. The vocabulary is loaded when it is first needed, if not before."""
+    """Keeps the last few compiled grammars of one model, in bounded memory; each sequence has a follower of its own.
+
+    The vocabulary is loaded by `load`, or when it is first needed.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -71,8 +74,10 @@ class Grammars:
         self._compiled: OrderedDict[str, CompiledGrammar] = OrderedDict()
 
     def load(self) -> None:
-        """So that no step waits for it. A model whose answers cannot be constrained is no error: requests for that
-        will fail."""
+        """Loads the vocabulary, so that no step waits for it.
+
+        A model whose answers cannot be constrained is no error: requests with a grammar will fail.
+        """
         if self._vocabulary is None:
             try:
                 self._vocabulary = load_vocabulary(self._directory)
@@ -82,7 +87,7 @@ class Grammars:
 
     @property
     def vocabulary(self) -> LLTokenizer:
-        """Raises `GrammarError` if there is none that can be used."""
+        """Returns the vocabulary. Raises `GrammarError` if the model has none that can be used."""
         self.load()
         if not isinstance(self._vocabulary, LLTokenizer):
             raise GrammarError("the worker has no vocabulary of its model to follow it with, and its log says why")
@@ -90,14 +95,13 @@ class Grammars:
 
     @property
     def mask_bytes(self) -> int:
-        """The length of a mask: whole words of 32 bits."""
+        """Returns the length of a mask in bytes: whole words of 32 bits."""
         return -(-self.vocabulary.vocab_size // 32) * 4
 
     def matcher(self, sequence: WorkerSequence) -> LLMatcher:
-        """That of a sequence with a grammar, all of whose tokens are known, after these: to fill a mask from. It may be
-        in error.
+        """Returns the matcher of a sequence whose tokens are all known, after these tokens.
 
-        Raises `GrammarError` if the grammar cannot be compiled.
+        The matcher may be in error. Raises `GrammarError` if the grammar cannot be compiled.
         """
         if sequence.follower is None:
             sequence.follower = self._start(sequence.sampling.grammar)
@@ -106,7 +110,7 @@ class Grammars:
         return sequence.follower.matcher
 
     def allowed(self, sequence: WorkerSequence) -> bytes:
-        """One bit for each token id, from the lowest of the first byte on, set if the token may come next.
+        """Returns one bit for each token id, from the lowest of the first byte on, set if the token may come next.
 
         Raises `GrammarError` if the grammar cannot be compiled or followed.
         """
@@ -115,8 +119,11 @@ class Grammars:
         return self.allowed_anew(sequence) if is_lost(matcher, mask, self.vocabulary) else mask
 
     def allowed_anew(self, sequence: WorkerSequence) -> bytes:
-        """The same by a grammar that is compiled anew: what all sequences of one have met counts against its limits,
-        and no request may fail for another."""
+        """Returns what `allowed` does, from a grammar that is compiled anew.
+
+        The states that all sequences of one compiled grammar have met count against its limits, and no request may fail
+        for another.
+        """
         self._compiled.pop(sequence.sampling.grammar, None)
         sequence.follower = None
         matcher = self.matcher(sequence)
@@ -126,7 +133,7 @@ class Grammars:
         return mask
 
     def _mask(self, matcher: LLMatcher) -> bytes:
-        """The library may add a word of nothing."""
+        """Returns the matcher's mask without the empty word that the library may append."""
         return matcher.compute_bitmask()[: self.mask_bytes]
 
     def _start(self, grammar: str) -> Follower:
@@ -138,7 +145,8 @@ class Grammars:
         return Follower(compiled, compiled.matcher.deep_copy())
 
     def _shrink(self) -> None:
-        """Lets go of the longest unused. They grow while they are used, so this is looked at with every start."""
+        """Drops the grammars that are unused for longest. A grammar grows while it is used, so every start checks the
+        sizes."""
         num_bytes = sum(compiled.num_bytes for compiled in self._compiled.values())
         while self._compiled and (len(self._compiled) > _MOST_COMPILED or num_bytes > _MOST_BYTES):
             _, longest_unused = self._compiled.popitem(last=False)

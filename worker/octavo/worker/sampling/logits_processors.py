@@ -18,7 +18,8 @@ Floats = npt.NDArray[np.float32]
 
 
 class LogitEdits:
-    """Ids below `vocab_size` that `sampling` names, and the tokens of the sequence that its penalties count."""
+    """Holds the token ids below `vocab_size` that `sampling` names, and the counts of tokens that its penalties
+    need."""
 
     def __init__(self, sampling: SamplingParams, vocab_size: int) -> None:
         self.allowed = _known(sampling.allowed_token_ids, vocab_size)
@@ -31,8 +32,11 @@ class LogitEdits:
 
 
 class TokenCounts:
-    """The distinct tokens of a sequence (`token_ids`, in the order of their first coming) and how often each was
-    generated (`counts`). Every token is looked at once, so a step costs no more for a long sequence."""
+    """Holds the distinct tokens of a sequence (`token_ids`, in order of appearance) and how often each was generated
+    (`counts`).
+
+    Every token is looked at once, so a step costs no more for a long sequence.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -50,8 +54,8 @@ class TokenCounts:
         return self._counts[: len(self._places)]
 
     def update(self, token_ids: list[int], first: int, prompt_length: int) -> None:
-        """Takes in what is new of a sequence's `token_ids`, looking at none before `first`; those of the prompt are
-        listed, but not counted."""
+        """Counts the new tokens of a sequence's `token_ids` from position `first` on; prompt tokens are listed, but not
+        counted."""
         self._num_seen = max(self._num_seen, first)
         for position in range(self._num_seen, len(token_ids)):
             place = self._place(token_ids[position])
@@ -87,7 +91,7 @@ def _known(token_ids: Iterable[int], vocab_size: int) -> Ids:
 
 
 def is_processed(sequence: WorkerSequence) -> bool:
-    """Whether `process` changes anything for the next token of `sequence`."""
+    """Tells whether `process` changes anything for the next token of `sequence`."""
     sampling = sequence.sampling
     return bool(
         sampling.grammar
@@ -100,9 +104,11 @@ def is_processed(sequence: WorkerSequence) -> bool:
 
 
 def process(logits: Tensor, sequences: list[WorkerSequence], masks: Masks = NO_MASKS) -> None:
-    """Changes `logits` ([rows, vocab_size] fp32, contiguous, or log-probabilities of that shape) in place, each row for
-    its sequence, and with its mask if it has a grammar; rows of sequences that ask for nothing stay as they are. It
-    waits for no device."""
+    """Applies each sequence's grammar mask, exclusions, biases and penalties to its row of `logits`, in place.
+
+    `logits` is [rows, vocab_size] fp32, contiguous; log-probabilities of that shape will do. Rows of sequences that ask
+    for nothing stay as they are. The call waits for no device.
+    """
     masks.apply(logits, sequences)
     edits = [_edits(sequence, logits.shape[1]) for sequence in sequences]
     _keep_allowed(logits, sequences, edits)
@@ -121,7 +127,7 @@ def _must_go_on(sequence: WorkerSequence) -> bool:
 
 
 def _edits(sequence: WorkerSequence, vocab_size: int) -> LogitEdits:
-    """Those kept with the sequence, made at its first step."""
+    """Returns the edits kept with the sequence; its first step makes them."""
     if sequence.edits is None:
         sequence.edits = LogitEdits(sequence.sampling, vocab_size)
     return sequence.edits
@@ -150,8 +156,11 @@ def _add_bias(logits: Tensor, edits: list[LogitEdits]) -> None:
 
 
 def _penalise(logits: Tensor, sequences: list[WorkerSequence], edits: list[LogitEdits]) -> None:
-    """Divides the positive logits of all tokens of prompt and output by the repetition penalty and multiplies the
-    negative ones; then subtracts the frequency penalty per occurrence in the output, and the presence penalty once."""
+    """Applies the penalties to the tokens that each sequence has.
+
+    Divides the positive logits of all tokens of prompt and output by the repetition penalty and multiplies the negative
+    ones; then subtracts the frequency penalty per occurrence in the output, and the presence penalty once.
+    """
     counted = [_counts(*pair) for pair in zip(sequences, edits, strict=True)]
     at = _places([each.token_ids for each in counted], logits)
     if not len(at):
@@ -173,7 +182,8 @@ def _penalise(logits: Tensor, sequences: list[WorkerSequence], edits: list[Logit
 
 
 def _counts(sequence: WorkerSequence, edits: LogitEdits) -> TokenCounts:
-    """All that the sequence is penalised for; the prompt matters to the repetition penalty alone."""
+    """Returns the counts of all tokens that the sequence is penalised for; prompt tokens count for the repetition
+    penalty alone."""
     if _is_penalised(sequence):
         first = 0 if sequence.sampling.repetition_penalty != 1 else sequence.prompt_length
         edits.counts.update(sequence.token_ids, first, sequence.prompt_length)
@@ -181,7 +191,8 @@ def _counts(sequence: WorkerSequence, edits: LogitEdits) -> TokenCounts:
 
 
 def _places(token_ids: list[Ids], logits: Tensor) -> Tensor:
-    """Where in the flattened `logits` the tokens of all rows are, one array of ids for each."""
+    """Returns the indices, in the flattened `logits`, of the tokens of all rows, of which `token_ids` holds an array
+    each."""
     starts = np.arange(len(token_ids)) * logits.shape[1]
     places = np.concatenate(token_ids) + np.repeat(starts, [len(ids) for ids in token_ids])
     return upload(places, logits.device)

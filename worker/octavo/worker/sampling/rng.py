@@ -16,7 +16,7 @@ _SHIFT = np.uint64(32)
 
 
 def uniforms(seeds: list[int], sequence_indices: list[int], positions: list[int]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) with 53 random bits per row, a function of that row's three integers alone.
+    """Returns one number in [0, 1) with 53 random bits per row, a function of that row's three integers alone.
 
     A seed has 64 bits, an index and a position 32. `positions` count a sequence's generated tokens.
     """
@@ -29,7 +29,7 @@ def uniforms(seeds: list[int], sequence_indices: list[int], positions: list[int]
 
 
 def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, ...]:
-    """Four arrays of random 32-bit words from four of counter words and two of key words, all in uint64."""
+    """Returns four arrays of random 32-bit words for four of counter words and two of key words, all in uint64."""
     first, second, third, fourth = counter
     key0, key1 = key
     for _ in range(_ROUNDS):

@@ -1,8 +1,12 @@
-"""From a step's logits to what its sequences choose: tokens, with their logprobs where wanted, or beams' candidates.
+"""From a step's logits to the choices of its sequences: tokens, with their logprobs where wanted, or candidates of
+beams.
 
 A row's choice depends on its own logits, parameters, tokens and key alone, never on the rows beside it. Logprobs are
 those of the untouched logits; then come the processors (`octavo.worker.sampling.logits_processors` gives their order)
 and the draw (`octavo.worker.sampling.draw`).
+
+A beam search chooses from the most likely next tokens of each beam. As in transformers' beam search, the processors
+change log-probabilities, not logits, and the result is not normalised again. There is no temperature.
 """
 
 from dataclasses import dataclass
@@ -13,18 +17,41 @@ from torch import Tensor
 
 from octavo.wire.sampling import Logprobs
 from octavo.wire.steps import Candidates, SampledToken, SequenceFailure
-from octavo.worker.sampling.beam_candidates import beam_candidates
 from octavo.worker.sampling.draw import Rows, draw
 from octavo.worker.sampling.grammar_masks import NO_MASKS, Masks
 from octavo.worker.sampling.logits_processors import is_processed, process
-from octavo.worker.sampling.logprobs import row_logprobs
+from octavo.worker.sampling.logprobs import listed, log_norms, row_logprobs
+from octavo.worker.sampling.row_reductions import largest
 from octavo.worker.sequences import WorkerSequence
 from octavo.worker.step.failures import no_token_left, not_finite
 
 
+def beam_candidates(logits: Tensor, beams: list[WorkerSequence], masks: Masks = NO_MASKS) -> list[Candidates]:
+    """Returns the candidates of each of `beams` from its row of `logits` ([rows, vocab_size] fp32, the model's own).
+
+    `masks` holds the masks of beams with grammars. There are so many candidates that each beam can go on even if every
+    token that could end a hypothesis is among them. They are tokens that no processor excludes, in falling order, equal
+    ones by rising id. Raises `NotFiniteError`.
+    """
+    top, norm = log_norms(logits)
+    counts = [num_candidates(beam) for beam in beams]
+    logprobs = logits - top - norm
+    if any(is_processed(beam) for beam in beams):
+        process(logprobs, beams, masks)
+    values, tokens = largest(logprobs, max(counts))
+    rows = zip(beams, listed(tokens, values, counts), strict=True)
+    return [Candidates(beam.sequence_id, token_ids, values) for beam, (token_ids, values) in rows]
+
+
+def num_candidates(beam: WorkerSequence) -> int:
+    """Returns how many candidates are wanted of one beam."""
+    assert beam.sampling.beam
+    return max(2, 1 + len(beam.sampling.stop_token_ids)) * beam.sampling.beam.width
+
+
 @dataclass(frozen=True)
 class Choices:
-    """The tokens of those that sample, the candidates of those that are beams, and the failures of those that can do
+    """Holds the tokens of sequences that sample, the candidates of beams, and the failures of those that can do
     neither, each in the order of the rows."""
 
     sampled: list[SampledToken]
@@ -33,10 +60,10 @@ class Choices:
 
 
 def choose(logits: Tensor, choosers: list[WorkerSequence], masks: Masks = NO_MASKS) -> Choices:
-    """What each of `choosers` gets from its row of `logits` ([rows, vocab_size], any float dtype; left as they are);
-    `masks` of those with grammars.
+    """Chooses for each of `choosers` from its row of `logits` ([rows, vocab_size], any float dtype; left as they are).
 
-    It fails if its row has a NaN, a positive infinity, or nothing finite, or if it excludes all that is finite.
+    `masks` holds the masks of choosers with grammars. A chooser fails if its row has a NaN, a positive infinity, or
+    nothing finite, or if it excludes everything finite.
     """
     if not choosers:
         return Choices([], [], [])
@@ -51,7 +78,7 @@ def choose(logits: Tensor, choosers: list[WorkerSequence], masks: Masks = NO_MAS
 
 
 def broken(hidden: Tensor, sequences: list[WorkerSequence]) -> list[SequenceFailure]:
-    """Those of `sequences` whose row of `hidden` ([rows, hidden_size]) is not finite."""
+    """Returns the failures of those `sequences` whose row of `hidden` ([rows, hidden_size]) is not finite."""
     if not sequences:
         return []
     finite = torch.isfinite(hidden).all(dim=-1).tolist()
@@ -61,7 +88,7 @@ def broken(hidden: Tensor, sequences: list[WorkerSequence]) -> list[SequenceFail
 def failures(
     choosers: list[WorkerSequence], finite: list[bool], answered: set[int], masks: Masks
 ) -> list[SequenceFailure]:
-    """Those of the choosers, whose logits are `finite` or not, that are not answered."""
+    """Returns the failures of the choosers that are not `answered`; `finite` tells whose logits are finite."""
     return [
         _failure(chooser, masks) if good else not_finite(chooser.sequence_id)
         for chooser, good in zip(choosers, finite, strict=True)
@@ -70,34 +97,34 @@ def failures(
 
 
 def _failure(chooser: WorkerSequence, masks: Masks) -> SequenceFailure:
-    stuck = no_token_left(chooser.sequence_id, constrained=bool(chooser.sampling.grammar))
-    return masks.failed.get(chooser.sequence_id, stuck)
+    exhausted = no_token_left(chooser.sequence_id, constrained=bool(chooser.sampling.grammar))
+    return masks.failed.get(chooser.sequence_id, exhausted)
 
 
 def _sample(rows: Rows, samplers: list[int], masks: Masks) -> list[SampledToken]:
-    """Those of `samplers` for whom their processors leave a token."""
+    """Samples a token for each of `samplers` for whom the processors leave one."""
     processed = [row for row in samplers if is_processed(rows.sequences[row])]
     chosen = draw(rows, sorted(set(samplers) - set(processed)))
-    stuck: set[int] = set()
+    exhausted: set[int] = set()
     if processed:
         changed = _processed(rows, processed, masks)
         possible = torch.isfinite(changed.largest).tolist()
-        stuck = {row for row, good in zip(processed, possible, strict=True) if not good}
+        exhausted = {row for row, good in zip(processed, possible, strict=True) if not good}
         tokens = draw(changed, [index for index, good in enumerate(possible) if good])
         chosen[torch.tensor(processed, device=chosen.device)] = tokens
     token_ids: list[int] = chosen.tolist()
-    lucky = [row for row in samplers if row not in stuck]
-    logprobs = _logprobs(rows, lucky, token_ids)
-    return [SampledToken(rows.sequences[row].sequence_id, token_ids[row], logprobs.get(row)) for row in lucky]
+    sampled = [row for row in samplers if row not in exhausted]
+    logprobs = _logprobs(rows, sampled, token_ids)
+    return [SampledToken(rows.sequences[row].sequence_id, token_ids[row], logprobs.get(row)) for row in sampled]
 
 
 def _candidates(beams: Rows, masks: Masks) -> list[Candidates]:
-    """Those of the beams for whom their processors leave a token."""
+    """Returns the candidates of the beams for whom the processors leave a token."""
     return [found for found in beam_candidates(beams.logits, beams.sequences, masks) if found.token_ids]
 
 
 def _processed(rows: Rows, wanted: list[int], masks: Masks) -> Rows:
-    """Copies of these rows that the processors have changed."""
+    """Returns copies of the rows `wanted`, changed by the processors."""
     index = torch.tensor(wanted, device=rows.logits.device)
     logits, sequences = rows.logits.index_select(0, index), [rows.sequences[row] for row in wanted]
     process(logits, sequences, masks)
@@ -105,7 +132,7 @@ def _processed(rows: Rows, wanted: list[int], masks: Masks) -> Rows:
 
 
 def _logprobs(rows: Rows, samplers: list[int], token_ids: list[int]) -> dict[int, Logprobs]:
-    """By row, of those that want them."""
+    """Returns the logprobs of those `samplers` that want them, by row."""
     tops = {row: top for row in samplers if (top := rows.sequences[row].sampling.logprobs) is not None}
     if not tops:
         return {}

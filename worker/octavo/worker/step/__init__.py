@@ -1,1 +1,1 @@
-"""A step's forward pass: a batch of work items, the paged cache, and what computes them."""
+"""A step's forward pass: the batch of work items, the paged KV cache, and the executor that computes them."""

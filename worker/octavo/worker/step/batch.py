@@ -1,4 +1,5 @@
-"""Work items to tensors: all tokens of a step in one row, sequence after sequence, nothing padded but block tables."""
+"""From work items to tensors: all tokens of a step lie in one row, sequence after sequence; only block tables are
+padded."""
 
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,7 +16,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PromptSpan:
-    """Prompt tokens of one sequence, `length` from position `start` on, whose logprobs are wanted."""
+    """Names the prompt tokens of one sequence, `length` from position `start` on, whose logprobs are wanted."""
 
     sequence: WorkerSequence
     start: int
@@ -24,11 +25,11 @@ class PromptSpan:
 
 @dataclass(frozen=True, slots=True)
 class LogitRows:
-    """The tokens of a step whose logits are needed, and for what.
+    """Names the rows of a step whose last hidden states are needed, and their uses.
 
-    `rows`: first the `num_choosing` that tokens are chosen from, then the last of each of the `watched` sequences,
-    which choose nothing yet, then those before the tokens of each of the `prompt_spans`. `chooser_rows` says which of
-    the former each of the `choosers` chooses from.
+    `rows` holds first the `num_choosing` rows that tokens are chosen from, then the last row of each of the `watched`
+    sequences, which choose nothing yet, then the rows before the tokens of each of the `prompt_spans`. `chooser_rows`
+    holds, for each of the `choosers`, the index of its row among the first `num_choosing`.
     """
 
     rows: list[int]
@@ -40,18 +41,18 @@ class LogitRows:
 
     @property
     def first_of_prompts(self) -> int:
-        """Where in `rows` those before prompt tokens begin."""
+        """Returns the index in `rows` at which the rows of the prompt spans begin."""
         return self.num_choosing + len(self.watched)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step, flattened.
+    """Holds the tensors of one step.
 
     On the device, int64: `input_ids` and `positions` ([tokens]) and `fresh_blocks` (blocks whose first slot this step
     writes). On the CPU: `slot_mappings` (for each KV group [tokens] int64; slot = block id * block size + offset), and
-    by sequence `block_tables` (for each KV group [sequences, blocks] int64, rows padded with zeros),
-    `context_lens` (tokens in the cache once this step has written its own) and `query_lens` (tokens of this step).
+    by sequence `block_tables` (for each KV group [sequences, blocks] int64, rows padded with zeros), `context_lens`
+    (tokens in the cache once this step has written its own) and `query_lens` (tokens of this step).
     """
 
     input_ids: Tensor
@@ -65,8 +66,10 @@ class Batch:
 
 
 def build_batch(items: list[WorkItem], num_groups: int, block_size: int, device: torch.device) -> Batch:
-    """The batch of `items`, at least one, in their order. Every position of an item must have its block in each of the
-    sequence's `num_groups` tables."""
+    """Builds the batch of `items`, at least one, in their order.
+
+    Every position of an item must have its block in each of the sequence's `num_groups` tables.
+    """
     query_lens = [item.num_tokens for item in items]
     context_lens = [item.start + item.num_tokens for item in items]
     positions = [position for item in items for position in _positions(item)]
@@ -99,7 +102,10 @@ def _token_ids(item: WorkItem) -> list[int]:
 
 
 def _slots(items: list[WorkItem], group: int, block_size: int) -> list[int]:
-    """Of all tokens. Lists, not arrays: a decode step has few, and each array operation costs more than they do."""
+    """Returns the slots of all tokens in the KV group `group`.
+
+    It uses lists, not arrays: a decode step has few tokens, and each array operation costs more than they do.
+    """
     return [
         block_ids[position // block_size] * block_size + position % block_size
         for item in items
@@ -117,9 +123,11 @@ def _block_tables(items: list[WorkItem], group: int, width: int) -> Integers:
 
 
 def logit_rows(items: list[WorkItem]) -> LogitRows:
-    """Those of a step over the tokens of `items`, in this order: the last row of every item, and every row before a
-    prompt token whose logprob is wanted. What is wrong with the keys and values of a sequence shows in its last row, so
-    none is relied on that has not been looked at."""
+    """Selects the rows of a step over the tokens of `items`: the last row of every item, and every row before a prompt
+    token whose logprob is wanted.
+
+    A sequence with broken keys or values shows that in its last row, so that every sequence is checked in every step.
+    """
     first_rows = accumulate((item.num_tokens for item in items[:-1]), initial=0)
     placed = list(zip(items, first_rows, strict=True))
     ends = [(item, first + item.num_tokens - 1) for item, first in placed]

@@ -1,6 +1,6 @@
-"""Carrying out block moves beside the model: swaps on a stream of their own, copies on the model's.
+"""Block moves beside the model: swaps run on a stream of their own, copies on the model's.
 
-What orders the two streams is kept apart from what they do, so that it can be shown to be right without a GPU.
+The order of the two streams is kept apart from the copies themselves, so that tests can check it without a GPU.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,25 +14,25 @@ from torch import Tensor
 from octavo.kernels import cache_ops
 from octavo.kernels.checks import check_moves
 from octavo.wire.steps import BlockMove, BlockMoves
-from octavo.worker.gpu import moves as gpu_moves
-from octavo.worker.gpu.moves import Pairs
+from octavo.worker.gpu import swap as gpu_moves
+from octavo.worker.gpu.swap import Pairs
 
 
 class Stream(Protocol):
-    """Work that is done in the order in which it was given, beside that of other streams."""
+    """A queue of work, carried out in the order in which it was given, beside the work of other streams."""
 
     def record(self) -> Any:
-        """An event: all that this stream was given so far is done."""
+        """Returns an event that happens once all work given so far is done."""
 
     def wait(self, event: Any) -> None:
-        """What this stream is given from now on begins only after `event`."""
+        """Makes the work given from now on wait for `event`."""
 
     def active(self) -> AbstractContextManager[Any]:
-        """Within it, work is given to this stream."""
+        """Returns a context within which work is given to this stream."""
 
 
 class CudaStream:
-    """The stream of CUDA's that `find` gives whenever it is asked."""
+    """Wraps the CUDA stream that `find` returns at each call."""
 
     def __init__(self, find: "Callable[[], torch.cuda.Stream]") -> None:
         self._find = find
@@ -48,13 +48,13 @@ class CudaStream:
 
 
 class NullStream:
-    """Work that is done at once: a CPU's."""
+    """A stream whose work is done at once, as on a CPU."""
 
     def record(self) -> None:
         return None
 
     def wait(self, event: Any) -> None:
-        """It is over."""
+        """Does nothing: the event has happened."""
 
     def active(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -62,20 +62,20 @@ class NullStream:
 
 @dataclass(frozen=True, slots=True)
 class _SwapOut:
-    """The `number`-th; under way until `done`."""
+    """The swap-out with this `number`, under way until `done`."""
 
     number: int
     done: Any
 
 
 class BlockMover:
-    """Moves whole blocks within the model's pool, and between it and a pool in the CPU's memory.
+    """Moves whole blocks within the model's pool, and between that pool and a pool in CPU memory.
 
-    All swaps go to the stream `side`, one after the other: what comes back from a CPU block is what went there, and a
-    CPU block is filled again only once it was read. Between `side` and `main`, where the model computes:
+    All swaps go to the stream `side`, one after the other: a block comes back as it left, and a CPU block is filled
+    again only once it was read. The mover orders `side` and `main`, where the model computes, by three rules:
 
-    * a swap begins once `main` has done what it was given so far: that may write the blocks that leave, and read those
-      that are to be filled;
+    * a swap begins once `main` has done its work so far, which may write the blocks that leave and read those that are
+      to be filled;
     * after a swap-in, `main` waits for it;
     * a swap-out runs on beside the model, which may read those blocks, until `before_writing` names one of them.
     """
@@ -90,18 +90,20 @@ class BlockMover:
         swap: Callable[[Tensor, Tensor, Pairs], None],
         copy: Callable[[Tensor, Pairs], None],
     ) -> None:
-        """`swap(source, target, pairs)` and `copy(pool, pairs)` give the work to the stream that is active."""
+        """Takes the pools and streams; `swap(source, target, pairs)` and `copy(pool, pairs)` give work to the active
+        stream."""
         self._blocks, self._cpu_blocks = blocks, cpu_blocks
         self._main, self._side = main, side
         self._swap, self._copy = swap, copy
         self._num_swap_outs = 0
-        # By block on the device: the last that may still read it.
+        # For each block on the device, the last swap-out that may still read it.
         self._swap_outs: dict[int, _SwapOut] = {}
 
     def move(self, moves: BlockMoves) -> None:
         """Swaps out, swaps in and copies, in that order: all layers and all blocks of a kind at once.
 
-        Raises `ValueError` on a block id out of range and on a target that two moves of a kind name: nothing moves.
+        Raises `ValueError` on a block id out of range and on a target that two moves of a kind name: then nothing
+        moves.
         """
         swap_out, swap_in, copy = map(_pairs, (moves.swap_out, moves.swap_in, moves.copy))
         check_moves(self._blocks, self._cpu_blocks, swap_out)
@@ -118,8 +120,10 @@ class BlockMover:
             self._copy(self._blocks, copy)
 
     def before_writing(self, block_ids: Iterable[int]) -> None:
-        """To be called before `main` is given work that writes these blocks: it will wait for the swap-outs under way
-        that read any of them. Other work does not wait for those."""
+        """Makes `main` wait for the swap-outs under way that read any block of `block_ids`.
+
+        Call it before `main` gets work that writes these blocks. Work that writes other blocks does not wait.
+        """
         if not self._swap_outs:
             return
         reading = [self._swap_outs[block_id] for block_id in block_ids if block_id in self._swap_outs]
@@ -127,7 +131,7 @@ class BlockMover:
             self._wait_for(max(reading, key=lambda swap_out: swap_out.number))
 
     def before_writing_any(self) -> None:
-        """As `before_writing` of all blocks."""
+        """Makes `main` wait for all swap-outs under way."""
         self.before_writing(list(self._swap_outs))
 
     def _move_out(self, pairs: Pairs) -> None:
@@ -145,7 +149,7 @@ class BlockMover:
         self._swap_outs.clear()
 
     def _wait_for(self, swap_out: _SwapOut) -> None:
-        """And so for all before it."""
+        """Makes `main` wait for `swap_out`, and so for all swap-outs before it."""
         self._main.wait(swap_out.done)
         self._swap_outs = {
             block_id: later for block_id, later in self._swap_outs.items() if later.number > swap_out.number
@@ -153,7 +157,7 @@ class BlockMover:
 
 
 def block_mover(blocks: Tensor, cpu_blocks: Tensor) -> BlockMover:
-    """For pools [num_blocks, layers, 2, ...]: both in the CPU's memory, or one on a GPU and one pinned."""
+    """Returns a mover for pools [num_blocks, layers, 2, ...]: both in CPU memory, or one on a GPU and one pinned."""
     if not blocks.is_cuda:
         streams = NullStream(), NullStream()
         return BlockMover(blocks, cpu_blocks, *streams, swap=cache_ops.swap_blocks, copy=cache_ops.copy_blocks)

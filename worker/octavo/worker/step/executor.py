@@ -1,4 +1,4 @@
-"""Steps on any device, one at a time: each is done before the next is begun."""
+"""The executor of steps on any device, one at a time: each step is done before the next one begins."""
 
 import time
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from octavo.worker.models.decoder import PagedStep
 from octavo.worker.runner import DoneStep, StepOutput
 from octavo.worker.sampling.grammar_masks import masks_of
 from octavo.worker.sampling.grammars import Grammars
-from octavo.worker.sampling.prompt_logprobs import prompt_logprobs
+from octavo.worker.sampling.logprobs import prompt_logprobs
 from octavo.worker.sampling.sampler import broken, choose
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.batch import Batch, LogitRows, build_batch
@@ -20,7 +20,7 @@ from octavo.worker.tensor_parallel.leader import NO_FOLLOWERS, Followers
 
 
 class Executor:
-    """Runs steps of `model`, which other ranks may share: then they are told through `followers`."""
+    """Runs the steps of `model`. If other ranks share it, they are sent each step through `followers`."""
 
     def __init__(
         self, model: PagedModel, paging: Paging, grammars: Grammars, followers: Followers = NO_FOLLOWERS
@@ -35,13 +35,13 @@ class Executor:
         return DoneStep(self._execute(moves, items))
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
-        """It keeps nothing of them."""
+        """Does nothing: this executor keeps nothing of a sequence."""
 
     @torch.inference_mode()
     def _execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         """Carries out `moves`, then computes `items` as one batch.
 
-        A sequence fails alone if it can choose no token, or if what the model gave it is not finite. Raises
+        A sequence fails alone if it can choose no token, or if the model's output for it is not finite. Raises
         `ValueError` on moves or tables that name no block.
         """
         began = time.monotonic_ns()
@@ -71,11 +71,11 @@ class Executor:
         return output.without([*not_finite, *failed])
 
     def batch(self, items: list[WorkItem]) -> Batch:
-        """The tensors of one step."""
+        """Builds the tensors of one step."""
         return build_batch(items, len(self._paging.groups), self._paging.block_size, self._device)
 
     def paged_step(self, batch: Batch) -> PagedStep:
-        """What the model computes of it."""
+        """Builds the model's input from `batch`."""
         return self._model.step(batch)
 
     def _prompt_logprobs(self, hidden: Tensor, wanted: LogitRows) -> tuple[list[PromptLogprobs], list[SequenceFailure]]:
@@ -87,12 +87,12 @@ class Executor:
         return prompt_logprobs(wanted.prompt_spans, logits_of)
 
     def _now(self) -> int:
-        """Nanoseconds, once the device has done what it was given."""
+        """Returns the time in nanoseconds once the device has done its work so far."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.monotonic_ns()
 
 
 def _by_chooser(logits: Tensor, rows: list[int]) -> Tensor:
-    """One row per chooser; `logits` itself if each row has just one."""
+    """Returns one row of `logits` per chooser; `logits` itself if each row has just one chooser."""
     return logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]

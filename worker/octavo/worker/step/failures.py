@@ -1,4 +1,4 @@
-"""What a sequence is told that cannot go on while its neighbours do; and steps that lacked memory."""
+"""The failures of sequences that cannot go on while their neighbours do, and steps that ran out of memory."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ _OUT_OF_MEMORY = re.compile(r"out of memory|not enough memory|can't allocate mem
 
 
 def not_finite(sequence_id: int) -> SequenceFailure:
-    """The model gave it a NaN, a positive infinity, or nothing finite."""
+    """Returns the failure of a sequence whose logits have a NaN, a positive infinity, or nothing finite."""
     return SequenceFailure(
         sequence_id,
         FailureReason.NOT_FINITE,
@@ -22,7 +22,8 @@ def not_finite(sequence_id: int) -> SequenceFailure:
 
 
 def no_token_left(sequence_id: int, *, constrained: bool = False) -> SequenceFailure:
-    """It excludes all that the model holds possible, where it is `constrained` together with its grammar."""
+    """Returns the failure of a sequence whose parameters exclude every possible token, or with its grammar if
+    `constrained`."""
     grammar = "of those that its grammar lets come next, " if constrained else ""
     return SequenceFailure(
         sequence_id,
@@ -33,7 +34,7 @@ def no_token_left(sequence_id: int, *, constrained: bool = False) -> SequenceFai
 
 
 def bad_grammar(sequence_id: int, reason: str) -> SequenceFailure:
-    """Its grammar cannot be compiled, or not be followed any further."""
+    """Returns the failure of a sequence whose grammar cannot be compiled, or not be followed any further."""
     return SequenceFailure(
         sequence_id,
         FailureReason.BAD_GRAMMAR,
@@ -42,14 +43,15 @@ def bad_grammar(sequence_id: int, reason: str) -> SequenceFailure:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a step was ended for want of memory: a smaller one may pass."""
+    """Tells whether a step ended for want of memory: a smaller step may pass."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
     )
 
 
 def release_memory(error: Exception) -> None:
-    """Lets go of the tensors of the step that raised `error`, and of what the GPU's allocator keeps unused."""
+    """Lets go of the tensors of the step that raised `error`, and of the memory that the GPU's allocator keeps
+    unused."""
     traceback.clear_frames(error.__traceback__)
     # A worker that computes without torch must not load it here.
     torch: Any = sys.modules.get("torch")

@@ -1,4 +1,4 @@
-"""A model over the blocks of its cache: the part of a step that every rank of a replica computes."""
+"""A model over the blocks of its cache, which every rank of a replica computes, with the paging it uses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from octavo.worker.step.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """Whose keys and values are where, and what computes attention over them."""
+    """Describes the paged keys and values: their KV groups and block size, the device, and the attention backend."""
 
     attention: AttentionBackend
     groups: Sequence[KVGroup]
@@ -24,11 +24,8 @@ class Paging:
     device: torch.device
 
 
-# A model over the blocks of its cache: the part of a step that every rank of a replica computes.
-
-
 class PagedModel:
-    """`model` with the keys and values of `cache`."""
+    """Computes `model` over the keys and values of `cache`."""
 
     def __init__(self, model: Decoder, cache: KVCache, paging: Paging) -> None:
         self._model = model
@@ -41,15 +38,15 @@ class PagedModel:
 
     @property
     def num_groups(self) -> int:
-        """KV groups."""
+        """Returns the number of KV groups."""
         return len(self._paging.groups)
 
     def move(self, moves: BlockMoves) -> None:
-        """Raises `ValueError` on moves that name no block."""
+        """Carries out block moves. Raises `ValueError` on moves that name no block."""
         self._cache.move(moves)
 
     def step(self, batch: Batch) -> PagedStep:
-        """What the model computes of it. Raises `ValueError` on tables that do not fit its lengths."""
+        """Builds the model's input from `batch`. Raises `ValueError` on tables that do not fit the batch's lengths."""
         groups = (
             GroupBatch(slot_mapping, block_tables, batch.context_lens, batch.query_lens, group.window)
             for group, slot_mapping, block_tables in zip(
@@ -66,12 +63,16 @@ class PagedModel:
         )
 
     def forward(self, batch: Batch, step: PagedStep) -> Tensor:
-        """The last hidden states of the wanted rows of `batch`, of which `step` was made: [rows, hidden_size]."""
+        """Computes the last hidden states, [rows, hidden_size], of the wanted rows of `batch`; `step` was built from
+        it."""
         if not self._paging.attention.masks_unwritten:
             self._cache.clear(batch.fresh_blocks)
         return self._model.forward(step)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocab_size], float, of some of them; on other ranks than the first, nothing. The next call may write
-        to the same memory."""
+        """Computes the logits, [rows, vocab_size] float, of some of the hidden states; other ranks than the first get
+        nothing.
+
+        The next call may write to the same memory.
+        """
         return self._model.logits(hidden)

@@ -1,4 +1,4 @@
-"""The paged keys and values of one worker: a tensor on its device, one on the CPU, and how many blocks of them fit."""
+"""The KV cache of one replica: how blocks lie in memory, and the pools that hold them."""
 
 import errno
 import logging
@@ -7,15 +7,125 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
+from octavo.kernels.backend import CacheShape
 from octavo.kernels.native.memory import zeros
 from octavo.wire.steps import BlockMoves
-from octavo.worker.gpu.pinned_memory import PinningError, pinned_zeros
+from octavo.worker.gpu.swap import PinningError, pinned_zeros
 from octavo.worker.step.block_mover import block_mover
-from octavo.worker.step.kv_layout import KVLayout
+
+
+class ModelShape(Protocol):
+    """The sizes of a model that its KV cache and the contract with the scheduler need.
+
+    `windows` holds the number of tokens that each layer attends to, the querying one included; 0 means all.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def windows(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """The layers that share one block table per sequence, and so attend to the same `window` (0: everything)."""
+
+    window: int
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The layout of blocks: a block holds the keys and values of `block_size` tokens in one group's layers.
+
+    A block of any group takes the same number of bytes, so that any group may use any block: each block has room for as
+    many layers as the smallest kind of layer has. The room that a group does not fill is lost.
+
+    Blocks come first, and a block's layers lie side by side, so that a block moves as one piece. Measurements of others
+    on an H100, between its memory and the CPU's: copies of 32 KB, as of a block scattered over its layers, reach 8
+    GB/s; gathering into a staging buffer first 34; whole blocks 46 to 48 of the link's 51.
+
+    `dtype` is the cache's, which may be narrower than the model's.
+    """
+
+    groups: list[LayerGroup]
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, config: ModelShape, block_size: int, dtype: torch.dtype) -> Self:
+        return cls(group_layers(config.windows), block_size, config.num_kv_heads, config.head_dim, dtype)
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        return CacheShape(self.block_size, self.num_kv_heads, self.head_dim, self.dtype)
+
+    @property
+    def layers_per_group(self) -> int:
+        return max(len(group.layers) for group in self.groups)
+
+    @property
+    def bytes_per_layer_token(self) -> int:
+        """Returns the bytes of one token's key and value in one layer."""
+        return kv_bytes_per_token(1, self.num_kv_heads, self.head_dim, self.dtype.itemsize)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Returns the bytes of one token in all groups, unfilled room included."""
+        return len(self.groups) * self.layers_per_group * self.bytes_per_layer_token
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.block_size * self.layers_per_group * self.bytes_per_layer_token
+
+    def shape(self, num_blocks: int, *, heads_first: bool = False) -> tuple[int, ...]:
+        """Returns the shape of the tensor that holds `num_blocks` blocks.
+
+        It is [num_blocks, layers_per_group, 2, block_size, kv_heads, head_dim] (2: keys, values), or with `heads_first`
+        [..., kv_heads, block_size, head_dim].
+        """
+        tokens_and_heads = self.block_size, self.num_kv_heads
+        inner = reversed(tokens_and_heads) if heads_first else tokens_and_heads
+        return (num_blocks, self.layers_per_group, 2, *inner, self.head_dim)
+
+
+def group_layers(windows: Sequence[int]) -> list[LayerGroup]:
+    """Returns the KV groups of layers with these `windows`.
+
+    Layers of equal window are cut into groups as large as the number of layers with the rarest window; the last group
+    of each window may be smaller.
+    """
+    kinds: dict[int, list[int]] = {}
+    for layer, window in enumerate(windows):
+        kinds.setdefault(window, []).append(layer)
+    size = min(map(len, kinds.values()))
+    return [
+        LayerGroup(window, tuple(layers[first : first + size]))
+        for window, layers in kinds.items()
+        for first in range(0, len(layers), size)
+    ]
+
+
+def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, itemsize: int) -> int:
+    """Returns the bytes that one token's keys and values take in `num_layers` layers."""
+    return 2 * num_layers * num_kv_heads * head_dim * itemsize
+
+
+# The paged keys and values of one worker: a tensor on its device, one on the CPU, and how many blocks of them fit.
+
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +134,16 @@ _CPU_SHARE, _CPU_LIMIT = 0.1, 4 << 30
 
 
 class KVCacheError(Exception):
-    """There is no room for the keys and values asked for."""
+    """Raised if there is no room for the keys and values asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's keys and values in the blocks of KV `group`: [num_blocks, block_size, kv_heads, head_dim] each, views
-    with gaps into the pool of all layers. In a narrow cache a key is what is stored times `key_scale`; values alike."""
+    """One layer's keys and values in the blocks of KV `group`: [num_blocks, block_size, kv_heads, head_dim] each.
+
+    Both are views with gaps into the pool of all layers. In a narrow cache a key is the stored value times `key_scale`;
+    values alike.
+    """
 
     group: int
     keys: Tensor
@@ -40,11 +153,12 @@ class LayerCache:
 
 
 class KVCache:
-    """Keys and values of `num_blocks` blocks on the model's device, and of `num_cpu_blocks` in the CPU's memory.
+    """Holds the keys and values of `num_blocks` blocks on the model's device, and of `num_cpu_blocks` in CPU memory.
 
     `layers` holds each layer's cache, with its (key scale, value scale) of `scales` if those are given. On a GPU the
-    tokens of a head lie side by side in a block: a kernel reads them as one piece. A host that pins no memory for a GPU
-    leaves it without CPU blocks: `num_cpu_blocks` are there. Raises `KVCacheError` if there is no room.
+    tokens of a head lie side by side in a block: a kernel reads them as one piece. A host that cannot pin memory for a
+    GPU leaves it without CPU blocks: `num_cpu_blocks` tells how many there are. Raises `KVCacheError` if there is no
+    room.
     """
 
     def __init__(
@@ -69,21 +183,23 @@ class KVCache:
         self.layers = _layer_caches(layout, tokens_first, scales)
 
     def move(self, moves: BlockMoves) -> None:
-        """As `octavo.worker.step.block_mover.BlockMover.move`: on a GPU, blocks that leave may still be read for a
-        while."""
+        """Moves blocks as `octavo.worker.step.block_mover.BlockMover.move`: on a GPU, blocks that leave may be read for
+        a while."""
         self._mover.move(moves)
 
     def before_writing(self, block_ids: Iterable[int]) -> None:
-        """To be called before a step that writes these blocks, on the stream that computes it."""
+        """Orders the swap-outs under way before a step that writes `block_ids`. Call it on the stream of that step."""
         self._mover.before_writing(block_ids)
 
     def finish_moves(self) -> None:
-        """What the device is given from now on begins only after all moves so far."""
+        """Makes the work that the device is given from now on wait for all moves so far."""
         self._mover.before_writing_any()
 
     def clear(self, block_ids: Tensor) -> None:
-        """Zeroes blocks ([blocks] int64) about to be filled: masked slots are still multiplied by zero, and a NaN that
-        an earlier owner left there would survive that."""
+        """Zeroes blocks ([blocks] int64) that are about to be filled.
+
+        Masked slots are still multiplied by zero, and a NaN that an earlier owner left there would survive that.
+        """
         if len(block_ids):
             self._mover.before_writing_any()
             self._blocks.index_fill_(0, block_ids, 0)
@@ -98,7 +214,7 @@ def _device_blocks(shape: tuple[int, ...], dtype: torch.dtype, device: torch.dev
 
 
 def _cpu_blocks(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Pinned where a GPU swaps to them: it reads and fills them fastest so. Else they take no memory until used."""
+    """Allocates CPU blocks: pinned where a GPU swaps to them, which is fastest; else they take no memory until used."""
     if device.type == "cpu":
         return zeros(shape, dtype)
     if math.prod(shape) * dtype.itemsize > available_memory():
@@ -126,8 +242,10 @@ def _room_for(layout: KVLayout, num_blocks: int, device: torch.device, option: s
 
 
 def _layer_caches(layout: KVLayout, blocks: Tensor, scales: Sequence[tuple[float, float]] | None) -> list[LayerCache]:
-    """In the order of the layers: a group's layers lie in the places 0, 1, ... of its blocks. `blocks`: [num_blocks,
-    layers_per_group, 2, block_size, kv_heads, head_dim]."""
+    """Returns the caches in the order of the layers: a group's layers lie in the places 0, 1, ... of its blocks.
+
+    `blocks` is [num_blocks, layers_per_group, 2, block_size, kv_heads, head_dim].
+    """
     caches = {
         layer: LayerCache(index, blocks[:, place, 0], blocks[:, place, 1], *(scales[layer] if scales else ()))
         for index, group in enumerate(layout.groups)
@@ -137,12 +255,12 @@ def _layer_caches(layout: KVLayout, blocks: Tensor, scales: Sequence[tuple[float
 
 
 def memory_for_cache() -> int:
-    """Bytes: a share of what is free of the CPU's memory."""
+    """Returns the bytes that the cache takes by default: a share of the free CPU memory."""
     return min(_CPU_LIMIT, int(_CPU_SHARE * available_memory()))
 
 
 def num_blocks_in(memory: int, block_bytes: int, block_size: int) -> int:
-    """How many blocks of `block_bytes` (`block_size` tokens) fit into `memory` bytes.
+    """Returns how many blocks of `block_bytes` (`block_size` tokens) fit into `memory` bytes.
 
     Raises `KVCacheError` if not one does.
     """
@@ -156,7 +274,8 @@ def num_blocks_in(memory: int, block_bytes: int, block_size: int) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take: what the kernel calls available, less where a cgroup says so."""
+    """Returns the bytes that this process may still take: the kernel's available memory, or less where a cgroup limits
+    it."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
     free = int(fields["MemAvailable"].split()[0]) * 1024
     limit, used = (_cgroup_value(name) for name in ("memory.max", "memory.current"))

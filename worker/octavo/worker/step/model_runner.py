@@ -1,4 +1,11 @@
-"""A model with its KV cache, put together from options: what computes it, where its blocks lie, what runs its steps."""
+"""The production runner: a model with its KV cache, put together from options, and the executor that runs its steps.
+
+With `--numerics exact`, a request's tokens and logprobs are the same to the last bit whatever runs beside it. That
+needs Octavo's own kernels for the whole model: in them each sum is added up in an order that follows from its own row.
+Other kernels do not guarantee it. Torch's matrix products and fused attention choose their order by the number of rows,
+and on a CPU its SiLU, GELU and sigmoid round the last elements of a tensor, or of a thread's share, in another way than
+those before. (He et al., "Defeating Nondeterminism in LLM Inference" (2025), on the same for GPUs.)
+"""
 
 import zlib
 from collections.abc import Iterable
@@ -7,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo.kernels.choice import choose_attention
+from octavo.kernels.choice import Choice, choose_attention
 from octavo.runtime.models.directory import fingerprint, model_name
 from octavo.wire.steps import MAX_BLOCK_SIZE, BlockMoves, KVGroup, ModelInfo
 from octavo.worker.gpu.options import GpuOptions
 from octavo.worker.loading.load_format import release_free_memory
-from octavo.worker.models.compiled import compiled
+from octavo.worker.models.compiled import CompiledLlama, compiled, obstacle
 from octavo.worker.models.decoder import Decoder
+from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.kernel_race import kernel_path
 from octavo.worker.models.llama import LlamaModel
 from octavo.worker.models.registry import load_model
@@ -22,21 +30,43 @@ from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.executor import Executor
 from octavo.worker.step.forward import PagedModel, Paging
-from octavo.worker.step.kv_cache import KVCache, available_memory, memory_for_cache, num_blocks_in
-from octavo.worker.step.kv_layout import KVLayout
-from octavo.worker.step.numerics import EXACT_CPU_DTYPE, model_obstacle, settings_obstacle
+from octavo.worker.step.kv_cache import KVCache, KVLayout, available_memory, memory_for_cache, num_blocks_in
 from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
 from octavo.worker.tensor_parallel.leader import NO_FOLLOWERS, Followers
 
 if TYPE_CHECKING:
-    # It takes Triton.
     from octavo.worker.gpu.executor import GpuExecutor
+
+
+EXACT_CPU_DTYPE = "float32"
+
+
+def settings_obstacle(dtype: str, device: torch.device) -> str | None:
+    """Returns why these settings cannot be exact, and a remedy; None if they can."""
+    if device.type == "cpu" and dtype not in ("auto", EXACT_CPU_DTYPE):
+        return f"computes in {EXACT_CPU_DTYPE} on a CPU; leave --dtype {dtype} out"
+    return None
+
+
+def model_obstacle(model: Decoder, attention: Choice) -> str | None:
+    """Returns why `model` (compiled where it can be) with `attention` is not exact, and a remedy; None if it is."""
+    if isinstance(model, FusedLlama) and model.group.size > 1:
+        return "needs ranks that add up in one order whatever the batch, which GPUs do not; leave it or --tp out"
+    if isinstance(model, CompiledLlama | FusedLlama):
+        return None
+    if not isinstance(model, LlamaModel):
+        return (
+            "needs a model that Octavo computes itself; this one is computed by transformers, in operations whose last"
+            " bits depend on the batch. Leave it out"
+        )
+    return f"needs Octavo's own kernels for the whole model: {attention.reason or obstacle(model)}"
+
 
 # The same on every CPU: replicas must agree, and `auto` must mean one thing.
 _AUTO_DTYPE = "bfloat16"
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 DTYPES = ("auto", *_DTYPES)
-# What keys and values may be kept in; `auto`: the dtype of the computation.
+# The dtypes of keys and values; `auto`: the dtype of the computation.
 KV_CACHE_DTYPES = ("auto", "fp8")
 # The compute capability from which on kernels convert to and from fp8.
 _FP8_FROM = (8, 9)
@@ -45,19 +75,20 @@ _PINNED_SHARE = 0.25
 
 
 class ModelRunnerError(Exception):
-    """Options that do not fit each other or this machine."""
+    """Raised for options that do not fit each other or this machine."""
 
 
 class ModelRunner:
     """The production `octavo.worker.runner.Runner`.
 
-    `dtype` is one of `DTYPES`, `kv_cache_dtype` of `KV_CACHE_DTYPES`; `exact`: see `octavo.worker.step.numerics`.
-    `num_blocks`, if given, wins over `kv_cache_memory` (bytes; None: a share of what is free, or what a GPU has left),
-    and `num_cpu_blocks` over `swap_memory` (bytes; None: a quarter of the device blocks). `max_model_len` shortens the
-    model's context; `threads` is torch's number of threads, of the whole process; `load_format` is one of
-    `octavo.runtime.models.directory.LOAD_FORMATS`, `model_impl` of `octavo.worker.config.MODEL_IMPLS`. Of a `group`
-    each rank holds a share; the memory given is that of all its ranks, and the first one's `followers` are told of its
-    steps.
+    `dtype` is one of `DTYPES`, `kv_cache_dtype` of `KV_CACHE_DTYPES`; `exact` asks for exact numerics, as described
+    above. `num_blocks`, if given, wins over `kv_cache_memory` (bytes; None: a share of the free memory, or what a GPU
+    has left), and `num_cpu_blocks` over `swap_memory` (bytes; None: a quarter of the device blocks). `max_model_len`
+    shortens the model's context; `threads` is torch's number of threads, for the whole process; `load_format` is one of
+    `octavo.runtime.models.directory.LOAD_FORMATS`, `model_impl` of `octavo.worker.config.MODEL_IMPLS`. Each rank of a
+    `group` holds a share; the memory given is that of all its ranks, and the first rank sends its steps to its
+    `followers`.
+
     Raises `ModelRunnerError`, `ConfigError`, `WeightsError` or `KVCacheError`.
     """
 
@@ -153,11 +184,11 @@ class ModelRunner:
 
     @property
     def decoder(self) -> Decoder:
-        """What computes the forward pass."""
+        """Returns the model that computes the forward pass."""
         return self._model
 
     def _num_blocks(self, num_blocks: int | None, memory: int | None, paging: Paging, gpu: GpuOptions) -> int:
-        """As many on every rank; `memory` is that of all of them together."""
+        """Returns the number of blocks, the same on every rank; `memory` is that of all ranks together."""
         if num_blocks is not None:
             return num_blocks
         if memory is None:
@@ -191,7 +222,7 @@ class ModelRunner:
         return num_cpu_blocks
 
     def _agreed(self, number: int) -> int:
-        """What all ranks can keep to."""
+        """Returns the least `number` of all ranks."""
         return min(self._group.exchange(number))
 
     def _make_executor(self, paging: Paging, gpu: GpuOptions, followers: Followers) -> "Executor | GpuExecutor":
@@ -202,15 +233,15 @@ class ModelRunner:
         return GpuExecutor(self._model, self._kv_cache, paging, self.grammars, gpu)
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:
-        """Begins with `moves`, then computes `items` as one batch.
+        """Launches a step that carries out `moves`, then computes `items` as one batch.
 
-        A sequence fails alone if it can choose no token, or if what the model gave it is not finite. Raises
+        A sequence fails alone if it can choose no token, or if the model's output for it is not finite. Raises
         `ValueError` on moves or tables that name no block.
         """
         return self.executor.launch(moves, items)
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
-        """As `launch`, but it waits."""
+        """Runs a step as `launch` does, and waits for its output."""
         return self.launch(moves, items).output()
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
@@ -219,7 +250,7 @@ class ModelRunner:
 
 
 def _check_ranks(group: ShardGroup, settings: tuple[object, ...]) -> None:
-    """Before ranks that do not fit each other compute anything together."""
+    """Checks that all ranks have the same `settings`, before they compute anything together."""
     if len(set(group.exchange(zlib.crc32(repr(settings).encode())))) > 1:
         raise ModelRunnerError(
             "the ranks of this replica were started with different models, or with different --model-impl, --dtype,"

@@ -1,15 +1,15 @@
-"""What must hold of the block ids in a plan: out of range, they would name a neighbour's memory instead of raising."""
+"""Checks of the block ids in a plan: an id out of range would name a neighbour's memory instead of raising."""
 
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import BlockMove, BlockMoves
 
 
 class PlanError(Exception):
-    """A plan that contradicts what the worker holds; nothing of it may run."""
+    """Raised for a plan that contradicts the state of the worker; nothing of the plan may run."""
 
 
 def check_moves(moves: BlockMoves, *, num_blocks: int, num_cpu_blocks: int) -> None:
-    """Raises `PlanError` on moves between blocks that are not there, or that would undo one another."""
+    """Checks the moves of a plan. Raises `PlanError` on moves of missing blocks, or that would undo one another."""
     if moves.swap_out and moves.swap_in:
         raise PlanError("a plan swaps out and in; its moves would undo one another")
     _check_kind("swap_out", moves.swap_out, num_blocks, num_cpu_blocks)
@@ -29,8 +29,10 @@ def _check_kind(kind: str, moves: list[BlockMove], num_sources: int, num_targets
 
 
 def check_block_ids(block_ids: list[int], num_blocks: int, window: int, name: str) -> None:
-    """Raises `PlanError`, naming the sequence `name`, unless all `block_ids` may stand in the table of a KV group with
-    `window`."""
+    """Checks that all `block_ids` may stand in the table of a KV group with `window`.
+
+    Raises `PlanError`, naming the sequence `name`, if one may not.
+    """
     if not block_ids:
         return
     lowest, highest = min(block_ids), max(block_ids)
@@ -41,7 +43,7 @@ def check_block_ids(block_ids: list[int], num_blocks: int, window: int, name: st
 
 
 def check_distinct(tables: list[list[int]], name: str) -> None:
-    """Raises `PlanError` if a sequence would write two places of its tables into one block."""
+    """Checks that no two entries of a sequence's tables name one block. Raises `PlanError` if two do."""
     num_held = sum(len(table) - table.count(NULL_BLOCK) for table in tables)
     if len(set[int]().union(*tables) - {NULL_BLOCK}) != num_held:
         raise PlanError(f"{name} holds a block twice")

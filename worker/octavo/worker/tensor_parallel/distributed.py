@@ -1,4 +1,4 @@
-"""The ranks of one replica: tensors between their devices, frames from the first to the rest."""
+"""The group of a replica's ranks: tensors go between their devices, frames from the first rank to the rest."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,15 +10,15 @@ from octavo.worker.tensor_parallel.links import GlooLink, HostLink, TensorLink
 
 
 class RankLostError(DeviceLostError):
-    """Another rank does not answer any more: nothing can be computed without it, so this process must end."""
+    """Raised if another rank does not answer any more: nothing can be computed without it, so this process must end."""
 
 
 class DistributedGroup:
-    """A `ShardGroup`, and frames of bytes that rank 0 sends to all others.
+    """A `ShardGroup` that can also send frames of bytes from rank 0 to all others.
 
-    `host` carries what lies in the CPU's memory, `device`, if there is one, what lies on GPUs, `control` a few numbers.
-    All of it raises `RankLostError` once a rank is gone, or keeps the others waiting for longer than `set_patience`
-    says.
+    `host` carries tensors in CPU memory, `device`, if there is one, tensors on GPUs, `control` a few numbers. All
+    methods raise `RankLostError` once a rank is gone, or keeps the others waiting for longer than `set_patience`
+    allows.
     """
 
     def __init__(
@@ -31,12 +31,12 @@ class DistributedGroup:
         self._device = device
 
     def set_patience(self, seconds: float) -> None:
-        """How long another rank may let this one wait from now on."""
+        """Sets how many seconds another rank may let this one wait from now on."""
         for link in self._links():
             link.set_patience(seconds)
 
     def close(self) -> None:
-        """This rank takes part in nothing more."""
+        """Ends this rank's part in the group."""
         for link in self._links():
             link.close()
 
@@ -53,12 +53,12 @@ class DistributedGroup:
             return self._control.exchange(number)
 
     def send_frame(self, frame: bytes) -> None:
-        """To all other ranks; only for rank 0."""
+        """Sends a frame to all other ranks; only for rank 0."""
         with _or_lost("sending a step to the other ranks"):
             self._host.send_frame(frame)
 
     def receive_frame(self) -> bytes:
-        """The next that rank 0 sends; only for the others."""
+        """Returns the next frame from rank 0; only for the other ranks."""
         with _or_lost("waiting for the first rank"):
             return self._host.receive_frame()
 

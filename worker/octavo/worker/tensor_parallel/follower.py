@@ -1,4 +1,5 @@
-"""The other ranks' side: they hold a share of the model and of its cache, and do what the first rank tells them."""
+"""The side of the other ranks: they hold a share of the model and of its cache, and do what the first rank sends
+them."""
 
 import torch
 from torch import Tensor
@@ -20,8 +21,11 @@ class Follower:
 
     @torch.inference_mode()
     def run(self, liveness: Liveness) -> None:
-        """Until the first rank says that it ends; every frame is a turn. Raises `RankLostError` if it ends without a
-        word, `DeviceLostError` if a step fails here: without this rank no other can go on."""
+        """Carries out frames until the first rank ends; every frame is a turn of `liveness`.
+
+        Raises `RankLostError` if the first rank ends without a word, `DeviceLostError` if a step fails here: without
+        this rank no other can go on.
+        """
         try:
             while not isinstance(frame := decode(self._group.receive_frame()), End):
                 liveness.work()
@@ -32,7 +36,7 @@ class Follower:
             raise DeviceLostError(f"this rank failed in a step that the others compute: {error}") from error
 
     def do(self, frame: Frame) -> None:
-        """Carries out one frame. Raises `FrameError` or `ValueError` on one that cannot be."""
+        """Carries out one frame. Raises `FrameError` or `ValueError` on a frame that does not fit this rank."""
         match frame:
             case Move(moves):
                 self._model.move(moves)

@@ -1,4 +1,4 @@
-"""What the first rank tells the others: what to move, what to compute, whose logits, that it lives, that it ends."""
+"""The frames that the first rank sends to the others: block moves, forward passes, logits, signs of life, the end."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ from octavo.worker.step.batch import Batch, LogitRows
 
 
 class FrameError(Exception):
-    """Bytes that are no frame, or a frame whose parts do not fit each other."""
+    """Raised for bytes that are no frame, or a frame whose parts do not fit each other."""
 
 
 class Move(Message, frozen=True):
@@ -23,8 +23,11 @@ class Move(Message, frozen=True):
 
 
 class Compute(Message, frozen=True):
-    """A forward pass, and the logits of its first `num_choosing` wanted rows: an `octavo.worker.step.batch.Batch`
-    without its sequences, which only the first rank knows. Tensors are the bytes of their int64."""
+    """A forward pass, and the logits of its first `num_choosing` wanted rows.
+
+    It is an `octavo.worker.step.batch.Batch` without its sequences, which only the first rank knows. Tensors are the
+    bytes of their int64.
+    """
 
     input_ids: bytes
     positions: bytes
@@ -38,18 +41,18 @@ class Compute(Message, frozen=True):
 
 
 class Logits(Message, frozen=True):
-    """The logits of the wanted rows from `first` to before `last` of the latest forward pass."""
+    """Asks for the logits of the wanted rows `first` to `last` - 1 of the latest forward pass."""
 
     first: int
     last: int
 
 
 class Beat(Message, frozen=True):
-    """The first rank lives, and wants to know whether the others do."""
+    """Says that the first rank lives, and asks whether the others do."""
 
 
 class End(Message, frozen=True):
-    """There will be no more frames."""
+    """Says that there will be no more frames."""
 
 
 Frame = Move | Compute | Logits | Beat | End
@@ -59,7 +62,7 @@ _decode: Callable[[bytes], Frame] = msgspec.msgpack.Decoder(Frame).decode
 
 
 def decode(data: bytes) -> Frame:
-    """Raises `FrameError`."""
+    """Decodes a frame. Raises `FrameError`."""
     try:
         return _decode(data)
     except msgspec.MsgspecError as error:
@@ -67,7 +70,7 @@ def decode(data: bytes) -> Frame:
 
 
 def compute_frame(batch: Batch) -> Compute:
-    """What the other ranks need of `batch`."""
+    """Makes the frame that the other ranks need of `batch`."""
     return Compute(
         input_ids=_bytes(batch.input_ids),
         positions=_bytes(batch.positions),
@@ -82,7 +85,8 @@ def compute_frame(batch: Batch) -> Compute:
 
 
 def batch_of(frame: Compute, num_groups: int, device: torch.device) -> Batch:
-    """The batch of a forward pass, in which nobody chooses. Raises `FrameError` if its parts do not fit each other."""
+    """Makes the batch of a forward pass, without sequences that choose. Raises `FrameError` if its parts do not fit
+    each other."""
     tokens, sequences = sum(frame.query_lens), len(frame.query_lens)
     if not tokens or min(frame.query_lens) < 1 or len(frame.context_lens) != sequences:
         raise FrameError(f"{tokens} tokens of {sequences} sequences with {len(frame.context_lens)} lengths")
@@ -107,7 +111,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def _numbers(data: bytes, shape: Sequence[int]) -> Tensor:
-    """int64 of this shape, -1 in it for as many as there are."""
+    """Returns the int64 numbers of `data` in this shape, -1 in it for as many as there are."""
     try:
         return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.int64).reshape(shape))
     except ValueError as error:

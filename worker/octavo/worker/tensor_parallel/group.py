@@ -1,4 +1,4 @@
-"""What the parts of a model ask of the ranks that share it."""
+"""The interface between the parts of a model and the ranks that share it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -20,18 +20,22 @@ class ShardGroup(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, tensor: "Tensor") -> "Tensor":
-        """The sum over ranks, in the place of `tensor` (contiguous, of one shape on all ranks): the same bits on all of
-        them. On a CPU an element's terms are added in the order of the ranks, whatever lies around it."""
+        """Returns the sum over ranks, in the place of `tensor` (contiguous, of one shape on all ranks).
+
+        All ranks get the same bits. On a CPU an element's terms are added in the order of the ranks, whatever lies
+        around it.
+        """
 
     def gather_columns(self, part: "Tensor", sizes: Sequence[int]) -> "Tensor | None":
-        """On rank 0 [rows, sum(sizes)] of each rank's `part` ([rows, sizes[rank]]); None on the others."""
+        """Returns each rank's `part` ([rows, sizes[rank]]) side by side, [rows, sum(sizes)], on rank 0; None on the
+        others."""
 
     def exchange(self, number: int) -> list[int]:
-        """What each rank gave, in their order."""
+        """Returns the numbers that the ranks gave, in their order."""
 
 
 class SingleRank:
-    """A group of one: nothing to wait for."""
+    """A group of one rank, which waits for nothing."""
 
     rank = 0
     size = 1

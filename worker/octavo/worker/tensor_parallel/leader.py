@@ -1,4 +1,4 @@
-"""The first rank's side: every forward pass is announced to the other ranks, which compute their shares beside it."""
+"""The side of the first rank: it sends every forward pass to the other ranks, which compute their shares beside it."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,23 +12,24 @@ from octavo.worker.tensor_parallel.frames import Beat, Compute, End, Frame, Logi
 
 
 class Followers(Protocol):
-    """Whom a step must be told of that this rank computes."""
+    """Receives what this rank computes, for the other ranks."""
 
     def move(self, moves: BlockMoves) -> None:
-        """This rank has moved these blocks."""
+        """Reports that this rank has moved these blocks."""
 
     def computing(self, batch: Batch) -> AbstractContextManager[None]:
-        """Within it, this rank runs the forward pass of `batch` and takes the logits of the rows to choose from."""
+        """Sends `batch`, whose forward pass this rank computes within the block, together with the logits to choose
+        from."""
 
     def taking_logits(self, first: int, last: int) -> AbstractContextManager[None]:
-        """Within it, this rank takes the logits of these of the wanted rows, too."""
+        """Announces that this rank takes the logits of the wanted rows `first` to `last` - 1 within the block, too."""
 
 
 class NoFollowers:
-    """Those of a rank that is alone."""
+    """The `Followers` of a rank that is alone."""
 
     def move(self, moves: BlockMoves) -> None:
-        """Nobody has other blocks."""
+        """Does nothing: no other rank has blocks."""
 
     def computing(self, batch: Batch) -> AbstractContextManager[None]:
         return nullcontext()
@@ -41,10 +42,10 @@ NO_FOLLOWERS = NoFollowers()
 
 
 class Leader:
-    """Tells the other ranks of `group` what to do.
+    """Sends the other ranks of `group` the work to do.
 
-    Once they were told, they wait for this rank's part: what fails it then raises `DeviceLostError`, for the ranks are
-    not together any more.
+    After that they wait for this rank's part: an error in it then raises `DeviceLostError`, for the ranks are not
+    together any more.
     """
 
     def __init__(self, group: DistributedGroup) -> None:
@@ -61,13 +62,15 @@ class Leader:
         return self._together(Logits(first, last))
 
     def beat(self) -> None:
-        """To be called several times while the others wait as long as they do. It waits for them: where one of them
-        hangs, this rank is to look no better."""
+        """Sends a sign of life and waits for the answers. Call it several times within the others' patience.
+
+        If one of the others hangs, this rank hangs too and so looks no better.
+        """
         self._tell(Beat())
         self._group.exchange(0)
 
     def end(self) -> None:
-        """Nothing more will be told."""
+        """Tells the other ranks that nothing more will be sent."""
         self._tell(End())
 
     @contextmanager

@@ -1,7 +1,7 @@
-"""How the ranks of one replica find each other: through a file on one machine, else at an address of the first one's.
+"""The rendezvous of a replica's ranks: through a file on one machine, else at an address of the first rank's machine.
 
 On one machine they connect over loopback. Between machines each listens on the address from which it reaches the first
-one, and nowhere else; what they send is neither encrypted nor authenticated.
+one, and nowhere else; their traffic is neither encrypted nor authenticated.
 """
 
 import ipaddress
@@ -17,8 +17,7 @@ from torch._C import _distributed_c10d as c10d
 from octavo.runtime.transport.endpoints import EndpointError
 from octavo.worker.config import LOCAL_SCHEME
 from octavo.worker.tensor_parallel.distributed import DistributedGroup
-from octavo.worker.tensor_parallel.links import Backend, BackendLink, GlooLink, HostLink
-from octavo.worker.tensor_parallel.shared_memory import SharedMemory
+from octavo.worker.tensor_parallel.links import Backend, BackendLink, GlooLink, HostLink, SharedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +25,15 @@ _LOOPBACK = "127.0.0.1"
 
 
 class RendezvousError(EndpointError):
-    """The ranks did not meet; its text says what to look at."""
+    """Raised if the ranks did not meet; the text says what to check."""
 
 
 def connect(rendezvous: str, rank: int, size: int, *, patience_s: float, cuda: bool = False) -> DistributedGroup:
-    """The group of all ranks, once all are there. `rendezvous`: `file:` and a private directory of this machine, or
-    HOST:PORT where HOST is an address of rank 0's machine. Raises `RendezvousError`."""
+    """Connects the group of all ranks, and returns it once all are there.
+
+    `rendezvous` is `file:` and a private directory of this machine, or HOST:PORT where HOST is an address of rank 0's
+    machine. Raises `RendezvousError`.
+    """
     try:
         return _connect(rendezvous, rank, size, timedelta(seconds=patience_s), cuda=cuda)
     except (OSError, RuntimeError) as error:
@@ -59,7 +61,7 @@ def _connect(rendezvous: str, rank: int, size: int, patience: timedelta, *, cuda
 
 
 def _met_here(directory: Path, size: int) -> tuple[c10d.Store, str]:
-    """What the ranks learn of each other from, and the address to listen on."""
+    """Returns the store through which the ranks find each other, and the address to listen on."""
     return c10d.FileStore(str(directory / "store"), size), _LOOPBACK
 
 

@@ -1,20 +1,24 @@
-"""Which share of a model is whose: pure arithmetic, the same on all ranks.
+"""The shares of a model: pure arithmetic, the same on all ranks.
 
-Shoeybi et al., "Megatron-LM" (2019): heads, columns of the MLP and rows of the vocabulary are dealt out whole, in the
+Shoeybi et al., "Megatron-LM" (2019): heads, columns of the MLP and rows of the vocabulary are divided whole, in the
 order of the ranks. Shares need not be equal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import torch.nn.functional as F
+from torch import Tensor
+
 from octavo.worker.loading.tensor_file import Part
-from octavo.worker.models.errors import ConfigError
+from octavo.worker.models.config_file import ConfigError
+from octavo.worker.tensor_parallel.group import ShardGroup
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of `whole` things in a row, those that are `mine`."""
+    """One rank's share, `mine`, of `whole` things in a row."""
 
     whole: int
     mine: range
@@ -23,16 +27,16 @@ class Share:
         return len(self.mine)
 
     def times(self, width: int) -> Self:
-        """The share of rows, if each of the things is `width` rows."""
+        """Returns the share of rows, if each of the things is `width` rows."""
         return type(self)(self.whole * width, range(self.mine.start * width, self.mine.stop * width))
 
     def along(self, dim: int) -> Part:
-        """Of a tensor that has one of the things at each place of `dim`."""
+        """Returns the part of a tensor that has one of the things at each place of `dim`."""
         return stacked(dim, [self])
 
 
 def stacked(dim: int, shares: Sequence[Share]) -> Part:
-    """The part of a tensor along whose `dim` lie all of what the first of `shares` is of, then of the second, ..."""
+    """Returns the part of a tensor along whose `dim` the things of all `shares` lie, one kind after the other."""
     ranges, before = [], 0
     for share in shares:
         ranges.append(range(before + share.mine.start, before + share.mine.stop))
@@ -42,7 +46,7 @@ def stacked(dim: int, shares: Sequence[Share]) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class HeadShares:
-    """Of attention heads. `copies`: how many ranks hold each KV head."""
+    """The shares of attention heads; `copies` tells how many ranks hold each KV head."""
 
     query: Share
     kv: Share
@@ -57,16 +61,20 @@ class Shards:
     size: int
 
     def split(self, whole: int, what: str, *, unit: int = 1) -> Share:
-        """Of `whole` things, called `what`, that stay together by `unit`. Raises `ConfigError` if there are too few."""
+        """Returns this rank's share of `whole` things, called `what`, that stay together by `unit`. Raises
+        `ConfigError` if there are too few."""
         return Share(whole, self._all(whole, what, unit)[self.rank])
 
     def sizes(self, whole: int, what: str, *, unit: int = 1) -> list[int]:
-        """How many of them each rank has. Raises `ConfigError` as `split` does."""
+        """Returns the number of things that each rank has. Raises `ConfigError` as `split` does."""
         return [len(places) for places in self._all(whole, what, unit)]
 
     def heads(self, num_heads: int, num_kv_heads: int) -> HeadShares:
-        """Each query head is where its KV head is; where there are fewer KV heads than ranks, several ranks hold the
-        same one, with some of its query heads each. Raises `ConfigError` if that does not come out."""
+        """Returns the share of heads: each query head is on the rank of its KV head.
+
+        Where there are fewer KV heads than ranks, several ranks hold the same one, with some of its query heads each.
+        Raises `ConfigError` if the numbers do not divide.
+        """
         if not _fits(self.size, num_heads, num_kv_heads):
             others = ", ".join(str(size) for size in range(1, num_heads + 1) if _fits(size, num_heads, num_kv_heads))
             raise ConfigError(
@@ -93,5 +101,40 @@ def _fits(size: int, num_heads: int, num_kv_heads: int) -> bool:
 
 
 def _nth(count: int, size: int, rank: int) -> range:
-    """Of `count` things dealt out to `size` as evenly as they come, those of `rank`."""
+    """Returns the share of `rank` in `count` things that are divided among `size` as evenly as possible."""
     return range(-(-count * rank // size), -(-count * (rank + 1) // size))
+
+
+# Embedding and LM head with their rows on different ranks.
+
+
+class Vocabulary:
+    """Divides `size` tokens among the ranks of `group`, each of which holds a `share`. Raises `ConfigError` if there
+    are too few."""
+
+    def __init__(self, size: int, group: ShardGroup) -> None:
+        shards = Shards(group.rank, group.size)
+        self.size = size
+        self.share = shards.split(size, "tokens of the vocabulary")
+        self._sizes = shards.sizes(size, "tokens of the vocabulary")
+        self._group = group
+
+    def embed(self, input_ids: Tensor, embedding: Tensor) -> Tensor:
+        """Returns the rows of `input_ids`, [tokens, width], on every rank; each has its share of the embedding,
+        [len(share), width]."""
+        return self.look_up(input_ids, lambda places: F.embedding(places, embedding))
+
+    def look_up(self, input_ids: Tensor, rows_at: Callable[[Tensor], Tensor]) -> Tensor:
+        """Embeds with `rows_at`, which looks up places in this rank's share and returns a tensor of its own."""
+        if self._group.size == 1:
+            return rows_at(input_ids)
+        places = input_ids - self.share.mine.start
+        elsewhere = (places < 0) | (places >= len(self.share))
+        rows = rows_at(places.masked_fill_(elsewhere, 0))
+        return self._group.all_reduce(rows.masked_fill_(elsewhere.unsqueeze(-1), 0))
+
+    def gather(self, logits: Tensor) -> Tensor:
+        """Returns each rank's `logits` ([rows, len(share)]) side by side, [rows, size], on rank 0; [0, size] on the
+        others."""
+        gathered = self._group.gather_columns(logits, self._sizes)
+        return logits.new_empty((0, self.size)) if gathered is None else gathered

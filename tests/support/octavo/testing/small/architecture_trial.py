@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.testbed.models import fp32_runner, new_sequences, run_step
 from octavo.testing.small.tiny_configs import causal_class, tiny_config
-from octavo.worker.models.errors import ConfigError
+from octavo.worker.models.config_file import ConfigError
 from octavo.worker.models.transformers.loading import refusal
 from octavo.worker.step.model_runner import ModelRunner
 

@@ -1,1 +1,2 @@
-"""Any decoder-only architecture of transformers, its attention paged and its layers shared among ranks."""
+"""The bridge to transformers: any of its decoder-only architectures, with paged attention, its layers shared among
+ranks."""

@@ -1,8 +1,9 @@
-"""A look, at start, at what a transformers model does around its attention: two short sequences, computed twice.
+"""The check, at start, of what a transformers model does around its attention: two short sequences, computed twice.
 
-First as a batch of two rows with positions and masks left to transformers, then as Octavo serves them: both in one row,
-positions given, no mask. All that reaches attention must be the same, and nothing may ask for what paged attention does
-not do. What a model asks for is the shape of its KV cache: configurations do not say it in any one way.
+First they are a batch of two rows with positions and masks left to transformers, then as Octavo serves them: both in
+one row, positions given, no mask. All inputs of attention must be the same, and no layer may ask for what paged
+attention does not do. The layers' requests give the shape of the KV cache: configurations do not state it in any one
+way.
 """
 
 from dataclasses import dataclass
@@ -13,11 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from octavo.worker.models.errors import ConfigError
-from octavo.worker.models.transformers.attention import PAGED, attending, current_pass, paged_attention
+from octavo.worker.models.config_file import ConfigError
+from octavo.worker.models.transformers.attention import (
+    PAGED,
+    MaskMarks,
+    NotCausal,
+    attending,
+    current_pass,
+    mark_masks,
+    marking,
+    paged_attention,
+)
 from octavo.worker.models.transformers.cut import CutModel
 from octavo.worker.models.transformers.linear import pack_linears
-from octavo.worker.models.transformers.masks import MaskMarks, NotCausal, mark_masks, marking
 
 CHECKED = "octavo_checked"
 _SEQUENCES, _TOKENS = 2, 8
@@ -27,13 +36,12 @@ _WITHOUT_EFFECT = {"position_ids", "cache_position", "use_cache"}
 
 
 class UnsupportedModel(ConfigError):
-    """A model that Octavo's paged attention cannot serve, or not without changing its results."""
+    """Raised for a model that Octavo's paged attention cannot serve, or not without changing its results."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagedShape:
-    """What the KV cache and the contract with the scheduler need to know: an
-    `octavo.worker.step.kv_layout.ModelShape`, measured."""
+    """The measured `octavo.worker.step.kv_cache.ModelShape` of a model."""
 
     vocab_size: int
     max_model_len: int
@@ -44,7 +52,7 @@ class PagedShape:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What one layer gave to attention: [tokens, heads, head_dim] each."""
+    """The inputs that one layer gave to attention: [tokens, heads, head_dim] each."""
 
     query: Tensor
     key: Tensor
@@ -52,7 +60,7 @@ class _Call:
 
 
 class _Recorder:
-    """Attends within each of the sequences, which have equally many tokens, and keeps what it was given."""
+    """Attends within each of the sequences, which have equally many tokens, and records the inputs."""
 
     def __init__(self, marks: MaskMarks) -> None:
         self.marks = marks
@@ -120,8 +128,9 @@ mark_masks(CHECKED)
 
 
 def check(model: CutModel, context: int) -> PagedShape:
-    """The shape of `model`, whose context is `context` tokens; from then on it attends as `PAGED` and its
-    `LinearModule`s are packed. Raises `UnsupportedModel`.
+    """Returns the shape of `model`, whose context is `context` tokens.
+
+    From then on the model attends as `PAGED` and its `LinearModule`s are packed. Raises `UnsupportedModel`.
     """
     try:
         return _check(model, context)
@@ -135,7 +144,7 @@ def _check(model: CutModel, context: int) -> PagedShape:
     embedding = model.model.get_input_embeddings()
     token_ids = _token_ids(embedding.num_embeddings, embedding.weight.device)
     _as_batch(model, token_ids, context)
-    # What is packed rounds in its own way, and experts are chosen by a hair: both passes must round alike.
+    # A packed layer rounds in its own way, and experts are chosen by a hair: both passes must round alike.
     pack_linears(model.model)
     batch, expected = _as_batch(model, token_ids, context)
     row, logits = _as_row(model, token_ids)
@@ -150,14 +159,14 @@ def _check(model: CutModel, context: int) -> PagedShape:
 
 
 def _as_batch(model: CutModel, token_ids: Tensor, context: int) -> tuple[_Recorder, Tensor]:
-    """As transformers is used; logits are [tokens, vocab_size]."""
+    """Computes as transformers is used; logits are [tokens, vocab_size]."""
     model.model.set_attn_implementation(CHECKED)
     with marking(context) as marks, attending(recorder := _Recorder(marks)):
         return recorder, model.run(token_ids).flatten(0, 1)
 
 
 def _as_row(model: CutModel, token_ids: Tensor) -> tuple[_Recorder, Tensor]:
-    """As Octavo serves."""
+    """Computes as Octavo serves."""
     model.model.set_attn_implementation(PAGED)
     positions = torch.arange(_TOKENS, device=token_ids.device).repeat(_SEQUENCES)
     with attending(recorder := _Recorder(MaskMarks(_TOKENS))):
@@ -165,7 +174,7 @@ def _as_row(model: CutModel, token_ids: Tensor) -> tuple[_Recorder, Tensor]:
 
 
 def _token_ids(vocab_size: int, device: torch.device) -> Tensor:
-    """[sequences, tokens], different ones, away from the ends of the vocabulary where special tokens are."""
+    """Returns distinct ids, [sequences, tokens], away from the ends of the vocabulary where special tokens are."""
     ids = vocab_size // 3 + 7 * torch.arange(_SEQUENCES * _TOKENS, device=device)
     return (ids % vocab_size).view(_SEQUENCES, _TOKENS)
 
@@ -183,7 +192,7 @@ def _compare(batch: list[_Call], row: list[_Call], tolerance: float) -> None:
 
 
 def _close(expected: Tensor, actual: Tensor, tolerance: float) -> bool:
-    """Whether two tensors are equal but for rounding, relative to the largest number."""
+    """Tells whether two tensors are equal up to rounding, relative to the largest number."""
     if expected.shape != actual.shape:
         return False
     if not expected.numel():

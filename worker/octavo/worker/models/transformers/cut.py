@@ -1,4 +1,4 @@
-"""A causal language model of transformers, cut between its decoder and what makes logits of hidden states."""
+"""A causal language model of transformers, cut between its decoder and the part that makes logits of hidden states."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 
 class CutModel:
-    """`decode` and `logits`, one after the other, are the model's own forward pass.
+    """Computes the model's own forward pass as `decode` and `logits`, one after the other.
 
-    So rows nobody wants go no further than `decode`, and what an architecture does beside its LM head (soft caps,
-    multipliers) is still done. Where to cut, the first `run` finds out.
+    Rows that are not wanted go no further than `decode`, and the operations of an architecture around its LM head (soft
+    caps, multipliers) are still done. The first `run` finds out where to cut.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -22,7 +22,8 @@ class CutModel:
         self._output_type: Any = None
 
     def run(self, input_ids: Tensor) -> Tensor:
-        """The logits, [batch, tokens, vocab_size], of sequences ([batch, tokens] int64) as transformers computes them.
+        """Returns the logits, [batch, tokens, vocab_size], of sequences ([batch, tokens] int64) as transformers
+        computes them.
 
         Raises `ValueError` if the model has no decoder of its own to be cut off.
         """
@@ -34,14 +35,14 @@ class CutModel:
         return logits
 
     def decode(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """[tokens, hidden_size], the last hidden states of tokens ([tokens] int64) in one row."""
+        """Computes the last hidden states, [tokens, hidden_size], of tokens ([tokens] int64) in one row."""
         output = self._decoder(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
         self._output_type = type(output)
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocab_size] of what `decode` gave."""
+        """Computes the logits, [rows, vocab_size], of hidden states from `decode`."""
         placeholder = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
         with self._decoded(hidden):
             logits: Tensor = self.model(input_ids=placeholder, use_cache=False).logits[0]
@@ -49,7 +50,7 @@ class CutModel:
 
     @contextmanager
     def _decoded(self, hidden: Tensor) -> Iterator[None]:
-        """Within it, the decoder gives `hidden`, whatever it is asked."""
+        """Makes the decoder return `hidden` within the block, whatever its input."""
         output = self._output_type(last_hidden_state=hidden[None])
         self._decoder.forward = lambda *_, **__: output
         try:
@@ -60,7 +61,7 @@ class CutModel:
 
 @contextmanager
 def _first_called(model: PreTrainedModel) -> Iterator[list[nn.Module]]:
-    """Within it, the models inside `model` are collected in the order in which they are called."""
+    """Collects the models inside `model`, within the block, in the order in which they are called."""
     called: list[nn.Module] = []
     with ExitStack() as hooks:
         for module in model.modules():

@@ -1,4 +1,4 @@
-"""A transformers model's linear layers, computed by Octavo's."""
+"""The linear layers of a transformers model, computed by Octavo's."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,11 +11,11 @@ class LinearModule(nn.Module):
     """An `octavo.worker.models.linear.Linear` where a model expects a module, for inputs with any leading dimensions.
 
     Before `pack` it is as torch's; after it, its weight can no longer be read. Some models multiply with the weight of
-    a linear layer themselves, so whoever reads it before is counted.
+    a linear layer themselves, so every earlier read is counted.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """`weight`: [out_features, in_features]."""
+        """Takes `weight`, [out_features, in_features]."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.bias = bias
@@ -25,14 +25,14 @@ class LinearModule(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[out_features, in_features]. Raises `RuntimeError` once it is packed."""
+        """Returns the weight, [out_features, in_features]. Raises `RuntimeError` once it is packed."""
         if self._weight is None:
             raise RuntimeError("a linear layer's weight is read that nobody read when the model was tried at start")
         self.weight_is_read = True
         return self._weight
 
     def pack(self) -> None:
-        """Lays the weight out for this machine, unless somebody reads it."""
+        """Lays the weight out for this machine, unless the model reads it."""
         if self._weight is not None and not self.weight_is_read:
             self._linear = Linear(self._weight, self.bias)
             self._weight = None
@@ -59,7 +59,8 @@ def replace_linears(model: nn.Module) -> None:
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Packs every `LinearModule` whose weight nobody reads, one after the other: no two copies of all weights."""
+    """Packs every `LinearModule` whose weight is never read, one after the other: no two copies of all weights exist at
+    once."""
     for module in model.modules():
         if isinstance(module, LinearModule):
             module.pack()

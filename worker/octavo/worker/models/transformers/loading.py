@@ -1,4 +1,4 @@
-"""From a model directory to a transformers model with its weights, or to the reason why not."""
+"""The loading of transformers models with their weights, or the reason for refusing one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,25 +14,23 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from octavo.runtime.models.directory import CONTEXT_KEYS
 from octavo.worker.loading.weights import WeightsError, WeightSource
-from octavo.worker.models.config_file import check_layers
-from octavo.worker.models.errors import ConfigError
+from octavo.worker.models.config_file import ConfigError, check_layers
 from octavo.worker.models.transformers.attention import PAGED
 from octavo.worker.models.transformers.check import UnsupportedModel
-from octavo.worker.models.transformers.parts import SharedTensor
-from octavo.worker.models.transformers.shards import ModelShare, shared_architecture
+from octavo.worker.models.transformers.shards import ModelShare, SharedTensor, shared_architecture
 
 _CAUSAL_NAMES = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-# Kinds of layers, in config.json's `layer_types`. How far chunks reach, the check at start finds out.
+# The kinds of layers in config.json's `layer_types`. The check at start finds out how far chunks reach.
 _ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
-# What torch's grouped products take without a look at the host: from this compute capability on, in bf16, rows of
-# whole 16 bytes.
+# The inputs that torch's grouped products take without waiting for the host: from this compute capability on, in bf16,
+# rows of whole 16 bytes.
 _GROUPED_FROM, _GROUPED_ITEMS = (8, 0), 8
 # Rotary embeddings that change for all sequences of a batch with the longest one, beyond their original context.
 _SHIFTING_ROTARY = ("dynamic", "longrope")
 
 
 class _ConfigFile(msgspec.Struct):
-    """What config.json says before transformers is asked."""
+    """Holds the keys of config.json that are read before transformers is asked."""
 
     architectures: list[str] | None = None
     model_type: str | None = None
@@ -41,7 +39,7 @@ class _ConfigFile(msgspec.Struct):
 
 
 def read_transformers_config(directory: Path) -> Any:
-    """transformers' configuration object, which no code in `directory` has a part in. Raises `ConfigError`."""
+    """Returns transformers' configuration object, without running code from `directory`. Raises `ConfigError`."""
     path = directory / "config.json"
     try:
         content = path.read_bytes()
@@ -65,7 +63,7 @@ def read_transformers_config(directory: Path) -> Any:
 
 
 def model_class(config: Any) -> type[PreTrainedModel]:
-    """The class of transformers that `config` names. Raises `UnsupportedModel` if it cannot be served."""
+    """Returns the class of transformers that `config` names. Raises `UnsupportedModel` if it cannot be served."""
     if config.is_encoder_decoder:
         raise UnsupportedModel("it is an encoder with a decoder, which attends to it across")
     named = [getattr(transformers, name) for name in config.architectures or () if name in _CAUSAL_NAMES]
@@ -84,7 +82,7 @@ def model_class(config: Any) -> type[PreTrainedModel]:
 
 
 def _takes(architecture: Any, config: Any) -> bool:
-    """Whether `config` is one of `architecture`'s: by its class, or because transformers pairs the two."""
+    """Tells whether `config` belongs to `architecture`: by its class, or because transformers pairs the two."""
     paired = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
     return isinstance(config, architecture.config_class) or architecture in (
         paired if isinstance(paired, tuple) else (paired,)
@@ -92,7 +90,7 @@ def _takes(architecture: Any, config: Any) -> bool:
 
 
 def refusal(architecture: type[PreTrainedModel]) -> str | None:
-    """Why no model of the class can be served, whatever its configuration; None: there is no such reason."""
+    """Returns why no model of the class can be served, whatever its configuration; None: there is no such reason."""
     if architecture._is_stateful:
         return f"{architecture.__name__} has a recurrent state, which paged attention does not hold"
     if not architecture._supports_attention_backend:
@@ -101,12 +99,13 @@ def refusal(architecture: type[PreTrainedModel]) -> str | None:
 
 
 def _text(config: Any) -> Any:
-    """The part of a configuration that is about text."""
+    """Returns the part of a configuration that is about text."""
     return config.get_text_config(decoder=True)
 
 
 def context_length(config: Any, max_model_len: int | None) -> int:
-    """Tokens of the model's context, shortened to `max_model_len`. Raises `ConfigError` if that is longer."""
+    """Returns the tokens of the model's context, shortened to `max_model_len`. Raises `ConfigError` if that is
+    longer."""
     text = _text(config)
     known = [value for key in CONTEXT_KEYS if isinstance(value := getattr(text, key, None), int) and value > 0]
     if not known and max_model_len is None:
@@ -131,7 +130,7 @@ def _refuse_shifting_rotary(text: Any, context: int) -> None:
 
 
 def _rotary_parameters(parameters: Any) -> Iterator[dict[str, Any]]:
-    """Those of the model, or of each kind of layer."""
+    """Yields the rotary parameters of the model, or of each kind of layer."""
     if not isinstance(parameters, dict):
         return
     if "rope_type" in parameters:
@@ -141,15 +140,17 @@ def _rotary_parameters(parameters: Any) -> Iterator[dict[str, Any]]:
 
 
 def empty_model(config: Any) -> Any:
-    """The model of `config` without values."""
+    """Returns the model of `config` without values."""
     architecture: Any = model_class(config)
     with _constructing(config), torch.device("meta"):
         return architecture(config)
 
 
 def load(config: Any, source: WeightSource, dtype: torch.dtype, share: ModelShare | None = None) -> Any:
-    """The model of `config`, or `share` of it, on the CPU in `dtype`, with the weights of `source`, of which a share
-    takes only its parts. Raises `WeightsError`."""
+    """Loads the model of `config`, or `share` of it, on the CPU in `dtype`, with the weights of `source`.
+
+    For a share only its parts are read. Raises `WeightsError`.
+    """
     architecture: Any = model_class(config)
     state = _state(source, config, dtype, share)
     if share:
@@ -174,8 +175,11 @@ def load(config: Any, source: WeightSource, dtype: torch.dtype, share: ModelShar
 
 
 def choose_experts(model: PreTrainedModel, device: torch.device) -> str:
-    """Which of transformers' ways to compute experts suits `model` on `device`: "grouped_mm" where that waits for
-    nothing, so that steps may be captured, and else "eager", which looks on the host at who goes where."""
+    """Returns the name of transformers' implementation of experts that suits `model` on `device`.
+
+    "grouped_mm" is chosen where it waits for nothing, so that steps may be captured, and else "eager", which reads the
+    routing on the host.
+    """
     sizes = {size for parameter in model.parameters() if parameter.dim() == 3 for size in parameter.shape[1:]}
     captured = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _GROUPED_FROM
     fits = model.dtype == torch.bfloat16 and all(size % _GROUPED_ITEMS == 0 for size in sizes)
@@ -183,7 +187,8 @@ def choose_experts(model: PreTrainedModel, device: torch.device) -> str:
 
 
 def _state(source: WeightSource, config: Any, dtype: torch.dtype, share: ModelShare | None) -> dict[str, Tensor]:
-    """What is stored, as it is, for transformers to round; where nothing is, all parameters of the model in `dtype`."""
+    """Returns the stored tensors as they are, for transformers to round; without any, all parameters of the model in
+    `dtype`."""
     stored = source.shapes()
     state: dict[str, Tensor] = {}
     for name, shape in (stored or _parameter_shapes(config)).items():
@@ -207,7 +212,11 @@ def _take(source: WeightSource, name: str, shape: tuple[int, ...], shared: Share
 
 
 def _refuse_misfits(info: dict[str, Any], *, complete: bool) -> None:
-    """`complete`: all parameters were given, and what else a model keeps has its start values."""
+    """Raises `WeightsError` on tensors that do not fit the model.
+
+    With `complete`, tensors may be missing: all parameters were given, and the rest of a model's state keeps its start
+    values.
+    """
     if misfits := sorted(info["mismatched_keys"]):
         name, stored, expected = misfits[0]
         raise WeightsError(f"tensor {name!r} is {list(stored)} in the weights; config.json makes it {list(expected)}")
@@ -225,8 +234,8 @@ def _some(names: list[str]) -> str:
 
 @contextmanager
 def _constructing(config: Any) -> Iterator[None]:
-    """Raises `ConfigError` for what a model's class looks up and does not find: the name of an activation, of a kind of
-    rotary embedding."""
+    """Raises `ConfigError` for a name that a model's class does not find: of an activation, of a kind of rotary
+    embedding."""
     try:
         yield
     except (AttributeError, LookupError, NotImplementedError, TypeError, ValueError) as error:
@@ -239,7 +248,7 @@ def _constructing(config: Any) -> Iterator[None]:
 
 
 def _named(config: Any, error: Exception) -> Iterator[tuple[str, str]]:
-    """The settings whose value is the very key that was not found."""
+    """Yields the settings whose value is the very key that was not found."""
     if isinstance(error, KeyError) and error.args:
         yield from ((key, value) for key, value in _settings(config.to_dict()) if value == error.args[0])
 
@@ -254,7 +263,7 @@ def _settings(keys: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' own progress bar and its report of what was not loaded: Octavo has both."""
+    """Silences transformers' own progress bar and its report of tensors that were not loaded: Octavo has both."""
     logging: Any = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

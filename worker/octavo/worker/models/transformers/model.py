@@ -1,4 +1,4 @@
-"""Any decoder-only architecture of transformers, its attention paged."""
+"""The decoder around any decoder-only architecture of transformers, with paged attention."""
 
 import logging
 from pathlib import Path
@@ -11,7 +11,6 @@ from octavo.worker.loading.load_format import open_weights
 from octavo.worker.models.decoder import PagedStep
 from octavo.worker.models.transformers.attention import attending
 from octavo.worker.models.transformers.check import check
-from octavo.worker.models.transformers.collectives import join
 from octavo.worker.models.transformers.cut import CutModel
 from octavo.worker.models.transformers.linear import replace_linears
 from octavo.worker.models.transformers.loading import (
@@ -22,7 +21,7 @@ from octavo.worker.models.transformers.loading import (
     model_class,
     read_transformers_config,
 )
-from octavo.worker.models.transformers.shards import ModelShare, model_share
+from octavo.worker.models.transformers.shards import ModelShare, join, model_share
 from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
 
 logger = logging.getLogger(__name__)
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 class TransformersModel:
     """An `octavo.worker.models.decoder.Decoder` around a causal language model of transformers.
 
-    Raises `ConfigError` (as `UnsupportedModel` where paged attention is in the way) or `WeightsError`.
+    Raises `ConfigError` (as `UnsupportedModel` if paged attention cannot serve it) or `WeightsError`.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class TransformersModel:
         self.config = check(self._model, context)
 
     def forward(self, step: PagedStep) -> Tensor:
-        """The last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
+        """Computes the last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""
         with attending(step) as forward_pass:
             hidden = self._model.decode(step.input_ids, step.positions)
         if forward_pass.num_calls != len(step.caches):
@@ -66,12 +65,12 @@ class TransformersModel:
         return hidden.index_select(0, step.rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocab_size], of what `forward` gave; on ranks other than 0 none of the rows."""
+        """Computes the logits of hidden states from `forward`, [rows, vocab_size]; no rows on ranks other than 0."""
         return self._model.logits(hidden) if len(hidden) else hidden.new_empty((0, self.config.vocab_size))
 
 
 def _share(config: Any, group: ShardGroup) -> ModelShare | None:
-    """None: all of the model."""
+    """Returns this rank's share of the model, or None for the whole model."""
     if group.size == 1:
         return None
     share = model_share(empty_model(config), group)

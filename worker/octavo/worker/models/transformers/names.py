@@ -1,4 +1,5 @@
-"""Which parameter of a transformers model a tensor of a checkpoint becomes: names have changed over the years."""
+"""The names of checkpoints: the parameter of a transformers model that each tensor becomes. Names have changed over the
+years."""
 
 from enum import Enum
 from typing import Any
@@ -14,7 +15,8 @@ from transformers.core_model_loading import (
 
 
 class Layout(Enum):
-    """What a tensor is of a parameter: all of it; one of those that are stacked, as experts are; something else."""
+    """Tells how a tensor lies in its parameter: as all of it; as one of several that are stacked, as experts are;
+    otherwise."""
 
     SAME = "same"
     STACKED = "stacked"
@@ -22,7 +24,7 @@ class Layout(Enum):
 
 
 class StoredNames:
-    """The names of checkpoints for the parameters of `model`, which needs no values."""
+    """Maps the names of checkpoints to the parameters of `model`, which needs no values."""
 
     def __init__(self, model: Any) -> None:
         mapping = get_model_conversion_mapping(model)
@@ -32,7 +34,8 @@ class StoredNames:
         self._parameters = model.state_dict()
 
     def parameter(self, stored: str) -> tuple[str, Layout]:
-        """The parameter's name, or one that no parameter has, and what the tensor called `stored` is of it."""
+        """Returns the name of the parameter, or one that no parameter has, and the layout in it of the tensor called
+        `stored`."""
         name, pattern = self._renamed(stored, self._renamings, self._converters)
         if name not in self._parameters and stored in self._parameters:
             name, pattern = self._renamed(stored, [], [])

@@ -1,4 +1,4 @@
-"""Which layers of a transformers model its ranks share, and which dimension of each."""
+"""The plan of a shared transformers model: the layers that its ranks share, and the shared dimension of each."""
 
 import re
 from collections.abc import Mapping
@@ -8,8 +8,9 @@ from typing import Any
 
 from octavo.worker.models.transformers.check import UnsupportedModel
 
-# What transformers' plans call the halves of a block that ranks compute alone, the experts of a layer, and what every
-# rank may as well compute itself. A model's ends, its embedding and its LM head, are shared whatever its plan says.
+# The words of transformers' plans for the halves of a block that ranks compute alone, for the experts of a layer, and
+# for layers that every rank may as well compute itself. A model's ends, its embedding and its LM head, are shared
+# whatever its plan says.
 _COLUMNS, _ROWS = "colwise", "rowwise"
 _EXPERTS, _PACKED_COLUMNS = "moe_tp_experts", "packed_colwise"
 _WHOLE = {"replicated_with_grad_allreduce", "colwise_gather_output", "rowwise_split_input"}
@@ -39,7 +40,7 @@ _STACKED = {"c_attn"}
 
 
 class Axis(Enum):
-    """What is dealt out to the ranks."""
+    """Names what is divided among the ranks."""
 
     QUERY_HEADS = "query heads"
     KV_HEADS = "KV heads"
@@ -48,8 +49,11 @@ class Axis(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Of a linear layer: its outputs, or with `reduced` its inputs, so that the outputs are sums over ranks. `stacked`:
-    how many times all of the axis lie side by side."""
+    """Describes the shared dimension of a linear layer: its outputs, or with `reduced` its inputs, so that the outputs
+    are sums over ranks.
+
+    `stacked` tells how many times all of the axis lie side by side.
+    """
 
     axis: Axis
     reduced: bool = False
@@ -58,15 +62,17 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class SharedLayers:
-    """What ranks share of a model, by name: linear layers, and modules that hold the experts of a layer, whose outputs
-    are sums over ranks too."""
+    """Names the layers that ranks share: linear layers, and modules that hold the experts of a layer.
+
+    The outputs of these modules are sums over ranks too.
+    """
 
     linears: Mapping[str, Split]
     experts: tuple[str, ...]
 
 
 def shared_layers(model: Any) -> SharedLayers:
-    """What ranks share of `model`. Raises `UnsupportedModel` if nobody knows."""
+    """Returns the layers of `model` that ranks share. Raises `UnsupportedModel` if no plan is known."""
     plan = _plan(model)
     if others := sorted(set(plan.values()) - {_COLUMNS, _ROWS, _EXPERTS, _PACKED_COLUMNS} - _WHOLE):
         raise UnsupportedModel(
@@ -93,7 +99,7 @@ def _plan(model: Any) -> Mapping[str, str]:
 
 
 def _style(name: str, plan: Mapping[str, str]) -> str | None:
-    """What `plan` says of the module `name`, whose numbers it leaves open."""
+    """Returns the plan's word for the module `name`; a plan leaves the numbers in names open."""
     return plan.get(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name))
 
 

@@ -1,38 +1,123 @@
 """One rank's share of a transformers model, built small so that parts of tensors fit into it.
 
-Shoeybi et al., "Megatron-LM" (2019). The model's own code runs on it, with fewer heads and columns than it was written
-for; `octavo.worker.models.transformers.collectives` stands in for what it does not have.
+Shoeybi et al., "Megatron-LM" (2019). The model's own code runs on the share, with fewer heads and columns than it was
+written for; `join` adds the collectives that the code lacks.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from octavo.worker.loading.tensor_file import Part
 from octavo.worker.models.transformers.check import UnsupportedModel
 from octavo.worker.models.transformers.names import Layout, StoredNames
-from octavo.worker.models.transformers.parts import SharedTensor, expert_tensors, linear_tensors, vocabulary_tensors
-from octavo.worker.models.transformers.plan import Axis, shared_layers
+from octavo.worker.models.transformers.plan import Axis, Split, shared_layers
 from octavo.worker.tensor_parallel.group import ShardGroup
-from octavo.worker.tensor_parallel.shards import HeadShares, Shards
+from octavo.worker.tensor_parallel.shards import HeadShares, Shards, Share, Vocabulary, stacked
+
+# Octavo's kernels multiply pairs of inputs.
+_MLP_UNIT = 2
+_NOTHING = Part(0, ())
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTensor:
+    """A tensor of shape `whole`, of which a rank holds `part`; a part without ranges stands for zeros."""
+
+    whole: tuple[int, ...]
+    part: Part
+
+    @property
+    def is_held(self) -> bool:
+        return bool(self.part.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExperts:
+    """A parameter with the weights of all experts of a layer, and one linear layer of one expert, as a checkpoint may
+    have it."""
+
+    all: SharedTensor
+    one: SharedTensor
+
+
+def vocabulary_tensors(end: nn.Module, group: ShardGroup) -> dict[str, SharedTensor]:
+    """Returns the shares of a model's embedding or LM head, by the names of its parameters."""
+    return {
+        leaf: SharedTensor(tuple(tensor.shape), Vocabulary(len(tensor), group).share.along(0))
+        for leaf, tensor in end.named_parameters(recurse=False)
+    }
+
+
+def linear_tensors(
+    linear: nn.Module, split: Split, heads: HeadShares, shards: Shards
+) -> Iterator[tuple[str, SharedTensor]]:
+    """Yields the shares of a linear layer, by the names of its parameters. Raises `ConfigError` if it cannot be
+    divided."""
+    # Conv1D keeps its weight transposed.
+    outputs, inputs = (1, 0) if isinstance(linear, Conv1D) else (0, 1)
+    dim = inputs if split.reduced else outputs
+    weight, bias = linear.weight, linear.bias
+    assert isinstance(weight, Tensor)
+    shares = [_share(weight.shape[dim] // split.stacked, split.axis, heads, shards)] * split.stacked
+    yield "weight", SharedTensor(tuple(weight.shape), stacked(dim, shares))
+    if isinstance(bias, Tensor) and not split.reduced:
+        yield "bias", SharedTensor(tuple(bias.shape), stacked(0, shares))
+    elif isinstance(bias, Tensor) and shards.rank:
+        # The sum over ranks holds it once.
+        yield "bias", SharedTensor(tuple(bias.shape), _NOTHING)
+
+
+def _share(size: int, axis: Axis, heads: HeadShares, shards: Shards) -> Share:
+    if axis is Axis.COLUMNS:
+        return shards.split(size, axis.value, unit=_MLP_UNIT)
+    dealt = heads.kv if axis is Axis.KV_HEADS else heads.query
+    width, rest = divmod(size, dealt.whole)
+    if rest:
+        raise UnsupportedModel(f"a layer is {size} wide, no multiple of {dealt.whole} {axis.value}: leave out --tp")
+    return dealt.times(width)
+
+
+def expert_tensors(experts: nn.Module, shards: Shards) -> dict[str, SharedExperts]:
+    """Returns the shares of a module that computes the experts of a layer, by the names of its parameters. Raises
+    `ConfigError`."""
+    parameters = dict(experts.named_parameters())
+    if parameters.keys() != {"gate_up_proj", "down_proj"} or getattr(experts, "is_transposed", False):
+        raise UnsupportedModel(
+            f"its experts ({type(experts).__name__}: {', '.join(sorted(parameters))}) are of a kind that ranks cannot"
+            " share: leave out --tp"
+        )
+    number, hidden, inner = parameters["down_proj"].shape
+    share = shards.split(inner, Axis.COLUMNS.value, unit=_MLP_UNIT)
+    return {
+        "gate_up_proj": SharedExperts(
+            SharedTensor((number, 2 * inner, hidden), stacked(1, [share, share])),
+            SharedTensor((inner, hidden), share.along(0)),
+        ),
+        "down_proj": SharedExperts(
+            SharedTensor((number, hidden, inner), share.along(2)), SharedTensor((hidden, inner), share.along(1))
+        ),
+    }
+
 
 T = TypeVar("T")
 
-# What attention modules call the numbers of heads that they compute with.
+# The names that attention modules give to their numbers of heads.
 _QUERY_COUNTS = ("num_heads", "num_attention_heads")
 _KV_COUNTS = ("num_key_value_heads",)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShare:
-    """What a rank has of a model: of the parameters in `tensors` (by name) a part, of all others the whole.
+    """Describes a rank's share of a model: a part of the parameters in `tensors` (by name), the whole of all others.
 
-    `experts`: those of `tensors` that hold experts, one by one; `names`: what checkpoints call the parameters. The rest
-    are names of modules: `embedding` and `head` at the ends, `attention` those that compute with `heads`, `reduced`
-    those whose outputs are summed over ranks.
+    `experts` are those of `tensors` that hold experts, one by one; `names` are the checkpoints' names of parameters.
+    The rest are names of modules: `embedding` and `head` at the ends, `attention` those that compute with `heads`,
+    `reduced` those whose outputs are summed over ranks.
     """
 
     names: StoredNames
@@ -45,7 +130,8 @@ class ModelShare:
     reduced: tuple[str, ...]
 
     def tensor(self, stored: str) -> SharedTensor | None:
-        """What a checkpoint calls `stored`; None: it is needed whole. Raises `UnsupportedModel`."""
+        """Returns the share of the tensor that a checkpoint calls `stored`; None: it is needed whole. Raises
+        `UnsupportedModel`."""
         name, layout = self.names.parameter(stored)
         if layout is Layout.SAME or name not in self.tensors:
             return self.tensors.get(name)
@@ -58,8 +144,11 @@ class ModelShare:
 
 
 def model_share(model: Any, group: ShardGroup) -> ModelShare:
-    """The share of a rank of `model`, which may have no values. Raises `ConfigError`: as `UnsupportedModel` if nobody
-    knows how to share it, else if it cannot be dealt out to so many."""
+    """Returns the share of a rank of `model`, which may have no values.
+
+    Raises `ConfigError`: as `UnsupportedModel` if no plan for sharing it is known, else if it cannot be divided among
+    so many ranks.
+    """
     layers = shared_layers(model)
     shards = Shards(group.rank, group.size)
     heads = _heads(model, shards)
@@ -88,12 +177,13 @@ def model_share(model: Any, group: ShardGroup) -> ModelShare:
 def _named(
     model: nn.Module, names: Iterable[str], parts: Callable[[nn.Module, str], Iterable[tuple[str, T]]]
 ) -> dict[str, T]:
-    """What `parts` gives of the parameters of the modules called `names`, by the parameters' full names."""
+    """Returns the shares that `parts` gives for the parameters of the modules called `names`, by the parameters' full
+    names."""
     return {f"{name}.{leaf}": part for name in names for leaf, part in parts(model.get_submodule(name), name)}
 
 
 def shared_architecture(whole: type[PreTrainedModel], share: ModelShare) -> type[PreTrainedModel]:
-    """The class of models like `whole` that have the parameters of `share`."""
+    """Returns the class of models like `whole` that have the parameters of `share`."""
     build: Any = whole.__init__
 
     def build_share(model: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -110,7 +200,7 @@ def _heads(model: Any, shards: Shards) -> HeadShares:
 
 
 def _ends(model: Any) -> tuple[str, str]:
-    """The names of the embedding and of the LM head."""
+    """Returns the names of the embedding and of the LM head."""
     names = {id(module): name for name, module in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(embedding, nn.Embedding) or type(head) is not nn.Linear:
@@ -122,7 +212,7 @@ def _ends(model: Any) -> tuple[str, str]:
 
 
 def _shrink(model: nn.Module, share: ModelShare) -> None:
-    """Leaves of a model without values what `share` says."""
+    """Shrinks a model without values to its `share`."""
     for name, tensor in share.tensors.items():
         parent, _, leaf = name.rpartition(".")
         if tensor.is_held:
@@ -150,3 +240,36 @@ def _count_heads(attention: Any, heads: HeadShares) -> None:
         setattr(attention, name, counts[name])
     if hasattr(attention, "split_size"):
         attention.split_size = attention.split_size // heads.query.whole * len(heads.query)
+
+
+# The collectives of a forward pass, in the places where the model's code would have gone on with its own tensors.
+
+
+def join(model: nn.Module, share: ModelShare, group: ShardGroup) -> None:
+    """Adds the collectives with the other ranks to the forward pass of `model`, which holds `share` and whose modules
+    are final."""
+    for name in share.reduced:
+        _reduce(model.get_submodule(name), group)
+    _look_up_together(model.get_submodule(share.embedding), share.tensors[f"{share.embedding}.weight"].whole[0], group)
+    _gather_logits(model.get_submodule(share.head), share.tensors[f"{share.head}.weight"].whole[0], group)
+
+
+def _reduce(layer: Any, group: ShardGroup) -> None:
+    compute = layer.forward
+    layer.forward = lambda *args, **kwargs: group.all_reduce(compute(*args, **kwargs))
+
+
+def _look_up_together(embedding: Any, size: int, group: ShardGroup) -> None:
+    # Not every model's embedding is a plain one.
+    look_up, vocabulary = embedding.forward, Vocabulary(size, group)
+    embedding.forward = lambda input_ids: vocabulary.look_up(input_ids, look_up)
+
+
+def _gather_logits(head: Any, size: int, group: ShardGroup) -> None:
+    """Makes the output of `head` one row of all tokens, [1, tokens, size]; no tokens on ranks other than 0."""
+    multiply, vocabulary = head.forward, Vocabulary(size, group)
+
+    def forward(hidden: Tensor) -> Tensor:
+        return vocabulary.gather(multiply(hidden).flatten(0, -2))[None]
+
+    head.forward = forward

@@ -1,0 +1,112 @@
+"""Swapping blocks between a GPU and pinned CPU memory, and copying them on the GPU."""
+
+import logging
+import math
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.kernels.native.memory import zeros
+from octavo.worker.gpu.transfer import upload
+
+logger = logging.getLogger(__name__)
+
+# Flags: for all of CUDA's contexts, and where kernels read and write the memory themselves.
+_PORTABLE_AND_MAPPED = 1 | 2
+
+
+class PinningError(Exception):
+    """Raised if CUDA does not pin the memory asked for."""
+
+
+def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Allocates a zeroed tensor in pinned memory of its own, and logs how long that takes.
+
+    Pinned pages stay where they are, so that a GPU reads and writes them fastest. Pinning goes page by page and takes
+    seconds for many GiB. Torch's own pinned memory comes in powers of two, up to twice what is asked for. The call
+    needs CUDA. Raises `OSError` if there is no room, and `PinningError`.
+    """
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=dtype)
+    began = time.monotonic()
+    gib = math.prod(shape) * dtype.itemsize / (1 << 30)
+    logger.info("pinning %.1f GiB of the CPU's memory for swapped blocks, which may take a while", gib)
+    # In huge pages, which are far fewer to pin.
+    tensor = zeros(shape, dtype, touched=True)
+    _pin(tensor, torch.cuda.cudart())  # type: ignore[no-untyped-call]
+    logger.info("pinned %.1f GiB in %.1f s", gib, time.monotonic() - began)
+    return tensor
+
+
+def _pin(tensor: Tensor, cudart: Any) -> None:
+    """Pins `tensor` through `cudart`, torch's binding to CUDA's runtime, until `tensor` is freed."""
+    address = tensor.data_ptr()
+    if code := int(cudart.cudaHostRegister(address, tensor.nbytes, _PORTABLE_AND_MAPPED)):
+        raise PinningError(f"CUDA does not pin {tensor.nbytes} bytes of the CPU's memory (its error {code})")
+    weakref.finalize(tensor, cudart.cudaHostUnregister, address)
+
+
+# Moves of blocks, given to the current stream without waiting.
+
+
+Pairs = list[tuple[int, int]]
+
+# Blocks of so many bytes go through the copy engine, which takes no processor from the model: each lasts much longer
+# than the few microseconds that starting a copy costs. Smaller ones go in one launch of a kernel.
+_COPY_ENGINE_BYTES = 1 << 20
+# Programs of that kernel: they fill the link to the CPU, and leave most of a GPU alone.
+_SWAP_PROGRAMS = 16
+
+
+def swap_blocks(source: Tensor, target: Tensor, pairs: Pairs) -> None:
+    """Moves blocks from one pool to another, of which one is on a GPU and the other in pinned memory.
+
+    `pairs` holds (source, target), no target twice. Blocks that lie side by side in both pools go as one.
+    """
+    if source[0].nbytes >= _COPY_ENGINE_BYTES:
+        for first, into, count in runs(pairs):
+            target[into : into + count].copy_(source[first : first + count], non_blocking=True)
+        return
+    from octavo.kernels.triton.moves import move_blocks
+
+    device = source.device if source.is_cuda else target.device
+    move_blocks(source, target, _on_device(pairs, device), programs=_SWAP_PROGRAMS)
+
+
+def copy_blocks(pool: Tensor, pairs: Pairs) -> None:
+    """Copies blocks within a pool on a GPU as if all were read first.
+
+    That takes one launch, or two if a block is both read and written. `pairs` is as in `swap_blocks`.
+    """
+    from octavo.kernels.triton import moves
+
+    if {source for source, _ in pairs}.isdisjoint(target for _, target in pairs):
+        moves.copy_blocks(pool, _on_device(pairs, pool.device))
+        return
+    staging = torch.empty((len(pairs), *pool.shape[1:]), dtype=pool.dtype, device=pool.device)
+    gathered = [(source, place) for place, (source, _) in enumerate(pairs)]
+    scattered = [(place, target) for place, (_, target) in enumerate(pairs)]
+    moves.move_blocks(pool, staging, _on_device(gathered, pool.device))
+    moves.move_blocks(staging, pool, _on_device(scattered, pool.device))
+
+
+def runs(pairs: Pairs) -> list[tuple[int, int, int]]:
+    """Returns `pairs`, of which no two share a target, as (first source, first target, count) of neighbours in both
+    pools."""
+    found: list[tuple[int, int, int]] = []
+    for source, target in sorted(pairs):
+        first, into, count = found[-1] if found else (-1, -1, 0)
+        if count and (source, target) == (first + count, into + count):
+            found[-1] = first, into, count + 1
+        else:
+            found.append((source, target, 1))
+    return found
+
+
+def _on_device(pairs: Pairs, device: torch.device) -> Tensor:
+    """Returns `pairs` on the device, [pairs, 2] int32."""
+    return upload(np.array(pairs, dtype=np.int32), device)
