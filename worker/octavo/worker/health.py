@@ -16,7 +16,7 @@ from grpc_health.v1.health import HealthServicer
 
 from octavo.runtime.transport.endpoints import EndpointError
 
-# A turn outside a step takes milliseconds; a loop that has not turned for this long is stuck.
+# A turn outside a step takes milliseconds; a loop that has not turned for this long hangs.
 DEADLINE_S = 10.0
 # Three times what a scheduler allows a step of a new shape, which may compile. By then it has given the worker up; this
 # tells whoever could start the process anew.

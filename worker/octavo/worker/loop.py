@@ -24,7 +24,7 @@ from octavo.worker.runner import Runner
 
 logger = logging.getLogger(__name__)
 
-# Longer than a scheduler lets requests go on here before it moves them, unless told otherwise.
+# Longer than a scheduler lets requests go on here before it moves them, unless configured otherwise.
 DRAIN_TIMEOUT_S = 30.0
 _COMPLAINT_INTERVAL_S = 10.0
 # How often a step under way is looked after: a small share of the shortest.

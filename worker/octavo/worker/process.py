@@ -125,13 +125,13 @@ def _predecessor(path: Path, ends: Mapping[int, End]) -> Predecessor | None:
     end = ends.get(pid)
     if end is not None:
         ending = Ending.CRASHED if said or end.is_crash else Ending.KILLED
-        return _told(process, ending, f"{end}, {said}" if said else str(end))
+        return _predecessor_of(process, ending, f"{end}, {said}" if said else str(end))
     if said:
-        return _told(process, Ending.CRASHED, said)
-    return _told(process, Ending.UNKNOWN, "it ended without a word")
+        return _predecessor_of(process, Ending.CRASHED, said)
+    return _predecessor_of(process, Ending.UNKNOWN, "it ended without a word")
 
 
-def _told(process: int, ending: Ending, detail: str) -> Predecessor | None:
+def _predecessor_of(process: int, ending: Ending, detail: str) -> Predecessor | None:
     return Predecessor(process, ending, detail) if 0 <= process < 2**64 else None
 
 

@@ -240,8 +240,8 @@ class WorkerProtocol:
         output = output.without([sequence.failure for sequence in members if sequence.failure])
         self._table.complete(launched.items, output)
         failed = launched.failed | {failure.sequence_id: failure for failure in output.failed}
-        told = [failed[each] for each in members_of(launched.plan) if each in failed] if failed else []
-        return _result(launched.plan, StepOutcome.DONE, output, failed=told)
+        reported = [failed[each] for each in members_of(launched.plan) if each in failed] if failed else []
+        return _result(launched.plan, StepOutcome.DONE, output, failed=reported)
 
     def _fail(self, plan: StepPlan, error: Exception) -> StepResult:
         """Answers a failed `plan`. The scheduler recomputes its sequences; the worker and its other sequences live

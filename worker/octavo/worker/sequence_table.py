@@ -1,4 +1,4 @@
-"""All sequences of a worker, and how a plan changes them.
+"""The table of a worker's sequences, and the changes that a plan makes to it.
 
 The table checks a plan before any of it reaches the device: an id that is out of range there would write into a
 neighbour's memory instead of raising.

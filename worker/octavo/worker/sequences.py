@@ -1,4 +1,4 @@
-"""The worker's view of one sequence between steps, and the share of one sequence in a step."""
+"""The sequences that a worker keeps between steps, and the share of one sequence in a step."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING

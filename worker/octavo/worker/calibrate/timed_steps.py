@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Run:
-    """A step to be timed."""
+    """Holds a step to be timed."""
 
     shape: StepShape
     execute: Callable[[], object]
@@ -44,7 +44,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The size of a step, and the seconds it took."""
+    """Holds the size of a step, and the seconds it took."""
 
     shape: StepShape
     seconds: float
@@ -195,7 +195,7 @@ _MIXES = ((1, 16), (4, 64), (16, 64), (16, 256), (64, 256))
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The most sequences and tokens of a step, and the sampling `temperature` of those that choose a token."""
+    """Holds the most sequences and tokens of a step, and the sampling `temperature` of those that choose a token."""
 
     num_seqs: int
     num_tokens: int

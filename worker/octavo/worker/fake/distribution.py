@@ -1,4 +1,5 @@
-"""The fake model's distribution over tokens after one history, made from a hash of that history."""
+"""The fake model's distribution over the tokens that may follow one history, which is made from a hash of that
+history."""
 
 import hashlib
 import math
@@ -92,8 +93,8 @@ class FakeDistribution:
 
     def logprobs(self, token_id: int, top: int) -> Logprobs:
         """Returns the report on a token, with the `top` most likely tokens."""
-        likeliest = [self.token(rank) for rank in range(1, min(top, self.size) + 1)]
-        return Logprobs(self.logprob(token_id), self.rank(token_id), likeliest, list(map(self.logprob, likeliest)))
+        top_tokens = [self.token(rank) for rank in range(1, min(top, self.size) + 1)]
+        return Logprobs(self.logprob(token_id), self.rank(token_id), top_tokens, list(map(self.logprob, top_tokens)))
 
     @property
     def _num_ordinary(self) -> int:

@@ -47,7 +47,7 @@ class FakeFault:
 
 
 class FakeFaults:
-    """The faults of a fake device."""
+    """Holds the faults of a fake device."""
 
     def __init__(self, faults: tuple[FakeFault, ...] = ()) -> None:
         self._faults = faults

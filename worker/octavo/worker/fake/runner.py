@@ -96,8 +96,8 @@ class FakeVocabulary:
         assert sampling.beam is not None, "only beams have candidates"
         count = max(2, 1 + len(sampling.stop_token_ids)) * sampling.beam.width
         distribution = self._distribution(history, _GREEDY + settings_digest(sampling, drawn=False))
-        likeliest = distribution.permitted(sampling, num_generated, count, mask)
-        return [(token_id, distribution.logprob(token_id)) for token_id in likeliest]
+        token_ids = distribution.permitted(sampling, num_generated, count, mask)
+        return [(token_id, distribution.logprob(token_id)) for token_id in token_ids]
 
     def logprobs(self, history: bytes, token_id: int, top: int) -> Logprobs:
         """Returns the report on `token_id` after `history`, by the model's own distribution, however the token was

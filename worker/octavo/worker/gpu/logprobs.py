@@ -32,8 +32,8 @@ class DeviceLogprobs:
 
     def listed(self) -> list[Logprobs]:
         """Returns the logprobs of every row; the entry of a row that is not finite is void."""
-        likeliest = listed(self.top_token_ids, self.top_logprobs, self.tops)
-        rows = zip(self.logprobs.tolist(), self.ranks.tolist(), likeliest, strict=True)
+        top_tokens = listed(self.top_token_ids, self.top_logprobs, self.tops)
+        rows = zip(self.logprobs.tolist(), self.ranks.tolist(), top_tokens, strict=True)
         return [Logprobs(logprob, rank, ids, values) for logprob, rank, (ids, values) in rows]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GpuOptions:
-    """The options of a worker on a GPU.
+    """Holds the options of a worker on a GPU.
 
     `memory_utilization`: the share of the device's memory that this process and all others on it may take together.
     `max_num_batched_tokens`: the largest step that room is left for; a larger one may be computed in parts.

@@ -1,4 +1,4 @@
-"""Swapping blocks between a GPU and pinned CPU memory, and copying them on the GPU."""
+"""The swap of blocks between a GPU and pinned CPU memory, and copies of blocks within the GPU."""
 
 import logging
 import math

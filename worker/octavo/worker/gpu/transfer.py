@@ -1,4 +1,4 @@
-"""Small arrays between the host and a device without waiting for either, and marks in a device's queue."""
+"""Transfers of small arrays between host and device that wait for neither, and marks in a device's queue."""
 
 import time
 from typing import Any, Protocol

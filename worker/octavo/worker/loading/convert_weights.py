@@ -1,4 +1,4 @@
-"""The conversion of PyTorch's pickled weights to safetensors. Only this module opens such files, and never while
+"""The converter of PyTorch's pickled weights, which writes safetensors. Only this module opens pickles, and never while
 serving."""
 
 import json

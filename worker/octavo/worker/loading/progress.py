@@ -1,4 +1,4 @@
-"""The progress of a long load: a bar on a terminal, a line now and then in a log."""
+"""The report of a long load, which shows a bar on a terminal and a line now and then in a log."""
 
 import logging
 import sys

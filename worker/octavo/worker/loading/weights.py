@@ -1,4 +1,4 @@
-"""The tensors of a model directory: safetensors only, each taken once, none forgotten."""
+"""The tensors of a model directory. They are read from safetensors only, each is taken once, and none is forgotten."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

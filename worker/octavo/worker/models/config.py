@@ -99,7 +99,7 @@ _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder of the Llama family, in numbers.
+    """Holds a decoder of the Llama family in numbers.
 
     `windows` holds the number of tokens that each layer attends to, the querying one included; 0: all. `rotaries` holds
     the rotary embedding of each layer; None: it has none. A soft-cap of 0 is none. `logits_scale` multiplies the

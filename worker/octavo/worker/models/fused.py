@@ -1,4 +1,4 @@
-"""A Llama-family model on a GPU: Octavo's Triton kernels between the matrix products."""
+"""The decoder of a Llama-family model on a GPU, which runs Octavo's Triton kernels between the matrix products."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

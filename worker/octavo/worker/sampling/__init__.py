@@ -1,1 +1,1 @@
-"""From logits to tokens: processors, grammars, draws, logprobs."""
+"""The sampler, which turns logits into tokens: processors, grammars, draws, logprobs."""

@@ -1,8 +1,9 @@
-"""From logits to token ids: greedy, or temperature, min-p, top-k and top-p by inverse CDF with one uniform per row.
+"""The draw, which turns logits into token ids: greedy, or temperature, min-p, top-k and top-p by inverse CDF.
 
-The vocabulary is not sorted: the largest few candidates nearly always settle a row. A row that they do not settle is
-computed by itself: its tokens are counted by likelihood in narrow buckets. A cut, or a number drawn, is found in two
-levels: first the bucket, then the place in it, for which the tokens of that bucket alone are sorted.
+Each row takes one uniform number. The vocabulary is not sorted: the largest few candidates nearly always settle a row.
+A row that they do not settle is computed by itself: its tokens are counted by likelihood in narrow buckets. A cut, or a
+number drawn, is found in two levels: first the bucket, then the place in it, for which the tokens of that bucket alone
+are sorted.
 """
 
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ _CANDIDATES = 64
 
 @dataclass(frozen=True)
 class Rows:
-    """Sequences and the `logits` ([rows, vocab_size] fp32) that they choose from.
+    """Holds sequences and the `logits` ([rows, vocab_size] fp32) that they choose from.
 
     `largest` holds the largest logit of each row, `argmax` its token id ([rows] each; of equal ones the lowest id).
     """
@@ -134,11 +135,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class _Cuts:
-    """The cuts of each row, [rows, 1] each.
+    """Holds the cuts of each row, [rows, 1] each.
 
     A row leaves the first `top_k` tokens (all, if there are fewer), of them those whose scaled logit is at least
     `least`, and of these the first that reach `top_p` of their mass. Where `top_p` alone cuts, `whole` is the mass of
-    the row's whole vocabulary, in units of the largest logit's mass; elsewhere it is infinite.
+    the row's whole vocabulary, in units of the largest logit's mass; for other rows it is infinite.
     """
 
     top_k: Tensor

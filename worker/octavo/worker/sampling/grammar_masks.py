@@ -1,4 +1,5 @@
-"""The masks of a step's sequences with grammars: filled on the CPU, timed, and applied to logits on their device."""
+"""The masks of a step's sequences with grammars, which are filled on the CPU, timed, and applied to logits on their
+device."""
 
 import time
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ _FEW_US = 500
 
 @dataclass(frozen=True)
 class Masks:
-    """The masks of the sequences with grammars in a step.
+    """Holds the masks of the sequences with grammars in a step.
 
     `rows` maps a sequence's id to its row of `bits` ([rows, bytes], a bit for each token id, lowest first). `failed`
     holds the sequences that no token may follow. `times` holds the share of each sequence in the time that all masks
@@ -146,7 +147,7 @@ def _failing(sequence: WorkerSequence, failures: dict[int, SequenceFailure]) -> 
 
 
 def _highest(bits: Bits, logits: Tensor) -> Tensor:
-    """Returns [rows, vocab_size]: infinity where a token is allowed, its negative elsewhere."""
+    """Returns [rows, vocab_size]: infinity where a token is allowed, minus infinity where it is not."""
     packed = upload(bits, logits.device)
     highest = _of_bytes(logits.device).index_select(0, packed.view(-1).int()).view(len(bits), 8 * bits.shape[1])
     missing = logits.shape[1] - highest.shape[1]

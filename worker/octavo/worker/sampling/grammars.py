@@ -1,4 +1,4 @@
-"""The grammars of sequences: which tokens each allows next.
+"""The grammars of sequences, which decide the tokens that may come next.
 
 A sequence's matcher catches up with the tokens that the sequence has, whichever worker chose these, and however often
 the sequence was preempted, forked or started anew.

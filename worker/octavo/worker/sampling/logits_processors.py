@@ -1,4 +1,13 @@
-"""What a request does to its logits before a token is chosen: exclusions, biases and penalties."""
+"""The processors, which change a request's logits before a token is chosen: exclusions, biases and penalties.
+
+They follow the order of vLLM's V1 sampler: what a grammar allows, allowed ids, banned ids, stop ids before
+`min_tokens`, logit bias, repetition penalty (CTRL, Keskar et al. 2019), frequency and presence penalties; temperature,
+min-p, top-k and top-p follow when the token is drawn. An excluded logit is -inf and stays so, which is why only the
+places of the bias and of the penalties matter.
+
+Ids beyond the vocabulary exclude and favour nothing. All counts come from the sequence's tokens, so a sequence that was
+computed anew is penalised as before. Only the logits of tokens that a request names or has are touched.
+"""
 
 from collections.abc import Iterable
 from math import inf
@@ -77,17 +86,6 @@ class TokenCounts:
 
 def _known(token_ids: Iterable[int], vocab_size: int) -> Ids:
     return np.array([token_id for token_id in token_ids if token_id < vocab_size], dtype=np.int64)
-
-
-# What a request does to its logits before a token is chosen: exclusions, biases and penalties.
-#
-# The order is that of vLLM's V1 sampler: what a grammar allows, allowed ids, banned ids, stop ids before `min_tokens`,
-# logit bias, repetition penalty (CTRL, Keskar et al. 2019), frequency and presence penalties; temperature, min-p, top-k
-# and top-p follow when the token is drawn. An excluded logit is -inf and stays so, which is why only the bias's place
-# before the penalties and theirs among each other matter.
-#
-# Ids beyond the vocabulary exclude and favour nothing. All counts come from the sequence's tokens, so a sequence that
-# was computed anew is penalised as before. Only the logits of tokens that a request names or has are touched.
 
 
 def is_processed(sequence: WorkerSequence) -> bool:

@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of a key: Philox-4x32-10, so that a replayed token draws the same number again.
+"""Random numbers as a pure function of a key, by Philox-4x32-10: a replayed token draws the same number again.
 
 Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
 """

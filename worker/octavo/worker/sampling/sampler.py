@@ -1,5 +1,4 @@
-"""From a step's logits to the choices of its sequences: tokens, with their logprobs where wanted, or candidates of
-beams.
+"""The choices of a step's sequences from its logits: tokens, with their logprobs where wanted, or candidates of beams.
 
 A row's choice depends on its own logits, parameters, tokens and key alone, never on the rows beside it. Logprobs are
 those of the untouched logits; then come the processors (`octavo.worker.sampling.logits_processors` gives their order)

@@ -62,7 +62,7 @@ class NullStream:
 
 @dataclass(frozen=True, slots=True)
 class _SwapOut:
-    """The swap-out with this `number`, under way until `done`."""
+    """Holds the `number` of a swap-out that is under way until `done`."""
 
     number: int
     done: Any

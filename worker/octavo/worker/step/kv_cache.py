@@ -39,7 +39,7 @@ class ModelShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """The layers that share one block table per sequence, and so attend to the same `window` (0: everything)."""
+    """Names the layers that share one block table per sequence, and so attend to the same `window` (0: everything)."""
 
     window: int
     layers: tuple[int, ...]
@@ -139,7 +139,7 @@ class KVCacheError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's keys and values in the blocks of KV `group`: [num_blocks, block_size, kv_heads, head_dim] each.
+    """Holds one layer's keys and values in the blocks of KV `group`: [num_blocks, block_size, kv_heads, head_dim] each.
 
     Both are views with gaps into the pool of all layers. In a narrow cache a key is the stored value times `key_scale`;
     values alike.

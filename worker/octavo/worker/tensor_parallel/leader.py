@@ -53,7 +53,7 @@ class Leader:
 
     def move(self, moves: BlockMoves) -> None:
         if moves:
-            self._tell(Move(moves))
+            self._send(Move(moves))
 
     def computing(self, batch: Batch) -> AbstractContextManager[None]:
         return self._together(compute_frame(batch))
@@ -66,20 +66,20 @@ class Leader:
 
         If one of the others hangs, this rank hangs too and so looks no better.
         """
-        self._tell(Beat())
+        self._send(Beat())
         self._group.exchange(0)
 
     def end(self) -> None:
         """Tells the other ranks that nothing more will be sent."""
-        self._tell(End())
+        self._send(End())
 
     @contextmanager
     def _together(self, frame: Compute | Logits) -> Iterator[None]:
-        self._tell(frame)
+        self._send(frame)
         try:
             yield
         except Exception as error:
             raise DeviceLostError(f"this rank failed in a step that the others compute: {error}") from error
 
-    def _tell(self, frame: Frame) -> None:
+    def _send(self, frame: Frame) -> None:
         self._group.send_frame(encode(frame))

@@ -18,7 +18,7 @@ from octavo.worker.tensor_parallel.group import ShardGroup
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One rank's share, `mine`, of `whole` things in a row."""
+    """Names one rank's share, `mine`, of `whole` things in a row."""
 
     whole: int
     mine: range
@@ -55,7 +55,7 @@ class HeadShares:
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """The shares of rank `rank` of `size`."""
+    """Computes the shares of rank `rank` of `size`."""
 
     rank: int
     size: int
@@ -129,9 +129,9 @@ class Vocabulary:
         if self._group.size == 1:
             return rows_at(input_ids)
         places = input_ids - self.share.mine.start
-        elsewhere = (places < 0) | (places >= len(self.share))
-        rows = rows_at(places.masked_fill_(elsewhere, 0))
-        return self._group.all_reduce(rows.masked_fill_(elsewhere.unsqueeze(-1), 0))
+        on_other_ranks = (places < 0) | (places >= len(self.share))
+        rows = rows_at(places.masked_fill_(on_other_ranks, 0))
+        return self._group.all_reduce(rows.masked_fill_(on_other_ranks.unsqueeze(-1), 0))
 
     def gather(self, logits: Tensor) -> Tensor:
         """Returns each rank's `logits` ([rows, len(share)]) side by side, [rows, size], on rank 0; [0, size] on the

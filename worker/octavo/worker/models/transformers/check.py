@@ -41,7 +41,7 @@ class UnsupportedModel(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class PagedShape:
-    """The measured `octavo.worker.step.kv_cache.ModelShape` of a model."""
+    """Holds the measured `octavo.worker.step.kv_cache.ModelShape` of a model."""
 
     vocab_size: int
     max_model_len: int
@@ -52,7 +52,7 @@ class PagedShape:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The inputs that one layer gave to attention: [tokens, heads, head_dim] each."""
+    """Holds the inputs that one layer gave to attention: [tokens, heads, head_dim] each."""
 
     query: Tensor
     key: Tensor

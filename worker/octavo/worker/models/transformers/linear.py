@@ -1,4 +1,4 @@
-"""The linear layers of a transformers model, computed by Octavo's."""
+"""The linear layers that replace those of a transformers model."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""The loading of transformers models with their weights, or the reason for refusing one."""
+"""The loader of transformers models, which also gives the reason for refusing one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -35,7 +35,7 @@ _PERSIMMON = {
 }
 _OWN: dict[str, dict[str, str]] = {"OPTModel": _OPT, "GPT2Model": _GPT2, "PersimmonModel": _PERSIMMON}
 _KEYS_AND_VALUES = {"k_proj", "v_proj"}
-# Queries, keys and values side by side; elsewhere those of one head are side by side, and heads follow each other.
+# Queries, keys and values side by side; in other layers those of one head are, and heads follow each other.
 _STACKED = {"c_attn"}
 
 
