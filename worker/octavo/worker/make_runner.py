@@ -1,4 +1,4 @@
-"""Building the runner that a worker's settings ask for, and checking that its KV cache holds the context."""
+"""The making of the runner that a worker's settings describe, and the check that its KV cache holds the context."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""From work items to tensors: all tokens of a step lie in one row, sequence after sequence; only block tables are
+"""The batch of a step, made from work items: all tokens lie in one row, sequence after sequence; only block tables are
 padded."""
 
 from dataclasses import dataclass
