@@ -18,8 +18,8 @@ from octavo.runtime.transport.endpoints import EndpointError
 
 # A turn outside a step takes milliseconds; a loop that has not turned for this long hangs.
 DEADLINE_S = 10.0
-# Three times what a scheduler allows a step of a new shape, which may compile. By then it has given the worker up; this
-# tells whoever could start the process anew.
+# Three times what a scheduler allows a step of a new shape, which may compile. By then the scheduler has given the
+# worker up; this tells a supervisor to restart the process.
 STEP_DEADLINE_S = 180.0
 
 

@@ -24,12 +24,13 @@ from octavo.worker.runner import Runner
 
 logger = logging.getLogger(__name__)
 
-# Longer than a scheduler lets requests go on here before it moves them, unless configured otherwise.
+# The seconds of a drain: longer than a scheduler lets requests go on here before it moves them, unless configured
+# otherwise.
 DRAIN_TIMEOUT_S = 30.0
 _COMPLAINT_INTERVAL_S = 10.0
-# How often a step under way is looked after: a small share of the shortest.
+# The seconds between two looks at a step under way: a small share of the shortest step.
 _STEP_WATCH_S = 50e-6
-# How long a goodbye may take to leave a process that is ending.
+# The time that a goodbye may take to leave a process that is ending.
 _GOODBYE_LINGER_MS = 1_000
 
 
@@ -117,7 +118,7 @@ class WorkerLoop:
         draining without a scheduler that could dismiss it."""
         if self._stop.requested and not self._protocol.draining:
             self._begin_drain()
-        # A scheduler that registers it anew has nothing here to wait for.
+        # A scheduler that registers this worker anew has nothing here to wait for.
         is_alone = self._protocol.draining and self._protocol.epoch is None
         return self._protocol.dismissed or is_alone or self._stop.insisted or self._clock() >= self._leave_by
 
@@ -202,7 +203,7 @@ class WorkerLoop:
             self._lose_scheduler()
 
     def _lose_scheduler(self) -> None:
-        # While connecting nothing was promised to anybody, so the incarnation may stay.
+        # While it connects, the worker has promised nothing to a scheduler, so the incarnation may stay.
         if self._protocol.epoch is not None:
             logger.warning("the scheduler is away; registering anew when it is back")
             self._protocol.reset()

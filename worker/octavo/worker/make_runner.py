@@ -40,12 +40,9 @@ def check_context_room(runner: Runner) -> None:
     )
 
 
-# A runner from a worker's configuration: what it takes to make one, and what keeps it from being made.
-
-
 logger = logging.getLogger(__name__)
 
-# What a full machine or a broken library raises while the model is made.
+# The errors that a full machine or a broken library raises while the model is made.
 _START_ERRORS = (MemoryError, OSError, RuntimeError, ValueError)
 
 
@@ -72,14 +69,14 @@ def with_runner(config: WorkerConfig, liveness: Liveness, use: Callable[[Runner,
 
 
 def _share(config: WorkerConfig, liveness: Liveness, use: Callable[[Runner, Callable[[], None]], object]) -> None:
-    # It takes torch.
+    # The import takes torch.
     from octavo.worker.tensor_parallel.ranks import joined
 
     with joined(config) as ranks:
         runner = _make_runner(config, group=ranks.group, followers=ranks.followers)
         ranks.loaded()
         if ranks.group.rank:
-            # No scheduler knows of it: it is as ready as it gets.
+            # No scheduler knows of this rank: it is as ready as it gets.
             liveness.welcomed = True
             ranks.follow(runner, liveness)
         else:
@@ -196,7 +193,7 @@ def _make_model_runner(config: WorkerConfig, directory: Path, **shared: Any) -> 
     except (KVCacheError, ModelConfigError, ModelRunnerError, WeightsError) as error:
         raise UnusableError(one_line(error)) from error
     except torch.OutOfMemoryError as error:
-        # Another process may have it, and end.
+        # Another process may hold the memory, and end.
         raise click.ClickException(
             f"{config.device} has too little memory for {config.model}: end what else runs there, lower"
             f" --max-num-batched-tokens, or serve a smaller model; torch says: {one_line(error)}"

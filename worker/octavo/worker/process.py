@@ -42,7 +42,7 @@ class StopSignal:
     def installed(self) -> Iterator[None]:
         """Handles SIGTERM and SIGINT inside the block. It must run on the main thread."""
         earlier = [(number, signal.signal(number, self._note)) for number in _SIGNALS]
-        # Without it a signal would be seen only after the poll it interrupts has run its time.
+        # Without this descriptor a signal would be seen only after the poll that it interrupts has run its time.
         earlier_descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         try:
             yield
@@ -97,7 +97,7 @@ class LastWords:
             self._say(f"{type(error).__name__}: {error}")
             raise
         else:
-            # One that was never welcomed leaves what it has found.
+            # A process that was never welcomed leaves the record that it found.
             if self._file is not None:
                 with contextlib.suppress(OSError):
                     self._path.unlink(missing_ok=True)

@@ -83,7 +83,8 @@ class WorkerProtocol:
         self._answers: deque[StepResult] = deque()
         self.incarnation = self.process = draw_incarnation()
         self.epoch: int | None = None
-        # Set by the owner: beats say that this worker is to end. And whether the scheduler has let it.
+        # The loop sets `draining`, so that beats say that this worker is to end; `dismissed` tells that the scheduler
+        # has let it go.
         self.draining = False
         self.dismissed = False
         self.last_step_id = 0
@@ -109,7 +110,8 @@ class WorkerProtocol:
             case WorkerWelcome(epoch):
                 self._welcome(epoch)
             case WorkerUnregistered():
-                # While connecting it answers what the last incarnation said; the next hello is already on its way.
+                # While the worker connects, this message answers the last incarnation; the next hello is already on its
+                # way.
                 if self.epoch is not None:
                     logger.warning("the scheduler does not know this worker; registering anew")
                     self.reset()
@@ -188,7 +190,7 @@ class WorkerProtocol:
             self.dropped += 1
             return
         self.last_step_id = plan.step_id
-        # So a runner that is done with a step at once never meets a pending token.
+        # A runner whose steps are done at once thus never meets a pending token.
         while self._launched and self._launched[0].step.ready():
             self._finish()
         if self._skips(plan) or self._table.must_know(plan):
@@ -199,7 +201,7 @@ class WorkerProtocol:
         try:
             self._launch(plan)
         except Exception as error:
-            # Those before it may fail too, and then it was skipped.
+            # The plans before it may fail too, and then it was skipped.
             self._finish_all()
             self._answers.append(self._skip(plan) if self._skips(plan) else self._fail(plan, error))
 
@@ -236,7 +238,7 @@ class WorkerProtocol:
         for failure in output.failed:
             logger.warning("sequence %x has failed: %s", failure.sequence_id, failure.detail)
         members = (sequence for item in launched.items for sequence in item.members)
-        # What a sequence gets after it has failed is worth nothing.
+        # Results of a sequence that has failed are worth nothing.
         output = output.without([sequence.failure for sequence in members if sequence.failure])
         self._table.complete(launched.items, output)
         failed = launched.failed | {failure.sequence_id: failure for failure in output.failed}

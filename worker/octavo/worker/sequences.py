@@ -8,7 +8,7 @@ from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import SequenceFailure
 
 if TYPE_CHECKING:
-    # They take numpy and llguidance, which few sequences need.
+    # These modules take numpy and llguidance, which few sequences need.
     from octavo.worker.sampling.grammars import Follower
     from octavo.worker.sampling.logits_processors import LogitEdits
 

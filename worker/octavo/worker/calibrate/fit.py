@@ -27,7 +27,7 @@ def least_costs(quantities: Numbers, seconds: Numbers) -> Numbers:
     """
     if not quantities.size:
         return np.zeros(quantities.shape[1])
-    # They are of very different sizes.
+    # The columns are of very different sizes.
     scales = np.where(quantities.any(axis=0), np.abs(quantities).max(axis=0), 1.0)
     return _least_costs(quantities / scales, seconds) / scales
 
@@ -62,7 +62,7 @@ def _settled(quantities: Numbers, seconds: Numbers, costs: Numbers, new: int) ->
         negative = kept & (wanted <= 0.0)
         if not negative.any():
             return wanted
-        # As far that way as all stay above zero: then one of them is there.
+        # Goes as far that way as all costs stay above zero: then one of them is zero.
         ways = np.maximum((costs - wanted)[negative], np.finfo(np.float64).tiny)
         share = (costs[negative] / ways).min()
         costs = np.maximum(costs + share * (wanted - costs), 0.0)

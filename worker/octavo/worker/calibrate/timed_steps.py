@@ -123,7 +123,7 @@ def _items(runner: Runner, chosen: list[Row], temperature: float) -> list[WorkIt
     items, first_block = [], 0
     for sequence_id, row in enumerate(chosen, 1):
         count = blocks_of(runner, row)
-        # Those of one sequence are always different.
+        # The blocks of one sequence are always different.
         first_block = 0 if first_block + count > runner.num_blocks else first_block
         sequence = _sequence(runner, sequence_id, row, sampling, first_block)
         items.append(WorkItem(sequence, row.context, row.num_tokens, (sequence,) if row.samples else ()))
@@ -183,11 +183,11 @@ def _time(run: Run, clock: Clock) -> float:
 # The families of steps that `octavo calibrate` times.
 
 
-# Of a family of steps: how often each is timed, and in how many seconds all of them.
+# For a family of steps: the repetitions of each, and the seconds for all of them.
 _ROUNDS = 5
 BUDGET_S = 10.0
 _MOVES_BUDGET_S = 2.0
-# Each must be known at more than a few sizes, however slow the device.
+# Each family must be timed at more than a few sizes, however slow the device.
 _LEAST_SIZES = 3
 _FIRST_CHUNK = 16
 _MIXES = ((1, 16), (4, 64), (16, 64), (16, 256), (64, 256))

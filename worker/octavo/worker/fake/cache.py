@@ -55,7 +55,7 @@ class FakeCache:
 
     def _move(self, source: "array[int]", target: "array[int]", moves: list[BlockMove]) -> None:
         size = self.block_size
-        # All are read before any is written, as one gather and one scatter do it.
+        # All blocks are read before any is written, as one gather and one scatter do it.
         contents = [source[move.source * size : (move.source + 1) * size] for move in moves]
         for move, content in zip(moves, contents, strict=True):
             target[move.target * size : (move.target + 1) * size] = content

@@ -153,7 +153,7 @@ ARCHITECTURES = MappingProxyType(
         ),
         "GemmaForCausalLM": Architecture(
             defaults={**_GEMMA_KEYS, "hidden_act": "gelu_pytorch_tanh", "num_key_value_heads": 16},
-            # Released files say the one and mean the other.
+            # Released files say "gelu" and mean the approximation.
             activations={"gelu": "gelu_pytorch_tanh"},
             **_GEMMA,
         ),

@@ -16,9 +16,10 @@ class UnsupportedSetting(ConfigError):
     """Raised for a sound config.json of a model that the native families do not compute."""
 
 
-# More than positions and token ids can count to.
+# A limit beyond what positions and token ids can count to.
 _MOST = (1 << 31) - 1
-# Some ten times as many as any model has. Configurations list something for each, in every class that reads them.
+# A limit of layers, some ten times as many as any model has. Configurations list something for each, in every class
+# that reads them.
 MAX_LAYERS = 2048
 _LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_encoder_layers", "num_decoder_layers")
 _Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]

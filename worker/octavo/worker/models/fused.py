@@ -61,7 +61,7 @@ class FusedLlama:
         for index, (layer, next_norm) in enumerate(zip(self._layers, self._next_norms, strict=True)):
             update = self._attention(layer, hidden, index, step)
             if layer is self._layers[-1]:
-                # Nothing attends to what comes after.
+                # No later layer attends to other rows, so only the wanted ones go on.
                 residual, update = (tensor.index_select(0, step.rows) for tensor in (residual, update))
             given = layer.given
             hidden = self._add(residual, update, given.attention_output_norm, given.post_attention_norm)
@@ -110,7 +110,7 @@ class FusedLlama:
             cache.key_scale,
             cache.value_scale,
         )
-        # Scales are none of what all kinds of attention take.
+        # Scales are not among the arguments that all kinds of attention take.
         attention: Any = step.attention
         attended: Tensor = attention.attend(
             query,

@@ -60,9 +60,10 @@ _CPU = torch.device("cpu")
 _PROMPT = 32
 # Weights of the layers that are tried, if there are so many: more than most second caches hold.
 _WEIGHT_BYTES = 16 << 20
-# Below so many weights a layer takes microseconds either way.
+# A layer of fewer weights takes microseconds either way.
 _LEAST_WEIGHTS = 1 << 20
-# How much faster torch must be: less is chance, and ours give a row the same result whatever is beside it.
+# The factor by which torch must be faster: less is chance, and Octavo's kernels give a row the same result whatever is
+# beside it.
 _CLEARLY = 1.1
 # Rounds, the first of which warms up: as many as fit into the time, and two at least.
 _LEAST_ROUNDS, _MOST_ROUNDS, _SECONDS = 2, 8, 1.0
@@ -177,7 +178,7 @@ class _Way:
         self._attention: AttentionBackend = choose_attention(layout.cache_shape, _CPU).attention
         self._model: Decoder = compiled(LlamaModel(config, DummyWeights(), dtype, _CPU), self._attention)
         blocks = -(-(_PROMPT + 1) // block_size)
-        # A block holds one group's layers; what was never written must be finite for torch.
+        # A block holds one group's layers; unwritten slots must be finite for torch.
         self._tables = torch.arange(blocks * len(self._windows)).view(len(self._windows), 1, blocks)
         self._block_size = block_size
         self._cache = KVCache(layout, num_blocks=self._tables.numel(), num_cpu_blocks=0, device=_CPU)

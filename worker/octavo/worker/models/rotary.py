@@ -239,7 +239,7 @@ class RotaryTable:
     def at(self, positions: Tensor, dtype: torch.dtype) -> Angles:
         """Returns the angles of `positions` ([tokens]), for `rotate`."""
         cos, sin = (table.index_select(0, positions).unsqueeze(1).to(dtype) for table in (self.cos, self.sin))
-        # The minus of rotating by 90 degrees is folded in.
+        # The minus sign of rotating by 90 degrees is folded in.
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo.wire.steps import FailureReason, SequenceFailure
 
-# How torch and the libraries under it put it, on CPUs and on GPUs.
+# The words of torch and of the libraries under it, on CPUs and on GPUs.
 _OUT_OF_MEMORY = re.compile(r"out of memory|not enough memory|can't allocate memory|bad_alloc|ALLOC_FAILED")
 
 

@@ -124,9 +124,6 @@ def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, itemsi
     return 2 * num_layers * num_kv_heads * head_dim * itemsize
 
 
-# The paged keys and values of one worker: a tensor on its device, one on the CPU, and how many blocks of them fit.
-
-
 logger = logging.getLogger(__name__)
 
 # The share of the CPU's memory that is free once the weights are loaded; activations and other processes need the rest.
@@ -218,14 +215,14 @@ def _cpu_blocks(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     if device.type == "cpu":
         return zeros(shape, dtype)
     if math.prod(shape) * dtype.itemsize > available_memory():
-        # Pinned memory is taken at once, and whoever takes too much is killed.
+        # Pinned memory is taken at once, and a process that takes too much is killed.
         raise OSError(errno.ENOMEM, "too little memory is free")
     try:
         return pinned_zeros(shape, dtype)
     except PinningError as error:
         logger.warning("no blocks to swap to: %s; whoever is preempted is recomputed", error)
     with suppress(RuntimeError):
-        # CUDA tells once more of what it refused, at the next launch of whoever comes first.
+        # CUDA reports a refusal once more, at the next launch.
         torch.zeros(1, device=device)
     return torch.empty((0, *shape[1:]), dtype=dtype)
 

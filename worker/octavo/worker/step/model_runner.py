@@ -62,7 +62,7 @@ def model_obstacle(model: Decoder, attention: Choice) -> str | None:
     return f"needs Octavo's own kernels for the whole model: {attention.reason or obstacle(model)}"
 
 
-# The same on every CPU: replicas must agree, and `auto` must mean one thing.
+# `auto` is the same dtype on every CPU: replicas must agree, and `auto` must mean one thing.
 _AUTO_DTYPE = "bfloat16"
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 DTYPES = ("auto", *_DTYPES)
@@ -70,7 +70,7 @@ DTYPES = ("auto", *_DTYPES)
 KV_CACHE_DTYPES = ("auto", "fp8")
 # The compute capability from which on kernels convert to and from fp8.
 _FP8_FROM = (8, 9)
-# Pinned memory is taken from everybody else on the host.
+# The share of CPU memory that may be pinned: pinned memory is taken from all other processes on the host.
 _PINNED_SHARE = 0.25
 
 
@@ -146,7 +146,7 @@ class ModelRunner:
             config = self._model.config
             cache_dtype = _cache_dtype(kv_cache_dtype, self._dtype, self._device)
             self._layout = KVLayout.of(config, block_size, cache_dtype)
-            # Of all ranks, whose shares may differ.
+            # The bytes of all ranks together, whose shares may differ.
             self._block_bytes = sum(group.exchange(self._layout.bytes_per_block))
             self.kv_groups = [KVGroup(group.window) for group in self._layout.groups]
             choice = choose_attention(self._layout.cache_shape, self._device, exact=exact)
@@ -167,7 +167,7 @@ class ModelRunner:
                 device=self._device,
                 scales=kv_scales if cache_dtype != self._dtype else None,
             )
-            # A host may refuse to pin memory for them.
+            # A host may refuse to pin memory for CPU blocks.
             self.num_cpu_blocks = self._agreed(self._kv_cache.num_cpu_blocks)
             self.grammars = Grammars(directory)
             self.paged_model = PagedModel(self._model, self._kv_cache, paging)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    # A group of one is named by what starts without it.
+    # Modules that start without torch name a group of one.
     from torch import Tensor
 
 

@@ -18,11 +18,12 @@ class Followers(Protocol):
         """Reports that this rank has moved these blocks."""
 
     def computing(self, batch: Batch) -> AbstractContextManager[None]:
-        """Sends `batch`, whose forward pass this rank computes within the block, together with the logits to choose
-        from."""
+        """Sends `batch` to the other ranks. Within the block this rank computes its forward pass and the logits of the
+        rows to choose from."""
 
     def taking_logits(self, first: int, last: int) -> AbstractContextManager[None]:
-        """Announces that this rank takes the logits of the wanted rows `first` to `last` - 1 within the block, too."""
+        """Asks the other ranks for the logits of the wanted rows `first` to `last` - 1, which this rank takes within
+        the block."""
 
 
 class NoFollowers:

@@ -78,7 +78,7 @@ class SharedMemory:
             os.close(memory)
 
     def close(self) -> None:
-        """Closes the memory and its sockets, which the other ranks notice."""
+        """Closes the sockets to the other ranks, which notice it."""
         for peer in self._peers:
             peer.close()
 

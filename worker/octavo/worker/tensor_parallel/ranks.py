@@ -136,7 +136,7 @@ class LocalRanks:
         if not self._expected:
             logger.error("rank %d has ended with %s, and this replica with it", rank, describe_status(status))
             self.forget_meeting()
-            # A status of its own says that starting it anew cannot help; a signal, whose doing it was.
+            # An exit status says that a restart cannot help; a signal, who was at fault.
             self._end_process(status if status < 0 else max(1, status))
             self._unexpected.set()
 
@@ -230,7 +230,7 @@ def joined(config: WorkerConfig) -> Iterator[Ranks]:
                 local.await_failure()
                 raise
             finally:
-                # However it ends: the others learn of it before this process has.
+                # However this process ends, the others learn of it before it has ended.
                 local.expect_end()
             ranks.end()
         return

@@ -52,7 +52,7 @@ def _connect(rendezvous: str, rank: int, size: int, patience: timedelta, *, cuda
     if directory:
         host = SharedMemory.joined(directory, rank, size, lambda: control.exchange(0))
         host.set_patience(patience.total_seconds())
-        # None of them needs the directory any more.
+        # No rank needs the directory any more.
         control.exchange(0)
     if not cuda:
         return DistributedGroup(rank, size, control, host)
@@ -85,7 +85,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 def _tcp_store(host: str, port: int, rank: int, size: int, patience: timedelta) -> c10d.Store:
     if rank:
         return c10d.TCPStore(host, port, size, is_master=False, timeout=patience, wait_for_workers=False)
-    # Left to itself the store listens on all of the machine's addresses.
+    # By default the store listens on all of the machine's addresses.
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.create_server(address[:2], family=family)
     return c10d.TCPStore(

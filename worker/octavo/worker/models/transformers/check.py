@@ -159,14 +159,14 @@ def _check(model: CutModel, context: int) -> PagedShape:
 
 
 def _as_batch(model: CutModel, token_ids: Tensor, context: int) -> tuple[_Recorder, Tensor]:
-    """Computes as transformers is used; logits are [tokens, vocab_size]."""
+    """Computes a batch with positions and masks left to transformers; logits are [tokens, vocab_size]."""
     model.model.set_attn_implementation(CHECKED)
     with marking(context) as marks, attending(recorder := _Recorder(marks)):
         return recorder, model.run(token_ids).flatten(0, 1)
 
 
 def _as_row(model: CutModel, token_ids: Tensor) -> tuple[_Recorder, Tensor]:
-    """Computes as Octavo serves."""
+    """Computes one row with given positions and no mask, as Octavo serves."""
     model.model.set_attn_implementation(PAGED)
     positions = torch.arange(_TOKENS, device=token_ids.device).repeat(_SEQUENCES)
     with attending(recorder := _Recorder(MaskMarks(_TOKENS))):

@@ -11,7 +11,7 @@ class LinearModule(nn.Module):
     """An `octavo.worker.models.linear.Linear` where a model expects a module, for inputs with any leading dimensions.
 
     Before `pack` it is as torch's; after it, its weight can no longer be read. Some models multiply with the weight of
-    a linear layer themselves, so every earlier read is counted.
+    a linear layer themselves, so `weight_is_read` remembers a read.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
