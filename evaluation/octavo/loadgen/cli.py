@@ -17,9 +17,8 @@ import msgspec
 from octavo.loadgen.failures import TargetError
 from octavo.loadgen.outcome import Outcome, make_outcome, outcome_text
 from octavo.loadgen.requests import Asking
-from octavo.loadgen.secrets import Secrets
 from octavo.loadgen.session import Session, Side
-from octavo.loadgen.targets import Target
+from octavo.loadgen.targets import Secrets, Target
 from octavo.workload.job import Job
 from octavo.workload.options import read_jobs, workload_options
 from octavo.workload.targets import Targets

@@ -24,8 +24,7 @@ from octavo.client.retries import STREAM_LOST
 from octavo.loadgen.failures import Failure, TargetError
 from octavo.loadgen.records import Answer
 from octavo.loadgen.requests import Asking
-from octavo.loadgen.secrets import Secrets
-from octavo.loadgen.targets import Target
+from octavo.loadgen.targets import Secrets, Target
 from octavo.loadgen.transports import Call, Lot
 from octavo.runtime.transport.no_server import explain_no_server
 from octavo.workload.job import Job

@@ -13,9 +13,8 @@ import msgspec
 from octavo.loadgen.failures import Failure, TargetError, one_line
 from octavo.loadgen.records import Answer
 from octavo.loadgen.requests import Asking
-from octavo.loadgen.secrets import Secrets
 from octavo.loadgen.sse import ChunkReader, Lines, decode_chunk, error_of
-from octavo.loadgen.targets import Target
+from octavo.loadgen.targets import Secrets, Target
 from octavo.loadgen.transports import Call, Lot
 from octavo.workload.job import Job
 

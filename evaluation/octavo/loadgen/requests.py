@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from octavo.workload.job import Job
-from octavo.workload.tokens import prompt_token_ids
+from octavo.workload.job import Job, prompt_token_ids
 
 # Each is one token of most vocabularies, with the space before it.
 _TEXT: Final = (

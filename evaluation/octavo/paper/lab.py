@@ -11,8 +11,7 @@ from typing import Final, Self, TypeVar
 
 from msgspec.structs import fields, replace
 
-from octavo.paper.cached import run_once
-from octavo.paper.search import CURVE, Knee, Search, find_knee
+from octavo.paper.search import CURVE, Knee, Search, find_knee, run_once
 from octavo.paper.trial import Result, Trial
 from octavo.scheduler.server.gc_tuning import collect_seldom
 

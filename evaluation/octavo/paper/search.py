@@ -1,15 +1,102 @@
-"""The highest rate that a system sustains, by as few trials as it takes."""
+"""Finds the highest rate that a system sustains with few trials, and runs no known trial again."""
 
-from dataclasses import dataclass
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from octavo.paper.cached import run_once
-from octavo.paper.knee import Curve, sustained
-from octavo.paper.trial import Trial
+from octavo.paper.trial import Result, Trial, run
+
+_EVALUATION = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[3]
+# What decides a result.
+_CODE = (
+    _ROOT / "proto" / "octavo" / "wire",
+    _ROOT / "scheduler" / "octavo" / "scheduler",
+    _EVALUATION / "workload",
+    _EVALUATION / "simulator",
+    _EVALUATION / "paper" / "baselines",
+    *(_EVALUATION / "paper" / name for name in ("systems.py", "setups.py", "trial.py")),
+)
+
+
+def run_once(trial: Trial, directory: Path) -> Result:
+    """Reads the result if the same trial of the same code is known in the directory; otherwise runs it and writes the
+    result there."""
+    key = hashlib.sha256(_code() + msgspec.json.encode(trial)).hexdigest()[:24]
+    path = directory / f"{key}.json"
+    if path.exists():
+        return msgspec.json.decode(path.read_bytes(), type=Result)
+    result = run(trial)
+    # Others may write the same at the same time.
+    written = path.with_suffix(f".{os.getpid()}")
+    written.write_bytes(msgspec.json.encode(result))
+    written.rename(path)
+    return result
+
+
+@cache
+def _code() -> bytes:
+    """A digest of the code that runs trials."""
+    files = sorted(file for each in _CODE for file in ([each] if each.is_file() else each.rglob("*.py")))
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.digest()
+
+
+_STEP = 1.3
+_MOST_STEPS = 24
+
+
+class NoKneeError(Exception):
+    """No rate that was tried is sustained, or all are."""
+
+
+@dataclass
+class Curve:
+    """Latencies by rate, each asked for once."""
+
+    latency: Callable[[float], float]
+    points: dict[float, float] = field(default_factory=dict)
+
+    def at(self, rate: float) -> float:
+        if rate not in self.points:
+            self.points[rate] = self.latency(rate)
+        return self.points[rate]
+
+
+def sustained(curve: Curve, guess: float, limit: float, precision: float) -> float:
+    """The highest rate at which the latency is at most `limit`: it is, and at `precision` (a share) above it is not
+    any more. Looks from `guess` on. Raises `NoKneeError` where there is none near."""
+    low, high = _bracket(curve, guess, limit)
+    while high > low * (1 + precision):
+        middle = (low * high) ** 0.5
+        if curve.at(middle) <= limit:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _bracket(curve: Curve, guess: float, limit: float) -> tuple[float, float]:
+    """Rates next to each other of which the lower one is sustained and the higher one is not."""
+    rate, held = guess, curve.at(guess) <= limit
+    for _ in range(_MOST_STEPS):
+        other = rate * _STEP if held else rate / _STEP
+        if (curve.at(other) <= limit) != held:
+            return min(rate, other), max(rate, other)
+        rate = other
+    kept = "every" if held else "no"
+    raise NoKneeError(f"{kept} rate from {guess:g} to {rate:g} keeps the latency at most {limit:g}")
+
 
 # Normalised latency, in seconds per token, above which a rate is not sustained: where the paper's curves are steep.
 LIMIT_S: Final = 0.5

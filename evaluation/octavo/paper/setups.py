@@ -5,8 +5,7 @@ from typing import Final
 
 from octavo.runtime.models.step_times import StepShape
 from octavo.simulator.catalog import GPUS, MODELS, Gpu, ModelShape
-from octavo.simulator.device import ReplicaSpec
-from octavo.simulator.latency import LatencyModel
+from octavo.simulator.device import LatencyModel, ReplicaSpec
 from octavo.simulator.memory import kv_slots
 from octavo.simulator.roofline import PAPER_OVERHEAD, Roofline
 from octavo.workload.lengths import DATASETS, Chatbot, Dataset, LogNormal

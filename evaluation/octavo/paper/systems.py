@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from octavo.paper.baselines import iteration_level, request_level, vllm
+from octavo.paper.baselines import request_level
 from octavo.paper.baselines.contiguous_kv import (
     Reserve,
     contiguous_kv,
@@ -14,13 +14,23 @@ from octavo.paper.baselines.contiguous_kv import (
     longest_possible,
     next_power_of_two,
 )
-from octavo.scheduler.core.config import Preemption, SchedulerConfig
-from octavo.scheduler.core.step.strategy import StepPolicy, Strategy
+from octavo.scheduler.core.config import Policy, Preemption, SchedulerConfig
+from octavo.scheduler.core.step import chunked_policy
+from octavo.scheduler.core.step.strategy import StepPolicy, Strategy, configured
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.engine import Cluster, Outcome, Simulation
 from octavo.simulator.timeline import Probe
 from octavo.wire.requests import Prefix
 from octavo.workload.job import Job
+
+# Limits of vLLM's first release: tokens that a step computes at most, and sequences side by side.
+MAX_NUM_BATCHED_TOKENS = 2560
+MAX_NUM_SEQS = 256
+# Orca's batching: requests in order of arrival. After every iteration those that have ended leave, and new ones join as
+# soon as there is memory for them, with their whole prompts beside the others' decodes.
+ITERATION_LEVEL: Final = StepPolicy(
+    chunked_policy.begin, chunked_policy.admits, chunked_policy.end, lookahead=1, whole_prompts=True
+)
 
 
 class System(NamedTuple):
@@ -30,21 +40,40 @@ class System(NamedTuple):
     strategy: Strategy
 
 
+def common_config(spec: ReplicaSpec, preemption: Preemption = Preemption.AUTO) -> SchedulerConfig:
+    """Limits that all systems share: queues without an end, nothing found again in a cache, one step in flight."""
+    return SchedulerConfig(
+        max_num_batched_tokens=max(MAX_NUM_BATCHED_TOKENS, spec.max_model_len),
+        max_num_seqs=MAX_NUM_SEQS,
+        max_waiting=1 << 40,
+        max_steps_in_flight=1,
+        policy=Policy.PAPER,
+        preemption=preemption,
+        prefix_caching=False,
+    )
+
+
+def paged(spec: ReplicaSpec, preemption: Preemption) -> tuple[SchedulerConfig, Strategy]:
+    """Blocks of `spec.block_size`; what is preempted is swapped or recomputed."""
+    config = common_config(spec, preemption)
+    return config, configured(config)
+
+
 def _contiguous(reserve: Reserve, policy: StepPolicy) -> Callable[[ReplicaSpec], System]:
-    return lambda spec: System(vllm.common_config(spec), Strategy(policy, contiguous_kv(reserve)))
+    return lambda spec: System(common_config(spec), Strategy(policy, contiguous_kv(reserve)))
 
 
 def _faster_transformer(spec: ReplicaSpec) -> System:
     # A batch's prompts are one step, however many they are.
     slots = spec.num_blocks * spec.block_size
-    config = msgspec.structs.replace(vllm.common_config(spec), max_num_batched_tokens=slots)
+    config = msgspec.structs.replace(common_config(spec), max_num_batched_tokens=slots)
     return System(config, Strategy(request_level.POLICY, contiguous_kv(longest_possible)))
 
 
 def vllm_system(spec: ReplicaSpec, preemption: Preemption = Preemption.AUTO) -> System:
     """The paper's own system. As its release it recomputes what is preempted, and swaps it where several sequences
     would have to be recomputed."""
-    return System(*vllm.paged(spec, preemption))
+    return System(*paged(spec, preemption))
 
 
 FASTER_TRANSFORMER: Final = "FasterTransformer"
@@ -52,9 +81,9 @@ VLLM: Final = "vLLM"
 # In the order of the paper's legends. All have one replica's slots, `spec.num_blocks * spec.block_size`.
 SYSTEMS: Final[dict[str, Callable[[ReplicaSpec], System]]] = {
     FASTER_TRANSFORMER: _faster_transformer,
-    "Orca (Max)": _contiguous(longest_possible, iteration_level.POLICY),
-    "Orca (Pow2)": _contiguous(next_power_of_two, iteration_level.POLICY),
-    "Orca (Oracle)": _contiguous(exactly, iteration_level.POLICY),
+    "Orca (Max)": _contiguous(longest_possible, ITERATION_LEVEL),
+    "Orca (Pow2)": _contiguous(next_power_of_two, ITERATION_LEVEL),
+    "Orca (Oracle)": _contiguous(exactly, ITERATION_LEVEL),
     VLLM: vllm_system,
 }
 

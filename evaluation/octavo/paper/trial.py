@@ -1,4 +1,4 @@
-"""One run of one system: all that decides it, and what came of it."""
+"""Runs one system on one trace, described by everything that decides the result."""
 
 import math
 from statistics import fmean
@@ -7,18 +7,44 @@ from msgspec import Struct
 
 from octavo.paper.baselines.accounting import MemoryProbe, Shares
 from octavo.paper.setups import SETUPS, with_lengths
-from octavo.paper.sharing import SharingProbe
 from octavo.paper.systems import run as run_system
 from octavo.scheduler.core.config import Preemption
+from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.simulator.device import BEAM_GAP
 from octavo.simulator.engine import Outcome
 from octavo.simulator.timeline import Probe
 from octavo.wire.requests import Prefix
 from octavo.workload.arrivals import Poisson
-from octavo.workload.job import Job
+from octavo.workload.job import Job, prompt_token_ids
 from octavo.workload.synthetic import Workload
-from octavo.workload.tokens import prompt_token_ids
+
+
+class SharingProbe:
+    """Counts blocks at every sample from `skip_s` on: those taken, and those that would be if nothing were shared."""
+
+    def __init__(self, skip_s: float = 0.0) -> None:
+        self._skip_s = skip_s
+        self._taken = self._unshared = 0
+
+    def __call__(self, time: float, core: Scheduler) -> None:
+        if time >= self._skip_s:
+            for replica in core.replicas.values():
+                self._taken += replica.kv.num_blocks - replica.kv.num_free
+                self._unshared += sum(_unshared_blocks(replica, group) for group in replica.running)
+
+    @property
+    def saved(self) -> float | None:
+        """As a share of what would be taken; None if nothing ever was."""
+        return 1.0 - self._taken / self._unshared if self._unshared else None
+
+
+def _unshared_blocks(replica: Replica, group: SequenceGroup) -> int:
+    """A beam search is one sequence at first; its copies would be as many as its beams then too."""
+    blocks = [len(replica.kv.block_table(sequence.leader or sequence)[0]) for sequence in group.live]
+    return sum(blocks) * group.parallel // len(blocks)
+
 
 _SAMPLE_EVERY_S = 1.0
 # Of a trace, the beginning in which the server fills.

@@ -1,10 +1,12 @@
-"""The command `octavo simulate`."""
+"""The command `octavo simulate`, with its progress on stderr."""
 
 import resource
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -18,13 +20,44 @@ from octavo.simulator.cluster_options import cluster_options, read_replica
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.engine import Cluster, Simulation
 from octavo.simulator.plan import make_plan, plan_text, replicas_text
-from octavo.simulator.progress import Progress
 from octavo.simulator.recorded import jobs_of_log
 from octavo.simulator.report import Report, make_report, report_text
 from octavo.simulator.routing import CellRoute
 from octavo.workload.job import Job
 from octavo.workload.options import flags_given, read_jobs, workload_options
 from octavo.workload.targets import Targets, time_text
+
+_LINE_EVERY_S: Final = 10.0
+_TERMINAL_EVERY_S: Final = 0.5
+
+
+class Progress:
+    """Is told how much time has passed in simulations, and tells people. What ends soon tells nothing."""
+
+    def __init__(self) -> None:
+        self._on_terminal = sys.stderr.isatty()
+        self._every_s = _TERMINAL_EVERY_S if self._on_terminal else _LINE_EVERY_S
+        self._label = ""
+        self._began_at = self._shown_at = time.perf_counter()
+
+    def begin(self, label: str, end_s: float) -> None:
+        """Another simulation, in which requests come until `end_s`."""
+        self._label = f"{label}: {{}} simulated, requests come until {time_text(end_s)}"
+        self._began_at = self._shown_at = time.perf_counter()
+
+    def end(self) -> float:
+        """Wall time of the simulation, in seconds; its line is taken away."""
+        if self._on_terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
+        return time.perf_counter() - self._began_at
+
+    def __call__(self, now: float) -> None:
+        """So much has been simulated."""
+        if time.perf_counter() - self._shown_at >= self._every_s:
+            self._shown_at = time.perf_counter()
+            line = self._label.format(time_text(now))
+            click.echo(f"\r\x1b[K{line}" if self._on_terminal else line, err=True, nl=not self._on_terminal)
+
 
 _CONFIG = frozenset(SchedulerConfig.__struct_fields__)
 _FILE = click.Path(dir_okay=False, path_type=Path)

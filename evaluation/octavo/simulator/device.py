@@ -1,12 +1,12 @@
-"""A replica that computes nothing: it runs plans one after the other, each as long as its latency model says."""
+"""A simulated replica computes nothing: it runs plans one after the other, each as long as its latency model says."""
 
 import random
 from dataclasses import dataclass
+from typing import Protocol
 
 from octavo.runtime.models.step_times import StepShape
 from octavo.scheduler.core.replica import OutstandingStep
 from octavo.scheduler.core.sequence import SequenceGroup
-from octavo.simulator.latency import LatencyModel
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.costs import StepCosts, attended_pairs
 from octavo.wire.steps import (
@@ -20,6 +20,14 @@ from octavo.wire.steps import (
     StepTimes,
     WorkerHello,
 )
+
+
+class LatencyModel(Protocol):
+    """Seconds of a step by its shape: measured (`octavo.runtime.models.step_times`) or computed
+    (`octavo.simulator.roofline`)."""
+
+    def seconds(self, shape: StepShape) -> float: ...
+
 
 # The likeliest next token of a beam has a logprob of minus an exponential variable with mean 1, each next one is less
 # likely by another with this mean: how soon the beams of a search have a common past follows from it.

@@ -8,13 +8,11 @@ from typing import TypeVar
 
 from octavo.simulator.cell import Cell
 from octavo.simulator.clients import ask
-from octavo.simulator.shard import Arrival, CellOutcome, Cluster, Shard, Standing
-from octavo.simulator.shard_process import ShardProcess
+from octavo.simulator.shard import Arrival, CellOutcome, Cluster, Shard, ShardProcess, Standing
 from octavo.simulator.timeline import Probe, Sample
 from octavo.wire.requests import Request
-from octavo.workload.job import Job
+from octavo.workload.job import Job, prompt_token_ids
 from octavo.workload.measures import Gaps, Served
-from octavo.workload.tokens import prompt_token_ids
 
 __all__ = ["Cluster", "Outcome", "Simulation"]
 

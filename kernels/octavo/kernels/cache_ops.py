@@ -1,4 +1,4 @@
-"""Moving whole blocks of keys and values in the CPU's memory, all layers and all blocks at once (paper §5.1)."""
+"""Moves whole blocks of keys and values in the CPU's memory, all layers and all blocks at once (paper §5.1)."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,21 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.checks import check_moves
-from octavo.kernels.native.library import NativeUnavailable, find
-from octavo.kernels.native.moves import move_blocks
+from octavo.kernels.native.library import NativeLibrary, NativeUnavailable, find
+
+
+def move_blocks(library: NativeLibrary, source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]) -> None:
+    """Arguments as in `octavo.kernels.reference.move_blocks`, checked by the caller; caches without gaps, and no block
+    that is read may be written."""
+    pairs = torch.tensor(moves, dtype=torch.int64)
+    library.functions.octavo_move_blocks(
+        source.data_ptr(),
+        target.data_ptr(),
+        pairs.data_ptr(),
+        len(moves),
+        source[0].nbytes,
+        torch.get_num_threads(),
+    )
 
 
 def copy_blocks(cache: Tensor, moves: Sequence[tuple[int, int]]) -> None:

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from octavo.loadgen.cli import bench
 from octavo.loadgen.failures import Failure
-from octavo.loadgen.progress import Progress
 from octavo.loadgen.records import Record
+from octavo.loadgen.session import Progress
 from octavo.testbed.addresses import free_address
 from octavo.workload.job import Job
 

@@ -15,9 +15,8 @@ from click.testing import CliRunner
 
 from octavo.loadgen.cli import bench
 from octavo.loadgen.requests import Asking
-from octavo.loadgen.secrets import Secrets
 from octavo.loadgen.session import Session, Side
-from octavo.loadgen.targets import Target
+from octavo.loadgen.targets import Secrets, Target
 from octavo.testbed.addresses import free_address
 from octavo.testbed.stack import Stack
 from octavo.testbed.tiny_model import write_byte_model

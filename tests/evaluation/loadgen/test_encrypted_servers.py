@@ -8,8 +8,7 @@ from octavo.loadgen.failures import TargetError
 from octavo.loadgen.grpc_transport import GrpcTransport
 from octavo.loadgen.http_transport import HttpTransport
 from octavo.loadgen.requests import Asking
-from octavo.loadgen.secrets import Secrets
-from octavo.loadgen.targets import Target
+from octavo.loadgen.targets import Secrets, Target
 from octavo.testbed.certificates import Pair, make_authority, make_certificate
 from octavo.testing.fakes.fake_frontend import FakeFrontend, serving
 

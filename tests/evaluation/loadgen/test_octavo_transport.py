@@ -10,8 +10,7 @@ from octavo.loadgen.failures import Failure, TargetError
 from octavo.loadgen.grpc_transport import GrpcTransport
 from octavo.loadgen.records import Answer, Record
 from octavo.loadgen.requests import Asking
-from octavo.loadgen.secrets import Secrets
-from octavo.loadgen.targets import Target
+from octavo.loadgen.targets import Secrets, Target
 from octavo.testbed.addresses import free_address
 from octavo.testing.fakes.fake_frontend import FakeFrontend, script, serving, status
 from octavo.v1 import generation_pb2 as pb

@@ -9,8 +9,7 @@ from octavo.loadgen.failures import Failure, TargetError
 from octavo.loadgen.http_transport import HttpTransport
 from octavo.loadgen.records import Answer, Record
 from octavo.loadgen.requests import Asking
-from octavo.loadgen.secrets import Secrets
-from octavo.loadgen.targets import Target
+from octavo.loadgen.targets import Secrets, Target
 from octavo.testbed.addresses import free_address
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps

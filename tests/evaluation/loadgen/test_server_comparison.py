@@ -1,7 +1,7 @@
 import pytest
 
-from octavo.loadgen.comparison import Ratio, ratios, ratios_text
 from octavo.loadgen.open_loop import Run
+from octavo.loadgen.outcome import Ratio, ratios, ratios_text
 from octavo.loadgen.records import Record
 from octavo.loadgen.report import Report, make_report
 from octavo.workload.job import Job

@@ -4,9 +4,8 @@ from octavo.loadgen.open_loop import Run
 from octavo.loadgen.outcome import make_outcome, outcome_text
 from octavo.loadgen.records import Record
 from octavo.loadgen.requests import Asking
-from octavo.loadgen.secrets import Secrets
 from octavo.loadgen.session import Side
-from octavo.loadgen.targets import Target
+from octavo.loadgen.targets import Secrets, Target
 from octavo.workload.job import Job
 
 

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from octavo.paper import cached, search
-from octavo.paper.cached import run_once
+from octavo.paper import search
 from octavo.paper.figures.common import ALL
 from octavo.paper.lab import Lab
+from octavo.paper.search import run_once
 from octavo.paper.setups import SETUPS
 from octavo.paper.trial import Result, Trial, run
 from octavo.simulator.cell import SimulationError
@@ -83,11 +83,11 @@ def test_what_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monk
     def fail(_: Trial) -> Result:
         raise SimulationError("run again")
 
-    monkeypatch.setattr(cached, "run", fail)
+    monkeypatch.setattr(search, "run", fail)
     assert run_once(SHORT, tmp_path) == first
     with pytest.raises(SimulationError):
         run_once(replace(SHORT, rate=19.0), tmp_path)
-    monkeypatch.setattr(cached, "_code", lambda: b"other code")
+    monkeypatch.setattr(search, "_code", lambda: b"other code")
     with pytest.raises(SimulationError):
         run_once(SHORT, tmp_path)
 

@@ -11,8 +11,7 @@ from octavo.simulator.cell import SimulationError
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.engine import Cluster, Outcome, Simulation
 from octavo.simulator.routing import CellRoute
-from octavo.simulator.shard import Arrival
-from octavo.simulator.shard_process import ShardProcess
+from octavo.simulator.shard import Arrival, ShardProcess
 from octavo.wire.requests import Prefix
 from octavo.workload.job import Job
 

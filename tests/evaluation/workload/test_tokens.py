@@ -1,7 +1,6 @@
 import pytest
 
-from octavo.workload.job import Job
-from octavo.workload.tokens import prompt_token_ids
+from octavo.workload.job import Job, prompt_token_ids
 
 
 def ids(index: int, prompt_tokens: int = 20, prefix: str = "", prefix_tokens: int = 0, seed: int = 0) -> list[int]:

@@ -19,7 +19,7 @@ void octavo_write(const void* key, const void* value, int64_t key_stride, int64_
                   const GroupStep* step, int64_t tokens, int64_t kv_heads, int64_t head_dim, int32_t dtype, int32_t threads);
 void octavo_attend(const Attention* op, const void* x, void* y, const GroupStep* step, const LayerCache* cache, int32_t dtype,
                    int32_t threads);
-void octavo_likeliest(const float* logits, int64_t rows, int64_t size, float* values, int64_t* tokens, int32_t threads);
+void octavo_argmax(const float* logits, int64_t rows, int64_t size, float* values, int64_t* tokens, int32_t threads);
 }
 
 namespace {
@@ -142,10 +142,10 @@ void largest(int64_t size) {
   logits.floats[size / 3] = logits.floats[size / 2] = 2;
   float value;
   int64_t place;
-  octavo_likeliest(logits.floats.data(), 1, size, &value, &place, 1);
+  octavo_argmax(logits.floats.data(), 1, size, &value, &place, 1);
   check(place == size / 3 && value == 2, "the first of the largest", size, place);
   logits.floats[size - 1] = NAN;
-  octavo_likeliest(logits.floats.data(), 1, size, &value, &place, 1);
+  octavo_argmax(logits.floats.data(), 1, size, &value, &place, 1);
   check(place == size - 1 && std::isnan(value), "a NaN", size, place);
 }
 

@@ -4,8 +4,16 @@ import pytest
 import torch
 
 from octavo.kernels.triton.devices import shared_limit
-from octavo.kernels.triton.splits import num_splits, programs_of_splits
-from octavo.kernels.triton.tiles import MAX_GROUP, decode_tiles, exact_tiles, fitted, prefill_tiles, shared_bytes
+from octavo.kernels.triton.tiles import (
+    MAX_GROUP,
+    decode_tiles,
+    exact_tiles,
+    fitted,
+    num_splits,
+    prefill_tiles,
+    programs_of_splits,
+    shared_bytes,
+)
 
 H200 = 132
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

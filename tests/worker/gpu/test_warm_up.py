@@ -6,8 +6,7 @@ import torch
 from octavo.kernels.backend import CacheShape
 from octavo.kernels.triton.attention import TritonAttention
 from octavo.kernels.triton.layers.matmul import choose_tile
-from octavo.kernels.triton.splits import num_splits
-from octavo.kernels.triton.tiles import prefill_tiles
+from octavo.kernels.triton.tiles import num_splits, prefill_tiles
 from octavo.wire.steps import KVGroup
 from octavo.worker.gpu.executor import warm_up_items
 from octavo.worker.sequences import WorkItem

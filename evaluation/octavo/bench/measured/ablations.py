@@ -21,8 +21,7 @@ from octavo.bench.measured.options import DEFAULT_BLOCK_SIZE, Options
 from octavo.loadgen.grpc_transport import GrpcTransport
 from octavo.loadgen.open_loop import OpenLoop, Run
 from octavo.loadgen.requests import Asking
-from octavo.loadgen.secrets import Secrets
-from octavo.loadgen.targets import Target
+from octavo.loadgen.targets import Secrets, Target
 from octavo.testbed.stack import Stack
 from octavo.workload.arrivals import AtOnce, Poisson
 from octavo.workload.gaps import Spread

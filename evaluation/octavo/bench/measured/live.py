@@ -13,9 +13,8 @@ from octavo.wire.costs import StepCosts
 from octavo.wire.requests import Delta, Prefix
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.worker.runner import Runner
-from octavo.workload.job import Job
+from octavo.workload.job import Job, prompt_token_ids
 from octavo.workload.measures import Summary, summarise
-from octavo.workload.tokens import prompt_token_ids
 
 
 class Live:

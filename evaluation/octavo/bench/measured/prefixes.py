@@ -11,9 +11,9 @@ from octavo.bench.measured.options import DEFAULT_BLOCK_SIZE, Options
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.worker.step.model_runner import ModelRunner
 from octavo.workload.arrivals import AtOnce
+from octavo.workload.job import prompt_token_ids
 from octavo.workload.lengths import Dataset, LogNormal
 from octavo.workload.synthetic import Workload
-from octavo.workload.tokens import prompt_token_ids
 
 # The paper gives the lengths of its two prefixes, but not those of the sentences.
 _SENTENCES = Dataset("sentences", LogNormal(30.0, 0.5), LogNormal(30.0, 0.5))

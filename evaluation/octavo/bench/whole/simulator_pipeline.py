@@ -15,9 +15,8 @@ import numpy as np
 from octavo.loadgen.open_loop import Run
 from octavo.loadgen.report import make_report
 from octavo.loadgen.requests import Asking
-from octavo.loadgen.secrets import Secrets
 from octavo.loadgen.session import Session, Side
-from octavo.loadgen.targets import Target
+from octavo.loadgen.targets import Secrets, Target
 from octavo.runtime.models.step_times import Calibration
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.simulator.cluster_options import calibrated

@@ -104,7 +104,7 @@ def _declare(library: ctypes.CDLL) -> None:
             ],
         ),
         ("octavo_plan", None, [POINTER(structs.GroupStep), c_int64, c_int64, c_int64, c_void_p, c_void_p]),
-        ("octavo_likeliest", None, [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32]),
+        ("octavo_argmax", None, [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32]),
         ("octavo_move_blocks", None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int32]),
         ("octavo_run", None, [POINTER(structs.Run)]),
     ):

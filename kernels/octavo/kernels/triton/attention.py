@@ -12,9 +12,7 @@ from octavo.kernels.triton import launch
 from octavo.kernels.triton.arguments import check_dtypes, check_query
 from octavo.kernels.triton.devices import multiprocessors, shared_memory
 from octavo.kernels.triton.language import POINTERS
-from octavo.kernels.triton.launch import Problem, Share
-from octavo.kernels.triton.splits import num_splits, programs_of_splits
-from octavo.kernels.triton.step import TritonStep
+from octavo.kernels.triton.launch import Problem, Share, TritonStep
 from octavo.kernels.triton.tiles import (
     EXACT_SPLIT_KEYS,
     MAX_GROUP,
@@ -22,7 +20,9 @@ from octavo.kernels.triton.tiles import (
     decode_tiles,
     exact_tiles,
     fitted,
+    num_splits,
     prefill_tiles,
+    programs_of_splits,
 )
 from octavo.kernels.triton.write import reshape_and_cache
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.native.library import NativeUnavailable, find
-from octavo.kernels.native.likeliest import likeliest as native_likeliest
+from octavo.kernels.native.argmax import argmax as native_argmax
 
 # The number of neighbouring ids whose largest is found together.
 _SPAN = 256
@@ -17,7 +17,7 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """
     library = find()
     if logits.device.type == "cpu" and logits.is_contiguous() and not isinstance(library, NativeUnavailable):
-        return native_likeliest(library, logits)
+        return native_argmax(library, logits)
     size = logits.shape[1]
     span = _span_maxima(logits, _SPAN).argmax(dim=-1, keepdim=True)
     # Beyond the end the last id is repeated: the first of equals is taken.

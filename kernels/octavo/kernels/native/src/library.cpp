@@ -84,9 +84,9 @@ OCTAVO_EXPORT void octavo_attend(const Attention* op, const void* x, void* y, co
 }
 
 // The largest of each row of `logits`, [rows, size], and its place: of equal ones the first, of all a NaN.
-OCTAVO_EXPORT void octavo_likeliest(const float* logits, int64_t rows, int64_t size, float* values, int64_t* tokens,
+OCTAVO_EXPORT void octavo_argmax(const float* logits, int64_t rows, int64_t size, float* values, int64_t* tokens,
                                     int32_t threads) {
-  chosen->likeliest(logits, rows, size, values, tokens, threads);
+  chosen->argmax(logits, rows, size, values, tokens, threads);
 }
 
 // Copies `num_moves` blocks of `block_bytes`, from block moves[2 i] of the source to block moves[2 i + 1] of the target. No

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "likeliest.h"
+#include "argmax.h"
 #include "program.h"
 
 namespace octavo::OCTAVO_VARIANT {
@@ -98,10 +98,10 @@ void attend_call(const Attention& op, const void* x, void* y, const GroupStep& s
   });
 }
 
-void likeliest_call(const float* logits, int64_t rows, int64_t size, float* values, int64_t* tokens, int32_t threads) {
+void argmax_call(const float* logits, int64_t rows, int64_t size, float* values, int64_t* tokens, int32_t threads) {
   in_shares(rows, std::min<int64_t>(threads, rows), [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; row++) {
-      tokens[row] = likeliest(logits + row * size, size);
+      tokens[row] = argmax(logits + row * size, size);
       values[row] = logits[row * size + tokens[row]];
     }
   });
@@ -147,6 +147,6 @@ void run_call(const Run& run) {
 }  // namespace
 
 extern const Variant kVariant;
-const Variant kVariant = {OCTAVO_VARIANT_NAME, pack_weight, linear_call, norm_call, write_call, attend_call, likeliest_call, run_call};
+const Variant kVariant = {OCTAVO_VARIANT_NAME, pack_weight, linear_call, norm_call, write_call, attend_call, argmax_call, run_call};
 
 }  // namespace octavo::OCTAVO_VARIANT

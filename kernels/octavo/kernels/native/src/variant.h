@@ -16,7 +16,7 @@ struct Variant {
                 int32_t threads);
   void (*attend)(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
                  int32_t dtype, int32_t threads);
-  void (*likeliest)(const float* logits, int64_t rows, int64_t size, float* values, int64_t* tokens, int32_t threads);
+  void (*argmax)(const float* logits, int64_t rows, int64_t size, float* values, int64_t* tokens, int32_t threads);
   void (*run)(const Run& run);
 };
 

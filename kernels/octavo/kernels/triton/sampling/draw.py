@@ -125,7 +125,7 @@ def _first_above(masses, target, places):
 
 
 @triton.jit
-def _likeliest(logits, vocab_size, tops, spans, largest, WIDTH: tl.constexpr):
+def _argmax(logits, vocab_size, tops, spans, largest, WIDTH: tl.constexpr):
     span = tl.min(tl.where(tops == largest, spans, 0x7FFFFFFF), 0)
     ids = span * WIDTH + tl.arange(0, WIDTH)
     values = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
@@ -274,5 +274,5 @@ def _draw(
             else:
                 token = _pick_any(logits, vocab_size, held, spans, uniform, top, divisor, WIDTH)
         else:
-            token = _likeliest(logits, vocab_size, tops, spans, top, WIDTH)
+            token = _argmax(logits, vocab_size, tops, spans, top, WIDTH)
     tl.store(tokens + row, token.to(tl.int64))

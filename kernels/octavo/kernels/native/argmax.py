@@ -6,14 +6,14 @@ from torch import Tensor
 from octavo.kernels.native.library import NativeLibrary
 
 
-def likeliest(library: NativeLibrary, logits: Tensor) -> tuple[Tensor, Tensor]:
+def argmax(library: NativeLibrary, logits: Tensor) -> tuple[Tensor, Tensor]:
     """The largest of each row of `logits` ([rows, vocab_size] fp32, contiguous, on the CPU) and its id, [rows] each; of
     equal ones the lowest id. A NaN counts as the largest of all."""
     rows, size = logits.shape
     if logits.dtype != torch.float32 or not logits.is_contiguous() or not size:
         raise ValueError(f"logits {list(logits.shape)} {logits.dtype} are not rows of fp32 without gaps")
     values, tokens = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
-    library.functions.octavo_likeliest(
+    library.functions.octavo_argmax(
         logits.data_ptr(), rows, size, values.data_ptr(), tokens.data_ptr(), torch.get_num_threads()
     )
     return values, tokens

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from octavo.kernels.native.argmax import argmax
 from octavo.kernels.native.library import NativeLibrary
-from octavo.kernels.native.likeliest import likeliest
 from octavo.testing.native import library, threads
 
 __all__ = ["library"]
@@ -22,7 +22,7 @@ def plainly(row: Tensor) -> tuple[float, int]:
 
 
 def assert_right(library: NativeLibrary, logits: Tensor) -> None:
-    values, tokens = likeliest(library, logits)
+    values, tokens = argmax(library, logits)
     expected = [plainly(row) for row in logits]
     assert tokens.tolist() == [place for _, place in expected]
     torch.testing.assert_close(values, torch.tensor([value for value, _ in expected]), rtol=0, atol=0, equal_nan=True)
@@ -57,4 +57,4 @@ def test_any_number_of_threads_finds_the_same(library: NativeLibrary) -> None:
 def test_rows_with_gaps_or_of_another_dtype_are_refused(library: NativeLibrary) -> None:
     for logits in (torch.zeros(4, 8)[:, :4], torch.zeros(2, 4, dtype=torch.float64), torch.zeros(2, 0)):
         with pytest.raises(ValueError, match="not rows of fp32"):
-            likeliest(library, logits)
+            argmax(library, logits)

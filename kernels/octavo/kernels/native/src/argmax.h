@@ -37,7 +37,7 @@ OCTAVO_INLINE float peak_of(const float* values, int64_t count) {
 }
 
 // Of equal ones the first; a NaN counts as the largest of all.
-OCTAVO_INLINE int64_t likeliest(const float* row, int64_t size) {
+OCTAVO_INLINE int64_t argmax(const float* row, int64_t size) {
   constexpr int64_t kSpan = 1024;
   float best = -__builtin_inff();
   int64_t place = 0;
