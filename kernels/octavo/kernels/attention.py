@@ -13,14 +13,16 @@ from octavo.kernels.checks import check_caches, check_new_keys, check_query, che
 
 @dataclass(frozen=True, slots=True)
 class TorchStep:
-    """What the layers of one KV group need in one step: `slot_mapping`, [tokens] int64 on the device, and the calls."""
+    """Holds the inputs that all layers of one KV group share in a step: `slot_mapping`, [tokens] int64 on the device,
+    and the `plan` of the calls."""
 
     slot_mapping: Tensor
     plan: AttentionPlan
 
 
 class TorchAttention:
-    """`octavo.kernels.backend.AttentionBackend` in plain torch: any device, dtype, block size and head size."""
+    """Implements `octavo.kernels.backend.AttentionBackend` in plain torch for any device, dtype, block size and head
+    size."""
 
     name = "torch"
     # A masked weight of zero times a NaN would be one.
@@ -73,7 +75,7 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """How scores come of products of queries and keys."""
+    """Turns products of queries and keys into scores."""
 
     scale: float
     softcap: float
@@ -94,11 +96,11 @@ def paged_attention(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention over paged keys and values, as `plan` cuts it up.
+    """Computes causal attention over paged keys and values, one call for each part of `plan`.
 
     `query`: [tokens, query_heads, head_dim]; caches: [num_blocks, block_size, kv_heads, head_dim]; `softcap` and
-    `sinks` as in `octavo.kernels.reference.paged_attention`. Returns the shape and dtype of `query`. Raises
-    `ValueError` on arguments that do not fit each other or the plan.
+    `sinks` are those of `octavo.kernels.reference.paged_attention`. Returns a tensor of `query`'s shape and dtype.
+    Raises `ValueError` on arguments that do not fit each other or the plan.
     """
     check_caches(key_cache, value_cache)
     check_query(query, key_cache, plan.num_tokens)
@@ -115,8 +117,11 @@ def paged_attention(
 
 
 def _decode(query: Tensor, key_cache: Tensor, value_cache: Tensor, group: DecodeGroup, scores: _Scores) -> Tensor:
-    """[batch, query_heads, head_dim]. The query heads of a KV head stand where torch expects query positions: one read
-    of the keys serves them all."""
+    """Returns the attention of the group's decoding sequences, [batch, query_heads, head_dim].
+
+    The query heads of a KV head stand where torch expects query positions, so that one read of the keys serves all of
+    them.
+    """
     kv_heads, head_dim = key_cache.shape[2:]
     batch = len(group.rows)
     packed = query.index_select(0, group.rows).view(batch, kv_heads, -1, head_dim)
@@ -130,8 +135,11 @@ def _decode(query: Tensor, key_cache: Tensor, value_cache: Tensor, group: Decode
 
 
 def _prefill(query: Tensor, key_cache: Tensor, value_cache: Tensor, tile: PrefillTile, scores: _Scores) -> Tensor:
-    """[queries, query_heads, head_dim]. KV heads stand where torch expects the batch, their query heads beside each
-    other: keys are shared by a stride of zero and one mask serves all."""
+    """Returns the attention of the tile's queries, [queries, query_heads, head_dim].
+
+    KV heads stand where torch expects the batch, with their query heads beside each other: keys are shared by a stride
+    of zero and one mask serves all heads.
+    """
     kv_heads, head_dim = key_cache.shape[2:]
     rows = query[tile.first_row : tile.last_row]
     grouped = rows.view(len(rows), kv_heads, -1, head_dim).permute(1, 2, 0, 3)

@@ -1,4 +1,4 @@
-"""How a batch's attention is cut into calls: once per step, used by every layer."""
+"""Cuts the attention of a batch into calls, once per step; every layer uses the same cut."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,9 +29,10 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTile:
-    """Consecutive query tokens of one sequence: rows `first_row` to `last_row` (exclusive) of the query.
+    """Names consecutive query tokens of one sequence: rows `first_row` to `last_row` (exclusive) of the query.
 
-    `block_ids`: [blocks], those that any of them sees; `mask`: [queries, blocks * block_size], added to the scores.
+    `block_ids`: [blocks], those that any of the queries sees; `mask`: [queries, blocks * block_size], added to the
+    scores.
     """
 
     first_row: int
@@ -42,7 +43,8 @@ class PrefillTile:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """All calls of one step's attention over `num_tokens` query rows, for a cache of `block_size` slots per block."""
+    """Lists all calls of one step's attention over `num_tokens` query rows, for a cache of `block_size` slots per
+    block."""
 
     num_tokens: int
     block_size: int
@@ -52,8 +54,8 @@ class AttentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """The share of the sequence in row `sequence` of the tables: `length` tokens, from `row` of the query on and up to
-    position `context` - 1. None of them sees a block before `first_block`."""
+    """Describes the query rows of the sequence in row `sequence` of the tables: `length` tokens from row `row` of the
+    query on, the last of them at position `context` - 1. None of these tokens sees a block before `first_block`."""
 
     sequence: int
     row: int
@@ -64,7 +66,7 @@ class _Query:
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """What all calls have in common."""
+    """Holds the arguments that all calls have in common."""
 
     block_tables: Tensor
     block_size: int
@@ -131,7 +133,8 @@ class _Planner:
         return block_ids.to(self.device)
 
     def _mask(self, keys: Tensor, positions: Tensor) -> Tensor:
-        """What to add to the scores of keys and queries at these positions, which broadcast."""
+        """Returns the mask that is added to the scores of `keys` and queries at `positions`, two tensors that
+        broadcast: 0 or -inf."""
         hidden = keys > positions
         if self.window:
             hidden |= keys <= positions - self.window
@@ -151,9 +154,9 @@ def plan_attention(
 ) -> AttentionPlan:
     """Groups decode sequences by length and cuts prefill chunks into tiles.
 
-    `block_tables`: [sequences, blocks] int64 on the CPU, rows padded with anything; `context_lens` count the tokens of
-    this step too. `bytes_per_token` is what one layer's key and value of one token take; `dtype` that of the query.
-    `window` as in `octavo.kernels.reference.paged_attention`; blocks that no query sees are not read. Raises
+    `block_tables`: [sequences, blocks] int64 on the CPU, rows padded with anything. `context_lens` count the tokens of
+    this step too. `bytes_per_token` is the size of one token's key and value in one layer, and `dtype` the query's.
+    `window` is that of `octavo.kernels.reference.paged_attention`; blocks that no query sees are not read. Raises
     `ValueError` on lengths that do not fit the tables, and on a table without a block that is to be read.
     """
     check_lengths(block_tables, context_lens, query_lens, block_size)

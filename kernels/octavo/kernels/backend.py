@@ -1,4 +1,4 @@
-"""What the worker asks of paged attention, whatever computes it."""
+"""Defines the interface between the worker and any implementation of paged attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one layer's keys (or values) of a block are: `block_size` tokens x `num_kv_heads` x `head_dim`."""
+    """Describes one layer's keys (or values) of a block: `block_size` tokens x `num_kv_heads` x `head_dim`."""
 
     block_size: int
     num_kv_heads: int
@@ -32,18 +32,18 @@ class GroupBatch:
 
 
 class AttentionBackend(Protocol):
-    """Paged attention of one kind of device.
+    """Computes paged attention on one kind of device.
 
-    Caches are [num_blocks, block_size, kv_heads, head_dim], but how a block's bytes lie inside it is the backend's own
-    affair: whoever moves blocks moves them whole, and only `write` and `attend` look into them. A slot that was never
-    written may hold anything if it `masks_unwritten`, and must be finite if not.
+    Caches are [num_blocks, block_size, kv_heads, head_dim], but the layout of the bytes inside a block is the backend's
+    own: whoever moves blocks moves them whole, and only `write` and `attend` look into them. A slot that was never
+    written may hold anything if the backend `masks_unwritten`, and must be finite if not.
     """
 
     name: str
     masks_unwritten: bool
 
     def step(self, batch: GroupBatch) -> Any:
-        """What all layers of a group need in one step, made once: an argument for `write` and `attend`.
+        """Returns the inputs that all layers of a group share in one step: an argument for `write` and `attend`.
 
         Raises `ValueError` on lengths that do not fit the tables, and on a table without a block that is to be read.
         """
@@ -62,5 +62,5 @@ class AttentionBackend(Protocol):
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Causal attention of `query` ([tokens, query_heads, head_dim]), in its shape and dtype; mathematics, `softcap`
-        and `sinks` as in `octavo.kernels.reference.paged_attention`."""
+        """Returns the causal attention of `query` ([tokens, query_heads, head_dim]), in its shape and dtype. The
+        mathematics, `softcap` and `sinks` are those of `octavo.kernels.reference.paged_attention`."""

@@ -41,7 +41,7 @@ def swap_blocks(source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]
 
 
 def _move_natively(source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]) -> bool:
-    """Whether the native kernel could do it, and did."""
+    """Copies the blocks with the native kernel if it can; returns whether it did."""
     if not (source.is_contiguous() and target.is_contiguous()):
         return False
     if source is target and not {read for read, _ in moves}.isdisjoint(written for _, written in moves):

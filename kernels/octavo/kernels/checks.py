@@ -1,4 +1,4 @@
-"""What every kernel asks of its arguments: a wrong shape or dtype would read or write a neighbour's memory."""
+"""Checks the arguments of every kernel: a wrong shape or dtype would read or write a neighbour's memory."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Which paged attention serves a cache, and why not a faster one."""
+"""Chooses the implementation of paged attention that serves a cache, and says why a faster one does not."""
 
 import importlib.util
 from dataclasses import dataclass

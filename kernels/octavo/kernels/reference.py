@@ -1,4 +1,4 @@
-"""The oracle: paged attention written from its mathematics, one token at a time, in fp32.
+"""Computes paged attention from its mathematics, one token at a time, in fp32: the oracle of all other implementations.
 
 Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (2023), §4.1 and §5.1.
 """
@@ -51,15 +51,16 @@ def paged_attention(
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of each sequence's last `query_lens` tokens over its first `context_lens` cached ones.
+    """Computes causal attention of each sequence's last `query_lens` tokens over its first `context_lens` cached
+    tokens.
 
     `query`: [sum(query_lens), query_heads, head_dim], sequence after sequence; `block_tables`: [sequences, blocks],
     logical to physical, rows padded with anything. Query head h reads KV head h // (query_heads / kv_heads). With a
     `window` (0: none) the token at position p sees positions p - window + 1 to p, and blocks wholly before that may be
-    negative in the table. A `softcap` c (0: none) makes c * tanh(s / c) of a score s (Gemma 2). `sinks`
-    ([query_heads]) are scores of one more key per head, whose value is zero (GPT-OSS). `alibi_slopes` ([query_heads]
-    fp32) add slope * (key position - query position) to a score (Press et al., "Train Short, Test Long", 2021). Returns
-    the shape and dtype of `query`. Raises `ValueError` on arguments that do not fit each other.
+    negative in the table. A `softcap` c (0: none) makes c * tanh(s / c) of a score s (Gemma 2). `sinks` ([query_heads])
+    are scores of one more key per head, whose value is zero (GPT-OSS). `alibi_slopes` ([query_heads] fp32) add slope *
+    (key position - query position) to a score (Press et al., "Train Short, Test Long", 2021). Returns a tensor of
+    `query`'s shape and dtype. Raises `ValueError` on arguments that do not fit each other.
     """
     check_caches(key_cache, value_cache)
     check_query(query, key_cache, sum(query_lens))
@@ -80,7 +81,7 @@ def paged_attention(
 
 @dataclass(frozen=True)
 class _Scores:
-    """How scores come of products of queries and keys."""
+    """Turns products of queries and keys into scores."""
 
     scale: float
     softcap: float
@@ -88,7 +89,8 @@ class _Scores:
     alibi_slopes: Tensor | None
 
     def __call__(self, products: Tensor, distances: Tensor) -> Tensor:
-        """`products`: [query_heads, keys]; `distances`: [keys], key position - query position."""
+        """Returns the scores of `products` ([query_heads, keys]); `distances`: [keys], key position - query
+        position."""
         scores = products * self.scale
         if self.softcap:
             scores = self.softcap * torch.tanh(scores / self.softcap)
@@ -98,7 +100,8 @@ class _Scores:
 def _attend(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, table: list[int], visible: range, score: _Scores
 ) -> Tensor:
-    """One token, [query_heads, head_dim], block by block: o = sum_j exp(q K_j) V_j / sum_j exp(q K_j).
+    """Computes the attention of one token, [query_heads, head_dim], block by block: o = sum_j exp(q K_j) V_j / sum_j
+    exp(q K_j).
 
     The sum runs over the `visible` positions; keys after the token take no part. (Eq. 4 as it is often printed has the
     ones vector inside exp; the sum over a block's keys belongs outside.)

@@ -27,8 +27,11 @@ _LANES = 16
 
 @dataclass(frozen=True, slots=True)
 class NativeStep:
-    """What the layers of one KV group need in one step: `pointers` into `tensors`, which keep what they point to, and
-    for the checks `slot_mapping`, `num_tokens` and the `largest_block` that is read or written."""
+    """Holds the inputs that all layers of one KV group share in a step.
+
+    `pointers` point into `tensors`, which keep the memory alive. `slot_mapping`, `num_tokens` and `largest_block`, the
+    highest block that is read or written, are for the checks.
+    """
 
     pointers: GroupStep
     tensors: tuple[Tensor, ...]
@@ -154,12 +157,12 @@ class NativeAttention:
 
 
 def cache_pointers(key_cache: Tensor, value_cache: Tensor) -> LayerCachePointers:
-    """Of one layer; they hold as long as the tensors."""
+    """Returns pointers to the caches of one layer; the pointers hold as long as the tensors."""
     return LayerCachePointers(key_cache.data_ptr(), value_cache.data_ptr(), key_cache.stride(0))
 
 
 def obstacle(shape: CacheShape) -> str | None:
-    """Why the kernels cannot serve a cache of this shape; None if they can."""
+    """Returns the reason why the kernels cannot serve a cache of this shape, or None if they can."""
     if shape.dtype not in DTYPES:
         return f"they compute in float32 and bfloat16, not {str(shape.dtype).removeprefix('torch.')}"
     if shape.block_size % _LANES:
@@ -170,13 +173,13 @@ def obstacle(shape: CacheShape) -> str | None:
 
 
 def _integers(name: str, tensor: Tensor) -> Tensor:
-    """What the kernels read without gaps, as 64-bit integers."""
+    """Returns `tensor` without gaps, or raises `ValueError` if it is not of 64-bit integers, which the kernels read."""
     if tensor.dtype != torch.int64:
         raise ValueError(f"{name} are of {tensor.dtype}; the kernels read torch.int64")
     return tensor.contiguous()
 
 
 def _rows(heads: Tensor) -> Tensor:
-    """`heads` ([tokens, heads, head_dim]) or a copy, with no gaps inside a token."""
+    """Returns `heads` ([tokens, heads, head_dim]), or a copy that has no gaps inside a token."""
     dense = heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
     return heads if dense else heads.contiguous()

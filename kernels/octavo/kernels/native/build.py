@@ -52,7 +52,7 @@ def source_hash() -> str:
 
 
 def is_current(library: Path = LIBRARY) -> bool:
-    """Whether `library` was compiled from the sources as they are."""
+    """Returns whether `library` was compiled from the present sources."""
     return library.is_file() and source_hash().encode() in library.read_bytes()
 
 
@@ -101,7 +101,8 @@ def _run(command: list[str]) -> None:
 
 
 def not_compiled(error: Exception) -> str:
-    """What to tell whoever installs Octavo where `build` raises `error`: a line, then maybe a compiler's words."""
+    """Returns the message for whoever installs Octavo where `build` raises `error`: one line, and the compiler's words
+    if there are any."""
     return f"Octavo's CPU kernels are not compiled, and without them models run slower on a CPU: {error}"
 
 

@@ -1,4 +1,4 @@
-"""The compiled kernels, loaded once, or the reason why not."""
+"""Loads the compiled kernels once, or says why they cannot be loaded."""
 
 import ctypes
 import functools
@@ -43,7 +43,7 @@ def load() -> NativeLibrary:
 
 @functools.cache
 def find() -> NativeLibrary | NativeUnavailable:
-    """As `load`, but the error is given back; looked for once."""
+    """Returns the library of `load`, or the error that `load` raises; looks for the library once."""
     try:
         return _load()
     except NativeUnavailable as error:

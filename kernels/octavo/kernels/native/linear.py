@@ -1,4 +1,4 @@
-"""Products with weights packed once: y = x W^T + b, or activation(gate) * up of fused gates and ups."""
+"""Multiplies by weights that were packed once: y = x W^T + b, or activation(gate) * up of fused gates and ups."""
 
 from ctypes import byref
 
@@ -16,7 +16,7 @@ _PANEL, _LANES = 32, 16
 
 
 class NativeLinear:
-    """A weight [outputs, inputs] packed for the CPU, fp32 or bf16; `bias`: [outputs] or None.
+    """Holds a weight [outputs, inputs] packed for the CPU, fp32 or bf16, and its `bias` ([outputs] or None).
 
     With an `activation` the rows of `weight` are gates, then as many ups, and the outputs are activation(gate) * up. A
     row's result does not depend on the rows beside it.
@@ -40,8 +40,8 @@ class NativeLinear:
         self._as_float = self._op(Epilogue.STORE_FLOAT)
 
     def op(self, *, added: float | None = None) -> LinearOp:
-        """The operation, for rows without gaps: the outputs, or y + `added` times them. Holds only as long as this
-        object."""
+        """Returns the operation for rows without gaps: it stores the outputs, or y + `added` times the outputs. The
+        operation holds only as long as this object."""
         if added is None:
             return self._op(Epilogue.GATE if self.gated else Epilogue.STORE)
         return self._op(Epilogue.ADD, scale=added)
@@ -52,7 +52,7 @@ class NativeLinear:
         return LinearOp(self._packed.data_ptr(), bias, *sizes, epilogue, self._activation, scale)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """[tokens, outputs] of `inputs`, [tokens, inputs], in their dtype."""
+        """Returns the outputs, [tokens, outputs], of `inputs` ([tokens, inputs]), in the inputs' dtype."""
         return self._apply(self._stored, inputs, self.dtype)
 
     def to_float(self, inputs: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -99,7 +99,8 @@ def _pack(library: NativeLibrary, weight: Tensor) -> Tensor:
 
 
 def _interleaved(fused: Tensor) -> Tensor:
-    """Gates, then ups, as 16 gates beside their 16 ups; the last 16 filled up with zeros."""
+    """Returns `fused` (all gates, then all ups) as groups of 16 gates beside their 16 ups; the last group is filled up
+    with zeros."""
     gates_and_ups = fused.view(2, -1, *fused.shape[1:])
     missing = -gates_and_ups.shape[1] % _LANES
     padding = [0] * (2 * (fused.dim() - 1)) + [0, missing]
@@ -108,5 +109,5 @@ def _interleaved(fused: Tensor) -> Tensor:
 
 
 def _padded(bias: Tensor) -> Tensor:
-    """fp32, whole panels."""
+    """Returns `bias` as fp32, padded with zeros to whole panels."""
     return torch.nn.functional.pad(bias.float(), (0, -len(bias) % _PANEL)).contiguous()

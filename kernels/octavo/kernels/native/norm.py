@@ -10,8 +10,8 @@ from octavo.kernels.native.structs import DTYPES, Epilogue, NormOp
 
 
 def norm_op(weight: Tensor, eps: float, *, x_stride: int, y_stride: int, added: float | None = None) -> NormOp:
-    """x / rms(x) * weight over rows of len(weight), or y + `added` times that. `weight` is fp32 and must outlive the
-    operation."""
+    """Returns the operation that stores x / rms(x) * weight over rows of len(weight), or y + `added` times that.
+    `weight` is fp32 and must outlive the operation. Raises `ValueError` on another weight."""
     if weight.dtype != torch.float32 or not weight.is_contiguous():
         raise ValueError(f"a norm's weight is fp32 without gaps, not {weight.dtype} of strides {weight.stride()}")
     epilogue = Epilogue.STORE if added is None else Epilogue.ADD
@@ -19,7 +19,8 @@ def norm_op(weight: Tensor, eps: float, *, x_stride: int, y_stride: int, added: 
 
 
 def rms_norm(library: NativeLibrary, inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Of `inputs`, [rows, size], fp32 or bf16, in their dtype; computed in fp32. `weight`: [size] fp32."""
+    """Returns the norm of each row of `inputs` ([rows, size], fp32 or bf16), in the inputs' dtype, computed in fp32.
+    `weight`: [size] fp32. Raises `ValueError` on inputs that do not fit."""
     if inputs.shape[1:] != weight.shape or inputs.dtype not in DTYPES:
         raise ValueError(f"inputs {list(inputs.shape)} {inputs.dtype} for a norm over {len(weight)}")
     inputs = inputs.contiguous()

@@ -1,4 +1,4 @@
-"""The structs of src/types.h, field by field, and its constants."""
+"""Mirrors the structs of src/types.h, field by field, and its constants."""
 
 from ctypes import POINTER, Structure, Union, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
@@ -9,7 +9,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class Epilogue(IntEnum):
-    """What becomes of a product."""
+    """Says where a product goes: stored, added to the output, multiplied as a gate, or stored as fp32."""
 
     STORE = 0
     ADD = 1
@@ -18,14 +18,14 @@ class Epilogue(IntEnum):
 
 
 class Activation(IntEnum):
-    """Of a gate."""
+    """Names the activation function of a gate."""
 
     SILU = 0
     GELU_TANH = 1
 
 
 class OpKind(IntEnum):
-    """Which member of an `Op` holds."""
+    """Tells which member of an `Op` holds."""
 
     LINEAR = 0
     NORM = 1

@@ -35,13 +35,15 @@ FITTED_MODULES = ("matmul", "paged_variants")
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel in one configuration.
+    """Describes a kernel in one configuration.
 
     `signature`: the type of each argument that is no constant ("*bf16", "i32", "fp32"); `constants`: the constexprs by
     name; `aligned`: names of arguments that are multiples of 16 (all pointers are).
-    `fuses`: products and sums may become one operation, which rounds once.
-    `requires_wgmma`: its results are promised to be Hopper's matrix instruction's, which must be in the PTX; elsewhere
-    those of the one that there is.
+
+    `fuses`: the compiler may make products and sums one operation, which rounds once.
+
+    `requires_wgmma`: the results are promised to be those of Hopper's matrix instruction, which must be in the PTX; on
+    other GPUs those of the matrix instruction that there is.
     """
 
     name: str
@@ -57,8 +59,8 @@ class Variant:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What came of the variant `name`, for each program or thread: bytes of `shared` memory, `registers`, bytes
-    `spilled`; and the `matrix` instructions it uses: "wgmma", "mma" or none."""
+    """Reports the compiled variant `name`: bytes of `shared` memory of a program, `registers` and bytes `spilled` of a
+    thread, and the `matrix` instructions that it uses: "wgmma", "mma" or none."""
 
     name: str
     shared: int
@@ -90,7 +92,7 @@ def compile_variant(variant: Variant, capability: int = HOPPER) -> Compiled:
 
 
 def all_variants(capability: int = HOPPER) -> Iterator[Variant]:
-    """Of every module with kernels, those that may be launched on such a GPU."""
+    """Yields the variants of every module with kernels that may be launched on a GPU of this compute capability."""
     for name in FITTED_MODULES:
         yield from filter(
             partial(_is_served, capability=capability), import_module(_PACKAGE + name).variants(capability)
@@ -105,7 +107,7 @@ def _is_served(variant: Variant, capability: int) -> bool:
 
 
 def faults(variant: Variant, compiled: Compiled, capability: int = HOPPER) -> list[str]:
-    """What is wrong with what came of a variant."""
+    """Returns what is wrong with a compiled variant, one line for each fault."""
     found = []
     if compiled.shared > (limit := shared_limit(capability)):
         found.append(f"takes {compiled.shared} bytes of shared memory; there are {limit}")
@@ -133,7 +135,8 @@ def _resources(cubin: bytes) -> tuple[int, int]:
 def _compile_share(
     share: int, num_shares: int, capability: int, only: Sequence[str]
 ) -> list[tuple[Variant, Compiled | Exception]]:
-    """Every `num_shares`-th variant. Kernels cannot be sent from process to process: each makes its own."""
+    """Compiles every `num_shares`-th variant from number `share` on. Kernels cannot be sent from process to process, so
+    each process makes its own."""
     done: list[tuple[Variant, Compiled | Exception]] = []
     wanted = [each for each in all_variants(capability) if not only or any(text in each.name for text in only)]
     for variant in wanted[share::num_shares]:
@@ -145,12 +148,12 @@ def _compile_share(
 
 
 def _described(variant: Variant) -> Variant:
-    """All but the kernel."""
+    """Returns a copy of the variant without the kernel."""
     return Variant(variant.name, None, {}, {}, requires_wgmma=variant.requires_wgmma)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The number of variants with a fault."""
+    """Compiles all variants, prints each fault, and returns the number of variants with a fault."""
     parser = argparse.ArgumentParser(prog="octavo.kernels.triton.ahead", description=__doc__)
     parser.add_argument(
         "--capabilities", type=int, nargs="+", choices=CAPABILITIES, default=[HOPPER], metavar="CAPABILITY",

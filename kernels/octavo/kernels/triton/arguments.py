@@ -1,4 +1,4 @@
-"""What the host functions of paged attention ask of their arguments; a cache may be of fp8 here."""
+"""Checks the arguments of paged attention's host functions; here a cache may be of fp8."""
 
 from torch import Tensor, float8_e4m3fn, int64
 

@@ -1,4 +1,4 @@
-"""Paged attention on a GPU: `octavo.kernels.backend.AttentionBackend` in Triton."""
+"""Implements `octavo.kernels.backend.AttentionBackend`, paged attention on a GPU, in Triton."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +32,7 @@ _LARGEST_HEAD = 256
 
 
 def obstacle(shape: CacheShape) -> str | None:
-    """Why the kernels cannot serve a cache of this shape; None if they can."""
+    """Returns the reason why the kernels cannot serve a cache of this shape, or None if they can."""
     if shape.dtype not in (*POINTERS, torch.float8_e4m3fn):
         return f"keys and values of {shape.dtype}: the Triton kernels take bf16, fp16, fp32 and float8_e4m3fn"
     if not (0 < shape.head_dim <= _LARGEST_HEAD and shape.head_dim % 8 == 0):

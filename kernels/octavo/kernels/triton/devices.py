@@ -1,4 +1,4 @@
-"""What kernels may take of a device. On a CPU, where an interpreter runs them, that of an H200."""
+"""Tells the limits of a device. On a CPU, where an interpreter runs the kernels, the limits are those of an H200."""
 
 from functools import lru_cache
 
@@ -18,7 +18,7 @@ def shared_limit(capability: int) -> int:
 
 
 def takes_fp8(capability: int) -> bool:
-    """Whether a cache may be of fp8 there."""
+    """Returns whether a cache may be of fp8 on a GPU of this compute capability."""
     return capability >= _FP8_FROM
 
 

@@ -85,7 +85,7 @@ def prepare(
 
 
 def variants() -> Iterator[Variant]:
-    """Every configuration of `prepare`."""
+    """Yields every configuration of `prepare`."""
     signature = {
         "tokens": "*i32",
         "positions": "*i32",

@@ -1,4 +1,4 @@
-"""What all kernels share: how they are made, and how matrices multiply inside them."""
+"""Holds what all kernels share: how kernels are made, and how matrices multiply inside them."""
 
 import os
 
@@ -21,7 +21,7 @@ def block_for(size: int) -> int:
 
 @triton.jit
 def dot(a, b, accumulator):
-    """`accumulator` + `a` @ `b` in fp32 (true fp32 for fp32 operands)."""
+    """Returns `accumulator` + `a` @ `b` in fp32 (true fp32 for fp32 operands)."""
     # Triton's interpreter multiplies bf16 wrongly, and says nothing (triton-lang/triton#11584).
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), accumulator, input_precision="ieee")
@@ -30,7 +30,7 @@ def dot(a, b, accumulator):
 
 @triton.jit
 def rounded(values, dtype: tl.constexpr):
-    """`values` (fp32) in `dtype`: the nearest, ties to even."""
+    """Returns `values` (fp32) rounded to `dtype`: to the nearest, ties to even."""
     if INTERPRETED and dtype == tl.bfloat16:
         # Triton's interpreter cuts the mantissa off instead.
         bits = values.to(tl.int32, bitcast=True)

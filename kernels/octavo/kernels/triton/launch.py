@@ -14,14 +14,15 @@ from octavo.kernels.triton.tiles import Tiles, padded
 
 @dataclass(frozen=True, slots=True)
 class TritonStep:
-    """What the layers of one KV group need in one step.
+    """Holds the inputs that all layers of one KV group share in a step.
 
-    `slot_mapping`: [tokens] int64, slot = block id * block size + offset, -1: nothing is written; `block_tables`:
-    [rows, width] int32, entries that no query looks at may be anything; `table_rows`: [sequences] int32, the row of
-    each; `context_lens`: [sequences] int32, tokens in the cache once this step has written its own, 0: padding, whose
-    output is zeros; `query_starts`: [sequences + 1] int32, where each one's rows of the query begin.
+    On the device: `slot_mapping`: [tokens] int64, slot = block id * block size + offset, -1: nothing is written;
+    `block_tables`: [rows, width] int32, entries that no query looks at may be anything; `table_rows`: [sequences]
+    int32, the row of each sequence; `context_lens`: [sequences] int32, tokens in the cache once this step has written
+    its own, 0: padding, whose output is zeros; `query_starts`: [sequences + 1] int32, the first query row of each
+    sequence.
 
-    Of the host: the first `num_decodes` sequences have one query token each; `max_query_len` is at least the longest
+    On the host: the first `num_decodes` sequences have one query token each; `max_query_len` is at least the longest
     query of the others, 0 if there is none, `max_context_len` at least the longest context; `window` 0: none.
     """
 
@@ -84,7 +85,8 @@ COMBINING_WARPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One layer's attention: arguments of `octavo.kernels.triton.attention.TritonAttention.attend`."""
+    """Holds the arguments of one layer's attention, those of
+    `octavo.kernels.triton.attention.TritonAttention.attend`."""
 
     query: Tensor
     key_cache: Tensor
@@ -131,13 +133,13 @@ class Share:
 
     @property
     def fuses(self) -> bool:
-        """Whether a product and a sum may be rounded once. Splits that lie still are for bits that do too, whichever
-        code they come from: there, all is rounded as written."""
+        """Returns whether a product and a sum may be rounded once. Fixed splits promise the same bits from any code
+        that computes them, so with them every operation is rounded as written."""
         return self.split_keys == 0
 
     def mask_all(self, window: int) -> bool:
-        """Whether all tiles of keys go through the loop with masks: most need them, memory decides how fast anyway, or
-        the bits must be those of one loop."""
+        """Returns whether all tiles of keys go through the loop with masks: most tiles need masks, memory decides the
+        speed anyway, or the bits must be those of one loop."""
         return self.decode or self.split_keys > 0 or window > 0
 
     def num_tiles(self, group: int) -> int:

@@ -1,4 +1,4 @@
-"""Moving whole blocks of keys and values: all layers of all blocks in one launch (paper §5.1, fused block copy)."""
+"""Moves whole blocks of keys and values, all layers of all blocks in one launch (paper §5.1, fused block copy)."""
 
 from collections.abc import Iterator
 

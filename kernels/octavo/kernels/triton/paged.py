@@ -16,12 +16,12 @@ def queries_of(
     tile, query_starts, context_lens, first_sequence, last_sequence,
     DECODE: tl.constexpr, TILE_TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """What the tile of queries takes: its sequence, the row of its first query, that one's position, and how many
-    tokens (none or fewer: there is no such tile).
+    """Returns the part of the query that `tile` takes: its sequence, the row and the position of its first query, and
+    how many tokens; with none or fewer there is no such tile.
 
     A sequence from `first_sequence` up to `last_sequence` has whole tiles of its own. Where sequence s begins at query
-    row r, its tiles begin at r // TILE_TOKENS + s at the earliest, so many that no sequence overlaps the next and
-    that the host knows a bound of all without looking. To `DECODE`, every sequence is one tile of one token.
+    row r, its tiles begin at r // TILE_TOKENS + s at the earliest, so many that no sequence overlaps the next and that
+    the host knows a bound of all without looking. To `DECODE`, every sequence is one tile of one token.
     """
     if DECODE:
         sequence, row, tokens = tile, tile, 1
@@ -49,10 +49,11 @@ def first_visible(position, window):
 
 @triton.jit
 def splits_of(begin, end, num_splits, TILE_KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr):
-    """How the keys from `begin` (a border of tiles) up to `end` are split: where split 0 begins, and the keys of each.
+    """Returns how the keys from `begin` (a border of tiles) up to `end` are split: the beginning of split 0, and the
+    number of keys in each split.
 
-    Splits of `SPLIT_KEYS` lie where they lie for every sequence, the first perhaps without a key; 0: `num_splits` equal
-    ones of whole tiles, the last perhaps without a key.
+    Splits of `SPLIT_KEYS` keys have fixed places that are the same for every sequence, the first perhaps without a key.
+    With `SPLIT_KEYS` 0 there are `num_splits` equal splits of whole tiles, the last perhaps without a key.
     """
     if SPLIT_KEYS:
         return 0, SPLIT_KEYS
@@ -77,10 +78,13 @@ def attend_kernel(
     TILE_ROWS: tl.constexpr, TILE_KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
     DECODE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, MASK_ALL: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (tiles of queries x KV heads, programs that share the splits of keys). With `split_sums` None there is one
+    """Computes the attention of tiles of queries over splits of the keys.
+
+    Grid: (tiles of queries x KV heads, programs that share the splits of keys). With `split_sums` None there is one
     split, and `output` gets its attention; else `split_sums` ([tiles x KV heads x splits, split_rows, HEAD_DIM] fp32)
     and `split_scores` ([tiles x KV heads x splits, 2, split_rows] fp32: total, largest) get what `combine_kernel`
-    needs. There are as many programs as splits, but of `SPLIT_KEYS` each there may be fewer."""
+    needs. There are as many programs as splits, but of `SPLIT_KEYS` each there may be fewer.
+    """
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP
     # The last queries of a chunk see most keys: they begin first.
     pair = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -195,7 +199,7 @@ def _keep(
     split_sums, split_scores, weighted, total, largest, place, split_rows, rows, dims, present, elements,
     HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """For `combine_kernel`, of the split at `place`."""
+    """Stores the sums of the split at `place` for `combine_kernel`."""
     scores_at = split_scores + place * 2 * split_rows + rows
     tl.store(scores_at, total, mask=present)
     tl.store(scores_at + split_rows, largest, mask=present)
@@ -212,8 +216,12 @@ def combine_kernel(
     TILE_ROWS: tl.constexpr, TILE_KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr, DECODE: tl.constexpr,
     TILE_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (tiles of queries x KV heads, rows of a tile). `TILE_SPLITS` are summed at a time, in an order that does
-    not depend on how many there may be: those without a key add nothing, and the sum over one is that one."""
+    """Combines the splits of each row.
+
+    Grid: (tiles of queries x KV heads, rows of a tile). `TILE_SPLITS` splits are summed at a time, in an order that
+    does not depend on how many there may be: splits without a key add nothing, and the sum over one split is that
+    split.
+    """
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP
     pair, row = tl.program_id(0), tl.program_id(1)
     tile, kv_head = first_tile + pair // num_kv_heads, pair % num_kv_heads

@@ -19,7 +19,7 @@ _COUNTS = ("window", "num_kv_heads", "num_splits", "first_tile", "first_sequence
 
 @dataclass(frozen=True)
 class _Case:
-    """What decides a configuration. `mode`: "decode", "prefill" or "exact"."""
+    """Holds the facts that decide a configuration. `mode`: "decode", "prefill" or "exact"."""
 
     mode: str
     dtype: torch.dtype = torch.bfloat16
@@ -82,7 +82,7 @@ class _Case:
 
 
 def variants(capability: int = HOPPER) -> Iterator[Variant]:
-    """A covering set of dtypes, head sizes, groups, block sizes, sizes of tiles and ways to score."""
+    """Yields a covering set of dtypes, head sizes, groups, block sizes, sizes of tiles and ways to score."""
     for case in _cases():
         case = replace(case, shared=shared_limit(capability))
         yield _attending(case)

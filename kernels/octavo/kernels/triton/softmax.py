@@ -28,7 +28,7 @@ def normalized(weighted, total, largest, sink, value_scale):
 
 @triton.jit
 def _capped(scores, softcap):
-    """softcap * tanh(scores / softcap)."""
+    """Returns softcap * tanh(scores / softcap)."""
     return softcap * (1 - 2 / (1 + tl.exp2(scores * (2 * _LOG2_E / softcap))))
 
 
@@ -41,7 +41,7 @@ def _blocks_at(keys_at, block_table, first_seen, last_seen, BLOCK_SIZE: tl.const
 
 @triton.jit
 def _widened(cached, dtype: tl.constexpr):
-    """What a cache of `dtype` or fp8 holds, as `dtype`."""
+    """Returns values of a cache of `dtype` or fp8 as `dtype`."""
     if cached.dtype != dtype:
         # Straight to bf16, Hopper would convert number by number.
         cached = cached.to(tl.float32).to(dtype)
@@ -56,11 +56,12 @@ def attend_tiles(
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, TILE_KEYS: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The sums over the keys before `begin` (a border of tiles), and now also over those from there up to `end`.
+    """Adds the keys from `begin` (a border of tiles) up to `end` to the sums over the keys before, and returns the new
+    sums.
 
     `weighted` [rows, dims], `total` and `largest` [rows]: values and ones weighted by powers of two of the scores less
     the `largest`. Queries at `positions` ([rows]) see the keys up to their own, `window` many; between them, those from
-    `first_seen` to `last_seen`: no other slot of the cache is read. Not `MASKED`: all see all.
+    `first_seen` to `last_seen`: no other slot of the cache is read. Not `MASKED`: all queries see all keys.
     """
     dims = tl.arange(0, queries.shape[1])[None, :]
     blocks = _blocks_at(begin + tl.arange(0, TILE_KEYS), block_table, first_seen, last_seen, BLOCK_SIZE)

@@ -22,8 +22,8 @@ _MOST_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """`rows` of queries (tokens x heads of a group) and `keys` that a program multiplies at a time; `stages`: tiles of
-    keys being loaded or multiplied at once."""
+    """Describes a program's tile: `rows` of queries (tokens x heads of a group) and `keys` that it multiplies at a
+    time; `stages` tiles of keys are loaded or multiplied at once."""
 
     rows: int
     keys: int
@@ -43,7 +43,7 @@ def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, cache_dtype: tor
 
 @lru_cache
 def prefill_tiles(group: int, head_dim: int, dtype: torch.dtype, max_query_len: int) -> Tiles:
-    """For chunks of at most `max_query_len` tokens, computed in `dtype`."""
+    """Returns the tiles of chunks of at most `max_query_len` tokens, computed in `dtype`."""
     if dtype == torch.float32:
         return _fp32_tiles(group)
     wanted = group * max_query_len
@@ -101,12 +101,12 @@ def shared_bytes(tiles: Tiles, head_dim: int, dtype: torch.dtype, cache_dtype: t
 
 
 def _tensor_core_tiles(rows: int, head_dim: int) -> Tiles:
-    """As many keys as leave registers for the sums, and as many warps as have them."""
+    """Takes as many keys as leave registers for the sums, and as many warps as have these registers."""
     return Tiles(rows, 32 if padded(head_dim) > 128 else 64, 8 if rows > _WGMMA_ROWS else 4, stages=3)
 
 
 def _fp32_tiles(group: int) -> Tiles:
-    """No tensor core multiplies true fp32; larger tiles spill registers."""
+    """Returns the tiles of true fp32, which no tensor core multiplies; larger tiles would spill registers."""
     rows = _rows(group)
     return Tiles(rows, keys=16, warps=4 if rows == _LEAST_ROWS else 8, stages=2)
 
@@ -126,8 +126,8 @@ def next_power_of_2(number: int) -> int:
 
 
 # The keys of every sequence are split into stretches, so that a few sequences keep a whole GPU busy. The number of
-# stretches follows from what the host knows, since a launch may be captured in a CUDA graph; each sequence is then split
-# evenly by its own length. The constants come from arithmetic and are to be replaced by measured ones.
+# stretches follows from what the host knows, since a launch may be captured in a CUDA graph; each sequence is then
+# split evenly by its own length. The constants come from arithmetic and are to be replaced by measured ones.
 
 # The share of multiprocessors that programs in one pass must occupy: alone on a multiprocessor, one has 64 KiB under
 # way, twice what saturates memory, and a second kernel costs some 3 us.
@@ -153,7 +153,7 @@ def num_splits(programs: int, max_keys: int, multiprocessors: int) -> int:
 
 
 def programs_of_splits(programs: int, num_splits: int, multiprocessors: int) -> int:
-    """How many share the splits, which lie still, of each of `programs`. Few tiles keep a GPU busy by their splits;
-    many need no more, and programs without a split take their time too."""
+    """Returns the number of programs that share the fixed splits of each of `programs`. Few tiles keep a GPU busy by
+    their splits; many tiles need no more programs, and programs without a split take their time too."""
     wanted = -(-_PROGRAMS_OF_STILL_SPLITS * multiprocessors // max(1, programs))
     return max(1, min(wanted, num_splits))

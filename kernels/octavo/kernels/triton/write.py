@@ -102,7 +102,7 @@ def reshape_and_cache(
 
 
 def _tile(width: int) -> tuple[int, int]:
-    """Columns and tokens of a program's tile, both powers of two."""
+    """Returns columns and tokens of a program's tile, both powers of two."""
     tile_width: int = triton.next_power_of_2(width)
     return tile_width, max(1, _ELEMENTS // tile_width)
 
@@ -125,7 +125,7 @@ def _variant(dtype: str, cache: str, kv_heads: int, head_dim: int, block_size: i
 
 
 def variants() -> Iterator[Variant]:
-    """A covering set of dtypes, head sizes and block sizes."""
+    """Yields a covering set of dtypes, head sizes and block sizes."""
     yield _variant("bf16", "bf16", 8, 128, 16)
     yield _variant("bf16", "fp8e4nv", 8, 128, 32)
     yield _variant("fp16", "fp16", 1, 80, 1)

@@ -1,1 +1,1 @@
-"""The layers around paged attention: matrix products, norms, rotary embedding, gates."""
+"""Computes the layers around paged attention: matrix products, norms, rotary embedding, gates."""

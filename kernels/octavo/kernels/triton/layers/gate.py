@@ -48,10 +48,10 @@ def _gate_kernel(gate_up, output, gate_up_stride, size, ACTIVATION: tl.constexpr
 
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:
-    """activation(gate) * up, [tokens, n], of `gate_up` ([tokens, 2 * n]: gate, then up; bf16, fp16 or fp32).
+    """Returns activation(gate) * up, [tokens, n], of `gate_up` ([tokens, 2 * n]: gate, then up; bf16, fp16 or fp32).
 
-    Computed in fp32 and rounded once; torch's operations round the activation's result too. Raises `ValueError` on
-    another shape or dtype, and on an `activation` that is not one of `ACTIVATIONS`.
+    The kernel computes in fp32 and rounds once; torch's operations round the activation's result too. Raises
+    `ValueError` on another shape or dtype, and on an `activation` that is not one of `ACTIVATIONS`.
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"{activation!r} is none of the activations {', '.join(ACTIVATIONS)}")
@@ -66,7 +66,7 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
 
 
 def variants() -> Iterator[Variant]:
-    """Each activation in each dtype, and rows of an odd size."""
+    """Yields each activation in each dtype, and rows of an odd size."""
     for activation in ACTIVATIONS:
         for dtype in POINTERS.values():
             yield _variant(activation, dtype, aligned=True)

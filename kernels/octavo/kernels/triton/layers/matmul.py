@@ -26,7 +26,8 @@ _TILES_TOGETHER = tl.constexpr(8)
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program computes, `rows` x `columns` of the result, and with what. `loads`: pieces on their way."""
+    """Describes one program's part of the result, `rows` x `columns`, its warps, and the `loads` of the inputs that are
+    under way at once."""
 
     rows: int
     columns: int
@@ -68,7 +69,8 @@ def _num_programs(tile: Tile, num_rows: int, num_columns: int) -> int:
 
 @triton.jit
 def _tile_place(num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Row and column of this program's tile: down through some rows of tiles, then one column on."""
+    """Returns row and column of this program's tile; programs go down through some rows of tiles, then one column
+    on."""
     program = tl.program_id(0)
     down, across = tl.cdiv(num_rows, ROWS), tl.cdiv(num_columns, COLUMNS)
     band = program // (_TILES_TOGETHER * across)
@@ -120,10 +122,11 @@ def _linear_kernel(
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_float: bool = False) -> Tensor:
-    """x W^T + b: [tokens, out] of `inputs` ([tokens, in]), `weight` ([out, in]) and `bias` ([out]), all of one dtype
-    (bf16, fp16 or fp32); added up in fp32 and rounded once, to that dtype, or not at all if `out_float`.
+    """Returns x W^T + b, [tokens, out], of `inputs` ([tokens, in]), `weight` ([out, in]) and `bias` ([out]), all of one
+    dtype (bf16, fp16 or fp32).
 
-    A row's bits do not depend on the other rows, nor on how many there are. Raises `ValueError` on what does not fit.
+    Products are added up in fp32 and rounded once, to that dtype, or not at all if `out_float`. A row's bits do not
+    depend on the other rows, nor on how many there are. Raises `ValueError` on arguments that do not fit.
     """
     _check(inputs, weight, bias)
     num_rows, num_inputs, num_columns = *inputs.shape, len(weight)

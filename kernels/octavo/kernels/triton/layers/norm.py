@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang and Sennrich, 2019), alone and fused with the residual addition before it.
+"""Computes RMSNorm (Zhang and Sennrich, 2019), alone and fused with the residual addition before it.
 
 One program computes one row, in an order that follows from the row's size: a row's bits do not depend on the others.
 """
@@ -38,7 +38,8 @@ def _norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`update` None: only a norm. `weight` None: only an addition. `update_weight`: the update is normed before."""
+    """Adds and norms one row. Without an `update` it only norms, without a `weight` it only adds; an `update_weight`
+    norms the update before it is added."""
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     mask = dims < SIZE
@@ -58,9 +59,11 @@ def _norm_kernel(
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
-    """x / rms(x) * weight of each row of `hidden` ([tokens, size]; bf16, fp16 or fp32), in its dtype, computed in fp32.
+    """Returns x / rms(x) * weight of each row of `hidden` ([tokens, size]; bf16, fp16 or fp32), in its dtype, computed
+    in fp32.
 
-    `weight`: [size] fp32. `out` may be `hidden` itself; None: a new tensor. Raises `ValueError` on what does not fit.
+    `weight`: [size] fp32. `out` may be `hidden` itself; None: a new tensor. Raises `ValueError` on arguments that do
+    not fit.
     """
     _check_rows("hidden", hidden, hidden)
     _check_weight(weight, hidden)
@@ -79,11 +82,12 @@ def add_rms_norm(
     scale: float = 1.0,
     update_weight: Tensor | None = None,
 ) -> Tensor:
-    """`residual` += `scale` * `update`, in place and rounded to its dtype; then the norm of the rounded sum.
+    """Adds `scale` * `update` to `residual`, in place and rounded to its dtype, and returns the norm of the rounded
+    sum.
 
     `residual`, `update`: [tokens, size] of one dtype; `weight`: [size] fp32, None: there is no norm, and `residual`
     itself is returned. `update_weight` ([size] fp32): the update is normed with it, and rounded, before it is added.
-    Raises `ValueError` on what does not fit.
+    Raises `ValueError` on arguments that do not fit.
     """
     _check_rows("residual", residual, residual)
     _check_rows("update", update, residual)
@@ -145,7 +149,7 @@ def _check_weight(weight: Tensor, rows: Tensor) -> None:
 
 
 def variants() -> Iterator[Variant]:
-    """Norms alone and after additions, with an odd size and the largest."""
+    """Yields norms alone and after additions, with an odd size and the largest."""
     for dtype, size in (("*bf16", 4096), ("*fp16", 5120), ("*fp32", 576), ("*bf16", MAX_SIZE), ("*bf16", 100)):
         yield _variant("norm", dtype, size, absent=("update", "update_weight"))
         yield _variant("add_norm", dtype, size, absent=("update_weight",))

@@ -182,7 +182,7 @@ def rope_and_cache(
 
 @dataclass(frozen=True)
 class _Shape:
-    """Heads of one layer and its cache. `rotary_dim` 0: none turns."""
+    """Describes the heads of one layer and its cache. With a `rotary_dim` of 0 no dimension is rotated."""
 
     num_heads: int
     num_kv_heads: int
@@ -202,7 +202,7 @@ class _Shape:
 
     @property
     def kv_heads_each(self) -> int:
-        """How many KV heads a program takes: a power of two."""
+        """Returns the number of KV heads that a program takes: a power of two."""
         wanted = max(1, _QUERY_HEADS // self.group)
         return min(1 << (wanted.bit_length() - 1), block_for(self.num_kv_heads))
 
@@ -252,7 +252,7 @@ def _check_table(name: str, table: Tensor, width: int) -> None:
 
 
 def variants() -> Iterator[Variant]:
-    """Every head size and group, whole and partial rotation and none, norms, every dtype of models and caches."""
+    """Yields every head size and group, whole, partial and no rotation, norms, and every dtype of models and caches."""
     bf16, fp8 = torch.bfloat16, torch.float8_e4m3fn
     yield _variant(_Shape(32, 8, 128, 128, 16), bf16, bf16)
     yield _variant(_Shape(32, 8, 128, 128, 16), bf16, bf16, norms=True)

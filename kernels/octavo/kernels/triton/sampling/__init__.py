@@ -1,1 +1,1 @@
-"""From logits to tokens on the device."""
+"""Samples tokens from logits on the device."""

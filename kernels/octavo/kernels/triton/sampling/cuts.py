@@ -25,7 +25,7 @@ def keys_of(values):
 
 @triton.jit
 def value_of(key):
-    """The fp32 value of an int32 key."""
+    """Returns the fp32 value of an int32 key."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
@@ -61,7 +61,8 @@ def search(
 
 @triton.jit
 def tally(values, size, key, largest, temperature, CHUNK: tl.constexpr):
-    """Of the tokens with a higher key than this one how many they are and their mass, and how many have this one."""
+    """Returns the number of tokens with a higher key than `key`, the sum of their masses, and the number of tokens with
+    `key` itself."""
     above, ties = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     mass = tl.full([], 0.0, tl.float64)
     for start in range(0, size, CHUNK):
@@ -77,7 +78,7 @@ def tally(values, size, key, largest, temperature, CHUNK: tl.constexpr):
 
 @triton.jit
 def place_of(values, size, key, number, CHUNK: tl.constexpr):
-    """Where the token with this key stands before which there are `number` with it."""
+    """Returns the place of the token with this key that has `number` tokens with the same key before it."""
     place, seen = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     for start in range(0, size, CHUNK):
         places = start + tl.arange(0, CHUNK)
@@ -147,8 +148,11 @@ def pick(
     CHUNK: tl.constexpr,
     WAYS: tl.constexpr,
 ):
-    """Where the token stands that `uniform` falls on among the first `top_k` of the `count` tokens of the key `lowest`
-    or a higher one, and of these the first that reach `top_p` of `whole`, or of their own mass where that is 0."""
+    """Returns the place of the token that `uniform` falls on among the kept tokens, in falling order of their keys.
+
+    Kept are the first `top_k` of the `count` tokens that have the key `lowest` or a higher one, and of these the first
+    that reach `top_p` of `whole`, or of their own mass where `whole` is 0.
+    """
     highest = keys_of(largest)
     # Kept are the tokens above the floor, and of those on it the first `limit`.
     floor = lowest

@@ -1,8 +1,9 @@
-"""From logits to token ids on the device: greedy, or temperature, min-p, top-k and top-p by inverse CDF with one
-uniform per row. One program per row chooses, so a row's token does not depend on the rows beside it.
+"""Chooses token ids from logits on the device: greedily, or with temperature, min-p, top-k and top-p by inverse CDF
+with one uniform number per row.
 
-A row that is not cut is drawn from in the order of ids, one that is likeliest first, equal ones by rising id; so the
-device chooses what the CPU does, but for the rounding of masses.
+One program chooses for one row, so a row's token does not depend on the rows beside it. The order of the CDF is that of
+the ids for a row that is not cut, and falling probability for a row that is, equal ones by rising id. So the device
+chooses the token that the CPU does, but for the rounding of probability sums.
 """
 
 from collections.abc import Iterator
@@ -39,8 +40,8 @@ _NUM_WARPS = 16
 
 @dataclass(frozen=True)
 class Drawn:
-    """Of each row the token, [rows] int64, and the largest logit, [rows] fp32: NaN or infinite if the row is broken;
-    its token is 0 then."""
+    """Holds the token of each row, [rows] int64, and its largest logit, [rows] fp32. The largest logit is NaN or
+    infinite if the row is not finite; the token is 0 then."""
 
     tokens: Tensor
     largest: Tensor
@@ -95,7 +96,7 @@ def draw(logits: Tensor, parameters: Tensor) -> Drawn:
 
 
 def variants() -> Iterator[Variant]:
-    """All that this module launches."""
+    """Yields every configuration that this module launches."""
     types = {
         "logits_stride": "i64",
         "vocab_size": "i32",
@@ -134,7 +135,7 @@ def _argmax(logits, vocab_size, tops, spans, largest, WIDTH: tl.constexpr):
 
 @triton.jit
 def _pick_any(logits, vocab_size, masses, spans, uniform, largest, temperature, WIDTH: tl.constexpr):
-    """A token of the whole vocabulary, in two levels: first the span of ids, then the id in it."""
+    """Returns a token of the whole vocabulary, chosen in two levels: first the span of ids, then the id in the span."""
     target = uniform * tl.sum(masses, 0)
     span = _first_above(masses, target, spans)
     before = tl.sum(tl.where(spans < span, masses, 0.0), 0)

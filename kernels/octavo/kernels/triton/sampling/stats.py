@@ -1,4 +1,4 @@
-"""What is read off a row of logits once, span by span and in parallel: the largest, and the mass."""
+"""Reads the largest logit and the probability sum of each row of logits once, span by span and in parallel."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +20,11 @@ _TILE = 4096
 
 @dataclass(frozen=True)
 class Survey:
-    """Of every span of `width` ids of each row the largest logit, [rows, spans] fp32 (NaN if there is one), and, where
-    the row has a temperature, the sum of exp((logit - that largest) / temperature), [rows, spans] fp64."""
+    """Holds two figures of every span of `width` ids of each row.
+
+    `maxima`: [rows, spans] fp32, the largest logit, NaN if there is one. `masses`: [rows, spans] fp64, the sum of
+    exp((logit - that largest) / temperature) where the row has a temperature.
+    """
 
     maxima: Tensor
     masses: Tensor
@@ -41,7 +44,8 @@ def check_logits(logits: Tensor) -> None:
 
 
 def survey(logits: Tensor, temperatures: Tensor) -> Survey:
-    """Of `logits` ([rows, vocab_size], see `check_logits`); `temperatures`: [rows] fp64, 0 where no mass is wanted."""
+    """Surveys `logits` ([rows, vocab_size], see `check_logits`). `temperatures`: [rows] fp64, 0 where no sum is wanted.
+    Raises `ValueError` on arguments that do not fit."""
     check_logits(logits)
     rows, size = logits.shape
     if temperatures.shape != (rows,) or temperatures.dtype != torch.float64:
@@ -85,17 +89,17 @@ def log_masses(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def span_width(vocab_size: int) -> int:
-    """How many ids a span has."""
+    """Returns the number of ids in a span."""
     return max(_LEAST_WIDTH, block_for(-(-vocab_size // SPANS)))
 
 
 def span_widths() -> tuple[int, ...]:
-    """Those of vocabularies up to half a million ids."""
+    """Returns the span widths of vocabularies up to half a million ids."""
     return tuple(span_width(size) for size in (1 << 18, 1 << 19))
 
 
 def variants() -> Iterator[Variant]:
-    """All that this module launches."""
+    """Yields every configuration that this module launches."""
     types = {
         "logits_stride": "i64",
         "vocab_size": "i32",
