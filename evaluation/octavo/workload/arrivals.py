@@ -1,4 +1,4 @@
-"""When requests come."""
+"""Draws the times at which requests come."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Arrivals(Protocol):
 
 @dataclass(frozen=True)
 class Poisson:
-    """Independent of each other, `rate` per second on average."""
+    """Draws independent times, `rate` per second on average."""
 
     rate: float
 
@@ -39,7 +39,7 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Regular:
-    """`rate` per second at equal distances, the first at once."""
+    """Spaces `rate` times per second at equal distances, the first at once."""
 
     rate: float
 

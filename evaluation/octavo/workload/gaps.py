@@ -1,4 +1,4 @@
-"""Percentiles, of values and of a histogram of times."""
+"""Computes percentiles, of values and of a histogram of times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -30,7 +30,7 @@ def _place(q: float, count: int) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class Spread:
-    """How times are spread, in seconds."""
+    """Holds the mean, percentiles and maximum of times, in seconds."""
 
     mean: float
     p50: float
@@ -41,7 +41,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread | None":
-        """That of `values`, exactly; None if there is none."""
+        """Returns the exact spread of `values`; None if there is no value."""
         ordered = sorted(values)
         if not ordered:
             return None
@@ -53,8 +53,8 @@ STATISTICS: Final = tuple(field.name for field in fields(Spread))
 
 
 class Gaps:
-    """A histogram of many times, such as those between tokens. Its buckets are 1 % wide, so its percentiles are within
-    1 % of the exact (of times below a microsecond, within 0.01 us); mean and maximum are exact."""
+    """Counts many times, such as those between tokens, in a histogram. The buckets are 1 % wide, so the percentiles are
+    within 1 % of the exact (of times below a microsecond, within 0.01 us); mean and maximum are exact."""
 
     __slots__ = ("_counts", "_max", "_total")
 

@@ -1,4 +1,7 @@
-"""One request of an experiment and the token ids of its prompt."""
+"""Describes one request of an experiment and draws the token ids of its prompt.
+
+The token ids mean nothing, but differ and agree where those of real requests would.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -47,7 +50,7 @@ class Job:
 
     @property
     def parallel(self) -> int:
-        """Sequences side by side."""
+        """Returns the number of sequences that run side by side."""
         return self.beam_width or self.n
 
 

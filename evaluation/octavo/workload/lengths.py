@@ -1,4 +1,4 @@
-"""How long prompts and outputs are."""
+"""Draws the lengths of prompts and outputs, in tokens."""
 
 import math
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True)
 class Fixed:
-    """Always `length` tokens."""
+    """Always draws `length` tokens."""
 
     length: int
 
@@ -38,7 +38,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Uniform:
-    """From `low` to `high` tokens, both included, all alike likely."""
+    """Draws from `low` to `high` tokens, both included, all with the same probability."""
 
     low: int
     high: int
@@ -106,8 +106,8 @@ def _normal_cdf(x: float) -> float:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Lengths of single questions and answers. Prompt and output have at most `max_total` tokens together: the output
-    is cut first, and the prompt leaves it one."""
+    """Draws the lengths of single questions and answers. Prompt and output have at most `max_total` tokens together:
+    the output is cut first, and the prompt leaves it one."""
 
     name: str
     inputs: Lengths
@@ -146,7 +146,8 @@ class Chatbot:
     max_output: int = 1024
 
     def draw(self, random: Random, prefix_tokens: int = 0) -> tuple[int, int]:
-        """As a dataset's; the prefix comes before the conversation, and is not cut."""
+        """Returns the tokens of a request's prompt and of its output, as a dataset's `draw` does. The prefix comes
+        before the conversation, and is not cut."""
         history = sum(sum(self.turns.draw(random)) for _ in range(self.rounds.draw(random) - 1))
         question, answer = self.turns.draw(random)
         return min(history + question, self.max_prompt), min(answer, self.max_output)

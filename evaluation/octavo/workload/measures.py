@@ -45,7 +45,7 @@ def _spread(metric: str, finished: Iterable[Served]) -> Spread | None:
 
 
 def to_text(summary: Summary) -> str:
-    """The summary as a table for people."""
+    """Returns the summary as a table for people."""
     lines = [
         f"{summary.finished} of {summary.requests} requests finished in {time_text(summary.seconds)}"
         f" ({summary.failed} failed, {summary.preemptions} preemptions)",

@@ -1,4 +1,4 @@
-"""A workload as flags of a command."""
+"""Reads a workload from flags of a command."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -83,7 +83,7 @@ def read_jobs(settings: Mapping[str, Any]) -> list[Job]:
 
 
 def flags_given(settings: Mapping[str, Any]) -> str:
-    """Those by which the jobs would be read, but for the seed; "" if there are none."""
+    """Returns the flags by which the jobs would be read, but for the seed; "" if there are none."""
     return _flags({name: settings[name] for name in (*_SYNTHETIC, "trace") if settings[name] is not None})
 
 
@@ -140,7 +140,7 @@ def _dataset(given: Mapping[str, Any]) -> Dataset | Chatbot:
 
 
 def _lengths(side: str, default: Lengths, changes: Mapping[str, Any]) -> Lengths:
-    """The default with the changes of its side."""
+    """Returns the default with the changes of its side."""
     assert isinstance(default, LogNormal)
     mine = {
         field: changes[f"{side}_{flag}"]

@@ -1,4 +1,4 @@
-"""What became of one request, and of all."""
+"""Records what became of one request, and sums up all requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +10,11 @@ from octavo.workload.job import Job
 
 @dataclass(slots=True)
 class Served:
-    """What became of a job, by the experiment's clock (None: it never came to that). `num_tokens` came, in all its
-    sequences together. Where a server did not generate what was asked, `job.output_tokens` must be mended to what one
-    sequence has."""
+    """Records what became of a job, by the experiment's clock (None: it never came to that).
+
+    `num_tokens` came, in all its sequences together. Where a server did not generate what was asked,
+    `job.output_tokens` must be set to what one sequence has.
+    """
 
     job: Job
     first_token_s: float | None = None
@@ -23,12 +25,12 @@ class Served:
 
     @property
     def whole(self) -> bool:
-        """Whether it came to its end, without an error."""
+        """Returns whether the job came to its end, without an error."""
         return self.first_token_s is not None and self.finished_s is not None and not self.error
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from its arrival to its first token."""
+        """Returns the seconds from the job's arrival to its first token."""
         return None if self.first_token_s is None else self.first_token_s - self.job.arrival_s
 
     @property
@@ -45,7 +47,7 @@ class Served:
 
     @property
     def normalised_latency(self) -> float | None:
-        """Latency by output token of one sequence."""
+        """Returns the latency by output token of one sequence, in seconds."""
         latency = self.latency
         return None if latency is None else latency / self.job.output_tokens
 

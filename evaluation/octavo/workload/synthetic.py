@@ -1,4 +1,4 @@
-"""Jobs drawn at random."""
+"""Draws jobs at random."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,8 +37,8 @@ class Workload:
             raise ValueError(f"{self.num_prefixes} prefixes of {self.prefix_tokens} tokens cannot be")
 
     def jobs(self, seed: int) -> list[Job]:
-        """In order of arrival. When they come, how long they are and which prefix they have are drawn apart: to change
-        one changes none of the others."""
+        """Returns the jobs in order of arrival. Times, lengths and prefixes are drawn apart: to change one changes none
+        of the others."""
         lengths, prefixes = _stream(seed, "lengths"), _stream(seed, "prefixes")
         return [self._job(arrival_s, lengths, prefixes) for arrival_s in self._times(seed)]
 

@@ -1,4 +1,4 @@
-"""What a service promises: limits of percentiles, and of each request's own times."""
+"""Checks what a service promises: limits of percentiles, and of each request's own times."""
 
 import re
 from dataclasses import dataclass
@@ -57,7 +57,8 @@ def time_text(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Targets:
-    """What must be kept. Those without a statistic limit every single request: one that keeps them all is good."""
+    """Holds the limits that must be kept. Limits without a statistic apply to every single request: a request that
+    keeps them all is good."""
 
     of_all: tuple[Target, ...]
     of_each: tuple[Target, ...]
@@ -71,12 +72,12 @@ class Targets:
         )
 
     def kept_by(self, served: Served) -> bool:
-        """Whether it came to its end and is good."""
+        """Returns whether the request came to its end and is good."""
         return served.whole and all((METRICS[each.metric](served) or 0.0) < each.limit for each in self.of_each)
 
     def unmet(self, summary: Summary) -> list[str]:
-        """What a run did not keep, with what it did instead. A request that did not finish breaks every target, and one
-        that is not good those of each. The summary must be made with these targets."""
+        """Returns what a run did not keep, with what it did instead. A request that did not finish breaks every target,
+        and one that is not good those of each. The summary must be made with these targets."""
         faults = [_fault(each, summary) for each in self.of_all]
         if lost := summary.requests - summary.finished:
             faults.insert(0, f"{lost} of {summary.requests} requests did not finish")

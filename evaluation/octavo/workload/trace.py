@@ -1,4 +1,5 @@
-"""Jobs as a CSV file, one row each, with a column for each field of `Job` that matters."""
+"""Reads jobs from a CSV file and writes them to one: a row for each job, a column for each field of `Job` that
+matters."""
 
 import csv
 from collections.abc import Iterable, Iterator
@@ -26,8 +27,8 @@ def write_csv(path: Path, jobs: Iterable[Job]) -> None:
 
 
 def read_csv(path: Path) -> list[Job]:
-    """The jobs of a trace in order of arrival. An empty cell is the field's default, as a column that is not there.
-    Raises `TraceError` and `OSError`."""
+    """Returns the jobs of a trace in order of arrival. An empty cell is the field's default, as a column that is not
+    there. Raises `TraceError` and `OSError`."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:

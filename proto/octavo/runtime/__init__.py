@@ -1,1 +1,1 @@
-"""What all processes stand on besides the contract: telemetry, transport, models, the life of a process."""
+"""Holds what all processes need besides the contract: telemetry, transport, models, and the life of a process."""

@@ -1,1 +1,1 @@
-"""The public API: protocol buffers and their generated code."""
+"""Defines the public API: protocol buffers and their generated code."""

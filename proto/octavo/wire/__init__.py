@@ -1,1 +1,1 @@
-"""What the processes say to each other over ZMQ: typed messages, their codec, the sockets they travel on."""
+"""Defines the messages that the processes send each other over ZMQ, their codec, and the schemas that are served."""

@@ -33,7 +33,7 @@ TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
 
 
 class Value(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """A part of a message: immutable, encoded as an array of its fields in order."""
+    """Is a part of a message: immutable, encoded as an array of its fields in order."""
 
 
 class Message(Value, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""Message to bytes and back: one encoder, one typed decoder per direction."""
+"""Encodes messages as bytes and decodes them: one encoder, one typed decoder per direction."""
 
 from collections.abc import Callable
 from typing import Any, Final

@@ -1,5 +1,5 @@
-"""What steps cost on a worker, as it measured at its start: by this a scheduler weighs moving KV against computing it
-again."""
+"""Defines what steps cost on a worker, as the worker measured at its start: by these costs a scheduler weighs moving KV
+against computing it again."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -21,8 +21,8 @@ class PrefillCosts(Value, frozen=True):
 
 
 class SwapCosts(Value, frozen=True):
-    """Seconds for all blocks that a step moves one way between device and CPU memory together, and for each of them:
-    out of the device, or into it."""
+    """Gives the seconds of moving blocks between device and CPU memory: `moves_s` for all blocks that a step moves one
+    way together, `block_out_s` and `block_in_s` for each block that leaves or enters the device."""
 
     moves_s: Seconds
     block_out_s: Seconds
@@ -30,7 +30,7 @@ class SwapCosts(Value, frozen=True):
 
 
 class StepCosts(Value, frozen=True):
-    """What a scheduler weighs against each other."""
+    """Holds the costs that a scheduler weighs against each other: computing a prompt again, and swapping its blocks."""
 
     prefill: PrefillCosts
     swap: SwapCosts

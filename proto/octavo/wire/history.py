@@ -1,4 +1,5 @@
-"""The rolling hash of a sequence's generated tokens: what two processes compare before they splice a stream."""
+"""Computes the rolling hash of a sequence's generated tokens, which two processes compare before they splice a
+stream."""
 
 from collections.abc import Iterable
 from typing import Final

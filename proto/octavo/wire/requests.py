@@ -1,9 +1,9 @@
-"""Frontend and scheduler: requests in, deltas out, and the lease that ties them together.
+"""Defines the messages between frontend and scheduler: requests, deltas, and the lease that ties them together.
 
-A frontend says hello, then submits requests and renews the full set of its live ones every second; what it stops
-renewing is dropped. The scheduler streams deltas and answers each renewal with the ids it does not hold, which the
-frontend then submits again from its journal. Every message carries the scheduler's `epoch`; one with another epoch
-is answered `Unregistered` (towards the scheduler) or dropped (towards the frontend).
+A frontend says hello, then submits requests and renews the full set of its live ones every second; a request that it
+stops renewing is dropped. The scheduler streams deltas and answers each renewal with the ids it does not hold, which
+the frontend then submits again from its journal. Every message carries the scheduler's `epoch`; a message with another
+epoch is answered `Unregistered` (towards the scheduler) or dropped (towards the frontend).
 """
 
 import enum
@@ -44,14 +44,14 @@ SequenceIndex = Annotated[int, Meta(ge=0, lt=MAX_PARALLEL)]
 
 
 class FinishReason(enum.StrEnum):
-    """Why the scheduler ended a sequence. (A stop string is the frontend's to find: see `EndSequence`.)"""
+    """Says why the scheduler ended a sequence. (A stop string is the frontend's to find: see `EndSequence`.)"""
 
     STOP = "stop"
     LENGTH = "length"
 
 
 class RejectReason(enum.StrEnum):
-    """Why the scheduler will not, or can no longer, run a request."""
+    """Says why the scheduler will not, or can no longer, run a request."""
 
     DUPLICATE_ID = "duplicate_id"
     EMPTY_PROMPT = "empty_prompt"
@@ -72,13 +72,13 @@ class RejectReason(enum.StrEnum):
 
 
 class GeneratedSequence(Value, frozen=True):
-    """What one sequence of a request has generated and its frontend accepted."""
+    """Holds the tokens that one sequence of a request has generated and its frontend has accepted."""
 
     token_ids: TokenIds
     finished: bool
 
     def is_over(self, max_tokens: int) -> bool:
-        """Whether nothing is left to generate."""
+        """Returns whether nothing is left to generate."""
         return self.finished or len(self.token_ids) >= max_tokens
 
 
@@ -88,9 +88,9 @@ def answer_work(max_tokens: int, num_generated: int) -> int:
 
 
 class CacheKey(Value, frozen=True):
-    """What must be equal, besides their tokens, for two requests to share KV: the adapter in use (empty: none) and a
-    client's salt (empty: none). The first `salted_from` tokens, those of a pinned prefix, are shared whatever the salt.
-    """
+    """Identifies what two requests must have in common, besides their tokens, to share KV: the adapter in use (empty:
+    none) and a client's salt (empty: none). The first `salted_from` tokens, those of a pinned prefix, are shared
+    whatever the salt."""
 
     adapter: Annotated[str, Meta(max_length=256)] = ""
     salt: Annotated[str, Meta(max_length=256)] = ""
@@ -181,7 +181,7 @@ class EndSequence(Message, frozen=True):
 
 
 class Prefix(Value, frozen=True):
-    """The beginning of many prompts, kept computed under a name (paper §4.4)."""
+    """Holds the beginning of many prompts, kept computed under a name (paper §4.4)."""
 
     name: Name
     token_ids: Annotated[TokenIds, Meta(min_length=1)]
@@ -195,7 +195,7 @@ class PinPrefixes(Message, frozen=True):
 
 
 class ServiceStatus(Value, frozen=True):
-    """What a frontend must know of the service behind it to admit or refuse at the door.
+    """Tells a frontend what it must know of the service to admit or refuse requests.
 
     `capacity_tokens` is what the largest live replica can hold for one sequence; 0 with no replica. Sequences that run
     side by side share it in blocks of `block_size` tokens; `max_parallel` is how many of one request can. `work_tokens`
@@ -250,7 +250,7 @@ class Renewed(Message, frozen=True):
 
 
 class Delta(Value, frozen=True):
-    """New tokens of one sequence of a request.
+    """Holds new tokens of one sequence of a request.
 
     `start_index` counts the sequence's generated tokens before these; `previous_hash` is their rolling hash
     (`octavo.wire.history`), so a frontend accepts only what continues its own journal. `cached_prompt_tokens` were
@@ -278,14 +278,14 @@ class Delta(Value, frozen=True):
 
 
 class Deltas(Message, frozen=True):
-    """All that one step produced for one frontend."""
+    """Holds all that one step produced for one frontend."""
 
     epoch: Identity
     deltas: Annotated[list[Delta], Meta(max_length=MAX_SEQUENCES)]
 
 
 class NoticeKind(enum.StrEnum):
-    """What has happened to a request that is no output: it waits behind others; it lost its blocks to others; its
+    """Says what has happened to a request besides output: it waits behind others; it lost its blocks to others; its
     replica was lost; it runs again after one of these."""
 
     QUEUED = "queued"
@@ -295,7 +295,8 @@ class NoticeKind(enum.StrEnum):
 
 
 class Notice(Value, frozen=True):
-    """Progress of one request. `queue_position`: from 1 on, where it waits in a queue; 0 elsewhere."""
+    """Reports progress of one request. `queue_position` counts from 1 where the request waits in a queue, and is 0
+    elsewhere."""
 
     request_id: Name
     attempt: Attempt
@@ -304,7 +305,7 @@ class Notice(Value, frozen=True):
 
 
 class Notices(Message, frozen=True):
-    """What there is to tell one frontend of its requests besides their tokens."""
+    """Reports to one frontend the progress of its requests besides their tokens."""
 
     epoch: Identity
     notices: Annotated[list[Notice], Meta(max_length=MAX_LIVE_REQUESTS)]

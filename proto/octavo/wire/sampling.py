@@ -1,4 +1,4 @@
-"""How the next token is chosen and when a sequence ends, as the scheduler and the workers need to know it."""
+"""Defines how the next token is chosen and when a sequence ends, as the scheduler and the workers need to know it."""
 
 import enum
 from typing import Annotated
@@ -21,7 +21,7 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
 class EarlyStopping(enum.StrEnum):
-    """When a beam search is content with the hypotheses it has (the terms of transformers).
+    """Says when a beam search is content with the hypotheses it has (the terms of transformers).
 
     ON: as soon as there are `width` of them. OFF: once no running beam scores better at its present length. NEVER: once
     none could at any length.
@@ -42,7 +42,7 @@ class BeamSearch(Value, frozen=True):
 
 
 class SamplingParams(Value, frozen=True, kw_only=True):
-    """One request's choice of tokens. All defaults are resolved before it is made.
+    """Describes one request's choice of tokens. All defaults are resolved before it is made.
 
     `num_sequences` are generated: by sampling, side by side; or, with `beam`, the best of the search. `temperature` 0
     is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` is always the one in force: the client's or one the
@@ -89,8 +89,8 @@ class SamplingParams(Value, frozen=True, kw_only=True):
 
 
 class Logprobs(Value, frozen=True):
-    """A token's natural-log probability, its rank (1: the likeliest), and the likeliest tokens with theirs, in falling
-    order."""
+    """Holds a token's natural-log probability, its rank (1: the most probable), and the most probable tokens with their
+    log probabilities, in falling order."""
 
     logprob: float
     rank: Annotated[int, Meta(ge=1, le=2**31)]

@@ -1,4 +1,4 @@
-"""Scheduler and worker: registration, plans, results, heartbeats.
+"""Defines the messages between scheduler and worker: registration, plans, results, heartbeats.
 
 A worker says hello with what it is and holds, and is welcomed into an epoch or refused. The scheduler then sends
 `StepPlan`s, up to `MAX_STEPS_IN_FLIGHT` ahead of the results; the worker runs them in order and answers each with one
@@ -38,7 +38,7 @@ MAX_CANDIDATES = (1 + MAX_STOP_TOKEN_IDS) * MAX_PARALLEL
 
 
 class ModelInfo(Value, frozen=True):
-    """What must be equal on every replica, and what a frontend needs to check a request at the door.
+    """Identifies a model: it must be equal on every replica, and a frontend checks requests by it.
 
     `fingerprint` identifies the model directory (`octavo.runtime.models.directory`); `dtype` is that of the
     computation.
@@ -52,15 +52,15 @@ class ModelInfo(Value, frozen=True):
 
 
 class KVGroup(Value, frozen=True):
-    """Layers that share one block table per sequence. With a `window` (0: none) they attend to that many tokens, the
-    querying one included. Once a step is computed, its sequences' blocks that no later token can see are given back:
-    both sides put `NULL_BLOCK` in their place, without a word."""
+    """Names layers that share one block table per sequence. With a `window` (0: none) they attend to that many tokens,
+    the querying one included. Once a step is computed, its sequences' blocks that no later token can see are given
+    back: both sides put `NULL_BLOCK` in their place, without a message."""
 
     window: Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 
 
 class Ending(enum.StrEnum):
-    """How a process came to its end: by its own doing, whatever made it; from outside; or nobody knows."""
+    """Says how a process came to its end: by its own doing, whatever made it; from outside; or nobody knows."""
 
     CRASHED = "crashed"
     KILLED = "killed"
@@ -68,7 +68,8 @@ class Ending(enum.StrEnum):
 
 
 class Predecessor(Value, frozen=True):
-    """The last process that served in a worker's place, by the name in its hello, and how it ended."""
+    """Names the last process that served in a worker's place, by the name in its hello, and says how that process
+    ended."""
 
     process: Identity
     ending: Ending
@@ -76,13 +77,15 @@ class Predecessor(Value, frozen=True):
 
 
 class WorkerHello(Message, frozen=True):
-    """A worker offers itself. `worker_id` names the process's place and outlives it; `incarnation` is drawn anew for
-    every registration and stands for one life of its (empty) block pools; that of its first registration names the
-    `process`, so that it is known whether one that was lost has died. `num_blocks` are on the device, which any of
-    the `kv_groups` may use, and `num_cpu_blocks` to swap to. `kv_bytes_per_token` is that of all groups together;
-    `costs` is None if the worker did not measure, or has no CPU blocks to weigh. Of the `world_size` ranks
-    that share a replica's model the first registers, for all. `predecessor` is None if there was none that served, or
-    one that left in order."""
+    """Registers a worker with the scheduler.
+
+    `worker_id` names the process's place and outlives it; `incarnation` is drawn anew for every registration and stands
+    for one life of its (empty) block pools; that of its first registration names the `process`, so that it is known
+    whether one that was lost has died. `num_blocks` are on the device, which any of the `kv_groups` may use, and
+    `num_cpu_blocks` to swap to. `kv_bytes_per_token` is that of all groups together; `costs` is None if the worker did
+    not measure, or has no CPU blocks to weigh. Of the `world_size` ranks that share a replica's model the first
+    registers, for all. `predecessor` is None if there was none that served, or one that left in order.
+    """
 
     schema_version: Count
     worker_id: Name
@@ -143,17 +146,16 @@ class WorkerGoodbye(Message, frozen=True):
 
 
 class BlockMove(Value, frozen=True):
-    """The whole content of one block, in all layers, to another."""
+    """Copies the whole content of one block, in all layers, to another."""
 
     source: BlockId
     target: BlockId
 
 
 class BlockMoves(Value, frozen=True):
-    """What a step moves before it computes, in this order: device to CPU, CPU to device, then copies on the device.
-
-    Swap-outs and swap-ins never come in one plan. A target may be a block that an earlier move of the plan has left.
-    """
+    """Lists what a step moves before it computes, in this order: device to CPU, CPU to device, then copies on the
+    device. Swap-outs and swap-ins never come in one plan. A target may be a block that an earlier move of the plan has
+    left."""
 
     swap_out: Annotated[list[BlockMove], Meta(max_length=MAX_BLOCKS_PER_SEQUENCE)] = field(default_factory=list)
     swap_in: Annotated[list[BlockMove], Meta(max_length=MAX_BLOCKS_PER_SEQUENCE)] = field(default_factory=list)
@@ -241,7 +243,7 @@ class StepPlan(Message, frozen=True):
 
 
 class StepOutcome(enum.StrEnum):
-    """How a plan ended: computed; raised in the worker, for want of memory or otherwise; or not tried, because one
+    """Says how a plan ended: computed; raised in the worker, for want of memory or otherwise; or not tried, because one
     before it had failed."""
 
     DONE = "done"
@@ -259,7 +261,7 @@ class SampledToken(Value, frozen=True):
 
 
 class Candidates(Value, frozen=True):
-    """The likeliest next tokens of a beam, in falling order of their logprobs."""
+    """Holds the most probable next tokens of a beam, in falling order of their logprobs."""
 
     sequence_id: Identity
     token_ids: Annotated[list[TokenId], Meta(max_length=MAX_CANDIDATES)]
@@ -267,7 +269,8 @@ class Candidates(Value, frozen=True):
 
 
 class PromptLogprobs(Value, frozen=True):
-    """Of consecutive prompt tokens from position `start` on, each given those before it; the first token has none."""
+    """Holds the logprobs of consecutive prompt tokens from position `start` on, each given the tokens before it; the
+    first token of a prompt has none."""
 
     sequence_id: Identity
     start: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
@@ -275,7 +278,7 @@ class PromptLogprobs(Value, frozen=True):
 
 
 class FailureReason(enum.StrEnum):
-    """Why a sequence cannot go on: the model gave it numbers that are not finite; its own exclusions left no token
+    """Says why a sequence cannot go on: the model gave it numbers that are not finite; its own exclusions left no token
     to choose; or its grammar cannot be followed."""
 
     NOT_FINITE = "not_finite"
@@ -299,8 +302,8 @@ class GrammarTime(Value, frozen=True):
 
 
 class StepTimes(Value, frozen=True):
-    """Where a step's time went in the worker, in microseconds: batch building, model, sampling; and how much of the
-    last is due to each sequence's `grammars`, where it has one."""
+    """Says where a step's time went in the worker, in microseconds: batch building, model, sampling; and how much of
+    the last is due to each sequence's `grammars`, where it has one."""
 
     prepare_us: Count
     model_us: Count

@@ -1,1 +1,1 @@
-"""What a frontend and a worker must agree on about a model: where it lies, and how its grammars are compiled."""
+"""Holds the facts about a model on which a frontend and a worker must agree, and the time that its steps take."""

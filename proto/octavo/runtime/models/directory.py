@@ -1,4 +1,4 @@
-"""Where a model lives on disk and what identifies it: the one thing a frontend and a worker must agree on.
+"""Finds a model's directory on disk and identifies it, so that a frontend and a worker agree on the model.
 
 A model directory is laid out as Hugging Face transformers writes it: config.json, generation_config.json,
 tokenizer.json, tokenizer_config.json, chat template, *.safetensors.
@@ -29,7 +29,8 @@ class ModelDirectoryError(Exception):
 
 
 def cache_directory() -> Path:
-    """Where prepared models are kept: `OCTAVO_CACHE`, else `$XDG_CACHE_HOME/octavo`, else `~/.cache/octavo`."""
+    """Returns the directory of prepared models: `OCTAVO_CACHE`, else `$XDG_CACHE_HOME/octavo`, else
+    `~/.cache/octavo`."""
     if chosen := os.environ.get("OCTAVO_CACHE"):
         return Path(chosen).absolute()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -37,7 +38,7 @@ def cache_directory() -> Path:
 
 
 def prepared_directory(name: str) -> Path:
-    """Where `octavo prepare-model` puts the bundled model called `name`."""
+    """Returns the directory into which `octavo prepare-model` writes the bundled model called `name`."""
     return cache_directory() / "models" / f"{name}-v{_PREPARATION}"
 
 
@@ -86,7 +87,7 @@ def _locate(model: str, load_format: str) -> Path:
 
 
 def model_name(directory: Path) -> str:
-    """What a model directory is called unless told otherwise: the bundled name, the hub's, or the path's last
+    """Returns the default name of the model in `directory`: the bundled name, the hub's, or the path's last
     component."""
     if directory == prepared_directory(BUNDLED_MODEL):
         return BUNDLED_MODEL
@@ -114,8 +115,8 @@ def fingerprint(directory: Path, load_format: str = "auto") -> str:
 
 
 def safetensors_header(path: Path) -> bytes:
-    """The JSON at the beginning of a safetensors file: eight bytes of little-endian length, then that many bytes of it.
-    Of a file that is none, some of its bytes."""
+    """Returns the JSON at the beginning of a safetensors file: eight bytes of little-endian length precede that many
+    bytes of JSON. Of a file in another format it returns some bytes."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         return file.read(min(length, 64 << 20))

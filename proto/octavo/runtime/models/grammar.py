@@ -1,5 +1,5 @@
-"""What a frontend and a worker must agree on to constrain answers: the vocabulary, the limits, and how llguidance is
-called, so that a grammar that one of them has compiled the other compiles too."""
+"""Compiles grammars in a frontend and in a worker alike: both use the same vocabulary, limits and calls of llguidance,
+so that a grammar that one of them has compiled the other compiles too."""
 
 import json
 import threading
@@ -36,8 +36,8 @@ class GrammarError(ValueError):
 
 
 def load_vocabulary(directory: Path) -> LLTokenizer:
-    """What the tokens of the model in `directory` say, and which of them end a text. Takes some tenths of a second, and
-    Python's lock all the while.
+    """Returns the texts of the tokens of the model in `directory`, and which of the tokens end a text. Takes some
+    tenths of a second, and holds Python's global lock all the while.
 
     Raises `ModelDirectoryError` if the model's answers cannot be constrained.
     """
@@ -76,8 +76,8 @@ def compile_grammar(grammar: str, vocabulary: LLTokenizer) -> LLMatcher:
 
 
 def is_lost(matcher: LLMatcher, mask: Sequence[int], vocabulary: LLTokenizer) -> bool:
-    """Whether nothing can follow: `matcher` has failed, or the vocabulary lacks what must come, where `mask`, its
-    bytes, lets the text end though the grammar does not."""
+    """Returns whether no token can follow. `matcher` has failed, or the vocabulary lacks the token that must come: then
+    `mask`, the bytes of the tokens allowed next, lets the text end though the grammar does not."""
     end = vocabulary.eos_token
     return matcher.is_error() or (bool(mask[end // 8] >> end % 8 & 1) and not matcher.is_accepting())
 
@@ -91,7 +91,7 @@ def _compiled(grammar: str, vocabulary: LLTokenizer) -> LLMatcher:
 
 
 def _eos_token_ids(directory: Path) -> list[int]:
-    """Those of generation_config.json; else of config.json."""
+    """Returns the ids of generation_config.json, else of config.json."""
     config = _read_json(directory / "config.json")
     for values in (_read_json(directory / "generation_config.json"), config.get("text_config") or config):
         found = values.get("eos_token_id")

@@ -22,7 +22,7 @@ class HubError(Exception):
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether `model` is written like an id of the hub, `org/name` or `org/name@revision`."""
+    """Returns whether `model` is written like an id of the hub, `org/name` or `org/name@revision`."""
     return _ID.fullmatch(model) is not None and not model.startswith(".")
 
 
@@ -50,7 +50,7 @@ def fetch(model: str, weight_files: str | None = "*.safetensors") -> Path:
 
 
 def hub_name(directory: Path) -> str | None:
-    """The id, without revision, of a directory in the hub's cache; None for other directories."""
+    """Returns the id, without revision, of a directory in the hub's cache; None for other directories."""
     match = _CACHED.fullmatch(directory.parent.parent.name) if directory.parent.name == "snapshots" else None
     return f"{match[1]}/{match[2]}" if match else None
 

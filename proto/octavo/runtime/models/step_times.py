@@ -1,4 +1,5 @@
-"""How long steps take on a worker: what `octavo calibrate` writes to a file, and a simulation reads."""
+"""Models the time that steps take on a worker: `octavo calibrate` writes the model to a file, and a simulation reads
+it."""
 
 from bisect import bisect_left
 from itertools import pairwise
@@ -14,7 +15,7 @@ from octavo.wire.costs import Seconds, StepCosts
 
 
 class StepShape(Struct, frozen=True, gc=False):
-    """What a step asks of a replica, in the quantities on which its time depends.
+    """Describes a step by the quantities on which its time depends.
 
     `num_tokens` are computed and `num_sampled` rows of logits are made. Decodes, which compute one token each, read the
     KV of `context_tokens` tokens together; all others attend over `prefill_pairs` pairs (`octavo.wire.costs`). Blocks
@@ -31,16 +32,19 @@ class StepShape(Struct, frozen=True, gc=False):
 
 
 class TokenTime(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a step takes that computes so many tokens, but for attention, sampling and moves."""
+    """Gives the time of a step that computes `num_tokens` tokens, without attention, sampling and moves."""
 
     num_tokens: Annotated[int, Meta(ge=1)]
     seconds: Seconds
 
 
 class StepTimeModel(Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds by quantity. Between `token_times`, in rising order of their tokens, time is linear; below the first it
-    is that of the first, and beyond the last it goes on as between the last two. `sampling_s` is for any rows of
-    logits, and `moves_s` for each kind of move, however many there are."""
+    """Computes a step's seconds from its quantities.
+
+    Between `token_times`, in rising order of their tokens, time is linear; below the first it is that of the first, and
+    beyond the last it goes on as between the last two. `sampling_s` is for any rows of logits, and `moves_s` for each
+    kind of move, however many there are.
+    """
 
     token_times: Annotated[list[TokenTime], Meta(min_length=1)]
     sampling_s: Seconds
@@ -57,7 +61,7 @@ class StepTimeModel(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("token_times must be in rising order of their tokens")
 
     def seconds(self, shape: StepShape) -> float:
-        """How long a step of this shape takes."""
+        """Returns the seconds that a step of this shape takes."""
         moves = bool(shape.blocks_out) + bool(shape.blocks_in) + bool(shape.copies)
         return (
             (self._token_seconds(shape.num_tokens) if shape.num_tokens else 0.0)
@@ -72,8 +76,8 @@ class StepTimeModel(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def slowed(self, step_s: float, sampled_s: float) -> "StepTimeModel":
-        """That of a worker which takes `step_s` longer for each step that computes, and `sampled_s` for each row of
-        logits: what others take of its cores meanwhile."""
+        """Returns the model of a worker that takes `step_s` longer for each step that computes, and `sampled_s` longer
+        for each row of logits, because other processes use its cores meanwhile."""
         times = [TokenTime(each.num_tokens, each.seconds + step_s) for each in self.token_times]
         return replace(self, token_times=times, sampled_s=self.sampled_s + sampled_s)
 
@@ -104,7 +108,7 @@ class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
     costs: StepCosts | None = None
 
     def write(self, path: Path) -> None:
-        """As JSON that people can read. Raises `OSError`."""
+        """Writes the calibration to `path` as JSON that people can read. Raises `OSError`."""
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
 
@@ -113,7 +117,7 @@ class CalibrationError(ValueError):
 
 
 def read_calibration(path: Path) -> Calibration:
-    """What `octavo calibrate` has written to a file. Raises `CalibrationError`."""
+    """Reads a file that `octavo calibrate` has written. Raises `CalibrationError`."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Calibration)
     except OSError as error:

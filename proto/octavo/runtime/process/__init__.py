@@ -1,1 +1,1 @@
-"""How processes live and end together."""
+"""Ties the lives of processes together and remembers how processes have ended."""

@@ -1,4 +1,5 @@
-"""How processes have ended, as whoever starts them again knows it and tells the next: whether of themselves, or not."""
+"""Tells how processes have ended, by a crash or from outside: a supervisor writes it down, the next process reads
+it."""
 
 import os
 import signal
@@ -27,7 +28,7 @@ class End(NamedTuple):
 
     @property
     def is_crash(self) -> bool:
-        """Whether it was the process's own doing."""
+        """Returns whether the process ended by its own doing."""
         if self.status == -signal.SIGKILL:
             return self.is_out_of_memory
         return self.status > 0 or -self.status in _CRASHES
@@ -39,7 +40,7 @@ class End(NamedTuple):
 
 
 def describe_status(status: int) -> str:
-    """An exit status in words."""
+    """Returns an exit status in words."""
     if status >= 0:
         return f"exit status {status}"
     try:
@@ -49,12 +50,12 @@ def describe_status(status: int) -> str:
 
 
 def write_ends(ends: Iterable[End]) -> str:
-    """For the next process's environment."""
+    """Returns the text that `read_ends` reads from the next process's environment."""
     return ",".join(f"{end.pid}:{end.status}:{int(end.is_out_of_memory)}" for end in ends)
 
 
 def read_ends(environment: Mapping[str, str] = os.environ) -> dict[int, End]:
-    """By process id. What is not understood is not there."""
+    """Returns the ends that `environment` tells, by process id. Text that is not understood is left out."""
     ends = {}
     for text in filter(None, environment.get(ENDS_VARIABLE, "").split(",")):
         try:
@@ -66,15 +67,15 @@ def read_ends(environment: Mapping[str, str] = os.environ) -> dict[int, End]:
 
 
 class OutOfMemoryCount:
-    """How often the kernel has killed a process of this one's group (or, where that is not told, of this machine) for
-    want of memory. Of one that ends by SIGKILL it cannot be told otherwise who killed it."""
+    """Counts how often the kernel has killed a process of this process's control group for want of memory, or of this
+    machine where no count of the group is found. The count alone tells whether the kernel has sent a SIGKILL."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._path = _counter(root)
         self._seen = self._read()
 
     def has_risen(self) -> bool:
-        """Whether it has since the last call that found so."""
+        """Returns whether the count has risen since the last call that returned True, or since the start."""
         count = self._read()
         risen, self._seen = count > self._seen, max(count, self._seen)
         return risen
@@ -88,7 +89,7 @@ class OutOfMemoryCount:
 
 
 def _counter(root: Path) -> Path:
-    """The file with the line `oom_kill`: of the control group, version 2 or 1, or of the machine."""
+    """Returns the file with the line `oom_kill`: that of the control group, version 2 or 1, or that of the machine."""
     try:
         groups = (root / "proc/self/cgroup").read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):

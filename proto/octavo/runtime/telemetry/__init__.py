@@ -1,1 +1,1 @@
-"""What every process tells its operators: logs, metrics, traces."""
+"""Reports to operators what every process does: logs, metrics, traces."""

@@ -1,4 +1,4 @@
-"""How log lines look: for people, or one JSON object each for programs."""
+"""Formats log lines for people, or as one JSON object each for programs."""
 
 import atexit
 import logging
@@ -88,7 +88,7 @@ def is_news(record: logging.LogRecord) -> bool:
 
 
 def is_json() -> bool:
-    """Whether this process logs JSON."""
+    """Returns whether this process logs JSON."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 

@@ -1,4 +1,4 @@
-"""What a process exposes to Prometheus: its own numbers, and those that every process has."""
+"""Serves a process's metrics to Prometheus: its own numbers, and those that every process has."""
 
 import logging
 import resource
@@ -35,7 +35,7 @@ class MetricsError(RuntimeError):
 
 
 class _Process(Collector):
-    """What is told of every process, whatever it does."""
+    """Collects the metrics that every process has, whatever it does."""
 
     def __init__(self, kind: str) -> None:
         self._labels = {"process": kind, "version": version("octavo")}
@@ -61,8 +61,11 @@ def expose(kind: str, *collectors: Collector) -> None:
 
 
 def render() -> tuple[bytes, str]:
-    """All metrics of this process as text, and its content type. Reads what collectors read: in the thread whose
-    numbers they are, unless the collector allows others."""
+    """Returns all metrics of this process as text, and the content type of the text.
+
+    The collectors read their numbers in the calling thread: call this in the thread that writes the numbers, unless the
+    collectors allow others.
+    """
     return generate_latest(_exposed), CONTENT_TYPE_PLAIN_0_0_4
 
 

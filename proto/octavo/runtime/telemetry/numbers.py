@@ -15,7 +15,7 @@ SIZES: Final = tuple(float(2**power) for power in range(15))
 
 
 class Histogram:
-    """How many values were at most as large as each of `bounds`, which grow, and the sum of all."""
+    """Counts the values that were at most as large as each of `bounds`, which grow, and adds up all values."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -30,7 +30,7 @@ class Histogram:
 
     @property
     def total(self) -> tuple[int, float]:
-        """How many values were observed, and their sum. Asked of the writing thread, both are of one moment."""
+        """Returns the number of values observed, and their sum. In the writing thread both are of one moment."""
         return sum(self._counts), self._sum
 
     def family(self, name: str, text: str, labels: Mapping[str, str] | None = None) -> Metric:
@@ -44,8 +44,7 @@ class Histogram:
 
 
 class Tally:
-    """How often each of a few names came, of which there are never more than some dozens; `known` are told from the
-    start."""
+    """Counts how often each of a few names came, some dozens at most. The `known` names are reported from the start."""
 
     __slots__ = ("_counts",)
 
@@ -88,7 +87,8 @@ def gauges(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Seq
 
 
 def counters(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    """The same for counters; `name` without its `_total`."""
+    """Makes one counter for each of `rows`: its values of `labels`, and its own value; `name` is without its
+    `_total`."""
     family = CounterMetricFamily(name, text, labels=labels)
     for values, value in rows:
         family.add_metric(values, value)

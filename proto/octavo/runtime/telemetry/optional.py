@@ -1,4 +1,5 @@
-"""What no request needs may fail: logs, caches, traces, metrics. That is counted and said once, and goes no further."""
+"""Tolerates failures of what no request needs: logs, caches, traces, metrics. A failure is counted and logged once, and
+goes no further."""
 
 import logging
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ def worked(what: str) -> None:
 
 @contextmanager
 def tolerated(what: str, consequence: str) -> Iterator[None]:
-    """Whatever is raised inside the block has `failed`."""
+    """Reports any exception of the block as `failed`, and its end without one as `worked`."""
     try:
         yield
     except Exception as error:
@@ -57,7 +58,7 @@ def tolerated(what: str, consequence: str) -> Iterator[None]:
 
 
 def family() -> Metric:
-    """How often each has failed in this process."""
+    """Returns the metric that counts the failures of each kind in this process."""
     return _failures.family(
         "octavo_optional_failures", "Failures of what no request needs; see the log for each kind's first.", "what"
     )

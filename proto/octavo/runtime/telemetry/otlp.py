@@ -1,4 +1,5 @@
-"""Spans by OpenTelemetry, exported over OTLP. Only imported where traces are asked for: its packages are an extra."""
+"""Makes spans with OpenTelemetry and exports them over OTLP. Imported only where traces are asked for: its packages are
+an extra."""
 
 import logging
 from collections.abc import Sequence
@@ -87,8 +88,8 @@ class _Tolerant(SpanExporter):
 
 
 def provider(endpoint: str, service_name: str) -> TracerProvider:
-    """What spans are started with. It takes the SDK's usual environment variables into account, OTEL_TRACES_SAMPLER
-    and OTEL_RESOURCE_ATTRIBUTES among them."""
+    """Returns the provider that starts spans. It takes the SDK's usual environment variables into account,
+    OTEL_TRACES_SAMPLER and OTEL_RESOURCE_ATTRIBUTES among them."""
     made = TracerProvider(resource=Resource.create({"service.name": service_name}))
     exporter = OTLPSpanExporter(
         endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=_EXPORT_TIMEOUT_S
@@ -99,7 +100,7 @@ def provider(endpoint: str, service_name: str) -> TracerProvider:
 
 
 def span_starter(made: TracerProvider) -> StartSpan:
-    """What `start_span` does with `made`."""
+    """Returns the implementation of `start_span` that starts spans with `made`."""
     tracer = made.get_tracer("octavo")
 
     def start(name: str, traceparent: str, attributes: dict[str, Attribute]) -> Span:

@@ -1,4 +1,4 @@
-"""How a span is named to other processes: W3C trace context, version 00."""
+"""Reads and writes the name by which other processes know a span: W3C trace context, version 00."""
 
 import re
 from typing import Final, NamedTuple

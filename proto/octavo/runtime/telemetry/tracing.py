@@ -1,4 +1,4 @@
-"""Spans of a request through the processes. Where nothing is configured they cost next to nothing."""
+"""Traces a request through the processes as spans, which cost next to nothing where no collector is configured."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,23 +13,24 @@ Attribute = str | int | float
 
 
 class Span:
-    """A stretch of a request's life in one process. Attributes are numbers and names, never prompts or outputs."""
+    """Records a stretch of a request's life in one process. Attributes are numbers and names, never prompts or
+    outputs."""
 
     __slots__ = ()
 
     @property
     def traceparent(self) -> str:
-        """What names it to other processes (W3C trace context); empty if nothing is traced."""
+        """Returns the name of the span for other processes (W3C trace context); it is empty if nothing is traced."""
         return ""
 
     def event(self, name: str, **attributes: Attribute) -> None:
-        """Something happened now."""
+        """Records that something happened now."""
 
     def set(self, **attributes: Attribute) -> None:
         """Adds attributes."""
 
     def end(self, error: str = "") -> None:
-        """It is over; `error` is a stable reason if it failed. Idempotent."""
+        """Ends the span; `error` is a stable reason if the stretch failed. Idempotent."""
 
 
 # The span of what is not traced.

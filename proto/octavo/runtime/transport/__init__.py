@@ -1,1 +1,1 @@
-"""How messages travel between processes: sockets, addresses, keys and handshakes."""
+"""Carries messages between processes: sockets, addresses, keys and handshakes."""

@@ -1,4 +1,4 @@
-"""The key files of CURVE, which encrypts and authenticates the messages between hosts.
+"""Reads and writes the key files of CURVE, which encrypts and authenticates the messages between hosts.
 
 A directory holds `<role>.secret` and `<role>.public` for each kind of process: one line each, the 32 bytes of a key as
 40 characters of Z85 (ZeroMQ's RFC 32). All frontends share one pair, and all workers another.
@@ -30,8 +30,8 @@ class CurveKeysError(EndpointError):
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """What a ROUTER of the scheduler needs: its secret, and the one key that opens it, that of the peers it `admits`.
-    Keys are Z85."""
+    """Holds the keys of a ROUTER of the scheduler: its secret, and the public key `admitted`, that of the peers it
+    `admits`. Keys are Z85."""
 
     admits: Peer
     secret: bytes = field(repr=False)
@@ -40,7 +40,7 @@ class ServerKeys:
 
 @dataclass(frozen=True)
 class ClientKeys:
-    """What a peer of the scheduler needs: its own pair, and the scheduler's public key. Keys are Z85."""
+    """Holds the keys of a peer of the scheduler: its own pair, and the scheduler's public key. Keys are Z85."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -64,20 +64,20 @@ def files_of(role: Role) -> list[str]:
 
 
 def read_server_keys(directory: Path, admits: Peer) -> ServerKeys:
-    """For the scheduler's socket of `admits`. Raises `CurveKeysError`."""
+    """Reads the keys of the scheduler's socket for `admits`. Raises `CurveKeysError`."""
     _require_curve()
     return ServerKeys(admits, _read_secret(directory, "scheduler"), _read_public(directory, admits))
 
 
 def read_client_keys(directory: Path, role: Peer) -> ClientKeys:
-    """For a frontend or a worker. Raises `CurveKeysError`."""
+    """Reads the keys of a frontend or a worker. Raises `CurveKeysError`."""
     _require_curve()
     secret = _read_secret(directory, role)
     return ClientKeys(zmq.curve_public(secret), secret, _read_public(directory, "scheduler"))
 
 
 def key_files(directory: Path) -> list[Path]:
-    """Those of all roles that are there."""
+    """Returns the key files of all roles that exist in the directory."""
     names = [name(role) for role in ROLES for name in (secret_file, public_file)]
     return [path for path in (directory / name for name in names) if path.exists()]
 

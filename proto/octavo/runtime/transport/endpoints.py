@@ -1,4 +1,5 @@
-"""Where the processes meet: default addresses in a private directory, and what may be used instead of them."""
+"""Chooses the addresses at which the processes meet: default ones in a private directory, or others that are safe to
+use."""
 
 import fcntl
 import ipaddress
@@ -27,10 +28,10 @@ class AddressTaken(EndpointError):
 
 
 def runtime_directory() -> Path:
-    """The 0700 directory of this user's sockets, made if missing.
+    """Returns the 0700 directory of this user's sockets, made if missing.
 
-    `OCTAVO_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/octavo`, else `octavo-<uid>` in the temporary directory.
-    Raises `EndpointError` if it cannot be made, belongs to somebody else or is open to them.
+    The directory is `OCTAVO_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/octavo`, else `octavo-<uid>` in the temporary
+    directory. Raises `EndpointError` if the directory cannot be made, belongs to somebody else or is open to others.
     """
     directory = _choose_directory()
     try:
@@ -58,7 +59,7 @@ def _choose_directory() -> Path:
 
 
 def default_endpoint(name: str) -> str:
-    """`ipc://` address of the socket called `name` in the runtime directory."""
+    """Returns the `ipc://` address of the socket called `name` in the runtime directory."""
     return f"ipc://{runtime_directory()}/{name}.sock"
 
 
@@ -143,7 +144,7 @@ def check_unguarded(address: str, what: str, flag: str, *, allowed: bool) -> Non
 
 
 def check_metrics(listen: str, *, insecure: bool) -> None:
-    """`check_unguarded` for metrics at `host:port`. Raises `EndpointError`."""
+    """Calls `check_unguarded` for metrics at `listen` (host:port). Raises `EndpointError`."""
     check_unguarded(listen, "metrics", "--insecure-metrics", allowed=insecure)
 
 

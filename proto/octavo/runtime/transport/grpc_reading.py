@@ -1,5 +1,5 @@
-"""What every gRPC server of Octavo does before a method is called: messages that cannot be read, and methods that
-nobody wrote, are answered as what they are. Left to the library, each would be a fault of the server, logged whole."""
+"""Answers unreadable messages and missing methods for every gRPC server of Octavo, before a method is called. Left to
+the library, each would be a fault of the server and logged whole."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing

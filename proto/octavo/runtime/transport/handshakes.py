@@ -1,6 +1,6 @@
-"""Who gets through the handshake of a socket: the scheduler's gate, and what either end says of those that fail.
+"""Admits peers to the scheduler's sockets by their keys, and explains failed handshakes at either end.
 
-Both work on threads that end with their ZMQ context, so that a busy event loop keeps nobody waiting at the gate.
+Both work on threads that end with their ZMQ context, so that a busy event loop keeps nobody waiting for admission.
 """
 
 import errno
@@ -116,8 +116,8 @@ class _Watch:
 
 
 def explain_to_server(endpoint: str, keys: ServerKeys | None) -> Explain:
-    """What went wrong with a peer at the scheduler's door: nothing, where it is open. Of a wrong key the gate has said
-    more."""
+    """Returns a function that explains failed handshakes at the scheduler's `endpoint`. It returns None where the
+    endpoint has no keys, and for a wrong key, of which the gate has logged more."""
 
     def explain(event: int, value: int) -> str | None:
         if keys is None or event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -132,7 +132,7 @@ def explain_to_server(endpoint: str, keys: ServerKeys | None) -> Explain:
 
 
 def explain_to_client(endpoint: str, has_keys: bool) -> Explain:
-    """What keeps a frontend or a worker out, as far as the handshake tells."""
+    """Returns a function that explains, as far as the handshake tells, why a frontend or a worker is not admitted."""
 
     def explain(event: int, value: int) -> str:
         # Where one side alone has keys, either may be the first to hang up.

@@ -1,4 +1,5 @@
-"""What a gRPC call ends with where no server of ours answers, in plain words. The library's tell of frames."""
+"""Explains in plain words how a gRPC call ends where no server of Octavo answers. The library's own words are about
+frames."""
 
 from typing import Final
 
