@@ -1,1 +1,1 @@
-"""An open-loop load generator for servers of language models: `octavo bench serve`."""
+"""Generates open-loop load on servers of language models: `octavo bench serve`."""

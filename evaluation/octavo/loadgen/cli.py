@@ -154,7 +154,7 @@ def _check(jobs: Sequence[Job], asking: Asking, sides: Sequence[Side], file: Pat
     if over_http and not asking.extensions and any(job.beam_width for job in jobs):
         raise click.UsageError("OpenAI's own API has no beam search; leave out --openai-only or --beam-width")
     try:
-        # Better told now than when there is something to write.
+        # Better reported now than when there is something to write.
         if file is not None:
             file.touch()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What went wrong: with one request, which is counted by its kind, or with the whole run, which then ends."""
+"""Names failures: of one request, which are counted by kind, and of the whole run, which then ends."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ _MAX_DETAIL: Final = 300
 
 
 class Failure(Exception):
-    """A request that failed. `kind` is short and the same for all that failed so; `detail` is one line of what the
+    """Says that a request failed. `kind` is short and the same for all that failed so; `detail` is one line of what the
     server or the system said."""
 
     def __init__(self, kind: str, detail: str = "") -> None:

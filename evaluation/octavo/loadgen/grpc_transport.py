@@ -1,4 +1,4 @@
-"""Octavo's own gRPC API, by its client for asyncio."""
+"""Calls Octavo's own gRPC API, by its client for asyncio."""
 
 from dataclasses import replace
 from functools import partial
@@ -115,7 +115,7 @@ def _tell(answer: Answer, event: Event) -> None:
 
 
 def _words(error: OctavoError) -> str:
-    """What went wrong: in our words where no server of ours has answered, else in the server's."""
+    """Returns the reason of a failure: in our words where no server of ours has answered, else in the server's."""
     found = None if error.reason else explain_no_server(error.code.name, str(error), _SERVICE, **_ADVICE)
     return found or str(error)
 

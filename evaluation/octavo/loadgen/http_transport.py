@@ -1,4 +1,4 @@
-"""Any server of OpenAI's API: /v1/completions or /v1/chat/completions, streamed."""
+"""Calls any server of OpenAI's API: /v1/completions or /v1/chat/completions, streamed."""
 
 import contextlib
 import ssl

@@ -20,8 +20,8 @@ _AHEAD: Final = 1000
 
 @dataclass
 class Run:
-    """What came of jobs that were sent one by one: a record for each, in their order; of `seconds` from the first
-    arrival's clock to the last answer. `interrupted`: the user ended it."""
+    """Holds the results of jobs that were sent one by one: a record for each job, in their order, over `seconds` from
+    the start of the run to the last answer. `interrupted`: the user ended the run."""
 
     records: list[Record]
     gaps: Gaps = field(default_factory=Gaps)
@@ -30,7 +30,7 @@ class Run:
 
 
 class OpenLoop:
-    """One run. `prepare` makes the call of the job of a number. `changed` is told of every record that was sent, and
+    """One run. `prepare` makes the call of the job of a number. `changed` gets every record that was sent, and
     again when it ended. `clock` and `sleep` are in seconds."""
 
     def __init__(
@@ -117,7 +117,8 @@ def ahead(items: Iterable[T], count: int) -> Iterator[T]:
 
 
 def warm_up_jobs(jobs: Sequence[Job], count: int) -> list[Job]:
-    """`count` jobs like the first ones, all at once. Their prefixes are their own: those of the run stay cold."""
+    """Returns `count` jobs like the first ones, all at once. Their prefixes are their own: those of the run stay
+    cold."""
     return [
         replace(job, arrival_s=0.0, prefix=f"warm-up {job.prefix}" if job.prefix else "")
         for job in islice((job for _ in range(count) for job in jobs), count)

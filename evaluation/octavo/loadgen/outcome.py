@@ -1,4 +1,4 @@
-"""The outcome of a session, for people and as JSON, with two servers compared in ratios."""
+"""Writes the outcome of a session for people and as JSON, with two servers compared in ratios."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ _STATISTICS: Final = ("mean", "p50", "p99")
 
 @dataclass(frozen=True)
 class Ratio:
-    """The second's value by the first's: the middle one of the rounds, the lowest and the highest."""
+    """Divides the second server's value by the first's, round by round: the median, the lowest and the highest
+    ratio."""
 
     metric: str
     median: float
@@ -52,7 +53,7 @@ def _values(summary: Summary) -> dict[str, float]:
 
 
 def ratios_text(found: Sequence[Ratio]) -> str:
-    """A table for people."""
+    """Returns the ratios as a table for people."""
     width = max((len(ratio.metric) for ratio in found), default=6)
     lines = [f"{'B / A':<{width}}  median     low    high"]
     lines += [f"{r.metric:<{width}}  {r.median:6.3f}  {r.low:6.3f}  {r.high:6.3f}" for r in found]
@@ -61,7 +62,7 @@ def ratios_text(found: Sequence[Ratio]) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """One server: all rounds together, and each."""
+    """Reports one server: all rounds together, and each."""
 
     server: str
     model: str
@@ -80,7 +81,7 @@ class Outcome:
 
 
 def make_outcome(sides: Sequence[Side], targets: Targets | None, prompt_seed: int) -> Outcome:
-    """Of all runs so far."""
+    """Sums up all runs so far."""
     whole = [[make_report([run], targets) for run in side.runs if not run.interrupted] for side in sides]
     rounds = min(map(len, whole))
     return Outcome(

@@ -1,4 +1,4 @@
-"""What is noted of a request while it runs, and what it comes to."""
+"""Records a request while it runs, and what it comes to."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,9 +13,11 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class Record:
-    """One request. Times are in seconds since the start of the run; None: it did not come to that. `num_tokens` came in
-    all sequences, in so many `deliveries`; `prompt_tokens` are those that the server counted (0: it did not say), and
-    `cached_tokens` those of them that it had computed before."""
+    """Records one request. Times are in seconds since the start of the run; None: the request did not come to that.
+
+    `num_tokens` came in all sequences, in so many `deliveries`; `prompt_tokens` are those that the server counted (0:
+    it did not say), and `cached_tokens` those of them that it had computed before.
+    """
 
     job: Job
     sent_s: float | None = None
@@ -30,12 +32,12 @@ class Record:
 
     @property
     def lag_s(self) -> float | None:
-        """How much too late it was sent."""
+        """Returns by how many seconds the request was sent too late."""
         return None if self.sent_s is None else max(0.0, self.sent_s - self.job.arrival_s)
 
     @property
     def is_short(self) -> bool:
-        """Whether it ended well, but with fewer tokens than the job says."""
+        """Returns whether the request ended well, but with fewer tokens than the job says."""
         return (
             self.finished_s is not None and not self.failure and self.num_tokens < self.job.output_tokens * self.job.n
         )
@@ -63,7 +65,7 @@ class Record:
 
 
 class Answer:
-    """Where a transport tells what comes of one answer, as it comes. The pauses between what a sequence brings go to
+    """Takes from a transport what comes of one answer, as it comes. The pauses between what a sequence brings go to
     `gaps`: tokens that come together have one."""
 
     __slots__ = ("_clock", "_gaps", "_last", "record")
@@ -86,7 +88,7 @@ class Answer:
         record.deliveries += 1
 
     def usage(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0, preemptions: int = 0) -> None:
-        """What the server counted, which is exact."""
+        """Takes the server's own counts, which are exact."""
         record = self.record
         record.prompt_tokens, record.num_tokens = prompt_tokens, completion_tokens
         record.cached_tokens, record.preemptions = cached_tokens, preemptions

@@ -1,4 +1,4 @@
-"""From the records of runs to what is reported of them."""
+"""Makes the report of one or more runs from their records."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ MAX_LAG_S: Final = 0.05
 
 @dataclass(frozen=True)
 class ErrorCount:
-    """Requests that failed in one way, with what the first of them was told."""
+    """Requests that failed in one way, with the message that the first of them got."""
 
     kind: str
     count: int
@@ -27,11 +27,13 @@ class ErrorCount:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of one or more runs against one server. `lag` is how much later than due requests were sent, in
-    seconds, and `late` says that the load generator could not keep up. `short` requests ended well, but with fewer
-    tokens than asked; `unsent` and `unfinished` ones are those that an interrupt kept from being sent, or answered.
-    `tokens_per_delivery` is 1 where every token came alone; `cached_share` is the part of the prompts' tokens that the
-    server said it had computed before."""
+    """Reports one or more runs against one server.
+
+    `lag` is how much later than due requests were sent, in seconds, and `late` says that the load generator could not
+    keep up. `short` requests ended well, but with fewer tokens than asked; `unsent` and `unfinished` ones are those
+    that an interrupt kept from being sent, or answered. `tokens_per_delivery` is 1 where every token came alone;
+    `cached_share` is the part of the prompts' tokens that the server said it had computed before.
+    """
 
     summary: Summary
     lag: Spread | None
@@ -46,7 +48,7 @@ class Report:
 
     @property
     def all_failed(self) -> bool:
-        """Whether nothing that was sent came to a good end, though it had the time."""
+        """Returns whether nothing that was sent came to a good end, though it had the time."""
         return self.summary.failed > 0 and self.summary.finished == 0
 
 
@@ -87,7 +89,7 @@ def _errors(records: Sequence[Record]) -> list[ErrorCount]:
 
 
 def report_text(report: Report) -> str:
-    """For people."""
+    """Returns the report as text for people."""
     return "\n".join([to_text(report.summary).rstrip(), *_remarks(report)])
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a server for a job: contents of prompts, and bodies of OpenAI's API."""
+"""Makes requests for jobs: contents of prompts, and bodies of OpenAI's API."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,8 +22,8 @@ WORDS: Final = tuple(_TEXT.split())
 
 @dataclass(frozen=True)
 class Asking:
-    """How requests are made. Token ids are drawn below `vocab_size`, contents by `seed`. Without `extensions` there is
-    nothing in a body that OpenAI's own API does not have; `counted` asks for the ids of the tokens in every chunk."""
+    """Makes requests. Token ids are drawn below `vocab_size`, contents by `seed`. Without `extensions` a body holds
+    nothing that OpenAI's own API does not have; `counted` asks for the ids of the tokens in every chunk."""
 
     model: str = ""
     chat: bool = False
@@ -35,11 +35,11 @@ class Asking:
     counted: bool = False
 
     def token_ids(self, job: Job, index: int) -> list[int]:
-        """Those of the prompt of the job of that number."""
+        """Returns the token ids of the prompt of job number `index`."""
         return prompt_token_ids(job, index, self.vocab_size, self.seed)
 
     def text(self, job: Job, index: int) -> str:
-        """A word for every token of the prompt."""
+        """Returns a word for every token of the prompt."""
         return " ".join(WORDS[i] for i in prompt_token_ids(job, index, len(WORDS), self.seed))
 
     def prompt(self, job: Job, index: int) -> str | list[int]:
@@ -47,7 +47,7 @@ class Asking:
         return self.text(job, index) if self.as_text else self.token_ids(job, index)
 
     def body(self, job: Job, index: int) -> dict[str, Any]:
-        """For POST /v1/completions, or /v1/chat/completions."""
+        """Returns the body for POST /v1/completions, or /v1/chat/completions."""
         body: dict[str, Any] = {
             "model": self.model,
             # OpenAI's newer models know the other name only, and other servers may know the older one only.

@@ -27,7 +27,8 @@ _BAR_EVERY_S: Final = 0.2
 
 
 class Progress:
-    """Of `total` requests; `quiet` shows nothing. To be used in a `with` block."""
+    """Shows the progress of `total` requests on stderr, in a `with` block: a bar on a terminal, a line now and then
+    elsewhere. `quiet` shows nothing."""
 
     def __init__(self, label: str, total: int, *, quiet: bool = False) -> None:
         self._label = label
@@ -90,8 +91,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Session:
-    """What is run on each server in turn. `warm_up` requests that do not count come before each run; a request that
-    takes longer than `timeout_s` has failed."""
+    """Runs the same jobs on each server in turn. `warm_up` requests that do not count come before each run; a request
+    that takes longer than `timeout_s` has failed."""
 
     jobs: Sequence[Job]
     rounds: int = 1
@@ -136,7 +137,7 @@ class Session:
 
 
 def _advice(failure: Failure) -> str:
-    """Where the server has read the request and did not like it."""
+    """Returns advice where the server has read the request and refused it."""
     if not failure.kind.startswith(("HTTP 400", "HTTP 422")):
         return ""
     return (

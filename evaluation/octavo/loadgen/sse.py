@@ -1,4 +1,4 @@
-"""Server-sent events of OpenAI's API: from bytes to chunks. Knows no socket."""
+"""Decodes server-sent events of OpenAI's API, from bytes to chunks. Knows no socket."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -13,7 +13,7 @@ _DONE: Final = b"[DONE]"
 
 
 class Text(msgspec.Struct, gc=False):
-    """What a chunk of a chat adds, or a whole message."""
+    """Holds what a chunk of a chat adds, or a whole message."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -24,7 +24,7 @@ class Text(msgspec.Struct, gc=False):
 
 
 class Choice(msgspec.Struct, gc=False):
-    """One sequence's part of a chunk."""
+    """Holds one sequence's part of a chunk."""
 
     index: int = 0
     text: str | None = None
@@ -42,7 +42,7 @@ class Choice(msgspec.Struct, gc=False):
 
 
 class Details(msgspec.Struct, gc=False):
-    """Of a prompt's tokens."""
+    """Holds the counts of a prompt's tokens."""
 
     cached_tokens: int | None = None
 
@@ -56,7 +56,7 @@ class Counts(msgspec.Struct, gc=False):
 
     @property
     def cached_tokens(self) -> int:
-        """0 also where the server does not say."""
+        """Returns the number of cached tokens, 0 also where the server does not say."""
         return (self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens) or 0
 
 
@@ -101,7 +101,7 @@ def error_of(body: bytes, kind: str) -> tuple[str, str]:
 
 
 class Lines:
-    """Bytes in, payloads of events out."""
+    """Takes bytes and yields the payloads of events."""
 
     __slots__ = ("_rest", "done")
 
@@ -134,7 +134,7 @@ class ChunkReader:
 
     @property
     def complete(self) -> bool:
-        """Whether every sequence has said why it ended."""
+        """Returns whether every sequence has said why it ended."""
         return self._open <= 0
 
     def read(self, chunk: Chunk) -> None:

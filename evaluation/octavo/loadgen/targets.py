@@ -1,4 +1,4 @@
-"""The address of a server as its user writes it, and the secrets that its connections need."""
+"""Reads the address of a server as its user writes it, and holds the secrets that its connections need."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,8 @@ _FORMS: Final = (
 
 @dataclass(frozen=True)
 class Target:
-    """A server. `address` is a base URL of HTTP without its /v1, or an address of gRPC. `socket` is the path of the
-    unix socket that HTTP goes over."""
+    """Names a server. `address` is a base URL of HTTP without its /v1, or an address of gRPC. `socket` is the path of
+    the unix socket that HTTP goes over."""
 
     protocol: Protocol
     address: str
@@ -70,7 +70,7 @@ class Secrets:
 
     @property
     def advice(self) -> str:
-        """What a server does that does not let in, and what to do."""
+        """Says what a server does that does not let in, and what to do."""
         if self.api_key:
             return f"does not take this API key; check {self.variable}"
         return f"asks for an API key; set {self.variable}"

@@ -1,4 +1,4 @@
-"""How a run reaches a server, whatever it speaks."""
+"""Defines how a run reaches a server, whatever protocol the server speaks."""
 
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
@@ -12,14 +12,14 @@ Call = Callable[[Answer], Awaitable[None]]
 
 
 class Transport(Protocol):
-    """A connection to a server."""
+    """Connects to a server."""
 
     async def open(self) -> str:
         """The name of the model that is asked. Raises `TargetError` if the server cannot be asked at all."""
         ...
 
     def prepare(self, job: Job, index: int) -> Call:
-        """All of the work for a request that can be done before it is due."""
+        """Does all of the work for a request that can be done before it is due."""
         ...
 
     async def aclose(self) -> None:
@@ -39,7 +39,7 @@ class Lot(Generic[T]):
         self._free: list[int] = []
 
     def take(self) -> int:
-        """The number of a member with room; to be given back."""
+        """Returns the number of a member with room; the caller gives it back."""
         if not self._free:
             self._free = [len(self.members)] * self._size
             self.members.append(self._make())

@@ -1,1 +1,1 @@
-"""The paper's evaluation, redrawn with the production scheduler: baselines, figures, and the page that compares."""
+"""Redraws the paper's evaluation with the production scheduler: baselines, figures, and the page that compares."""

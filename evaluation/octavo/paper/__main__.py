@@ -1,4 +1,4 @@
-"""`make paper`: all simulations, all figures, and the page."""
+"""Runs `make paper`: all simulations, all figures, and the page."""
 
 import os
 import sys
@@ -43,7 +43,7 @@ def main(only: tuple[str, ...], quick: bool, jobs: int, draw_only: bool) -> None
 
 
 def simulate(lab: Lab, names: list[str]) -> Iterator[Figure]:
-    """These figures, one after the other; says on stderr how it goes."""
+    """Yields these figures, one after the other, and reports its progress on stderr."""
     for name in names:
         began = time.monotonic()
         print(f"{name}:", file=sys.stderr, flush=True)
@@ -52,7 +52,7 @@ def simulate(lab: Lab, names: list[str]) -> Iterator[Figure]:
 
 
 def merged(new: Results, old: Results) -> Results:
-    """All figures in their order, the new ones before the old ones of the same name."""
+    """Returns all figures in their order, the new ones before the old ones of the same name."""
     figures = {figure.name: figure for results in (old, new) for figure in results.figures}
     return Results(new.quick, [figures[name] for name in FIGURES if name in figures])
 

@@ -1,4 +1,4 @@
-"""What the vLLM paper says (Kwon et al., SOSP 2023), figure by figure."""
+"""Lists the numbers of the vLLM paper (Kwon et al., SOSP 2023), figure by figure."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Digit:
 
     @property
     def text(self) -> str:
-        """As the paper has it."""
+        """Returns the number as the paper has it."""
         if self.says or self.low is None:
             return self.says
         if self.high is None:
@@ -25,7 +25,7 @@ class Digit:
         return f"{self.low:g} to {self.high:g}{self.unit}"
 
     def difference(self, ours: float) -> float | None:
-        """How far ours is from the paper's, as a share of it: 0 inside of its range."""
+        """Returns how far `ours` is from the paper's value, as a share of the paper's: 0 inside of its range."""
         if self.low is None:
             return None
         nearest = min(max(ours, self.low), self.low if self.high is None else self.high)

@@ -1,4 +1,4 @@
-"""Figures as files: SVG for the page, PNG for everything else."""
+"""Draws figures as files: SVG for the page, PNG for everything else."""
 
 from itertools import cycle
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an experiment gives: panels to draw, rows of the paper's digits beside ours, tables of what else was found."""
+"""Holds the results of an experiment: panels to draw, rows of the paper's digits beside ours, and further tables."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class How(StrEnum):
-    """Whether numbers come from a simulation, from real runs, or from arithmetic."""
+    """Says whether numbers come from a simulation, from real runs, or from arithmetic."""
 
     SIMULATED = "simulated"
     MEASURED = "measured"
@@ -18,7 +18,7 @@ class How(StrEnum):
 
 
 class Kind(StrEnum):
-    """How a panel is drawn: curves, groups of bars, or bars on top of each other."""
+    """Says how a panel is drawn: curves, groups of bars, or bars on top of each other."""
 
     LINES = "lines"
     BARS = "bars"
@@ -36,7 +36,7 @@ class Series(Struct, frozen=True):
 
 
 class Panel(Struct, frozen=True, kw_only=True):
-    """One pair of axes. `falls`: its curves are lowest at the right."""
+    """Describes one pair of axes. `falls`: its curves are lowest at the right."""
 
     title: str
     x_label: str
@@ -51,8 +51,9 @@ class Panel(Struct, frozen=True, kw_only=True):
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One of the paper's digits (`octavo.paper.digits`) beside ours. `value` is compared with it; `text` is what is
-    shown. `on`: what it was measured on, or with what it was simulated; `why`: why it differs, or what decides it."""
+    """Puts one of the paper's digits (`octavo.paper.digits`) beside ours. `value` is compared with the digit; `text` is
+    what is shown. `on`: the machine of the measurement, or the settings of the simulation; `why`: the reason of a
+    difference, or what decides the value."""
 
     digit: str
     text: str
@@ -71,7 +72,8 @@ class Table(Struct, frozen=True):
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """A figure of the paper, as it came out here. `name` is that of its files; `notes` are what to know to read it."""
+    """Holds a figure of the paper, as it came out here. `name` is that of its files; `notes` are what to know to read
+    it."""
 
     name: str
     title: str
@@ -82,17 +84,18 @@ class Figure(Struct, frozen=True, kw_only=True):
 
 
 class Results(Struct, frozen=True):
-    """All figures, in the paper's order. `quick`: from traces so short that they only show that everything runs."""
+    """Holds all figures, in the paper's order. `quick`: from traces so short that they only show that everything
+    runs."""
 
     quick: bool
     figures: list[Figure]
 
     def write(self, path: Path) -> None:
-        """As JSON that people can read."""
+        """Writes the results as JSON that people can read."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
 
 def read_results(path: Path) -> Results:
-    """What `Results.write` has written. Raises `OSError`, `msgspec.MsgspecError`."""
+    """Reads what `Results.write` has written. Raises `OSError`, `msgspec.MsgspecError`."""
     return msgspec.json.decode(path.read_bytes(), type=Results)

@@ -44,7 +44,7 @@ class Lab:
             self._pool.shutdown(cancel_futures=True)
 
     def run(self, trials: Sequence[Trial]) -> list[Result]:
-        """In the order of the trials."""
+        """Returns the results in the order of the trials."""
         return self._map(partial(run_once, directory=self._directory), [self._hurried(each) for each in trials], _name)
 
     def search(self, trials: Sequence[Trial], curve: Sequence[float] = CURVE) -> list[Knee]:
@@ -73,7 +73,7 @@ class Lab:
 
 
 def _name(trial: Trial) -> str:
-    """What it tries, where that is not the usual."""
+    """Returns the name of a trial: what it tries, where that is not the usual."""
     usual = Trial(trial.system, trial.setup, trial.dataset, trial.rate, trial.seconds)
     names = [each.name for each in fields(Trial) if getattr(trial, each.name) != getattr(usual, each.name)]
     more = "".join(f", {name} {getattr(trial, name)}" for name in names)

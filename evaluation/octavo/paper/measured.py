@@ -1,4 +1,4 @@
-"""What was measured on the real engine (`make paper-measured`), beside what was simulated."""
+"""Puts what was measured on the real engine (`make paper-measured`) beside what was simulated."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,7 +16,7 @@ Value = str | int | float | None
 
 
 class Measured(Struct, frozen=True):
-    """A file of `make paper-measured`: rows of named values, whose names' ends tell their units."""
+    """A file of `make paper-measured`: rows of named values, whose names end with their units."""
 
     name: str
     title: str
@@ -27,7 +27,7 @@ class Measured(Struct, frozen=True):
 
     @property
     def on(self) -> str:
-        """The machine, in a few words."""
+        """Describes the machine in a few words."""
         machine, model = self.machine, self.settings.get("model")
         return f"{f'{model}, ' if model else ''}{machine['threads']} threads of {machine['cpu']}"
 
@@ -37,12 +37,12 @@ class Measured(Struct, frozen=True):
         return [float(value) for row in rows if isinstance(value := row[name], int | float)]
 
     def series(self, label: str, name: str, by: str = "block_size", **where: Value) -> Series:
-        """One column over another."""
+        """Returns one column over another."""
         return Series(label, self.column(name, **where), self.column(by, **where))
 
 
 class Addition(Struct, frozen=True):
-    """To a figure."""
+    """Holds what measurements add to a figure."""
 
     panels: list[Panel]
     rows: list[Row]
@@ -64,7 +64,7 @@ def _by_block_size(title: str, y_label: str, series: list[Series]) -> Panel:
 
 
 def _kernel(measured: Measured) -> Addition:
-    """The default block size, over contexts."""
+    """Shows the default block size, over contexts."""
     batches = sorted({(str(row["heads"]), int(row["batch"] or 0)) for row in measured.rows})
     ratios = measured.column("over_contiguous_x", block_size=_BLOCK_SIZE)
     series = [
@@ -178,7 +178,8 @@ _ADDITIONS: Final[dict[str, list[tuple[str, Callable[[Measured], Addition], str]
 
 
 def with_measured(results: Results, directory: Path) -> Results:
-    """With what the directory's `measured_*.json` add. Raises `msgspec.MsgspecError` on files that are none."""
+    """Returns the results with what the directory's `measured_*.json` add. Raises `msgspec.MsgspecError` on files of
+    another kind."""
     return Results(results.quick, [_complete(figure, directory) for figure in results.figures])
 
 

@@ -1,4 +1,4 @@
-"""docs/paper.md: the table of digits, then every figure."""
+"""Writes docs/paper.md: the table of digits, then every figure."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -32,7 +32,7 @@ _QUICK: Final = "**From a quick run, which shows only that everything runs: its 
 
 
 def page(results: Results) -> str:
-    """The page as Markdown."""
+    """Returns the page as Markdown."""
     return "\n".join(_page(results))
 
 

@@ -62,7 +62,7 @@ class NoKneeError(Exception):
 
 @dataclass
 class Curve:
-    """Latencies by rate, each asked for once."""
+    """Holds latencies by rate, each asked for once."""
 
     latency: Callable[[float], float]
     points: dict[float, float] = field(default_factory=dict)

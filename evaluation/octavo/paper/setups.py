@@ -13,8 +13,8 @@ from octavo.workload.lengths import DATASETS, Chatbot, Dataset, LogNormal
 
 @dataclass(frozen=True)
 class Setup:
-    """A model on `tp` GPUs. `slots`: tokens for whose KV there is memory, as the paper has it (None: it does not say,
-    arithmetic does)."""
+    """Puts a model on `tp` GPUs. `slots`: tokens for whose KV there is memory, as the paper has it (None: the paper
+    does not say, and arithmetic does)."""
 
     model: ModelShape
     gpu: Gpu
@@ -72,5 +72,5 @@ LENGTHS: Final[dict[str, Dataset | Chatbot]] = {**DATASETS, WMT16.name: WMT16}
 
 
 def with_lengths(dataset: str, sigma: float) -> Dataset | Chatbot:
-    """A dataset by name, its spread times `sigma`."""
+    """Returns a dataset by name, its spread times `sigma`."""
     return LENGTHS[dataset] if sigma == 1.0 else LENGTHS[dataset].scaled_sigma(sigma)

@@ -1,4 +1,4 @@
-"""The systems that the paper compares, each as a configuration and a strategy of the production scheduler."""
+"""Builds the systems that the paper compares, each as a configuration and a strategy of the production scheduler."""
 
 from collections.abc import Callable, Sequence
 from math import inf
@@ -34,7 +34,7 @@ ITERATION_LEVEL: Final = StepPolicy(
 
 
 class System(NamedTuple):
-    """What a cluster needs to be one of these systems."""
+    """Holds what a cluster needs to be one of these systems."""
 
     config: SchedulerConfig
     strategy: Strategy
@@ -54,7 +54,8 @@ def common_config(spec: ReplicaSpec, preemption: Preemption = Preemption.AUTO) -
 
 
 def paged(spec: ReplicaSpec, preemption: Preemption) -> tuple[SchedulerConfig, Strategy]:
-    """Blocks of `spec.block_size`; what is preempted is swapped or recomputed."""
+    """Returns vLLM as it was published: the production scheduler's paged memory under its first policy, a step at a
+    time, in blocks of `spec.block_size`. Preempted requests are swapped or recomputed."""
     config = common_config(spec, preemption)
     return config, configured(config)
 
@@ -100,7 +101,7 @@ def run(
     preemption: Preemption | None = None,
     pinned: Sequence[Prefix] = (),
 ) -> Outcome:
-    """What becomes of jobs on one replica under a system of `SYSTEMS`.
+    """Runs jobs on one replica under a system of `SYSTEMS` and returns what became of them.
 
     FasterTransformer's answers come at the end of their batch; the outcome's gaps are still those between tokens as
     they are generated. Raises `ValueError` for a `preemption` or `pinned` prefixes of a system that has none.

@@ -36,7 +36,7 @@ class SharingProbe:
 
     @property
     def saved(self) -> float | None:
-        """As a share of what would be taken; None if nothing ever was."""
+        """Returns the blocks that sharing saved, as a share of what would be taken; None if nothing ever was."""
         return 1.0 - self._taken / self._unshared if self._unshared else None
 
 
@@ -52,11 +52,13 @@ _WARM_UP_SHARE = 0.1
 
 
 class Trial(Struct, frozen=True):
-    """`seconds` of requests at `rate` per second. It ends with that, or, if it is `drained`, when all are answered.
+    """Describes a run of `seconds` of requests at `rate` per second. It ends with that, or, if it is `drained`, when
+    all are answered.
 
     Lengths are drawn from `dataset`, with `sigma` times its spread; every prompt has the same first `prefix_tokens`,
     kept computed if they are `pinned`. `blockwise_reads`: blocks cost time to read, beside their bytes. `preemption` is
-    vLLM's (None: as it comes)."""
+    vLLM's (None: as it comes).
+    """
 
     system: str
     setup: str
@@ -88,8 +90,9 @@ class Trial(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True):
-    """`batched`: requests that ran, on average over the trace but for its beginning. `memory`: while requests waited
-    for it (None: none did). `saved`: the share of blocks that sharing saved (None: nothing can be shared)."""
+    """Holds the figures of a trial. `batched`: requests that ran, on average over the trace but for its beginning.
+    `memory`: the shares while requests waited for memory (None: none did). `saved`: the share of blocks that sharing
+    saved (None: nothing can be shared)."""
 
     requests: int
     failed: int
@@ -132,7 +135,7 @@ def _shares(trial: Trial) -> bool:
 
 
 def _until(end_s: float, *probes: Probe | None) -> Probe:
-    """What all see while requests still come."""
+    """Returns a probe that calls all `probes` while requests still come."""
     present = [probe for probe in probes if probe is not None]
 
     def look(time: float, core: Scheduler) -> None:
@@ -144,7 +147,7 @@ def _until(end_s: float, *probes: Probe | None) -> Probe:
 
 
 def _prefix(job: Job, vocab_size: int, seed: int) -> Prefix:
-    """That of all jobs."""
+    """Returns the prefix of all jobs."""
     return Prefix(job.prefix, prompt_token_ids(job, 0, vocab_size, seed)[: job.prefix_tokens])
 
 

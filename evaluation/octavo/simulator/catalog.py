@@ -8,8 +8,9 @@ GIB: Final = 1 << 30
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder-only transformer by the numbers in its configuration. Weights, keys and values have `dtype_bytes` each;
-    an MLP has `mlp_matrices` (2; 3 with a gate). Biases and norms, less than 0.1 % of the weights, do not count."""
+    """Describes a decoder-only transformer by the numbers in its configuration. Weights, keys and values have
+    `dtype_bytes` each; an MLP has `mlp_matrices` (2; 3 with a gate). Biases and norms, less than 0.1 % of the weights,
+    do not count."""
 
     name: str
     layers: int
@@ -28,13 +29,13 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of all layers together: what each token is multiplied with."""
+        """Returns the number of parameters of all layers together: each token is multiplied with them."""
         attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
         return self.layers * (attention + self.mlp_matrices * self.hidden * self.mlp_hidden)
 
     @property
     def head_parameters(self) -> int:
-        """Of the matrix that makes logits."""
+        """Returns the number of parameters of the matrix that makes logits."""
         return self.vocab_size * self.hidden
 
     @property
@@ -48,14 +49,14 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers."""
+        """Returns the bytes of one token's keys and values in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU by its data sheet: bytes of memory and bytes/s from it, dense flops/s in 16 bits, bytes/s in one direction
-    to the host, and to other GPUs of the same machine."""
+    """Describes a GPU by its data sheet: bytes of memory and bytes/s from it, dense flops/s in 16 bits, bytes/s in one
+    direction to the host, and to other GPUs of the same machine."""
 
     name: str
     memory_bytes: int
@@ -76,13 +77,17 @@ def _opt(name: str, layers: int, hidden: int, heads: int) -> ModelShape:
 def _llama(
     name: str, layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, vocab: int, length: int, **more: bool
 ) -> ModelShape:
-    """Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", table 2; Grattafiori et al., "The Llama 3
-    Herd of Models", table 3; and the configurations of the published checkpoints of these, Qwen3 and SmolLM2."""
+    """Returns the shape of a model of LLaMA's kind.
+
+    The numbers come from Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", table 2; Grattafiori
+    et al., "The Llama 3 Herd of Models", table 3; and the configurations of the published checkpoints of these, Qwen3
+    and SmolLM2.
+    """
     head_dim = hidden // heads
     return ModelShape(name, layers, hidden, heads, kv_heads, head_dim, mlp, 3, vocab, length, **more)
 
 
-# An H200's 141 GB are told by its driver as 140.4 GiB; NVIDIA's GB of memory are GiB, those of bandwidth are not.
+# An H200's 141 GB are reported by its driver as 140.4 GiB; NVIDIA's GB of memory are GiB, those of bandwidth are not.
 # Sources: NVIDIA's data sheets "A100 Tensor Core GPU" (40 GB PCIe and SXM: 1,555 GB/s; 80 GB SXM: 2,039 GB/s; NVLink
 # 600 GB/s and PCIe 4.0 x16 64 GB/s, both directions together), "H100 Tensor Core GPU" and "H200 Tensor Core GPU" (SXM;
 # NVLink 900 GB/s, PCIe 5.0 x16 128 GB/s; the 1,979 TFLOPS they print are with sparsity).

@@ -38,7 +38,7 @@ class Pending:
 
 
 class Cell:
-    """The core's shell in virtual time. `take` gets what is meant for clients."""
+    """Runs the scheduler's core in virtual time, in the place of its shell. `take` gets the messages for clients."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Cell:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is held for clients."""
+        """Returns whether the core holds no request of a client."""
         return not any(self.core.request_table.held.values())
 
     def pin(self, prefix: Prefix) -> None:

@@ -1,4 +1,4 @@
-"""The command `octavo simulate`, with its progress on stderr."""
+"""Runs the command `octavo simulate`, with its progress on stderr."""
 
 import resource
 import sys
@@ -52,7 +52,7 @@ class Progress:
         return time.perf_counter() - self._began_at
 
     def __call__(self, now: float) -> None:
-        """So much has been simulated."""
+        """Shows that the simulation has come to the virtual time `now`, in seconds."""
         if time.perf_counter() - self._shown_at >= self._every_s:
             self._shown_at = time.perf_counter()
             line = self._label.format(time_text(now))

@@ -16,7 +16,7 @@ class _Stream:
 
     served: Served
     num_open: int
-    told_at: dict[int, float] = field(default_factory=dict)
+    last_at: dict[int, float] = field(default_factory=dict)
 
 
 class Clients:
@@ -34,20 +34,20 @@ class Clients:
         self._open[_request_id(index)] = _Stream(served, job.n)
 
     def take(self, message: Deltas | Rejected, now: float) -> None:
-        """A message for clients."""
+        """Takes a message for clients at the virtual time `now`."""
         if isinstance(message, Rejected):
             self._open.pop(message.request_id).served.error = f"{message.reason.value}: {message.detail}"
             return
         add_gap = self.gaps.add
         for delta in message.deltas:
             stream = self._open[delta.request_id]
-            served, told_at, index = stream.served, stream.told_at, delta.sequence_index
+            served, last_at, index = stream.served, stream.last_at, delta.sequence_index
             served.num_tokens += len(delta.token_ids)
             if served.first_token_s is None:
                 served.first_token_s = now
-            if index in told_at:
-                add_gap(now - told_at[index])
-            told_at[index] = now
+            if index in last_at:
+                add_gap(now - last_at[index])
+            last_at[index] = now
             if delta.finish_reason is not None:
                 stream.num_open -= 1
                 if not stream.num_open:
@@ -57,7 +57,7 @@ class Clients:
 
 
 def ask(index: int, job: Job, prompt_token_ids: list[int], model_fingerprint: str) -> Request:
-    """The request of job number `index`."""
+    """Makes the request of job number `index`."""
     return Request(
         request_id=_request_id(index),
         attempt=1,

@@ -1,4 +1,5 @@
-"""What is simulated, as flags of a command: a model on a GPU by arithmetic, or a worker that was calibrated."""
+"""Describes the simulated cluster as flags of a command: a model on a GPU by arithmetic, or a worker that was
+calibrated."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -23,21 +23,22 @@ from octavo.wire.steps import (
 
 
 class LatencyModel(Protocol):
-    """Seconds of a step by its shape: measured (`octavo.runtime.models.step_times`) or computed
+    """Computes the seconds of a step from its shape: measured (`octavo.runtime.models.step_times`) or computed
     (`octavo.simulator.roofline`)."""
 
     def seconds(self, shape: StepShape) -> float: ...
 
 
-# The likeliest next token of a beam has a logprob of minus an exponential variable with mean 1, each next one is less
-# likely by another with this mean: how soon the beams of a search have a common past follows from it.
+# The most probable next token of a beam has a logprob of minus an exponential variable with mean 1; each next one is
+# less likely by another with this mean: how soon the beams of a search have a common past follows from it.
 BEAM_GAP = 1.0
 
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """A replica's memory and speed. `costs` is what it would tell the scheduler of itself (None: nothing). Of the
-    tokens that a beam may go on with, each has on average a logprob smaller than the one before by `beam_gap`."""
+    """Describes a replica's memory and speed. `costs` is what the replica would report of itself to the scheduler
+    (None: nothing). Of the tokens that a beam may go on with, each has on average a logprob smaller than the one before
+    by `beam_gap`."""
 
     num_blocks: int
     block_size: int
@@ -55,7 +56,7 @@ class ReplicaSpec:
         return ModelInfo(self.name, self.name, "none", self.vocab_size, self.max_model_len)
 
     def hello(self, incarnation: int) -> WorkerHello:
-        """What its worker would register with."""
+        """Returns the message with which the replica's worker would register."""
         return WorkerHello(
             schema_version=SCHEMA_VERSION,
             worker_id=f"worker-{incarnation}",
@@ -74,7 +75,7 @@ class ReplicaSpec:
 
 
 class Device:
-    """One replica's steps. Tokens are counted rather than drawn: no two sequences hold the same by chance."""
+    """Runs one replica's steps. Tokens are counted rather than drawn: no two sequences hold the same by chance."""
 
     def __init__(self, spec: ReplicaSpec, incarnation: int, beam_random: random.Random) -> None:
         self.spec = spec

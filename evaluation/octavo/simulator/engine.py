@@ -28,7 +28,8 @@ Route = Callable[[Request, float, Sequence[Standing]], int]
 
 @dataclass
 class Outcome:
-    """How a simulation went, in the order of arrival. `busy_share` is that of the replicas' time."""
+    """Holds the results of a simulation, jobs in the order of arrival. `busy_share` is the share of the replicas' time
+    in which they computed."""
 
     served: list[Served]
     gaps: Gaps
@@ -71,17 +72,17 @@ class Simulation:
 
     @property
     def cells(self) -> list[Cell]:
-        """Those of this process."""
+        """Returns the cells that this process simulates itself."""
         return self._here.cells
 
     def run(
         self, jobs: Sequence[Job], horizon_s: float = float("inf"), passed: Callable[[float], None] | None = None
     ) -> Outcome:
-        """Until all jobs are done, or `horizon_s` has come; `passed` is told what has been simulated, now and then.
-        Raises `SimulationError` if it cannot go on."""
+        """Runs until all jobs are done, or `horizon_s` has come. Calls `passed` now and then with the time that has
+        been simulated. Raises `SimulationError` if the simulation cannot go on."""
         with ExitStack() as stack:
-            elsewhere = [self._start(place, stack) for place in range(1, self._processes)]
-            return self._run(elsewhere, jobs, horizon_s, passed)
+            others = [self._start(place, stack) for place in range(1, self._processes)]
+            return self._run(others, jobs, horizon_s, passed)
 
     def _start(self, place: int, stack: ExitStack) -> ShardProcess:
         numbers = range(place, self._cluster.cells, self._processes)
@@ -91,32 +92,33 @@ class Simulation:
 
     def _run(
         self,
-        elsewhere: Sequence[ShardProcess],
+        others: Sequence[ShardProcess],
         jobs: Sequence[Job],
         horizon_s: float,
         passed: Callable[[float], None] | None,
     ) -> Outcome:
         arrivals = deque(sorted(enumerate(jobs), key=lambda each: each[1].arrival_s))
-        standings = _interleaved([self._here.standings(), *(process.end_start() for process in elsewhere)])
+        standings = _interleaved([self._here.standings(), *(process.end_start() for process in others)])
         while (begin := _next_at(arrivals, standings)) < horizon_s:
             end = min(begin // _WINDOW_S * _WINDOW_S + _WINDOW_S, horizon_s)
             shares: list[list[Arrival]] = [[] for _ in range(self._processes)]
             while arrivals and arrivals[0][1].arrival_s < end:
                 arrival = self._arrival(*arrivals.popleft(), standings)
                 shares[arrival.cell % self._processes].append(arrival)
-            for process, share in zip(elsewhere, shares[1:], strict=True):
+            for process, share in zip(others, shares[1:], strict=True):
                 process.begin_run(share, end)
             here = self._here.run(shares[0], end)
-            standings = _interleaved([here, *(process.end_run() for process in elsewhere)])
+            standings = _interleaved([here, *(process.end_run() for process in others)])
             if passed is not None:
                 passed(end)
         is_over = not arrivals and all(each.is_idle for each in standings)
         seconds = max(each.moved_at for each in standings) if is_over else horizon_s
-        outcomes = [self._here.finish(seconds), *(process.finish(seconds) for process in elsewhere)]
+        outcomes = [self._here.finish(seconds), *(process.finish(seconds) for process in others)]
         return self._outcome(_interleaved(outcomes), seconds)
 
     def _arrival(self, index: int, job: Job, standings: Sequence[Standing]) -> Arrival:
-        """What frontends know of cells when they choose one is of the last full second."""
+        """Routes a job to a cell. Frontends choose the cell by what they know of the cells, which is of the last full
+        second."""
         model = self._cluster.replicas[0]
         prompt = prompt_token_ids(job, index, model.vocab_size, self._seed)
         request = ask(index, job, prompt, model.model.fingerprint)
@@ -148,6 +150,7 @@ def _next_at(arrivals: Sequence[tuple[int, Job]], standings: Sequence[Standing])
 
 
 def _interleaved(shares: Sequence[Sequence[_Each]]) -> list[_Each]:
-    """What `len(shares)` processes have of their cells, in the order of all cells, which were dealt out in turn."""
+    """Returns what `len(shares)` processes hold for their cells, in the order of all cells, which were dealt out in
+    turn."""
     num = sum(map(len, shares))
     return [shares[number % len(shares)][number // len(shares)] for number in range(num)]

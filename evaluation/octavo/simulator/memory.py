@@ -1,4 +1,4 @@
-"""How many tokens' KV a replica has memory for, by arithmetic."""
+"""Computes by arithmetic how many tokens' KV a replica has memory for."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,17 @@ from octavo.simulator.roofline import Efficiency, Overhead, Roofline
 
 @dataclass(frozen=True)
 class Reserve:
-    """Of each GPU's memory neither weights nor KV: a share kept free, and bytes for the context, activations and
-    buffers of communication. With the defaults, what the paper's servers had left for KV comes out within 2 %."""
+    """Sizes the part of each GPU's memory that holds neither weights nor KV: a share kept free, and bytes for the
+    context, activations and buffers of communication. With the defaults, the memory that the paper's servers had left
+    for KV comes out within 2 %."""
 
     share: float = 0.06
     nbytes: int = int(1.6 * GIB)
 
 
 def kv_bytes(model: ModelShape, gpu: Gpu, tp: int = 1, reserve: Reserve | None = None) -> int:
-    """Bytes left for KV on `tp` GPUs that share a model. Raises `ValueError` if its weights leave none."""
+    """Returns the bytes left for KV on `tp` GPUs that share a model. Raises `ValueError` if the model's weights leave
+    none."""
     reserve = reserve or Reserve()
     usable = tp * (int(gpu.memory_bytes * (1 - reserve.share)) - reserve.nbytes)
     if usable <= model.weight_bytes:

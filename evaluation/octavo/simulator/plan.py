@@ -1,4 +1,4 @@
-"""How many replicas a load needs: the smallest number with which the targets are kept."""
+"""Finds how many replicas a load needs: the smallest number with which the targets are kept."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ def replicas_text(count: int) -> str:
 
 @dataclass(frozen=True)
 class Tried:
-    """What so many replicas did not keep (nothing: they suffice), and the run's figures."""
+    """Holds the targets that a number of replicas did not keep (none: they suffice), and the run's figures."""
 
     replicas: int
     unmet: list[str]
@@ -45,14 +45,14 @@ class Plan:
 
 
 def make_plan(
-    run: Run, jobs: Sequence[Job], least: int, most: int, told: Callable[[Tried], None] = lambda _: None
+    run: Run, jobs: Sequence[Job], least: int, most: int, report: Callable[[Tried], None] = lambda _: None
 ) -> Plan:
-    """Among `least` to `most` replicas. More of them are not always better, as where a prefix is cached depends on
-    chance: so a number counts only if one more suffices too, and what is one below the answer does not suffice.
+    """Searches for the smallest number of replicas, from `least` to `most`, that keeps the targets.
 
-    `told` gets each that was tried.
+    More replicas are not always better, as where a prefix is cached depends on chance: so a number counts only if one
+    more suffices too, and one below the answer does not suffice. `report` gets each number that was tried.
     """
-    search = _Search(run, jobs, most, told)
+    search = _Search(run, jobs, most, report)
     unmet_alone = run(alone(jobs), 1).unmet
     # The sample may be harder than the whole: what is certain is what the most replicas do.
     if unmet_alone and not search.suffices(most):
@@ -62,29 +62,29 @@ def make_plan(
 
 
 def alone(jobs: Sequence[Job]) -> list[Job]:
-    """Some of the jobs, spread over all of them, each long after the one before."""
+    """Returns some of the jobs, spread over all of them, each long after the one before."""
     step = max(1, len(jobs) // _NUM_ALONE)
     return [replace(job, arrival_s=place * _APART_S) for place, job in enumerate(jobs[::step])]
 
 
 class _Search:
-    def __init__(self, run: Run, jobs: Sequence[Job], most: int, told: Callable[[Tried], None]) -> None:
+    def __init__(self, run: Run, jobs: Sequence[Job], most: int, report: Callable[[Tried], None]) -> None:
         self._run = run
-        self._told = told
+        self._report = report
         self._jobs = jobs
         self._most = most
         self._found: dict[int, Tried] = {}
 
     @property
     def tried(self) -> list[Tried]:
-        """By number of replicas."""
+        """Returns all runs by number of replicas."""
         return [self._found[replicas] for replicas in sorted(self._found)]
 
     def suffices(self, replicas: int) -> bool:
         if replicas not in self._found:
             report = self._run(self._jobs, replicas)
             self._found[replicas] = Tried(replicas, report.unmet, report.summary, report.busy_share)
-            self._told(self._found[replicas])
+            self._report(self._found[replicas])
         return not self._found[replicas].unmet
 
     def smallest(self, least: int) -> int | None:
@@ -107,7 +107,7 @@ class _Search:
 
 
 def plan_text(plan: Plan, targets: Targets, least: int, most: int) -> str:
-    """For people."""
+    """Returns the plan as text for people."""
     lines = [str(each) for each in plan.tried]
     wanted = ", ".join(map(str, (*targets.of_all, *targets.of_each)))
     if plan.replicas is not None:

@@ -1,4 +1,4 @@
-"""The requests of a scheduler's event log, as jobs that can be simulated."""
+"""Reads the requests of a scheduler's event log as jobs that can be simulated."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,21 +24,21 @@ _FOR_WANT_OF_ROOM: Final = frozenset({RejectReason.QUEUE_FULL, RejectReason.QUEU
 
 
 def jobs_of_log(path: Path) -> list[Job]:
-    """What frontends submitted for the first time within the log, from the first such request on; without what no
-    scheduler would take.
+    """Returns the requests that frontends submitted for the first time within the log, counted from the first such
+    request on, without those that no scheduler would take.
 
-    `output_tokens` are what the request's longest sequence came to, if the log tells its end (also one that the client
-    chose), and otherwise its max_tokens. Prompts share a prefix as far as they agree with the first one that begins
-    like them. Raises `EventLogError` and `OSError`.
+    `output_tokens` are what the request's longest sequence came to, if the log contains its end (also one that the
+    client chose), and otherwise its max_tokens. Prompts share a prefix as far as they agree with the first one that
+    begins like them. Raises `EventLogError` and `OSError`.
     """
     with path.open("rb") as file:
-        told = [each for each in _told(read_records(file)) if each.could_run]
-    prefixes = _prefixes([each.request for each in told])
-    return [_job(each, each.now - told[0].now, *prefix) for each, prefix in zip(told, prefixes, strict=True)]
+        found = [each for each in _recorded(read_records(file)) if each.could_run]
+    prefixes = _prefixes([each.request for each in found])
+    return [_job(each, each.now - found[0].now, *prefix) for each, prefix in zip(found, prefixes, strict=True)]
 
 
 @dataclass
-class _Told:
+class _Recorded:
     """A request that came at `now`, and what the log tells of it: how many tokens its sequences have by index, which
     of them are over, and whether it was given up."""
 
@@ -67,52 +67,52 @@ class _Told:
             self.over.add(delta.sequence_index)
 
 
-def _told(records: Iterator[Record]) -> list[_Told]:
-    """In order of arrival. The log has no answers, but the core gives them again."""
-    core, told = fresh_core(records), _Book()
+def _recorded(records: Iterator[Record]) -> list[_Recorded]:
+    """Returns the requests of the log in order of arrival. The log has no answers, but the core gives them again."""
+    core, found = fresh_core(records), _Book()
     for record in records:
         match record:
             case Handled(now, event):
-                told.take_event(event, now)
-                told.take_effects(core.handle(event, now))
+                found.take_event(event, now)
+                found.take_effects(core.handle(event, now))
             case Scheduled(now):
-                told.take_effects(core.schedule(now))
-    return told.requests
+                found.take_effects(core.schedule(now))
+    return found.requests
 
 
 class _Book:
-    """What is told of every request."""
+    """Collects what the log records of every request."""
 
     def __init__(self) -> None:
-        self.requests: list[_Told] = []
-        self._by_id: dict[tuple[int, str], _Told] = {}
+        self.requests: list[_Recorded] = []
+        self._by_id: dict[tuple[int, str], _Recorded] = {}
 
     def take_event(self, event: Event, now: float) -> None:
         match event:
             case RequestSubmitted(frontend_id, request) if not request.resubmitted:
-                self.requests.append(_Told(now, request))
+                self.requests.append(_Recorded(now, request))
                 self._by_id[frontend_id, request.request_id] = self.requests[-1]
             case RequestsAborted(frontend_id, request_ids):
-                for told in self._known(frontend_id, request_ids):
-                    told.aborted = True
+                for found in self._known(frontend_id, request_ids):
+                    found.aborted = True
             case SequenceEnded(frontend_id, request_id, _, sequence_index):
-                for told in self._known(frontend_id, [request_id]):
-                    told.over.add(sequence_index)
+                for found in self._known(frontend_id, [request_id]):
+                    found.over.add(sequence_index)
 
     def take_effects(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
                 case SendToFrontend(frontend_id, Deltas(_, deltas)):
                     for delta in deltas:
-                        for told in self._known(frontend_id, [delta.request_id]):
-                            told.take(delta)
+                        for found in self._known(frontend_id, [delta.request_id]):
+                            found.take(delta)
                 case SendToFrontend(frontend_id, Rejected(_, request_id, _, reason)):
-                    for told in self._known(frontend_id, [request_id]):
-                        told.rejected = reason
+                    for found in self._known(frontend_id, [request_id]):
+                        found.rejected = reason
 
-    def _known(self, frontend_id: int, request_ids: Iterable[str]) -> list[_Told]:
+    def _known(self, frontend_id: int, request_ids: Iterable[str]) -> list[_Recorded]:
         """Not what was first submitted before the log began."""
-        return [told for each in request_ids if (told := self._by_id.get((frontend_id, each)))]
+        return [found for each in request_ids if (found := self._by_id.get((frontend_id, each)))]
 
 
 def _prefixes(requests: Sequence[Request]) -> list[tuple[str, int]]:
@@ -135,12 +135,12 @@ def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
     return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
-def _job(told: _Told, arrival_s: float, prefix: str, prefix_tokens: int) -> Job:
-    request, sampling = told.request, told.request.sampling
+def _job(found: _Recorded, arrival_s: float, prefix: str, prefix_tokens: int) -> Job:
+    request, sampling = found.request, found.request.sampling
     return Job(
         arrival_s=arrival_s,
         prompt_tokens=len(request.prompt_token_ids),
-        output_tokens=told.output_tokens,
+        output_tokens=found.output_tokens,
         n=sampling.num_sequences,
         beam_width=sampling.beam.width if sampling.beam else 0,
         prefix=prefix,

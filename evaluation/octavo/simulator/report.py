@@ -1,4 +1,4 @@
-"""What a simulation comes to: one document for programs, one page for people."""
+"""Reports a simulation as one document for programs and one page for people."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ _CURVES: Final[dict[str, Callable[[Sample], float]]] = {
 
 @dataclass(frozen=True)
 class ErrorCount:
-    """Requests that were refused alike, with what the first of them was told."""
+    """Requests that were refused alike, with the message that the first of them got."""
 
     kind: str
     count: int
@@ -69,7 +69,7 @@ def _errors(served: Sequence[Served]) -> list[ErrorCount]:
 
 
 def report_text(report: Report) -> str:
-    """For people."""
+    """Returns the report as text for people."""
     lines = [to_text(report.summary)]
     lines += [f"refused {error.count}: {error.kind} ({error.example})" for error in report.errors]
     lines.append(
@@ -83,7 +83,7 @@ def report_text(report: Report) -> str:
 
 
 def _drawn(samples: Sequence[Sample]) -> list[str]:
-    """A curve for each quantity, from 0 to its maximum."""
+    """Returns a curve for each quantity, from 0 to its maximum."""
     lines = [f"{'over time':18}{'mean':>8}{'max':>8}  from 0 s to {time_text(samples[-1].time)}"]
     for name, quantity in _CURVES.items():
         values = [quantity(sample) for sample in samples]

@@ -1,4 +1,4 @@
-"""How long a step takes on a GPU, by arithmetic: what it reads, what it computes, and what is lost on the way."""
+"""Computes how long a step takes on a GPU: by what the step reads, what it computes, and what is lost on the way."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -40,10 +40,10 @@ PAPER_OVERHEAD: Final = Overhead(step_s=1e-2, sequence_s=5e-5, scattered=True)
 
 
 class Roofline:
-    """The step times of a model on `tp` GPUs of one machine that split every layer (Megatron): two all-reduces per
-    layer, and a link to the host for each GPU. A step's matrices take the longer of reading and computing them.
+    """Computes the step times of a model on `tp` GPUs of one machine that split every layer (Megatron).
 
-    Sizes of blocks are in tokens. Raises `ValueError` if the model cannot be split so.
+    Each layer has two all-reduces, and each GPU a link to the host. A step's matrices take the longer of reading and
+    computing them. Sizes of blocks are in tokens. Raises `ValueError` if the model cannot be split so.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Roofline:
         self._block_s = block_bytes / (tp * gpu.host_bandwidth * efficiency.host) + transfers * overhead.transfer_s
 
     def seconds(self, shape: StepShape) -> float:
-        """How long a step of this shape takes."""
+        """Returns the seconds that a step of this shape takes."""
         return self._compute_s(shape) + self._move_s(shape.blocks_out) + self._move_s(shape.blocks_in)
 
     def _compute_s(self, shape: StepShape) -> float:
@@ -96,12 +96,12 @@ class Roofline:
         return seconds
 
     def _move_s(self, blocks: int) -> float:
-        """For blocks that move one way."""
+        """Returns the seconds of `blocks` that move one way."""
         return self._overhead.transfer_s + blocks * self._block_s if blocks else 0.0
 
     @property
     def costs(self) -> StepCosts:
-        """What a worker with these step times would measure at its start."""
+        """Returns the costs that a worker with these step times would measure at its start."""
         step_s = self._overhead.step_s + self._reductions_s + self._weights_s
         prefill = PrefillCosts(step_s, self._token_s + self._reduced_token_s, self._pair_s)
         return StepCosts(prefill, SwapCosts(self._overhead.transfer_s, self._block_s, self._block_s))

@@ -1,4 +1,4 @@
-"""Which cell a request goes to: the frontends' rule, with what one frontend would know of the cells' loads."""
+"""Routes requests to cells by the frontends' rule, with what one frontend would know of the cells' loads."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,21 +8,21 @@ from octavo.simulator.shard import Standing
 from octavo.wire.requests import Request, answer_work
 
 # How often a scheduler tells what it has to do.
-_TOLD_EVERY_S: Final = 1.0
+_REPORTED_EVERY_S: Final = 1.0
 
 
 class CellRoute:
-    """A frontend before `num_cells` cells: it knows their work as they told it in this second, and what it sent them
-    since; not what has ended since."""
+    """Routes as a frontend before `num_cells` cells would: it knows the work that they reported in this second and what
+    it has sent to them since, and nothing of what has ended since."""
 
     def __init__(self, num_cells: int) -> None:
         self._router = PrefixRouter(num_cells)
         self._work = [0] * num_cells
-        self._told_in = -1.0
+        self._reported_in = -1.0
 
     def __call__(self, request: Request, now: float, cells: Sequence[Standing]) -> int:
-        if (second := now // _TOLD_EVERY_S) != self._told_in:
-            self._told_in = second
+        if (second := now // _REPORTED_EVERY_S) != self._reported_in:
+            self._reported_in = second
             self._work = [cell.work_tokens for cell in cells]
         loads = [CellLoad(cell.num_replicas, work) for cell, work in zip(cells, self._work, strict=True)]
         chosen = self._router.choose(request.prompt_token_ids, request.cache_key, loads)

@@ -1,4 +1,4 @@
-"""Some of a cluster's cells, taken from window to window by one process: this one or one of their own."""
+"""Runs some of a cluster's cells from window to window, in this process or in one of their own."""
 
 import signal
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from octavo.workload.served import Served
 
 @dataclass(frozen=True)
 class Cluster:
-    """What is simulated: `cells` schedulers, to which `replicas` are dealt out. `pinned` prefixes are kept by all.
-    Raises `ValueError` if a cell would have no replica."""
+    """Describes what is simulated: `cells` schedulers, to which `replicas` are dealt out. All keep the `pinned`
+    prefixes. Raises `ValueError` if a cell would have no replica."""
 
     config: SchedulerConfig
     replicas: Sequence[ReplicaSpec]
@@ -63,7 +63,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """How a cell's simulation went, with the number of each job in the workload."""
+    """Holds the results of a cell's simulation; `served` has the number of each job in the workload."""
 
     served: list[tuple[int, Served]]
     gaps: Gaps
@@ -75,7 +75,7 @@ class CellOutcome:
 
 
 class Shard:
-    """The cells of these `numbers`. Raises `SimulationError` if one cannot be."""
+    """Runs the cells of these `numbers`. Raises `SimulationError` if a cell cannot be simulated."""
 
     def __init__(
         self, cluster: Cluster, numbers: Sequence[int], *, seed: int, sample_every_s: float, probe: Probe | None
@@ -101,7 +101,7 @@ class Shard:
         return [timeline.cell for timeline in self._timelines.values()]
 
     def standings(self) -> list[Standing]:
-        """In the order of the cells."""
+        """Returns the standing of each cell, in the order of the cells."""
         return [
             Standing(each.next_at, each.moved_at, each.cell.is_idle, each.cell.num_replicas, each.cell.work_tokens)
             for each in self._timelines.values()
@@ -168,7 +168,7 @@ class ShardProcess:
         return outcomes
 
     def close(self) -> None:
-        """Whatever the process does, it ends."""
+        """Ends the process, whatever it does."""
         self._connection.close()
         self.process.terminate()
         self.process.join()

@@ -32,7 +32,7 @@ class Sample:
 
     @classmethod
     def of(cls, time: float, core: Scheduler) -> "Sample":
-        """A cell's share of it."""
+        """Returns one cell's share of the sample."""
         replicas = core.replicas.values()
         return cls(
             time,
@@ -47,7 +47,7 @@ class Sample:
 
     @classmethod
     def total(cls, shares: Sequence["Sample"]) -> "Sample":
-        """Of shares at the same time."""
+        """Returns the sum of shares at the same time."""
         columns = zip(*map(astuple, shares), strict=True)
         next(columns)
         return cls(shares[0].time, *map(sum, columns))
@@ -73,7 +73,7 @@ class Timeline:
 
     @property
     def next_at(self) -> float:
-        """When something happens next; infinite if nothing does."""
+        """Returns the time at which something happens next; infinite if nothing does."""
         next_arrival = self._arrivals[0][0] if self._arrivals else float("inf")
         return min(next_arrival, self._events[0][0]) if self._events else next_arrival
 
@@ -119,7 +119,7 @@ class Timeline:
         self.samples = [sample for sample in self.samples if sample.time <= end]
 
     def _sample_before(self, now: float) -> None:
-        """Those of times at which all was as it is until `now`."""
+        """Takes the samples due before or at `now`, until when nothing changes."""
         while self._sample_every_s and (time := len(self.samples) * self._sample_every_s) <= now:
             self.samples.append(Sample.of(time, self.cell.core))
             if self._probe is not None:

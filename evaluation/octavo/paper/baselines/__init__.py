@@ -1,1 +1,1 @@
-"""The systems that the paper compares with, as memory and batching for the production scheduler; no serving code."""
+"""Provides memory and batching of the systems that the paper compares for the production scheduler; no serving code."""

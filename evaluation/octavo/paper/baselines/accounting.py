@@ -1,4 +1,4 @@
-"""Where a replica's KV memory goes: tokens that are there, room for those to come, and what is of use to nobody."""
+"""Accounts for a replica's KV memory: tokens that are there, room for those to come, and what is of use to nobody."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,12 @@ from octavo.scheduler.kv.blocks import present
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Of a replica's slots; their sum is 1. `tokens` hold computed KV, what is shared once; `reserved` will be filled
-    by requests that run; `internal` was reserved for them and will not; and `external` is all that nobody asked for:
-    what a buddy allocator rounds up, and what is free.
+    """Divides a replica's slots into shares whose sum is 1.
 
-    As in the paper, internal waste is what is known only when a request has ended, and external waste is known before.
+    `tokens` hold computed KV, what is shared once; `reserved` will be filled by requests that run; `internal` was
+    reserved for them and will not; and `external` is all that nobody asked for: what a buddy allocator rounds up, and
+    what is free. As in the paper, internal waste is what is known only when a request has ended, and external waste is
+    known before.
     """
 
     tokens: float
@@ -26,7 +27,7 @@ class Shares:
 
 
 def shares_of(replica: Replica) -> Shares:
-    """Where contiguous or paged memory is now."""
+    """Returns the present shares of contiguous or paged memory."""
     return _of_chunks(replica.kv) if isinstance(replica.kv, ContiguousKV) else _of_blocks(replica)
 
 
@@ -53,7 +54,8 @@ def _of_blocks(replica: Replica) -> Shares:
 
 
 def _shares(slots: int, tokens: int, used: int, asked: int) -> Shares:
-    """Of `slots`, of which `asked` were asked for, `used` of these will be filled and `tokens` are."""
+    """Returns the shares of `slots`, of which `asked` were asked for, `used` of these will be filled and `tokens`
+    are."""
     return Shares(tokens / slots, (used - tokens) / slots, (asked - used) / slots, 1 - asked / slots)
 
 

@@ -20,13 +20,13 @@ class BuddyAllocator:
             self._free[order][first] = None
 
     def can_allocate(self, num_slots: int, count: int = 1) -> bool:
-        """Whether there is room for `count` chunks of `num_slots` slots."""
+        """Returns whether there is room for `count` chunks of `num_slots` slots."""
         order = _order(num_slots)
         larger = enumerate(self._free[order:])
         return sum(len(chunks) << above for above, chunks in larger) >= count
 
     def can_ever_allocate(self, num_slots: int, count: int = 1) -> bool:
-        """Whether there would be if nothing else held any."""
+        """Returns whether there would be room for `count` chunks of `num_slots` slots if nothing else held any."""
         order = _order(num_slots)
         return sum(1 << (larger - order) for _, larger in self._trees if larger >= order) >= count
 
@@ -85,7 +85,7 @@ class BuddyAllocator:
             assert order == top or twin not in self._free[order], f"free twins {first} and {twin} are not merged"
 
     def _tree(self, first: int) -> tuple[int, int]:
-        """Where the tree begins that a slot is in, and its order."""
+        """Returns the first slot and the order of the tree that a slot is in."""
         return next((base, order) for base, order in reversed(self._trees) if base <= first)
 
 
@@ -96,7 +96,7 @@ def _order(num_slots: int) -> int:
 
 
 def _powers(size: int) -> Iterator[tuple[int, int]]:
-    """First slots and orders of the powers of two in `size`, largest first."""
+    """Yields first slots and orders of the powers of two in `size`, largest first."""
     first = 0
     for order in range(size.bit_length() - 1, -1, -1):
         if size >> order & 1:

@@ -47,7 +47,8 @@ class Allotment:
 
 @dataclass(slots=True)
 class Holding:
-    """What one sequence holds; no chunk yet (None) while it has to be copied from `source`, another's chunk."""
+    """Holds the memory of one sequence; no chunk yet (None) while it has to be copied from `source`, another's
+    chunk."""
 
     allotment: Allotment
     chunk: int | None = None
@@ -55,12 +56,12 @@ class Holding:
 
 
 class ContiguousKV(KVCacheManager):
-    """A buddy pool over all slots of the replica's blocks, single tokens as units.
+    """Manages a buddy pool over all slots of the replica's blocks, with single tokens as units.
 
     A group has a chunk for each of its sequences from admission to the end of the last; nothing is shared, found again
     or preempted. A fork copies what is computed into its own chunk when it is computed next: in moves of `block_size`
     tokens, so that a latency model charges them as it charges blocks. What the inherited blocks would count is counted
-    in slots, and told in blocks where the scheduler compares.
+    in slots, and reported in blocks where the scheduler compares.
     """
 
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int, reserve: Reserve) -> None:
@@ -80,14 +81,14 @@ class ContiguousKV(KVCacheManager):
 
     @property
     def holdings(self) -> dict[Sequence, Holding]:
-        """What each sequence holds; to be read."""
+        """Returns what each sequence holds; callers only read it."""
         return self._held
 
     def holds(self, sequence: Sequence) -> bool:
         return sequence in self._held
 
     def block_table(self, sequence: Sequence) -> list[list[int]]:
-        """The first slot of the sequence's chunk."""
+        """Returns the first slot of the sequence's chunk."""
         chunk = self._held[sequence].chunk
         return [[] if chunk is None else [chunk]]
 
@@ -113,7 +114,7 @@ class ContiguousKV(KVCacheManager):
         return 0
 
     def allocate(self, sequences: Ordered[Sequence]) -> list[BlockMove]:
-        """Of a group of which `can_allocate` was asked."""
+        """Allocates the chunks of a group of which `can_allocate` was asked."""
         leader = sequences[0]
         asked, count = self._asked(leader), self._wanted.pop(leader)
         chunks = [self.buddy.allocate(asked) for _ in range(count)]

@@ -27,7 +27,7 @@ def begin(builder: StepBuilder, head: SequenceGroup | None, now: float) -> bool:
 
 
 def admits(builder: StepBuilder) -> bool:
-    """Whether this step begins a batch, which others may still join."""
+    """Returns whether this step begins a batch, which others may still join."""
     return builder.prefills and builder.budget > 0
 
 

@@ -1,4 +1,4 @@
-"""Fig. 18: what a block costs to read, and which size of blocks is best."""
+"""Makes Fig. 18: what a block costs to read, and which size of blocks is best."""
 
 from typing import Final
 
@@ -18,12 +18,12 @@ _GOOD: Final = 1.1
 
 
 def fig18a(_: Lab) -> Figure:
-    """Of a kernel, and so nothing to simulate."""
+    """Returns the frame of a figure of a kernel: there is nothing to simulate."""
     return Figure(name="fig18a", title="Figure 18 (a): attention over blocks against contiguous memory")
 
 
 def fig18b(lab: Lab) -> Figure:
-    """At fixed rates, a lower and a higher one."""
+    """Makes the figure at fixed rates, a lower and a higher one."""
     series, rows = [], []
     for dataset, rates in _RATES.items():
         good = []
@@ -64,7 +64,7 @@ def _latencies(lab: Lab, dataset: str, rate: float) -> list[float]:
 
 
 def good_sizes(latencies: list[float]) -> str:
-    """Those whose latency is near the least, one for each of `BLOCK_SIZES`."""
+    """Returns the block sizes whose latency is near the least; `latencies` has one for each of `BLOCK_SIZES`."""
     good = [size for size, each in zip(BLOCK_SIZES, latencies, strict=True) if each <= _GOOD * min(latencies)]
     return f"{good[0]} to {good[-1]}" if len(good) > 1 else f"{good[0]}"
 

@@ -1,4 +1,4 @@
-"""What several figures need."""
+"""Holds what several figures need."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -38,12 +38,12 @@ def guess(system: str, vllm: float) -> float:
 
 
 def rates_of(trials: Sequence[Trial], knees: Sequence[Knee]) -> dict[str, float]:
-    """Those of one panel, each system once."""
+    """Returns the rates of one panel by system, each system once."""
     return {trial.system: knee.rate for trial, knee in zip(trials, knees, strict=True)}
 
 
 def curves(title: str, trials: Sequence[Trial], knees: Sequence[Knee]) -> Panel:
-    """Latency by rate."""
+    """Draws latency by rate."""
     return Panel(
         title=title,
         x_label="requests per second",
@@ -54,7 +54,7 @@ def curves(title: str, trials: Sequence[Trial], knees: Sequence[Knee]) -> Panel:
 
 
 def bars(title: str, y_label: str, ours: Mapping[str, float], digits: Sequence[str]) -> Panel:
-    """One bar for each name in `ours`, beside the paper's digits."""
+    """Draws one bar for each name in `ours`, beside the paper's digits."""
     papers = [DIGITS[digit].low if digit in DIGITS else None for digit in digits]
     return Panel(
         title=title,
@@ -74,7 +74,7 @@ def times(ratio: float) -> str:
 
 
 def span(ratios: Iterable[float], unit: str = "×") -> str:
-    """From the least to the most."""
+    """Returns the ratios as text, from the least to the most."""
     ratios = sorted(ratios)
     return f"{ratios[0]:.2f} to {ratios[-1]:.2f}{unit}"
 

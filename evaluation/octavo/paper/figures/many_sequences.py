@@ -1,4 +1,4 @@
-"""Figs. 14 and 15: parallel sampling and beam search."""
+"""Makes Figs. 14 and 15: parallel sampling and beam search."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -53,7 +53,7 @@ _BASIC: Final = _Way("basic", 1, 0, 42.0)
 
 
 def fig14(lab: Lab) -> Figure:
-    """OPT-13B on Alpaca."""
+    """Makes the figure of OPT-13B on Alpaca."""
     ways = [*_PARALLEL, *_BEAMS]
     trials = [way.trial(system, guess(system, way.vllm)) for way in [_BASIC, *ways] for system in _SYSTEMS]
     knees = lab.search(trials)
@@ -87,7 +87,7 @@ _GAPS: Final = (0.5, 1.0, 2.0, 4.0)
 
 
 def fig15(lab: Lab) -> Figure:
-    """By lengths alone (a), and by how soon beams meet (b)."""
+    """Makes the figure by lengths alone (a), and by how soon beams meet (b)."""
     panels: list[Panel] = []
     rows: list[Row] = []
     for dataset in (ALPACA, SHAREGPT):
@@ -114,7 +114,7 @@ def _sharing(way: _Way, dataset: str) -> Trial:
 
 
 def _saved(lab: Lab, trials: list[Trial]) -> list[float]:
-    """In percent."""
+    """Returns the shares of blocks saved, in percent."""
     return [100 * (result.saved or 0.0) for result in lab.run(trials)]
 
 
@@ -135,7 +135,7 @@ def _fig15_row(kind: str, dataset: str, width: int, saved: float) -> Row:
 
 
 def _by_sigma(lab: Lab) -> Table:
-    """How much (a) depends on the assumed spread."""
+    """Shows how much (a) depends on the assumed spread."""
     trials = [replace(_sharing(way, ALPACA), sigma=sigma) for sigma in _SIGMAS for way in _PARALLEL]
     saved = iter(_saved(lab, trials))
     rows = [[f"sigma × {sigma:g}", *(f"{next(saved):.1f} %" for _ in _PARALLEL)] for sigma in _SIGMAS]
@@ -143,7 +143,7 @@ def _by_sigma(lab: Lab) -> Table:
 
 
 def _by_gap(lab: Lab) -> Table:
-    """How much (b) depends on the assumption."""
+    """Shows how much (b) depends on the assumption."""
     trials = [replace(_sharing(way, ALPACA), beam_gap=gap) for gap in _GAPS for way in _BEAMS]
     saved = iter(_saved(lab, trials))
     rows = [[f"{gap:g}", *(f"{next(saved):.1f} %" for _ in _BEAMS)] for gap in _GAPS]

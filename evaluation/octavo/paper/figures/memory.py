@@ -1,4 +1,4 @@
-"""Table 1 and Figs. 2 and 13: how much memory there is, what it holds, and how many requests it lets run."""
+"""Makes Table 1 and Figs. 2 and 13: how much memory there is, what it holds, and how many requests it lets run."""
 
 from collections.abc import Callable
 from typing import Final
@@ -32,7 +32,7 @@ _WHY_BATCHED: Final = {
 
 
 def table1(_: Lab) -> Figure:
-    """By arithmetic."""
+    """Computes the table by arithmetic."""
     return Figure(
         name="table1",
         title="Table 1: models and servers",
@@ -65,7 +65,7 @@ def _trial(system: str, dataset: str, sigma: float = 1.0, seconds: float | None 
 
 
 def fig2(lab: Lab) -> Figure:
-    """While requests wait."""
+    """Draws the memory's shares while requests wait."""
     results = dict(zip(_BATCHED, lab.run([_trial(system, SHAREGPT) for system in _BATCHED]), strict=True))
     memory = {system: _memory(result) for system, result in results.items()}
     return Figure(
@@ -82,7 +82,7 @@ def fig2(lab: Lab) -> Figure:
 
 
 def _memory(result: Result) -> Shares:
-    """While requests waited for it."""
+    """Returns the memory's shares while requests waited for it."""
     if result.memory is None:
         raise ValueError("no request ever waited for memory: the trace is too short, or the rate too low")
     return result.memory
@@ -108,7 +108,7 @@ def _stack(memory: dict[str, Shares]) -> Panel:
 
 
 def fig13(lab: Lab) -> Figure:
-    """The trials of Fig. 2 among them."""
+    """Draws the batched requests; the trials of Fig. 2 are among its own."""
     panels, rows, tables = [], [], []
     for dataset in (SHAREGPT, ALPACA):
         results = lab.run([_trial(system, dataset) for system in _BATCHED])
@@ -133,7 +133,7 @@ def _batched_row(dataset: str, system: str, value: float) -> Row:
 
 
 def _sensitivity(lab: Lab, dataset: str, title: str, show: Callable[[Result], str]) -> Table:
-    """By the assumed spread, from shorter traces."""
+    """Shows a result by the assumed spread, from shorter traces."""
     trials = [_trial(system, dataset, sigma, _SENSITIVITY_S) for system in _BATCHED for sigma in SIGMAS]
     shown = iter([show(result) for result in lab.run(trials)])
     rows = [[system, *(next(shown) for _ in SIGMAS)] for system in _BATCHED]

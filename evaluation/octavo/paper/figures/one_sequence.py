@@ -1,4 +1,4 @@
-"""Fig. 12: basic sampling, three models and two datasets."""
+"""Makes Fig. 12: basic sampling, three models and two datasets."""
 
 from typing import Final
 
@@ -109,7 +109,7 @@ def _table(rates: dict[tuple[str, str], Rates]) -> Table:
 
 
 def _sensitivity(lab: Lab) -> Table:
-    """OPT-13B alone."""
+    """Shows the sensitivity of OPT-13B's results to the assumed spread."""
     panels = [("opt-13b", SHAREGPT), ("opt-13b", ALPACA)]
     trials = [
         _trial(system, panel, sigma, _SECONDS[panel[1]] / 2)

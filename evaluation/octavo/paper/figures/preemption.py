@@ -1,4 +1,4 @@
-"""Fig. 19: recomputing what was preempted against swapping it."""
+"""Makes Fig. 19: recomputing what was preempted against swapping it."""
 
 from typing import Final
 

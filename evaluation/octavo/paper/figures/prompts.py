@@ -1,4 +1,4 @@
-"""Figs. 16 and 17: prompts that begin alike, and those of a long conversation."""
+"""Makes Figs. 16 and 17: prompts that begin alike, and those of a long conversation."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Fig. 11: the lengths of the requests."""
+"""Makes Fig. 11: the lengths of the requests."""
 
 from random import Random
 from statistics import fmean
@@ -43,7 +43,7 @@ def _panel(dataset: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> P
 
 
 def _histogram(label: str, lengths: tuple[int, ...], dataset: str) -> Series:
-    """By the middles of its bins."""
+    """Returns the share of lengths per token, by the middles of the bins."""
     width, counts = _BIN[dataset], [0] * (_MOST[dataset] // _BIN[dataset])
     for length in lengths:
         if length < _MOST[dataset]:

@@ -127,8 +127,8 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        told = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    usage = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told.stdout)}
+        printed = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    usage = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", printed.stdout)}
     return usage["REG"], usage["STACK"] + usage["LOCAL"]
 
 
