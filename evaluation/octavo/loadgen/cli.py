@@ -1,4 +1,4 @@
-"""`octavo bench serve`: load on a server, and what it makes of it."""
+"""Runs `octavo bench serve`: puts load on a server, and reports what the server makes of it."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def _by(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
-    """A callback of an option that reads it so."""
+    """Returns a callback that reads an option with `read`."""
 
     def read(context: click.Context, parameter: click.Parameter, text: str | None) -> T | None:
         try:

@@ -16,10 +16,10 @@ class Failure(Exception):
 
 
 class TargetError(Exception):
-    """The server cannot be measured at all; says why, and what to do."""
+    """Says why the server cannot be measured at all, and what to do."""
 
 
 def one_line(text: str) -> str:
-    """The text as it may be printed: one line, no control characters, not too long."""
+    """Returns the text as it may be printed: one line, no control characters, not too long."""
     line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
     return line if len(line) <= _MAX_DETAIL else line[: _MAX_DETAIL - 1] + "…"

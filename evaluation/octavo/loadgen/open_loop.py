@@ -30,7 +30,7 @@ class Run:
 
 
 class OpenLoop:
-    """One run. `prepare` makes the call of the job of a number. `changed` gets every record that was sent, and
+    """Runs jobs once. `prepare` makes the call of the job of a number. `changed` gets every record that was sent, and
     again when it ended. `clock` and `sleep` are in seconds."""
 
     def __init__(
@@ -104,7 +104,7 @@ class OpenLoop:
 
 
 def ahead(items: Iterable[T], count: int) -> Iterator[T]:
-    """The items, of which `count` are made before they are asked for: one now for each that is taken."""
+    """Yields the items, of which `count` are made before they are asked for: one now for each that is taken."""
     source = iter(items)
     made = deque(islice(source, count))
 

@@ -29,7 +29,8 @@ class Ratio:
 
 
 def ratios(first: Sequence[Report], second: Sequence[Report]) -> list[Ratio]:
-    """One for every metric that both have in every round; the reports in order of their rounds."""
+    """Returns one ratio for every metric that both servers have in every round; the reports are in order of their
+    rounds."""
     pairs = [(_values(a.summary), _values(b.summary)) for a, b in zip(first, second, strict=True)]
     if not pairs:
         return []
@@ -72,8 +73,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The servers that there is anything of. `ratios` are of the rounds that both of two have whole. The same
-    `prompt_seed` makes the same prompts."""
+    """Reports the servers of which there is any result. `ratios` are of the rounds that both of two have whole. The
+    same `prompt_seed` makes the same prompts."""
 
     prompt_seed: int
     servers: list[Measured]

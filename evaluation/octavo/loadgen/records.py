@@ -43,7 +43,7 @@ class Record:
         )
 
     def served(self) -> Served:
-        """With the lengths that it really had, which a server may choose differently."""
+        """Returns the job with the lengths that it really had, which a server may choose differently."""
         return Served(
             job=self._real_job(),
             first_token_s=self.first_token_s,
@@ -77,7 +77,7 @@ class Answer:
         self._last: dict[int, float] = {}
 
     def tokens(self, sequence: int, count: int) -> None:
-        """`count` new tokens of the sequence of that index have come just now."""
+        """Records that `count` new tokens of the sequence of that index have come just now."""
         now, record = self._clock(), self.record
         if record.first_token_s is None:
             record.first_token_s = now
@@ -94,7 +94,7 @@ class Answer:
         record.cached_tokens, record.preemptions = cached_tokens, preemptions
 
     def end(self) -> None:
-        """The answer is complete. Raises `Failure` where nothing was in it."""
+        """Completes the answer. Raises `Failure` where nothing was in it."""
         record = self.record
         if record.num_tokens < 1:
             raise Failure("empty answer", "the server ended the answer well, without a token in it")

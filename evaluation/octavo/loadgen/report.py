@@ -53,7 +53,7 @@ class Report:
 
 
 def make_report(runs: Sequence[Run], targets: Targets | None = None) -> Report:
-    """One report of all requests of the runs; their times are added up."""
+    """Makes one report of all requests of the runs; their times are added up."""
     records = [record for run in runs for record in run.records]
     sent = [record for record in records if record.sent_s is not None]
     gaps = Gaps()

@@ -43,7 +43,7 @@ class Asking:
         return " ".join(WORDS[i] for i in prompt_token_ids(job, index, len(WORDS), self.seed))
 
     def prompt(self, job: Job, index: int) -> str | list[int]:
-        """In the form that the server takes."""
+        """Returns the prompt in the form that the server takes."""
         return self.text(job, index) if self.as_text else self.token_ids(job, index)
 
     def body(self, job: Job, index: int) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Progress:
             self._line()
 
     def changed(self, record: Record) -> None:
-        """A request was sent, or has ended."""
+        """Notes that a request was sent, or has ended."""
         if record.finished_s is None and record.failure is None:
             self._sent += 1
         else:
@@ -80,7 +80,7 @@ _TRANSPORTS: Final[dict[str, Callable[[Target, Asking, Secrets], Transport]]] = 
 
 @dataclass
 class Side:
-    """A server with all that was asked of it: a run for each round. `model` is known after the first."""
+    """Holds a server with all that was asked of it: a run for each round. `model` is known after the first."""
 
     target: Target
     asking: Asking
@@ -148,7 +148,7 @@ def _advice(failure: Failure) -> str:
 
 @contextlib.contextmanager
 def _interrupting(stop: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C calls `stop`; a second one does what it does everywhere."""
+    """Calls `stop` at the first Ctrl-C; a second one does what it does everywhere."""
     loop = asyncio.get_running_loop()
 
     def once() -> None:

@@ -35,7 +35,8 @@ class Choice(msgspec.Struct, gc=False):
 
     @property
     def num_tokens(self) -> int:
-        """Exactly, where the server shows their ids; else 1 where there is text, and 0 where there is none."""
+        """Returns the exact number of tokens where the server shows their ids; else 1 where there is text, and 0 where
+        there is none."""
         if self.token_ids is not None:
             return len(self.token_ids)
         return 1 if self.text or self.delta or self.message else 0
@@ -48,7 +49,7 @@ class Details(msgspec.Struct, gc=False):
 
 
 class Counts(msgspec.Struct, gc=False):
-    """Tokens as the server counts them."""
+    """Holds numbers of tokens as the server counts them."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -61,7 +62,7 @@ class Counts(msgspec.Struct, gc=False):
 
 
 class Chunk(msgspec.Struct, gc=False):
-    """An event, or a whole answer that is no stream."""
+    """Holds an event, or a whole answer that is no stream."""
 
     choices: list[Choice] = []
     usage: Counts | None = None
@@ -86,7 +87,7 @@ def decode_chunk(payload: bytes) -> Chunk:
 
 
 def error_of(body: bytes, kind: str) -> tuple[str, str]:
-    """Kind and detail of an error's body in any of the forms that servers give it."""
+    """Returns kind and detail of an error's body in any of the forms that servers give it."""
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -111,7 +112,7 @@ class Lines:
         self.done = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The payloads that are complete now. Comments and other fields are skipped."""
+        """Returns the payloads that are complete now. Comments and other fields are skipped."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(_DATA):
@@ -146,7 +147,7 @@ class ChunkReader:
             self._usage = chunk.usage
 
     def end(self) -> None:
-        """To be called once, at the end: what the server counted is what counts."""
+        """Ends the stream; called once, at the end: what the server counted is what counts."""
         usage = self._usage
         if usage is not None and usage.completion_tokens:
             self._answer.usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)

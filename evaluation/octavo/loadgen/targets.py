@@ -57,8 +57,8 @@ def _base_url(text: str) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Secrets:
-    """`api_key` is shown nowhere, which is why there is no repr of it; it is from the environment's `variable`.
-    `ca_certificate` is a PEM file. Raises `ValueError` for a key that cannot be sent."""
+    """Holds the secrets of a connection. `api_key` is shown nowhere, which is why there is no repr of it; it is from
+    the environment's `variable`. `ca_certificate` is a PEM file. Raises `ValueError` for a key that cannot be sent."""
 
     api_key: str | None = None
     ca_certificate: Path | None = None

@@ -15,7 +15,7 @@ class Transport(Protocol):
     """Connects to a server."""
 
     async def open(self) -> str:
-        """The name of the model that is asked. Raises `TargetError` if the server cannot be asked at all."""
+        """Returns the name of the model that is asked. Raises `TargetError` if the server cannot be asked at all."""
         ...
 
     def prepare(self, job: Job, index: int) -> Call:
@@ -28,8 +28,8 @@ class Transport(Protocol):
 
 
 class Lot(Generic[T]):
-    """Connections, each for `size` requests at a time: more are made as more are under way, so that no request waits
-    for another's."""
+    """Makes connections, each for `size` requests at a time: more are made as more are under way, so that no request
+    waits for another's."""
 
     def __init__(self, make: Callable[[], T], size: int) -> None:
         self._make = make
@@ -46,5 +46,5 @@ class Lot(Generic[T]):
         return self._free.pop()
 
     def give_back(self, number: int) -> None:
-        """One that was taken."""
+        """Gives back a member that was taken."""
         self._free.append(number)

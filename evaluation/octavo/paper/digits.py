@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Digit:
-    """A number of the paper, or a range from `low` to `high`; both are None where it says something else than one.
-    `unit` is what stands behind it."""
+    """Holds a number of the paper, or a range from `low` to `high`; both are None where it says something else than
+    one. `unit` is what stands behind it."""
 
     figure: str
     what: str

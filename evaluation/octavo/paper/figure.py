@@ -26,8 +26,8 @@ class Kind(StrEnum):
 
 
 class Series(Struct, frozen=True):
-    """One curve (`xs` and `ys`), or one bar for each of the panel's categories (`ys`; None: it has none). `paper`: the
-    paper's digits."""
+    """Holds one curve (`xs` and `ys`), or one bar for each of the panel's categories (`ys`; None: it has none).
+    `paper`: the paper's digits."""
 
     label: str
     ys: Sequence[float | None]
@@ -64,7 +64,7 @@ class Row(Struct, frozen=True, kw_only=True):
 
 
 class Table(Struct, frozen=True):
-    """More of what was found, as text."""
+    """Shows more of what was found, as text."""
 
     title: str
     header: list[str]

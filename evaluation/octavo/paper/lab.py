@@ -24,8 +24,8 @@ _Answer = TypeVar("_Answer")
 
 
 class Lab:
-    """Has `jobs` processes (1: only this one), and keeps results in `directory`. With `quick`, traces and searches are
-    so short that they show no more than that everything runs. To be used in a `with` statement."""
+    """Runs trials in `jobs` processes (1: only this one), and keeps results in `directory`. With `quick`, traces and
+    searches are so short that they show no more than that everything runs. To be used in a `with` statement."""
 
     def __init__(self, directory: Path, *, jobs: int = 1, quick: bool = False) -> None:
         self.quick = quick
@@ -48,8 +48,8 @@ class Lab:
         return self._map(partial(run_once, directory=self._directory), [self._hurried(each) for each in trials], _name)
 
     def search(self, trials: Sequence[Trial], curve: Sequence[float] = CURVE) -> list[Knee]:
-        """For the rate that the system of each trial sustains, from the trial's own on; in their order. `curve`: at
-        which shares of it latencies are wanted too."""
+        """Searches for the rate that the system of each trial sustains, from the trial's own on; in their order.
+        `curve`: the shares of that rate at which latencies are wanted too."""
         searches = [self._search(trial, tuple(curve)) for trial in trials]
         return self._map(partial(find_knee, directory=self._directory), searches, lambda each: _name(each.trial))
 

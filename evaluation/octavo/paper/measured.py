@@ -16,7 +16,7 @@ Value = str | int | float | None
 
 
 class Measured(Struct, frozen=True):
-    """A file of `make paper-measured`: rows of named values, whose names end with their units."""
+    """Holds a file of `make paper-measured`: rows of named values, whose names end with their units."""
 
     name: str
     title: str
@@ -32,7 +32,7 @@ class Measured(Struct, frozen=True):
         return f"{f'{model}, ' if model else ''}{machine['threads']} threads of {machine['cpu']}"
 
     def column(self, name: str, **where: Value) -> list[float]:
-        """A column's numbers in the rows that have these values."""
+        """Returns a column's numbers in the rows that have these values."""
         rows = (row for row in self.rows if all(row[key] == value for key, value in where.items()))
         return [float(value) for row in rows if isinstance(value := row[name], int | float)]
 

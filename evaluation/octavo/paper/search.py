@@ -44,7 +44,7 @@ def run_once(trial: Trial, directory: Path) -> Result:
 
 @cache
 def _code() -> bytes:
-    """A digest of the code that runs trials."""
+    """Returns a digest of the code that runs trials."""
     files = sorted(file for each in _CODE for file in ([each] if each.is_file() else each.rglob("*.py")))
     digest = hashlib.sha256()
     for file in files:
@@ -57,7 +57,7 @@ _MOST_STEPS = 24
 
 
 class NoKneeError(Exception):
-    """No rate that was tried is sustained, or all are."""
+    """Says that no rate that was tried is sustained, or all are."""
 
 
 @dataclass
@@ -74,8 +74,11 @@ class Curve:
 
 
 def sustained(curve: Curve, guess: float, limit: float, precision: float) -> float:
-    """The highest rate at which the latency is at most `limit`: it is, and at `precision` (a share) above it is not
-    any more. Looks from `guess` on. Raises `NoKneeError` where there is none near."""
+    """Returns the highest rate at which the latency is at most `limit`: it is, and at `precision` (a share) above it is
+    not any more.
+
+    The search looks from `guess` on. Raises `NoKneeError` where there is none near.
+    """
     low, high = _bracket(curve, guess, limit)
     while high > low * (1 + precision):
         middle = (low * high) ** 0.5
@@ -87,7 +90,7 @@ def sustained(curve: Curve, guess: float, limit: float, precision: float) -> flo
 
 
 def _bracket(curve: Curve, guess: float, limit: float) -> tuple[float, float]:
-    """Rates next to each other of which the lower one is sustained and the higher one is not."""
+    """Returns rates next to each other of which the lower one is sustained and the higher one is not."""
     rate, held = guess, curve.at(guess) <= limit
     for _ in range(_MOST_STEPS):
         other = rate * _STEP if held else rate / _STEP
@@ -106,9 +109,12 @@ CURVE: Final = (0.3, 0.6, 0.85)
 
 @dataclass(frozen=True)
 class Search:
-    """For the highest rate that the system of `trial` sustains, from the trial's own on, to a `precision` (a share).
-    Its curve is also drawn at these shares of it. A trace is longer than the trial's if it would otherwise have fewer
-    than `least_requests`."""
+    """Describes a search for the highest rate that the system of `trial` sustains, from the trial's own on, to a
+    `precision` (a share).
+
+    The curve is also drawn at these shares of that rate. A trace is longer than the trial's if it would otherwise have
+    fewer than `least_requests`.
+    """
 
     trial: Trial
     curve: tuple[float, ...] = ()
@@ -117,7 +123,7 @@ class Search:
 
 
 class Knee(Struct, frozen=True):
-    """The rate that is sustained, and normalised latencies in seconds per token by rate."""
+    """Holds the rate that is sustained, and normalised latencies in seconds per token by rate."""
 
     rate: float
     rates: list[float]

@@ -1,4 +1,5 @@
-"""The paper's servers (its table 1), its datasets, and replicas that take as long as they by arithmetic."""
+"""Describes the paper's servers (its table 1), its datasets, and replicas that take as long as the servers by
+arithmetic."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -26,7 +27,7 @@ class Setup:
         return kv_slots(self.model, self.gpu, self.tp)
 
     def spec(self, block_size: int = 16, *, blockwise_reads: bool = False, beam_gap: float = 1.0) -> ReplicaSpec:
-        """A replica with as many whole blocks as there are slots, and as many again in CPU memory."""
+        """Returns a replica with as many whole blocks as there are slots, and as many again in CPU memory."""
         roofline = Roofline(self.model, self.gpu, self.tp, block_size=block_size, overhead=PAPER_OVERHEAD)
         num_blocks = (self.slots or self.computed_slots) // block_size
         return ReplicaSpec(

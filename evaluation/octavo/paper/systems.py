@@ -72,8 +72,8 @@ def _faster_transformer(spec: ReplicaSpec) -> System:
 
 
 def vllm_system(spec: ReplicaSpec, preemption: Preemption = Preemption.AUTO) -> System:
-    """The paper's own system. As its release it recomputes what is preempted, and swaps it where several sequences
-    would have to be recomputed."""
+    """Returns the paper's own system. As its release it recomputes what is preempted, and swaps it where several
+    sequences would have to be recomputed."""
     return System(*paged(spec, preemption))
 
 

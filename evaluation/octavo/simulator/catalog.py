@@ -1,4 +1,4 @@
-"""Models and GPUs by their published sizes: what a simulation needs to know of hardware that is not there."""
+"""Lists models and GPUs by their published sizes: what a simulation needs to know of hardware that is not there."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -67,8 +67,8 @@ class Gpu:
 
 
 def _opt(name: str, layers: int, hidden: int, heads: int) -> ModelShape:
-    """Zhang et al., "OPT: Open Pre-trained Transformer Language Models", table 1; the vocabulary and the positions are
-    those of the published checkpoints."""
+    """Returns the shape of an OPT model: Zhang et al., "OPT: Open Pre-trained Transformer Language Models", table 1;
+    the vocabulary and the positions are those of the published checkpoints."""
     return ModelShape(
         name, layers, hidden, heads, heads, hidden // heads, 4 * hidden, 2, 50272, 2048, tied=True, positions=2050
     )

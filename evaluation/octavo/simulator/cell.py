@@ -1,4 +1,4 @@
-"""One scheduler and its replicas, in virtual time: what is told, what is answered, and what comes of it."""
+"""Runs one scheduler and its replicas in virtual time."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -26,12 +26,12 @@ _FRONTEND = 1
 
 
 class SimulationError(Exception):
-    """A simulation that cannot go on."""
+    """Says why a simulation cannot go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A step that will be done."""
+    """Describes a step that will be done."""
 
     time: float
     incarnation: int
@@ -67,7 +67,7 @@ class Cell:
 
     @property
     def work_tokens(self) -> int:
-        """Tokens still to be computed of all that is held, as its scheduler tells frontends."""
+        """Returns the tokens still to be computed of all that is held, as the cell's scheduler reports to frontends."""
         return sum(group.work_tokens for group in self.core.groups)
 
     @property
@@ -82,11 +82,11 @@ class Cell:
         self.core.handle(PrefixPinned(prefix), 0.0)
 
     def submit(self, request: Request, now: float) -> None:
-        """A request comes."""
+        """Submits a request."""
         self._deliver(self.core.handle(RequestSubmitted(_FRONTEND, request), now), now)
 
     def answer(self, incarnation: int, now: float) -> None:
-        """A replica's oldest step is done."""
+        """Answers a replica's oldest step."""
         step = self.core.replicas[incarnation].outstanding[0]
         result = self.devices[incarnation].answer(step, self.core.epoch)
         self._deliver(self.core.handle(StepAnswered(incarnation, result), now), now)

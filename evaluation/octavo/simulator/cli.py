@@ -32,7 +32,7 @@ _TERMINAL_EVERY_S: Final = 0.5
 
 
 class Progress:
-    """Is told how much time has passed in simulations, and tells people. What ends soon tells nothing."""
+    """Shows people how much time has passed in simulations. What ends soon shows nothing."""
 
     def __init__(self) -> None:
         self._on_terminal = sys.stderr.isatty()
@@ -41,12 +41,12 @@ class Progress:
         self._began_at = self._shown_at = time.perf_counter()
 
     def begin(self, label: str, end_s: float) -> None:
-        """Another simulation, in which requests come until `end_s`."""
+        """Begins another simulation, in which requests come until `end_s`."""
         self._label = f"{label}: {{}} simulated, requests come until {time_text(end_s)}"
         self._began_at = self._shown_at = time.perf_counter()
 
     def end(self) -> float:
-        """Wall time of the simulation, in seconds; its line is taken away."""
+        """Takes the line away and returns the wall time of the simulation, in seconds."""
         if self._on_terminal:
             click.echo("\r\x1b[K", err=True, nl=False)
         return time.perf_counter() - self._began_at

@@ -1,4 +1,4 @@
-"""The clients of a cell: what they ask for, and when their tokens come."""
+"""Acts as the clients of a cell: asks for what jobs say, and records when tokens come."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ _NO_CACHE_KEY = CacheKey()
 
 @dataclass(slots=True)
 class _Stream:
-    """An open request, and when each of its sequences had its last token."""
+    """Holds an open request, and when each of its sequences had its last token."""
 
     served: Served
     num_open: int
@@ -28,7 +28,7 @@ class Clients:
         self._open: dict[str, _Stream] = {}
 
     def expect(self, index: int, job: Job) -> None:
-        """The job's request comes."""
+        """Expects the answers to the job's request, which comes now."""
         served = Served(job, None, None, 0)
         self.served.append((index, served))
         self._open[_request_id(index)] = _Stream(served, job.n)

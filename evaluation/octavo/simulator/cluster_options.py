@@ -61,7 +61,7 @@ def cluster_options(command: _Command) -> _Command:
 
 
 def read_replica(settings: Mapping[str, Any]) -> ReplicaSpec:
-    """The replica that the flags describe. Raises `click.UsageError`."""
+    """Returns the replica that the flags describe. Raises `click.UsageError`."""
     given = {name: settings[name] for name in _COMPUTED if settings[name] is not None}
     num_blocks, num_cpu_blocks = settings["num_blocks"], settings["num_cpu_blocks"]
     if settings["calibration"] is None:
@@ -81,7 +81,7 @@ def read_replica(settings: Mapping[str, Any]) -> ReplicaSpec:
 
 
 def calibrated(calibration: Calibration) -> ReplicaSpec:
-    """A replica that was measured."""
+    """Returns a replica that was measured."""
     return ReplicaSpec(
         num_blocks=calibration.num_blocks,
         block_size=calibration.block_size,

@@ -1,4 +1,5 @@
-"""A simulated replica computes nothing: it runs plans one after the other, each as long as its latency model says."""
+"""Simulates a replica that computes nothing: it runs plans one after the other, each as long as its latency model
+says."""
 
 import random
 from dataclasses import dataclass
@@ -121,7 +122,7 @@ class Device:
         )
 
     def answer(self, step: OutstandingStep, epoch: int) -> StepResult:
-        """To the oldest plan that is not answered, which asked for `step`."""
+        """Answers the oldest plan that is not answered, which asked for `step`."""
         tokens = range(self._next_token, self._next_token + len(step.samplers))
         self._next_token = tokens.stop
         vocab_size = self.spec.vocab_size

@@ -1,4 +1,4 @@
-"""A cluster that is simulated: jobs in, what became of them out."""
+"""Simulates a cluster: takes jobs and returns what became of them."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -42,9 +42,12 @@ class Outcome:
 
 
 class Simulation:
-    """Deterministic for its seed, and the same with any number of `processes`, to which the cells are dealt out.
+    """Simulates a cluster: deterministic for its seed, and the same with any number of `processes`, to which the cells
+    are dealt out.
+
     `route` is needed with more than one cell; `probe` sees every core at every sample, each `sample_every_s` (0:
-    never), but those of this process alone."""
+    never), but those of this process alone.
+    """
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ def kv_bytes(model: ModelShape, gpu: Gpu, tp: int = 1, reserve: Reserve | None =
 
 
 def kv_slots(model: ModelShape, gpu: Gpu, tp: int = 1, reserve: Reserve | None = None) -> int:
-    """Tokens whose keys and values fit."""
+    """Returns the number of tokens whose keys and values fit."""
     return kv_bytes(model, gpu, tp, reserve) // model.kv_bytes_per_token
 
 
@@ -46,8 +46,8 @@ def replica(
     efficiency: Efficiency | None = None,
     overhead: Overhead | None = None,
 ) -> ReplicaSpec:
-    """A replica of the model: as many blocks as fit (None), and as many of them in CPU memory (None). Raises
-    `ValueError` if it does not fit."""
+    """Returns a replica of the model with as many blocks as fit (None), and as many of them in CPU memory (None).
+    Raises `ValueError` if the model does not fit."""
     latency = Roofline(model, gpu, tp, block_size=block_size, efficiency=efficiency, overhead=overhead)
     blocks = kv_slots(model, gpu, tp) // block_size if num_blocks is None else num_blocks
     return ReplicaSpec(

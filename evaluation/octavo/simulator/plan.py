@@ -36,8 +36,8 @@ class Tried:
 
 @dataclass(frozen=True)
 class Plan:
-    """The smallest number of replicas that suffices, as does the next larger one (None: none up to the limit), with all
-    that was tried; and what even a replica that is always idle when a request comes does not keep."""
+    """Holds the smallest number of replicas that suffices, as does the next larger one (None: none up to the limit),
+    with all that was tried; and what even a replica that is always idle when a request comes does not keep."""
 
     replicas: int | None
     tried: list[Tried]
@@ -88,7 +88,7 @@ class _Search:
         return not self._found[replicas].unmet
 
     def smallest(self, least: int) -> int | None:
-        """By doubling, then by halving what is left; then upwards until a number and the next both suffice."""
+        """Searches by doubling, then by halving what is left; then upwards until a number and the next both suffice."""
         below, above = least - 1, least
         while not self.suffices(above):
             if above == self._most:

@@ -39,8 +39,8 @@ def jobs_of_log(path: Path) -> list[Job]:
 
 @dataclass
 class _Recorded:
-    """A request that came at `now`, and what the log tells of it: how many tokens its sequences have by index, which
-    of them are over, and whether it was given up."""
+    """Holds a request that came at `now`, and what the log records of it: how many tokens its sequences have by index,
+    which of them are over, and whether it was given up."""
 
     now: float
     request: Request
@@ -111,7 +111,7 @@ class _Book:
                         found.rejected = reason
 
     def _known(self, frontend_id: int, request_ids: Iterable[str]) -> list[_Recorded]:
-        """Not what was first submitted before the log began."""
+        """Returns the recorded requests of these ids, without those first submitted before the log began."""
         return [found for each in request_ids if (found := self._by_id.get((frontend_id, each)))]
 
 

@@ -34,8 +34,8 @@ class ErrorCount:
 
 @dataclass(frozen=True)
 class Report:
-    """A simulated run. `preemptions` are those that the schedulers made, of which `swaps` kept the KV in CPU memory;
-    `unmet` is what of the targets was not kept."""
+    """Reports a simulated run. `preemptions` are those that the schedulers made, of which `swaps` kept the KV in CPU
+    memory; `unmet` is what of the targets was not kept."""
 
     summary: Summary
     errors: list[ErrorCount]
@@ -48,7 +48,7 @@ class Report:
 
 
 def make_report(outcome: Outcome, targets: Targets | None = None) -> Report:
-    """Depends on nothing but the simulation: the same seed, the same report."""
+    """Makes a report that depends on nothing but the simulation: the same seed, the same report."""
     summary = summarise(outcome.served, outcome.gaps, outcome.seconds, targets)
     return Report(
         summary=summary,
@@ -92,7 +92,8 @@ def _drawn(samples: Sequence[Sample]) -> list[str]:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most `width` characters, each as high as the largest of the values that it stands for; only 0 is blank."""
+    """Draws at most `width` characters, each as high as the largest of the values that it stands for; only 0 is
+    blank."""
     count = min(width, len(values))
     bounds = [index * len(values) // count for index in range(count + 1)]
     peaks = [max(values[first:last]) for first, last in pairwise(bounds)]

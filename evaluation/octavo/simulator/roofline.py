@@ -22,9 +22,9 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Overhead:
-    """Seconds that the hardware does not explain: for every step, for each sequence in it that samples, for each
-    all-reduce between GPUs, and for each transfer to or from the host. `scattered` is whether every layer's keys, and
-    its values, of a block are transfers of their own, rather than all that a step moves one."""
+    """Gives the seconds that the hardware does not explain: for every step, for each sequence in it that samples, for
+    each all-reduce between GPUs, and for each transfer to or from the host. `scattered` says whether every layer's
+    keys, and its values, of a block are transfers of their own, rather than all that a step moves one."""
 
     step_s: float = 2e-3
     sequence_s: float = 1e-5

@@ -41,7 +41,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Job number `index` of the workload goes to a cell."""
+    """Routes job number `index` of the workload to a cell."""
 
     cell: int
     index: int
@@ -51,8 +51,8 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A cell between two windows: when something happens to it next (infinite: nothing does), when something happened
-    last, and the tokens that it still has to compute, as its scheduler tells frontends."""
+    """Describes a cell between two windows: when something happens to it next (infinite: nothing does), when something
+    happened last, and the tokens that it still has to compute, as its scheduler reports to frontends."""
 
     next_at: float
     moved_at: float
@@ -108,8 +108,8 @@ class Shard:
         ]
 
     def run(self, arrivals: Sequence[Arrival], until: float) -> list[Standing]:
-        """Everything that happens before then, with what comes meanwhile, in its order. Raises `SimulationError` if a
-        cell cannot go on."""
+        """Runs everything that happens before then, with what comes meanwhile, in its order. Raises `SimulationError`
+        if a cell cannot go on."""
         for arrival in arrivals:
             self._clients[arrival.cell].expect(arrival.index, arrival.job)
             self._timelines[arrival.cell].expect(arrival.request, arrival.job.arrival_s)
@@ -118,7 +118,7 @@ class Shard:
         return self.standings()
 
     def finish(self, end: float) -> list[CellOutcome]:
-        """All that happened until the end of the simulation, in the order of the cells."""
+        """Returns all that happened until the end of the simulation, in the order of the cells."""
         return [self._outcome(number, timeline, end) for number, timeline in self._timelines.items()]
 
     def _outcome(self, number: int, timeline: Timeline, end: float) -> CellOutcome:
@@ -161,7 +161,7 @@ class ShardProcess:
         return standings
 
     def finish(self, end: float) -> list[CellOutcome]:
-        """The last that may be asked; the process ends."""
+        """Asks for the outcomes, which is the last question; the process ends."""
         self._send(end)
         outcomes: list[CellOutcome] = self._receive()
         self.close()

@@ -1,4 +1,4 @@
-"""One cell's time, from event to event: requests come, steps end, the scheduler plans."""
+"""Runs one cell from event to event: requests come, steps end, the scheduler plans."""
 
 import heapq
 from collections import deque
@@ -19,7 +19,8 @@ Probe = Callable[[float, Scheduler], None]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A moment: requests that wait, run or are swapped out, sequences that run, and blocks, of all cells together."""
+    """Describes a moment: requests that wait, run or are swapped out, sequences that run, and blocks, of all cells
+    together."""
 
     time: float
     waiting: int
@@ -54,8 +55,8 @@ class Sample:
 
 
 class Timeline:
-    """A cell and what is still to happen to it. It is sampled each `sample_every_s` (0: never), where `probe` sees its
-    core too."""
+    """Holds a cell and what is still to happen to it. The cell is sampled each `sample_every_s` (0: never), where
+    `probe` sees its core too."""
 
     def __init__(self, cell: Cell, sample_every_s: float, probe: Probe | None) -> None:
         self.cell = cell
@@ -78,11 +79,11 @@ class Timeline:
         return min(next_arrival, self._events[0][0]) if self._events else next_arrival
 
     def expect(self, request: Request, time: float) -> None:
-        """A request that will come, after all that were expected before."""
+        """Expects a request that will come, after all that were expected before."""
         self._arrivals.append((time, request))
 
     def run(self, until: float) -> None:
-        """Everything that happens before then. Raises `SimulationError` if the cell cannot go on."""
+        """Runs everything that happens before then. Raises `SimulationError` if the cell cannot go on."""
         while (now := self.next_at) < until:
             self._sample_before(now)
             while self._arrivals and self._arrivals[0][0] <= now:

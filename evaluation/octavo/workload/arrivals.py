@@ -17,7 +17,7 @@ class Arrivals(Protocol):
         ...
 
     def times(self, random: Random) -> Iterator[float]:
-        """Seconds after the start, none before the last."""
+        """Yields seconds after the start, in rising order."""
         ...
 
 
@@ -52,7 +52,7 @@ class Regular:
 
 @dataclass(frozen=True)
 class AtOnce:
-    """All at the start."""
+    """Lets all requests come at the start."""
 
     @property
     def rate(self) -> float:

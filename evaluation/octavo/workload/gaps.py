@@ -13,8 +13,8 @@ _NUM_BUCKETS: Final = 3500
 
 
 def percentile(ordered: Sequence[float], q: float) -> float:
-    """The value that `q` % of `ordered`, in rising order, do not exceed; between two neighbours, on the line from one
-    to the other. Raises `ValueError` if there is none."""
+    """Returns the value that `q` % of `ordered`, in rising order, do not exceed; between two neighbours, on the line
+    from one to the other. Raises `ValueError` if there is no value."""
     rank, share = _place(q, len(ordered))
     return ordered[rank] + share * (ordered[rank + 1] - ordered[rank]) if share else ordered[rank]
 
@@ -84,17 +84,17 @@ class Gaps:
 
     @property
     def mean(self) -> float:
-        """In seconds; 0 if nothing was counted."""
+        """Returns the mean in seconds; 0 if nothing was counted."""
         return self._total / max(self.count, 1)
 
     def percentile(self, q: float) -> float:
-        """The time in seconds that `q` % of all do not exceed. Raises `ValueError` if nothing was counted."""
+        """Returns the time in seconds that `q` % of all do not exceed. Raises `ValueError` if nothing was counted."""
         rank, share = _place(q, self.count)
         low = self._at(rank)
         return low + share * (self._at(rank + 1) - low) if share else low
 
     def spread(self) -> Spread | None:
-        """None if nothing was counted."""
+        """Returns the spread, None if nothing was counted."""
         if not self.count:
             return None
         p50, p90, p95, p99 = (self.percentile(q) for q in (50, 90, 95, 99))

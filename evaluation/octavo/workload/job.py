@@ -14,9 +14,12 @@ MAX_TOKENS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that comes `arrival_s` seconds after the start, with a prompt of `prompt_tokens` tokens, of which the
-    first `prefix_tokens` are those of the shared prefix `prefix` (""; 0: none). It generates exactly `output_tokens`
-    in each of `n` sequences, or of `beam_width` beams (0: it samples). Raises `ValueError` on what cannot be."""
+    """Describes a request that comes `arrival_s` seconds after the start, with a prompt of `prompt_tokens` tokens, of
+    which the first `prefix_tokens` are those of the shared prefix `prefix` (""; 0: none).
+
+    It generates exactly `output_tokens` in each of `n` sequences, or of `beam_width` beams (0: it samples). Raises
+    `ValueError` on what cannot be.
+    """
 
     arrival_s: float
     prompt_tokens: int
@@ -55,9 +58,11 @@ class Job:
 
 
 def prompt_token_ids(job: Job, index: int, vocab_size: int, seed: int) -> list[int]:
-    """The prompt of the job that is number `index` of its workload, as ids from 0 to `vocab_size` - 1. Jobs whose
-    prefix has the same name begin with the same tokens; all else is drawn for each index. Raises `ValueError` if there
-    are no tokens to draw from."""
+    """Returns the prompt of the job that is number `index` of its workload, as ids from 0 to `vocab_size` - 1.
+
+    Jobs whose prefix has the same name begin with the same tokens; all else is drawn for each index. Raises
+    `ValueError` if there are no tokens to draw from.
+    """
     if vocab_size < 1:
         raise ValueError(f"a vocabulary has at least 1 token, not {vocab_size}")
     own = _drawn(f"{seed}/prompt/{index}", job.prompt_tokens - job.prefix_tokens, vocab_size)

@@ -10,7 +10,7 @@ _MAX_SIGMA: Final = 5.0
 
 
 class Lengths(Protocol):
-    """A distribution of lengths in tokens, with their mean."""
+    """Draws lengths in tokens from a distribution, and knows its mean."""
 
     @property
     def mean(self) -> float: ...
@@ -56,8 +56,9 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Lognormal with `sigma` (that of the logarithm), where what lies below `low` or above `high` tokens is moved to
-    that bound. `mean` is the mean of what comes out. Raises `ValueError` if nothing has that mean."""
+    """Draws from a lognormal distribution with `sigma` (that of the logarithm), where what lies below `low` or above
+    `high` tokens is moved to that bound. `mean` is the mean of what comes out. Raises `ValueError` if nothing has that
+    mean."""
 
     mean: float
     sigma: float
@@ -83,7 +84,7 @@ def _check_bounds(low: int, high: int) -> None:
 
 @lru_cache(maxsize=256)
 def _mu(mean: float, sigma: float, low: int, high: int) -> float:
-    """The mean of the logarithm before the bounds apply, by which the mean after them is `mean`."""
+    """Returns the mean of the logarithm before the bounds apply, by which the mean after them is `mean`."""
     least, most = math.log(low) - 10 * sigma, math.log(high) + 10 * sigma
     for _ in range(100):
         middle = (least + most) / 2
@@ -115,8 +116,8 @@ class Dataset:
     max_total: int = 2048
 
     def draw(self, random: Random, prefix_tokens: int = 0) -> tuple[int, int]:
-        """Tokens of a request's prompt, which begins with a prefix of so many more, and of its output. Raises
-        `ValueError` if the prefix leaves no room."""
+        """Returns the tokens of a request's prompt, which begins with a prefix of so many more, and of its output.
+        Raises `ValueError` if the prefix leaves no room."""
         room = self.max_total - prefix_tokens
         if room < 2:
             raise ValueError(f"a prefix of {prefix_tokens} tokens leaves no room in {self.max_total} tokens")
@@ -124,7 +125,7 @@ class Dataset:
         return prompt, min(self.outputs.draw(random), room - prompt)
 
     def scaled_sigma(self, factor: float) -> Self:
-        """The same means with another spread. Raises `ValueError` for lengths that have no sigma."""
+        """Returns the same means with another spread. Raises `ValueError` for lengths that have no sigma."""
         return replace(self, inputs=_scaled(self.inputs, factor), outputs=_scaled(self.outputs, factor))
 
 
@@ -136,8 +137,9 @@ def _scaled(lengths: Lengths, factor: float) -> Lengths:
 
 @dataclass(frozen=True)
 class Chatbot:
-    """Lengths of a conversation's questions: each request is the last of `rounds` rounds of `turns`, so its prompt is
-    the last `max_prompt` tokens of what was said before and the new question. No answer is above `max_output`."""
+    """Draws the lengths of a conversation's questions: each request is the last of `rounds` rounds of `turns`, so its
+    prompt is the last `max_prompt` tokens of what was said before and the new question. No answer is above
+    `max_output`."""
 
     name: str
     turns: Dataset

@@ -1,4 +1,4 @@
-"""From what became of each request to the figures of a run."""
+"""Computes the figures of a run from what became of each request."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,8 +10,8 @@ __all__ = ["Gaps", "Served", "Spread", "Summary", "Targets", "summarise", "to_te
 
 
 def summarise(served: Sequence[Served], gaps: Gaps, seconds: float, targets: Targets | None = None) -> Summary:
-    """A run of `seconds` in which these came, with the `gaps` between their tokens. Percentiles are exact, but for
-    those of `gaps`."""
+    """Sums up a run of `seconds` in which these requests came, with the `gaps` between their tokens. Percentiles are
+    exact, but for those of `gaps`."""
     finished = [each for each in served if each.whole]
     good = sum(map(targets.kept_by, finished)) if targets and targets.of_each else None
     output = sum(each.num_tokens for each in served)

@@ -74,7 +74,7 @@ def workload_options(command: _Command) -> _Command:
 
 
 def read_jobs(settings: Mapping[str, Any]) -> list[Job]:
-    """The jobs that the flags of `workload_options` describe. Raises `click.UsageError`."""
+    """Returns the jobs that the flags of `workload_options` describe. Raises `click.UsageError`."""
     given = {name: settings[name] for name in _SYNTHETIC if settings[name] is not None}
     try:
         return _from_trace(settings["trace"], given) if settings["trace"] else _drawn(given, settings["seed"])

@@ -35,14 +35,14 @@ class Served:
 
     @property
     def itl(self) -> float | None:
-        """Mean seconds from a token to the next, over its whole life; 0 if it has but one."""
+        """Returns the mean seconds from a token to the next, over the request's whole life; 0 if it has but one."""
         if self.first_token_s is None or self.finished_s is None:
             return None
         return (self.finished_s - self.first_token_s) / max(self.job.output_tokens - 1, 1)
 
     @property
     def latency(self) -> float | None:
-        """Seconds from its arrival to its end."""
+        """Returns the seconds from the job's arrival to its end."""
         return None if self.finished_s is None else self.finished_s - self.job.arrival_s
 
     @property
@@ -63,11 +63,12 @@ METRICS: Final[dict[str, Callable[[Served], float | None]]] = {
 
 @dataclass(frozen=True)
 class Summary:
-    """A run of `seconds`. What neither `finished` nor `failed` was still under way at its end. Rates of tokens count
-    all that came, and the prompts of requests of which some came.
+    """Sums up a run of `seconds`. What neither `finished` nor `failed` was still under way at its end. Rates of tokens
+    count all that came, and the prompts of requests of which some came.
 
     Spreads are those of the finished requests (None: there is none), and `itl` is that of all single gaps between
-    tokens. `good` requests finished and kept every limit of the targets (None: those limit no single request)."""
+    tokens. `good` requests finished and kept every limit of the targets (None: those limit no single request).
+    """
 
     requests: int
     finished: int

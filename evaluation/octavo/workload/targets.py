@@ -13,8 +13,8 @@ _TARGET: Final = re.compile(r"([a-z_0-9]+)\s*<\s*(\d+(?:\.\d+)?)\s*([a-z]+)")
 
 @dataclass(frozen=True)
 class Target:
-    """A limit in seconds of a metric's `statistic` over all requests; or, where that is "", of each request's own (of
-    `itl`, that is the mean of its gaps)."""
+    """Limits a metric, in seconds: its `statistic` over all requests; or, where that is "", each request's own value
+    (of `itl`, that is the mean of its gaps)."""
 
     metric: str
     statistic: str
@@ -49,7 +49,7 @@ def _named(name: str) -> tuple[str, str]:
 
 
 def time_text(seconds: float) -> str:
-    """A time as people write it: "1.2 s", "35 ms"."""
+    """Returns a time as people write it: "1.2 s", "35 ms"."""
     if seconds >= 1.0:
         return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 or not seconds else f"{seconds * 1e6:.3g} us"

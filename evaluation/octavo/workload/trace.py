@@ -15,7 +15,7 @@ _Cell = str | int | float
 
 
 class TraceError(Exception):
-    """A file that is no trace, with the line and the column that say so."""
+    """Says that a file is no trace, with the line and the column that show it."""
 
 
 def write_csv(path: Path, jobs: Iterable[Job]) -> None:

@@ -1,1 +1,2 @@
-"""Operations on paged keys and values: a plain-torch reference, which is the oracle, and what production calls."""
+"""Computes on paged keys and values: a plain-torch reference, which is the oracle, and the kernels that production
+calls."""

@@ -1,4 +1,5 @@
-"""Paged attention on any device torch knows: gather the blocks, then torch's fused attention on whole groups."""
+"""Computes paged attention on any device that torch knows: it gathers the blocks and calls torch's fused attention on
+whole groups."""
 
 from dataclasses import dataclass
 
@@ -156,8 +157,8 @@ def _prefill(query: Tensor, key_cache: Tensor, value_cache: Tensor, tile: Prefil
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scores: _Scores, sinks: Tensor | None) -> Tensor:
-    """Torch's fused attention, or its steps one by one where it has no place for a soft cap and sinks ([..., 1], for
-    each query's row of scores)."""
+    """Calls torch's fused attention, or computes its steps one by one where it has no place for a soft cap and sinks
+    ([..., 1], for each query's row of scores)."""
     if scores.plain:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scores.scale)
     products = torch.matmul(query.float(), keys.float().transpose(-1, -2)) * scores.scale

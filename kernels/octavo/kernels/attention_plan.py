@@ -16,7 +16,7 @@ _TILE_QUERIES = 256
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Sequences with one query token each, which see about equally many blocks.
+    """Lists sequences with one query token each, which see about equally many blocks.
 
     `rows`: [batch], their rows in the query; `block_ids`: [batch * blocks], the blocks each sequence sees, fewer ones
     padded with the first of their own; `mask`: [batch, 1, 1, blocks * block_size], added to the scores.
@@ -81,11 +81,11 @@ class _Planner:
             row += length
 
     def first_block(self, position: int) -> int:
-        """The first block that a query at `position` sees."""
+        """Returns the first block that a query at `position` sees."""
         return max(0, position + 1 - self.window) // self.block_size if self.window else 0
 
     def span(self, query: _Query) -> int:
-        """Tokens in the blocks that `query` sees."""
+        """Returns the number of tokens in the blocks that `query` sees."""
         return query.context - query.first_block * self.block_size
 
     def num_blocks(self, query: _Query) -> int:

@@ -20,9 +20,12 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
-    """One step as the layers of one KV group see it, all on the CPU: `slot_mapping` ([tokens] int64; slot = block id *
-    block size + offset), `block_tables` ([sequences, blocks] int64, rows padded with anything), and by sequence the
-    tokens in the cache once this step has written its own, and the tokens of this step. `window` 0: none."""
+    """Describes one step as the layers of one KV group see it, all on the CPU.
+
+    `slot_mapping`: [tokens] int64, slot = block id * block size + offset; `block_tables`: [sequences, blocks] int64,
+    rows padded with anything; and by sequence the tokens in the cache once this step has written its own, and the
+    tokens of this step. `window` 0: none.
+    """
 
     slot_mapping: Tensor
     block_tables: Tensor

@@ -10,8 +10,11 @@ from octavo.kernels.native.library import NativeLibrary, NativeUnavailable, find
 
 
 def move_blocks(library: NativeLibrary, source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]) -> None:
-    """Arguments as in `octavo.kernels.reference.move_blocks`, checked by the caller; caches without gaps, and no block
-    that is read may be written."""
+    """Copies blocks with the native kernel.
+
+    The arguments are those of `octavo.kernels.reference.move_blocks`, checked by the caller. The caches have no gaps,
+    and no block that is read may be written.
+    """
     pairs = torch.tensor(moves, dtype=torch.int64)
     library.functions.octavo_move_blocks(
         source.data_ptr(),

@@ -13,16 +13,20 @@ from octavo.kernels.native.library import NativeUnavailable, load
 
 @dataclass(frozen=True)
 class Choice:
-    """A backend, and `reason`: why it is not the fast one of this device, with what to do about it; None if it is."""
+    """Names the chosen backend. `reason` says why it is not the fast one of this device, with what to do about it; None
+    if it is."""
 
     attention: AttentionBackend
     reason: str | None
 
 
 def choose_attention(shape: CacheShape, device: torch.device, *, exact: bool = False) -> Choice:
-    """Octavo's own kernels where they serve `shape`, on the CPU if they were compiled and on a GPU if there is Triton;
-    else torch. With `exact`, GPU kernels whose result for a token does not depend on what is computed beside it; those
-    of the CPU are always so."""
+    """Chooses Octavo's own kernels where they serve `shape`, on the CPU if they were compiled and on a GPU if there is
+    Triton; else torch.
+
+    With `exact` it chooses GPU kernels whose result for a token does not depend on what is computed beside it; the
+    CPU's kernels are always so.
+    """
     fallback = TorchAttention(shape, device)
     if device.type != "cpu":
         return _choose_gpu_attention(shape, device, fallback, exact=exact)

@@ -1,4 +1,4 @@
-"""The shape of every message: frozen, tagged, an array on the wire, refusing what it does not know."""
+"""Shapes every message: frozen, tagged, an array on the wire, refusing fields that it does not know."""
 
 from typing import Annotated
 
@@ -33,11 +33,11 @@ TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
 
 
 class Value(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """Is a part of a message: immutable, encoded as an array of its fields in order."""
+    """Is the base of all parts of messages: immutable, encoded as an array of its fields in order."""
 
 
 class Message(Value, frozen=True, tag=True):
-    """A whole message: a `Value` whose first array element is its class name."""
+    """Is a whole message: a `Value` whose first array element is its class name."""
 
 
 def since(version: int) -> Meta:

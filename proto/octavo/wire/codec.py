@@ -11,7 +11,7 @@ from octavo.wire.steps import FromWorker, ToWorker
 
 
 class WireError(Exception):
-    """Bytes that are no message of the direction they came from."""
+    """Says that bytes are no message of the direction they came from."""
 
 
 encode: Final[Callable[[Message], bytes]] = msgspec.msgpack.Encoder().encode

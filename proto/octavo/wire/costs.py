@@ -12,8 +12,8 @@ Seconds = Annotated[float, Meta(ge=0.0, le=3600.0)]
 
 
 class PrefillCosts(Value, frozen=True):
-    """Seconds for any step, for each token that it computes, and for each pair of such a token and one that it attends
-    to (`attended_pairs`)."""
+    """Gives the seconds of any step, of each token that it computes, and of each pair of such a token and one that it
+    attends to (`attended_pairs`)."""
 
     step_s: Seconds
     token_s: Seconds
@@ -37,12 +37,13 @@ class StepCosts(Value, frozen=True):
 
 
 def attended_pairs(context: int, num_tokens: int, windows: Sequence[int]) -> float:
-    """Pairs of a token and one that it attends to, itself included, for `num_tokens` tokens after `context` others: the
-    mean over KV groups, by their windows (0: none), which have about equally many layers."""
+    """Counts the pairs of a token and one that it attends to, itself included, for `num_tokens` tokens after `context`
+    others: the mean over KV groups, by their windows (0: none), which have about equally many layers."""
     return sum(_pairs(context, num_tokens, window) for window in windows) / len(windows)
 
 
 def _pairs(context: int, num_tokens: int, window: int) -> int:
-    """The first tokens see all before them, those whose window has begun to slide as many as fit it."""
+    """Counts the pairs of one group: the first tokens see all before them, those whose window has begun to slide as
+    many as fit it."""
     growing = min(max(window - context, 0), num_tokens) if window else num_tokens
     return growing * context + growing * (growing + 1) // 2 + (num_tokens - growing) * window

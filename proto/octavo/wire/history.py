@@ -10,10 +10,10 @@ _MASK: Final = (1 << 64) - 1
 
 
 def extend(value: int, token_ids: Iterable[int]) -> int:
-    """The hash after `token_ids`, given the hash `value` before them (`EMPTY` at the start).
+    """Returns the hash after `token_ids`, given the hash `value` before them (`EMPTY` at the start).
 
-    FNV-1a over whole token ids (Fowler, Noll and Vo). It guards against mixing up honest streams, not against
-    forgery.
+    The hash is FNV-1a over whole token ids (Fowler, Noll and Vo). It guards against mixing up honest streams, not
+    against forgery.
     """
     for token_id in token_ids:
         value = ((value ^ token_id) * _PRIME) & _MASK

@@ -83,7 +83,7 @@ class GeneratedSequence(Value, frozen=True):
 
 
 def answer_work(max_tokens: int, num_generated: int) -> int:
-    """Tokens that a sequence which has not ended is reckoned to generate yet: one at least."""
+    """Estimates the tokens that a sequence which has not ended will generate yet: one at least."""
     return max(1, min(max_tokens, EXPECTED_ANSWER) - num_generated)
 
 
@@ -101,7 +101,7 @@ NO_CACHE_KEY = CacheKey()
 
 
 class Request(Value, frozen=True):
-    """All that is needed to run a request from any point of its life, so that a replay is a submission.
+    """Holds all that is needed to run a request from any point of its life, so that a replay is a submission.
 
     `prompt_token_ids` and what was `generated` before (by sequence index; empty at first, and always for a beam search,
     which starts over) are never joined: sampling positions, limits and usage need the border. They mean nothing to
@@ -137,7 +137,7 @@ class Request(Value, frozen=True):
 
 
 class FrontendHello(Message, frozen=True):
-    """First word of a frontend on a connection; `frontend_id` is drawn at process start."""
+    """Opens a frontend's connection; `frontend_id` is drawn at process start."""
 
     schema_version: Count
     frontend_id: Identity
@@ -151,14 +151,14 @@ class Submit(Message, frozen=True):
 
 
 class Lease(Value, frozen=True):
-    """The claim of a frontend on one request that still has a reader, by its latest attempt."""
+    """Claims one request for a frontend that still has a reader of it, by the request's latest attempt."""
 
     request_id: Name
     attempt: Attempt
 
 
 class Renew(Message, frozen=True):
-    """The full set of the frontend's live requests. The scheduler drops those it holds that are not named."""
+    """Names all live requests of the frontend. The scheduler drops those it holds that are not named."""
 
     epoch: Identity
     live: Annotated[list[Lease], Meta(max_length=MAX_LIVE_REQUESTS)]
@@ -188,7 +188,8 @@ class Prefix(Value, frozen=True):
 
 
 class PinPrefixes(Message, frozen=True):
-    """Prefixes the frontend knows of, from its file or an earlier scheduler. Those pinned already are left alone."""
+    """Names the prefixes that the frontend knows of, from its file or an earlier scheduler. Those pinned already are
+    left alone."""
 
     epoch: Identity
     prefixes: Annotated[list[Prefix], Meta(max_length=MAX_PREFIXES)]
@@ -220,21 +221,21 @@ class FrontendWelcome(Message, frozen=True):
 
 
 class StatusChanged(Message, frozen=True):
-    """A replica came or went, or stands still, or no longer."""
+    """Reports that a replica came or went, or stands still, or no longer."""
 
     epoch: Identity
     status: ServiceStatus
 
 
 class PrefixesChanged(Message, frozen=True):
-    """All prefixes that are pinned now; sent after the welcome and with every change."""
+    """Lists all prefixes that are pinned now; sent after the welcome and with every change."""
 
     epoch: Identity
     prefixes: Annotated[list[Prefix], Meta(max_length=MAX_PREFIXES)]
 
 
 class PinRefused(Message, frozen=True):
-    """A prefix that a frontend named is not pinned, and why."""
+    """Says that a prefix which a frontend named is not pinned, and why."""
 
     epoch: Identity
     name: Name

@@ -84,7 +84,7 @@ class SamplingParams(Value, frozen=True, kw_only=True):
 
     @property
     def parallel(self) -> int:
-        """The most sequences that run side by side."""
+        """Returns the most sequences that run side by side."""
         return self.beam.width if self.beam else self.num_sequences
 
 

@@ -129,8 +129,9 @@ class WorkerUnregistered(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent by the worker's main loop, never by a thread beside it; while that waits for a step, too. A worker that is
-    `draining` wants to end: it gets nothing new, and is dismissed once nothing is left."""
+    """Says that the worker's main loop turns, and is never sent by a thread beside it; it also comes while the loop
+    waits for a step. A worker that is `draining` wants to end: it gets nothing new, and is dismissed once nothing is
+    left."""
 
     epoch: Identity
     incarnation: Identity
@@ -166,12 +167,12 @@ class BlockMoves(Value, frozen=True):
 
 
 class SequenceStart(Value, frozen=True):
-    """A sequence the worker has not seen, or has been told to forget: its tokens and how to sample, once.
+    """Starts a sequence that the worker has not seen, or was asked to forget, with its tokens and how to sample, once.
 
     The KV of its first `num_computed` tokens is in the first of the blocks that its first work item brings; never of
-    all, so there is something to compute. `sequence_index` is its place in its request (for the sampling key);
-    the position of a sampled token in the sequence of generated ones is part of that key too, which is why prompt
-    and generated ids stay apart.
+    all, so there is something to compute. `sequence_index` is its place in its request (for the sampling key); the
+    position of a sampled token in the sequence of generated ones is part of that key too, which is why prompt and
+    generated ids stay apart.
     """
 
     sequence_id: Identity
@@ -184,8 +185,8 @@ class SequenceStart(Value, frozen=True):
 
 
 class SequenceFork(Value, frozen=True):
-    """A new sequence that is the copy of a known one, as that stands before this plan's work: tokens, block tables and
-    all, but for its `sequence_index`."""
+    """Starts a new sequence as the copy of a known one, as that stands before this plan's work: tokens, block tables
+    and all, but for its `sequence_index`."""
 
     parent_id: Identity
     sequence_id: Identity
@@ -193,8 +194,8 @@ class SequenceFork(Value, frozen=True):
 
 
 class Remap(Value, frozen=True):
-    """An entry of a sequence's block table is another block from now on: the target of a copy-on-write, or a block that
-    was found to hold the same. An entry that has become null stays so."""
+    """Replaces an entry of a sequence's block table by another block from now on: the target of a copy-on-write, or a
+    block that was found to hold the same. An entry that has become null stays so."""
 
     sequence_id: Identity
     kv_group: Annotated[int, Meta(ge=0, lt=MAX_KV_GROUPS)]
@@ -203,7 +204,7 @@ class Remap(Value, frozen=True):
 
 
 class SequenceWork(Value, frozen=True):
-    """One known sequence's share of a step: compute its next `num_tokens` tokens.
+    """Computes the next `num_tokens` tokens of one known sequence: its share of a step.
 
     First its block tables grow by `new_block_ids`, one list per KV group (none at all where none grows), and its tokens
     by `input_token_id`, if the scheduler chooses them. A work item that reaches the last known token brings the next
@@ -224,7 +225,7 @@ class SequenceWork(Value, frozen=True):
 
 
 class StepPlan(Message, frozen=True):
-    """One forward pass: first forget, move blocks, start, fork and remap, then compute all work as one batch.
+    """Plans one forward pass: first forget, move blocks, start, fork and remap, then compute all work as one batch.
 
     `answered_step_id` is the last step whose result the scheduler had when it made this plan (0: none). After a failed
     step the worker skips every plan made without knowing of the failure.
@@ -253,7 +254,7 @@ class StepOutcome(enum.StrEnum):
 
 
 class SampledToken(Value, frozen=True):
-    """The token a sequence sampled in a step, with its logprobs if they are wanted."""
+    """Reports the token that a sequence sampled in a step, with its logprobs if they are wanted."""
 
     sequence_id: Identity
     token_id: TokenId
@@ -287,7 +288,7 @@ class FailureReason(enum.StrEnum):
 
 
 class SequenceFailure(Value, frozen=True):
-    """A sequence that cannot go on, while all others of its step do."""
+    """Reports a sequence that cannot go on, while all others of its step do."""
 
     sequence_id: Identity
     reason: FailureReason
@@ -295,7 +296,7 @@ class SequenceFailure(Value, frozen=True):
 
 
 class GrammarTime(Value, frozen=True):
-    """Microseconds by which a step was longer for the grammar of one sequence that chose in it."""
+    """Gives the microseconds by which a step was longer for the grammar of one sequence that chose in it."""
 
     sequence_id: Identity
     microseconds: Count
@@ -314,9 +315,10 @@ class StepTimes(Value, frozen=True):
 
 
 class StepResult(Message, frozen=True):
-    """The answer to one plan, in the order of its work, a sequence before its followers: `sampled` of those that
-    sample, `candidates` of those that are beams, `prompt_logprobs` of those that want them and got some computed, and
-    what `failed`. `detail` says why a whole step did.
+    """Answers one plan, in the order of its work, a sequence before its followers.
+
+    It holds what was `sampled`, the `candidates` of sequences that are beams, `prompt_logprobs` of those that want them
+    and got some computed, and what `failed`. `detail` says why a whole step did.
 
     Each sequence that chooses in the step is in exactly one of `sampled`, `candidates` and `failed`; one that does not
     choose may have failed too. A sequence that has failed is dead: until it is forgotten, every plan with work for it

@@ -1,4 +1,4 @@
-"""Messages for peers that still speak an older schema, so that processes can be replaced one at a time.
+"""Adapts messages for peers that still speak an older schema, so that processes can be replaced one at a time.
 
 The scheduler speaks every schema from `OLDEST_SCHEMA_VERSION` on, each peer the one that its hello names; frontends and
 workers speak their own alone. So an upgrade begins with the scheduler. It works because schemas only grow: a new field

@@ -88,13 +88,13 @@ class MemoryProbe:
 
     @property
     def all(self) -> Shares | None:
-        """The mean over all samples; None if there was none."""
+        """Returns the mean over all samples; None if there was none."""
         return _mean(self._all)
 
     @property
     def saturated(self) -> Shares | None:
-        """The mean over the samples at which requests waited, which is what figure 2 of the paper shows: only then is
-        free memory of no use."""
+        """Returns the mean over the samples at which requests waited, which is what figure 2 of the paper shows: only
+        then is free memory of no use."""
         return _mean(self._saturated)
 
 

@@ -1,11 +1,12 @@
-"""A buddy allocator: chunks of powers of two, split when they are too large and merged with their twins when free."""
+"""Allocates chunks of powers of two, split when they are too large and merged with their twins when free (a buddy
+allocator)."""
 
 from collections.abc import Iterator
 
 
 class BuddyAllocator:
-    """Over `size` slots, which need not be a power of two: the pool is a row of trees, one for each power of two in
-    `size`, largest first. A chunk is known by its first slot."""
+    """Allocates from `size` slots, which need not be a power of two: the pool is a row of trees, one for each power of
+    two in `size`, largest first. A chunk is known by its first slot."""
 
     def __init__(self, size: int) -> None:
         if size < 1:
@@ -31,7 +32,7 @@ class BuddyAllocator:
         return sum(1 << (larger - order) for _, larger in self._trees if larger >= order) >= count
 
     def allocate(self, num_slots: int) -> int:
-        """A chunk of the least power of two that holds `num_slots`. Raises `ValueError` if there is none."""
+        """Returns a chunk of the least power of two that holds `num_slots`. Raises `ValueError` if there is none."""
         order = _order(num_slots)
         source = next((larger for larger in range(order, len(self._free)) if self._free[larger]), None)
         if source is None:
@@ -56,12 +57,12 @@ class BuddyAllocator:
         self._free[order][first] = None
 
     def size_of(self, first: int) -> int:
-        """Slots of the chunk that begins there."""
+        """Returns the number of slots of the chunk that begins there."""
         return 1 << self._orders[first]
 
     @property
     def largest_free(self) -> int:
-        """Slots of the largest chunk that could be had; 0 if there is none."""
+        """Returns the number of slots of the largest chunk that could be had; 0 if there is none."""
         return max((1 << order for order, chunks in enumerate(self._free) if chunks), default=0)
 
     @property

@@ -1,4 +1,5 @@
-"""KV memory as before paging: every sequence has one contiguous chunk, as long as it may get, from admission on."""
+"""Manages KV memory as before paging: every sequence has one contiguous chunk, as long as it may get, from admission
+on."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -18,23 +19,24 @@ Reserve = Callable[[int, int, int], int]
 
 
 def exactly(prompt_tokens: int, output_tokens: int, max_model_len: int) -> int:
-    """Orca (Oracle): the output's true length is known."""
+    """Reserves what Orca (Oracle) does: the output's true length is known."""
     return prompt_tokens + output_tokens
 
 
 def next_power_of_two(prompt_tokens: int, output_tokens: int, max_model_len: int) -> int:
-    """Orca (Pow2): room for at most twice the true output; a power of two, as far as the model's context goes."""
+    """Reserves what Orca (Pow2) does: room for at most twice the true output; a power of two, as far as the model's
+    context goes."""
     return min(prompt_tokens + (1 << (output_tokens - 1).bit_length()), max_model_len)
 
 
 def longest_possible(prompt_tokens: int, output_tokens: int, max_model_len: int) -> int:
-    """Orca (Max): all that the model's context leaves."""
+    """Reserves what Orca (Max) does: all that the model's context leaves."""
     return max_model_len
 
 
 @dataclass(eq=False, slots=True)
 class Allotment:
-    """A group's chunks, by their first slots; `spare` are those that none of its sequences holds. Of each chunk's
+    """Holds a group's chunks, by their first slots; `spare` are those that none of its sequences holds. Of each chunk's
     `size` slots its sequence asked for `asked` and will have used `used` when it has ended."""
 
     size: int
@@ -149,7 +151,7 @@ class ContiguousKV(KVCacheManager):
         return Growth(copies=[BlockMove(holding.source + offset, chunk + offset) for offset in offsets])
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """`child` will be copied; not before beams that have ended have given up their chunks."""
+        """Notes that `child` will be copied; not before beams that have ended have given up their chunks."""
         holding = self._held[parent]
         source = holding.source if holding.chunk is None else holding.chunk
         self._hold(child, Holding(holding.allotment, source=source))
@@ -160,13 +162,13 @@ class ContiguousKV(KVCacheManager):
     # -- give up ----------------------------------------------------------------------------------------------------
 
     def distrust(self, sequence_id: int, sequence: Sequence | None) -> None:
-        """Nothing of one sequence is another's."""
+        """Does nothing: nothing of one sequence is another's."""
 
     def holds_distrusted(self, sequence: Sequence) -> bool:
         return False
 
     def free(self, sequence: Sequence, outstanding_step_id: int | None = None) -> None:
-        """The sequence's chunk is its group's again; with the last of them all go."""
+        """Returns the sequence's chunk to its group; with the last of them all chunks go."""
         holding = self._held.pop(sequence)
         allotment = holding.allotment
         allotment.num_holders -= 1

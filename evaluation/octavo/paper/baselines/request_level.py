@@ -1,8 +1,10 @@
-"""Batching as in front of FasterTransformer: the earliest requests, as many as memory holds, are computed together, and
-nothing joins until all of them have ended. Their answers are handed out together, at that end.
+"""Batches requests as in front of FasterTransformer: the earliest requests, as many as memory holds, are computed
+together.
 
-Sequences that have ended cost their batch nothing more here, and prompts are not padded; both were otherwise in such
-servers, so this one is a little faster than they."""
+Nothing joins until all of them have ended. Their answers are handed out together, at that end. Sequences that have
+ended cost their batch nothing more here, and prompts are not padded; both were otherwise in such servers, so this one
+is a little faster than they.
+"""
 
 from collections.abc import Iterable
 
@@ -32,7 +34,7 @@ def admits(builder: StepBuilder) -> bool:
 
 
 def end(builder: StepBuilder) -> bool:
-    """Nothing is left to be added once the waiting queue has been looked at."""
+    """Does nothing: nothing is left to be added once the waiting queue has been looked at."""
     return True
 
 

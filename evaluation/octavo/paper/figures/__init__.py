@@ -1,4 +1,4 @@
-"""All figures of the paper's evaluation, each from the trials that it needs."""
+"""Makes all figures of the paper's evaluation, each from the trials that it needs."""
 
 from collections.abc import Callable
 from typing import Final

@@ -33,7 +33,7 @@ Rates = Mapping[str, float]
 
 
 def guess(system: str, vllm: float) -> float:
-    """A rate to begin with, where vLLM sustains about so much."""
+    """Returns a rate to begin with, where vLLM sustains about so much."""
     return _SHARES[system] * vllm
 
 

@@ -32,7 +32,7 @@ _ON: Final = "production scheduler, OPT-13B on one A100-40GB"
 
 @dataclass(frozen=True)
 class _Way:
-    """To have several sequences; `vllm`: about what vLLM sustains then on Alpaca."""
+    """Describes a way to have several sequences; `vllm`: about what vLLM sustains then on Alpaca."""
 
     name: str
     n: int

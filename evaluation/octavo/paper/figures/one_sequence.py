@@ -42,7 +42,7 @@ _COMPARED: Final = (MAX, ORACLE, VLLM)
 
 
 def fig12(lab: Lab) -> Figure:
-    """All systems, and how much depends on the spread and on the traces' length."""
+    """Compares all systems, and shows how much depends on the spread and on the traces' length."""
     trials = [_trial(system, panel) for panel in _GUESSES for system in ALL]
     knees = lab.search(trials)
     panels, rates = [], dict[tuple[str, str], Rates]()

@@ -23,7 +23,7 @@ _ON: Final = "OPT-13B on one A100-40GB, PCIe 4.0"
 
 
 def fig19(lab: Lab) -> Figure:
-    """The cost of one sequence (a), and a trace (b)."""
+    """Shows the cost of one sequence (a), and a trace (b)."""
     micro = {name: [_micro_ms(name, size) for size in BLOCK_SIZES] for name in ("recompute", "swap in", "swap out")}
     both = [one + other for one, other in zip(micro["swap in"], micro["swap out"], strict=True)]
     whole = {mode.value: _latencies(lab, mode) for mode in (Preemption.RECOMPUTE, Preemption.SWAP)}
@@ -43,7 +43,7 @@ def fig19(lab: Lab) -> Figure:
 
 
 def _micro_ms(name: str, block_size: int) -> float:
-    """Without what a step costs of itself."""
+    """Returns the milliseconds without what a step costs of itself."""
     latency, blocks = SETUPS["opt-13b"].spec(block_size).latency, -(-_TOKENS // block_size)
     shape = {
         "recompute": StepShape(_TOKENS, 1, 0, attended_pairs(0, _TOKENS, (0,)), 0, 0, 0),

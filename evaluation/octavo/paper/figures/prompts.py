@@ -21,7 +21,7 @@ _CHAT_SYSTEMS: Final = (*ORCAS, VLLM)
 
 
 def fig16(lab: Lab) -> Figure:
-    """vLLM keeps the prefix computed; Orca computes and stores it for each request."""
+    """Compares vLLM, which keeps the prefix computed, with Orca, which computes and stores it for each request."""
     trials = [
         Trial(
             system, "llama-13b", WMT16.name, guess(system, rate), _PREFIX_S, prefix_tokens=tokens, pinned=system == VLLM
@@ -54,7 +54,7 @@ def _prefix_row(tokens: int, ratio: float) -> Row:
 
 
 def fig17(lab: Lab) -> Figure:
-    """Prompts of the last 1,024 tokens, at most 1,024 out; nothing is kept from round to round."""
+    """Takes prompts of the last 1,024 tokens, at most 1,024 out; nothing is kept from round to round."""
     trials = [
         Trial(system, "opt-13b", "chatbot", _CHAT_RATE if system == VLLM else _CHAT_RATE / 2, _CHAT_S)
         for system in _CHAT_SYSTEMS

@@ -1,4 +1,4 @@
-"""The largest logit of each row by Octavo's own kernel."""
+"""Finds the largest logit of each row with Octavo's own kernel."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Paged attention on the CPU by Octavo's own kernels: `octavo.kernels.backend.AttentionBackend`."""
+"""Implements `octavo.kernels.backend.AttentionBackend`, paged attention on the CPU, with Octavo's own kernels."""
 
 from ctypes import byref, c_int64
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ class NativeStep:
 
 
 class NativeAttention:
-    """Attention for decode and prefill alike by one kernel; a row's result depends neither on the rows beside it nor on
-    how a prompt is cut into chunks."""
+    """Computes attention for decode and prefill alike by one kernel; a row's result depends neither on the rows beside
+    it nor on how a prompt is cut into chunks."""
 
     masks_unwritten = True
 

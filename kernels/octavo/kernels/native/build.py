@@ -73,7 +73,7 @@ def build(library: Path = LIBRARY) -> None:
 
 
 def find_compiler() -> str:
-    """The compiler to use: `$CXX`, else the first of the usual names. Raises `BuildError` if there is none."""
+    """Returns the compiler to use: `$CXX`, else the first of the usual names. Raises `BuildError` if there is none."""
     names = [chosen] if (chosen := os.environ.get("CXX")) else list(_COMPILERS)
     for name in names:
         if found := shutil.which(name):
@@ -85,7 +85,7 @@ def find_compiler() -> str:
 
 
 def _variants() -> dict[str, list[str]]:
-    """The flags of each that this kind of machine may run."""
+    """Returns the compiler flags of each variant that this kind of machine may run."""
     return _VARIANTS.get(platform.machine(), {"portable": []})
 
 

@@ -22,19 +22,19 @@ _BUILD = "run `python -m octavo.kernels.native.build` with a C++ compiler instal
 
 
 class NativeUnavailable(Exception):
-    """There are no compiled kernels to use, with the reason and what to do about it."""
+    """Says why there are no compiled kernels to use, and what to do about it."""
 
 
 @dataclass(frozen=True)
 class NativeLibrary:
-    """The loaded functions of `src/library.cpp`; `variant` is the instruction set that they use."""
+    """Holds the loaded functions of `src/library.cpp`; `variant` is the instruction set that they use."""
 
     variant: str
     functions: ctypes.CDLL
 
 
 def load() -> NativeLibrary:
-    """The library for this CPU, or the variant that `OCTAVO_CPU_KERNELS` names. Raises `NativeUnavailable`."""
+    """Returns the library for this CPU, or the variant that `OCTAVO_CPU_KERNELS` names. Raises `NativeUnavailable`."""
     found = find()
     if isinstance(found, NativeUnavailable):
         raise found
@@ -51,7 +51,7 @@ def find() -> NativeLibrary | NativeUnavailable:
 
 
 def set_aside(reason: str | None) -> None:
-    """From now on `load` refuses for `reason` in this process; with None it does not. What was made before goes on."""
+    """Makes `load` refuse for `reason` in this process from now on; None ends that. Objects made before go on."""
     global _aside
     _aside = reason
     find.cache_clear()

@@ -56,7 +56,8 @@ class NativeLinear:
         return self._apply(self._stored, inputs, self.dtype)
 
     def to_float(self, inputs: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """The same in fp32, without rounding to the weight's dtype first; written to `out` if that is given."""
+        """Returns the outputs in fp32, without rounding to the weight's dtype first; writes them to `out` if that is
+        given."""
         if self.gated:
             raise ValueError("a gated product is not given in fp32")
         return self._apply(self._as_float, inputs, torch.float32, out)

@@ -1,4 +1,5 @@
-"""Memory that large arrays live in: zero, untouched until it is written, in huge pages where the system has them."""
+"""Allocates the memory of large arrays: zero, untouched until it is written, in huge pages where the system has
+them."""
 
 import errno
 import math
@@ -12,8 +13,8 @@ _MADV_POPULATE_WRITE = 23
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, *, touched: bool = False) -> Tensor:
-    """A tensor in memory of its own. Its pages are had when they are first touched, or now if `touched`: a step would
-    wait for every new one.
+    """Returns a tensor in memory of its own. The system provides its pages when they are first touched, or now if
+    `touched`: a step would wait for every new page.
 
     Raises `OSError` if there is no room.
     """

@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang and Sennrich, 2019) by Octavo's own kernel."""
+"""Computes RMSNorm (Zhang and Sennrich, 2019) with Octavo's own kernel."""
 
 from ctypes import byref
 

@@ -1,1 +1,1 @@
-"""Paged attention and what a step needs around it, for GPUs, in Triton. Imported only where there is Triton."""
+"""Computes paged attention and what a step needs around it on GPUs, in Triton. Imported only where there is Triton."""

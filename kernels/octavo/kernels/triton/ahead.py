@@ -102,7 +102,8 @@ def all_variants(capability: int = HOPPER) -> Iterator[Variant]:
 
 
 def _is_served(variant: Variant, capability: int) -> bool:
-    """Workers refuse a cache of fp8 where there is none."""
+    """Returns whether a GPU of this compute capability serves the variant: workers refuse a cache of fp8 where there is
+    no fp8."""
     return takes_fp8(capability) or not any("fp8" in kind for kind in variant.signature.values())
 
 
@@ -167,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compile_all(capability: int, only: Sequence[str]) -> int:
-    """The number of variants with a fault on such a GPU; 1 if there is none at all."""
+    """Returns the number of variants with a fault on such a GPU; 1 if there is no variant at all."""
     processes = len(os.sched_getaffinity(0))
     compile_share = partial(_compile_share, num_shares=processes, capability=capability, only=only)
     with ProcessPoolExecutor(processes) as pool:

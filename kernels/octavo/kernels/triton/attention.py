@@ -73,7 +73,8 @@ class TritonAttention:
         key_scale: float = 1.0,
         value_scale: float = 1.0,
     ) -> None:
-        """A cache of fp8 gets `key` / `key_scale` and `value` / `value_scale`."""
+        """Writes `key` and `value` into their slots; a cache of fp8 gets `key` / `key_scale` and `value` /
+        `value_scale`."""
         reshape_and_cache(
             key, value, key_cache, value_cache, step.slot_mapping, key_scale=key_scale, value_scale=value_scale
         )
@@ -92,7 +93,8 @@ class TritonAttention:
         key_scale: float = 1.0,
         value_scale: float = 1.0,
     ) -> Tensor:
-        """`scale` must be positive; keys and values are what is in the cache times `key_scale` and `value_scale`."""
+        """Computes the attention of a step's queries. `scale` must be positive; keys and values are what is in the
+        cache times `key_scale` and `value_scale`."""
         check_query(query, key_cache, value_cache, step.num_tokens)
         check_dtypes(query, key_cache, key_scale, value_scale)
         check_scores(query, softcap, sinks)

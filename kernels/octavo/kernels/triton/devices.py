@@ -13,7 +13,7 @@ _FP8_FROM = 89
 
 
 def shared_limit(capability: int) -> int:
-    """Bytes of shared memory that a program may have at this compute capability, such as 90."""
+    """Returns the bytes of shared memory that a program may have at this compute capability, such as 90."""
     return _SHARED_KIB[capability] << 10
 
 
@@ -24,7 +24,7 @@ def takes_fp8(capability: int) -> bool:
 
 @lru_cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have there."""
+    """Returns the bytes of shared memory that a program may have on `device`."""
     if device.type != "cuda":
         return shared_limit(HOPPER)
     from triton.runtime import driver

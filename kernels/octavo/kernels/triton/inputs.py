@@ -1,4 +1,5 @@
-"""A step's inputs, made on the device from what it holds of its sequences and the little that the host says."""
+"""Makes a step's inputs on the device, from what the device holds of its sequences and the little that the host
+says."""
 
 from collections.abc import Iterator
 

@@ -15,7 +15,7 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 def block_for(size: int) -> int:
-    """The smallest power of two that is no smaller than `size`, which is at least 1: blocks have such sizes."""
+    """Returns the smallest power of two that is no smaller than `size`, which is at least 1: blocks have such sizes."""
     return 1 << (size - 1).bit_length()
 
 
@@ -41,8 +41,9 @@ def rounded(values, dtype: tl.constexpr):
 
 @triton.jit
 def cached(values, scale, dtype: tl.constexpr):
-    """`values` (fp32) as a cache of `dtype` holds them: rounded, but in fp8 (e4m3) divided by `scale` and bounded by
-    +-448, the largest that it has. NaN stays NaN: a sequence that is broken must stay visibly so."""
+    """Returns `values` (fp32) as a cache of `dtype` holds them: rounded, but in fp8 (e4m3) divided by `scale` and
+    bounded by +-448, the largest number of e4m3. NaN stays NaN: a sequence whose values are not finite must stay
+    visibly so."""
     if dtype == tl.float8e4nv:
         scaled = tl.div_rn(values, scale)
         stored = _to_fp8(tl.where(scaled > 448.0, 448.0, tl.where(scaled < -448.0, -448.0, scaled)))
@@ -62,7 +63,7 @@ def _to_fp8(values):
 
 @triton.jit
 def _on_fp8_grid(values):
-    """The nearest numbers that e4m3 has, ties to even: 3 bits of mantissa, and below 2^-6 multiples of 2^-9."""
+    """Returns the nearest numbers that e4m3 has, ties to even: 3 bits of mantissa, and below 2^-6 multiples of 2^-9."""
     bits = values.to(tl.int32, bitcast=True)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF).to(tl.float32, bitcast=True)
     # Next to 2^14, fp32 has multiples of 2^-9 only.

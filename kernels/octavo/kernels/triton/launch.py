@@ -64,7 +64,7 @@ class TritonStep:
 
 
 def _lowest_block(batch: GroupBatch, lengths: Tensor, block_size: int) -> int:
-    """The least block id that a query looks at."""
+    """Returns the least block id that a query looks at."""
     contexts, queries = lengths[..., None]
     first = (contexts - queries + 1 - batch.window).clamp(min=0) if batch.window else torch.zeros_like(contexts)
     ends = torch.arange(1, batch.block_tables.shape[1] + 1) * block_size
@@ -114,11 +114,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The sequences of a step that one configuration serves: from `first_sequence` up to `last_sequence`.
+    """Describes the sequences of a step that one configuration serves: from `first_sequence` up to `last_sequence`.
 
-    `decode`: each has one query token, in the row of its number; else they have up to `max_query_len`, `num_tokens` in
-    all. `num_splits` of their keys, by a device that sees how long each is, or of `split_keys` each (0: so many), which
-    `split_programs` share (0: one each).
+    `decode`: each has one query token, in the row of its number; else they have up to `max_query_len` query tokens,
+    `num_tokens` in all. Their keys are cut into `num_splits`, by a device that sees how long each sequence is, or into
+    splits of `split_keys` keys each (0: into `num_splits`); `split_programs` programs share the splits (0: one program
+    each).
     """
 
     first_sequence: int
@@ -143,12 +144,12 @@ class Share:
         return self.decode or self.split_keys > 0 or window > 0
 
     def num_tiles(self, group: int) -> int:
-        """At least as many as there are tiles of queries."""
+        """Returns a bound of the number of tiles of queries: at least as many as there are."""
         sequences = self.last_sequence - self.first_sequence
         return sequences if self.decode else self.num_tokens // (self.tiles.rows // group) + sequences
 
     def split_rows(self, group: int) -> int:
-        """At least as many as a tile has rows with a query."""
+        """Returns a bound of the rows with a query that a tile has."""
         return min(self.tiles.rows // group, self.max_query_len) * group
 
 
@@ -253,7 +254,7 @@ def _combine(
 
 
 def tile_constants(group: int, head_dim: int, share: Share) -> dict[str, Any]:
-    """The constants that both kernels have."""
+    """Returns the constants that both kernels have."""
     return {
         "GROUP": group,
         "HEAD_DIM": head_dim,

@@ -17,7 +17,7 @@ _NUM_WARPS = 8
 # Not of its own for one pair, and for multiples of 16: every other number is the same.
 @triton.jit(do_not_specialize=["num_pairs"])
 def _move_kernel(source, target, pairs, num_pairs, block_words, PIECE: tl.constexpr):
-    """Pieces are numbered block after block; a program takes every num_programs-th."""
+    """Copies pieces, which are numbered block after block; a program takes every num_programs-th piece."""
     pieces = tl.cdiv(block_words, PIECE)
     for number in range(tl.program_id(0), num_pairs * pieces, tl.num_programs(0)):
         pair = pairs + number // pieces * 2

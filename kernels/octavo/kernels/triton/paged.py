@@ -43,7 +43,7 @@ def queries_of(
 
 @triton.jit
 def first_visible(position, window):
-    """The first key that a query at `position` sees; `window` 0: all."""
+    """Returns the first key that a query at `position` sees; `window` 0: all."""
     return tl.where(window > 0, tl.maximum(position + 1 - window, 0), 0)
 
 
@@ -173,7 +173,7 @@ def _sums(
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, TILE_KEYS: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, MASK_ALL: tl.constexpr,
 ):  # fmt: skip
-    """Over the keys from `begin` (a border of tiles) up to `end`, as `attend_tiles` gives them."""
+    """Returns the sums over the keys from `begin` (a border of tiles) up to `end`, as `attend_tiles` gives them."""
     weighted = tl.zeros([queries.shape[0], queries.shape[1]], dtype=tl.float32)
     total = tl.zeros([queries.shape[0]], dtype=tl.float32)
     largest = tl.full([queries.shape[0]], float("-inf"), dtype=tl.float32)

@@ -1,4 +1,4 @@
-"""The configurations in which the kernels of paged attention are launched."""
+"""Lists the configurations in which the kernels of paged attention are launched."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,5 +1,5 @@
-"""Softmax over keys that come tile by tile, in powers of two, with a running maximum (Milakov and Gimelshein, "Online
-normalizer calculation for softmax", 2018; Dao, "FlashAttention-2", 2023)."""
+"""Computes softmax over keys that come tile by tile, in powers of two, with a running maximum (Milakov and Gimelshein,
+"Online normalizer calculation for softmax", 2018; Dao, "FlashAttention-2", 2023)."""
 
 import triton
 import triton.language as tl
@@ -11,13 +11,14 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def finite(largest):
-    """A maximum to subtract: 0 where there is none yet, since -inf less -inf is no number."""
+    """Returns a maximum to subtract: 0 where there is none yet, since -inf less -inf is no number."""
     return tl.where(largest == float("-inf"), 0.0, largest)
 
 
 @triton.jit
 def normalized(weighted, total, largest, sink, value_scale):
-    """The attention of what was summed up; zeros where nothing was. A `sink` is one more score, of a value of zero."""
+    """Returns the attention of what was summed up; zeros where nothing was. A `sink` is one more score, of a value of
+    zero."""
     if sink is not None:
         sink = sink.to(tl.float32) * _LOG2_E
         shift = tl.maximum(largest, sink)
@@ -34,7 +35,7 @@ def _capped(scores, softcap):
 
 @triton.jit
 def _blocks_at(keys_at, block_table, first_seen, last_seen, BLOCK_SIZE: tl.constexpr):
-    """The blocks of keys that are seen, 0 for others."""
+    """Returns the blocks of keys that are seen, 0 for others."""
     readable = (keys_at >= first_seen) & (keys_at <= last_seen)
     return tl.load(block_table + keys_at // BLOCK_SIZE, mask=readable, other=0)
 

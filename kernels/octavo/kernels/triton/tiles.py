@@ -33,7 +33,7 @@ class Tiles:
 
 @lru_cache
 def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> Tiles:
-    """For one query token per sequence, computed in `dtype`: memory's speed decides."""
+    """Returns the tiles for one query token per sequence, computed in `dtype`: memory's speed decides."""
     if dtype == torch.float32:
         return _fp32_tiles(group)
     keys = min(_DECODE_TILE_BYTES // (padded(head_dim) * cache_dtype.itemsize), 128)
@@ -55,7 +55,7 @@ def prefill_tiles(group: int, head_dim: int, dtype: torch.dtype, max_query_len: 
 
 @lru_cache
 def exact_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
-    """For any query: what a token's sums are made of must depend on its model alone."""
+    """Returns the tiles for any query in exact mode: what a token's sums are made of must depend on its model alone."""
     if dtype == torch.float32:
         return _fp32_tiles(group)
     return _tensor_core_tiles(max(_rows(group), _WGMMA_ROWS), head_dim)
@@ -72,8 +72,8 @@ def fitted(
     *,
     keeps_rows: bool = False,
 ) -> Tiles:
-    """The nearest to `tiles` that `shared` bytes have room for: fewer stages, which change no bit, and then fewer rows,
-    unless they are to be kept. If there is none, the least."""
+    """Returns the nearest to `tiles` that `shared` bytes have room for: fewer stages, which change no bit, and then
+    fewer rows, unless they are to be kept. If there is none, it returns the least."""
     found = tiles
     for found in _smaller(tiles, 0 if keeps_rows else group):
         if shared_bytes(found, head_dim, dtype, cache_dtype) <= shared:
@@ -93,7 +93,8 @@ def _smaller(tiles: Tiles, group: int) -> Iterator[Tiles]:
 
 
 def shared_bytes(tiles: Tiles, head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> int:
-    """Queries, the keys and values that are on their way, and of those in fp8 what is widened."""
+    """Returns the bytes of queries, of the keys and values that are on their way, and of the widened copies of those in
+    fp8."""
     width = padded(head_dim)
     loaded = tiles.stages * 2 * tiles.keys * width * cache_dtype.itemsize
     widened = tiles.keys * width * dtype.itemsize if cache_dtype != dtype else 0
@@ -112,7 +113,7 @@ def _fp32_tiles(group: int) -> Tiles:
 
 
 def padded(head_dim: int) -> int:
-    """The width of a tile: tensor cores and Triton want a power of two."""
+    """Returns the width of a tile: tensor cores and Triton want a power of two."""
     return max(16, next_power_of_2(head_dim))
 
 
@@ -121,7 +122,8 @@ def _rows(group: int) -> int:
 
 
 def next_power_of_2(number: int) -> int:
-    """The least one that is not below `number`. (Triton's own takes microseconds, for every layer of every step.)"""
+    """Returns the least power of two that is not below `number`. (Triton's own takes microseconds, for every layer of
+    every step.)"""
     return 1 << (number - 1).bit_length()
 
 

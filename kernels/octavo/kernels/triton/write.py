@@ -1,4 +1,4 @@
-"""Writing a step's keys and values into their slots of the paged cache (paper §5.1: fused reshape and block write)."""
+"""Writes a step's keys and values into their slots of the paged cache (paper §5.1: fused reshape and block write)."""
 
 from collections.abc import Iterator
 
@@ -37,7 +37,7 @@ def write_kernel(
     TILE_WIDTH: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
 ):
-    """One program writes all heads of a few tokens."""
+    """Writes all heads of a few tokens in one program."""
     tokens = tl.program_id(0) * TILE_TOKENS + tl.arange(0, TILE_TOKENS)
     slots = tl.load(slot_mapping + tokens, mask=tokens < num_tokens, other=-1)
     columns = tl.arange(0, TILE_WIDTH)

@@ -43,10 +43,10 @@ def prepared_directory(name: str) -> Path:
 
 
 def resolve_model(model: str, load_format: str = "auto") -> Path:
-    """The directory of `model`: a path, the bundled model's name, or an id of the hub, which is fetched where there is
-    no such path (its weights only if `load_format` wants them).
+    """Returns the directory of `model`: a path, the bundled model's name, or an id of the hub, which is fetched where
+    there is no such path (its weights only if `load_format` wants them).
 
-    Raises `ModelDirectoryError` if it is missing or not a model directory.
+    Raises `ModelDirectoryError` if the directory is missing or not a model directory.
     """
     directory = _locate(model, load_format)
     if not (directory / "config.json").is_file():
@@ -95,10 +95,11 @@ def model_name(directory: Path) -> str:
 
 
 def fingerprint(directory: Path, load_format: str = "auto") -> str:
-    """SHA-256 over the model's configuration and tokenizer, and the names, sizes and headers of its weight files; of
-    the word instead of the files where `load_format` is `dummy`.
+    """Computes SHA-256 over the model's configuration and tokenizer, and the names, sizes and headers of its weight
+    files; over the word instead of the files where `load_format` is `dummy`.
 
-    Equal on every process that reads the same model; cheap, because weights themselves are not read.
+    The fingerprint is equal on every process that reads the same model. It is cheap, because weights themselves are not
+    read.
     """
     digest = hashlib.sha256()
     for name in _IDENTIFYING_FILES:

@@ -32,7 +32,7 @@ _stack_size = threading.Lock()
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be compiled; says why, in the words of the library."""
+    """Says why a grammar cannot be compiled, in the words of the library."""
 
 
 def load_vocabulary(directory: Path) -> LLTokenizer:
@@ -57,7 +57,7 @@ def load_vocabulary(directory: Path) -> LLTokenizer:
 
 
 def compile_grammar(grammar: str, vocabulary: LLTokenizer) -> LLMatcher:
-    """A matcher at the start of `grammar`, with its first mask computed. Raises `GrammarError`."""
+    """Returns a matcher at the start of `grammar`, with its first mask computed. Raises `GrammarError`."""
     found: list[LLMatcher] = []
     with _stack_size:
         usual = threading.stack_size(_STACK_BYTES)

@@ -1,8 +1,4 @@
-"""Models named by their id on the Hugging Face hub: fetched into the hub library's own cache, or found there.
-
-The library's environment variables hold: `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT`, and `HF_HUB_OFFLINE=1`, with which only
-the cache is looked at.
-"""
+"""Fetches models named by their id on the Hugging Face hub into the hub library's own cache, or finds them there."""
 
 import errno
 import re
@@ -18,7 +14,7 @@ _UNWANTED = ("*/*", "consolidated*")
 
 
 class HubError(Exception):
-    """A model that cannot be had from the hub, with what to do about it."""
+    """Says why a model cannot be had from the hub, and what to do about it."""
 
 
 def is_hub_id(model: str) -> bool:
@@ -27,8 +23,8 @@ def is_hub_id(model: str) -> bool:
 
 
 def fetch(model: str, weight_files: str | None = "*.safetensors") -> Path:
-    """The directory of the hub's `model`, with the files that match the pattern `weight_files`; with none if that is
-    None. Raises `HubError` if it cannot be had."""
+    """Returns the directory of the hub's `model`, with the files that match the pattern `weight_files`; with none if
+    that is None. Raises `HubError` if the model cannot be had."""
     # A library that takes part of a second to import, for those who need it.
     from huggingface_hub import snapshot_download
 

@@ -92,8 +92,9 @@ class StepTimeModel(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker as a simulation needs it: its sizes, how long its steps take, and how far that is from what was
-    measured (`error`: the median of the relative differences). `costs` are what it would tell a scheduler."""
+    """Describes a worker as a simulation needs it: its sizes, how long its steps take, and how far that is from what
+    was measured (`error`: the median of the relative differences). `costs` are what the worker would report to a
+    scheduler."""
 
     model: Name
     device: Name
@@ -113,7 +114,7 @@ class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CalibrationError(ValueError):
-    """A file that no calibration can be read from."""
+    """Says why no calibration can be read from a file."""
 
 
 def read_calibration(path: Path) -> Calibration:

@@ -19,8 +19,8 @@ _CRASHES: Final = frozenset(
 
 
 class End(NamedTuple):
-    """A process and its status, negative for a signal; whether the kernel has killed a process of the same group for
-    want of memory since the last end."""
+    """Records the end of a process: its status, negative for a signal, and whether the kernel has killed a process of
+    the same group for want of memory since the last end."""
 
     pid: int
     status: int

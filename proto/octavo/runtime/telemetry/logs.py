@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConsoleFormatter(logging.Formatter):
-    """A line per message, whatever the message holds; tracebacks follow on lines of their own."""
+    """Formats each message as one line, whatever the message holds; tracebacks follow on lines of their own."""
 
     def __init__(self) -> None:
         super().__init__(_CONSOLE)
@@ -39,7 +39,8 @@ class ConsoleFormatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Lines that cannot be written, because a disk is full or the reader has gone, are counted and no more."""
+    """Counts lines that cannot be written, because a disk is full or the reader has gone, and does no more about
+    them."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if isinstance(sys.exception(), OSError):
@@ -82,7 +83,7 @@ def configure(level: str, log_format: str) -> None:
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Not what gRPC says, with a traceback, of each client that left while its answer was being sent."""
+    """Returns False for what gRPC logs, with a traceback, of each client that left while its answer was being sent."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or not (kind.__name__ == "ExecuteBatchError" and record.name.startswith("grpc"))
 

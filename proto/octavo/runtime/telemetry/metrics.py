@@ -31,7 +31,7 @@ _exposed = CollectorRegistry()
 
 
 class MetricsError(RuntimeError):
-    """Metrics cannot be served where they were to be; one line that says why."""
+    """Says in one line why metrics cannot be served where they were to be."""
 
 
 class _Process(Collector):
@@ -50,7 +50,8 @@ class _Process(Collector):
 
 
 def expose(kind: str, *collectors: Collector) -> None:
-    """From now on this process, a `kind` (frontend, scheduler or worker), tells what the `collectors` do."""
+    """Exposes the metrics of the `collectors` for this process, a `kind` (frontend, scheduler or worker), in place of
+    any before."""
     global _exposed
     registry = CollectorRegistry()
     registry.register(_Process(kind))
@@ -93,7 +94,8 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Told like all else, and not to stderr as the library does. A scraper that leaves early is no news."""
+        """Logs an error like all else, and not to stderr as the library does. A scraper that leaves early is no
+        news."""
         if not isinstance(sys.exception(), OSError) and optional.is_first_failure(optional.METRICS):
             _log.exception("metrics could not be told")
 
@@ -119,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
         optional.worked(optional.METRICS)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """A scrape is no news."""
+        """Logs nothing: a scrape is no news."""
 
 
 def _split(listen: str) -> tuple[str, int]:

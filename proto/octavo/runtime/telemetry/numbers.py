@@ -1,4 +1,5 @@
-"""Numbers that one thread writes and any thread may read, and the metric families made of them when somebody asks."""
+"""Holds numbers that one thread writes and any thread may read, and makes metric families of them when somebody
+asks."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -66,7 +67,7 @@ class Tally:
 
 
 def counter(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
-    """A number that only grows; `name` without its `_total`."""
+    """Makes the metric of a number that only grows; `name` is without its `_total`."""
     labels = labels or {}
     family = CounterMetricFamily(name, text, labels=list(labels))
     family.add_metric(list(labels.values()), value)
@@ -74,12 +75,12 @@ def counter(name: str, text: str, value: float, labels: Mapping[str, str] | None
 
 
 def gauge(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
-    """A number that comes and goes."""
+    """Makes the metric of a number that rises and falls."""
     return gauges(name, text, tuple(labels or ()), [(tuple((labels or {}).values()), value)])
 
 
 def gauges(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    """One gauge for each of `rows`: its values of `labels`, and its own."""
+    """Makes one gauge for each of `rows`: its values of `labels`, and its own value."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for values, value in rows:
         family.add_metric(values, value)

@@ -112,7 +112,7 @@ def span_starter(made: TracerProvider) -> StartSpan:
 
 
 def _within(traceparent: str) -> Context:
-    """A context of its own, whatever else the process traces."""
+    """Returns a context of its own, whatever else the process traces."""
     parent = parse(traceparent)
     if parent is None:
         return Context()

@@ -9,7 +9,7 @@ _SAMPLED: Final = 1
 
 
 class SpanName(NamedTuple):
-    """A span by its trace and its own id, and whether it is recorded."""
+    """Names a span by its trace and its own id, and says whether it is recorded."""
 
     trace_id: int
     span_id: int
@@ -17,7 +17,7 @@ class SpanName(NamedTuple):
 
 
 def parse(traceparent: str) -> SpanName | None:
-    """The span that `traceparent` names; None for anything that names none."""
+    """Returns the span that `traceparent` names; None for anything that names none."""
     match = _PATTERN.fullmatch(traceparent)
     if match is None or match[1] == "ff" or (match[1] == "00" and len(traceparent) != 55):
         return None

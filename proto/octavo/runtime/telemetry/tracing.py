@@ -43,9 +43,9 @@ _provider: "TracerProvider | None" = None
 
 
 def configure(endpoint: str, service_name: str) -> None:
-    """From now on this process's spans go to the OTLP collector at `endpoint` (gRPC; host:port or http(s)://host:port),
-    from a thread of their own; while it is away they are dropped. Raises `ModuleNotFoundError` without OpenTelemetry.
-    """
+    """Exports this process's spans from now on to the OTLP collector at `endpoint` (gRPC; host:port or
+    http(s)://host:port), from a thread of its own; while the collector is away spans are dropped. Raises
+    `ModuleNotFoundError` without OpenTelemetry."""
     global _start, _provider
     from octavo.runtime.telemetry import otlp
 
@@ -67,7 +67,7 @@ def close() -> None:
 
 @contextmanager
 def exported(endpoint: str, service_name: str) -> Iterator[None]:
-    """`configure` for as long as the block takes; nothing is traced if `endpoint` is empty, or is none.
+    """Calls `configure` for as long as the block takes; nothing is traced if `endpoint` is empty, or is none.
 
     Raises `ModuleNotFoundError` without OpenTelemetry.
     """
@@ -85,5 +85,5 @@ def exported(endpoint: str, service_name: str) -> Iterator[None]:
 
 
 def start_span(name: str, traceparent: str = "", **attributes: Attribute) -> Span:
-    """A span that begins now, as a part of `traceparent` if that is not empty."""
+    """Starts a span now, as a part of `traceparent` if that is not empty."""
     return NOTHING if _start is None else _start(name, traceparent, attributes)

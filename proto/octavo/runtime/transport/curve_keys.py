@@ -25,7 +25,7 @@ _WRITABLE_BY_OTHERS = 0o022
 
 
 class CurveKeysError(EndpointError):
-    """Keys that are missing, open to others or no keys, with what to do."""
+    """Says that keys are missing, open to others or no keys, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ def public_file(role: Role) -> str:
 
 
 def files_of(role: Role) -> list[str]:
-    """The files that a process of this role reads: its own secret, and the public keys of those that it talks to."""
+    """Returns the files that a process of this role reads: its own secret, and the public keys of those that it talks
+    to."""
     others = [peer for peer in ROLES if peer != role] if role == "scheduler" else ["scheduler"]
     return [secret_file(role), *(f"{other}.public" for other in others)]
 
@@ -135,7 +136,7 @@ def _read_secret(directory: Path, role: Role) -> bytes:
 
 
 def _remedy(mode: int, owner: int, reader: int) -> str | None:
-    """The command that leaves a secret to its reader alone; None if it is so."""
+    """Returns the command that leaves a secret to its reader alone; None if it is so."""
     if owner == reader:
         return "chmod 600" if mode & _OF_OTHERS else None
     if owner == 0:
@@ -153,7 +154,7 @@ def _read_public(directory: Path, role: Role) -> bytes:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """One file to look at and to read: a name may lead to another the next time."""
+    """Opens one file to look at and to read: a name may lead to another file the next time."""
     try:
         return path.open("rb")
     except OSError as error:

@@ -20,11 +20,11 @@ _MAX_DIRECTORY_LENGTH = 70
 
 
 class EndpointError(ValueError):
-    """An address that must not or cannot be used, with what to do instead."""
+    """Says why an address must not or cannot be used, and what to do instead."""
 
 
 class AddressTaken(EndpointError):
-    """Another process is bound to it."""
+    """Says that another process is bound to the address."""
 
 
 def runtime_directory() -> Path:
@@ -64,7 +64,7 @@ def default_endpoint(name: str) -> str:
 
 
 def unless_off(address: str) -> str:
-    """An address that may be switched off: empty for "off", which a variable can say where it cannot be empty."""
+    """Returns the address, or an empty one for "off", which a variable can say where it cannot be empty."""
     return "" if address == "off" else address
 
 

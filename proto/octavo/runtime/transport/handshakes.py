@@ -42,7 +42,7 @@ class Complaints:
 
 
 def domain_of(keys: ServerKeys) -> bytes:
-    """The ZAP domain of a socket names whom it lets in, so that the gate need know nothing else."""
+    """Returns the ZAP domain of a socket, which names whom it lets in, so that the gate need know nothing else."""
     return f"{keys.admits} ".encode() + keys.admitted
 
 

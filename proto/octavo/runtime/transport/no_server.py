@@ -29,7 +29,8 @@ def explain_no_server(
     plain: str = "leave out --ca-certificate",
     encrypted: str = "give --ca-certificate",
 ) -> str | None:
-    """None where it may have been a server of ours that ended the call so: `details` are its own words then.
+    """Returns the explanation, or None where it may have been a server of ours that ended the call: `details` are its
+    own words then.
 
     `code` is a gRPC status by its name, and `service` what was called. `plain` and `encrypted` tell the user how to ask
     without TLS and with it.

@@ -1,4 +1,4 @@
-"""Every ZMQ socket of Octavo is made here, with the same guards."""
+"""Makes every ZMQ socket of Octavo, with the same guards."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,8 +43,8 @@ def bind_router(
     keys: ServerKeys | None = None,
     on_disconnect: Callable[[], None] | None = None,
 ) -> S:
-    """The scheduler's end of a wire; with `keys` only for the peers that they admit. Sending to a peer that has gone
-    raises `zmq.ZMQError` (EHOSTUNREACH), from about when `on_disconnect` is called, on another thread."""
+    """Makes the scheduler's end of a wire; with `keys` only for the peers that they admit. Sending to a peer that has
+    gone raises `zmq.ZMQError` (EHOSTUNREACH), from about when `on_disconnect` is called, on another thread."""
     socket = _guarded(context, zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     with _closed_on_error(socket):
@@ -62,9 +62,12 @@ def connect_dealer(
     keys: ClientKeys | None = None,
     on_disconnect: Callable[[], None] | None = None,
 ) -> S:
-    """A frontend's or worker's end of a wire. Nothing queues while the scheduler is away, or does not let this process
-    in, which is logged: a send that cannot leave raises `zmq.Again` (with `zmq.NOBLOCK`). `on_disconnect` is called, on
-    another thread, when a connection has ended."""
+    """Makes a frontend's or worker's end of a wire.
+
+    Nothing queues while the scheduler is away, or does not let this process in, which is logged: a send that cannot
+    leave raises `zmq.Again` (with `zmq.NOBLOCK`). `on_disconnect` is called, on another thread, when a connection has
+    ended.
+    """
     socket = _guarded(context, zmq.DEALER)
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)

@@ -1,4 +1,4 @@
-"""The gate of a gated MLP: activation(gate) * up, in one pass."""
+"""Computes the gate of a gated MLP, activation(gate) * up, in one pass."""
 
 from collections.abc import Iterator
 

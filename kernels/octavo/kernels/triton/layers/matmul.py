@@ -1,4 +1,4 @@
-"""Linear layers whose rows do not depend on how many rows there are: to the last bit.
+"""Computes linear layers whose rows do not depend on how many rows there are: to the last bit.
 
 Each element is one sum over the inputs, in one order: pieces of `_PIECE` inputs one after the other, by the same matrix
 instruction of 64 rows and 16 inputs whatever the tile (tiles are at least as high, and a warp group computes 64 rows of
@@ -46,7 +46,7 @@ _ENOUGH_PROGRAMS = 96
 
 
 def choose_tile(num_rows: int, num_columns: int, dtype: torch.dtype) -> Tile:
-    """The largest tile that keeps a GPU busy with a result of `num_rows` x `num_columns`."""
+    """Returns the largest tile that keeps a GPU busy with a result of `num_rows` x `num_columns`."""
     if dtype == torch.float32:
         return _FP32_TILE
     for tile in _TILES:
@@ -57,7 +57,7 @@ def choose_tile(num_rows: int, num_columns: int, dtype: torch.dtype) -> Tile:
 
 
 def fitted(tile: Tile, dtype: torch.dtype, shared: int) -> Tile:
-    """With as many pieces on their way as `shared` bytes have room for: that changes no bit."""
+    """Returns the tile with as many pieces on their way as `shared` bytes have room for: that changes no bit."""
     piece = _FP32_PIECE if dtype == torch.float32 else _PIECE
     loads = shared // ((tile.rows + tile.columns) * piece * dtype.itemsize)
     return replace(tile, loads=max(1, min(tile.loads, loads)))
@@ -96,7 +96,7 @@ def _linear_kernel(
     PIECE: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """`WHOLE`: `num_inputs` is a multiple of `PIECE`."""
+    """Computes one tile of the result. `WHOLE`: `num_inputs` is a multiple of `PIECE`."""
     row_tile, column_tile = _tile_place(num_rows, num_columns, ROWS, COLUMNS)
     rows = row_tile * ROWS + tl.arange(0, ROWS)
     columns = column_tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -171,7 +171,7 @@ def _check(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def variants(capability: int = HOPPER) -> Iterator[Variant]:
-    """Every tile in bf16, and what else there is in some."""
+    """Yields every tile in bf16, and the other dtypes and shapes in some tiles."""
     shared, bf16, fp16 = shared_limit(capability), torch.bfloat16, torch.float16
     for tile in (*_TILES, _NARROW_TILE):
         yield _variant(tile, bf16, 4096, shared)

@@ -129,7 +129,8 @@ def _launch(
 
 
 def _num_warps(size: int) -> int:
-    """Two loads of 16 bytes for each thread, as long as there are enough for a warp and not too many for a program."""
+    """Returns the warps that give each thread two loads of 16 bytes, but at least one warp and no more than a program
+    may have."""
     return max(1, min(16, block_for(size) // 512))
 
 

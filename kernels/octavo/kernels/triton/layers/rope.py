@@ -1,7 +1,7 @@
-"""From the product of the fused query, key and value weights to what attention reads, in one launch: norms of heads,
-rotary position embedding (Su et al., "RoFormer", 2021), keys and values into their slots of the paged cache.
+"""Turns the product of the fused query, key and value weights into what attention reads, in one launch.
 
-A program takes one token's heads of some KV heads, with the queries that share them.
+The kernel norms heads, applies rotary position embedding (Su et al., "RoFormer", 2021), and writes keys and values into
+their slots of the paged cache. A program takes one token's heads of some KV heads, with the queries that share them.
 """
 
 from collections.abc import Iterator
@@ -131,7 +131,7 @@ def rope_and_cache(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> Tensor:
-    """The queries of `qkv`, normed and turned; its keys, treated alike, and its values go to the cache.
+    """Returns the queries of `qkv`, normed and turned; its keys, treated alike, and its values go to the cache.
 
     `qkv`: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], rows of query heads, key heads, value heads, left as it
     is; `positions`: [tokens] int64, each below max_position; `cos`, `sin`: [max_position, rotary_dim / 2] fp32, of the
@@ -141,10 +141,10 @@ def rope_and_cache(
     and values / `value_scale` bounded by its largest number. `slot_mapping`: [tokens] int64, slot = block id * block
     size + offset; where it is negative nothing is written.
 
-    Returns [tokens, num_heads, head_dim], a tensor of its own: it costs no more writing than turning them in place, its
-    rows lie close for attention to read, and no thread can write what another has yet to read. All is computed in fp32
-    and rounded once, to what is stored: torch's operations round after the norm and after the turn. Raises `ValueError`
-    on what does not fit.
+    The result, [tokens, num_heads, head_dim], is a tensor of its own: it costs no more writing than turning the queries
+    in place, its rows lie close for attention to read, and no thread can write what another has yet to read. All is
+    computed in fp32 and rounded once, to what is stored: torch's operations round after the norm and after the turn.
+    Raises `ValueError` on arguments that do not fit.
     """
     check_caches(key_cache, value_cache)
     if key_cache.shape[2] != num_kv_heads:

@@ -1,8 +1,9 @@
-"""The token that a number falls on among those that cuts leave of a row, likeliest first, without sorting the row.
+"""Finds the token that a number falls on among those that cuts leave of a row, by falling probability, without sorting
+the row.
 
-Floats are ordered as integers are, by their bits: a cut is the key of the least likely value kept, and how many of the
-tokens that have it. It is found by trying several keys in each pass. All sums are in fp64 and in an order that the row
-alone decides.
+Floats are ordered as integers are, by their bits: a cut is the key of the least probable value kept, and how many of
+the tokens that have it. It is found by trying several keys in each pass. All sums are in fp64 and in an order that the
+row alone decides.
 """
 
 import triton
@@ -17,7 +18,7 @@ _MOST = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def keys_of(values):
-    """int32 keys that order fp32 `values` by size; equal values have equal keys."""
+    """Returns int32 keys that order fp32 `values` by size; equal values have equal keys."""
     # -0.0 becomes 0.0, its equal.
     bits = tl.where(values == 0, 0.0, values).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -33,9 +34,9 @@ def value_of(key):
 def search(
     values, size, low, high, goal, largest, temperature, BY: tl.constexpr, CHUNK: tl.constexpr, WAYS: tl.constexpr
 ):
-    """The highest key from `low` to `high` (that of the largest value) such that the tokens with this one or a higher
-    one are at least `goal` (`BY` "count"), have at least that mass ("mass"), or more than that ("excess"); `low` if
-    there is none. The row: `size` of `values` from there on."""
+    """Returns the highest key from `low` to `high` (that of the largest value) such that the tokens with this key or a
+    higher one are at least `goal` (`BY` "count"), have at least that mass ("mass"), or more than that ("excess"); `low`
+    if there is none. The row has `size` elements from `values` on."""
     low, high = low.to(tl.int64), high.to(tl.int64)
     while low < high:
         step = (high - low + WAYS + 1) // (WAYS + 1)

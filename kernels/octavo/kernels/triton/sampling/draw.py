@@ -48,11 +48,12 @@ class Drawn:
 
 
 def draw(logits: Tensor, parameters: Tensor) -> Drawn:
-    """A token for each row of `logits` ([rows, vocab_size], see `octavo.kernels.triton.sampling.stats.check_logits`).
+    """Draws a token for each row of `logits` ([rows, vocab_size], see
+    `octavo.kernels.triton.sampling.stats.check_logits`).
 
-    `parameters`: [rows, 5] fp64, contiguous: a number in [0, 1), the temperature (0: the likeliest token, of equals the
-    one with the lowest id), top-k (0: off), top-p (1: off) and min-p (0: off). Left are the first top-k tokens, of them
-    those with min-p of the likeliest's probability, and of these the first that reach top-p of their mass.
+    `parameters`: [rows, 5] fp64, contiguous: a number in [0, 1), the temperature (0: the token with the largest logit,
+    of equals the one with the lowest id), top-k (0: off), top-p (1: off) and min-p (0: off). Left are the first top-k
+    tokens, of them those with min-p of the largest probability, and of these the first that reach top-p of their mass.
     Raises `ValueError`.
     """
     check_logits(logits)
@@ -119,7 +120,8 @@ def variants() -> Iterator[Variant]:
 
 @triton.jit
 def _first_above(masses, target, places):
-    """The first of the `places` up to which `masses` are more than `target` together; at most the last with any."""
+    """Returns the first of the `places` up to which `masses` are more than `target` together; at most the last with
+    any."""
     above = (tl.cumsum(masses, 0) > target) & (masses > 0)
     last = tl.max(tl.where(masses > 0, places, 0), 0)
     return tl.minimum(tl.min(tl.where(above, places, 0x7FFFFFFF), 0), last)
@@ -169,8 +171,8 @@ def _pick_cut(
     CHUNK: tl.constexpr,
     WAYS: tl.constexpr,
 ):
-    """A token of those that the cuts leave. First come bounds that none of them is below: what reaches them is nearly
-    always little, and in few spans."""
+    """Returns a token of those that the cuts leave. First come bounds that none of them is below: what reaches them is
+    nearly always little, and in few spans."""
     least_key, least = tl.full([], LEAST_KEY, tl.int32), tl.full([], float("-inf"), tl.float32)
     top_k = tl.where(top_k > 0, tl.minimum(top_k, vocab_size), vocab_size).to(tl.int32)
     is_open = (top_k == vocab_size) & (min_p == 0)

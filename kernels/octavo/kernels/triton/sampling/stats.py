@@ -75,9 +75,9 @@ def survey(logits: Tensor, temperatures: Tensor) -> Survey:
 
 
 def log_masses(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest of each row of `logits` ([rows, vocab_size], see `check_logits`; NaN if there is one) and the
-    logarithm of the sum of exp(logit - largest), NaN if the largest is not finite, [rows] fp32 each. A row's are the
-    same whatever rows are beside it."""
+    """Returns the largest of each row of `logits` ([rows, vocab_size], see `check_logits`; NaN if there is one) and the
+    logarithm of the sum of exp(logit - largest), NaN if the largest is not finite, [rows] fp32 each. A row's figures
+    are the same whatever rows are beside it."""
     rows = len(logits)
     found = survey(logits, torch.ones(1, dtype=torch.float64, device=logits.device).expand(rows))
     largest, masses = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
@@ -119,20 +119,20 @@ def variants() -> Iterator[Variant]:
 
 @triton.jit
 def relative_masses(values, largest, temperature):
-    """exp((`values` - `largest`) / `temperature`), all fp32; 0 for a value that is -inf."""
+    """Returns exp((`values` - `largest`) / `temperature`), all fp32; 0 for a value that is -inf."""
     return tl.exp((values - largest) / temperature)
 
 
 @triton.jit
 def largest_or_nan(values, axis: tl.constexpr):
-    """The largest along `axis`; NaN if one is. (A maximum by itself passes over it.)"""
+    """Returns the largest along `axis`; NaN if one is. (A maximum by itself passes over NaN.)"""
     is_nan = tl.max((values != values).to(tl.int32), axis)
     return tl.where(is_nan > 0, float("nan"), tl.max(values, axis))
 
 
 @triton.jit
 def span_masses(maxima, masses, largest, temperature):
-    """`masses` of spans, which are relative to their `maxima`, relative to the `largest`."""
+    """Returns the `masses` of spans, which are relative to their `maxima`, relative to the `largest`."""
     return tl.where(masses > 0, masses * relative_masses(maxima, largest, temperature).to(tl.float64), 0.0)
 
 
@@ -167,7 +167,7 @@ def _survey(
 
 @triton.jit
 def fp32_temperature(temperature):
-    """One that fp32 rounds to 0 would make 0 / 0 of the largest logit."""
+    """Returns `temperature` in fp32, but not 0: one that fp32 rounds to 0 would make 0 / 0 of the largest logit."""
     return tl.maximum(temperature, 1.1754943508222875e-38).to(tl.float32)
 
 
