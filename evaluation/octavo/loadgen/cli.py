@@ -31,7 +31,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def _by(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
-    """Returns a callback that reads an option with `read`."""
+    """Returns a callback that reads an option with `parse`."""
 
     def read(context: click.Context, parameter: click.Parameter, text: str | None) -> T | None:
         try:

@@ -34,7 +34,7 @@ def admits(builder: StepBuilder) -> bool:
 
 
 def end(builder: StepBuilder) -> bool:
-    """Does nothing: nothing is left to be added once the waiting queue has been looked at."""
+    """Returns True: nothing is left to be added once the waiting queue has been looked at."""
     return True
 
 
