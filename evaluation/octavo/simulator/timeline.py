@@ -120,7 +120,7 @@ class Timeline:
         self.samples = [sample for sample in self.samples if sample.time <= end]
 
     def _sample_before(self, now: float) -> None:
-        """Takes the samples due before or at `now`, until when nothing changes."""
+        """Takes the samples that are due up to `now`, for which the present state holds."""
         while self._sample_every_s and (time := len(self.samples) * self._sample_every_s) <= now:
             self.samples.append(Sample.of(time, self.cell.core))
             if self._probe is not None:
