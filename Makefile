@@ -115,9 +115,9 @@ test-clients: $(READY)  ## Try other people's clients, unmodified (needs npm; ma
 test-page: $(READY)  ## Try the page in headless Chromium, with axe-core (needs chromium, npm and curl)
 	@PYTHONPATH=tests/support $(BIN)/python tests/page/run.py $(ARGS)
 
-bench-door: $(READY)  ## Measure the frontend alone: tokens a second, latency, streams, refusals; ARGS are those of octavo.bench.doors.front_door
+bench-door: $(READY)  ## Measure the frontend alone: tokens a second, latency, streams, refusals; ARGS are those of octavo.bench.frontend
 	@$(BIN)/octavo prepare-model
-	@$(BIN)/python -m octavo.bench.doors.front_door $(ARGS)
+	@$(BIN)/python -m octavo.bench.frontend $(ARGS)
 
 bench: $(READY)  ## Measure speed, the worker alone and through all processes; ARGS are those of octavo.bench
 	@$(BIN)/octavo prepare-model

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from octavo.client import AsyncClient, Client, RetryPolicy, Tls, UnavailableError
-from octavo.testbed.certificates import Pair, make_authority, make_certificate
+from octavo.testbed.credentials import Pair, make_authority, make_certificate
 from octavo.testing.fakes.fake_frontend import FakeFrontend, script, serving
 
 ONCE = RetryPolicy(max_retries=0)

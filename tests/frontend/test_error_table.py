@@ -14,8 +14,8 @@ import pytest
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.server import FrontendServer
+from octavo.testbed.credentials import write_keys
 from octavo.testbed.grpc_calls import collect, reason_of, retry_delay_of
-from octavo.testbed.keys import write_keys
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
 from octavo.v1 import generation_pb2 as pb

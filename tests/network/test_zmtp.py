@@ -8,8 +8,7 @@ from pathlib import Path
 import zmq
 
 from octavo.runtime.transport.sockets import bind_router, connect_dealer
-from octavo.testbed.relay import Relay, relayed
-from octavo.testbed.zmtp import Noise
+from octavo.testbed.relay import Noise, Relay, relayed
 
 _WAIT_MS = 20_000
 

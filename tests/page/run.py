@@ -17,7 +17,7 @@ import venv
 from pathlib import Path
 from typing import Final
 
-from octavo.testbed.keys import KEYS, write_keys
+from octavo.testbed.credentials import KEYS, write_keys
 from octavo.testbed.stack import Stack
 from octavo.testbed.tiny_model import write_byte_model
 

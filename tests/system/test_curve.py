@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from octavo.runtime.transport.curve_keys import files_of, write_keys
-from octavo.testbed.addresses import free_address
-from octavo.testbed.stack import Stack, token_request
+from octavo.testbed.stack import Stack, free_address, token_request
 
 from .conftest import StartStack
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from octavo.chaos.supervisor import Supervisor
+from octavo.chaos.poison import Supervisor
 from octavo.testbed.grpc_calls import reason_of
 from octavo.testbed.stack import Stack, token_request
 from octavo.v1 import admin_pb2

@@ -9,8 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from octavo.testbed.addresses import free_address
-from octavo.testbed.stack import Stack
+from octavo.testbed.stack import Stack, free_address
 
 from .conftest import StartStack
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.testbed.certificates import Pair, make_authority, make_certificate
-from octavo.testbed.keys import KEYS, write_keys
+from octavo.testbed.credentials import KEYS, Pair, make_authority, make_certificate, write_keys
 from octavo.testbed.stack import Stack
 
 pytestmark = pytest.mark.system

@@ -7,8 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from octavo.testbed.addresses import free_address
-from octavo.testbed.stack import Stack, token_request
+from octavo.testbed.stack import Stack, free_address, token_request
 
 from .conftest import StartStack
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from octavo.bench import instruction_sets
 from octavo.bench.figures import FIGURES, Work
 from octavo.bench.floors import LinearShapes, Yardsticks, grid
-from octavo.bench.planned import planned_steps
-from octavo.bench.report import Report, Runs
+from octavo.bench.in_process import planned_steps
+from octavo.bench.report import Report, Runs, to_text
 from octavo.bench.systems import Bench, System
-from octavo.bench.tables import to_text
 from octavo.bench.workloads import NAMES, make_case, warm_up
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 

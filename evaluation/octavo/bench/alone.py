@@ -1,17 +1,64 @@
-"""The worker alone, in a process of its own: `python -m octavo.bench.alone MODEL DTYPE THREADS` is a child
-(`octavo.bench.child`)."""
+"""Measures the worker alone in a child process (`octavo.bench.child`): `python -m octavo.bench.alone MODEL DTYPE THREADS`."""
 
 import os
 import sys
+import time
 from pathlib import Path
 
 from octavo.bench.child import Answer, serve
-from octavo.bench.decode_profile import profile_decode
-from octavo.bench.in_process import InProcess
-from octavo.bench.parts.observed import ObservedRunner
-from octavo.bench.whole.processes import peak_memory
-from octavo.bench.workloads import KV_CACHE_MEMORY, Case
+from octavo.bench.floors import StepShape
+from octavo.bench.in_process import InProcess, ObservedRunner
+from octavo.bench.measurement import peak_memory
+from octavo.bench.workloads import KV_CACHE_MEMORY, Case, decoding
+from octavo.worker.models.compiled import CompiledLlama
+from octavo.worker.models.decoder import Decoder
 from octavo.worker.step.model_runner import ModelRunner
+
+_NUM_SEQUENCES, _NUM_STEPS = 64, 16
+
+
+def profile_decode(engine: InProcess, runner: ObservedRunner, decoder: Decoder | None) -> dict[str, float]:
+    """Milliseconds of a step of 64 sequences, by stage; where the layers of `decoder` are compiled, the model's by
+    operation, and what is left of it as that of embeddings, last norm and LM head."""
+    case = decoding(_NUM_SEQUENCES, 2 * _NUM_SEQUENCES, runner.model.vocab_size)
+    _prefill(engine, runner, case)
+    began = time.perf_counter()
+    op_s, stage_s = _observe(engine, decoder)
+    wall = time.perf_counter() - began
+    engine.advance()
+    if op_s:
+        op_s["embeddings, last norm, LM head"] = stage_s.pop("model") - sum(op_s.values())
+    seconds = {**op_s, **stage_s}
+    seconds["other"] = wall - sum(seconds.values())
+    return {name: 1000 * value / _NUM_STEPS for name, value in seconds.items()}
+
+
+def _prefill(engine: InProcess, runner: ObservedRunner, case: Case) -> None:
+    """Runs until all sequences decode. Raises `RuntimeError` if they never do so together."""
+    runner.take_steps()
+    engine.submit(case)
+    while runner.steps[-1:] != [StepShape(len(case.jobs), len(case.jobs))]:
+        engine.advance(1)
+        if engine.is_idle:
+            raise RuntimeError(
+                f"{len(case.jobs)} sequences never decoded together, so there is no step to profile: their keys and"
+                f" values do not fit into {runner.num_blocks} blocks; profile a smaller model"
+            )
+
+
+def _observe(engine: InProcess, decoder: Decoder | None) -> tuple[dict[str, float], dict[str, float]]:
+    """The seconds of each kind of operation and of each stage."""
+    if not isinstance(decoder, CompiledLlama):
+        return {}, engine.advance(_NUM_STEPS)
+    decoder.op_times.clear()
+    decoder.profiling = True
+    stage_s = engine.advance(_NUM_STEPS)
+    decoder.profiling = False
+    return {name: nanoseconds / 1e9 for name, nanoseconds in decoder.op_times.items()}, stage_s
+
+
+# The worker alone, in a process of its own: `python -m octavo.bench.alone MODEL DTYPE THREADS` is a child
+# (`octavo.bench.child`).
 
 
 def _answers(model: Path, dtype: str, threads: int) -> dict[str, Answer]:

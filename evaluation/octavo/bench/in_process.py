@@ -1,17 +1,163 @@
-"""The worker alone: the production scheduler's core and the model in one process, no socket between them."""
+"""Runs the production scheduler's core and a runner in one process, step by step, with no socket between them."""
 
 import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from octavo.bench.engine import Engine
-from octavo.bench.measurement import Measurement, Stream, measured
+from octavo.bench.floors import StepShape
+from octavo.bench.measurement import Measurement, Meter, Stream, measured
 from octavo.bench.parts.scheduler_alone import make_request
-from octavo.bench.whole.processes import Meter
 from octavo.bench.workloads import Case, Job
-from octavo.scheduler.core.replica import ReplicaStats
-from octavo.wire.requests import Delta
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.events import (
+    Effect,
+    Event,
+    FrontendJoined,
+    PrefixPinned,
+    ReplicaJoined,
+    RequestSubmitted,
+    SendToFrontend,
+    SendToReplica,
+    StepAnswered,
+)
+from octavo.scheduler.core.replica import Replica, ReplicaStats
+from octavo.scheduler.core.scheduler import Scheduler
+from octavo.wire.costs import StepCosts
+from octavo.wire.requests import Delta, Deltas, Prefix, Rejected, Request
 from octavo.wire.sampling import SamplingParams
-from octavo.worker.runner import Runner
+from octavo.wire.steps import BlockMoves, StepPlan, WorkerHello
+from octavo.worker.fake.runner import FakeRunner
+from octavo.worker.protocol import WorkerProtocol
+from octavo.worker.runner import LaunchedStep, Runner, StepOutput
+from octavo.worker.sequences import WorkItem
+
+
+class ObservedRunner:
+    """`runner`, which is left to do the work; `steps` are those since they were last taken away."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.model = runner.model
+        self.device = runner.device
+        self.kernels = runner.kernels
+        self.num_blocks = runner.num_blocks
+        self.num_cpu_blocks = runner.num_cpu_blocks
+        self.block_size = runner.block_size
+        self.kv_bytes_per_token = runner.kv_bytes_per_token
+        self.kv_groups = runner.kv_groups
+        self.world_size = runner.world_size
+        self.steps: list[StepShape] = []
+
+    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:
+        if items:
+            self.steps.append(step_shape(items))
+        return self._runner.launch(moves, items)
+
+    def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
+        return self.launch(moves, items).output()
+
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        self._runner.forget(sequence_ids)
+
+    def take_steps(self) -> list[StepShape]:
+        steps, self.steps = self.steps, []
+        return steps
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all blocks on the device. Its memory is had when the runner is made."""
+        return self.num_blocks * self.block_size * self.kv_bytes_per_token // len(self.kv_groups)
+
+
+def step_shape(items: list[WorkItem]) -> StepShape:
+    """All that choose from the same row share it."""
+    return StepShape(sum(item.num_tokens for item in items), sum(1 for item in items if item.choosers))
+
+
+# The production scheduler's core and a runner in one process, step by step, with no socket between them.
+
+
+_FRONTEND = 1
+_INCARNATION = 1
+ONE_STEP = SchedulerConfig(max_steps_in_flight=1)
+
+
+class Engine:
+    """One replica. No plan is made before the result of the one before; `hear` is told of every delta."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        hear: Callable[[Delta], None],
+        config: SchedulerConfig = ONE_STEP,
+        costs: StepCosts | None = None,
+    ) -> None:
+        self.fingerprint = runner.model.fingerprint
+        self.core = Scheduler(config, epoch=1)
+        self._hear = hear
+        self._protocol = WorkerProtocol("bench", runner, lambda: _INCARNATION, costs)
+        self._plans: deque[StepPlan] = deque()
+        self._began = time.perf_counter()
+        hello = self._protocol.beat()
+        assert isinstance(hello, WorkerHello)
+        self._handle(FrontendJoined(_FRONTEND))
+        self._handle(ReplicaJoined(hello))
+
+    @property
+    def replica(self) -> Replica:
+        return self.core.replicas[_INCARNATION]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was submitted is done."""
+        return not self.core.groups
+
+    def now(self) -> float:
+        """Seconds since this was made."""
+        return time.perf_counter() - self._began
+
+    def submit(self, request: Request) -> None:
+        """Raises `RuntimeError` if the request is refused."""
+        self._handle(RequestSubmitted(_FRONTEND, request))
+
+    def pin(self, prefix: Prefix) -> None:
+        """To be computed with the next step. Raises `RuntimeError` if it cannot be."""
+        if refusal := self.core.pin_refusal(prefix):
+            raise RuntimeError(refusal)
+        self._handle(PrefixPinned(prefix))
+
+    def step(self) -> float:
+        """Plans and computes one step, which there must be; the seconds that the scheduler took of it."""
+        planned = time.perf_counter()
+        self._perform(self.core.schedule(self.now()))
+        computed = time.perf_counter()
+        self._protocol.receive(self._plans.popleft())
+        result = self._protocol.answer()
+        answered = time.perf_counter()
+        self._handle(StepAnswered(_INCARNATION, result))
+        return computed - planned + time.perf_counter() - answered
+
+    def _handle(self, event: Event) -> None:
+        self._perform(self.core.handle(event, self.now()))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendToReplica(_, StepPlan() as plan):
+                    self._plans.append(plan)
+                case SendToReplica(_, message):
+                    self._protocol.receive(message)
+                case SendToFrontend(_, Deltas(_, deltas)):
+                    for delta in deltas:
+                        self._hear(delta)
+                case SendToFrontend(_, Rejected() as rejected):
+                    raise RuntimeError(f"{rejected.request_id} was rejected: {rejected.detail}")
+
+
+# The worker alone: the production scheduler's core and the model in one process, no socket between them.
 
 
 class InProcess:
@@ -72,3 +218,20 @@ def _sampling(job: Job) -> SamplingParams:
     return SamplingParams(
         temperature=job.temperature, num_sequences=job.num_sequences, seed=1, max_tokens=job.num_tokens
     )
+
+
+# The steps that the production scheduler makes of cases, found without a model.
+
+
+_NUM_BLOCKS = 4096
+
+
+def planned_steps(model: Path, cases: Sequence[Case]) -> dict[str, list[StepShape]]:
+    """By case, of `cases` served one after the other by a worker alone."""
+    runner = ObservedRunner(FakeRunner(model, block_size=16, num_blocks=_NUM_BLOCKS))
+    engine = InProcess(runner)
+    planned = {}
+    for case in cases:
+        engine.run(case)
+        planned[case.name] = runner.take_steps()
+    return planned

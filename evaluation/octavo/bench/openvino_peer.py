@@ -20,8 +20,7 @@ import openvino
 import openvino_genai
 
 from octavo.bench.child import Answer, serve
-from octavo.bench.measurement import Measurement, Stream, measured
-from octavo.bench.whole.processes import Meter, peak_memory
+from octavo.bench.measurement import Measurement, Meter, Stream, measured, peak_memory
 from octavo.bench.workloads import KV_CACHE_MEMORY, Case, Job
 
 _HINTS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}

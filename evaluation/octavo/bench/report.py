@@ -1,6 +1,6 @@
-"""What a benchmark found, as numbers; `tables` puts it into words."""
+"""Holds a benchmark's findings as numbers, and writes them as a table."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 
 from octavo.bench.figures import FIGURES, Figure, Floor, Work
@@ -106,3 +106,108 @@ def _least_seconds(figure: Figure, others: Iterable[Runs], seconds: float) -> fl
     """The seconds of the fastest of `others`, over `seconds`; None if there is none."""
     least = min((figure.seconds(other.best(figure)) for other in others), default=None)
     return None if least is None else least / seconds
+
+
+# A report in words and columns.
+
+
+_NOTES = """\
+x floor: how many times as long as the floor. goal: the same of what the worker alone must reach on a quiet machine,
+by the floor that was measured there. of alone, of OpenVINO: speed over theirs; goal: as before. others: the share of
+all cores' time that other processes took. A figure is the best of its runs, a floor the best of its rounds."""
+_HEADS = ("", "", "x floor", "goal", "of alone", "of OpenVINO", "goal", "others")
+_WIDTHS = (30, 20, 9, 7, 10, 13, 7, 9)
+
+
+def to_text(report: Report) -> str:
+    """Everything but the single runs."""
+    figures = (_figure(report, figure) for figure in report.figures)
+    parts = [[_columns(_HEADS)], *figures, [_NOTES], _best_threads(report), _details(report)]
+    return "\n\n".join(text for part in parts if (text := "\n".join(part)))
+
+
+def _figure(report: Report, figure: Figure) -> Iterator[str]:
+    yield f"{figure.case}, {figure.name} ({report.work[figure.case].case.title})"
+    for row, runs in zip(report.rows(figure), report.runs, strict=True):
+        yield _columns(_cells(figure, row, runs))
+    for threads in sorted(report.yardsticks):
+        floor = report.floor(figure, threads)
+        value = figure.shown(floor.seconds, report.work[figure.case].case)
+        yield f"  floor with {threads}: {_number(value)} {figure.unit}, {floor.of}"
+
+
+def _cells(figure: Figure, row: Row, runs: Runs) -> tuple[str, ...]:
+    return (
+        f"  {runs.title}",
+        f"{_number(row.value)} {figure.unit}",
+        _ratio(row.over_floor),
+        _ratio(figure.goal_over_floor),
+        _ratio(row.to_alone),
+        _ratio(row.to_openvino),
+        _ratio(figure.goal_to_openvino),
+        f"{row.others_share:.0%}",
+    )
+
+
+def _columns(cells: tuple[str, ...]) -> str:
+    first, *others = zip(cells, _WIDTHS, strict=True)
+    return f"{first[0]:<{first[1]}}" + "".join(f"{cell:>{width}}" for cell, width in others)
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _best_threads(report: Report) -> Iterator[str]:
+    """Whether the cores are better left to the worker, or one of them to the frontend and the scheduler."""
+    if len(report.yardsticks) > 1:
+        for figure in report.figures:
+            rows = [row for row in report.rows(figure) if row.system == WHOLE]
+            if rows:
+                best = min(rows, key=lambda row: row.over_floor * report.floor(figure, row.threads).seconds)
+                yield f"best --threads for {figure.case}, {figure.name}, through all processes: {best.threads}"
+
+
+def _details(report: Report) -> Iterator[str]:
+    weight_bytes = next(iter(report.work.values())).weight_bytes
+    for runs in report.runs:
+        yield f"{runs.title}: ready after {runs.start_s:.1f} s, {_memory(runs, weight_bytes)}"
+        for figure in report.figures:
+            if runs.measurements and figure is next(f for f in report.figures if f.case == figure.case):
+                yield from _run(figure, runs.best(figure))
+        yield from _profile(runs)
+
+
+def _memory(runs: Runs, weight_bytes: int) -> str:
+    text = f"at most {_mib(runs.memory['peak'])} resident"
+    if "kv" not in runs.memory:
+        return text
+    rest = runs.memory["peak"] - weight_bytes - runs.memory["kv"]
+    return f"{text}: {_mib(weight_bytes)} weights, {_mib(runs.memory['kv'])} KV blocks, {_mib(rest)} more"
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):.0f} MiB"
+
+
+def _run(figure: Figure, run: Measurement) -> Iterator[str]:
+    yield (
+        f"  {figure.case}: {run.wall_s:.2f} s in {run.steps} steps, first token median {run.ttft_ms:.0f} ms,"
+        f" worst {run.ttft_ms_worst:.0f} ms"
+    )
+    if run.stages:
+        yield "    time by stage  " + "  ".join(f"{name} {share:.1%}" for name, share in run.stages.items())
+    if run.cpu_s:
+        yield "    CPU seconds    " + "  ".join(f"{name} {seconds:.2f}" for name, seconds in run.cpu_s.items())
+
+
+def _profile(runs: Runs) -> Iterator[str]:
+    if runs.profile:
+        total = sum(runs.profile.values())
+        yield f"  a decode step, profiled: {total:.1f} ms"
+        for name, milliseconds in runs.profile.items():
+            yield f"    {milliseconds:8.2f} ms  {milliseconds / total:6.1%}  {name}"

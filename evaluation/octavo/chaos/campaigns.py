@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from octavo.chaos import books, deadlines, deaths, departures, drains, overload, poison, real_model, soak, upgrades
+from octavo.chaos import books, deaths, departures, drains, overload, poison, soak
 from octavo.chaos.arena import Arena, Campaign, arena
 from octavo.chaos.report import Report, in_logs, shortened
 from octavo.testbed.stack import Stack
@@ -42,20 +42,20 @@ class Setting:
 CAMPAIGNS: Final[dict[str, Setting]] = {
     "kill-workers": Setting(deaths.kill_workers),
     "kill-real-workers": Setting(
-        real_model.kill_workers, real_model.ENVIRONMENT, num_questions=10, num_tokens=20, is_real=True
+        deaths.kill_real_workers, deaths.REAL_MODEL_ENVIRONMENT, num_questions=10, num_tokens=20, is_real=True
     ),
     "kill-schedulers": Setting(deaths.kill_schedulers),
     "freeze-workers": Setting(deaths.freeze_workers),
     "leave": Setting(departures.leave, {"OCTAVO_NUM_BLOCKS": "16384"}, num_questions=20, logged=True),
     "drain": Setting(drains.drain, frontends=len(drains.FRONTENDS)),
-    "upgrade": Setting(upgrades.upgrade, frontends=len(drains.FRONTENDS), is_old=True),
+    "upgrade": Setting(drains.upgrade, frontends=len(drains.FRONTENDS), is_old=True),
     "poison": Setting(poison.kill_by_request, poison.ENVIRONMENT, workers=poison.WORKERS),
     "hang-workers": Setting(deaths.hang_workers),
     "spoil": Setting(poison.spoil, poison.ENVIRONMENT, workers=poison.WORKERS),
     "run-out": Setting(poison.run_out, poison.CROWDED),
     "soak": Setting(soak.soak, {"OCTAVO_NUM_BLOCKS": "16384"}),
-    "overload": Setting(overload.overload, overload.ENVIRONMENT, num_tokens=40),
-    "expire": Setting(deadlines.expire, deadlines.ENVIRONMENT, logged=True),
+    "overload": Setting(overload.overload, overload.OVERLOAD_ENVIRONMENT, num_tokens=40),
+    "expire": Setting(overload.expire, overload.EXPIRE_ENVIRONMENT, logged=True),
 }
 
 

@@ -1,4 +1,4 @@
-"""Campaigns in which processes die or stand still, and all streams go on."""
+"""Runs campaigns in which processes die or stand still, and all streams go on."""
 
 import asyncio
 import signal
@@ -126,3 +126,21 @@ async def _until_disturbable(arena: Arena, each: int = 4) -> None:
 
 def _a_worker(arena: Arena) -> str:
     return arena.random.choice(("worker-0", "worker-1"))
+
+
+# A campaign on the bundled model, whose tokens must not depend on what runs beside them.
+
+
+# One thread: a team of two collapses wherever another process wants a core for a moment.
+REAL_MODEL_ENVIRONMENT: Final = {
+    "OCTAVO_DEVICE": "cpu",
+    "OCTAVO_NUMERICS": "exact",
+    "OCTAVO_THREADS": "1",
+    "OCTAVO_NUM_BLOCKS": "256",
+}
+_REAL_CLIENTS: Final = 4
+
+
+async def kill_real_workers(arena: Arena, count: int) -> dict[str, float]:
+    """kill -9 of one of two workers, with few streams."""
+    return await kill_workers(arena, count, _REAL_CLIENTS, each=1)

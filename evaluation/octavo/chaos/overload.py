@@ -1,4 +1,4 @@
-"""A campaign in which five times as many clients come as can be served: the others are told at once."""
+"""Runs campaigns with more requests than can be served: clients whose time runs out in the queue, and clients that are refused."""
 
 import asyncio
 import time
@@ -7,13 +7,66 @@ from typing import Final
 
 import grpc
 
-from octavo.chaos.arena import Arena
-from octavo.chaos.client import Client
+from octavo.chaos.arena import Arena, Known
+from octavo.chaos.client import TIMEOUT_S, Client
 from octavo.chaos.memory import memory_mib
 from octavo.testbed.grpc_calls import retry_delay_of
 
+# Few run at once, so that most must wait.
+EXPIRE_ENVIRONMENT: Final = {"OCTAVO_MAX_NUM_SEQS": "4"}
+_CLIENTS: Final = 60
+_SHORTEST_S, _LONGEST_S = 0.3, 1.5
+_OVERDUE: Final = frozenset({"QUEUE_TIMEOUT", "DEADLINE", "DEADLINE_EXCEEDED"})
+# What it may take on a busy machine to bring a request, and the end of its time, to the scheduler.
+_ON_ITS_WAY_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class _Hurry:
+    """How a hurried client ended: the error's reason, and how long after its time."""
+
+    reason: str
+    late_s: float
+
+
+async def expire(arena: Arena, count: int) -> dict[str, float]:
+    """All come at once, `count` times."""
+    hurries: list[_Hurry] = []
+    for _ in range(count):
+        async with asyncio.TaskGroup() as group:
+            for number in range(_CLIENTS):
+                known = arena.known[number % len(arena.known)]
+                group.create_task(_hurry(arena, known, hurries) if number % 2 else _wait(arena, known))
+    told = [hurry.late_s for hurry in hurries if hurry.reason in _OVERDUE]
+    return {
+        "hurried": len(hurries),
+        "overdue": len(told),
+        "overdue_in_queue": sum(hurry.reason == "QUEUE_TIMEOUT" for hurry in hurries),
+        "told_late_p50_s": round(sorted(told)[len(told) // 2], 4) if told else 0.0,
+        "told_late_max_s": round(max(told, default=0.0), 4),
+    }
+
+
+async def _wait(arena: Arena, known: Known) -> None:
+    await Client(arena.stubs[0], arena.witness, known.named(arena.name())).ask(known.answer)
+
+
+async def _hurry(arena: Arena, known: Known, hurries: list[_Hurry]) -> None:
+    """By the call's deadline, or by the time in the queue alone."""
+    request, seconds = known.named(arena.name()), arena.random.uniform(_SHORTEST_S, _LONGEST_S)
+    is_call = arena.random.random() < 0.5
+    if not is_call:
+        request.scheduling.max_queue_time.FromMilliseconds(int(seconds * 1000))
+    client = Client(arena.stubs[0], arena.witness, request, timeout_s=seconds if is_call else TIMEOUT_S)
+    reason = await client.ask(known.answer, _OVERDUE, seconds + _ON_ITS_WAY_S)
+    hurries.append(_Hurry(reason, time.monotonic() - client.came_at - seconds))
+
+
+# A campaign in which five times as many clients come as can be served: the others are told at once.
+
+
 # What the doors let in is done in about two seconds.
-ENVIRONMENT: Final = {
+OVERLOAD_ENVIRONMENT: Final = {
     "OCTAVO_FAKE_STEP_MS": "20",
     "OCTAVO_MAX_NUM_SEQS": "16",
     "OCTAVO_MAX_WORK_TOKENS": "4000",

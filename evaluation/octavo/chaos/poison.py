@@ -1,15 +1,52 @@
-"""Campaigns with requests that break whatever computes them, and innocents beside them who must not notice."""
+"""Runs campaigns with requests that break whatever computes them, beside innocent requests that must not notice."""
 
 import asyncio
 import contextlib
+import signal
+from collections import deque
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from octavo.chaos.arena import Arena
 from octavo.chaos.client import Client
-from octavo.chaos.supervisor import Supervisor
-from octavo.testbed.stack import token_request
+from octavo.runtime.process.ends import ENDS_VARIABLE, End, OutOfMemoryCount, write_ends
+from octavo.testbed.stack import Stack, token_request
 from octavo.v1 import generation_pb2 as pb
+
+_LOOKS_EVERY_S: Final = 0.05
+_ENDS_TOLD: Final = 16
+
+
+@dataclass
+class Supervisor:
+    """`died` are the names of workers, in the order in which that was seen."""
+
+    stack: Stack
+    died: list[str] = field(default_factory=list)
+    ends: deque[End] = field(default_factory=lambda: deque(maxlen=_ENDS_TOLD))
+    _out_of_memory: OutOfMemoryCount = field(default_factory=OutOfMemoryCount)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(_LOOKS_EVERY_S)
+
+    def look(self) -> None:
+        """Does what is to be done now."""
+        for name, process in list(self.stack.processes.items()):
+            if name.startswith("worker") and process.poll() is not None:
+                self.died.append(name)
+                status = process.returncode
+                self.ends.append(
+                    End(process.pid, status, status == -signal.SIGKILL and self._out_of_memory.has_risen())
+                )
+                self.stack.start_named(name, **{ENDS_VARIABLE: write_ends(self.ends)})
+
+
+# Campaigns with requests that break whatever computes them, and innocents beside them who must not notice.
+
 
 WORKERS: Final = 4
 _INNOCENTS: Final = 64

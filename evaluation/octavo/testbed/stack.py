@@ -1,8 +1,9 @@
-"""Octavo as its users run it: real processes, on unix sockets in a directory of their own."""
+"""Runs Octavo as its users run it: real processes, on unix sockets in a directory of their own."""
 
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import SystemRandom
 from types import TracebackType
 from typing import Protocol, Self, cast
 
@@ -18,6 +20,24 @@ import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
+
+# Below what systems hand out by themselves, or another test's connection might have it before the process does.
+_PORTS = range(20_000, 32_000)
+
+
+def free_address() -> str:
+    """One of this machine's loopback, host:port, that nobody listens on now."""
+    while True:
+        port = SystemRandom().choice(_PORTS)
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return f"127.0.0.1:{port}"
+
+
+# Octavo as its users run it: real processes, on unix sockets in a directory of their own.
+
 
 GENERATION_SERVICE = "octavo.v1.GenerationService"
 _START_S = 120.0

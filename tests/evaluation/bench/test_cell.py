@@ -5,7 +5,7 @@ import pytest
 
 from octavo.bench.cell import __main__ as cell
 from octavo.bench.cell.load import Size
-from octavo.bench.cell.replica import Answers, Tally, busy_shares
+from octavo.bench.cell.peers import Answers, Tally, busy_shares
 from octavo.bench.parts.scheduler_alone import SchedulerAlone, make_request, plans
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.wire.sampling import SamplingParams

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.decode_profile import profile_decode
-from octavo.bench.in_process import InProcess
-from octavo.bench.parts.observed import ObservedRunner
+from octavo.bench.alone import profile_decode
+from octavo.bench.in_process import InProcess, ObservedRunner
 from octavo.testing.cluster import write_fake_model
 from octavo.worker.fake.runner import FakeRunner
 

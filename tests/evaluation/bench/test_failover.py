@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.whole.failover import Spread
-from octavo.bench.whole.failover_log import read_losses
+from octavo.bench.whole.failover import Spread, read_losses
 from octavo.scheduler.core.events import LossCause
 from octavo.scheduler.server.event_log import EventLogError, Record, Scheduled
 from octavo.testing.cluster import Cluster, make_request, write_fake_model

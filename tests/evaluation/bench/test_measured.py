@@ -7,13 +7,10 @@ import pytest
 import torch
 
 from octavo.bench.measured.ablations import RINGS, Ring
-from octavo.bench.measured.beams import BlockCount
-from octavo.bench.measured.figure import Figure
+from octavo.bench.measured.beams import BlockCount, prompts
+from octavo.bench.measured.experiment import Figure, Machine
 from octavo.bench.measured.kernel import SMOLLM, HeadShape
-from octavo.bench.measured.live import Live, summed_up
-from octavo.bench.measured.loads import scaled
-from octavo.bench.measured.machine import Machine
-from octavo.bench.measured.texts import prompts
+from octavo.bench.measured.live import Live, scaled, summed_up
 from octavo.loadgen.open_loop import Run
 from octavo.loadgen.records import Record
 from octavo.scheduler.core.config import Preemption, SchedulerConfig

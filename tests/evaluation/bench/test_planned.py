@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from octavo.bench.floors import StepShape
-from octavo.bench.parts.observed import ObservedRunner
-from octavo.bench.planned import planned_steps
+from octavo.bench.in_process import ObservedRunner, planned_steps
 from octavo.bench.workloads import NAMES, make_case
 from octavo.testbed.tiny_model import VOCAB_SIZE, write_byte_model
 from octavo.worker.fake.runner import FakeRunner

@@ -7,8 +7,7 @@ import pytest
 from octavo.bench.figures import FIGURES, Figure, Work
 from octavo.bench.floors import StepShape, Yardsticks
 from octavo.bench.measurement import OTHERS, Measurement
-from octavo.bench.report import ALONE, OPENVINO, WHOLE, Report, Runs
-from octavo.bench.tables import to_text
+from octavo.bench.report import ALONE, OPENVINO, WHOLE, Report, Runs, to_text
 from octavo.bench.workloads import make_case
 
 FIGURE = {(figure.case, figure.name): figure for figure in FIGURES}

@@ -12,7 +12,7 @@ from octavo.loadgen.cli import bench
 from octavo.loadgen.failures import Failure
 from octavo.loadgen.records import Record
 from octavo.loadgen.session import Progress
-from octavo.testbed.addresses import free_address
+from octavo.testbed.stack import free_address
 from octavo.workload.job import Job
 
 WORKLOAD = ["--arrivals", "at-once", "--requests", "2"]

@@ -17,8 +17,7 @@ from octavo.loadgen.cli import bench
 from octavo.loadgen.requests import Asking
 from octavo.loadgen.session import Session, Side
 from octavo.loadgen.targets import Secrets, Target
-from octavo.testbed.addresses import free_address
-from octavo.testbed.stack import Stack
+from octavo.testbed.stack import Stack, free_address
 from octavo.testbed.tiny_model import write_byte_model
 from octavo.workload.job import Job
 from octavo.workload.trace import write_csv

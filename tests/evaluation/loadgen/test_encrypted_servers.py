@@ -9,7 +9,7 @@ from octavo.loadgen.grpc_transport import GrpcTransport
 from octavo.loadgen.http_transport import HttpTransport
 from octavo.loadgen.requests import Asking
 from octavo.loadgen.targets import Secrets, Target
-from octavo.testbed.certificates import Pair, make_authority, make_certificate
+from octavo.testbed.credentials import Pair, make_authority, make_certificate
 from octavo.testing.fakes.fake_frontend import FakeFrontend, serving
 
 from .conftest import ScriptedServer

@@ -11,7 +11,7 @@ from octavo.loadgen.grpc_transport import GrpcTransport
 from octavo.loadgen.records import Answer, Record
 from octavo.loadgen.requests import Asking
 from octavo.loadgen.targets import Secrets, Target
-from octavo.testbed.addresses import free_address
+from octavo.testbed.stack import free_address
 from octavo.testing.fakes.fake_frontend import FakeFrontend, script, serving, status
 from octavo.v1 import generation_pb2 as pb
 from octavo.workload.job import Job

@@ -10,7 +10,7 @@ from octavo.loadgen.http_transport import HttpTransport
 from octavo.loadgen.records import Answer, Record
 from octavo.loadgen.requests import Asking
 from octavo.loadgen.targets import Secrets, Target
-from octavo.testbed.addresses import free_address
+from octavo.testbed.stack import free_address
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps
 

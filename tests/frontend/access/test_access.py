@@ -8,7 +8,7 @@ from octavo.frontend.access.access import Access, authorization_of, tenant_from_
 from octavo.frontend.access.api_keys import ApiKeys, Bounds, read_api_keys
 from octavo.frontend.errors import InvalidRequest, Unauthenticated
 from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest
-from octavo.testbed.keys import KEYS, write_keys
+from octavo.testbed.credentials import KEYS, write_keys
 
 ALICE, BOB, GATEWAY = Caller("alice", False), Caller("bob", False), Caller("gateway", True)
 

@@ -17,7 +17,7 @@ from octavo.frontend.access.connections import allow_open_files, connections_tha
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.grpc.connections import TcpConnection, superfluous
 from octavo.frontend.server import FrontendServer
-from octavo.testbed.certificates import make_authority, make_certificate
+from octavo.testbed.credentials import make_authority, make_certificate
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
 from octavo.v1 import generation_pb2 as pb

@@ -16,7 +16,7 @@ from octavo.frontend.access.tls import TlsError, server_credentials, ssl_context
 from octavo.frontend.cli.client import health
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.server import FrontendServer
-from octavo.testbed.certificates import Pair, encrypt, make_authority, make_certificate
+from octavo.testbed.credentials import Pair, encrypt, make_authority, make_certificate
 from octavo.testing.frontends import running_frontend
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

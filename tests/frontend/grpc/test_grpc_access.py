@@ -17,8 +17,8 @@ from octavo.frontend.access.api_keys import Bounds, read_api_keys
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.grpc.access import READING, caller_of, interceptors
 from octavo.frontend.server import V1
+from octavo.testbed.credentials import KEYS, bearer, write_keys
 from octavo.testbed.grpc_calls import collect, reason_of
-from octavo.testbed.keys import KEYS, bearer, write_keys
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.v1 import generation_pb2 as pb
 

@@ -22,7 +22,7 @@ from octavo.frontend.http.connection import read_body
 from octavo.frontend.http.errors import error_response
 from octavo.frontend.http.guards import AccessMiddleware
 from octavo.frontend.http.server import HttpServer
-from octavo.testbed.keys import write_keys
+from octavo.testbed.credentials import write_keys
 
 WHOLE: Final = 1 << 20
 ALMOST: Final = WHOLE - 1

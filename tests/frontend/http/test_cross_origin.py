@@ -10,7 +10,7 @@ import pytest
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.server import FrontendServer
-from octavo.testbed.keys import bearer, write_keys
+from octavo.testbed.credentials import bearer, write_keys
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
 

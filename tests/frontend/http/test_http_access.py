@@ -17,7 +17,7 @@ from octavo.frontend.config import FrontendConfig
 from octavo.frontend.http.guards import AccessMiddleware
 from octavo.frontend.openai.app import build_app
 from octavo.frontend.server import FrontendServer
-from octavo.testbed.keys import KEYS, bearer, write_keys
+from octavo.testbed.credentials import KEYS, bearer, write_keys
 
 # Probes carry no key, and the page asks its reader for one. Nothing else is to be added here.
 OPEN = {("GET", path) for path in ("/livez", "/health", "/ready", "/")}

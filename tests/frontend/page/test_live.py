@@ -12,7 +12,7 @@ import pytest
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.page.live_view import MAX_VIEWERS
-from octavo.testbed.keys import bearer, write_keys
+from octavo.testbed.credentials import bearer, write_keys
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
 

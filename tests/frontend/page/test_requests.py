@@ -17,7 +17,7 @@ from octavo.frontend.page.requests import Explainer
 from octavo.frontend.request.request import Caller, GenerationRequest
 from octavo.frontend.scheduler.pool import Listing
 from octavo.frontend.server import FrontendServer
-from octavo.testbed.keys import bearer, write_keys
+from octavo.testbed.credentials import bearer, write_keys
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
 from octavo.v1 import admin_pb2 as pb

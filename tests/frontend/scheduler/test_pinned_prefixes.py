@@ -11,8 +11,8 @@ import pytest
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.scheduler.pinned_prefixes import PinnedPrefixesError, read_pinned_prefixes
 from octavo.frontend.server import FrontendServer
+from octavo.testbed.credentials import bearer, write_keys
 from octavo.testbed.grpc_calls import collect, reason_of
-from octavo.testbed.keys import bearer, write_keys
 from octavo.testbed.tiny_model import START_TOKEN_ID
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend

@@ -16,8 +16,8 @@ from octavo.frontend.server import FrontendServer
 from octavo.frontend.stream.meter import Meter
 from octavo.frontend.stream.registry import RequestBook
 from octavo.frontend.stream.running import RunningRequest
+from octavo.testbed.credentials import bearer, write_keys
 from octavo.testbed.grpc_calls import collect, ids_of, reason_of
-from octavo.testbed.keys import bearer, write_keys
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
 from octavo.v1 import generation_pb2 as pb

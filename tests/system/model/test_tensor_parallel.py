@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from octavo.testbed.addresses import free_address
 from octavo.testbed.models import transformers_greedy, write_tiny_model
-from octavo.testbed.stack import Generation, Stack, collect, token_request
+from octavo.testbed.stack import Generation, Stack, collect, free_address, token_request
 from octavo.testbed.tiny_model import write_byte_model
 
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

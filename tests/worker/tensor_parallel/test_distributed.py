@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.testbed.addresses import free_address
+from octavo.testbed.stack import free_address
 from octavo.worker.tensor_parallel import links
 from octavo.worker.tensor_parallel.distributed import DistributedGroup, RankLostError
 from octavo.worker.tensor_parallel.links import add_in_order

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo.testbed.addresses import free_address
+from octavo.testbed.stack import free_address
 from octavo.worker.tensor_parallel import rendezvous
 from octavo.worker.tensor_parallel.rendezvous import RendezvousError, connect
 

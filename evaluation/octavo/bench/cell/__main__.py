@@ -19,9 +19,8 @@ from statistics import fmean
 from typing import Final
 
 from octavo.bench.cell.load import Load, Played, Size
-from octavo.bench.cell.replica import busy_shares
-from octavo.bench.measurement import OTHERS
-from octavo.bench.whole.processes import Meter, thread_cpu_s
+from octavo.bench.cell.peers import busy_shares
+from octavo.bench.measurement import OTHERS, Meter, thread_cpu_s
 from octavo.scheduler.server.gc_tuning import collect_seldom
 from octavo.testbed.stack import Stack
 

@@ -14,8 +14,7 @@ from typing import Final
 
 import zmq
 
-from octavo.bench.cell.frontend import FakeFrontend, Lengths
-from octavo.bench.cell.replica import FakeReplica, Tally
+from octavo.bench.cell.peers import FakeFrontend, FakeReplica, Lengths, Tally
 from octavo.wire.requests import RENEW_INTERVAL_S
 from octavo.wire.steps import HEARTBEAT_INTERVAL_S
 

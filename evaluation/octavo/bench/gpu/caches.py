@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from octavo.bench.gpu.cases import Case, Measured, NotMeasured, Target
+from octavo.bench.gpu.cases import Case, Measured, NotMeasured, Sample, Target
 from octavo.bench.gpu.floors import Work, block_copies, cache_write, floor_s
 from octavo.bench.gpu.machine import Machine
 from octavo.bench.gpu.problems import DTYPE, each_layer, paged_problem
-from octavo.bench.gpu.samples import Sample
 from octavo.bench.gpu.shapes import AttentionShape, ModelShape
 from octavo.bench.gpu.timing import Call, Contenders, synchronize
 

@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from octavo.bench.gpu.cases import Sample
 from octavo.bench.gpu.floors import Ceilings
 from octavo.bench.gpu.machine import Machine
-from octavo.bench.gpu.samples import Sample
 from octavo.bench.gpu.timing import Call, host_s
 
 _GIB = 1 << 30

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from octavo.bench.gpu.caches import fill
 from octavo.bench.gpu.machine import Machine
-from octavo.bench.gpu.served.model_directories import write_model
+from octavo.bench.gpu.served.loads import write_model
 from octavo.bench.gpu.shapes import ModelShape
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMoves

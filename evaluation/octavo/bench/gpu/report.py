@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo.bench.gpu.budget import absent
-from octavo.bench.gpu.cases import Case, Measured, Outcome
+from octavo.bench.gpu.cases import Case, Measured, Outcome, Sample
 from octavo.bench.gpu.floors import NOMINAL, Ceilings, floor_s
-from octavo.bench.gpu.samples import Sample
 
 _HEADS = ("", "ours", "floor", "best peer", "figure", "wanted / hoped for", "")
 _WIDTHS = (38, 10, 10, 20, 12, 24, 8)

@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from octavo.bench.gpu.cases import Case, Held, Measured, NotMeasured, Target
+from octavo.bench.gpu.cases import Case, Held, Measured, NotMeasured, Sample, Target
 from octavo.bench.gpu.floors import Work, decode_step, floor_s, prefill, prefill_attention
 from octavo.bench.gpu.machine import Machine
-from octavo.bench.gpu.samples import Sample
 from octavo.bench.gpu.served.loads import equal_load
 from octavo.bench.gpu.shapes import LARGE_MODELS, SMALL_MODEL, TINY_MODEL, ModelShape
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from octavo.bench.gpu.samples import Sample
+from octavo.bench.gpu.cases import Sample
 from octavo.worker.gpu.graphs import waiting_refused
 
 Call = Callable[[], object]

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from octavo.bench.measured import ablations, beams, block_sizes, kernel, preemption, prefixes
-from octavo.bench.measured.figure import Figure
-from octavo.bench.measured.options import Options
+from octavo.bench.measured.experiment import Figure, Options
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 
 EXPERIMENTS: Final[dict[str, Callable[[Options], Iterator[Figure]]]] = {

@@ -14,10 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from octavo.bench.measured.figure import Figure, Value
-from octavo.bench.measured.live import summed_up
-from octavo.bench.measured.loads import scaled
-from octavo.bench.measured.options import DEFAULT_BLOCK_SIZE, Options
+from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Figure, Options, Value
+from octavo.bench.measured.live import scaled, summed_up
 from octavo.loadgen.grpc_transport import GrpcTransport
 from octavo.loadgen.open_loop import OpenLoop, Run
 from octavo.loadgen.requests import Asking

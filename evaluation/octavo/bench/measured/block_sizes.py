@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from octavo.bench.measured.figure import Figure, Value
-from octavo.bench.measured.live import Live, summed_up
-from octavo.bench.measured.loads import scaled
-from octavo.bench.measured.options import DEFAULT_BLOCK_SIZE, Options
+from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Figure, Options, Value
+from octavo.bench.measured.live import Live, scaled, summed_up
 from octavo.workload.arrivals import AtOnce, Poisson
 from octavo.workload.job import Job
 from octavo.workload.measures import Summary

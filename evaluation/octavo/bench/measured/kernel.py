@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.bench.measured.figure import Figure, Value
-from octavo.bench.measured.options import Options
+from octavo.bench.measured.experiment import Figure, Options, Value
 from octavo.kernels.backend import AttentionBackend, CacheShape, GroupBatch
 from octavo.kernels.choice import choose_attention
 

@@ -1,10 +1,11 @@
-"""Jobs served as they arrive, by the production scheduler's core and a real runner in this process."""
+"""Serves jobs as they arrive, by the production scheduler's core and a real runner in this process."""
 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from octavo.bench.engine import ONE_STEP, Engine
+from octavo.bench.in_process import ONE_STEP, Engine
 from octavo.bench.parts.scheduler_alone import make_request
 from octavo.loadgen.open_loop import Run
 from octavo.loadgen.records import Answer, Record
@@ -14,7 +15,27 @@ from octavo.wire.requests import Delta, Prefix
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.worker.runner import Runner
 from octavo.workload.job import Job, prompt_token_ids
+from octavo.workload.lengths import DATASETS, Dataset, Lengths, LogNormal
 from octavo.workload.measures import Summary, summarise
+
+
+def scaled(name: str, scale: float) -> Dataset:
+    """The dataset of that name with `scale` times its lengths: means and bounds. Raises `ValueError` if its lengths
+    cannot be scaled."""
+    dataset = DATASETS[name]
+    if not isinstance(dataset, Dataset):
+        raise ValueError(f"{name} has no lengths of its own that could be scaled")
+    inputs, outputs = (_scaled(lengths, scale) for lengths in (dataset.inputs, dataset.outputs))
+    return replace(dataset, inputs=inputs, outputs=outputs, max_total=round(dataset.max_total * scale))
+
+
+def _scaled(lengths: Lengths, scale: float) -> Lengths:
+    if not isinstance(lengths, LogNormal):
+        raise ValueError(f"{lengths} cannot be scaled")
+    return replace(lengths, mean=lengths.mean * scale, high=round(lengths.high * scale))
+
+
+# Jobs served as they arrive, by the production scheduler's core and a real runner in this process.
 
 
 class Live:

@@ -6,10 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from octavo.bench.measured.figure import Figure, Value
-from octavo.bench.measured.live import Live, summed_up
-from octavo.bench.measured.loads import scaled
-from octavo.bench.measured.options import DEFAULT_BLOCK_SIZE, Options
+from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Figure, Options, Value
+from octavo.bench.measured.live import Live, scaled, summed_up
 from octavo.scheduler.core.config import Preemption, SchedulerConfig
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves

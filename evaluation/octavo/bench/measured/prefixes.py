@@ -5,9 +5,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from octavo.bench.measured.figure import Figure, Value
+from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Figure, Options, Value
 from octavo.bench.measured.live import Live, summed_up
-from octavo.bench.measured.options import DEFAULT_BLOCK_SIZE, Options
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.worker.step.model_runner import ModelRunner
 from octavo.workload.arrivals import AtOnce

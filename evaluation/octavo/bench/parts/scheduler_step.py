@@ -1,29 +1,116 @@
-"""`make bench-scheduler`: what the scheduler's core takes per step, per admission and per block.
-
-All times are CPU time of the one thread there is, so that a busy machine disturbs little; garbage is collected as in
-production. A step is the core's `schedule()` and its `handle()` of one result, two steps in flight, prefix cache on.
-Making the result is not part of it, nor are the messages' bytes: encoding plan and deltas and decoding the result are
-told apart, as `wire`.
-"""
+"""Measures the CPU time that the scheduler's core takes per step, per admission and per block: `make bench-scheduler`."""
 
 import argparse
+import cProfile
 import json
 import statistics
 import sys
-from collections.abc import Iterator
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import CodeType
+from typing import ParamSpec, TypeVar
 
-from octavo.bench.parts.block_costs import BlockCosts, block_costs
-from octavo.bench.parts.cpu_time import Profiler, timed
 from octavo.bench.parts.scheduler_alone import SchedulerAlone, make_request, the_plan
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import SendToFrontend, SendToReplica
+from octavo.scheduler.core.sequence import Sequence
+from octavo.scheduler.kv.manager import KVCacheManager
+from octavo.scheduler.kv.prefix_cache import block_hashes
 from octavo.scheduler.server.gc_tuning import collect_seldom
+from octavo.wire import history
 from octavo.wire.codec import decode_from_worker, encode
 from octavo.wire.sampling import SamplingParams
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def timed(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, float]:
+    """What the call returns, and its CPU time in microseconds."""
+    began = time.thread_time_ns()
+    returned = function(*args, **kwargs)
+    return returned, (time.thread_time_ns() - began) / 1000
+
+
+class Profiler(cProfile.Profile):
+    """Where the calls that it runs (`runcall`) spend their time."""
+
+    def __init__(self) -> None:
+        super().__init__(time.thread_time)
+
+    def hottest(self, count: int) -> list[tuple[str, float]]:
+        """The `count` functions in which most time is spent, callees aside, each with its share."""
+        entries = sorted(self.getstats(), key=lambda entry: -entry.inlinetime)
+        total = sum(entry.inlinetime for entry in entries)
+        return [(_name(entry.code), entry.inlinetime / total) for entry in entries[:count]]
+
+
+def _name(code: CodeType | str) -> str:
+    return code if isinstance(code, str) else f"{Path(code.co_filename).stem}.{code.co_qualname}"
+
+
+# What a KV block costs the scheduler in each of the ways it is handled.
+
+
 _BLOCK_SIZE = 16
+_NUM_BLOCKS = 256
+
+
+@dataclass(frozen=True)
+class BlockCosts:
+    """Medians in nanoseconds per block: hashing its tokens; giving it to a sequence, as a new one (`allocate`) or found
+    in the prefix cache (`share`); offering it to the cache (`index`); looking it up there; and taking it back."""
+
+    hash: float
+    allocate: float
+    index: float
+    look_up: float
+    share: float
+    free: float
+
+
+def block_costs(repeat: int = 200) -> BlockCosts:
+    """Prompts of 256 full blocks and one token, one after the other through a pool of 16 times as many."""
+    kv = KVCacheManager(16 * _NUM_BLOCKS, _BLOCK_SIZE)
+    costs: defaultdict[str, list[float]] = defaultdict(list)
+    for index in range(repeat):
+        for name, microseconds in _life(kv, index):
+            costs[name].append(1000 * microseconds / _NUM_BLOCKS)
+    return BlockCosts(**{name: statistics.median(values) for name, values in costs.items()})
+
+
+def _life(kv: KVCacheManager, index: int) -> list[tuple[str, float]]:
+    """A prompt is computed and goes; another one like it comes, and finds all of its full blocks."""
+    first, twin = _sequence(index), _sequence(index)
+    block_hashes(twin, _BLOCK_SIZE)
+    costs = [("hash", timed(block_hashes, first, _BLOCK_SIZE)[1]), ("allocate", timed(kv.allocate, [first])[1])]
+    first.num_computed = first.num_known
+    costs.append(("index", timed(kv.index, first, index)[1]))
+    kv.step_answered(index, valid=True)
+    costs.append(("free", timed(kv.free, first)[1]))
+    found, look_up = timed(kv.num_found, [twin])
+    assert found == _NUM_BLOCKS * _BLOCK_SIZE, f"{found} tokens found"
+    costs += [("look_up", look_up), ("share", timed(kv.allocate, [twin])[1])]
+    kv.free(twin)
+    return costs
+
+
+def _sequence(index: int) -> Sequence:
+    tokens = list(range(index, index + _NUM_BLOCKS * _BLOCK_SIZE + 1))
+    return Sequence(index=0, prompt_token_ids=tokens, generated_token_ids=[], history_hash=history.EMPTY)
+
+
+# `make bench-scheduler`: what the scheduler's core takes per step, per admission and per block.
+#
+# All times are CPU time of the one thread there is, so that a busy machine disturbs little; garbage is collected as in
+# production. A step is the core's `schedule()` and its `handle()` of one result, two steps in flight, prefix cache on.
+# Making the result is not part of it, nor are the messages' bytes: encoding plan and deltas and decoding the result are
+# told apart, as `wire`.
+
+
 _LONG_PROMPT = 4096
 
 

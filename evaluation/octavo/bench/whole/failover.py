@@ -1,16 +1,4 @@
-"""How long streams are silent when their worker dies: `python -m octavo.bench.whole.failover [CASES] [--kills N]`.
-
-Real processes: two workers share 64 streams (`long`: six with prompts of 7,600 tokens), and one of them is killed (-9)
-at a random moment, again and again, each time with new streams. The clients tell how long each stream was silent; the
-scheduler's event log, by the same clock, where that time went:
-
-* detect: until the scheduler knew that the worker is gone
-* queue: until a plan had the stream's first recomputed tokens, behind those of others
-* recompute: until its next token was there
-* deliver: until its client had it
-
-The goal is a gap of 500 ms beside the recomputing, in 99 of 100 streams.
-"""
+"""Measures how long streams are silent when their worker dies: `python -m octavo.bench.whole.failover [CASES] [--kills N] [--json FILE]`."""
 
 import argparse
 import asyncio
@@ -20,7 +8,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -29,12 +17,99 @@ from typing import Any, Final
 
 import grpc
 
-from octavo.bench.whole.failover_log import Loss, Moved, read_losses
-from octavo.scheduler.server.event_log import read_records
+from octavo.scheduler.core.events import Effect, ReplicaLost, SendToFrontend, SendToReplica
+from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.server.event_log import Began, EventLogError, Handled, Record, Scheduled, read_records
 from octavo.testbed.stack import Stack, token_request
 from octavo.testbed.tiny_model import write_byte_model
 from octavo.v1 import generation_pb2_grpc as services
+from octavo.wire.requests import Deltas
+from octavo.wire.steps import StepPlan
 from octavo.worker.loading.prepare import prepare_bundled_model
+
+
+@dataclass
+class Moved:
+    """When a request was in a plan again, and when it had its next token; 0 before."""
+
+    planned_at: float = 0.0
+    answered_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A replica that was lost at a time, and the requests that ran there."""
+
+    at: float
+    moved: dict[str, Moved] = field(default_factory=dict)
+
+
+def read_losses(records: Iterable[Record]) -> Iterator[Loss]:
+    """Feeds a log to a fresh core; gives each loss once all is over. Raises `EventLogError` if it is none."""
+    began, *others = records
+    if not isinstance(began, Began):
+        raise EventLogError("the log does not begin with what made its core")
+    reader = _Reader(Scheduler(began.config, began.epoch))
+    for record in others:
+        reader.take(record)
+    yield from reader.losses
+
+
+class _Reader:
+    def __init__(self, core: Scheduler) -> None:
+        self.losses: list[Loss] = []
+        self._core = core
+        # Where requests run, by replica, as it was after the last plan.
+        self._running: dict[int, list[str]] = {}
+
+    def take(self, record: Record) -> None:
+        match record:
+            case Handled(now, event):
+                self._follow(self._core.handle(event, now), now)
+            case Scheduled(now):
+                self._follow(self._core.schedule(now), now)
+
+    def _follow(self, effects: list[Effect], now: float) -> None:
+        for effect in effects:
+            match effect:
+                case ReplicaLost(replica_id):
+                    moved = {request_id: Moved() for request_id in self._running.get(replica_id, [])}
+                    self.losses.append(Loss(now, moved))
+                case SendToReplica(replica_id, StepPlan() as plan):
+                    self._planned(replica_id, plan, now)
+                case SendToFrontend(_, Deltas(_, deltas)):
+                    for delta in deltas:
+                        self._answered(delta.request_id, now)
+
+    def _planned(self, replica_id: int, plan: StepPlan, now: float) -> None:
+        groups = self._core.replicas[replica_id].running
+        self._running[replica_id] = [group.request_id for group in groups]
+        begun = {start.sequence_id for start in plan.starts}
+        for group in groups:
+            if begun.intersection(sequence.sequence_id for sequence in group.live):
+                for loss in self.losses:
+                    if (moved := loss.moved.get(group.request_id)) and not moved.planned_at:
+                        moved.planned_at = now
+
+    def _answered(self, request_id: str, now: float) -> None:
+        for loss in self.losses:
+            if (moved := loss.moved.get(request_id)) and not moved.answered_at:
+                moved.answered_at = now
+
+
+# How long streams are silent when their worker dies: `python -m octavo.bench.whole.failover [CASES] [--kills N]`.
+#
+# Real processes: two workers share 64 streams (`long`: six with prompts of 7,600 tokens), and one of them is killed (-9)
+# at a random moment, again and again, each time with new streams. The clients tell how long each stream was silent; the
+# scheduler's event log, by the same clock, where that time went:
+#
+# * detect: until the scheduler knew that the worker is gone
+# * queue: until a plan had the stream's first recomputed tokens, behind those of others
+# * recompute: until its next token was there
+# * deliver: until its client had it
+#
+# The goal is a gap of 500 ms beside the recomputing, in 99 of 100 streams.
+
 
 _WORKERS: Final = ("worker-0", "worker-1")
 _GOAL_S: Final = 0.5

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
-from octavo.testbed.addresses import free_address
 from octavo.testbed.models import NO_MOVES, new_sequences, next_item
+from octavo.testbed.stack import free_address
 from octavo.worker.health import Liveness
 from octavo.worker.runner import Runner
 from octavo.worker.sequences import WorkerSequence

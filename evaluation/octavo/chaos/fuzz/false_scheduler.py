@@ -10,10 +10,9 @@ from typing import Any, Final, get_args
 import msgspec
 import zmq
 
-from octavo.chaos.fuzz.crowd import impatient_crowd
-from octavo.chaos.fuzz.noise import garbage, mutated
+from octavo.chaos.fuzz.noise import Composer, garbage, mutated
 from octavo.chaos.fuzz.strangers import status_of
-from octavo.chaos.fuzz.wire import Composer
+from octavo.chaos.fuzz.target import impatient_crowd
 from octavo.runtime.transport.sockets import bind_router
 from octavo.testbed.stack import Stack
 from octavo.wire import history

@@ -17,8 +17,7 @@ from google.rpc.error_details_pb2 import ErrorInfo  # type: ignore[import-untype
 from grpc_status import rpc_status
 
 from octavo.chaos.fuzz.connections import Listening, http2_garbage, say
-from octavo.chaos.fuzz.noise import garbage, mutated
-from octavo.chaos.fuzz.protobufs import fill
+from octavo.chaos.fuzz.noise import fill, garbage, mutated
 from octavo.chaos.fuzz.target import FAULT
 from octavo.testbed.stack import Stack
 

@@ -21,9 +21,8 @@ from octavo.chaos.fuzz.neighbour import (
     request_bytes,
     row,
 )
-from octavo.testbed.addresses import free_address
-from octavo.testbed.certificates import make_authority, make_certificate
-from octavo.testbed.stack import Stack
+from octavo.testbed.credentials import make_authority, make_certificate
+from octavo.testbed.stack import Stack, free_address
 
 # Of an input that has no end of its own: longer than the frontend waits for clients that do not read.
 _SECONDS: Final = 8.0

@@ -1,8 +1,14 @@
-"""What is wrong with a message: its bytes, or the values in it. Everything is drawn from a `random.Random`."""
+"""Spoils messages in their bytes or in their values. Everything is drawn from a `random.Random`."""
 
 from collections.abc import Callable
+from enum import Enum
 from random import Random
 from typing import Any, Final
+
+import msgspec
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from msgspec import inspect
 
 _NUMBERS: Final = (0, 1, -1, 255, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 1e308, 5e-324)
 _TEXTS: Final = ("", "\0", "a\nb", "é" * 200, "<|im_start|>", "../../etc/passwd", "{{ 7 * 7 }}", "x" * 5000, "null")
@@ -99,3 +105,166 @@ def _other(rng: Random, value: Any) -> Any:
     if isinstance(value, int | float) and rng.random() < 0.5:
         return rng.choice(_NUMBERS)
     return any_value(rng)
+
+
+# Messages of protobuf with anything in every field of theirs.
+
+
+_PROTOBUF_TEXTS: Final = (
+    "",
+    "x",
+    "hello",
+    "\0",
+    "a\nb",
+    "é" * 130,
+    "<|im_end|>",
+    "{}",
+    "[",
+    "(",
+    "byte-model",
+    "user",
+    "a" * 600,
+)
+_DOUBLES: Final = (0.0, 1.0, -1.0, 0.5, 1e308, float("nan"), float("inf"), float("-inf"))
+_DEPTH: Final = 6
+
+_F = FieldDescriptor
+_DRAW: Final[dict[int, Callable[[Random], Any]]] = {
+    _F.CPPTYPE_INT32: lambda rng: rng.choice([0, 1, -1, 2**31 - 1, -(2**31), rng.randrange(100)]),
+    _F.CPPTYPE_INT64: lambda rng: rng.choice([0, 1, -1, 2**63 - 1, -(2**63), rng.randrange(100)]),
+    _F.CPPTYPE_UINT32: lambda rng: rng.choice([0, 1, 2**31, 2**32 - 1, rng.randrange(300)]),
+    _F.CPPTYPE_UINT64: lambda rng: rng.choice([0, 1, 2**63, 2**64 - 1, rng.randrange(300)]),
+    _F.CPPTYPE_DOUBLE: lambda rng: rng.choice([*_DOUBLES, rng.random()]),
+    _F.CPPTYPE_FLOAT: lambda rng: rng.choice([0.0, 1.0, -1.0, 0.5, float("nan"), float("inf"), rng.random()]),
+    _F.CPPTYPE_BOOL: lambda rng: rng.random() < 0.5,
+    _F.CPPTYPE_ENUM: lambda rng: rng.choice([0, 1, 2, 3, 77, -1, 2**31 - 1]),
+    _F.CPPTYPE_STRING: lambda rng: rng.choice(_PROTOBUF_TEXTS),
+}
+
+
+def fill(rng: Random, message: Message, share: float = 0.4, depth: int = _DEPTH) -> None:
+    """Sets about `share` of the message's fields, and of those of the messages in it."""
+    for field in message.DESCRIPTOR.fields:
+        if rng.random() < share:
+            _set(rng, message, field, share, depth)
+
+
+def drawn(rng: Random, field: FieldDescriptor) -> Any:
+    """A value for a field that is no message."""
+    if field.type == _F.TYPE_BYTES:
+        return garbage(rng, 32)
+    return _DRAW[field.cpp_type](rng)
+
+
+def _set(rng: Random, message: Message, field: Any, share: float, depth: int) -> None:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        _set_entries(rng, getattr(message, field.name), field)
+    elif field.message_type is not None:
+        _set_messages(rng, message, field, share, depth)
+    elif field.is_repeated:
+        getattr(message, field.name).extend(drawn(rng, field) for _ in range(rng.randrange(5)))
+    else:
+        setattr(message, field.name, drawn(rng, field))
+
+
+def _set_entries(rng: Random, entries: Any, field: Any) -> None:
+    key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+    for _ in range(rng.randrange(4)):
+        if value.message_type is None:
+            entries[drawn(rng, key)] = drawn(rng, value)
+        else:
+            fill(rng, entries[drawn(rng, key)], depth=1)
+
+
+def _set_messages(rng: Random, message: Message, field: FieldDescriptor, share: float, depth: int) -> None:
+    if depth == 0:
+        return
+    if field.is_repeated:
+        for _ in range(rng.randrange(3)):
+            fill(rng, getattr(message, field.name).add(), share, depth - 1)
+    else:
+        inner = getattr(message, field.name)
+        inner.SetInParent()
+        fill(rng, inner, share, depth - 1)
+
+
+# Messages of the inner wires with anything in their fields that the types allow, and some that they do not.
+
+
+# What is drawn of a list or a text without need: long ones are other tests' matter.
+_MOST: Final = 4
+_WRONG: Final = 0.02
+_CHARACTERS: Final = "abc-\0é\n漢"
+_WIDEST: Final = 2**63 - 1
+
+Known = dict[str, tuple[Any, ...]]
+
+
+class Composer:
+    """Draws messages. `known` has values for fields by their names, taken most of the time, so that messages are about
+    things that exist. Of all values `wrong` are of another type."""
+
+    def __init__(self, rng: Random, known: Known | None = None, wrong: float = _WRONG) -> None:
+        self._rng = rng
+        self._wrong = wrong
+        self.known: Known = known or {}
+
+    def frame(self, kind: type[msgspec.Struct]) -> bytes:
+        """A message of `kind` as bytes."""
+        return msgspec.msgpack.encode(self._value(inspect.type_info(kind)))
+
+    def _value(self, kind: inspect.Type) -> Any:
+        rng = self._rng
+        if rng.random() < self._wrong:
+            return rng.choice([None, -1, "x", b"\xff", [], [[]], 1e300, float("nan"), 2**64 - 1])
+        match kind:
+            case inspect.Metadata(type=inner):
+                return self._value(inner)
+            case inspect.UnionType(types=types):
+                return self._value(rng.choice(types))
+            case inspect.StructType():
+                return self._struct(kind)
+            case inspect.ListType(item_type=item):
+                return [self._value(item) for _ in range(self._length(kind.min_length, kind.max_length))]
+            case inspect.TupleType(item_types=items):
+                return [self._value(item) for item in items]
+            case inspect.StrType():
+                return "".join(rng.choices(_CHARACTERS, k=self._length(kind.min_length, kind.max_length)))
+            case inspect.IntType():
+                return self._int(kind)
+            case inspect.FloatType():
+                return self._float(kind)
+            case inspect.BoolType():
+                return rng.random() < 0.5
+            case inspect.EnumType(cls=cls):
+                member: Enum = rng.choice(list(cls))
+                return member.value
+            case inspect.NoneType():
+                return None
+        raise TypeError(f"nothing is known about drawing {kind}")
+
+    def _struct(self, kind: inspect.StructType) -> list[Any]:
+        fields = [self._field(each) for each in kind.fields]
+        return fields if kind.tag is None else [kind.tag, *fields]
+
+    def _field(self, field: inspect.Field) -> Any:
+        known = self.known.get(field.name)
+        if known and self._rng.random() < 0.8:
+            return self._rng.choice(known)
+        return self._value(field.type)
+
+    def _length(self, least: int | None, most: int | None) -> int:
+        return self._rng.randint(least or 0, max(least or 0, min(_MOST, _MOST if most is None else most)))
+
+    def _int(self, kind: inspect.IntType) -> int:
+        least = kind.ge if kind.ge is not None else -_WIDEST
+        most = kind.le if kind.le is not None else (kind.lt - 1 if kind.lt is not None else _WIDEST)
+        near = min(most, least + 20)
+        return int(self._rng.choice([least, most, self._rng.randint(least, near), self._rng.randint(least, most)]))
+
+    def _float(self, kind: inspect.FloatType) -> float:
+        if kind.ge is None and kind.gt is None:
+            return self._rng.choice([0.0, -0.5, -1e300, float("inf"), float("-inf"), float("nan")])
+        least, most = kind.ge if kind.ge is not None else kind.gt, kind.le
+        assert least is not None
+        return self._rng.uniform(least, least + 1.0 if most is None else most)

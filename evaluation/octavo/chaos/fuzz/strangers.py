@@ -9,9 +9,8 @@ from typing import Any, Final, get_args
 import zmq
 
 from octavo.chaos.fuzz.connections import Listening, say, zmtp_garbage
-from octavo.chaos.fuzz.crowd import impatient_crowd
-from octavo.chaos.fuzz.noise import garbage, mutated
-from octavo.chaos.fuzz.wire import Composer, Known
+from octavo.chaos.fuzz.noise import Composer, Known, garbage, mutated
+from octavo.chaos.fuzz.target import impatient_crowd
 from octavo.runtime.transport.sockets import connect_dealer
 from octavo.testbed.stack import Stack
 from octavo.wire.base import SCHEMA_VERSION

@@ -1,4 +1,4 @@
-"""What is attacked: processes that serve good requests all the while, and what may not happen to them."""
+"""Runs the processes that are attacked while they serve good requests, and judges what may not happen to them."""
 
 import contextlib
 import os
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Final
+
+import grpc
 
 from octavo.testbed.stack import Stack, token_request
 
@@ -195,3 +197,42 @@ def _latencies(seconds: list[float]) -> str:
         return f"{len(seconds)} served"
     percentiles = statistics.quantiles(seconds, n=100, method="inclusive")
     return f"{len(seconds)} served, p50 {percentiles[49] * 1e3:.1f} ms, p99 {percentiles[98] * 1e3:.1f} ms"
+
+
+# Clients that ask all the time and do not care for the answers.
+
+
+_CLIENTS: Final = 4
+_LONGEST_S: Final = 2.0
+
+
+@contextlib.contextmanager
+def impatient_crowd(stack: Stack, rng: Random) -> Iterator[None]:
+    """A few that ask inside the block, each one thing after the other."""
+    ended = threading.Event()
+    threads = [
+        threading.Thread(target=_ask, args=(stack, Random(rng.random()), ended), daemon=True) for _ in range(_CLIENTS)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def _ask(stack: Stack, rng: Random, ended: threading.Event) -> None:
+    while not ended.is_set():
+        request = token_request(rng.choices(range(200), k=rng.randint(1, 40)), rng.randint(1, 60))
+        request.sampling.num_sequences = rng.choice([1, 1, 3])
+        if rng.random() < 0.2:
+            request.sampling.beam_search.beam_width = 3
+            request.sampling.num_sequences = 1
+        if rng.random() < 0.3:
+            request.response.top_logprobs = request.response.prompt_logprobs = 2
+        with contextlib.suppress(grpc.RpcError):
+            for _ in stack.stream(request, rng.uniform(0.1, _LONGEST_S)):
+                pass
+        ended.wait(0.01)

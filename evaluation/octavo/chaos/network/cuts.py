@@ -1,4 +1,4 @@
-"""A campaign in which links between hosts fail for a while, and all streams go on."""
+"""Runs a campaign in which links between hosts fail for a while, and all streams go on."""
 
 import asyncio
 import contextlib
@@ -6,18 +6,132 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, Self
+
+import grpc
 
 from octavo.chaos.arena import Arena
-from octavo.chaos.network.hosts import CLIENT, HOSTS, NetworkStack, network_stack
-from octavo.chaos.network.lasting import LastingStub
 from octavo.chaos.report import Report, in_logs, shortened
+from octavo.client.async_client import AsyncStream
+from octavo.client.channels import open_async_channel
+from octavo.client.errors import OctavoError
+from octavo.client.events import Event
+from octavo.client.jobs import Job
+from octavo.client.retries import Recovery, RetryPolicy
+from octavo.runtime.transport.curve_keys import write_keys
 from octavo.testbed.history import Struck
+from octavo.testbed.netns import Network
+from octavo.testbed.stack import Stack
 from octavo.testbed.tiny_model import write_byte_model
+from octavo.v1 import generation_pb2 as pb
+from octavo.v1 import generation_pb2_grpc as services
+
+CLIENT: Final = "client"
+HOSTS: Final = ("scheduler", "frontend", "worker-0", "worker-1")
+_FRONTENDS_PORT, _WORKERS_PORT, _GRPC_PORT = 7001, 7002, 50051
+
+
+@dataclass
+class NetworkStack(Stack):
+    """The process of a name runs on the host of that name. Only the admin service is on a unix socket."""
+
+    network: Network = field(kw_only=True)
+
+    @property
+    def address(self) -> str:
+        return self.address_of("frontend")
+
+    def address_of(self, frontend: str) -> str:
+        return f"{self.network.address(frontend)}:{_GRPC_PORT}"
+
+    def on(self, name: str) -> Sequence[str]:
+        return self.network.on(name)
+
+
+@contextmanager
+def network_stack(model: Path, directory: Path, environment: dict[str, str]) -> Iterator[NetworkStack]:
+    """Nothing is started yet. Only in a process started by `in_own_network`."""
+    network = Network(CLIENT, HOSTS)
+    keys = directory.parent / "keys"
+    write_keys(keys)
+    scheduler = network.address("scheduler")
+    hosted = {
+        "OCTAVO_FRONTEND_ENDPOINT": f"tcp://{scheduler}:{_FRONTENDS_PORT}",
+        "OCTAVO_WORKER_ENDPOINT": f"tcp://{scheduler}:{_WORKERS_PORT}",
+        "OCTAVO_CURVE_KEYS": str(keys),
+    }
+    with NetworkStack(model, directory, {**hosted, **environment}, network=network) as stack:
+        yield stack
+
+
+# Generate as our client library calls it: a stream whose connection was lost is gone on with.
+
+
+_DETACH_GRACE_S = 30
+
+
+@dataclass
+class _Remembered(Job):
+    """Keeps the message of the last event."""
+
+    message: pb.GenerateResponse = field(default_factory=pb.GenerateResponse, init=False)
+
+    def accept(self, message: pb.GenerateResponse | pb.AttachResponse) -> Event | None:
+        event = super().accept(message)
+        if event is not None:
+            self.message = message.event if isinstance(message, pb.AttachResponse) else message
+        return event
+
+
+class LastingCall(AsyncIterator[pb.GenerateResponse]):
+    """What a call of the generated stub looks like."""
+
+    def __init__(self, stub: services.GenerationServiceStub, request: pb.GenerateRequest, timeout: float) -> None:
+        recovery = Recovery(RetryPolicy(), time.monotonic, time.monotonic() + timeout, attachable=True)
+        self._job = _Remembered(request, recovery, own_id=False)
+        self._stream = AsyncStream(stub, self._job, ())
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> pb.GenerateResponse:
+        """Raises what the generated stub raises."""
+        try:
+            await anext(self._stream)
+        except OctavoError as error:
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(error.code, nothing, nothing, str(error), None) from error
+        return self._job.message
+
+    def cancel(self) -> None:
+        """The request ends with its detach grace, as after a lost connection."""
+        self._stream._call.cancel()
+
+
+class LastingStub:
+    """As much of the generated stub as the clients of campaigns use."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = open_async_channel(address)
+        self._stub = services.GenerationServiceStub(self._channel)
+
+    def Generate(self, request: pb.GenerateRequest, timeout: float) -> LastingCall:
+        lasting = pb.GenerateRequest()
+        lasting.CopyFrom(request)
+        lasting.scheduling.detach_grace.FromSeconds(_DETACH_GRACE_S)
+        return LastingCall(self._stub, lasting, timeout)
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+
+# A campaign in which links between hosts fail for a while, and all streams go on.
+
 
 _STEP_S: Final = 0.02
 _ENVIRONMENT: Final = {

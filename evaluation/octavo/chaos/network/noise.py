@@ -16,10 +16,9 @@ from octavo.chaos.arena import Arena, arena
 from octavo.chaos.client import Client
 from octavo.chaos.report import Report, in_logs, shortened
 from octavo.testbed.history import Struck
-from octavo.testbed.relay import Relay, relayed
+from octavo.testbed.relay import Noise, Relay, relayed
 from octavo.testbed.stack import Stack
 from octavo.testbed.tiny_model import write_byte_model
-from octavo.testbed.zmtp import Noise
 
 _ENVIRONMENT: Final = {"OCTAVO_DEVICE": "fake", "OCTAVO_FAKE_STEP_MS": "5", "OCTAVO_NUM_BLOCKS": "4096"}
 _QUESTIONS: Final = 20

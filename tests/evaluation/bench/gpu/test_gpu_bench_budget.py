@@ -7,10 +7,9 @@ import torch
 
 from octavo.bench.gpu.__main__ import all_cases
 from octavo.bench.gpu.budget import Budget, absent, run_all, time_limit
-from octavo.bench.gpu.cases import FIRST, Case, Held, Measured, NotMeasured, Outcome, Target, chosen, in_order
+from octavo.bench.gpu.cases import FIRST, Case, Held, Measured, NotMeasured, Outcome, Sample, Target, chosen, in_order
 from octavo.bench.gpu.floors import NOMINAL, Work
 from octavo.bench.gpu.machine import Machine
-from octavo.bench.gpu.samples import Sample
 from octavo.bench.gpu.timing import Contenders, race
 
 TARGET = Target("figure", "x", 2.0, 1.0)

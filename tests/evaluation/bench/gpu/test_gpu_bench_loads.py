@@ -8,8 +8,7 @@ import torch
 from octavo.bench.gpu.cases import NotMeasured
 from octavo.bench.gpu.exactness import draw_prompts, equal_share
 from octavo.bench.gpu.problems import check, expected_rows, paged_problem
-from octavo.bench.gpu.served.loads import equal_load, mixed_load, warm_up_load
-from octavo.bench.gpu.served.model_directories import vocabulary, write_model
+from octavo.bench.gpu.served.loads import equal_load, mixed_load, vocabulary, warm_up_load, write_model
 from octavo.bench.gpu.shapes import AttentionShape, ModelShape
 from octavo.frontend.text.tokenizer import ModelTokenizer, check_vocabulary
 from octavo.kernels.reference import paged_attention

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.gpu.cases import Case, Measured, Outcome, Target
+from octavo.bench.gpu.cases import Case, Measured, Outcome, Sample, Target
 from octavo.bench.gpu.floors import Work
 from octavo.bench.gpu.report import Report, duration, plan_text, progress
-from octavo.bench.gpu.samples import Sample
 
 SHARE = Target("share of the copy rate", "%", 80, 90, at_least=True)
 TIMES = Target("time over the best peer", "x", 1.15, 1.0)

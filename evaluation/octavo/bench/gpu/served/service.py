@@ -15,8 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from octavo.bench.gpu.machine import Machine
-from octavo.bench.gpu.served.loads import Load, warm_up_load
-from octavo.bench.gpu.served.model_directories import write_model
+from octavo.bench.gpu.served.loads import Load, warm_up_load, write_model
 from octavo.bench.measurement import Stream
 from octavo.bench.workloads import Job
 from octavo.testbed.stack import Stack

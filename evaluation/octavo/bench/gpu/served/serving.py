@@ -4,12 +4,10 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from octavo.bench.gpu.cases import Case, Held, Measured, Target
+from octavo.bench.gpu.cases import Case, Held, Measured, Sample, Target
 from octavo.bench.gpu.floors import serving
 from octavo.bench.gpu.machine import Machine
-from octavo.bench.gpu.samples import Sample
-from octavo.bench.gpu.served.loads import Load, equal_load, mixed_load
-from octavo.bench.gpu.served.model_directories import write_model
+from octavo.bench.gpu.served.loads import Load, equal_load, mixed_load, write_model
 from octavo.bench.gpu.shapes import SMALL_MODEL, TINY_MODEL, ModelShape
 from octavo.bench.gpu.steps import SERVICE_MODULES, hold_service, service_held
 

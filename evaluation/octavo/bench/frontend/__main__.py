@@ -1,4 +1,4 @@
-"""What the frontend costs and adds: `python -m octavo.bench.doors.front_door [CASES] [--json FILE]`.
+"""What the frontend costs and adds: `python -m octavo.bench.frontend [CASES] [--json FILE]`.
 
 A frontend as its users run it, with the bundled model's tokenizer; behind it a scheduler that keeps time and computes
 nothing, before it clients that know nothing but where a message begins. All are processes of their own, connected by
@@ -21,11 +21,11 @@ from typing import Any, Final
 
 import grpc
 
-from octavo.bench.doors.processes import Frontend, Rig
-from octavo.bench.doors.receipts import Load, Receipts
-from octavo.bench.whole.processes import machine_cpu_s, process_cpu_s
+from octavo.bench.frontend.load import Load, Receipts
+from octavo.bench.frontend.processes import Frontend, Rig
+from octavo.bench.measurement import machine_cpu_s, process_cpu_s
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
-from octavo.testbed.keys import bearer, write_keys
+from octavo.testbed.credentials import bearer, write_keys
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
 
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="octavo.bench.doors.front_door", description=__doc__)
+    parser = argparse.ArgumentParser(prog="octavo.bench.frontend", description=__doc__)
     parser.add_argument("cases", nargs="*", default=list(_CASES), metavar="CASE", help=f"of {', '.join(_CASES)}")
     parser.add_argument("--doors", nargs="+", choices=list(_DOORS), default=list(_DOORS))
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5], help="shares of the goal that are sent")

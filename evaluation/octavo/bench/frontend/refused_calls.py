@@ -1,4 +1,4 @@
-"""Calls that are refused, one after the other: `python -m octavo.bench.doors.refused_calls SETUP`.
+"""Calls that are refused, one after the other: `python -m octavo.bench.frontend.refused_calls SETUP`.
 
 After the first it prints its outcome, and waits for a line on stdin to make the others; then it prints `done`.
 """

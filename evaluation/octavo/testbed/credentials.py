@@ -1,11 +1,31 @@
-"""Certificates as an operator has them made, by OpenSSL's command line."""
+"""Makes files of API keys, and certificates as an operator has them made by OpenSSL's command line."""
 
+import json
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import pytest
+
+KEYS: Final = {"alice": "sk-alice-0123456789", "bob": "sk-bob-0123456789ab", "gateway": "sk-gateway-0123456789"}
+
+
+def write_keys(path: Path) -> Path:
+    """Writes the file, and says where it is."""
+    tenants = {name: {"keys": [key], "trusted": name == "gateway"} for name, key in KEYS.items()}
+    path.write_text(json.dumps({"tenants": tenants}))
+    return path
+
+
+def bearer(tenant: str) -> str:
+    """What a caller of the tenant sends as `authorization`."""
+    return f"Bearer {KEYS[tenant]}"
+
+
+# Certificates as an operator has them made, by OpenSSL's command line.
+
 
 _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 # Without it an authority is none to those who verify strictly, as Python does from 3.13 on.

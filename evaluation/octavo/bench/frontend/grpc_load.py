@@ -1,4 +1,4 @@
-"""Streams over gRPC, read frame by frame: `python -m octavo.bench.doors.grpc_load SETUP`; see `receipts`.
+"""Streams over gRPC, read frame by frame: `python -m octavo.bench.frontend.grpc_load SETUP`; see `receipts`.
 
 Just enough of HTTP/2 (RFC 9113) to send requests and find the messages in what comes.
 """
@@ -6,8 +6,7 @@ Just enough of HTTP/2 (RFC 9113) to send requests and find the messages in what 
 import struct
 from collections.abc import Iterator
 
-from octavo.bench.doors.connections import connect, read_all
-from octavo.bench.doors.receipts import Load, Receipts, run
+from octavo.bench.frontend.load import Load, Receipts, connect, read_all, run
 from octavo.v1 import generation_pb2 as pb
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -14,7 +14,7 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from octavo.bench.doors.receipts import TOKEN_CHARACTERS
+from octavo.bench.frontend.load import TOKEN_CHARACTERS
 from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.runtime.models.directory import fingerprint
 from octavo.testbed.stack import GENERATION_SERVICE
@@ -79,7 +79,7 @@ class Rig(contextlib.ExitStack):
 
     def load(self, module: str, setup: object) -> Line:
         """A process of this package."""
-        process = Line([f"octavo.bench.doors.{module}", json.dumps(setup)], self._directory / f"{module}.log")
+        process = Line([f"octavo.bench.frontend.{module}", json.dumps(setup)], self._directory / f"{module}.log")
         self.callback(process.close)
         return process
 

@@ -1,11 +1,10 @@
-"""Streams of server-sent events, each on a connection of its own: `python -m octavo.bench.doors.sse_load SETUP`; see
+"""Streams of server-sent events, each on a connection of its own: `python -m octavo.bench.frontend.sse_load SETUP`; see
 `receipts`."""
 
 import json
 from collections.abc import Iterator
 
-from octavo.bench.doors.connections import connect, read_all
-from octavo.bench.doors.receipts import TOKEN_CHARACTERS, Load, Receipts, run
+from octavo.bench.frontend.load import TOKEN_CHARACTERS, Load, Receipts, connect, read_all, run
 
 _END = b"data: [DONE]\n\n"
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
