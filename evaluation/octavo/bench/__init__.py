@@ -1,2 +1,2 @@
-"""Speed and memory, measured: the bundled model through all processes; the worker alone; the scheduler alone. Speed is
-never part of the tests."""
+"""Measures speed and memory: of the bundled model through all processes, of the worker alone, of the scheduler alone.
+Tests assert no speed."""

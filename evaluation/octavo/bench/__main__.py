@@ -56,7 +56,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _work(options: argparse.Namespace, model: Path) -> dict[str, Work]:
-    """What each case asks for, as of its first repetition."""
+    """Returns what each case computes in its first repetition, by the case's name."""
     shapes = LinearShapes.read(model)
     names = [name for name in NAMES if name[0] in options.cases]
     cases = [make_case(name, shapes.head[0], quick=options.quick) for name in names]
@@ -94,7 +94,7 @@ def _measure(options: argparse.Namespace, work: dict[str, Work], bench: Bench) -
 
 
 def _instruction_sets(options: argparse.Namespace, work: dict[str, Work], bench: Bench) -> list[str]:
-    """The lines of their table; in rounds, as in `_measure`."""
+    """Measures each instruction set in rounds, as `_measure` does, and returns the lines of the table."""
     threads, vocab_size = max(options.threads), LinearShapes.read(bench.model).head[0]
     several = instruction_sets.contenders(options.dtype)
     systems = [bench.alone(threads, one.name, **one.environment) for one in several]

@@ -47,7 +47,8 @@ def _prefill(engine: InProcess, runner: ObservedRunner, case: Case) -> None:
 
 
 def _observe(engine: InProcess, decoder: Decoder | None) -> tuple[dict[str, float], dict[str, float]]:
-    """The seconds of each kind of operation and of each stage."""
+    """Returns the seconds of `_NUM_STEPS` decode steps by kind of operation and by stage. Only a compiled decoder
+    counts its operations."""
     if not isinstance(decoder, CompiledLlama):
         return {}, engine.advance(_NUM_STEPS)
     decoder.op_times.clear()

@@ -40,7 +40,7 @@ def _reply(to: TextIO, answer: Callable[[], object]) -> None:
 
 
 class ChildError(Exception):
-    """A child failed, with what it said."""
+    """Says that a child failed, with the child's own message or log."""
 
 
 class Child:

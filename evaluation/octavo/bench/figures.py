@@ -1,4 +1,5 @@
-"""What each case is judged by, and what it must reach: goals are ratios, since machines are seldom quiet."""
+"""Defines the figures by which each case is judged, and their goals. Goals are ratios, since machines are seldom
+quiet."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,19 +45,19 @@ class Figure:
     quiet_openvino: float | None = None
 
     def shown(self, seconds: float, case: Case) -> float:
-        """`seconds` in `unit`."""
+        """Converts `seconds` of a case to the figure's `unit`."""
         if self.tokens:
             return self.tokens(case) / seconds
         return seconds * 1000 if self.unit.startswith("ms") else seconds
 
     @property
     def goal_over_floor(self) -> float | None:
-        """How many times as long as its floor the goal takes."""
+        """Returns the goal's time over the time of its floor, or None where no floor is known."""
         return self._goal_over(self.quiet_floor)
 
     @property
     def goal_to_openvino(self) -> float | None:
-        """How many times as fast as OpenVINO the goal is."""
+        """Returns the goal's speed over OpenVINO's, or None where the latter is not known."""
         slowness = self._goal_over(self.quiet_openvino)
         return None if slowness is None else 1 / slowness
 

@@ -1,4 +1,5 @@
-"""What a case would take if a step were nothing but its matrix products, or nothing but reading the weights once."""
+"""Computes the least time of a case, as if a step were nothing but its matrix products, or nothing but reading the
+weights once."""
 
 import json
 from bisect import bisect_left
@@ -20,8 +21,8 @@ class StepShape:
 
 @dataclass(frozen=True)
 class LinearShapes:
-    """The matrices ([out, in]) of a decoder of the Llama family, with what shares an input fused: those of each of the
-    `num_layers`, and the LM head."""
+    """Holds the shapes ([out, in]) of a decoder's matrices, of the Llama family: those of each of the `num_layers`, and
+    the LM head. Matrices that share an input count as one."""
 
     num_layers: int
     layer: list[tuple[int, int]]
@@ -29,7 +30,7 @@ class LinearShapes:
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """Those of the model in `directory`. Raises `KeyError` if its config.json is not like Llama's."""
+        """Reads the shapes of the model in `directory`. Raises `KeyError` if its config.json is not like Llama's."""
         config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
         hidden, intermediate, heads = (
             config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads")
@@ -46,21 +47,22 @@ class LinearShapes:
 
     @property
     def num_weights(self) -> int:
-        """Those that every step reads: of the embedding it reads a few rows, but all where it is the LM head too."""
+        """Counts the weights that every step reads. The LM head counts in full even where the embedding shares its
+        weights; of an embedding of its own a step reads only a few rows."""
         return self.num_layers * sum(out * size for out, size in self.layer) + self.head[0] * self.head[1]
 
 
 @dataclass(frozen=True)
 class Yardsticks:
-    """What the machine gave: bytes read from memory per second; and seconds that torch's matrix products took, by
-    number of rows, in all layers and in the LM head."""
+    """Holds the measured rates of the machine: bytes read from memory per second; and seconds of torch's matrix
+    products, by number of rows, in all layers and in the LM head."""
 
     bytes_per_s: float
     layers_s: dict[int, float]
     head_s: dict[int, float]
 
     def gemm_s(self, steps: Iterable[StepShape]) -> float:
-        """Seconds of matrix products in `steps`."""
+        """Returns the seconds of the matrix products in `steps`."""
         return sum(
             interpolated(self.layers_s, step.tokens)
             + (interpolated(self.head_s, step.logit_rows) if step.logit_rows else 0)
@@ -69,7 +71,7 @@ class Yardsticks:
 
     @classmethod
     def best(cls, measured: Sequence[Self]) -> Self:
-        """The best of each."""
+        """Returns the best value of each rate in `measured`."""
         return cls(
             max(yardsticks.bytes_per_s for yardsticks in measured),
             _least([yardsticks.layers_s for yardsticks in measured]),
@@ -91,7 +93,8 @@ def _least(tables: list[dict[int, float]]) -> dict[int, float]:
 
 
 def interpolated(table: dict[int, float], rows: int) -> float:
-    """The value at `rows`, linear between those on both sides. Raises `ValueError` beyond the ends."""
+    """Returns the linear interpolation of `table` between the neighbours of `rows`. Raises `ValueError` beyond the
+    ends."""
     known = sorted(table)
     if not known[0] <= rows <= known[-1]:
         raise ValueError(f"{rows} rows lie outside of what was measured, {known[0]} to {known[-1]}")

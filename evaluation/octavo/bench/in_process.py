@@ -68,12 +68,12 @@ class ObservedRunner:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of all blocks on the device. Its memory is had when the runner is made."""
+        """Returns the bytes of all blocks on the device, which the runner allocates when it is made."""
         return self.num_blocks * self.block_size * self.kv_bytes_per_token // len(self.kv_groups)
 
 
 def step_shape(items: list[WorkItem]) -> StepShape:
-    """All that choose from the same row share it."""
+    """Counts the tokens and the logit rows of a step. All choosers of one row share it."""
     return StepShape(sum(item.num_tokens for item in items), sum(1 for item in items if item.choosers))
 
 
@@ -86,7 +86,7 @@ ONE_STEP = SchedulerConfig(max_steps_in_flight=1)
 
 
 class Engine:
-    """One replica. No plan is made before the result of the one before; `hear` is told of every delta."""
+    """Runs one replica. No plan is made before the result of the previous plan; `hear` receives every delta."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was submitted is done."""
+        """Tells whether all that was submitted is done."""
         return not self.core.groups
 
     def now(self) -> float:
@@ -124,7 +124,7 @@ class Engine:
         self._handle(RequestSubmitted(_FRONTEND, request))
 
     def pin(self, prefix: Prefix) -> None:
-        """To be computed with the next step. Raises `RuntimeError` if it cannot be."""
+        """Pins `prefix`, which the next step computes. Raises `RuntimeError` if the core refuses it."""
         if refusal := self.core.pin_refusal(prefix):
             raise RuntimeError(refusal)
         self._handle(PrefixPinned(prefix))
@@ -169,7 +169,7 @@ class InProcess:
         self._began = 0.0
 
     def run(self, case: Case) -> Measurement:
-        """All of the case's requests, submitted at once."""
+        """Submits all of the case's requests at once, and serves them."""
         meter, steps = Meter({"worker": os.getpid()}), self._stats().steps
         self.submit(case)
         stage_s = self.advance()
@@ -187,7 +187,7 @@ class InProcess:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was submitted is done."""
+        """Tells whether all that was submitted is done."""
         return self._engine.is_idle
 
     def advance(self, num_steps: int | None = None) -> dict[str, float]:
@@ -227,7 +227,7 @@ _NUM_BLOCKS = 4096
 
 
 def planned_steps(model: Path, cases: Sequence[Case]) -> dict[str, list[StepShape]]:
-    """By case, of `cases` served one after the other by a worker alone."""
+    """Returns the steps of each case, by name, when a worker alone serves `cases` one after the other."""
     runner = ObservedRunner(FakeRunner(model, block_size=16, num_blocks=_NUM_BLOCKS))
     engine = InProcess(runner)
     planned = {}

@@ -16,7 +16,8 @@ _TORCH = {VARIANT_VARIABLE: "none"}
 
 @dataclass(frozen=True)
 class Contender:
-    """A worker started with `environment`. `peer`: the torch to compare it with; "" for torch itself."""
+    """Describes a worker started with `environment`. `peer` names the torch to compare it with; "" stands for torch
+    itself."""
 
     name: str
     environment: dict[str, str] = field(hash=False)
@@ -24,7 +25,7 @@ class Contender:
 
 
 def _held_to(aten: str, onednn: str) -> dict[str, str]:
-    """What torch's own kernels, oneDNN and MKL each want to be told."""
+    """Returns the environment that limits torch's own kernels, oneDNN and MKL to an instruction set."""
     return _TORCH | {"ATEN_CPU_CAPABILITY": aten, "ONEDNN_MAX_CPU_ISA": onednn, "MKL_ENABLE_INSTRUCTIONS": onednn}
 
 
@@ -40,9 +41,9 @@ _CONTENDERS = (
 
 
 def contenders(dtype: str) -> list[Contender]:
-    """Of the instruction sets that this machine has, each after its torch; in bf16, which torch without AVX-512
-    computes many times more slowly than all others, with the unbound torch only. Raises `NativeUnavailable`
-    (`octavo.kernels.native.library`)."""
+    """Lists the instruction sets that this machine has, each after the torch it is compared with; in bf16, which torch
+    without AVX-512 computes many times more slowly than all others, with the unbound torch only. Raises
+    `NativeUnavailable` (`octavo.kernels.native.library`)."""
     variants = runnable(load().functions)
     if "avx2" not in variants:
         # No x86: torch has one way.

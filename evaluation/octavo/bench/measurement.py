@@ -15,7 +15,7 @@ OTHERS = "others"
 
 @dataclass
 class Stream:
-    """When a request's tokens came, in seconds since the case began."""
+    """Holds the times of a request's first and last token, in seconds since the case began."""
 
     first: float = 0.0
     last: float = 0.0
@@ -46,7 +46,7 @@ class Measurement:
 
     @property
     def others_share(self) -> float:
-        """The share of all cores' time that other processes took."""
+        """Returns the share of all cores' time that other processes took."""
         return self.cpu_s.get(OTHERS, 0.0) / (self.wall_s * (os.cpu_count() or 1))
 
     def to_json(self) -> dict[str, object]:
@@ -94,7 +94,7 @@ def _ms_per_token(case: Case, streams: list[Stream]) -> float | None:
 
 
 def _shares(stage_s: dict[str, float], wall_s: float) -> dict[str, float]:
-    """With what no stage accounts for as `other`."""
+    """Returns the share of each stage, and the share that no stage accounts for as `other`."""
     shares = {name: seconds / wall_s for name, seconds in stage_s.items()}
     return {**shares, "other": 1.0 - sum(shares.values())}
 
@@ -125,12 +125,12 @@ class Meter:
 
 
 def process_cpu_s(pid: int) -> float:
-    """User and system, of all its threads."""
+    """Returns the CPU seconds of a process, user and system, of all its threads."""
     return _cpu_s(Path(f"/proc/{pid}/stat"))
 
 
 def thread_cpu_s(pid: int) -> float:
-    """The same, of its first thread alone."""
+    """Returns the CPU seconds of the process's first thread alone, user and system."""
     return _cpu_s(Path(f"/proc/{pid}/task/{pid}/stat"))
 
 
@@ -141,7 +141,7 @@ def _cpu_s(stat: Path) -> float:
 
 
 def machine_cpu_s() -> float:
-    """Of all processes and the kernel itself."""
+    """Returns the CPU seconds of all processes and of the kernel itself."""
     user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
 

@@ -1,5 +1,5 @@
-"""OpenVINO GenAI on the same weights: `PYTHON openvino_peer.py MODEL DTYPE THREADS` in the environment that `make
-bench-peers` makes is a child (`octavo.bench.child`).
+"""Runs OpenVINO GenAI on the same weights, as a child (`octavo.bench.child`): `PYTHON openvino_peer.py MODEL DTYPE
+THREADS` in the environment that `make bench-peers` makes.
 
 The model is converted once, its weights uncompressed as they are, and kept in that environment. One continuous-batching
 pipeline serves all cases, as one server would: prefix caching on, activations, keys and values in DTYPE.
@@ -29,7 +29,7 @@ _MAX_NUM_BATCHED_TOKENS = 512
 
 
 def converted(model: Path) -> Path:
-    """A directory with `model` as OpenVINO's IR and its tokenizer."""
+    """Returns a directory with `model` as OpenVINO's IR and its tokenizer, converted where it is not there yet."""
     digest = hashlib.sha256((model / "config.json").read_bytes())
     for weights in sorted(model.glob("*.safetensors")):
         digest.update(f"{weights.resolve()} {weights.stat().st_size} {weights.stat().st_mtime_ns}".encode())
@@ -57,7 +57,7 @@ def _convert(model: Path, directory: Path) -> None:
 
 
 class Peer:
-    """One pipeline, driven step by step in this process: no server around it, as with the worker alone."""
+    """Drives one pipeline step by step in this process: no server is around it, as with the worker alone."""
 
     def __init__(self, model: Path, dtype: str, threads: int) -> None:
         scheduling = openvino_genai.SchedulerConfig()
@@ -73,7 +73,7 @@ class Peer:
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(converted(model), scheduling, "CPU", properties)
 
     def run(self, case: Case) -> Measurement:
-        """All of the case's requests, submitted at once."""
+        """Submits all of the case's requests at once, and serves them."""
         meter = Meter({"worker": os.getpid()})
         began, steps = time.perf_counter(), 0
         streams = [Stream() for _ in case.jobs]

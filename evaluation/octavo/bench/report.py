@@ -38,8 +38,9 @@ class Runs:
 
 @dataclass(frozen=True)
 class Row:
-    """One system's figure: `value` and its floor in the figure's unit, the former's time over the latter's, and this
-    one's speed over that of the worker alone with as many threads and over OpenVINO's, where they ran too."""
+    """Holds a figure of one system: `value` and its floor in the figure's unit, the former's time over the latter's,
+    and the system's speed over that of the worker alone with as many threads and over OpenVINO's, where these ran
+    too."""
 
     system: str
     threads: int
@@ -163,7 +164,8 @@ def _ratio(value: float | None) -> str:
 
 
 def _best_threads(report: Report) -> Iterator[str]:
-    """Whether the cores are better left to the worker, or one of them to the frontend and the scheduler."""
+    """Says for each figure whether the cores are better left to the worker, or one of them to the frontend and the
+    scheduler."""
     if len(report.yardsticks) > 1:
         for figure in report.figures:
             rows = [row for row in report.rows(figure) if row.system == WHOLE]

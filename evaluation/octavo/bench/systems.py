@@ -22,7 +22,7 @@ from octavo.v1 import admin_pb2, generation_pb2, generation_pb2_grpc
 
 
 def run_whole(stack: Stack, case: Case) -> Measurement:
-    """All of the case's requests, sent at once."""
+    """Sends all of the case's requests at once by gRPC from this machine, as users do, and measures what comes."""
     before = stack.load()
     meter = Meter({"client": os.getpid(), **{name: process.pid for name, process in stack.processes.items()}})
     wall, streams = asyncio.run(_send_all(stack.address, case))
@@ -87,7 +87,7 @@ class System(Protocol):
 
 
 class ChildSystem:
-    """A server in a child process that answers `run`, `memory` and `profile`."""
+    """Asks a server in a child process, which answers `run`, `memory` and `profile`."""
 
     def __init__(self, name: str, threads: int, child: Child) -> None:
         self.name = name
@@ -139,7 +139,7 @@ class Bench(ExitStack):
         self._directory = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="octavo-")))
 
     def alone(self, threads: int, name: str = ALONE, **environment: str) -> ChildSystem:
-        """In a process with `environment` besides this one's."""
+        """Starts the worker alone in a process with `environment` besides this one's."""
         return ChildSystem(name, threads, self._octavo_child("alone", threads, **environment))
 
     def whole(self, threads: int) -> WholeSystem:

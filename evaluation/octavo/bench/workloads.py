@@ -94,8 +94,8 @@ class _Drawer:
 
 
 def make_case(name: str, vocab_size: int, repetition: int = 0, *, quick: bool = False) -> Case:
-    """The case called `name`, with other token ids at every `repetition`, so that none finds what an earlier one left
-    in a prefix cache. `quick` cuts counts and lengths down to what shows that everything runs.
+    """Makes the case called `name`, with other token ids at every `repetition`, so that no repetition finds what an
+    earlier one left in a prefix cache. `quick` cuts counts and lengths down to what shows that everything runs.
 
     Raises `ValueError` on an unknown name and if the vocabulary is too small.
     """
@@ -123,5 +123,5 @@ def warm_up(vocab_size: int) -> Case:
 
 
 def decoding(num_sequences: int, num_tokens: int, vocab_size: int) -> Case:
-    """Prompts of 256 tokens that soon decode together."""
+    """Makes prompts of 256 tokens that soon decode together."""
     return Case("decoding", "decoding", _Drawer(vocab_size, "decoding").jobs(num_sequences * [(256, num_tokens)]))

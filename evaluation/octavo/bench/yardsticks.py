@@ -1,5 +1,6 @@
-"""What this machine gives at this moment: the rate at which it reads memory, and that of torch's matrix products in the
-shapes of a model. `python -m octavo.bench.yardsticks MODEL DTYPE THREADS` is a child (`octavo.bench.child`)."""
+"""Measures what this machine gives at this moment: the rate at which it reads memory, and that of torch's matrix
+products in the shapes of a model. `python -m octavo.bench.yardsticks MODEL DTYPE THREADS` is a child
+(`octavo.bench.child`)."""
 
 import functools
 import sys
@@ -42,11 +43,11 @@ class Products:
         self._head = [(product(_random(*shapes.head, dtype)), shapes.head[1])]
 
     def layers_s(self, rows: int) -> float:
-        """Seconds of all layers' products with `rows` rows."""
+        """Returns the seconds of all layers' products with `rows` rows."""
         return self._seconds(self._layers, rows)
 
     def head_s(self, rows: int) -> float:
-        """Those of the LM head."""
+        """Returns the seconds of the LM head's product with `rows` rows."""
         return self._seconds(self._head, rows)
 
     def _seconds(self, products: list[tuple[Product, int]], rows: int) -> float:
@@ -80,7 +81,7 @@ def _random(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 
 
 def best_s(call: Callable[[], object]) -> float:
-    """Seconds of the fastest of several calls, the first one aside."""
+    """Returns the seconds of the fastest of several calls, the first one aside."""
     call()
     times, began = list[float](), time.perf_counter()
     while len(times) < _LEAST_TIMES or time.perf_counter() - began < _LEAST_S:

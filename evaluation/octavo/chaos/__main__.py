@@ -1,4 +1,4 @@
-"""A campaign from the command line: `python -m octavo.chaos kill-workers --count 500`."""
+"""Runs a campaign from the command line: `python -m octavo.chaos kill-workers --count 500`."""
 
 import signal
 from pathlib import Path

@@ -39,7 +39,7 @@ class Known:
     answer: Answer
 
     def named(self, name: str) -> generation_pb2.GenerateRequest:
-        """The request under a name."""
+        """Copies the request, with `name` as its id."""
         request = generation_pb2.GenerateRequest()
         request.CopyFrom(self.question.request)
         request.request_id = name
@@ -98,7 +98,8 @@ class Arena:
 
     @contextlib.asynccontextmanager
     async def crowd(self, num_clients: int) -> AsyncIterator[None]:
-        """So many clients who ask one thing after the other, inside the block; all get their answers before its end."""
+        """Keeps `num_clients` clients asking one thing after the other, inside the block; all get their answers before
+        its end."""
         is_open = True
 
         async def ask_on(client: int) -> None:
@@ -187,7 +188,7 @@ async def arena(stack: Stack, seed: int, *, workers: int = 2, frontends: int = 1
 
 
 def _is_complete(stack: Stack, frontends: int, workers: int) -> bool:
-    """Whether all have registered. Raises `AssertionError` if one has ended instead."""
+    """Tells whether all processes have registered. Raises `AssertionError` if one has ended instead."""
     stack.assert_alive()
     load = stack.load()
     is_registered = load.frontends == frontends and len(load.workers) == workers

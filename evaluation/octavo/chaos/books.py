@@ -1,4 +1,5 @@
-"""What a real scheduler's event log tells: every step and whom it was for, and whether the books were always right."""
+"""Reads a real scheduler's event log: yields every step with its requests, and checks whether the core's books were
+always right."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -35,8 +35,8 @@ TIMEOUT_S: Final = 120.0
 
 @dataclass
 class Client:
-    """One request through `stub`. `leaves` says of each event whether the client has had enough by then; `is_patient`:
-    it would rather go elsewhere than have UNAVAILABLE for its first answer."""
+    """Sends one request through `stub`. `leaves` says of each event whether the client has had enough by then. A client
+    that `is_patient` asks again, of another frontend, where its first answer would be UNAVAILABLE."""
 
     stub: Any
     witness: Witness
@@ -90,7 +90,7 @@ class Client:
 
 
 async def record(stub: Any, request: pb.GenerateRequest) -> Answer:
-    """What a request gets when nothing goes wrong."""
+    """Returns what a request gets when nothing goes wrong."""
     choices: dict[int, list[pb.TokenDelta]] = {}
     ends: dict[int, pb.Finished] = {}
     stream: AsyncIterator[pb.GenerateResponse] = stub.Generate(request, timeout=TIMEOUT_S)

@@ -33,7 +33,7 @@ async def kill_workers(arena: Arena, count: int, clients: int = NUM_CLIENTS, eac
 
 
 async def kill_schedulers(arena: Arena, count: int) -> dict[str, float]:
-    """kill -9 of the only scheduler."""
+    """Kills (-9) the only scheduler, `count` times."""
     async with arena.crowd(NUM_CLIENTS):
         for _ in range(count):
             await _until_disturbable(arena)
@@ -91,7 +91,8 @@ async def _bait(arena: Arena, victim: str) -> None:
 
 
 def felt(aftermaths: list[Aftermath], *, only_noticed: bool) -> dict[str, float]:
-    """How long streams were silent, and how soon they were told: of those that were told, or of all that had begun."""
+    """Returns how long streams were silent, and how soon they were notified: of the notified streams, or of all that
+    had begun."""
     gaps = [
         gap
         for aftermath in aftermaths
@@ -119,7 +120,7 @@ def _quantile(seconds: list[float], percent: int) -> float:
 
 
 async def _until_disturbable(arena: Arena, each: int = 4) -> None:
-    """Until both workers are busy, and then a random moment."""
+    """Waits until both workers are busy, and then for a random moment."""
     await arena.until_busy(2, each)
     await asyncio.sleep(arena.random.uniform(0, _LONGEST_PAUSE_S))
 
@@ -142,5 +143,5 @@ _REAL_CLIENTS: Final = 4
 
 
 async def kill_real_workers(arena: Arena, count: int) -> dict[str, float]:
-    """kill -9 of one of two workers, with few streams."""
+    """Kills (-9) one of two workers with the bundled model, under few streams, `count` times."""
     return await kill_workers(arena, count, _REAL_CLIENTS, each=1)

@@ -22,8 +22,8 @@ _STAYING: Final = 24
 
 
 async def leave(arena: Arena, count: int, streams: int = _STREAMS) -> dict[str, float]:
-    """So many streams at once, of which half are cancelled by their clients and half lose theirs to kill -9, while
-    others go on; `count` times."""
+    """Begins `streams` streams at once, of which half are cancelled by their clients and half lose theirs to kill -9,
+    while others go on; `count` times."""
     for _ in range(count):
         async with arena.crowd(_STAYING):
             await leave_all(arena, streams)
@@ -32,7 +32,7 @@ async def leave(arena: Arena, count: int, streams: int = _STREAMS) -> dict[str, 
 
 
 async def leave_all(arena: Arena, streams: int) -> None:
-    """So many streams begin and are left, half in each way."""
+    """Begins `streams` streams and leaves them, half in each way."""
     processes = [await _start(arena) for _ in range(streams // 2 // _STREAMS_PER_PROCESS)]
     cancelled = [asyncio.create_task(_cancel(arena)) for _ in range(streams - len(processes) * _STREAMS_PER_PROCESS)]
     for process, names in processes:

@@ -1,4 +1,4 @@
-"""What real processes hold of their machine, and whether it grows."""
+"""Measures the memory and handles that real processes hold, and whether these grow."""
 
 import os
 import statistics
@@ -13,12 +13,13 @@ _T_95: Final = 1.645
 
 
 def memory_mib(stack: Stack) -> dict[str, float]:
-    """Of each process: memory of its own, resident or swapped out. Plain RSS would hide a leak that is swapped out."""
+    """Returns the memory of each process's own, resident or swapped out, in MiB. Plain RSS would hide a leak that is
+    swapped out."""
     return {name: _own_kib(pid) / 1024 for name, pid in _pids(stack).items()}
 
 
 def handles(stack: Stack) -> dict[str, int]:
-    """Of each process: files and sockets that are open, and threads."""
+    """Counts the open files, sockets and threads of each process."""
     return {
         name: len(os.listdir(f"/proc/{pid}/fd")) + len(os.listdir(f"/proc/{pid}/task"))
         for name, pid in _pids(stack).items()
@@ -26,8 +27,8 @@ def handles(stack: Stack) -> dict[str, int]:
 
 
 def steepest_slope(times_s: Sequence[float], values: Sequence[float]) -> float:
-    """The upper 95 % bound of the slope of a line through the values, per hour. Needs three of them, at different
-    times."""
+    """Returns the upper 95 % bound of the slope of a line through the values, per hour. Needs three of them, at
+    different times."""
     slope, intercept = statistics.linear_regression(times_s, values)
     rest = sum((value - slope * time - intercept) ** 2 for time, value in zip(times_s, values, strict=True))
     mean = statistics.fmean(times_s)

@@ -23,7 +23,7 @@ _ON_ITS_WAY_S: Final = 1.0
 
 @dataclass(frozen=True)
 class _Hurry:
-    """How a hurried client ended: the error's reason, and how long after its time."""
+    """Holds the end of a hurried client: the error's reason, and how long it came after the client's time."""
 
     reason: str
     late_s: float
@@ -52,7 +52,7 @@ async def _wait(arena: Arena, known: Known) -> None:
 
 
 async def _hurry(arena: Arena, known: Known, hurries: list[_Hurry]) -> None:
-    """By the call's deadline, or by the time in the queue alone."""
+    """Asks with too little time, limited by the call's deadline or by the time in the queue alone."""
     request, seconds = known.named(arena.name()), arena.random.uniform(_SHORTEST_S, _LONGEST_S)
     is_call = arena.random.random() < 0.5
     if not is_call:
@@ -80,7 +80,7 @@ _EXCUSED: Final = frozenset({"TOO_MUCH_WORK", "TOO_MANY_REQUESTS", "QUEUE_FULL",
 
 @dataclass
 class _Outcomes:
-    """What became of those that came: how long each answer took and its first token, and each refusal."""
+    """Counts the ends of clients: how long each answer and its first token took, and each refusal."""
 
     whole_s: list[float] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)

@@ -28,7 +28,7 @@ class Supervisor:
     _out_of_memory: OutOfMemoryCount = field(default_factory=OutOfMemoryCount)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Looks after the workers until it is cancelled."""
         while True:
             self.look()
             await asyncio.sleep(_LOOKS_EVERY_S)
@@ -115,7 +115,7 @@ async def _until_whole(arena: Arena) -> None:
 
 @contextlib.asynccontextmanager
 async def _innocents(arena: Arena) -> AsyncIterator[Supervisor]:
-    """Busy workers inside the block."""
+    """Keeps the workers busy inside the block, under a supervisor."""
     async with _supervised(arena) as supervisor, arena.crowd(_INNOCENTS):
         await arena.until_busy(WORKERS, each=2)
         yield supervisor

@@ -1,4 +1,4 @@
-"""What came of a campaign."""
+"""Reports the outcome of a campaign."""
 
 import json
 import re
@@ -30,7 +30,7 @@ class Report:
     faults: list[str]
 
     def line(self) -> str:
-        """JSON in one line."""
+        """Returns the report as JSON in one line."""
         return json.dumps(asdict(self))
 
     def keep(self, file: Path) -> None:

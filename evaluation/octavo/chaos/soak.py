@@ -29,7 +29,7 @@ Trouble = Callable[[Arena], Awaitable[None]]
 
 @dataclass
 class _Samples:
-    """Memory by process, with the times."""
+    """Samples the memory of each process, with the times."""
 
     times_s: list[float] = field(default_factory=list)
     mib: list[dict[str, float]] = field(default_factory=list)
@@ -41,12 +41,12 @@ class _Samples:
             await asyncio.sleep(_SAMPLED_EVERY_S)
 
     def slopes(self) -> dict[str, float]:
-        """In MiB an hour, at most."""
+        """Returns the steepest growth of each process that the samples allow, in MiB an hour."""
         return {name: steepest_slope(self.times_s, [mib[name] for mib in self.mib]) for name in _WATCHED}
 
 
 async def soak(arena: Arena, count: int) -> dict[str, float]:
-    """`count` minutes with a fault every half."""
+    """Runs `count` minutes with a fault every half minute."""
     seconds = 60.0 * count
     await _trouble(arena, _WARM_UP * seconds, (_kill, _kill_scheduler, _freeze, _leave, _stop))
     await asyncio.to_thread(arena.stack.wait_idle)

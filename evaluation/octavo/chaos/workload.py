@@ -1,4 +1,4 @@
-"""What clients ask of the real processes: every kind of request, each short."""
+"""Draws what clients ask of the real processes: every kind of request, each short."""
 
 import json
 from collections.abc import Callable, Iterator

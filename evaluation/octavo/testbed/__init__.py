@@ -1,1 +1,1 @@
-"""Real processes for benchmarks, campaigns and tests: started, cut off, watched and judged."""
+"""Starts real processes for benchmarks, campaigns and tests, cuts them off, watches and judges them."""

@@ -20,7 +20,7 @@ def write_keys(path: Path) -> Path:
 
 
 def bearer(tenant: str) -> str:
-    """What a caller of the tenant sends as `authorization`."""
+    """Returns the `authorization` that a caller of the tenant sends."""
     return f"Bearer {KEYS[tenant]}"
 
 
@@ -42,14 +42,14 @@ _SPEAKS = (
 
 @dataclass(frozen=True)
 class Pair:
-    """PEM files."""
+    """Holds the paths of a certificate and its key, PEM files both."""
 
     certificate: Path
     key: Path
 
 
 def make_authority(directory: Path, name: str) -> Pair:
-    """A certificate that signs others. Skips the test where there is no OpenSSL."""
+    """Makes a certificate that signs others. Skips the test where there is no OpenSSL."""
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command")
     pair = Pair(directory / f"{name}.pem", directory / f"{name}.key")
@@ -82,7 +82,7 @@ def make_certificate(authority: Pair, name: str) -> Pair:
 
 
 def encrypt(key: Path) -> Path:
-    """The key under a passphrase."""
+    """Encrypts the key under a passphrase, and returns the path of the result."""
     encrypted = key.with_suffix(".encrypted")
     _openssl("ec", "-in", key, "-aes128", "-passout", "pass:secret", "-out", encrypted)
     return encrypted

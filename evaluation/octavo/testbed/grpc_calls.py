@@ -1,4 +1,4 @@
-"""Reading what a Generate call answers."""
+"""Reads the answers of Generate calls."""
 
 from collections.abc import AsyncIterable
 from typing import Any
@@ -11,33 +11,33 @@ from octavo.v1 import generation_pb2 as pb
 
 
 async def collect(call: AsyncIterable[pb.GenerateResponse]) -> list[pb.GenerateResponse]:
-    """All events of a call."""
+    """Collects all events of a call."""
     return [response async for response in call]
 
 
 def text_of(responses: list[pb.GenerateResponse]) -> str:
-    """The deltas' text, joined."""
+    """Joins the deltas' text."""
     return "".join(response.delta.text for response in responses)
 
 
 def ids_of(responses: list[pb.GenerateResponse]) -> list[int]:
-    """The deltas' token ids, joined."""
+    """Joins the deltas' token ids."""
     return [token_id for response in responses for token_id in response.delta.token_ids]
 
 
 def finished_of(responses: list[pb.GenerateResponse]) -> pb.Finished:
-    """The one `finished` event."""
+    """Returns the only `finished` event."""
     [finished] = all_finished(responses)
     return finished
 
 
 def all_finished(responses: list[pb.GenerateResponse]) -> list[pb.Finished]:
-    """The `finished` events, in order."""
+    """Returns the `finished` events, in order."""
     return [response.finished for response in responses if response.WhichOneof("event") == "finished"]
 
 
 def of_sequence(index: int, responses: list[pb.GenerateResponse]) -> list[pb.GenerateResponse]:
-    """The deltas and the `finished` event of one sequence."""
+    """Selects the deltas and the `finished` event of one sequence."""
     return [r for r in responses if r.WhichOneof("event") in ("delta", "finished") and _index(r) == index]
 
 
@@ -46,7 +46,7 @@ def _index(response: pb.GenerateResponse) -> int:
 
 
 def reason_of(error: grpc.RpcError) -> str:
-    """The stable reason in an error's details, checked to be in our domain."""
+    """Returns the stable reason in an error's details, checked to be in our domain."""
     info = _detail(error, error_details_pb2.ErrorInfo())
     assert info is not None
     assert info.domain == "octavo"

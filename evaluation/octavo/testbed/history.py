@@ -1,4 +1,4 @@
-"""What happens in a run, of simulated processes or of real ones, event by event: what `octavo.testbed.judge` judges.
+"""Defines the events of a run, of simulated processes or of real ones, which `octavo.testbed.judge` judges.
 
 Times are seconds on one clock. A request is named by whatever tells it from all others that are open.
 """
@@ -28,8 +28,8 @@ Answer = Sequence[Choice]
 
 @dataclass(frozen=True)
 class Came:
-    """A client asks. `answer`: what an undisturbed run gives it (None: nobody knows); `allowed`: the errors that it may
-    get instead; `start_by`: when its first step must have been planned, if any is to be."""
+    """Says that a client asks. `answer` is what an undisturbed run gives the client (None: nobody knows); `allowed`
+    holds the errors that may come instead; by `start_by` the first step must have been planned, if any is to be."""
 
     time: float
     request: Key
@@ -50,7 +50,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Tokens:
-    """An event of a stream: more of one choice."""
+    """Says that a stream brought more tokens of one choice."""
 
     time: float
     request: Key
@@ -92,7 +92,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Held:
-    """What the scheduler holds; a request that it holds twice comes twice."""
+    """Lists the requests that the scheduler holds; a request that it holds twice comes twice."""
 
     time: float
     requests: Sequence[Key]
@@ -100,7 +100,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The scheduler plans a step with these requests."""
+    """Says that the scheduler plans a step with these requests."""
 
     time: float
     requests: frozenset[Key]
@@ -108,7 +108,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Load:
-    """How many requests and blocks are held for clients."""
+    """Counts the requests and blocks that are held for clients."""
 
     time: float
     requests: int
@@ -127,7 +127,7 @@ Event = Came | Told | Tokens | ChoiceEnded | Closed | Left | Held | Stepped | Lo
 
 
 class Wrong(enum.Enum):
-    """What may not be."""
+    """Names the faults that a judge finds."""
 
     LOST = "something was lost"
     REPEATED = "something came twice"
@@ -157,8 +157,8 @@ class Fault:
 
 @dataclass
 class Aftermath:
-    """What the clients felt of one strike: when each was first told of a lost worker, and the longest silence of each
-    stream that had begun, in seconds."""
+    """Holds what the clients felt of one strike: when each was first notified of a lost worker, and the longest silence
+    of each stream that had begun, in seconds."""
 
     strike: Struck
     noticed_s: dict[Key, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What of a run may not be: one judge for simulated and for real processes."""
+"""Judges what must never happen in a run, of simulated and of real processes alike."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -36,7 +36,8 @@ _AFTERMATH_S = 5.0
 
 @dataclass
 class _Received:
-    """What has come of one choice. `chain` is the rolling hash of its tokens, `due` that of what was to come."""
+    """Holds what has come of one choice. `chain` is the rolling hash of its tokens, `due` that of the expected
+    tokens."""
 
     count: int = 0
     chain: int = EMPTY
@@ -62,8 +63,8 @@ class _Stream:
 
 @dataclass
 class _Gone:
-    """Since when nobody waits for a request (its client `has_left`, or was served), and how many steps it has had
-    since."""
+    """Holds the time since which nobody waits for a request (its client `has_left`, or was served), and how many steps
+    the request has had since."""
 
     time: float
     has_left: bool = False
@@ -207,7 +208,7 @@ class Judge:
             self._check_ends(stream, event)
 
     def _has_left(self, request: Key) -> bool:
-        """Whether what still comes for it falls on deaf ears."""
+        """Tells whether nobody reads what still comes for the request."""
         return request in self._gone and self._gone[request].has_left
 
     def _check_ends(self, stream: _Stream, event: Closed) -> None:
@@ -263,7 +264,8 @@ def _choice(answer: Answer, index: int) -> Choice:
 
 
 def _compare(expected: Sequence[int], position: int, token_ids: Sequence[int]) -> Wrong:
-    """How tokens that do not stand at `position` got there: from before, from behind, or from elsewhere."""
+    """Tells how tokens that do not stand at `position` got there: from earlier places, from later ones, or from no
+    place of the answer."""
     found, count = list(token_ids), len(token_ids)
     places = [place for place in range(len(expected)) if list(expected[place : place + count]) == found]
     if any(place < position for place in places):

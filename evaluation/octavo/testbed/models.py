@@ -33,7 +33,8 @@ def bundled_model() -> Path:
 
 
 def write_tiny_model(directory: Path, config: Any) -> Any:
-    """A random model of `config` (a transformers configuration), saved to `directory`; the transformers model, fp32."""
+    """Saves a random model of `config` (a transformers configuration) to `directory`, and returns it as the
+    transformers model in fp32."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -47,7 +48,7 @@ def write_tiny_model(directory: Path, config: Any) -> Any:
 
 
 def transformers_greedy(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
-    """What `generate` of transformers continues `prompt` with, greedily and past any EOS."""
+    """Returns what `generate` of transformers continues `prompt` with, greedily and past any EOS."""
     output = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
@@ -70,7 +71,7 @@ def fp32_runner(directory: Path, **options: Any) -> ModelRunner:
 def new_sequences(
     runner: Runner, prompts: list[list[int]], room: int, sampling: SamplingParams = GREEDY
 ) -> list[WorkerSequence]:
-    """Sequences for `prompts` with blocks, in shuffled order, for `room` more tokens each."""
+    """Makes sequences for `prompts` with blocks, in shuffled order, for `room` more tokens each."""
     shuffled = list(range(runner.num_blocks))
     random.Random(0).shuffle(shuffled)
     free = iter(shuffled)
@@ -90,7 +91,7 @@ def next_item(sequence: WorkerSequence, num_tokens: int, *followers: WorkerSeque
 
 
 def last_logits(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
-    """[vocab_size]: the logits after `prompt`, computed in one step."""
+    """Computes the logits after `prompt`, [vocab_size], in one step."""
     [sequence] = new_sequences(runner, [prompt], 0)
     with torch.inference_mode():
         hidden = runner._model.forward(paged_step(runner, [next_item(sequence, len(prompt))]))
@@ -99,7 +100,7 @@ def last_logits(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
 
 
 def paged_step(runner: ModelRunner, items: list[WorkItem]) -> PagedStep:
-    """What the model computes of one step on the CPU."""
+    """Makes the model's inputs of one step on the CPU."""
     executor = runner.executor
     assert isinstance(executor, Executor)
     return executor.paged_step(executor.batch(items))
@@ -152,5 +153,5 @@ def generate(
     budget: int = 2048,
     sampling: SamplingParams = GREEDY,
 ) -> list[list[int]]:
-    """`num_tokens` generated ids per prompt, all prompts together."""
+    """Generates `num_tokens` ids per prompt, all prompts together."""
     return finish(runner, new_sequences(runner, prompts, num_tokens, sampling), num_tokens, budget)

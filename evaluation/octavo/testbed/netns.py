@@ -22,7 +22,7 @@ _NAMES: Final = "mount -t tmpfs tmpfs /run"
 
 
 def unavailable() -> str:
-    """Why this machine lets nobody make networks; empty if it does."""
+    """Says why this machine lets nobody make networks; the answer is empty if it does."""
     for tool in ("unshare", "ip", "mount"):
         if shutil.which(tool) is None:
             return f"there is no `{tool}` here"
@@ -55,11 +55,11 @@ class Network:
             self._plug_in(name)
 
     def address(self, name: str) -> str:
-        """The IPv4 address of a host."""
+        """Returns the IPv4 address of a host."""
         return _ADDRESS.format([self.here, *self.others].index(name) + 1)
 
     def on(self, name: str) -> list[str]:
-        """What a command begins with that is to run on this host."""
+        """Returns the beginning of a command that is to run on this host."""
         return [] if name == self.here else ["ip", "netns", "exec", name]
 
     def cut(self, sender: str, receiver: str) -> None:

@@ -18,7 +18,7 @@ Carry = Callable[[socket.socket, socket.socket], None]
 
 
 def pass_on(source: socket.socket, target: socket.socket) -> None:
-    """All bytes, at once."""
+    """Passes all bytes on, at once."""
     while data := source.recv(65536):
         target.sendall(data)
 
@@ -36,7 +36,7 @@ class Relay:
 
     @property
     def port(self) -> int:
-        """Of one that listens on a port."""
+        """Returns the port of a relay that listens on a port."""
         return int(self._listener.getsockname()[1])
 
     def cut(self) -> None:
@@ -148,8 +148,8 @@ class Noise:
 
 
 def messages(source: socket.socket) -> Iterator[tuple[bytes, bool]]:
-    """What comes from a peer, as it is on the wire: the greeting piece by piece, then one message or command after the
-    other. With each, whether it is none of ours but libzmq's own."""
+    """Yields what comes from a peer, as it is on the wire: the greeting piece by piece, then one message or command
+    after the other. A flag beside each is true where libzmq itself sends the message."""
     remaining = _GREETING_BYTES
     # Each peer waits for the beginning of the other's before it sends the rest.
     while remaining and (piece := source.recv(remaining)):

@@ -26,7 +26,7 @@ _PORTS = range(20_000, 32_000)
 
 
 def free_address() -> str:
-    """One of this machine's loopback, host:port, that nobody listens on now."""
+    """Finds an address of this machine's loopback, host:port, that nobody listens on now."""
     while True:
         port = SystemRandom().choice(_PORTS)
         try:
@@ -56,7 +56,7 @@ class GenerateStream(Protocol):
 
 @dataclass
 class Generation:
-    """One finished Generate stream."""
+    """Holds one finished Generate stream."""
 
     started: generation_pb2.Started
     text: str
@@ -89,7 +89,7 @@ def without_notices(stream: Iterable[generation_pb2.GenerateResponse]) -> list[g
 
 @dataclass
 class Choices:
-    """One finished Generate stream of several sequences, each list in order of their index."""
+    """Holds one finished Generate stream of several sequences, each list in order of their index."""
 
     started: generation_pb2.Started
     token_ids: list[list[int]]
@@ -191,11 +191,11 @@ class Stack:
         return process
 
     def on(self, name: str) -> Sequence[str]:
-        """What the command of the process of this name begins with, if it does not run right here."""
+        """Returns the beginning of the command of the process called `name`, if it does not run right here."""
         return ()
 
     def address_of(self, frontend: str) -> str:
-        """Where the frontend of a name listens; the first is called just so."""
+        """Returns the address at which the frontend of a name listens; the first is called just so."""
         return f"unix:{self.directory}/{frontend}.sock"
 
     def start_named(self, name: str, **environment: str) -> "subprocess.Popen[bytes]":
@@ -210,7 +210,7 @@ class Stack:
         return self.start(command, name, **environment)
 
     def cell(self, name: str) -> dict[str, str]:
-        """What makes a scheduler and workers a cell of this name: sockets of its own."""
+        """Returns the environment that makes a scheduler and workers a cell of this name: sockets of its own."""
         directory = self.directory / name
         directory.mkdir(mode=0o700, exist_ok=True)
         return {"OCTAVO_RUNTIME_DIR": str(directory)}
@@ -226,7 +226,7 @@ class Stack:
         return self
 
     def http(self) -> httpx.Client:
-        """A client of the frontend's HTTP port; to be closed."""
+        """Returns a client of the frontend's HTTP port; the caller closes it."""
         transport = httpx.HTTPTransport(uds=str(self.http_socket))
         return httpx.Client(transport=transport, base_url="http://octavo", timeout=60, trust_env=False)
 
@@ -295,7 +295,7 @@ class Stack:
 
 
 def token_request(token_ids: Sequence[int], max_new_tokens: int, **fields: object) -> generation_pb2.GenerateRequest:
-    """A greedy request for exactly `max_new_tokens` tokens after `token_ids`."""
+    """Makes a greedy request for exactly `max_new_tokens` tokens after `token_ids`."""
     return generation_pb2.GenerateRequest(
         token_ids=generation_pb2.TokenIds(ids=token_ids),
         sampling=generation_pb2.SamplingParams(temperature=0),

@@ -1,4 +1,5 @@
-"""How many replicas one scheduler keeps busy on one core: `python -m octavo.bench.cell [--replicas N ...] [--grow]`.
+"""Measures how many replicas one scheduler keeps busy on one core: `python -m octavo.bench.cell [--replicas N ...]
+[--grow]`.
 
 The scheduler is the real process, as its users run it, held to one core. Its replicas compute nothing and take 20 ms
 for it, 5 % more or less; frontends have as many requests under way as can run, each of 256 prompt and 128 to 384
@@ -32,7 +33,8 @@ _GROWTH: Final = 1.25
 
 @dataclass(frozen=True)
 class Row:
-    """One size of a cell. Shares are of the wall time, CPU of one core; sizes are means in bytes."""
+    """Holds the figures of one size of a cell. Shares are of the wall time, CPU of one core; sizes are means in
+    bytes."""
 
     replicas: int
     sequences: int
@@ -139,7 +141,8 @@ def measure(size: Size, warm_up_s: float, seconds: float, *, pin: bool) -> Row:
 
 
 def _start(stack: Stack, size: Size, *, pin: bool) -> int:
-    """The scheduler's process id. Of the cores that this process has, it gets the first and this one another."""
+    """Starts the scheduler and returns its process id. With `pin`, the scheduler gets the first core of this process,
+    which keeps the others."""
     cores = sorted(os.sched_getaffinity(0))
     settings = {"OCTAVO_MAX_NUM_SEQS": str(size.sequences), "OCTAVO_MAX_WAITING": str(1 << 16)}
     if not pin:

@@ -25,7 +25,7 @@ _BLOCK_SIZE: Final = 16
 
 @dataclass(frozen=True)
 class Size:
-    """What makes a cell. Each frontend has its share of the requests, which are as many as can run at once; replicas
+    """Describes a cell. Each frontend has its share of the requests, which are as many as can run at once; replicas
     have blocks enough for all of them."""
 
     replicas: int
@@ -42,7 +42,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Played:
-    """What happened in `wall_s` seconds."""
+    """Holds what the replicas and frontends of a cell counted in `wall_s` seconds."""
 
     wall_s: float
     tallies: list[Tally]
@@ -52,7 +52,7 @@ class Played:
 
 
 class Load(ExitStack):
-    """A cell without its scheduler, connected in the `with` block."""
+    """Plays all replicas and frontends of a cell. They are connected to the scheduler within the `with` block."""
 
     def __init__(self, size: Size, frontend_endpoint: str, worker_endpoint: str) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ class Peer:
             return None
 
     def send(self, message: Message) -> int:
-        """How many bytes it took. Raises `zmq.Again` if the scheduler is away."""
+        """Sends `message` and returns its size in bytes. Raises `zmq.Again` if the scheduler is away."""
         frame = encode(message)
         self.socket.send(frame, zmq.NOBLOCK)
         return len(frame)
@@ -73,7 +73,7 @@ _ENDS: Final = b"\xa6length"
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a prompt, and the fewest and the most of an answer."""
+    """Holds the tokens of a prompt, and the fewest and the most tokens of an answer."""
 
     prompt: int = 256
     shortest: int = 128
@@ -149,8 +149,8 @@ _TOKEN: Final = 7
 
 
 class Answers:
-    """What a worker answers to plans without beams, one after the other: every sequence that reaches its last known
-    token samples the same next one."""
+    """Makes a worker's results of plans without beams, one after the other: every sequence that reaches its last known
+    token samples the same next token."""
 
     def __init__(self) -> None:
         # Tokens still to be computed of those sequences that have not sampled yet.
@@ -192,8 +192,8 @@ class Answers:
 
 @dataclass
 class Tally:
-    """What a replica has done since the tally was made, in seconds: `idle_s` without a plan, and `late_s`, at most
-    `latest_s` at a time, between the end of a step and the moment when it was found to have ended."""
+    """Counts the work of a replica since the tally was made, and seconds: `idle_s` without a plan, and `late_s`, at
+    most `latest_s` at a time, between the end of a step and the moment when this process noticed the end."""
 
     steps: int = 0
     tokens: int = 0
@@ -234,7 +234,7 @@ class FakeReplica(Peer):
         self.tally, self._idle_since = Tally(), now
 
     def end_tally(self, now: float) -> Tally:
-        """The tally so far, with the idling under way."""
+        """Returns the tally so far, with the idle time under way."""
         if self.ends_at is None:
             self.tally.idle_s += now - self._idle_since
         return self.tally
@@ -271,7 +271,7 @@ class FakeReplica(Peer):
         return False
 
     def resume(self, now: float) -> bool:
-        """What `begin` does, out of idleness."""
+        """Begins a step like `begin`, and counts the idle time before the step."""
         if not self.begin(now):
             return False
         self.tally.idle_s += now - self._idle_since
@@ -279,6 +279,6 @@ class FakeReplica(Peer):
 
 
 def busy_shares(tallies: Sequence[Tally], wall_s: float) -> list[float]:
-    """Of each replica: the share of the time with a plan under way. What was late does not count, as nobody knows
+    """Returns for each replica the share of `wall_s` with a plan under way. Late time does not count, as nobody knows
     whether a plan was there."""
     return [1 - (tally.idle_s + tally.late_s) / wall_s for tally in tallies]

@@ -1,4 +1,4 @@
-"""What the frontend costs and adds: `python -m octavo.bench.frontend [CASES] [--json FILE]`.
+"""Measures what the frontend costs and adds: `python -m octavo.bench.frontend [CASES] [--json FILE]`.
 
 A frontend as its users run it, with the bundled model's tokenizer; behind it a scheduler that keeps time and computes
 nothing, before it clients that know nothing but where a message begins. All are processes of their own, connected by
@@ -46,7 +46,8 @@ _CASES: Final = ("streams", "many", "refused", "two")
 
 @dataclass(frozen=True)
 class Streamed:
-    """One load on one door. Rates are tokens per second: sent in all, and by a core that does nothing else."""
+    """Holds the figures of one load on one interface. Rates are tokens per second: sent in all, and by a core that does
+    nothing else."""
 
     door: str
     sent_per_s: float
@@ -60,7 +61,8 @@ class Streamed:
 
 @dataclass(frozen=True)
 class Held:
-    """Memory in MiB: of the frontend at rest and with all streams, and of it and its processes for texts together."""
+    """Holds memory in MiB: of the frontend at rest and with all streams, and of the frontend and its text processes
+    together."""
 
     streams: int
     rest_rss: float
@@ -149,7 +151,7 @@ class _Bench:
     def play(
         self, rig: Rig, frontends: Sequence[Frontend], door: str, streams: int, rate: float, tokens: int = 0
     ) -> "_Played":
-        """`streams` on each frontend, `rate` tokens per second in all."""
+        """Runs `streams` on each frontend, with `rate` tokens per second in all."""
         module, _, _, settings = _DOORS[door]
         interval_s = streams * len(frontends) / rate
         tokens = tokens or max(20, round(self._seconds / interval_s))
@@ -188,7 +190,7 @@ class _Played:
 
     @property
     def others_share(self) -> float:
-        """What else the machine's cores did, the rest of the rig included."""
+        """Returns the share of the machine's cores that all other processes used, the rest of the rig included."""
         return (self.machine_s - self.cpu_s) / (self.elapsed_s * (os.cpu_count() or 1))
 
     @property
@@ -224,7 +226,7 @@ def _streams(bench: _Bench, options: argparse.Namespace) -> Iterator[Streamed]:
 
 
 def _two(bench: _Bench, options: argparse.Namespace) -> Iterator[Streamed]:
-    """One frontend and two, at the same load on each."""
+    """Measures one frontend and two, with the same load on each."""
     with bench.rig() as rig:
         frontends = [rig.frontend(), rig.frontend()]
         for frontend in frontends:

@@ -82,7 +82,8 @@ def _literal(value: bytes) -> bytes:
 
 
 class _Reader:
-    """One connection: the messages of its streams, with their times. `open` is how many streams have not ended."""
+    """Reads one connection and keeps the messages of its streams with their times. `open` counts the streams that have
+    not ended."""
 
     def __init__(self) -> None:
         self.open = 0
@@ -92,7 +93,8 @@ class _Reader:
         self._begun: dict[int, bytes] = {}
 
     def feed(self, at: float, data: bytes) -> bytes:
-        """What is to be sent back."""
+        """Reads `data`, which came at the time `at`, and returns the bytes to send back. Raises `ConnectionError` if
+        the server ends a stream early."""
         answers = []
         for kind, flags, stream, payload in self._frames(data):
             if kind == _DATA:

@@ -17,7 +17,8 @@ TOKEN_CHARACTERS = 4
 
 @dataclass(frozen=True)
 class Load:
-    """So many streams of so many tokens. `api` is of HTTP's: completions or chat."""
+    """Describes a load of `streams` streams of `tokens` tokens each. `api` chooses the HTTP interface: completions or
+    chat."""
 
     port: int
     streams: int
@@ -29,7 +30,8 @@ class Load:
 
 
 def run(load: Callable[[Load], list[Receipts]]) -> None:
-    """The process's main. Raises `RuntimeError` for a stream with another number of tokens."""
+    """Runs the process: takes a `Load` from the command line and prints the receipts. Raises `RuntimeError` for a
+    stream with another number of tokens."""
     asked = Load(**json.loads(sys.argv[1]))
     receipts = load(asked)
     for one in receipts:

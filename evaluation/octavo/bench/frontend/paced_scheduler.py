@@ -38,7 +38,7 @@ _IDLE_MS: Final = 1000
 
 
 class PacedScheduler:
-    """Its answers are all the same: `token_ids`, over and over."""
+    """Answers every request with the same tokens, `token_ids` over and over, in steps that keep time."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", model: ModelInfo, token_ids: list[int]) -> None:
         self._socket = socket
@@ -53,7 +53,7 @@ class PacedScheduler:
         self._began = 0.0
 
     def serve(self) -> None:
-        """Until stdin is closed."""
+        """Serves frontends and orders until stdin is closed."""
         poller: zmq.Poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(sys.stdin, zmq.POLLIN)

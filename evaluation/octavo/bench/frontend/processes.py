@@ -46,14 +46,14 @@ class Line:
         print(line, file=self.process.stdin, flush=True)
 
     def line(self) -> str:
-        """Its next line. Raises `RuntimeError` with its log if it has ended."""
+        """Reads the next line of the process's stdout. Raises `RuntimeError` with its log if the process has ended."""
         assert self.process.stdout
         if not (line := self.process.stdout.readline()):
             raise RuntimeError(f"a process has ended: {self.log_tail()}")
         return line.strip()
 
     def log_tail(self) -> str:
-        """The last that it wrote to stderr."""
+        """Returns the end of the process's stderr, at most 2,000 characters."""
         return self._log.read_text(errors="replace")[-2000:]
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class Rig(contextlib.ExitStack):
         self.scheduler.line()
 
     def load(self, module: str, setup: object) -> Line:
-        """A process of this package."""
+        """Starts `module` of this package as a process that applies the load."""
         process = Line([f"octavo.bench.frontend.{module}", json.dumps(setup)], self._directory / f"{module}.log")
         self.callback(process.close)
         return process
@@ -111,7 +111,7 @@ class Frontend:
 
     @property
     def tree(self) -> list[int]:
-        """Its process and the processes that it has started."""
+        """Returns the ids of the frontend's process and of the processes that it has started."""
         children = Path(f"/proc/{self.pid}/task").glob("*/children")
         return [self.pid, *(int(pid) for child in children for pid in child.read_text().split())]
 
@@ -138,7 +138,7 @@ def _model_info(model: Path) -> dict[str, Any]:
 
 
 def _token_ids(model: Path) -> list[int]:
-    """Tokens of `TOKEN_CHARACTERS` letters or blanks each."""
+    """Finds up to `_NUM_TOKENS` tokens of `TOKEN_CHARACTERS` letters or blanks each."""
     tokenizer = ModelTokenizer(model)
     found = (i for i in sorted(tokenizer.ids(added=False).values()) if _is_plain(tokenizer.piece(i)))
     return [token_id for token_id, _ in zip(found, range(_NUM_TOKENS), strict=False)]

@@ -50,7 +50,7 @@ def _text(event: bytes) -> str:
 
 
 def _events(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """Each event with the time of its last byte."""
+    """Yields each event with the time of its last byte. Raises `ConnectionError` if the server refused the stream."""
     raw, body, has_begun = b"", b"", False
     for at, piece in pieces:
         raw += piece

@@ -1,4 +1,5 @@
-"""`python -m octavo.bench.gpu --out FILE.json`: the ceilings of this machine's GPU, then every goal beside them.
+"""Measures the ceilings of this machine's GPU, then every goal beside them: `python -m octavo.bench.gpu --out
+FILE.json`.
 
 Everything runs with random weights and downloads nothing; what is missing is skipped with a line. `--dry-run` tells
 what would be measured, by nominal rates, and which peers are here; it needs no GPU.
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def all_cases(*, quick: bool, large: str = LARGE_MODELS[0]) -> list[Case]:
-    """Most wanted first. `large`: which model of 8B."""
+    """Lists all cases, the most wanted first. `large` names the model of 8B."""
     kernels = [*attention.cases(quick=quick), *caches.cases(quick=quick)]
     whole = [*steps.cases(large, quick=quick), *serving.cases(large, quick=quick), *exactness.cases(quick=quick)]
     return in_order([*kernels, *whole])

@@ -1,4 +1,5 @@
-"""K1, K2, K4 to K7: attention over blocks, beside the rate of copies, other kernels, and itself on easier ground."""
+"""Measures K1, K2, K4 to K7: attention over blocks, beside the rate of copies, other kernels, and itself on easier
+ground."""
 
 from dataclasses import replace
 from functools import partial
@@ -203,7 +204,7 @@ def _chunk(machine: Machine, *, shape: AttentionShape, chunk: int, history: int,
 
 
 def _narrow(machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int) -> Measured:
-    """Keys and values in fp8, half as many bytes."""
+    """Measures attention over keys and values in fp8, which are half as many bytes."""
     if machine.device.type == "cuda" and torch.cuda.get_device_capability(machine.device) < (8, 9):
         raise NotMeasured("this GPU has no fp8")
     problem = _decode(machine, shape, num_sequences, context)
@@ -237,7 +238,8 @@ def _pool_case(shape: AttentionShape, num_sequences: int, context: int, pool: in
 def _large_pool(
     machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int, pool: int, quick: bool
 ) -> Measured:
-    """Of one layer among 36, whose blocks lie anywhere in a pool: each read is in another page of the whole pool."""
+    """Measures attention of one layer among 36, whose blocks lie anywhere in a pool: each read is in another page of
+    the whole pool."""
     layers = 2 if quick else 36
     if machine.device.type == "cuda" and (free := torch.cuda.mem_get_info(machine.device)[0]) < 1.05 * pool:
         raise NotMeasured(f"{free >> 30} GiB are free")

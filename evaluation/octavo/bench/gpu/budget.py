@@ -46,7 +46,8 @@ def run_all(
     measure: Callable[[Case], Measured],
     holds: Callable[[str], bool],
 ) -> Iterator[Outcome]:
-    """Of each case what came of it, as soon as it is known. `holds`: whether what has this name runs already."""
+    """Runs the cases and yields each outcome as soon as it is known. `holds(name)` tells whether the model or service
+    of this name runs already."""
     for case in cases:
         floor = floor_s(case.floor, ceilings) if case.floor else None
         began = time.monotonic()
@@ -61,12 +62,12 @@ def seconds_needed(case: Case, holds: Callable[[str], bool]) -> float:
 
 
 def absent(modules: Iterable[str]) -> list[str]:
-    """Those that cannot be imported."""
+    """Returns those of `modules` that cannot be imported."""
     return [name for name in modules if not is_there(name)]
 
 
 def is_there(module: str) -> bool:
-    """Whether it can be found, without running any of it but its packages."""
+    """Tells whether `module` can be found, without running any of its code but its packages'."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

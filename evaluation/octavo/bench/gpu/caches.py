@@ -1,4 +1,4 @@
-"""K8, K9, S1 and S2: writing keys and values, and moving blocks within the device and to the host and back."""
+"""Measures K8, K9, S1 and S2: writing keys and values, and moving blocks within the device and to the host and back."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -104,7 +104,7 @@ def _cache_write(machine: Machine, *, shape: AttentionShape, num_tokens: int) ->
 
 
 def _slots(table: Tensor, block_size: int) -> Tensor:
-    """Those of the blocks of `table`, in their order."""
+    """Returns the slots of the blocks in `table`, in their order."""
     offsets = torch.arange(block_size, device=table.device)
     return (table.long()[:, None] * block_size + offsets).flatten()
 
@@ -138,7 +138,8 @@ def _copy_one_by_one(machine: Machine, *, shape: AttentionShape, num_layers: int
 
 
 def _copies(machine: Machine, shape: AttentionShape, num_layers: int, num_blocks: int) -> tuple[Tensor, Sequence[Call]]:
-    """A pool of twice as many blocks, and the call that copies those of its first half to its second, shuffled."""
+    """Makes a pool of 2 * `num_blocks` blocks, and a call that copies the blocks of the pool's first half to the second
+    half, shuffled."""
     from octavo.kernels.triton.moves import copy_blocks
 
     pool = _random_pool(machine, shape, num_layers, 2 * num_blocks)
@@ -161,7 +162,7 @@ def _random_pool(machine: Machine, shape: AttentionShape, num_layers: int, num_b
 
 
 def _swap(machine: Machine, *, shape: AttentionShape, num_layers: int, num_blocks: int, out: bool) -> Measured:
-    """Scattered blocks to scattered blocks, as the worker moves them, and as many bytes from one piece to one piece."""
+    """Measures moves of scattered blocks, as the worker moves them, beside one contiguous copy of as many bytes."""
     cache = make_cache(machine, shape, num_layers, num_blocks)
     moves = _moves(num_blocks, out=out)
     num_bytes = num_blocks * num_layers * shape.block_size * shape.kv_bytes_per_token
@@ -179,8 +180,9 @@ def _swap(machine: Machine, *, shape: AttentionShape, num_layers: int, num_block
 
 
 def make_cache(machine: Machine, shape: AttentionShape, num_layers: int, num_blocks: int) -> "KVCache":
-    """Of so many blocks on either side, filled with random numbers."""
-    from octavo.worker.step.kv_cache import KVCache, KVLayout, LayerGroup
+    """Makes a KV cache of `num_blocks` blocks on the device and on the host each, filled with random numbers."""
+    from octavo.worker.step.kv_cache import KVCache
+    from octavo.worker.step.kv_layout import KVLayout, LayerGroup
 
     groups = [LayerGroup(0, tuple(range(num_layers)))]
     layout = KVLayout(groups, shape.block_size, shape.kv_heads, shape.head_dim, DTYPE)
@@ -198,13 +200,14 @@ def fill(cache: "KVCache") -> None:
 
 
 def _move_and_wait(cache: "KVCache", moves: Any, device: torch.device) -> None:
-    """They go by a stream of their own, which no event of the model's stream tells of."""
+    """Moves blocks and waits for the device. Moves run on a stream of their own, so that an event of the model's stream
+    tells nothing about them."""
     cache.move(moves)
     synchronize(device)
 
 
 def _moves(num_blocks: int, *, out: bool) -> Any:
-    """Every block once."""
+    """Moves every block once, to a random place on the other side."""
     from octavo.wire.steps import BlockMove, BlockMoves
 
     sources, targets = torch.randperm(num_blocks).tolist(), torch.randperm(num_blocks).tolist()

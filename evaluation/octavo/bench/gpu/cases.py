@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sample:
-    """Of `count` values the median, and what a tenth of them lie below and above."""
+    """Summarizes `count` values: the median, and the values that a tenth of them lie below and above."""
 
     median: float
     low: float
@@ -30,7 +30,7 @@ class Sample:
 
     @property
     def spread(self) -> float:
-        """From low to high, as a share of the median."""
+        """Returns the distance from low to high, as a share of the median."""
         return (self.high - self.low) / self.median if self.median else 0.0
 
     def to_json(self) -> dict[str, float]:
@@ -38,7 +38,7 @@ class Sample:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between neighbours."""
+    """Returns the linear interpolation between the neighbours in `ordered`."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
@@ -58,7 +58,8 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """What a figure is (`what`, in `unit`), and the values wanted and hoped for. `at_least`: more is better."""
+    """Names a figure (`what`, in `unit`), with the values wanted and hoped for. `at_least` means that more is
+    better."""
 
     what: str
     unit: str
@@ -93,7 +94,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Held:
-    """What takes long to start (a model, processes), so that cases that come one after the other share it."""
+    """Names a model or service that takes long to start, so that cases that come one after the other share it."""
 
     name: str
     start_s: float
@@ -101,8 +102,9 @@ class Held:
 
 @dataclass(frozen=True)
 class Case:
-    """`run` measures one figure, of the part named, of a goal. It takes about `seconds`, and `held` in addition, where
-    that does not run yet. `modules`: what it cannot do without. `floor`: of what ours does, where that has one."""
+    """Measures, by `run`, one figure of the named part of a goal. A case takes about `seconds`, and `held` in addition
+    where that does not run yet. It needs `modules`. `floor` is the work that Octavo's own code does, where a floor is
+    known."""
 
     goal: str
     part: str
@@ -131,13 +133,14 @@ class Outcome:
 
 
 def in_order(cases: list[Case]) -> list[Case]:
-    """The most wanted goals first."""
+    """Sorts the cases, the most wanted goals first."""
     places = {goal: place for place, goal in enumerate(FIRST)}
     return sorted(cases, key=lambda case: places.get(case.goal, len(FIRST)))
 
 
 def chosen(cases: list[Case], goals: list[str]) -> list[Case]:
-    """Those of `goals`; all if there are none. Raises `ValueError` on a goal that no case has."""
+    """Selects the cases of `goals`, or all cases if `goals` is empty. Raises `ValueError` on a goal that no case
+    has."""
     unknown = sorted(set(goals) - {case.goal for case in cases})
     if unknown:
         known = sorted({case.goal for case in cases})

@@ -1,4 +1,5 @@
-"""What the machine gives at this moment: copies, matrix products, pinned transfers, launches. Always random data."""
+"""Measures the rates that the machine gives at this moment: copies, matrix products, pinned transfers, launches. All
+data are random."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -31,7 +32,7 @@ def measure_ceilings(machine: Machine) -> tuple[Ceilings, dict[str, Sample]]:
 
 
 def _copy_rate(machine: Machine) -> Sample:
-    """Bytes per second."""
+    """Measures copies on the device, in bytes per second, read and written."""
     size = (1 << 20) if machine.quick else 4 * _GIB
     buffers = [_random_bytes(size, machine.device) for _ in range(2)]
     # Back and forth: both are far larger than any cache.
@@ -40,7 +41,7 @@ def _copy_rate(machine: Machine) -> Sample:
 
 
 def _gemm_rate(machine: Machine) -> Sample:
-    """Operations per second."""
+    """Measures matrix products in bf16, in operations per second."""
     size = 64 if machine.quick else 8192
     sets = [
         (_normal(size, machine), _normal(size, machine), torch.empty(size, size).to(machine.device, torch.bfloat16))
@@ -55,7 +56,7 @@ def _normal(size: int, machine: Machine) -> Tensor:
 
 
 def _pinned_rates(machine: Machine) -> tuple[Sample, Sample]:
-    """Bytes per second to the device, and to the host."""
+    """Measures pinned transfers, in bytes per second, to the device and to the host."""
     size = (1 << 20) if machine.quick else _GIB
     on_device = _random_bytes(size, machine.device)
     on_host = torch.empty(size, dtype=torch.uint8, pin_memory=machine.device.type == "cuda").copy_(on_device)
@@ -65,7 +66,7 @@ def _pinned_rates(machine: Machine) -> tuple[Sample, Sample]:
 
 
 def _graph_replay_s(machine: Machine) -> Sample:
-    """Of a graph with one kernel that does next to nothing."""
+    """Measures the replay of a graph with one kernel that does next to nothing, in seconds."""
     one = torch.randn(16, device=machine.device)
     return machine.race({"replay": [partial(one.mul_, -1.0)]}).samples["replay"]
 
@@ -76,7 +77,7 @@ def _launch_s(machine: Machine) -> Sample:
 
 
 def _rate(machine: Machine, calls: Sequence[Call], amount: float) -> Sample:
-    """Of what a call does, per second. Not from a graph: a copy to the host may have no place in one."""
+    """Measures `amount` per second of a call. Graphs are not used: a copy to the host may have no place in one."""
     times = machine.race({"": calls}, graphs=False).samples[""]
     return Sample(amount / times.median, amount / times.high, amount / times.low, times.count)
 

@@ -1,4 +1,4 @@
-"""A runner in this process whose sequences decode, two steps in flight, as the worker's loop drives it."""
+"""Drives a runner in this process whose sequences decode, two steps in flight, as the worker's loop drives it."""
 
 import itertools
 import random
@@ -76,7 +76,7 @@ class Decoding:
         self._runner.forget([sequence.sequence_id for sequence in (*self._sequences, *prompts)])
 
     def step_times(self, moves: BlockMoves = NO_MOVES) -> list[float]:
-        """Seconds from result to result, step by step, with `moves` in each."""
+        """Measures the seconds from result to result, step by step, with `moves` in each step."""
         times = list[float]()
         step, previous = self._launch(NO_MOVES), time.perf_counter()
         for number in range(_WARM_UP_STEPS + self._num_steps):
@@ -115,14 +115,15 @@ class Decoding:
 
 
 def _sequence(length: int, block_ids: list[int], vocab_size: int) -> WorkerSequence:
-    """All but its last token count as computed."""
+    """Makes a sequence in `block_ids` all of whose tokens but the last count as computed."""
     number = next(_ids)
     tokens = random.Random(number).choices(range(vocab_size), k=length)
     return WorkerSequence(number, 0, _GREEDY, length, tokens, length - 1, [block_ids])
 
 
 def new_prompt(local: LocalRunner, length: int, block_ids: list[int]) -> WorkerSequence:
-    """Of `length` tokens, none of which is computed. Raises `ValueError` if there are too few blocks."""
+    """Makes a sequence with a prompt of `length` tokens, none of which is computed. Raises `ValueError` if there are
+    too few blocks."""
     if len(block_ids) * local.runner.block_size < length:
         raise ValueError(f"a prompt of {length} tokens does not fit into {len(block_ids)} blocks")
     number = next(_ids)

@@ -55,19 +55,20 @@ def _equal_bits(machine: Machine, *, model: str, num_prompts: int, num_tokens: i
 
 
 def draw_prompts(count: int, vocab_size: int) -> list[list[int]]:
-    """Of rising lengths, that end in the middle of blocks and at their borders."""
+    """Draws prompts of rising lengths that end in the middle of blocks and at their borders."""
     rng = random.Random("exact")
     return [rng.choices(range(vocab_size), k=16 * number + number % 3) for number in range(1, count + 1)]
 
 
 def equal_share(found: list[Chosen], alone: list[Chosen]) -> float:
-    """Of all tokens, those that are the same with the same logprob."""
+    """Returns the share of all tokens that are the same, with the same logprob."""
     pairs = [pair for row, row_alone in zip(found, alone, strict=True) for pair in zip(row, row_alone, strict=True)]
     return sum(a == b for a, b in pairs) / len(pairs)
 
 
 def _continued(local: "LocalRunner", prompts: list[list[int]], num_tokens: int, budget: int = 8192) -> list[Chosen]:
-    """`num_tokens` greedy tokens after each of the prompts, all at once, in steps of at most `budget` tokens."""
+    """Generates `num_tokens` greedy tokens after each of the prompts, all at once, in steps of at most `budget`
+    tokens."""
     from octavo.testbed.models import new_sequences
 
     sequences = new_sequences(local.runner, prompts, num_tokens, _sampling())
@@ -75,7 +76,8 @@ def _continued(local: "LocalRunner", prompts: list[list[int]], num_tokens: int, 
 
 
 def _recomputed(local: "LocalRunner", prompts: list[list[int]], alone: list[Chosen], num_tokens: int) -> list[Chosen]:
-    """As preemption by recompute has it: prompt and what was generated come back as one prompt, all at once."""
+    """Continues sequences as preemption by recompute does: prompt and generated tokens come back as one prompt, all at
+    once."""
     from octavo.testbed.models import new_sequences
 
     half = num_tokens // 2

@@ -28,7 +28,8 @@ NOMINAL = Ceilings(4.3e12, 780e12, 51e9, 51e9)
 
 @dataclass(frozen=True)
 class Work:
-    """What can go on at the same time: bytes of device memory, operations, bytes to the device and to the host."""
+    """Counts work that can go on at the same time: bytes of device memory, operations, bytes to the device and to the
+    host."""
 
     bytes: float = 0
     flops: float = 0
@@ -53,7 +54,8 @@ def floor_s(floor: Floor, ceilings: Ceilings) -> float:
 
 
 def decode_attention(contexts: Iterable[int], shape: AttentionShape) -> Work:
-    """One layer, one query token per sequence: every key and value once, whatever the number of query heads."""
+    """Counts the work of one layer with one query token per sequence: every key and value is read once, whatever the
+    number of query heads."""
     contexts = list(contexts)
     moved = sum(contexts) * shape.kv_bytes_per_token + 2 * len(contexts) * shape.query_bytes_per_token
     return Work(bytes=moved, flops=4 * sum(contexts) * shape.query_heads * shape.head_dim)
@@ -65,7 +67,7 @@ def visible_pairs(num_tokens: int, history: int) -> int:
 
 
 def prefill_attention(num_tokens: int, history: int, shape: AttentionShape) -> Work:
-    """One layer, one chunk of a prompt."""
+    """Counts the attention of one layer for one chunk of a prompt."""
     moved = (history + num_tokens) * shape.kv_bytes_per_token + 2 * num_tokens * shape.query_bytes_per_token
     return Work(bytes=moved, flops=4 * visible_pairs(num_tokens, history) * shape.query_heads * shape.head_dim)
 
@@ -87,7 +89,8 @@ def decode_step(contexts: Sequence[int], model: ModelShape) -> list[Work]:
 
 
 def prefill(lengths: Sequence[int], model: ModelShape) -> list[Work]:
-    """Whole prompts: matrix products, then causal attention; one row of each through the LM head."""
+    """Counts the work of whole prompts: matrix products, then causal attention; one row of each prompt goes through the
+    LM head."""
     dense = 2 * (sum(lengths) * model.layer_weights + len(lengths) * model.head_weights)
     pairs = sum(visible_pairs(length, 0) for length in lengths)
     shape = model.attention
@@ -108,5 +111,6 @@ def _decode_steps(lengths: Sequence[tuple[int, int]], model: ModelShape) -> Iter
 
 
 def rotations(num_bytes: int, at_least: int = 240 << 20) -> int:
-    """How many sets of inputs of `num_bytes` to use in turns, so that none is still in a cache when it comes again."""
+    """Returns how many sets of inputs of `num_bytes` to use in turns, so that no set is still in a cache when it comes
+    again."""
     return max(2, -(-at_least // num_bytes))

@@ -1,4 +1,4 @@
-"""Where cases run: the device, its rates, what is held for the next case, and the time that is left."""
+"""Holds what cases run on: the device, its rates, what is kept for the next case, and the time that is left."""
 
 import gc
 from collections.abc import Callable
@@ -21,7 +21,8 @@ Kept = TypeVar("Kept", bound=Closable)
 
 
 class Machine:
-    """One device. What is held is closed before something else is: a GPU has memory for one model at a time."""
+    """Runs cases on one device. The kept model or service is closed before another one is made: a GPU has memory for
+    one model at a time."""
 
     def __init__(self, device: torch.device, budget: Budget, *, quick: bool = False) -> None:
         self.device = device
@@ -32,11 +33,11 @@ class Machine:
         self._kept: Closable | None = None
 
     def rotations(self, num_bytes: int) -> int:
-        """How many sets of inputs of `num_bytes` to use in turns."""
+        """Returns how many sets of inputs of `num_bytes` to use in turns."""
         return 2 if self.quick else rotations(num_bytes)
 
     def race(self, contenders: Contenders, *, graphs: bool = True) -> Race:
-        """As `octavo.bench.gpu.timing.race`, here."""
+        """Calls `octavo.bench.gpu.timing.race` on this device."""
         if self.quick:
             return race(contenders, self.device, seconds=0.0, least_rounds=2, graphs=graphs)
         return race(contenders, self.device, graphs=graphs)
@@ -45,7 +46,7 @@ class Machine:
         return self._kept is not None and self._name == name
 
     def hold(self, held: Held, make: Callable[[], Kept]) -> Kept:
-        """What `make` gives, or gave before, if nothing else was held since."""
+        """Returns the result of `make`, or the earlier result if nothing else was held since."""
         if not self.holds(held.name):
             self.release()
             self._kept, self._name = make(), held.name

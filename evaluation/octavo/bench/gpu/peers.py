@@ -29,8 +29,8 @@ def found() -> dict[str, bool]:
 
 
 def sdpa(problem: PagedProblem, backend: SDPBackend) -> list[Call]:
-    """Torch's fused attention on contiguous keys and values. A decode's query heads stand where queries do, so that a
-    group reads its keys once."""
+    """Calls torch's fused attention on contiguous keys and values. A decode's query heads stand where queries do, so
+    that a group reads its keys once."""
     decodes = problem.num_queries == 1
     mask = None if decodes else _lower_right(problem, backend)
 
@@ -54,7 +54,8 @@ def sdpa(problem: PagedProblem, backend: SDPBackend) -> list[Call]:
 
 
 def _lower_right(problem: PagedProblem, backend: SDPBackend) -> Tensor | None:
-    """Where there is history the mask is aligned with the last key; None: torch's own causal mask will do."""
+    """Makes the causal mask that is aligned with the last key, where there is history. None means that torch's own
+    causal mask will do."""
     if problem.num_queries == problem.context:
         return None
     if backend is SDPBackend.CUDNN_ATTENTION:
@@ -65,7 +66,7 @@ def _lower_right(problem: PagedProblem, backend: SDPBackend) -> Tensor | None:
 
 
 def flex(problem: PagedProblem) -> list[Call]:
-    """On contiguous keys and values, compiled."""
+    """Calls torch's flex attention on contiguous keys and values, compiled."""
     module: Any = import_module(MODULES[FLEX])
     compiled: Any = torch.compile(module.flex_attention, dynamic=False)
     decodes = problem.num_queries == 1
@@ -85,7 +86,7 @@ def flex(problem: PagedProblem) -> list[Call]:
 
 
 def flashinfer(problem: PagedProblem) -> list[Call]:
-    """Its decode, on blocks of its own layout, [blocks, 2, kv_heads, block_size, head_dim]."""
+    """Calls FlashInfer's decode on blocks of FlashInfer's own layout, [blocks, 2, kv_heads, block_size, head_dim]."""
     module: Any = import_module(MODULES[FLASHINFER])
     shape, width = problem.shape, problem.tables.shape[1]
     workspace = torch.empty(256 << 20, dtype=torch.uint8, device=problem.device)
@@ -109,7 +110,7 @@ def flashinfer(problem: PagedProblem) -> list[Call]:
 
 
 def flash_attention_3(problem: PagedProblem) -> list[Call]:
-    """On blocks of [block_size, kv_heads, head_dim]."""
+    """Calls FlashAttention 3 on blocks of [block_size, kv_heads, head_dim]."""
     function: Any = import_module(MODULES[FA3]).flash_attn_with_kvcache
     lengths = torch.full((problem.num_sequences,), problem.context, dtype=torch.int32, device=problem.device)
 
@@ -129,7 +130,7 @@ def flash_attention_3(problem: PagedProblem) -> list[Call]:
 
 
 def vllm_flash_attention(problem: PagedProblem) -> list[Call]:
-    """vLLM's build of FlashAttention, on blocks of [block_size, kv_heads, head_dim]."""
+    """Calls vLLM's build of FlashAttention on blocks of [block_size, kv_heads, head_dim]."""
     function: Any = import_module(MODULES[VLLM]).flash_attn_varlen_func
     lengths = torch.full((problem.num_sequences,), problem.context, dtype=torch.int32, device=problem.device)
     starts = torch.arange(problem.num_sequences + 1, dtype=torch.int32, device=problem.device) * problem.num_queries
@@ -171,7 +172,7 @@ _PREFILL = (FLASH, CUDNN, FLEX, FA3, VLLM)
 
 
 def of_decodes() -> dict[str, Peer]:
-    """Those that are here."""
+    """Returns the decode kernels that are installed, by name."""
     return {name: peer for name, peer in _DECODE.items() if is_there(MODULES[name])}
 
 

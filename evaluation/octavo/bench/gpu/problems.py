@@ -53,12 +53,12 @@ class PagedProblem:
         return float(self.shape.head_dim**-0.5)
 
     def caches(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values, [num_blocks, block_size, kv_heads, head_dim] each, not contiguous."""
+        """Returns keys and values, [num_blocks, block_size, kv_heads, head_dim] each, not contiguous."""
         keys, values = self.blocks[:, layer].transpose(2, 3).unbind(1)
         return keys, values
 
     def contiguous(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The same without blocks: [sequences, kv_heads, context, head_dim] each."""
+        """Gathers keys and values of a layer without blocks: [sequences, kv_heads, context, head_dim] each."""
         keys, values = (
             cache[self.tables.long()].flatten(1, 2)[:, : self.context].transpose(1, 2).contiguous()
             for cache in self.caches(layer)
@@ -66,12 +66,13 @@ class PagedProblem:
         return keys, values
 
     def query(self, layer: int) -> Tensor:
-        """[sequences, query_heads, num_queries, head_dim]."""
+        """Returns the queries of a layer, [sequences, query_heads, num_queries, head_dim]."""
         rows = self.queries[layer]
         return rows.view(self.num_sequences, self.num_queries, *rows.shape[1:]).transpose(1, 2)
 
     def packed_query(self, layer: int) -> Tensor:
-        """Of a decode, [sequences, kv_heads, group, head_dim]: one read of the keys serves a group of query heads."""
+        """Returns the queries of a decode, [sequences, kv_heads, group, head_dim]: one read of the keys serves a group
+        of query heads."""
         rows = self.queries[layer]
         return rows.view(len(rows), self.shape.kv_heads, self.shape.group, self.shape.head_dim)
 
@@ -162,7 +163,8 @@ def check(problem: PagedProblem, attended: Tensor) -> None:
 
 
 def expected_rows(problem: PagedProblem) -> Tensor:
-    """[query_heads, num_queries, head_dim] of the first layer's first sequence, in fp32."""
+    """Computes in fp32 what attention gives for the first layer's first sequence, [query_heads, num_queries,
+    head_dim]."""
     keys, values = (each[:1].float().repeat_interleave(problem.shape.group, 1) for each in problem.contiguous(0))
     positions = torch.arange(problem.context, device=problem.device)
     mask = positions <= positions[problem.context - problem.num_queries :, None]
@@ -171,7 +173,7 @@ def expected_rows(problem: PagedProblem) -> Tensor:
 
 
 def each_layer(problem: PagedProblem, make: Callable[[int], Call]) -> list[Call]:
-    """What calls rotate over."""
+    """Makes a call for each layer: contenders rotate over them."""
     return [make(layer) for layer in range(problem.num_layers)]
 
 

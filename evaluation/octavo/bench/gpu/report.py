@@ -1,4 +1,4 @@
-"""What was found, as JSON and as a short table."""
+"""Writes the findings as JSON and as a short table."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,7 +51,7 @@ class Report:
 
 
 def plan_text(cases: Sequence[Case], peers: dict[str, bool]) -> str:
-    """What would be measured, with floors by nominal rates; and which peers are here."""
+    """Describes what would be measured, with floors by nominal rates, and which peers are installed."""
     here = [name for name, there in peers.items() if there]
     not_here = [name for name, there in peers.items() if not there]
     lines = [_columns(("", "about", "floor", "wanted / hoped for"), (38, 8, 10, 26))]
@@ -117,7 +117,7 @@ def _left_out(outcomes: Iterable[Outcome]) -> Iterator[str]:
 
 
 def _columns(cells: Sequence[str], widths: Sequence[int] = _WIDTHS) -> str:
-    """The first to the left, the others to the right."""
+    """Pads the first cell to the left, the others to the right."""
     first, *others = cells
     padded = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=False))]
     return " ".join(padded).rstrip()

@@ -16,7 +16,7 @@ ITEM_SIZE = 2
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """One layer's heads, and the slots of a block of its keys and values."""
+    """Holds the heads of one layer, and the slots of a block of the layer's keys and values."""
 
     query_heads: int = 32
     kv_heads: int = 8
@@ -25,7 +25,7 @@ class AttentionShape:
 
     @property
     def group(self) -> int:
-        """Query heads that share a KV head."""
+        """Returns how many query heads share a KV head."""
         return self.query_heads // self.kv_heads
 
     @property
@@ -42,7 +42,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """One of the models in `MODELS`."""
+    """Describes one of the models in `MODELS`."""
 
     name: str
     linear: LinearShapes
@@ -65,12 +65,13 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Of those that every step reads."""
+        """Returns the bytes of the weights that every step reads."""
         return self.linear.num_weights * ITEM_SIZE
 
     @property
     def layer_weights(self) -> int:
-        """Those that every token goes through; the LM head's are for the last of each sequence."""
+        """Counts the weights that every token goes through; the LM head's weights are for the last token of each
+        sequence."""
         return self.linear.num_weights - self.head_weights
 
     @property

@@ -1,4 +1,4 @@
-"""R1 to R5, S2, S3 and D2: decode steps, in this process and through all of them."""
+"""Measures R1 to R5, S2, S3 and D2: decode steps, in this process and through all processes."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,7 +50,7 @@ _IDLE_SMALL = Target("time between steps in which the GPU has nothing to do", "%
 
 @dataclass(frozen=True)
 class _Size:
-    """Sequences, and the room for all cases: blocks of the device and of the host."""
+    """Describes the sequences, and the room for all cases: blocks of the device and of the host."""
 
     model: str
     batches: tuple[int, ...]
@@ -168,12 +168,12 @@ def _prefill_case(size: _Size, model: ModelShape, held: Held, length: int) -> Ca
 
 
 def service_held(model: str) -> Held:
-    """What cases through all processes share."""
+    """Names the service that cases through all processes share."""
     return Held(f"service {model}", 40.0 if model == SMALL_MODEL else 100.0)
 
 
 def hold_service(machine: Machine, model: str) -> "Service":
-    """All processes with `model`, warm."""
+    """Returns all processes with `model`, warm."""
     from octavo.bench.gpu.served.service import Service
 
     return machine.hold(service_held(model), lambda: Service.start(machine, model))
@@ -315,7 +315,7 @@ def _idle_case(goal: str, model: str, target: Target, batch: int, *, quick: bool
 
 
 def _idle(machine: Machine, *, model: str, batch: int, lengths: tuple[int, int]) -> Measured:
-    """What the worker's own events on the GPU leave of the time in which all sequences decode."""
+    """Measures the share of the time in which all sequences decode that no event of the worker on the GPU covers."""
     window = hold_service(machine, model).decode_window(equal_load(batch, *lengths, key="idle"))
     if not window.steps:
         raise NotMeasured("no step was done between the first tokens and the last ones")

@@ -104,7 +104,7 @@ def _recover(stream: "torch.cuda.Stream") -> None:
 def _in_turns(
     contenders: Sequence[_Contender], device: torch.device, seconds: float, least_rounds: int
 ) -> dict[str, list[float]]:
-    """Seconds of one call, round by round."""
+    """Runs the contenders in turns and returns the seconds of one call, round by round."""
     times: dict[str, list[float]] = {each.name: [] for each in contenders}
     repeats = {each.name: _repeats(each, device) for each in contenders}
     began = time.perf_counter()
@@ -118,7 +118,7 @@ def _in_turns(
 
 
 def _repeats(contender: _Contender, device: torch.device) -> int:
-    """How often to run it in a round."""
+    """Returns how often to run `contender` in a round."""
     once = max(elapsed_s(contender.run, device), 1e-7)
     return max(1, min(1000, round(_ROUND_S / once)))
 

@@ -1,1 +1,2 @@
-"""What the paper's experiments show of the real engine on a CPU, and what each of its design choices is worth."""
+"""Repeats the paper's experiments with the real engine on a CPU, and measures what each of the design's choices is
+worth."""

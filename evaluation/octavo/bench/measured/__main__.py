@@ -1,4 +1,5 @@
-"""`make paper-measured` and `make ablations`: the paper's experiments on the real engine, on this machine's CPU."""
+"""Runs the paper's experiments on the real engine, on this machine's CPU: `make paper-measured` and `make
+ablations`."""
 
 import argparse
 import sys

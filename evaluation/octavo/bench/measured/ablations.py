@@ -1,4 +1,4 @@
-"""What each choice of the design is worth, on real processes: one setting is changed at a time.
+"""Measures what each choice of the design is worth, on real processes: one setting is changed at a time.
 
 Variants that are compared are all started, and then take turns, so that what drifts on the machine meets them alike. A
 ratio is that of two runs of the same round, with the same requests. They come somewhat faster than they can be served,
@@ -101,7 +101,7 @@ _QUICK_RINGS = [Ring(_QUICK, [_preemption("swap")], rounds=1)]
 
 
 def measure(options: Options) -> Iterator[Figure]:
-    """One table."""
+    """Measures all variants and yields one table."""
     rings = _QUICK_RINGS if options.quick else RINGS
     rows = [row for ring in rings for row in _ring_rows(options, ring)]
     load = rings[0].load
@@ -200,5 +200,5 @@ def _point_s(summary: Summary, metric: str, point: str) -> float:
 
 
 def _median_ratio(ours: list[float], base: list[float]) -> float:
-    """Of runs of the same round."""
+    """Returns the median of the ratios of runs of the same round."""
     return statistics.median(mine / other for mine, other in zip(ours, base, strict=True))

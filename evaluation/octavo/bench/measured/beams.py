@@ -39,7 +39,8 @@ _PARAGRAPHS = (
 
 
 def prompts(tokenizer: Tokenizer, lengths: Sequence[int]) -> list[list[int]]:
-    """Token ids of a text for each length, cut to that. Each begins with another paragraph, as long as there are."""
+    """Returns token ids of a text for each length, cut to that length. Each begins with another paragraph, as long as
+    there are."""
     return [_prompt(tokenizer, index, length) for index, length in enumerate(lengths)]
 
 
@@ -70,7 +71,7 @@ class BlockCount:
     unshared: int = 0
 
     def add(self, replica: Replica) -> None:
-        """As they are after a step."""
+        """Adds the blocks that `replica` holds after a step."""
         self.taken += replica.kv.num_blocks - replica.kv.num_free
         self.unshared += sum(unshared_blocks(replica, group) for group in replica.running)
 
@@ -81,14 +82,14 @@ class BlockCount:
 
 
 def unshared_blocks(replica: Replica, group: SequenceGroup) -> int:
-    """What as many sequences would hold without any sharing. A beam search is one sequence at first; its copies would
-    be there from the start."""
+    """Returns how many blocks as many sequences would hold without any sharing. A beam search is one sequence at first;
+    its copies would be there from the start."""
     held = [len(replica.kv.block_table(sequence.leader or sequence)[0]) for sequence in group.live]
     return sum(held) * group.parallel // len(held)
 
 
 def measure(options: Options) -> Iterator[Figure]:
-    """Both datasets, at three widths."""
+    """Measures both datasets, at three widths."""
     runner = options.runner(DEFAULT_BLOCK_SIZE, _SLOTS)
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     loads = _QUICK_LOADS if options.quick else _LOADS

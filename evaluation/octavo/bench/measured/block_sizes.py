@@ -1,4 +1,5 @@
-"""Paper Fig. 18b: how long requests take by block size, at a fixed rate and with a fixed amount of KV memory."""
+"""Measures how long requests take by block size, at a fixed rate and with a fixed amount of KV memory (paper Fig.
+18b)."""
 
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ _LOAD = 0.7
 
 @dataclass(frozen=True)
 class _Traffic:
-    """`scale` times the lengths of a dataset, for a pool of `slots` tokens."""
+    """Describes requests with `scale` times the lengths of a dataset, for a pool of `slots` tokens."""
 
     dataset: str
     scale: float
@@ -36,7 +37,7 @@ _QUICK_TRAFFIC = (_Traffic("sharegpt", 0.05, 256, 3), _Traffic("alpaca", 0.3, 25
 
 @dataclass
 class _Runs:
-    """Of one block size."""
+    """Holds the runs of one block size."""
 
     kernels: str = ""
     summaries: list[Summary] = field(default_factory=list)

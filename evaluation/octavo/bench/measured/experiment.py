@@ -42,7 +42,7 @@ class Machine:
 
 
 def _cpu_model() -> str:
-    """As Linux names it."""
+    """Returns the CPU's name as Linux names it."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -82,7 +82,7 @@ class Options:
         return 1 if self.quick else usual
 
     def runner(self, block_size: int, slots: int, cpu_slots: int = 0) -> ModelRunner:
-        """The model with a pool of `slots` tokens, in blocks."""
+        """Loads the model with a pool of `slots` tokens, in blocks."""
         return ModelRunner(
             self.model,
             dtype=self.dtype,
@@ -112,7 +112,7 @@ class Figure:
     rows: list[dict[str, Value]]
 
     def write(self, directory: Path) -> None:
-        """Into `measured_NAME.json` there."""
+        """Writes the figure into `measured_NAME.json` in `directory`."""
         directory.mkdir(parents=True, exist_ok=True)
         text = json.dumps(asdict(self), indent=1)
         (directory / f"measured_{self.name}.json").write_text(text + "\n", encoding="utf-8")

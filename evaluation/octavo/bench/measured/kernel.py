@@ -1,4 +1,4 @@
-"""Paper Fig. 18a: attention over blocks against attention over contiguous keys and values, at decode.
+"""Measures attention over blocks against attention over contiguous keys and values, at decode (paper Fig. 18a).
 
 `contiguous` is our own kernel with one huge block for each sequence, and so a block table of one entry: what remains is
 the price of paging alone. `sdpa` is torch's attention on contiguous tensors. Calls rotate over layers whose keys and
@@ -35,7 +35,7 @@ Call = Callable[[int], Tensor]
 
 @dataclass(frozen=True)
 class HeadShape:
-    """Of one layer's attention."""
+    """Holds the sizes of one layer's attention."""
 
     name: str
     query_heads: int
@@ -53,7 +53,7 @@ OPT = HeadShape("OPT-13B", 40, 40, 128)
 
 @dataclass(frozen=True)
 class _Problem:
-    """`keys` and `values` [layers, batch, context, kv_heads, head_dim], `queries` [layers, batch, query_heads,
+    """Holds `keys` and `values` [layers, batch, context, kv_heads, head_dim] and `queries` [layers, batch, query_heads,
     head_dim]: one new token of each sequence, the last of its context."""
 
     shape: HeadShape
@@ -89,7 +89,7 @@ class _Problem:
 
 
 def measure(options: Options) -> Iterator[Figure]:
-    """Every context and batch, for each block size."""
+    """Measures every context and batch, for each block size."""
     with torch.inference_mode():
         torch.set_num_threads(options.threads)
         rows = [row for case in _cases(quick=options.quick) for row in _rows(*case)]
@@ -188,7 +188,8 @@ def _check(calls: dict[str, Call]) -> None:
 
 
 def _race(calls: dict[str, Call], layers: int) -> dict[str, list[float]]:
-    """Seconds of a call, by contender and round, as many as the time allows; a round before warms up."""
+    """Returns the seconds of a call, by contender and round, of as many rounds as the time allows. A round before them
+    warms up."""
     _round(calls, layers)
     rounds, began = list[dict[str, float]](), time.perf_counter()
     while len(rounds) < _LEAST_ROUNDS or (len(rounds) < _MOST_ROUNDS and time.perf_counter() - began < _SECONDS):
@@ -208,5 +209,5 @@ def _seconds(call: Call, layers: int) -> float:
 
 
 def _ratio(ours: list[float], others: list[float]) -> float:
-    """Of times of the same rounds: the machine's speed drifts from round to round."""
+    """Returns the median ratio of times of the same rounds: the machine's speed drifts from round to round."""
     return statistics.median(mine / other for mine, other in zip(ours, others, strict=True))

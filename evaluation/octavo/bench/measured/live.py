@@ -48,7 +48,7 @@ class Live:
         self._left: dict[str, int] = {}
 
     def serve_drawn(self, jobs: Sequence[Job], seed: int, after_step: Callable[[], None] | None = None) -> Run:
-        """With prompts of random tokens."""
+        """Serves `jobs` with prompts of random tokens."""
         prompts = [prompt_token_ids(job, index, self._vocab_size, seed) for index, job in enumerate(jobs)]
         return self.serve(jobs, prompts, after_step)
 

@@ -1,4 +1,5 @@
-"""Paper Fig. 19: what it costs to take a sequence's blocks away and give them back, by swapping and by recomputing."""
+"""Measures what it costs to take a sequence's blocks away and give them back, by swapping and by recomputing (paper
+Fig. 19)."""
 
 import random
 import statistics
@@ -67,7 +68,7 @@ def _calls(runner: ModelRunner) -> dict[str, Callable[[], object]]:
 
 
 def _race(calls: dict[int, dict[str, Callable[[], object]]], rounds: int) -> dict[int, dict[str, list[float]]]:
-    """Seconds by block size and kind; a round before warms up."""
+    """Returns the seconds by block size and kind. A round before the others warms up."""
     seconds: dict[int, dict[str, list[float]]] = {size: {kind: [] for kind in kinds} for size, kinds in calls.items()}
     for _ in range(rounds + 1):
         for size, kinds in calls.items():

@@ -1,4 +1,4 @@
-"""Paper Fig. 16: throughput of translations that share an instruction with one example, or with five."""
+"""Measures the throughput of translations that share an instruction with one example, or with five (paper Fig. 16)."""
 
 import statistics
 import sys
@@ -23,7 +23,7 @@ _QUICK_REQUESTS = 4
 
 @dataclass(frozen=True)
 class _Variant:
-    """How a prefix is shared: under a name, by the prefix cache, or not."""
+    """Describes how a prefix is shared: under a name, by the prefix cache, or not."""
 
     name: str
     pins: bool

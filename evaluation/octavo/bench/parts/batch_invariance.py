@@ -1,4 +1,4 @@
-"""How many greedy tokens depend on what a sequence is computed with.
+"""Counts the greedy tokens that depend on what a sequence is computed with.
 
 python -m octavo.bench.parts.batch_invariance
 OCTAVO_CPU_KERNELS=none python -m octavo.bench.parts.batch_invariance
@@ -28,8 +28,8 @@ Tokens = list[list[int]]
 
 @dataclass(frozen=True)
 class Company:
-    """What a sequence is computed with: all others or none, in an order of a seed's, in steps of at most so many
-    tokens, on as many threads as alone or on the other number."""
+    """Describes what a sequence is computed with: all others or none, in an order of a seed's, in steps of at most
+    `budget` tokens, on as many threads as alone or on the other number."""
 
     together: bool
     budget: int = 1 << 20
@@ -48,7 +48,7 @@ COMPANIES = {
 
 
 def make_prompts(tokenizer: Tokenizer, count: int, step: int) -> Tokens:
-    """`count` prompts of `step`, 2 * `step`, ... token ids, or less where a text ends."""
+    """Makes `count` prompts of `step`, 2 * `step`, ... token ids, or less where a text ends."""
     texts = [topics[name] for name in sorted(topics, key=lambda name: -len(topics[name]))[:count]]
     return [tokenizer.encode(text).ids[: step * (index + 1)] for index, text in enumerate(texts)]
 
@@ -67,7 +67,7 @@ def make_runner(model: str, dtype: str, prompts: Tokens, num_tokens: int, thread
 
 
 def continued(runner: ModelRunner, prompts: Tokens, num_tokens: int, company: Company) -> Tokens:
-    """What follows each of the prompts, in their order."""
+    """Generates `num_tokens` tokens after each of the prompts, and returns them in the order of the prompts."""
     if not company.together:
         return [generate(runner, [prompt], num_tokens, budget=company.budget)[0] for prompt in prompts]
     order = list(range(len(prompts)))
@@ -78,7 +78,7 @@ def continued(runner: ModelRunner, prompts: Tokens, num_tokens: int, company: Co
 
 
 def differing(tokens: Tokens, alone: Tokens) -> tuple[int, int]:
-    """How many tokens differ, in how many sequences."""
+    """Counts the tokens that differ, and the sequences in which any differs."""
     counts = [
         sum(a != b for a, b in zip(row, row_alone, strict=True)) for row, row_alone in zip(tokens, alone, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""What CURVE costs: a step's message of 64 deltas, encoded, sent over tcp on this machine and received.
+"""Measures what CURVE costs: a step's message of 64 deltas is encoded, sent over TCP on this machine and received.
 
 `python -m octavo.bench.parts.curve_cost` prints messages per second, and CPU time per message of both ends together.
 """
@@ -24,7 +24,7 @@ Socket = zmq.Socket[bytes]
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one way to send: the median of several rounds."""
+    """Holds the cost of one way to send: the median of several rounds."""
 
     message_bytes: int
     messages_per_s: float
@@ -32,7 +32,7 @@ class Cost:
 
 
 def deltas_of_a_step(sequences: int) -> Deltas:
-    """One token for each of so many sequences."""
+    """Makes a message with one token for each of `sequences` sequences."""
     return Deltas(1 << 63, [_delta(number) for number in range(sequences)])
 
 

@@ -1,4 +1,4 @@
-"""`make memory-figures`: how much KV memory paging wastes and sharing saves, beside the paper's figures.
+"""Counts how much KV memory paging wastes and sharing saves, beside the paper's figures: `make memory-figures`.
 
 From lengths alone: the production scheduler with a replica that computes nothing. The lengths are drawn from lognormal
 distributions with the means that the paper gives for its traces (Fig. 11); each output ends after the length drawn.
@@ -37,8 +37,8 @@ class Lengths:
     output_sigma: float
 
     def draw(self, count: int, seed: int = 0) -> list[tuple[int, int]]:
-        """Pairs of lengths. Those out of bounds are drawn again: 4 to 1,024 prompt tokens, 4 or more of output, 2,048
-        together."""
+        """Draws pairs of lengths. Pairs out of bounds are drawn again: 4 to 1,024 prompt tokens, 4 or more of output,
+        2,048 together."""
         rng, pairs = random.Random(seed), list[tuple[int, int]]()
         while len(pairs) < count:
             prompt = _lognormal(rng, self.prompt_mean, self.prompt_sigma)

@@ -36,7 +36,8 @@ class Machine:
     step_s: float
 
     def costs(self, transfer_rate: float) -> StepCosts:
-        """With `transfer_rate` GB/s each way. After 16k tokens attention takes as long as the rest."""
+        """Returns the costs of a machine with `transfer_rate` GB/s each way. After 16k tokens attention takes as long
+        as the rest."""
         token_s = 1 / self.prefill_rate
         block_s = _BLOCK_BYTES / _GB / transfer_rate
         return StepCosts(PrefillCosts(self.step_s, token_s, token_s / (1 << 14)), SwapCosts(2e-5, block_s, block_s))
@@ -84,7 +85,8 @@ WORKLOADS = (
 
 @dataclass
 class Work:
-    """What a run asked of its replica. A step with moves one way counts once in `moving_steps` for each way."""
+    """Counts the work that a run gave its replica. A step with moves one way counts once in `moving_steps` for each
+    way."""
 
     steps: int = 0
     tokens: int = 0
@@ -113,7 +115,7 @@ class Work:
                 computed[sequence_id] += work.num_tokens
 
     def seconds(self, costs: StepCosts) -> float:
-        """How long the replica takes for it, one step after the other."""
+        """Returns the seconds that the replica takes for the work, one step after the other."""
         prefill, swap = costs.prefill, costs.swap
         computing = self.steps * prefill.step_s + self.tokens * prefill.token_s + self.pairs * prefill.pair_s
         moving = self.blocks_out * swap.block_out_s + self.blocks_in * swap.block_in_s
@@ -152,12 +154,12 @@ class Cell:
 
     @property
     def over_best(self) -> float:
-        """What `measured` takes, over the better one of recompute and swap."""
+        """Returns the time of `measured` over the time of the better one of recompute and swap."""
         return self.seconds[Preemption.MEASURED] / min(self.seconds[p] for p in _FIXED[:2])
 
 
 def cells(workload: Workload) -> Iterator[Cell]:
-    """The workload on all machines, at all transfer rates."""
+    """Runs the workload on all machines, at all transfer rates."""
     fixed = {preemption: run(workload, _config(preemption)) for preemption in _FIXED}
     for machine in MACHINES:
         for transfer_rate in TRANSFER_RATES:

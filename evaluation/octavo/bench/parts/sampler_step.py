@@ -1,4 +1,4 @@
-"""What choosing the tokens of one step takes, feature by feature, beside the least that any choice takes.
+"""Measures what choosing the tokens of one step takes, feature by feature, beside the least that any choice takes.
 
 python -m octavo.bench.parts.sampler_step
 
@@ -44,21 +44,22 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def sequences(count: int, vocab_size: int, *features: dict[str, Any]) -> list[WorkerSequence]:
-    """As many as there are rows, with these features in turn, half-way through a long answer."""
+    """Makes `count` sequences with these features in turn, half-way through a long answer."""
     tokens = torch.randint(vocab_size, (count, _PROMPT + _GENERATED), generator=_seeded()).tolist()
     params = [SamplingParams(max_tokens=1 << 20, seed=row, **features[row % len(features)]) for row in range(count)]
     return [WorkerSequence(row, 0, params[row], _PROMPT, tokens[row], 0, [[]]) for row in range(count)]
 
 
 def peaked_logits(rows: int, vocab_size: int) -> Tensor:
-    """[rows, vocab_size] fp32: `-s * log(rank)` with an `s` of 1.2 to 3 for each row, at random places."""
+    """Makes logits [rows, vocab_size] in fp32: `-s * log(rank)` with an `s` of 1.2 to 3 for each row, at random
+    places."""
     falling = -torch.linspace(1.2, 3.0, rows)[:, None] * torch.arange(1, vocab_size + 1).log()
     places = torch.rand(rows, vocab_size, generator=_seeded()).argsort(dim=-1)
     return torch.empty(rows, vocab_size).scatter_(1, places, falling)
 
 
 def flat_logits(rows: int, vocab_size: int) -> Tensor:
-    """[rows, vocab_size] fp32: normal, of standard deviation 2."""
+    """Makes normal logits [rows, vocab_size] in fp32, of standard deviation 2."""
     return 2 * torch.randn(rows, vocab_size, generator=_seeded())
 
 

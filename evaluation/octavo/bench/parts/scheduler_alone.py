@@ -1,4 +1,4 @@
-"""The scheduler alone: the production core and one replica that answers at once, having computed nothing."""
+"""Runs the scheduler alone: the production core and one replica that answers at once, having computed nothing."""
 
 import random
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ _STEP_S = 0.01
 
 
 def hello(num_blocks: int, block_size: int, num_cpu_blocks: int = 0, costs: StepCosts | None = None) -> WorkerHello:
-    """A worker with one KV group."""
+    """Makes the hello of a worker with one KV group."""
     return WorkerHello(
         schema_version=SCHEMA_VERSION,
         worker_id="instant",
@@ -65,7 +65,7 @@ def make_request(
     sampling: SamplingParams,
     model_fingerprint: str = _MODEL.fingerprint,
 ) -> Request:
-    """A request as a frontend submits it first."""
+    """Makes a request as a frontend submits it first."""
     return Request(
         request_id=request_id,
         attempt=1,
@@ -82,7 +82,7 @@ def make_request(
 
 
 class SchedulerAlone:
-    """One core, one replica, one frontend. Tokens are random, so that no two sequences hold the same by chance.
+    """Runs one core, one replica, one frontend. Tokens are random, so that no two sequences hold the same by chance.
 
     The parts of a step are apart, so that each can be timed: `schedule`, then `next_result`, which is the replica's,
     then `accept`.
@@ -109,7 +109,7 @@ class SchedulerAlone:
         return self.core.replicas[_INCARNATION]
 
     def draw_tokens(self, count: int) -> list[int]:
-        """Any tokens."""
+        """Draws `count` random tokens."""
         return self._random.choices(range(VOCAB_SIZE), k=count)
 
     def submit(self, request: Request) -> None:
@@ -126,7 +126,7 @@ class SchedulerAlone:
         return self.core.schedule(self._now)
 
     def next_result(self) -> StepResult:
-        """What the replica answers to its oldest plan. There must be one."""
+        """Makes the replica's result of its oldest plan, which must exist."""
         step = self.replica.outstanding[0]
         samplers, beams = step.samplers, step.beams
         tokens = self.draw_tokens(len(samplers))
@@ -167,11 +167,11 @@ class SchedulerAlone:
 
 
 def the_plan(effects: list[Effect]) -> StepPlan:
-    """The plan among the effects of `schedule`. Raises `ValueError` if there is not exactly one."""
+    """Returns the plan among the effects of `schedule`. Raises `ValueError` if there is not exactly one."""
     (plan,) = plans(effects)
     return plan
 
 
 def plans(effects: list[Effect]) -> list[StepPlan]:
-    """All plans among the effects of `schedule`."""
+    """Returns all plans among the effects of `schedule`."""
     return [e.message for e in effects if isinstance(e, SendToReplica) and isinstance(e.message, StepPlan)]

@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 
 def timed(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, float]:
-    """What the call returns, and its CPU time in microseconds."""
+    """Calls `function`, and returns its result and its CPU time in microseconds."""
     began = time.thread_time_ns()
     returned = function(*args, **kwargs)
     return returned, (time.thread_time_ns() - began) / 1000
 
 
 class Profiler(cProfile.Profile):
-    """Where the calls that it runs (`runcall`) spend their time."""
+    """Profiles the CPU time of the calls that it runs (`runcall`)."""
 
     def __init__(self) -> None:
         super().__init__(time.thread_time)
@@ -61,8 +61,8 @@ _NUM_BLOCKS = 256
 
 @dataclass(frozen=True)
 class BlockCosts:
-    """Medians in nanoseconds per block: hashing its tokens; giving it to a sequence, as a new one (`allocate`) or found
-    in the prefix cache (`share`); offering it to the cache (`index`); looking it up there; and taking it back."""
+    """Holds medians in nanoseconds per block: hashing its tokens; giving it to a sequence, as a new one (`allocate`) or
+    found in the prefix cache (`share`); offering it to the cache (`index`); looking it up there; and taking it back."""
 
     hash: float
     allocate: float
@@ -73,7 +73,8 @@ class BlockCosts:
 
 
 def block_costs(repeat: int = 200) -> BlockCosts:
-    """Prompts of 256 full blocks and one token, one after the other through a pool of 16 times as many."""
+    """Takes prompts of 256 full blocks and one token, one after the other, through a pool of 16 times as many
+    blocks."""
     kv = KVCacheManager(16 * _NUM_BLOCKS, _BLOCK_SIZE)
     costs: defaultdict[str, list[float]] = defaultdict(list)
     for index in range(repeat):
@@ -116,7 +117,8 @@ _LONG_PROMPT = 4096
 
 @dataclass(frozen=True)
 class DecodeCost:
-    """A step in which all of `sequences` decode: medians in microseconds, and the 99th percentile of `step`.
+    """Holds the cost of a step in which all of `sequences` decode: medians in microseconds, and the 99th percentile of
+    `step`.
 
     `growth` is the cost per sequence over that of the first case; 1 is linear.
     """
@@ -171,7 +173,7 @@ def decoding(num_sequences: int, num_steps: int) -> SchedulerAlone:
 
 
 def _timed_steps(alone: SchedulerAlone, num_steps: int) -> Iterator[tuple[float, float, float, int]]:
-    """Microseconds of `schedule`, `handle` and the wire, and the plan's bytes."""
+    """Yields the microseconds of `schedule`, `handle` and the wire, and the plan's bytes."""
     for _ in range(num_steps):
         planned, schedule = timed(alone.schedule)
         result = alone.next_result()
@@ -186,15 +188,15 @@ def _timed_steps(alone: SchedulerAlone, num_steps: int) -> Iterator[tuple[float,
 
 @dataclass(frozen=True)
 class AdmissionCost:
-    """Submitting a prompt of 4,096 tokens and planning the first step with it: medians in microseconds."""
+    """Holds medians in microseconds for submitting a prompt of 4,096 tokens and planning the first step with it."""
 
     cold: float
     warm: float
 
 
 def admission_cost(repeat: int = 50) -> AdmissionCost:
-    """With an otherwise idle replica. Every prompt comes once as a stranger (cold), and once more when all but its last
-    block is found in the prefix cache (warm)."""
+    """Measures admissions by an otherwise idle replica. Every prompt comes once as a new one (cold), and once more when
+    all but its last block is found in the prefix cache (warm)."""
     alone = SchedulerAlone(SchedulerConfig(), num_blocks=8 * _LONG_PROMPT // _BLOCK_SIZE, block_size=_BLOCK_SIZE)
     costs = []
     for index in range(repeat):

@@ -30,7 +30,7 @@ from octavo.worker.loading.prepare import prepare_bundled_model
 
 @dataclass
 class Moved:
-    """When a request was in a plan again, and when it had its next token; 0 before."""
+    """Holds the time when a request was in a plan again, and the time of its next token; 0 before."""
 
     planned_at: float = 0.0
     answered_at: float = 0.0
@@ -122,7 +122,8 @@ _MODEL: Final = {"OCTAVO_DEVICE": "cpu", "OCTAVO_THREADS": "1"}
 
 @dataclass(frozen=True)
 class _Case:
-    """What workers are, and what streams ask of them; `max_tokens`: more than one gets before it is cancelled."""
+    """Describes the workers and the requests of the streams. `max_tokens` is more than a stream gets before it is
+    cancelled."""
 
     environment: dict[str, str]
     is_real: bool = False
@@ -140,7 +141,7 @@ _CASES: Final = {
 
 @dataclass(frozen=True)
 class Spread:
-    """Of one kind of time, in milliseconds."""
+    """Summarizes one kind of time, in milliseconds."""
 
     p50: float
     p99: float
@@ -154,9 +155,9 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One case. `beside` is the gap without the stream's own recomputing, what the goal is for; `unspent` that without
-    the queue too, which others' recomputing makes; `undisturbed` the longest gap at the same time of a stream of the
-    other worker."""
+    """Holds the figures of one case. `beside` is the gap without the stream's own recomputing, for which the goal
+    stands; `unspent` is `beside` without the queue too, which others' recomputing makes; `undisturbed` is the longest
+    gap at the same time of a stream of the other worker."""
 
     case: str
     kills: int
@@ -225,18 +226,18 @@ def _model(case: _Case, directory: Path) -> Path:
 
 @dataclass
 class _Round:
-    """One kill, and when each stream's tokens came, by request id."""
+    """Holds one kill, and the times of each stream's tokens, by request id."""
 
     killed_at: float = 0.0
     token_at: dict[str, list[float]] = field(default_factory=dict)
 
     def gap(self, request_id: str) -> float:
-        """The longest silence that ended after the kill."""
+        """Returns the longest silence that ended after the kill, in seconds."""
         times = self.token_at[request_id]
         return max(after - before for before, after in pairwise(times) if after > self.killed_at)
 
     def delivered_at(self, request_id: str, sent_at: float) -> float:
-        """When the first token came that was sent at this time, or later."""
+        """Returns the time when the first token came that was sent at `sent_at` or later."""
         return next(at for at in self.token_at[request_id] if at >= sent_at)
 
 
@@ -263,7 +264,8 @@ async def _until_workers(stack: Stack, count: int) -> None:
 
 @contextlib.asynccontextmanager
 async def _streaming(stub: Any, found: _Round, number: int, case: _Case, random: Random) -> AsyncIterator[None]:
-    """So many streams, which all have begun at the beginning of the block, and which its end cancels."""
+    """Reads `case.streams` streams, which all have begun at the beginning of the block, and which the block's end
+    cancels."""
     found.token_at = {f"{number}-{stream}": [] for stream in range(case.streams)}
     reading = [asyncio.create_task(_read(stub, request_id, found, case, random)) for request_id in found.token_at]
     try:
@@ -284,7 +286,7 @@ async def _read(stub: Any, request_id: str, found: _Round, case: _Case, random: 
 
 
 async def _until_each_has(found: _Round, count: int, reading: list[asyncio.Task[None]], after: float = 0.0) -> None:
-    """Tokens since a time. Raises what a stream has failed with."""
+    """Waits until each stream has `count` tokens since `after`. Raises the error of a stream that has failed."""
     while any(sum(at > after for at in times[-count:]) < count for times in found.token_at.values()):
         for task in reading:
             if task.done():

@@ -52,7 +52,7 @@ class Measured:
 
 
 class Server:
-    """Real processes, asked over gRPC. No prompt comes twice."""
+    """Serves jobs by real processes, asked over gRPC. No prompt comes twice."""
 
     def __init__(self, stack: Stack, vocab_size: int) -> None:
         self._stack = stack
@@ -102,7 +102,8 @@ def simulate(jobs: Sequence[Job], calibration: Calibration, pipeline: Pipeline) 
 def measure_pipeline(
     server: Server, calibration: Calibration, *, batches: Sequence[int], num_tokens: int, rounds: int
 ) -> Pipeline:
-    """From batches of so many requests at once, of `num_tokens` each, and single ones of one token."""
+    """Estimates what the other processes add, from batches of as many requests at once as `batches` says, of
+    `num_tokens` each, and from single requests of one token."""
     alone = [Job(0.0, _PROMPT_TOKENS, 1)]
     for count in (1, max(batches)):
         server.run(count * [Job(0.0, _PROMPT_TOKENS, 4)])

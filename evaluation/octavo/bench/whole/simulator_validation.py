@@ -1,4 +1,4 @@
-"""How far the simulator is from reality: `python -m octavo.bench.whole.simulator_validation`.
+"""Measures how far the simulator is from reality: `python -m octavo.bench.whole.simulator_validation`.
 
 In each of some turns, for each of three request rates: calibrates a worker on this machine's cores, measures what the
 other processes on the same cores add, and serves one workload twice: by real processes, asked over gRPC by an open
@@ -70,7 +70,7 @@ class Figure:
 
     @property
     def spread(self) -> float:
-        """How far reality is from itself: from its lowest turn to its highest, as a share of their mean."""
+        """Returns the distance from the lowest turn to the highest real one, as a share of their mean."""
         return (max(self.reals) - min(self.reals)) / self.real
 
     @property
@@ -161,7 +161,7 @@ def _calibrated(model: Path, out: Path, settings: dict[str, str]) -> Calibration
 
 
 def row_text(row: Row) -> str:
-    """A table of its figures."""
+    """Writes the figures of `row` as a table."""
     head = f"{row.rate:.2f} requests/s, {row.requests} requests:"
     lines = [f"{head}{'real':>12}{'simulated':>12}{'error':>9}{'goal':>7}{'spread':>9}"]
     width = lines[0].index(":") + 1
@@ -196,7 +196,7 @@ def _step_ms(run: Measured) -> float:
 
 
 def to_json(rows: Sequence[Row]) -> dict[str, Any]:
-    """What is written of them."""
+    """Returns the rows and their machine as JSON values."""
     found = []
     for row in rows:
         figures = [
@@ -207,7 +207,7 @@ def to_json(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def machine() -> dict[str, object]:
-    """What all this is true of."""
+    """Describes the machine for which the figures hold."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {"cpu": names[0] if names else "unknown", "cores": len(os.sched_getaffinity(0))}

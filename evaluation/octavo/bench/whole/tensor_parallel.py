@@ -1,4 +1,5 @@
-"""What sharing a model among ranks on one machine costs: ranks of one thread beside one rank of as many threads.
+"""Measures what sharing a model among ranks on one machine costs: ranks of one thread beside one rank of as many
+threads.
 
 python -m octavo.bench.whole.tensor_parallel
 
@@ -41,7 +42,7 @@ _PREFILL = 512
 
 
 class TimedGroup(DistributedGroup):
-    """It knows how many seconds each kind of collective has taken since they were last cleared."""
+    """Counts the seconds that each kind of collective has taken since the counts were last cleared."""
 
     def __init__(self, group: DistributedGroup) -> None:
         self.__dict__ = group.__dict__
@@ -101,7 +102,7 @@ class Side:
 
 
 def measure(sides: list[Side], batches: Sequence[int], rounds: int) -> Iterator[str]:
-    """A line per side and kind of step, and one with their ratio."""
+    """Yields a line per side and kind of step, and one with their ratio."""
     prompts = [[(7 * i + j) % 1000 for j in range(_CONTEXT)] for i in range(max(batches))]
     works = [(f"decode, batch {batch}", prompts[:batch], _CONTEXT - 1, 1) for batch in batches]
     works.append((f"prefill, {_PREFILL} tokens", [[j % 1000 for j in range(_PREFILL)]], 0, _PREFILL))
@@ -128,7 +129,7 @@ def make_runner(dtype: str, ranks: int, threads: int, group: DistributedGroup | 
 
 
 def follow(rendezvous: str, rank: int, ranks: int, dtype: str) -> None:
-    """What the other ranks do."""
+    """Runs one of the other ranks until the leader ends it."""
     group = connect(rendezvous, rank, ranks, patience_s=_PATIENCE_S)
     Follower(make_runner(dtype, ranks, 1, group).paged_model, group).run(Liveness())
     group.close()

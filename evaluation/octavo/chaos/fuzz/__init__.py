@@ -1,1 +1,1 @@
-"""Bad input in bulk against real processes: `python -m octavo.chaos.fuzz --surface http --messages 100000`."""
+"""Sends bad input in bulk to real processes: `python -m octavo.chaos.fuzz --surface http --messages 100000`."""

@@ -1,4 +1,4 @@
-"""A campaign from the command line: `python -m octavo.chaos.fuzz --surface http --messages 100000`."""
+"""Runs a campaign from the command line: `python -m octavo.chaos.fuzz --surface http --messages 100000`."""
 
 import tempfile
 from pathlib import Path

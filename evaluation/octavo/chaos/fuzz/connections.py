@@ -32,7 +32,7 @@ def connected(address: Address) -> Iterator[socket.socket]:
 
 
 class Listening(enum.Enum):
-    """How long to listen to what is answered: not at all; until the server ends the connection; or the same with
+    """Names how long to listen to the answer: not at all; until the server ends the connection; or the same with
     nothing more to say, which many servers take for leaving."""
 
     NOT = enum.auto()
@@ -53,7 +53,7 @@ def say(address: Address, data: bytes, listening: Listening) -> bytes:
 
 
 def http2_garbage(rng: Random) -> bytes:
-    """Nearly HTTP/2: often its preface, then frames of any type, flags, stream and content."""
+    """Returns bytes that are nearly HTTP/2: often its preface, then frames of any type, flags, stream and content."""
     opening = rng.choice([b"", HTTP2_PREFACE, HTTP2_PREFACE + _HTTP2_SETTINGS, HTTP2_PREFACE[:10]])
     return opening + b"".join(_http2_frame(rng) for _ in range(rng.randrange(6))) + garbage(rng, 32)
 
@@ -67,7 +67,8 @@ def _http2_frame(rng: Random) -> bytes:
 
 
 def zmtp_garbage(rng: Random) -> bytes:
-    """Nearly ZMTP, the protocol of ZeroMQ: its greeting and handshake, each more or less whole, then anything."""
+    """Returns bytes that are nearly ZMTP, the protocol of ZeroMQ: its greeting and handshake, each more or less whole,
+    then anything."""
     opening = rng.choice([b"", _ZMTP_GREETING, _ZMTP_GREETING + _ZMTP_READY])
     length = rng.choice([0, 4, 2**31, 2**32, 2**63, 2**64 - 1]).to_bytes(8, "big")
     large = bytes([rng.choice([2, 3, 6])]) + length

@@ -105,7 +105,7 @@ class _FalseScheduler:
         self._send(encode(welcome))
 
     def _before(self, kind: Any) -> None:
-        """What is to be known for the next message of `kind`."""
+        """Learns what the next message of `kind` needs."""
 
     def _take(self, peer: bytes, frame: bytes) -> None:
         raise NotImplementedError

@@ -38,7 +38,8 @@ _METADATA: Final[_Metadata] = (
 
 @dataclass(frozen=True)
 class Services:
-    """What is called, at which socket of the stack's directory. `good` are requests to mutate, by method."""
+    """Names the gRPC services to call, and their socket in the stack's directory. `good` holds requests to mutate, by
+    method."""
 
     socket: str
     services: Sequence[ServiceDescriptor]

@@ -21,7 +21,7 @@ _WIDE_PROPERTIES: Final = 60
 
 
 async def nothing(target: Target, scale: float, seconds: float) -> Counter[str]:
-    """What the neighbour sees where nobody does anything."""
+    """Does nothing: the neighbour's figures where nobody disturbs it."""
     await asyncio.sleep(seconds)
     return Counter()
 
@@ -32,7 +32,7 @@ async def idle_http(target: Target, scale: float, seconds: float) -> Counter[str
 
 
 async def idle_grpc(target: Target, scale: float, seconds: float) -> Counter[str]:
-    """The same to the gRPC port."""
+    """Opens many connections to the gRPC port that say nothing."""
     return await _idle(target.grpc, round(4150 * scale), b"", seconds)
 
 
@@ -63,7 +63,7 @@ async def large_answers(target: Target, scale: float, seconds: float) -> Counter
 
 
 async def large_chats(target: Target, scale: float, seconds: float) -> Counter[str]:
-    """The same in the other form, that of chats."""
+    """Asks for large answers with logprobs through the chat completions."""
     body = _long_answer(round(4000 * scale), top=5)
     chat = {**body, "messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 5}
     del chat["prompt"]
@@ -88,7 +88,7 @@ async def ambiguous_grammars(target: Target, scale: float, seconds: float) -> Co
 
 
 async def deep_schemas(target: Target, scale: float, seconds: float) -> Counter[str]:
-    """Schemas of many levels and of many optional properties, each another."""
+    """Sends schemas of many levels and of many optional properties, each another."""
 
     def schema(number: int) -> dict[str, Any]:
         found: dict[str, Any] = {"type": "string", "pattern": f"^(a|b|ab){{1,{number + 2}}}$"}
@@ -102,7 +102,7 @@ async def deep_schemas(target: Target, scale: float, seconds: float) -> Counter[
 
 
 async def huge_biases(target: Target, scale: float, seconds: float) -> Counter[str]:
-    """As many biases, bans and penalties as may be."""
+    """Asks for as many biases, bans and penalties as may be."""
     body = {
         "prompt": "x",
         "max_tokens": 200,
@@ -117,7 +117,7 @@ async def huge_biases(target: Target, scale: float, seconds: float) -> Counter[s
 
 
 async def unfinished_bodies(target: Target, scale: float, seconds: float) -> Counter[str]:
-    """Bodies of four megabytes that lack their last byte."""
+    """Sends bodies of four megabytes that lack their last byte."""
     length = 4 << 20
     head = request_bytes("/v1/completions", {}).replace(b"content-length: 2", b"content-length: %d" % length)[:-2]
     return await _idle(target.http, round(400 * scale), head + b" " * (length - 1), seconds)
@@ -167,7 +167,7 @@ def _long_answer(tokens: int, top: int) -> dict[str, Any]:
 
 
 async def _idle(address: tuple[str, int], count: int, data: bytes, seconds: float) -> Counter[str]:
-    """So many connections that say `data` and no more, and then nothing, for a while."""
+    """Opens `count` connections that send `data` and nothing more, for `seconds`."""
     counts: Counter[str] = Counter()
     writers = []
     at_once = asyncio.Semaphore(64)

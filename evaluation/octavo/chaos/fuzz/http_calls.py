@@ -167,7 +167,7 @@ def _described(data: bytes, answer: bytes) -> list[str]:
 
 
 def request(rng: Random) -> Sent:
-    """A request with something wrong, mostly."""
+    """Makes a request with something wrong, mostly."""
     match rng.randrange(10):
         case 0:
             return garbage(rng), False

@@ -18,7 +18,7 @@ _TOKENS: Final = 400
 
 @dataclass(frozen=True)
 class Target:
-    """Where a server is: host and port of its HTTP and of its gRPC, and the authority of both where they speak TLS."""
+    """Names a server: host and port of its HTTP and of its gRPC, and the authority of both where they speak TLS."""
 
     http: tuple[str, int]
     grpc: tuple[str, int]
@@ -27,7 +27,8 @@ class Target:
 
 @dataclass
 class Seen:
-    """What a neighbour has seen: seconds between its tokens, and of answers to `/livez` on connections of their own."""
+    """Holds what a neighbour has seen: seconds between its tokens, and of answers to `/livez` on connections of their
+    own."""
 
     gaps: list[float] = field(default_factory=list)
     livez: list[float] = field(default_factory=list)
@@ -56,7 +57,7 @@ def percentile(seconds: list[float], percent: int) -> float:
 
 
 def judged(seen: Seen, bounds: Bounds) -> list[str]:
-    """What a neighbour has suffered that it must not."""
+    """Returns what a neighbour has suffered beyond `bounds`."""
     faults = list(seen.wrong)
     if (gap := percentile(seen.gaps, 99)) > bounds.p99_gap:
         faults.append(f"the p99 gap between tokens was {gap * 1e3:.0f} ms")
@@ -156,7 +157,7 @@ async def _probe(target: Target, seen: Seen) -> None:
 
 
 def row(name: str, seen: Seen, faults: list[str]) -> str:
-    """One line of the table."""
+    """Formats one line of the table."""
     cells = [percentile(seen.gaps, 50), percentile(seen.gaps, 99), max(seen.gaps, default=float("inf"))]
     cells += [percentile(seen.livez, 50), max(seen.livez, default=float("inf"))]
     figures = "".join(f"{cell * 1e3:>10.0f}" for cell in cells)

@@ -38,7 +38,7 @@ _ENVIRONMENT: Final = {
 
 @contextlib.contextmanager
 def served(model: Path, directory: Path, *, tls: bool = False) -> Iterator[tuple[Stack, Target]]:
-    """A scheduler, a frontend on ports of TCP, maybe with `tls`, and a fake worker."""
+    """Starts a scheduler, a frontend on ports of TCP, maybe with `tls`, and a fake worker."""
     http, grpc = free_address(), free_address()
     with Stack(model, directory, _ENVIRONMENT) as stack:
         stack.start("scheduler")
@@ -51,7 +51,8 @@ def served(model: Path, directory: Path, *, tls: bool = False) -> Iterator[tuple
 
 
 async def beside(target: Target, name: str, scale: float, seconds: float) -> tuple[Seen, Counter[str]]:
-    """What a neighbour sees while the input of that name comes from another process, and what came of that."""
+    """Runs the input called `name` from another process beside a neighbour. Returns what the neighbour has seen, and
+    the answers to the input."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         loop = asyncio.get_running_loop()
         # The process is there before the neighbour counts.
@@ -100,7 +101,7 @@ def _all_bearable(
 
 
 def _certified(directory: Path) -> tuple[dict[str, str], Path]:
-    """What a frontend is told of its certificate, and who has signed that."""
+    """Makes the settings of a frontend's certificate, and returns them with the authority that has signed it."""
     authority = make_authority(directory, "authority")
     pair = make_certificate(authority, "localhost")
     settings = {"OCTAVO_TLS_CERTIFICATE": str(pair.certificate), "OCTAVO_TLS_KEY": str(pair.key)}

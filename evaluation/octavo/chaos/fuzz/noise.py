@@ -1,4 +1,4 @@
-"""Spoils messages in their bytes or in their values. Everything is drawn from a `random.Random`."""
+"""Draws broken messages: wrong in their bytes, or in their values. Everything is drawn from a `random.Random`."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -16,12 +16,12 @@ _MAX_DEPTH: Final = 200
 
 
 def garbage(rng: Random, most: int = 256) -> bytes:
-    """Any bytes."""
+    """Draws up to `most` random bytes."""
     return rng.randbytes(rng.randrange(most))
 
 
 def mutated(rng: Random, frame: bytes) -> bytes:
-    """The bytes with one to four things done to them."""
+    """Changes the bytes in one to four ways."""
     for _ in range(rng.randint(1, 4)):
         frame = rng.choice(_CHANGES)(rng, frame)
     return frame
@@ -62,7 +62,7 @@ _CHANGES: Final[tuple[Callable[[Random, bytes], bytes], ...]] = (_flipped, _cut,
 
 
 def any_value(rng: Random) -> Any:
-    """A value of JSON's kinds."""
+    """Draws a value of JSON's kinds."""
     match rng.randrange(9):
         case 0:
             return None
@@ -83,7 +83,7 @@ def any_value(rng: Random) -> Any:
 
 
 def changed(rng: Random, value: Any) -> Any:
-    """The value of JSON's kinds, with a part of it left out, doubled, wrapped or in favour of another."""
+    """Returns the value of JSON's kinds, with a part of it left out, doubled, wrapped or replaced."""
     if isinstance(value, dict) and value and rng.random() < 0.85:
         key = rng.choice(list(value))
         if rng.random() < 0.1:
@@ -210,7 +210,7 @@ class Composer:
         self.known: Known = known or {}
 
     def frame(self, kind: type[msgspec.Struct]) -> bytes:
-        """A message of `kind` as bytes."""
+        """Composes a message of `kind` as bytes."""
         return msgspec.msgpack.encode(self._value(inspect.type_info(kind)))
 
     def _value(self, kind: inspect.Type) -> Any:

@@ -1,4 +1,4 @@
-"""Good and bad clients, all at once: every kind of request through both doors, some given up in the midst."""
+"""Mixes good and bad clients: every kind of request through gRPC and HTTP, some given up before the end."""
 
 import asyncio
 from collections import Counter

@@ -38,7 +38,7 @@ _READ_EVERY: Final = 64
 
 @contextmanager
 def dealer(stack: Stack, name: str) -> Iterator["zmq.Socket[bytes]"]:
-    """A connection to the scheduler's socket of this name."""
+    """Connects to the scheduler's socket called `name`."""
     with zmq.Context() as context, connect_dealer(context, f"ipc://{stack.directory}/{name}.sock") as socket:
         socket.setsockopt(zmq.SNDTIMEO, _SEND_MS)
         yield socket
@@ -52,7 +52,8 @@ def received(socket: "zmq.Socket[bytes]", wait_ms: int = 0) -> Iterator[bytes]:
 
 
 def unknown_peers(stack: Stack, rng: Random, messages: int) -> Counter[str]:
-    """Frames of strangers on both sockets, one in eight over a connection that hardly speaks ZeroMQ's protocol."""
+    """Sends frames of strangers to both sockets, one in eight over a connection that hardly speaks ZeroMQ's
+    protocol."""
     sent: Counter[str] = Counter()
     composer = Composer(rng, {"schema_version": (SCHEMA_VERSION, SCHEMA_VERSION + 1)})
     with dealer(stack, "frontends") as frontends, dealer(stack, "workers") as workers:
@@ -117,7 +118,7 @@ def join_as_frontend(socket: "zmq.Socket[bytes]", rng: Random) -> FrontendWelcom
 
 
 def status_of(stack: Stack) -> ServiceStatus:
-    """What the scheduler tells frontends."""
+    """Returns the status that the scheduler sends to frontends."""
     with dealer(stack, "frontends") as socket:
         return join_as_frontend(socket, Random()).status
 
@@ -173,7 +174,7 @@ class _FalseWorker:
         return str(kind.__name__)
 
     def leave(self) -> None:
-        """Its last word is true."""
+        """Says goodbye, truthfully."""
         known = self._composer.known
         if self._is_in and "epoch" in known:
             self._socket.send(encode(WorkerGoodbye(known["epoch"][0], known["incarnation"][0])))

@@ -1,4 +1,4 @@
-"""What can be attacked, and how."""
+"""Lists what can be attacked, and the attacks."""
 
 from typing import Final
 

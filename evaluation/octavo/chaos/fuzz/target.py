@@ -48,7 +48,7 @@ _WARM_UP: Final = 20
 
 @dataclass
 class Report:
-    """What came of an attack. `faults` are what may not be."""
+    """Holds the outcome of an attack. `faults` are the violations."""
 
     messages: int
     seconds: float
@@ -111,7 +111,7 @@ def _anonymous_kib(pid: int) -> int:
 
 
 def open_files(stack: Stack) -> dict[str, int]:
-    """How many files and sockets each process has open."""
+    """Counts the files and sockets that each process has open."""
     return {
         f"{name} {process.pid}": len(os.listdir(f"/proc/{process.pid}/fd"))
         for name, process in stack.processes.items()
@@ -208,7 +208,7 @@ _LONGEST_S: Final = 2.0
 
 @contextlib.contextmanager
 def impatient_crowd(stack: Stack, rng: Random) -> Iterator[None]:
-    """A few that ask inside the block, each one thing after the other."""
+    """Keeps a few clients asking inside the block, each one thing after the other."""
     ended = threading.Event()
     threads = [
         threading.Thread(target=_ask, args=(stack, Random(rng.random()), ended), daemon=True) for _ in range(_CLIENTS)

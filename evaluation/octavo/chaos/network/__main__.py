@@ -1,4 +1,4 @@
-"""Campaigns from the command line: `python -m octavo.chaos.network cuts frontend/scheduler:both:10`."""
+"""Runs campaigns from the command line: `python -m octavo.chaos.network cuts frontend/scheduler:both:10`."""
 
 import os
 import sys

@@ -89,7 +89,8 @@ class _Remembered(Job):
 
 
 class LastingCall(AsyncIterator[pb.GenerateResponse]):
-    """What a call of the generated stub looks like."""
+    """Looks like a call of the generated stub, and goes on with a stream whose connection was lost, as the client
+    library does."""
 
     def __init__(self, stub: services.GenerationServiceStub, request: pb.GenerateRequest, timeout: float) -> None:
         recovery = Recovery(RetryPolicy(), time.monotonic, time.monotonic() + timeout, attachable=True)
@@ -114,7 +115,7 @@ class LastingCall(AsyncIterator[pb.GenerateResponse]):
 
 
 class LastingStub:
-    """As much of the generated stub as the clients of campaigns use."""
+    """Implements as much of the generated stub as the clients of campaigns use."""
 
     def __init__(self, address: str) -> None:
         self._channel = open_async_channel(address)
@@ -159,8 +160,8 @@ WAYS: Final = ("there", "back", "both", "unplugged")
 
 @dataclass(frozen=True)
 class Cut:
-    """What is lost for some seconds: what the first end of a link says, what the second says, both, or all that the
-    second says and hears."""
+    """Describes what is lost for `seconds`: what the first end of a link says, what the second says, both, or all that
+    the second says and hears."""
 
     link: str
     way: str
@@ -171,8 +172,8 @@ class Cut:
 
     @property
     def longest_gap_s(self) -> float:
-        """How long a stream may stand still: two seconds more than the cut; or what it takes to move elsewhere, or for
-        a client to find out that its connection is lost."""
+        """Returns the seconds for which a stream may stand still: two seconds more than the cut; or the time that it
+        takes to move to another worker, or a client to find out that its connection is lost."""
         return max(self.seconds + 2.0, 10.0 if self.link == "client/frontend" else 5.0)
 
 
@@ -188,7 +189,8 @@ def named(name: str) -> Cut:
 
 
 def run(cuts: Sequence[Cut], seed: int = 0, tell: Callable[[str], None] = lambda line: None) -> Report:
-    """One cut after the other, under load. Only in a process started by `octavo.testbed.netns.in_own_network`."""
+    """Makes one cut after the other, under load. It runs only in a process started by
+    `octavo.testbed.netns.in_own_network`."""
     with tempfile.TemporaryDirectory(prefix="octavo-") as parent:
         model = Path(parent) / "byte-model"
         write_byte_model(model)

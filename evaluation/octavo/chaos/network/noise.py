@@ -30,9 +30,9 @@ _WIRES: Final = ("frontends", "workers")
 
 @dataclass(frozen=True)
 class Weather:
-    """What happens to messages, both ways, while every client asks so many `questions`: the share that is lost of each
-    wire's, and how late all others are. All connections end every `cut_every_s`, if ever. `allowed`: the errors that
-    may come of it."""
+    """Describes what happens to messages, both ways, while every client asks `questions` requests: the share that is
+    lost of each wire's, and how late all others are. All connections end every `cut_every_s`, if ever. `allowed` names
+    the errors that may come of it."""
 
     loss: dict[str, float] = field(default_factory=dict)
     delay_s: float = 0.0
@@ -60,17 +60,17 @@ class NoisyStack(Stack):
     relays: dict[str, Relay] = field(default_factory=dict)
 
     def start_named(self, name: str, **environment: str) -> "subprocess.Popen[bytes]":
-        """The scheduler binds what the relays connect to."""
+        """Starts a process. The scheduler binds the sockets that the relays connect to."""
         if name == "scheduler":
             environment = {**{_variable(wire): f"ipc://{self.socket(wire)}" for wire in _WIRES}, **environment}
         return super().start_named(name, **environment)
 
     def socket(self, wire: str) -> Path:
-        """Where the scheduler is bound."""
+        """Returns the path at which the scheduler is bound."""
         return self.directory / f"{wire}.sock"
 
     def set(self, weather: Weather) -> None:
-        """From the next message on."""
+        """Sets the losses and delays of all wires, from the next message on."""
         for wire, noise in self.noises.items():
             noise.loss, noise.delay_s = weather.loss.get(wire, 0.0), weather.delay_s
 

@@ -1,4 +1,4 @@
-"""The scheduler's core with fake replicas and a frontend's journal around it: no process, no socket, no real clock."""
+"""Joins the scheduler's core, fake replicas and a frontend's journal: no process, no socket, no real clock."""
 
 import json
 import zlib
@@ -114,7 +114,8 @@ def resubmitted(request: Request, *generated: list[int], **changes: Any) -> Requ
 
 
 def reference_tokens(request: Request, index: int = 0) -> list[int]:
-    """What the fake model generates for a sequence of `request` when nothing goes wrong, stop tokens applied."""
+    """Returns the tokens that the fake model generates for a sequence of `request` when nothing goes wrong, stop tokens
+    applied."""
     sampling = request.sampling
     tokens = expected_tokens(request.prompt_token_ids, sampling, index, sampling.max_tokens, VOCABULARY)
     ends = [i for i, token in enumerate(tokens) if token in request.sampling.stop_token_ids]
@@ -122,7 +123,7 @@ def reference_tokens(request: Request, index: int = 0) -> list[int]:
 
 
 def ended(process: int, ending: Ending = Ending.CRASHED) -> Predecessor:
-    """What the next of a name says of the process before: by default that it crashed."""
+    """Describes the end of a process as the next process of its name reports it: by default a crash."""
     return Predecessor(process, ending, "signal SIGSEGV" if ending is Ending.CRASHED else "signal SIGKILL")
 
 
@@ -222,7 +223,7 @@ Stream = tuple[str, int]
 
 
 class Cluster:
-    """One core, any replicas, one frontend. Checks every invariant after every event.
+    """Runs one core, any replicas, one frontend. Checks every invariant after every event.
 
     `streams` holds the tokens of each request's sequences, by request id and sequence index; `tokens` those of each
     request's first; `notices` what each was told besides.
@@ -266,11 +267,11 @@ class Cluster:
 
     @property
     def finished(self) -> dict[str, FinishReason]:
-        """Of each request's first sequence."""
+        """Returns the finish reason of each request's first sequence."""
         return {request_id: reason for (request_id, index), reason in self.ended.items() if index == 0}
 
     def outputs(self, request_id: str) -> list[list[int]]:
-        """The tokens of all sequences of a request, in order of their index."""
+        """Returns the tokens of all sequences of a request, in order of their index."""
         return [tokens for (name, _), tokens in sorted(self.streams.items()) if name == request_id]
 
     def handle(self, event: Event) -> None:
@@ -355,7 +356,7 @@ class Cluster:
     def answer(
         self, incarnation: int, *, fail: bool = False, spoil: str | None = None, spoil_output: str | None = None
     ) -> None:
-        """One replica answers its oldest plan."""
+        """Lets one replica answer its oldest plan."""
         spoiled, without_output = self._sequence_ids(spoil), self._sequence_ids(spoil_output)
         result = self.replicas[incarnation].execute(fail=fail, spoil=spoiled, spoil_output=without_output)
         self.handle(StepAnswered(incarnation, result))

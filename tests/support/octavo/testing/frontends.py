@@ -1,4 +1,4 @@
-"""A real frontend inside the test's process."""
+"""Runs a real frontend inside the test's process."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,5 @@
-"""As much of kustomize as the manifests in deploy/kubernetes use, so that tests need no tool to see what is applied."""
+"""Implements as much of kustomize as the manifests in deploy/kubernetes use, so that tests need no tool to see what is
+applied."""
 
 import copy
 from pathlib import Path
@@ -24,7 +25,8 @@ def documents(path: Path) -> list[Object]:
 
 
 def build(directory: Path, below: list[Object] | None = None) -> list[Object]:
-    """The objects of the kustomization in `directory`; of a component, those `below` it changed.
+    """Builds the objects of the kustomization in `directory`; of a component, the objects `below` with the component's
+    changes.
 
     Generated ConfigMaps keep their names, without a hash. Raises `ValueError` for what is not understood.
     """

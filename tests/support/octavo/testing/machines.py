@@ -54,8 +54,8 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How many tests `passed` and which `failed`, in how many `seconds`; or why nothing can be said, in `trouble`; or
-    why it was `skipped`."""
+    """Counts how many tests `passed` and names those that `failed`, in how many `seconds`; or says why nothing can be
+    said, in `trouble`; or why it was `skipped`."""
 
     setting: Setting
     passed: int = 0
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def outcomes(settings: Iterable[Setting], suites: Sequence[str], flags: frozenset[str]) -> Iterator[Outcome]:
-    """Of the settings in their order, on a CPU with these `flags`."""
+    """Yields the outcomes of the settings in their order, on a CPU with these `flags`."""
     for setting in settings:
         if missing := sorted(set(setting.needs) - flags):
             yield Outcome(setting, skipped=f"this CPU has no {', '.join(missing)}")
@@ -124,7 +124,7 @@ def run(setting: Setting, suites: Sequence[str]) -> Outcome:
 
 
 def _read(report: Path) -> tuple[int, tuple[str, ...]]:
-    """How many passed, and which failed."""
+    """Reads how many tests passed, and which failed."""
     passed, failed = 0, []
     for case in ET.parse(report).iter("testcase"):
         kinds = {child.tag for child in case}
@@ -135,7 +135,7 @@ def _read(report: Path) -> tuple[int, tuple[str, ...]]:
 
 
 def cpu_flags() -> frozenset[str]:
-    """What Linux says that this CPU has; nothing where it says it otherwise."""
+    """Returns the CPU's flags as Linux lists them; nothing on a CPU for which Linux lists none."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     line = next((line for line in text.splitlines() if line.startswith("flags")), ":")
     return frozenset(line.split(":", 1)[1].split())

@@ -42,7 +42,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """torch, and so the kernels, with `count` threads."""
+    """Lets torch, and so the kernels, use `count` threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

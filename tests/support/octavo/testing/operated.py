@@ -1,4 +1,4 @@
-"""The Admin service over a core that a test drives by hand."""
+"""Serves the Admin service over a core that a test drives by hand."""
 
 import tempfile
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from octavo.testing.cluster import Cluster
 
 @dataclass
 class OperatedCluster:
-    """What the service needs of the scheduler's shell."""
+    """Holds as much of the scheduler's shell as the Admin service needs."""
 
     cluster: Cluster
     dropped_messages: int = 0

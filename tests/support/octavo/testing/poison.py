@@ -40,6 +40,6 @@ class Poison:
 
 
 def computed(cluster: Cluster, incarnation: int, num_steps: int | None = None) -> set[str]:
-    """The requests in a replica's outstanding steps, or in the first `num_steps` of them."""
+    """Returns the requests in a replica's outstanding steps, or in the first `num_steps` of them."""
     steps = list(cluster.core.replicas[incarnation].outstanding)[:num_steps]
     return {group.request_id for step in steps for group in step.groups}

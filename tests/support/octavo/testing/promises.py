@@ -1,4 +1,4 @@
-"""What a scheduler owes to requests in every turn, judged from outside by plain rules that are not its own.
+"""Judges what a scheduler owes to requests in every turn, from outside by plain rules that are not its own.
 
 * All that lost their blocks come back to a replica in the order of their arrival, swapped or not.
 * No replica idles while a request waits that it could hold, whoever else waits in front of that.
@@ -30,7 +30,8 @@ def pinned(core: Scheduler, replica: Replica) -> int:
 
 
 def fits(core: Scheduler, request: Request, replica: Replica, *, beside_pins: bool = True) -> bool:
-    """Whether the replica could hold the request if nothing else were there but its pinned prefixes, or nothing."""
+    """Tells whether the replica could hold the request if nothing else were there but its pinned prefixes, or
+    nothing."""
     taken = pinned(core, replica) if beside_pins else 0
     return worst_case(request, replica) + taken <= replica.hello.num_blocks
 
@@ -41,8 +42,8 @@ def _blocks(replica: Replica, num_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What was so before a turn: who waited; of each replica those that it might bring back; and of each of these its
-    status and how often it had been preempted."""
+    """Holds the state before a turn: who waited; of each replica those that it might bring back; and of each of these
+    its status and how often it had been preempted."""
 
     waiting: set[SequenceGroup]
     claims: dict[Replica, list[SequenceGroup]]

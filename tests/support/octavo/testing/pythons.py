@@ -23,7 +23,7 @@ _CLOSING: Final = re.compile(r"=* ?(.*?\bin [\d.]+s.*?) ?=*")
 
 @dataclass(frozen=True)
 class Verdict:
-    """How it went on Python 3.`minor`; `passed` None: it was left out."""
+    """Holds the verdict on Python 3.`minor`; `passed` is None where that was left out."""
 
     minor: int
     passed: bool | None
@@ -31,13 +31,13 @@ class Verdict:
 
 
 def supported(pyproject: str) -> list[int]:
-    """The minor versions that the classifiers in the text of a pyproject.toml name."""
+    """Returns the minor versions that the classifiers in the text of a pyproject.toml name."""
     classifiers = tomllib.loads(pyproject)["project"]["classifiers"]
     return sorted(int(match[1]) for each in classifiers if (match := _CLASSIFIER.fullmatch(each)))
 
 
 def interpreter(minor: int, path: str, home: Path) -> Path | None:
-    """One of this version: on `path`, or of pyenv's. None if there is none that runs."""
+    """Finds an interpreter of this version: on `path`, or of pyenv's. Returns None if there is none that runs."""
     name = f"python3.{minor}"
     found = [Path(each) for each in [which(name, path=path)] if each]
     found += sorted(home.glob(f".pyenv/versions/3.{minor}.*/bin/{name}"), reverse=True)
@@ -51,19 +51,19 @@ def _runs(python: Path) -> bool:
 
 
 def closing_line(output: str) -> str:
-    """pytest's last word in what it printed."""
+    """Returns the closing line of pytest's output."""
     lines = (match[1] for line in reversed(output.splitlines()) if (match := _CLOSING.fullmatch(line.strip())))
     return next(lines, "no closing line")
 
 
 def table(verdicts: Iterable[Verdict]) -> str:
-    """One line for each."""
+    """Formats one line for each verdict."""
     words = {True: "passed", False: "FAILED", None: "left out"}
     return "\n".join(f"Python 3.{each.minor}  {words[each.passed]:<9} {each.line}" for each in verdicts)
 
 
 def status(verdicts: Sequence[Verdict]) -> int:
-    """0 if something was tried, and passed wherever it was."""
+    """Returns the exit status: 0 if something was tried, and passed wherever it was."""
     tried = [each.passed for each in verdicts if each.passed is not None]
     return 0 if tried and all(tried) else 1
 

@@ -17,7 +17,7 @@ def plans(replica: FakeReplica) -> list[StepPlan]:
 
 
 def beams(width: int, length_penalty: float = 1.0, early_stopping: EarlyStopping = EarlyStopping.OFF) -> BeamSearch:
-    """A beam search as most clients ask for it."""
+    """Makes a beam search as most clients ask for it."""
     return BeamSearch(width, length_penalty, early_stopping)
 
 
@@ -69,7 +69,7 @@ def ids(groups: Iterable[SequenceGroup]) -> list[str]:
 
 
 def references(*requests: Request) -> dict[str, list[list[int]]]:
-    """What the sequences of sampling requests generate when nothing goes wrong, by request id."""
+    """Returns the tokens that the sequences of sampling requests generate when nothing goes wrong, by request id."""
     return {
         request.request_id: [reference_tokens(request, index) for index in range(request.sampling.num_sequences)]
         for request in requests
@@ -77,7 +77,7 @@ def references(*requests: Request) -> dict[str, list[list[int]]]:
 
 
 def undisturbed(make_cluster: Callable[[], Cluster], *requests: Request) -> dict[str, list[list[int]]]:
-    """What each request generates alone, where nothing is lacking, by request id."""
+    """Returns the tokens that each request generates alone, where nothing is lacking, by request id."""
     found = {}
     for request in requests:
         cluster = make_cluster()
@@ -89,7 +89,7 @@ def undisturbed(make_cluster: Callable[[], Cluster], *requests: Request) -> dict
 
 
 def outputs(cluster: Cluster, *requests: Request) -> dict[str, list[list[int]]]:
-    """What has come of requests, by request id."""
+    """Returns the tokens that have come of requests, by request id."""
     return {request.request_id: cluster.outputs(request.request_id) for request in requests}
 
 

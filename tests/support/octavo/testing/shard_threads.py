@@ -33,7 +33,7 @@ _PATIENCE_S = 60.0
 
 
 class _Meeting:
-    """Where `size` ranks bring something each, and see what all have brought."""
+    """Lets `size` ranks bring something each, and see what all have brought."""
 
     def __init__(self, size: int) -> None:
         self._brought: list[Any] = [None] * size
@@ -41,7 +41,8 @@ class _Meeting:
         self.turn = threading.Lock()
 
     def bring(self, rank: int, mine: Any, use: Callable[[list[Any]], T]) -> T:
-        """What `use` makes of what all brought, in the order of the ranks. Nobody leaves before all have made it."""
+        """Returns the result of `use` on what all ranks brought, in their order. Nobody leaves before all have called
+        it."""
         self._brought[rank] = mine
         self._wait()
         used = use(self._brought)
@@ -92,7 +93,7 @@ class ThreadGroup(ShardGroup):
         return self._meeting.bring(self.rank, number, list)
 
     def agree(self, chosen: list[int]) -> list[int]:
-        """What rank 0 has `chosen`."""
+        """Returns what rank 0 has `chosen`."""
         return self._meeting.bring(self.rank, chosen, lambda every: list(every[0]))
 
 
@@ -106,7 +107,7 @@ def lone_rank(rank: int, size: int) -> ThreadGroup:
 
 
 def run_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
-    """What `work` gives on each of `size` ranks. Raises what a rank raises."""
+    """Runs `work` on each of `size` ranks, and returns all results. Raises what a rank raises."""
     meeting = _Meeting(size)
 
     def run(rank: int) -> T:
@@ -154,7 +155,7 @@ class RankRunner:
         self._paged = PagedModel(self.decoder, cache, paging)
 
     def sequences(self, prompts: Sequence[Sequence[int]], room: int) -> list[WorkerSequence]:
-        """Sequences of `prompts` with blocks for `room` more tokens each."""
+        """Makes sequences of `prompts` with blocks for `room` more tokens each."""
         found, free = [], 0
         for index, prompt in enumerate(prompts):
             width = -(-(len(prompt) + room) // _BLOCK_SIZE)
@@ -164,7 +165,8 @@ class RankRunner:
         return found
 
     def logits(self, sequences: list[WorkerSequence], counts: Sequence[int]) -> Tensor:
-        """[sequences, vocab_size] on rank 0: those after the next so many tokens of each, computed in one step."""
+        """Computes one step of `counts` more tokens of each sequence. Returns the logits after them, [sequences,
+        vocab_size], on rank 0."""
         items = [next_item(sequence, count) for sequence, count in zip(sequences, counts, strict=True)]
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.num_computed += count
@@ -174,11 +176,11 @@ class RankRunner:
         return self._paged.logits(hidden).clone()
 
     def prompt_logits(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """[prompts, vocab_size] on rank 0: those after each of `prompts`, all in one step."""
+        """Computes the logits after each of `prompts`, [prompts, vocab_size] on rank 0, all in one step."""
         return self.logits(self.sequences(prompts, 0), [len(prompt) for prompt in prompts])
 
     def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-        """`num_tokens` greedy ids per prompt, all prompts together; on every rank those of rank 0."""
+        """Generates `num_tokens` greedy ids per prompt, all prompts together; every rank returns those of rank 0."""
         sequences = self.sequences(prompts, num_tokens)
         for _ in range(num_tokens):
             left = [len(sequence.token_ids) - sequence.num_computed for sequence in sequences]

@@ -1,4 +1,5 @@
-"""`python -m octavo.bench.gpu.served.carried fetch`, then `unpack`: the packages that a machine with a GPU lacks.
+"""Carries the packages that a machine with a GPU lacks: `python -m octavo.bench.gpu.served.carried fetch`, then
+`unpack`.
 
 Such a machine often has a CUDA build of torch, Triton and transformers, and no way to the network. `fetch` downloads
 what else Octavo's tests and benches of a GPU need, where there is a network, in the versions of constraints.txt; the
@@ -102,7 +103,7 @@ def pip_command(into: Path, wanted: list[str], python: str, machine: str) -> lis
 
 
 def misfit(wheels: Path) -> str | None:
-    """Why what is in the folder `wheels` is nothing for this Python, and what to do; None if it is."""
+    """Says why the wheels in the folder do not suit this Python, and what to do. Returns None if they do."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     found = [wheel.name for wheel in wheels.glob("*.whl")]
     if not found:
@@ -139,7 +140,8 @@ def _lay_out(archive: zipfile.ZipFile, into: Path) -> None:
 
 
 def _place(name: str) -> PurePosixPath | None:
-    """Where an entry of a wheel belongs among the packages; None: nowhere (scripts, headers)."""
+    """Returns where an entry of a wheel belongs among the packages; None means nowhere (scripts, headers). Raises
+    `CarriedError` if the entry reaches outside."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise CarriedError(f"an entry reaches outside: {name}")

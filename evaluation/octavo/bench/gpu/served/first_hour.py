@@ -59,7 +59,7 @@ class Step:
 
 @dataclass
 class Outcome:
-    """What came of a step: "passed", "failed", "stopped" (by its limit) or "skipped", for a `reason`."""
+    """Holds the end of a step: "passed", "failed", "stopped" (by its limit) or "skipped", for a `reason`."""
 
     name: str
     what: str
@@ -77,7 +77,7 @@ class Outcome:
 
 
 def steps(*, rehearse: bool = False) -> list[Step]:
-    """In their order. `rehearse`: little of each, which needs no GPU."""
+    """Lists the steps in their order. `rehearse` gives little of each, which needs no GPU."""
     python, pytest = (sys.executable,), (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     bench = (*python, "-m", "octavo.bench.gpu", "--out", "{out}", "--budget-s", "{seconds}")
     ahead = (*python, "-m", "octavo.kernels.triton.ahead")
@@ -143,7 +143,8 @@ def run(
     only: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Outcome]:
-    """Of each step what came of it. What it writes goes to files that begin as `results`."""
+    """Runs the steps and yields the outcome of each. A step writes to files whose names begin with that of
+    `results`."""
     end = clock() + budget_s
     machine: dict[str, Any] = {}
     for step in listed:
@@ -227,7 +228,7 @@ def _stop(process: "subprocess.Popen[str]") -> str:
 
 
 def _result(out: Path, said: str) -> Any:
-    """What a step has written, or said as its last line."""
+    """Returns what a step has written to `out`, or printed as its last line, read as JSON. None means neither."""
     try:
         return json.loads(out.read_text(encoding="utf-8") if out.exists() else said.strip().splitlines()[-1])
     except (ValueError, IndexError):

@@ -22,7 +22,7 @@ class Load:
 
     @property
     def lengths(self) -> list[tuple[int, int]]:
-        """Prompt and output tokens of each."""
+        """Returns prompt and output tokens of each request."""
         return [(len(job.prompt_token_ids), job.num_tokens) for job in self.jobs]
 
     @property
@@ -31,15 +31,15 @@ class Load:
 
 
 def equal_load(count: int, num_prompt: int, num_output: int, key: str) -> Load:
-    """All of one length; other token ids for every `key`."""
+    """Makes a load of requests of one length, with other token ids for every `key`."""
     rng = random.Random(key)
     jobs = [Job(rng.choices(range(_FIRST_ID, _LAST_ID), k=num_prompt), num_output) for _ in range(count)]
     return Load(f"{count} x {num_prompt}/{num_output}", jobs)
 
 
 def mixed_load(count: int = 256, least: int = 100, most: int = 1024) -> Load:
-    """Prompts and outputs of `least` to `most` tokens, drawn from Python's generator of seed 0 as the throughput script
-    of nano-vllm draws them: 142,827 tokens in and 133,966 out."""
+    """Makes a load with prompts and outputs of `least` to `most` tokens, drawn from Python's generator of seed 0 as the
+    throughput script of nano-vllm draws them: 142,827 tokens in and 133,966 out."""
     rng = random.Random(0)
     prompts = [[rng.randint(0, _LAST_ID) for _ in range(rng.randint(least, most))] for _ in range(count)]
     jobs = [Job(prompt, rng.randint(least, most)) for prompt in prompts]
@@ -77,7 +77,7 @@ def write_model(name: str, parent: Path) -> Path:
 
 
 def vocabulary(size: int) -> list[str]:
-    """The letters of byte-level BPE, then words that no text splits into: `size` pieces, none twice."""
+    """Makes `size` pieces, none twice: the letters of byte-level BPE, then words that no text splits into."""
     from tokenizers import pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())

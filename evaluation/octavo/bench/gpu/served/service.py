@@ -26,7 +26,7 @@ Stub = generation_pb2_grpc.GenerationServiceStub
 
 @dataclass(frozen=True)
 class Served:
-    """How long a load took, and how long its requests waited for their first token (0: answers came whole)."""
+    """Holds the wall time of a load, and the median time to the first token of its requests (0: answers came whole)."""
 
     wall_s: float
     num_output_tokens: int
@@ -54,7 +54,7 @@ class Window:
 
 
 class Service:
-    """Scheduler, frontend and one worker; ready, and warm, once made."""
+    """Runs scheduler, frontend and one worker; a service is ready and warm once made."""
 
     def __init__(self, stack: Stack, directory: Path, budget_s: Callable[[], float]) -> None:
         self.stack = stack
@@ -82,7 +82,7 @@ class Service:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def run(self, load: Load, *, streamed: bool = False) -> Served:
-        """All of the load's requests, sent at once. Raises `RuntimeError` if one got fewer tokens than it wanted."""
+        """Sends all of the load's requests at once. Raises `RuntimeError` if one got fewer tokens than it wanted."""
         wall_s, streams = asyncio.run(self._run(load, streamed))
         for job, stream in zip(load.jobs, streams, strict=True):
             if stream.num_tokens != job.num_tokens:
@@ -144,7 +144,7 @@ class Service:
 
 
 def _environment(machine: Machine) -> dict[str, str]:
-    """What every process is told. It sees the modules that this process sees, however it came to."""
+    """Returns the environment of every process, which has the module path of this process."""
     settings = {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OCTAVO_LOAD_FORMAT": "dummy",
@@ -174,7 +174,8 @@ async def _receive(
 
 
 def _request(job: Job, streamed: bool) -> generation_pb2.GenerateRequest:
-    """Greedy, of exactly so many tokens, as text and ids; in one piece unless `streamed`."""
+    """Makes a greedy request for exactly `job.num_tokens` tokens, as text and ids; the answer comes in one piece unless
+    `streamed`."""
     return generation_pb2.GenerateRequest(
         token_ids=generation_pb2.TokenIds(ids=job.prompt_token_ids),
         sampling=generation_pb2.SamplingParams(temperature=0, top_k=0, top_p=1.0),

@@ -1,4 +1,4 @@
-"""E1, E2, E3 and the price of D1: whole loads through all processes."""
+"""Measures E1, E2, E3 and the price of D1: whole loads through all processes."""
 
 from functools import partial
 from pathlib import Path
@@ -88,7 +88,7 @@ def _beside_transformers(machine: Machine, *, model: str, load: Load) -> Measure
 
 
 def _exact_time(machine: Machine, *, model: str, load: Load) -> Measured:
-    """Of a shorter load than E1's: its outputs are a quarter as long."""
+    """Measures a shorter load than E1's: its outputs are a quarter as long."""
     from octavo.bench.gpu.served.service import Service
 
     plain = hold_service(machine, model).run(load)

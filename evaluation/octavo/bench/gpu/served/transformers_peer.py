@@ -19,7 +19,7 @@ _ATTENTION = "paged|sdpa"
 
 @dataclass(frozen=True)
 class Generated:
-    """How long a load took, and by which attention."""
+    """Holds the wall time of a load, and the attention that computed it."""
 
     wall_s: float
     attention: str

@@ -25,13 +25,13 @@ _MAKING: Final = ("mkdir", "rename", "replace", "link", "symlink", "truncate", "
 
 @dataclass(frozen=True)
 class Failure:
-    """What a disk fails with: already when something is to be made, or only when bytes are to be written."""
+    """Describes how a disk fails: already when something is to be made, or only when bytes are to be written."""
 
     number: int
     at_making: bool = False
 
     def raised(self, path: object) -> OSError:
-        """As the system raises it."""
+        """Makes the error as the system raises it."""
         return OSError(self.number, os.strerror(self.number), path)
 
 
@@ -43,7 +43,7 @@ BROKEN: Final = Failure(errno.EIO)
 
 @dataclass
 class Disk:
-    """`met`: the source files from which something met the failure, directly or through others."""
+    """Fails, and notes in `met` the source files from which something met the failure, directly or through others."""
 
     failure: Failure
     met: set[str] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""What the fake scheduler makes up: tokens, their logprobs, and the deltas that carry both."""
+"""Makes up the fake scheduler's answers: tokens, their logprobs, and the deltas that carry both."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,8 @@ from octavo.wire.sampling import Logprobs, SamplingParams
 
 
 def letters(request: Request, index: int) -> list[int]:
-    """The default answer of the byte model: ids of printable characters, a function of the prompt, the seed and the
-    sequence's index."""
+    """Returns the default answer of the byte model: ids of printable characters, a function of the prompt, the seed and
+    the sequence's index."""
     state = history.extend((request.sampling.seed & 0xFFFF) + index, request.prompt_token_ids)
     tokens = []
     for _ in range(request.sampling.max_tokens):
@@ -24,7 +24,7 @@ def made_up(token_id: int, top: int) -> Logprobs:
 
 
 def total(token_ids: Sequence[int]) -> float:
-    """The sum of the tokens' made-up logprobs."""
+    """Sums the tokens' made-up logprobs."""
     return sum(made_up(token_id, 0).logprob for token_id in token_ids)
 
 

@@ -81,7 +81,7 @@ class FakeFrontend(services.GenerationServiceServicer):
 
 
 def status(code: grpc.StatusCode, reason: str, retry_after_s: float | None = None, **metadata: str) -> Status:
-    """An error as the server packs it."""
+    """Makes an error as the server packs it."""
     details = [ErrorInfo(reason=reason, domain="octavo", metadata=metadata)]
     if retry_after_s is not None:
         retry = RetryInfo()
@@ -100,7 +100,7 @@ def refuse(context: Any, code: grpc.StatusCode, answer: Status) -> None:
 
 @contextmanager
 def serving(frontend: FakeFrontend, credentials: grpc.ServerCredentials | None = None) -> Iterator[str]:
-    """The address at which it answers inside the block; encrypted, with credentials."""
+    """Serves inside the block, encrypted if there are credentials, and yields the address."""
     server = grpc.server(ThreadPoolExecutor(4))
     services.add_GenerationServiceServicer_to_server(frontend, server)
     where = "127.0.0.1:0"

@@ -104,7 +104,7 @@ class FakeScheduler:
             context.term()
 
     def restart(self) -> None:
-        """What a frontend sees of a restarted scheduler: another epoch, and nothing known."""
+        """Shows frontends a restarted scheduler: another epoch, and nothing known."""
         self.forget_everything()
         self._known.clear()
         self.pinned.clear()
@@ -172,7 +172,7 @@ class FakeScheduler:
                 self._drop(request_id)
 
     async def set_pinned(self, pinned: dict[str, list[int]]) -> None:
-        """The operator pins and unpins, and the frontends hear of it."""
+        """Pins and unpins as the operator does, and sends the frontends the prefixes."""
         self.pinned = pinned
         for frontend in self._known:
             await self._send(frontend, self._prefixes())

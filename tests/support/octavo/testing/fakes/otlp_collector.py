@@ -60,7 +60,7 @@ def _value(value: Any) -> object:
 
 @contextmanager
 def otlp_collector() -> Iterator[Collector]:
-    """One that listens inside the block."""
+    """Runs a collector that listens inside the block."""
     collector, server = Collector(), grpc.server(ThreadPoolExecutor(2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
     collector.address = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -18,21 +18,21 @@ DEADLINE_S = 15.0
 
 
 class ScriptedScheduler:
-    """One ROUTER that talks to one worker, the last it heard from."""
+    """Talks to one worker, the last it heard from, over one ROUTER."""
 
     def __init__(self, socket: "zmq.Socket[Any]") -> None:
         self._socket = socket
         self._identity = b""
 
     def receive(self) -> FromWorker:
-        """The next message. Raises `TimeoutError` if none comes in time."""
+        """Receives the next message. Raises `TimeoutError` if none comes in time."""
         if not self._socket.poll(int(DEADLINE_S * 1000)):
             raise TimeoutError(f"the worker said nothing for {DEADLINE_S} s")
         self._identity, frame = self._socket.recv_multipart()
         return decode_from_worker(frame)
 
     def rest(self) -> list[FromWorker]:
-        """What a worker that has ended has left to be received."""
+        """Returns the messages of an ended worker that are left to be received."""
         found = []
         while self._socket.poll(0):
             found.append(self.receive())

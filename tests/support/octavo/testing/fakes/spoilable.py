@@ -21,7 +21,7 @@ from octavo.worker.step.failures import not_finite
 
 
 def microseconds(grammar: str) -> int:
-    """What a grammar says that it takes for a token."""
+    """Returns the microseconds that a grammar names as its time for a token."""
     return int(grammar) if grammar.isdecimal() else 0
 
 
@@ -31,8 +31,8 @@ _FOREIGN = array("i", [-5])
 
 
 class SpoilableRunner(FakeRunner):
-    """What the next step computes first of the sequences named in `to_spoil` is NaN; of those in `to_fail` its keys and
-    values are sound, and what comes of them at its end is not."""
+    """Makes NaN of the first values that the next step computes for the sequences named in `to_spoil`. Sequences in
+    `to_fail` keep sound keys and values, and get an output that is not."""
 
     to_spoil: Collection[int] = ()
     to_fail: Collection[int] = ()
@@ -69,7 +69,7 @@ class SpoilableRunner(FakeRunner):
         return super()._read(sequence, start, end)
 
     def _reads_foreign(self, sequence: WorkerSequence, start: int, end: int) -> bool:
-        """Whether queries from `start` on see any slot before `end` that was computed over another history."""
+        """Tells whether queries from `start` on see any slot before `end` that was computed over another history."""
         own = self._history(sequence, end)
         for group, table in zip(self.kv_groups, sequence.block_tables, strict=True):
             first = max(0, start - group.window + 1) if group.window else 0

@@ -1,1 +1,1 @@
-"""What must hold, written down a second time and slowly: references, books, sound plans at random."""
+"""Holds oracles, which say a second time and slowly what must hold: references, books, sound plans at random."""

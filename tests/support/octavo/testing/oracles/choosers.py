@@ -23,17 +23,17 @@ def chooser(
 
 
 def beam(width: int, **params: Any) -> WorkerSequence:
-    """One beam of a search with `width` of them."""
+    """Makes one beam of a search with `width` of them."""
     return chooser(**params | {"beam": BeamSearch(width, 1.0, EarlyStopping.ON)})
 
 
 def chosen(logits: Tensor, choosers: list[WorkerSequence]) -> list[int]:
-    """The token ids that `choosers`, none of them beams, sample."""
+    """Returns the token ids that `choosers`, none of them beams, sample."""
     return [token.token_id for token in choose(logits, choosers).sampled]
 
 
 def drawn(logits: Tensor, count: int, **params: Any) -> Counter[int]:
-    """Tokens that `count` seeds draw from `logits` ([vocab_size])."""
+    """Counts the tokens that `count` seeds draw from `logits` ([vocab_size])."""
     return Counter(chosen(logits.expand(count, -1), [chooser(**params, seed=seed) for seed in range(count)]))
 
 

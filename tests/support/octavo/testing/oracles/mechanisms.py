@@ -1,4 +1,5 @@
-"""Which mechanisms of the scheduler meet: seen from outside, in plans, results and what the core shows of itself.
+"""Watches which mechanisms of the scheduler meet: seen from outside, in plans, results and what the core shows of
+itself.
 
 A mechanism is *on* a group or on a replica.
 
@@ -90,7 +91,7 @@ _FAILURES = {StepOutcome.FAILED: Mechanism.FAILED_STEP, StepOutcome.OUT_OF_MEMOR
 
 @dataclass
 class Meetings:
-    """How often each pair has met."""
+    """Counts how often each pair has met."""
 
     counts: Counter[Pair] = field(default_factory=Counter)
 
@@ -100,7 +101,7 @@ class Meetings:
 
     @property
     def missing(self) -> set[Pair]:
-        """Those that never have."""
+        """Returns the pairs that have never met."""
         return {pair for pair in PAIRS if not self.counts[pair]}
 
     def matrix(self, impossible: Collection[Pair]) -> str:
@@ -119,7 +120,7 @@ class Meetings:
 
 
 def label(pair: Pair) -> str:
-    """Its name for people."""
+    """Returns the pair's name for people."""
     return f"{pair[0]} x {pair[1]}"
 
 
@@ -205,7 +206,7 @@ class MechanismWatch:
         self._forget(core)
 
     def scheduler_lost(self, core: Scheduler) -> None:
-        """It is no more; requests that it held will be submitted to the next."""
+        """Ends the scheduler; requests that it held will be submitted to the next one."""
         self.before(core)
         for mechanisms in self._on_group.values():
             self._meetings.meet({*mechanisms, Mechanism.LOST_SCHEDULER})
@@ -231,7 +232,7 @@ class MechanismWatch:
         return {until for marks in self._marks.values() for until in marks.values() if until is not None}
 
     def _end(self, steps: set[_Step]) -> None:
-        """What lasted until one of these was answered is over."""
+        """Ends the marks that lasted until one of `steps` was answered."""
         for marks in self._marks.values():
             for mechanism in [each for each, until in marks.items() if until in steps]:
                 del marks[mechanism]
@@ -244,7 +245,7 @@ class MechanismWatch:
     # -- plans ------------------------------------------------------------------------------------------------------
 
     def _see_preemptions(self, core: Scheduler) -> None:
-        """Who lost its blocks in a turn was preempted."""
+        """Counts every group that lost its blocks in a turn as preempted."""
         waiting = set(core.waiting)
         for held in self._held.values():
             for group in held:
@@ -372,7 +373,8 @@ def _of_replica(replica: Replica) -> set[Mechanism]:
 
 
 def _finds_more(replica: Replica, group: SequenceGroup, brought: set[int]) -> bool:
-    """Whether a group that comes back from CPU memory shares blocks that others hold, instead of bringing them back."""
+    """Tells whether a group that comes back from CPU memory shares blocks that others hold, instead of bringing them
+    back."""
     size = replica.kv.block_size
     blocks = {
         block_id

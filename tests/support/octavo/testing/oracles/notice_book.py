@@ -1,4 +1,4 @@
-"""What a core's notices must be: true of the core, in an order that makes sense, and all that there is to say."""
+"""Checks a core's notices: they are true of the core, in an order that makes sense, and complete."""
 
 from octavo.scheduler.core.events import Effect, SendToFrontend
 from octavo.scheduler.core.scheduler import Scheduler
@@ -35,7 +35,8 @@ class NoticeBook:
         self._last[group] = notice.kind
 
     def _check_complete(self, core: Scheduler) -> None:
-        """Those that run know it; those that were stopped know that."""
+        """Checks that running requests have no notice but of their resuming, and that stopped ones have the notice of
+        that."""
         for replica in core.replicas.values():
             for group in replica.running:
                 assert self._last.get(group) in (None, NoticeKind.RESUMED), "it runs, and is not told"

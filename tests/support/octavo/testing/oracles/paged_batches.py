@@ -11,7 +11,7 @@ from octavo.kernels import reference
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """One step's attention: arguments of `octavo.kernels.reference.paged_attention`, filled."""
+    """Holds one step's attention: arguments of `octavo.kernels.reference.paged_attention`, filled."""
 
     query: Tensor
     key_cache: Tensor
@@ -32,7 +32,7 @@ class PagedBatch:
         return self.block_tables[row, positions // block_size] * block_size + positions % block_size
 
     def attended(self) -> Tensor:
-        """What the oracle makes of it."""
+        """Returns the oracle's attention."""
         return reference.paged_attention(
             self.query,
             self.key_cache,
@@ -59,9 +59,9 @@ def random_paged_batch(
     window: int = 0,
     seed: int = 0,
 ) -> PagedBatch:
-    """Sequences of `lengths` (query tokens, context tokens). What no sequence may read holds NaN, except slots after a
-    sequence's last token in its own blocks: the cache keeps those finite. Of the blocks that a `window` has passed some
-    hold NaN, and others are none at all."""
+    """Draws sequences of `lengths` (query tokens, context tokens). Whatever no sequence may read holds NaN, except
+    slots after a sequence's last token in its own blocks: the cache keeps those finite. Of the blocks that a `window`
+    has passed some hold NaN, and others are none at all."""
     generator = torch.Generator().manual_seed(seed)
     widths = [-(-context // block_size) for _, context in lengths]
     order = torch.randperm(sum(widths) + 3, generator=generator)
@@ -104,6 +104,6 @@ def on_a_gpu(batch: PagedBatch, device: torch.device, cache_dtype: torch.dtype |
 
 
 def _passed_blocks(lengths: tuple[int, int], window: int, block_size: int) -> int:
-    """How many blocks lie wholly before the window of the first query."""
+    """Counts the blocks that lie wholly before the window of the first query."""
     query, context = lengths
     return max(0, context - query + 1 - window) // block_size if window else 0

@@ -27,7 +27,7 @@ def plain_choice(logits: npt.NDArray[np.float32], sequence: WorkerSequence) -> i
 
 
 def plain_logits(logits: npt.NDArray[np.float32], sequence: WorkerSequence) -> Floats:
-    """What the processors make of `logits`, one token after the other."""
+    """Applies the processors to `logits`, one token after the other."""
     sampling, counts = sequence.sampling, Counter(sequence.token_ids[sequence.prompt_length :])
     result = logits.astype(np.float64)
     for token, bias in sampling.logit_bias:
@@ -61,7 +61,7 @@ def plain_masses(changed: Floats, sequence: WorkerSequence) -> tuple[npt.NDArray
 
 
 def plain_logprobs(logits: npt.NDArray[np.float32], token_id: int, top: int) -> Logprobs:
-    """What must be reported of a token chosen after `logits` ([vocab_size])."""
+    """Returns the logprobs that must be reported of a token chosen after `logits` ([vocab_size])."""
     exact = logits.astype(np.float64) - logits.max()
     exact -= np.log(np.exp(exact).sum())
     likeliest = np.argsort(-logits, kind="stable")[:top]

@@ -43,7 +43,7 @@ class Known:
 
     @property
     def is_waiting(self) -> bool:
-        """A beam, for its next token."""
+        """Tells whether a beam waits for its next token."""
         return self.num_computed == len(self.token_ids)
 
 
@@ -100,7 +100,7 @@ class Planner:
         return self.step.plan
 
     def learn(self, result: StepResult) -> int:
-        """That of the oldest plan, whose number it gives."""
+        """Takes in the result of the oldest plan, and returns that plan's number."""
         step = self.outstanding.popleft()
         if result.outcome is StepOutcome.FAILED:
             # All that were made without knowing are as good as answered: they will be skipped.
@@ -140,7 +140,7 @@ class Planner:
         return block
 
     def _forget(self) -> tuple[list[tuple[int, int]], list[int]]:
-        """What moves out, and who is forgotten for that or for good."""
+        """Draws the blocks that move out, and the sequences that are forgotten for that or for good."""
         swap_out, forget = list[tuple[int, int]](), list[int]()
         for sequence in list(self.known.values()):
             old = sequence.dead or len(sequence.token_ids) > MAX_TOKENS

@@ -36,7 +36,7 @@ def work(
     input_token_id: int | None = None,
     followers: list[int] | None = None,
 ) -> SequenceWork:
-    """`new_block_ids`: one list per KV group, or none at all."""
+    """Makes a sequence's work. `new_block_ids` holds one list per KV group, or none at all."""
     return SequenceWork(sequence_id, num_tokens, list(new_block_ids), input_token_id, followers or [])
 
 
@@ -46,7 +46,7 @@ def moves(
     swap_in: list[tuple[int, int]] | None = None,
     copy: list[tuple[int, int]] | None = None,
 ) -> BlockMoves:
-    """From pairs of source and target."""
+    """Makes block moves from pairs of source and target."""
     return BlockMoves(*([BlockMove(*pair) for pair in pairs or []] for pairs in (swap_out, swap_in, copy)))
 
 

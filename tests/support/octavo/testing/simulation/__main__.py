@@ -1,4 +1,4 @@
-"""A campaign from the command line: `python -m octavo.testing.simulation --first 0 --seeds 20000`."""
+"""Runs a campaign from the command line: `python -m octavo.testing.simulation --first 0 --seeds 20000`."""
 
 import time
 

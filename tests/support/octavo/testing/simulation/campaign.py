@@ -1,4 +1,4 @@
-"""Many seeds, on all cores: which of them break something, and how often everything happened."""
+"""Runs many seeds on all cores: counts which of them break something, and how often everything happened."""
 
 import multiprocessing
 import tempfile
@@ -19,7 +19,7 @@ _CHUNK = 4
 
 @dataclass
 class Campaign:
-    """What came of many runs."""
+    """Sums up many runs."""
 
     failed: list[Outcome] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -54,5 +54,5 @@ def outcomes(seeds: Iterable[int], *, hashing: bool = False) -> Iterator[Outcome
 
 
 def report(outcome: Outcome) -> str:
-    """What a failed run has to say for itself, and how to see it again."""
+    """Describes a failed run, and how to see it again."""
     return f"{outcome.failure}\nseed {outcome.seed} failed; run it again: make simulate FIRST={outcome.seed} SEEDS=1"

@@ -1,4 +1,5 @@
-"""One client and its request in a frontend: production code from the journal to the events, all of them checked."""
+"""Plays one client and its request in a frontend: production code from the journal to the events, all of them
+checked."""
 
 from collections.abc import Iterable
 
@@ -78,7 +79,7 @@ class Client:
 
     @property
     def failure(self) -> ServiceError | None:
-        """Why the stream ended before its time."""
+        """Returns the error with which the stream ended before its time."""
         return self._reader.failure
 
     def fail(self, failure: ServiceError) -> None:
@@ -115,7 +116,7 @@ class Client:
                 self._watch.see(Told(now, key, offset))
 
     def _check_journal(self) -> None:
-        """What the frontend has accepted begins what was to be generated."""
+        """Checks that what the frontend has accepted begins what was to be generated."""
         for index, (sequence, expected) in enumerate(
             zip(self._journal.sequences, self._reference.generated, strict=True)
         ):

@@ -50,14 +50,14 @@ class Process:
         raise NotImplementedError
 
     def wake(self, time: float = 0.0) -> None:
-        """It is to turn at `time` at the latest."""
+        """Makes sure that the process turns at `time` at the latest."""
         time = max(time, self.clock.now)
         if time < self._wakes_at:
             self._wakes_at = time
             self.clock.at(time, lambda: self._fire(time))
 
     def stall(self, seconds: float) -> None:
-        """It stands still, or works, for so long."""
+        """Keeps the process from turning for so many seconds: it stands still, or works."""
         self._stalled_until = max(self._stalled_until, self.clock.now + seconds)
 
     def run_at(self, time: float, action: Action) -> None:

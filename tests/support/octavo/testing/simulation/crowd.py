@@ -18,7 +18,7 @@ _RETRY_S = 0.3
 
 
 class Crowd:
-    """All clients. `num_open` of them are still to come, or to be served."""
+    """Manages all clients. `num_open` of them are still to come, or to be served."""
 
     def __init__(self, simulation: "Simulation") -> None:
         self.num_open = len(simulation.scenario.clients)

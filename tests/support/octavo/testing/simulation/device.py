@@ -27,8 +27,8 @@ class InjectedError(Exception):
 
 
 class Ending(enum.Enum):
-    """How a worker came to its end: let go, after a goodbye, turned away, or over what it computed, which killed it or
-    made it hang."""
+    """Names the ways in which a worker ends: let go, after a goodbye, turned away, or over what it computed, which
+    killed it or made it hang."""
 
     DISMISSED = "dismissed"
     LEFT = "left"
@@ -60,8 +60,8 @@ class Witness(Protocol):
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a worker is at its place, whatever process runs there. A step takes it `slowness` times as long as others;
-    `joins_at`: when there is one for the first time; `most_sequences`: what it has memory for."""
+    """Describes a worker's place, whatever process runs there. A step takes it `slowness` times as long as others. At
+    `joins_at` there is a worker for the first time; `most_sequences` fit its memory."""
 
     directory: Path
     num_blocks: int
@@ -74,16 +74,16 @@ class Hardware:
     most_sequences: int = MAX_SEQUENCES
 
     def can_hold(self, plan: ClientPlan, prefixes: Mapping[str, list[int]]) -> bool:
-        """Whether there is room for all that a client wants, beside all prefixes."""
+        """Tells whether there is room for all that a client wants, beside all prefixes."""
         pinned = sum(-(-len(prefix) // self.block_size) for prefix in prefixes.values()) * len(self.windows)
         return pinned + plan.blocks(self.block_size, len(self.windows)) <= self.num_blocks
 
 
 @dataclass
 class Device:
-    """How a place's device does now: seconds that a step takes about, the share of steps that fail, that of steps in
-    which one sequence gets NaN, whether all do, and how many sequences it has memory for. `poisons` are what some
-    prompts do to it."""
+    """Holds the present state of a place's device: seconds that a step takes about, the share of steps that fail, that
+    of steps in which one sequence gets NaN, whether all do, and how many sequences it has memory for. `poisons` are
+    what some prompts do to it."""
 
     normal_step_s: float
     normal_most_sequences: int

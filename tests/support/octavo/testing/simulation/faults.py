@@ -20,7 +20,7 @@ def kill_worker(simulation: "Simulation") -> None:
 
 
 def terminate_worker(simulation: "Simulation") -> None:
-    """It is asked to end, as an operator or a scheduler of containers does; and perhaps asked again, impatiently."""
+    """Asks a worker to end, as an operator or a scheduler of containers does; and perhaps asks again, impatiently."""
     if worker := _worker(simulation):
         worker.terminate()
         if simulation.random.random() < 0.4:
@@ -58,7 +58,8 @@ def _readmit(simulation: "Simulation", place: str) -> None:
 
 
 def hang_worker(simulation: "Simulation") -> None:
-    """It stands still in the middle of whatever it does, while its connection lives; until its supervisor kills it."""
+    """Makes a worker stand still in the middle of whatever it does, while its connection lives; until its supervisor
+    kills it."""
     if worker := _worker(simulation):
         seconds = simulation.random.uniform(2.0, 12.0)
         worker.stall(2 * seconds)
@@ -133,14 +134,14 @@ def fail_steps(simulation: "Simulation") -> None:
 
 
 def spoil_sequences(simulation: "Simulation") -> None:
-    """What a device computes of single sequences is not finite."""
+    """Makes a device compute values of single sequences that are not finite."""
     device = simulation.devices[simulation.random.choice(sorted(simulation.devices))]
     device.nan_rate = simulation.random.uniform(0.1, 0.9)
     simulation.recover_after(simulation.random.uniform(0.1, 3.0), device.recover)
 
 
 def break_device(simulation: "Simulation") -> None:
-    """Whatever a device computes is not finite."""
+    """Makes a device compute nothing finite."""
     device = simulation.devices[simulation.random.choice(sorted(simulation.devices))]
     device.is_broken = True
     simulation.recover_after(simulation.random.uniform(0.05, 4.0), device.recover)

@@ -1,4 +1,4 @@
-"""What was done to requests and workers on purpose, and what of it excuses what became of them."""
+"""Records what was done to requests and workers on purpose, and which of their failures that excuses."""
 
 from collections import Counter, defaultdict
 from math import inf
@@ -13,9 +13,9 @@ _UNDER_WAY_S = 2.0
 
 
 class Harm:
-    """What devices tell of themselves. `least_memory`: the sequences that the one with the least memory had room for,
-    ever; `poisoned_workers`: incarnations that are over because of what they computed; `went_at`: when a request ended
-    last."""
+    """Records what devices report of themselves. `least_memory` counts the sequences that the device with the least
+    memory had room for, ever; `poisoned_workers` holds incarnations that are over because of what they computed;
+    `went_at` is the time when a request ended last."""
 
     def __init__(self, clock: Clock, counts: Counter[str]) -> None:
         self.least_memory = MAX_SEQUENCES
@@ -31,7 +31,8 @@ class Harm:
         self._deaths: Counter[tuple[int, tuple[int, ...]]] = Counter()
 
     def spoiled(self, sequence: WorkerSequence, by: int) -> None:
-        """What a device computed of a sequence is not finite; `by` the fault of that incarnation, or (0) of nobody."""
+        """Records that a device computed values of a sequence that are not finite; `by` the fault of that incarnation,
+        or (0) of nobody."""
         self._counts["sequences spoiled"] += 1
         key = tuple(sequence.token_ids[: sequence.prompt_length]), sequence.sampling.seed
         self._spoiled[key][by] = self._clock.now
@@ -53,7 +54,7 @@ class Harm:
         assert max(self._deaths.values()) <= most * num_asked, "too many workers have died over one request"
 
     def was_spoiled(self, prompt_token_ids: list[int], seed: int) -> bool:
-        """Whether a request with this prompt and seed may be to blame: it was spoiled without the others of a step, by
-        two incarnations, or at a time when the others may have ended in the middle of the step."""
+        """Tells whether a request with this prompt and seed may be to blame: it was spoiled without the others of a
+        step, by two incarnations, or at a time when the others may have ended in the middle of the step."""
         by = self._spoiled[tuple(prompt_token_ids), seed]
         return 0 in by or len(by) > 1 or self.went_at > max(by.values(), default=inf) - _UNDER_WAY_S

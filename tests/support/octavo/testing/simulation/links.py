@@ -25,7 +25,7 @@ def silence(random: Random) -> float:
 
 @dataclass
 class Noise:
-    """What happens to single messages beyond anything TCP does, as probabilities."""
+    """Describes what happens to single messages beyond anything TCP does, as probabilities."""
 
     loss: float = 0.0
     doubling: float = 0.0
@@ -33,7 +33,7 @@ class Noise:
 
 
 class Direction:
-    """One way over a link. `delay`: seconds that a message takes at most."""
+    """Carries messages one way over a link. `delay` is the longest time of a message, in seconds."""
 
     def __init__(self, network: "Network", name: str) -> None:
         self.delay = _NORMAL_DELAY_S
@@ -66,11 +66,11 @@ class Direction:
         self._network.clock.at(self._cut_until, self._mend)
 
     def calm_down(self) -> None:
-        """Back to normal delays, and no noise."""
+        """Restores normal delays, without noise."""
         self.delay, self.noise = _NORMAL_DELAY_S, None
 
     def _disturb(self, noise: Noise) -> list[float]:
-        """The extra delays with which a message's copies arrive."""
+        """Draws the extra delays with which a message's copies arrive."""
         happens = self._network.happens
         num_copies = 1 - happens("message lost", noise.loss) + happens("message doubled", noise.doubling)
         return [

@@ -34,7 +34,7 @@ class Connection:
         self._link.down.carry(self, frame, self._dealer.deliver)
 
     def lose(self) -> None:
-        """Whatever is on its way is lost. What had arrived will be read."""
+        """Loses whatever is on its way. What had arrived will be read."""
         if not self.lost:
             self.lost = True
             self._router.disconnected(self)
@@ -78,7 +78,7 @@ class Router:
         self.connections.pop(connection.name, None)
 
     def heard(self) -> bool:
-        """Whether the wakeup has rung since the last call."""
+        """Tells whether the wakeup has rung since the last call."""
         heard, self._has_rung = self._has_rung, False
         return heard
 
@@ -102,7 +102,7 @@ class Dealer:
 
     @property
     def has_arrived(self) -> bool:
-        """Whether there is something to receive."""
+        """Tells whether there is something to receive."""
         return bool(self._inbox)
 
     def send(self, frame: bytes, flags: int = 0) -> None:
@@ -140,7 +140,7 @@ class Dealer:
             self._try_again()
 
     def reset(self) -> None:
-        """The connection breaks."""
+        """Breaks the connection."""
         if self._connection is not None:
             self._connection.lose()
 
@@ -178,11 +178,11 @@ class Network:
         return self.links[place]
 
     def happens(self, what: str, probability: float) -> bool:
-        """Whether it happens this time, which is counted."""
+        """Draws whether something happens this time, and counts it."""
         happened = self.random.random() < probability
         self.counts[what] += happened
         return happened
 
     def new_name(self) -> bytes:
-        """Of a new connection, as ROUTER sockets draw them."""
+        """Makes the name of a new connection, as ROUTER sockets draw them."""
         return b"\0" + next(self._names).to_bytes(4, "big")

@@ -1,4 +1,4 @@
-"""What a client must get, whatever happens: the model's answer when nothing goes wrong."""
+"""Computes what a client must get, whatever happens: the model's answer when nothing goes wrong."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from octavo.worker.fake.runner import expected_candidates, expected_logprobs, ex
 
 @dataclass(frozen=True)
 class Reference:
-    """What an undisturbed run generates, by sequence: all that the scheduler would let it, the part that is the
+    """Holds what an undisturbed run generates, by sequence: all that the scheduler would let it, the part that is the
     client's, and the logprobs where they are wanted or come with a beam search; and the sequences that the client gets,
     in their order."""
 
@@ -24,7 +24,7 @@ class Reference:
 
 
 def reference(plan: ClientPlan, model: Model) -> Reference:
-    """What `plan` must come to."""
+    """Computes the undisturbed answer to `plan`."""
     sampling, prompt = plan.sampling, plan.prompt_token_ids
     found = list(_search(plan, model) if sampling.beam else _samples(plan, model))
     generated, totals = [tokens for tokens, _ in found], [total for _, total in found]

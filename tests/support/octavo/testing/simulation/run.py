@@ -13,7 +13,7 @@ from octavo.testing.simulation.simulation import Simulation
 
 @contextlib.contextmanager
 def _quiet_logs() -> Iterator[None]:
-    """What the simulated processes would write, thousands of times."""
+    """Silences the logs of the simulated processes, which would write thousands of lines."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -24,8 +24,8 @@ def _quiet_logs() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run went. `failure`: what was found wrong, with the last events; `virtual_s`: how long it would have taken;
-    `digest`: of the whole trace, if that was to be hashed."""
+    """Holds the result of a run. `failure` says what was found wrong, with the last events; `virtual_s` is the time
+    that the run would have taken; `digest` that of the whole trace, if that was to be hashed."""
 
     seed: int
     failure: str | None

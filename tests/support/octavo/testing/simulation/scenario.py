@@ -1,4 +1,4 @@
-"""What a seed stands for: a cluster that is always a little too small, clients, and faults, all drawn at random."""
+"""Draws the scenario of a seed: a cluster that is always a little too small, clients, and faults, all at random."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,22 +48,22 @@ class Scenario:
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing goes wrong."""
+        """Tells whether nothing goes wrong."""
         return not self.faults and not self.poisons and not self.is_short_of_memory
 
     @property
     def is_short_of_memory(self) -> bool:
-        """Whether some steps fail that are too large for a worker, and smaller ones do not."""
+        """Tells whether some steps fail that are too large for a worker, and smaller ones do not."""
         return any(hardware.most_sequences < MAX_SEQUENCES for hardware in self.workers)
 
     @property
     def is_gentle(self) -> bool:
-        """Whether nothing happens but what operators do to workers."""
+        """Tells whether nothing happens but what operators do to workers."""
         return not self.poisons and not self.is_short_of_memory and all(fault in GENTLE for _, fault in self.faults)
 
 
 def draw(seed: int, directory: Path) -> Scenario:
-    """The scenario of a seed, with the fake model in `directory`."""
+    """Draws the scenario of a seed, with the fake model in `directory`."""
     random = Random(seed)
     windows = random.choice(((0,), (0,), (0,), (0, 8), (6,), (3, 10)))
     model = _model(directory, windows)

@@ -32,7 +32,7 @@ _ACCIDENTS = {"frontends lost", "steps failed", "replicas lost: overdue", "repli
 
 
 class Simulation:
-    """`run` it once."""
+    """Runs the scenario of a seed; one object runs once."""
 
     def __init__(self, seed: int, directory: Path, *, hashing: bool = False) -> None:
         self.scenario: Scenario = draw(seed, directory)
@@ -122,7 +122,7 @@ class Simulation:
     # -- what must be true ------------------------------------------------------------------------------------------
 
     def _is_quiet(self) -> bool:
-        """Whether all are registered, and nothing is held for anybody."""
+        """Tells whether all are registered, and nothing is held for anybody."""
         core = self.scheduler.core
         return (
             not core.groups
@@ -149,6 +149,6 @@ class Simulation:
             self._check_none(_ACCIDENTS if self.watch.counts["workers left"] else _ACCIDENTS | _LOSSES)
 
     def _check_none(self, names: set[str]) -> None:
-        """Where nothing went wrong, nothing was repaired."""
+        """Checks that nothing was repaired where nothing went wrong."""
         found = {name: count for name, count in self.watch.counts.items() if name in names and count}
         assert not found, f"with no fault there were {found}"

@@ -1,4 +1,4 @@
-"""What happened in a run: the last of it to be read, all of it as a hash."""
+"""Keeps what happened in a run: the last of it to be read, all of it as a hash."""
 
 import hashlib
 from collections import deque
@@ -13,14 +13,14 @@ Entry = tuple[float, str, str | bytes]
 
 
 class Trace:
-    """Events and messages with their times. Only the last are kept; with `hashing` all of them count."""
+    """Keeps events and messages with their times. Only the last are kept; with `hashing` all of them count."""
 
     def __init__(self, *, hashing: bool = False) -> None:
         self._last: deque[Entry] = deque(maxlen=_KEPT)
         self._hash = hashlib.blake2b() if hashing else None
 
     def note(self, time: float, where: str, what: str | bytes) -> None:
-        """Something happened, in words, or a message went by."""
+        """Notes an event in words, or a message that went by."""
         self._last.append((time, where, what))
         if self._hash is not None:
             content = what.encode() if isinstance(what, str) else what
@@ -33,7 +33,7 @@ class Trace:
         return self._hash.hexdigest()
 
     def lines(self) -> Iterator[str]:
-        """The last events, for people."""
+        """Yields the last events, for people."""
         for time, where, what in self._last:
             text = what if isinstance(what, str) else str(msgspec.msgpack.decode(what))
             yield f"{time:10.4f}  {where}: {text[:_WIDTH]}"

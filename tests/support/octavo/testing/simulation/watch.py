@@ -1,4 +1,5 @@
-"""What must be true of the scheduler's doings, looked at as they happen; and how often each kind of thing happened."""
+"""Checks what must be true of the scheduler's doings, as they happen, and counts how often each kind of thing
+happened."""
 
 from collections import Counter
 
@@ -103,7 +104,7 @@ class Watch:
         self.see(Held(self.awake_s, _held(core)))
 
     def record(self, record: Record) -> None:
-        """What the shell writes down."""
+        """Checks a record that the shell writes."""
         match record:
             case Handled(_, StepAnswered(replica_id, result)):
                 self._check_current(replica_id)
@@ -140,7 +141,7 @@ class Watch:
                 self._draining -= incarnations
 
     def effects(self, effects: list[Effect]) -> None:
-        """What the core wants done."""
+        """Checks the effects that the core asks for."""
         for effect in effects:
             match effect:
                 case ReplicaLost(replica_id, cause, reason):

@@ -1,4 +1,4 @@
-"""What clients ask for, drawn at random."""
+"""Draws what clients ask for, at random."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,8 @@ _POISONS = ("die", "die", "hang", "nan")
 
 @dataclass(frozen=True)
 class Model:
-    """What every worker of a run computes. `window`: that of its widest KV group, 0 if one sees all."""
+    """Describes the model that every worker of a run computes. `window` is that of its widest KV group, 0 if one sees
+    all."""
 
     directory: Path
     vocabulary: FakeVocabulary
@@ -50,7 +51,7 @@ class ClientPlan:
     insists: bool = False
 
     def is_hurt_by(self, fault: FakeFault) -> bool:
-        """Whether it brings the fault about, sooner or later."""
+        """Tells whether the request brings the fault about, sooner or later."""
         return set(fault.tokens) <= set(self.prompt_token_ids)
 
     def blocks(self, block_size: int, num_windows: int) -> int:
@@ -60,7 +61,7 @@ class ClientPlan:
 
     @property
     def kind(self) -> str:
-        """How its tokens are chosen, in a word."""
+        """Names the way in which the request's tokens are chosen, in a word or two."""
         if self.sampling.beam:
             return "beam search"
         if self.sampling.num_sequences == 1:
@@ -69,7 +70,7 @@ class ClientPlan:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether the results are chosen among more, or searched for."""
+        """Tells whether the results are chosen among more, or searched for."""
         return self.sampling.beam is not None or self.num_results < self.sampling.num_sequences
 
 

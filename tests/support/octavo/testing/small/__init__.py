@@ -1,1 +1,1 @@
-"""Small models, vocabularies and configurations, and every architecture tried on one."""
+"""Makes small models, vocabularies and configurations, and tries every architecture on one."""

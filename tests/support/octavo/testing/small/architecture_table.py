@@ -1,4 +1,4 @@
-"""docs/models.md, made of what the sweep over architectures found.
+"""Writes docs/models.md from what the sweep over architectures found.
 
 `python -m octavo.testing.small.architecture_table`: writes it; `--check`: says whether it is current.
 """
@@ -33,7 +33,7 @@ _ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 class Results(msgspec.Struct):
-    """What a sweep wrote: the version of transformers it ran with, and how each architecture ended."""
+    """Holds what a sweep wrote: the version of transformers it ran with, and the end of each architecture."""
 
     transformers: str
     trials: list[Trial]
@@ -51,12 +51,12 @@ def main() -> None:
 
 
 def read_results() -> Results:
-    """The committed results."""
+    """Reads the committed results."""
     return msgspec.json.decode(RESULTS.read_bytes(), type=Results)
 
 
 def render(results: Results) -> str:
-    """The page, in Markdown."""
+    """Renders the page in Markdown."""
     by_status: dict[str, list[Trial]] = defaultdict(list)
     for trial in results.trials:
         by_status[trial.status].append(trial)

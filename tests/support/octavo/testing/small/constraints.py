@@ -57,7 +57,7 @@ def write_tiny_byte_model(directory: Path) -> Path:
 
 
 def conforms(value: Any, schema: dict[str, Any]) -> bool:
-    """Whether `value` is one of `schema`, as far as `schemas` makes them."""
+    """Tells whether `value` is one of `schema`, as far as `schemas` makes them."""
     if "enum" in schema:
         return value in schema["enum"]
     match schema["type"]:

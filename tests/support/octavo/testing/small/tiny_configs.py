@@ -114,7 +114,7 @@ def causal_model_types() -> list[str]:
 
 
 def causal_class(model_type: str) -> Any:
-    """transformers' class of causal language models of `model_type`."""
+    """Returns transformers' class of causal language models of `model_type`."""
     return getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
 
 
@@ -137,14 +137,15 @@ def _tiny(config_class: Any) -> Any:
 
 
 def _fits(default: Any, key: str) -> bool:
-    """Whether the class has the key under this very name (two names of one thing would overrule each other), to set."""
+    """Tells whether the class has the key under this very name (two names of one thing would overrule each other), to
+    set."""
     descriptor = getattr(type(default), key, None)
     settable = not isinstance(descriptor, property) or descriptor.fset is not None
     return settable and key in default.to_dict() and key not in getattr(default, "attribute_map", {})
 
 
 def _parts(default: Any) -> Iterator[tuple[str, Any]]:
-    """The configurations inside a configuration: of text, of images."""
+    """Yields the configurations inside a configuration: of text, of images."""
     for key in type(default).sub_configs:
         if isinstance(part := getattr(default, key, None), PreTrainedConfig):
             yield key, part

@@ -1,4 +1,4 @@
-"""A GGUF file small enough for any test."""
+"""Makes a GGUF file small enough for any test."""
 
 from pathlib import Path
 

@@ -18,7 +18,7 @@ def byte_level_tokenizer() -> Tokenizer:
 
 
 def byte_fallback_tokenizer() -> Tokenizer:
-    """As Llama 2's: pieces with a visible space, and single bytes for what the vocabulary lacks."""
+    """Makes a tokenizer like Llama 2's: pieces with a visible space, and single bytes for what the vocabulary lacks."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "", "▁", *WORDS, *("▁" + word for word in WORDS)]
     tokenizer = Tokenizer(
         models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], unk_token="<unk>", byte_fallback=True)
@@ -30,14 +30,14 @@ def byte_fallback_tokenizer() -> Tokenizer:
 
 
 def unstripped_tokenizer() -> Tokenizer:
-    """As Gemma's: the same, but a space at the start of a text stays there."""
+    """Makes a tokenizer like Gemma's: as Llama 2's, but a space at the start of a text stays there."""
     tokenizer = byte_fallback_tokenizer()
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer
 
 
 def metaspace_tokenizer() -> Tokenizer:
-    """As T5's: pieces with a visible space, the first of which is not written."""
+    """Makes a tokenizer like T5's: pieces with a visible space, the first of which is not written."""
     pieces = ["<unk>", "▁", *WORDS, *("▁" + word for word in WORDS)]
     tokenizer = Tokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], 0, False))
     tokenizer.decoder = decoders.Metaspace()
@@ -45,7 +45,7 @@ def metaspace_tokenizer() -> Tokenizer:
 
 
 def word_piece_tokenizer() -> Tokenizer:
-    """As BERT's: words are joined by spaces, their continuations begin with ##."""
+    """Makes a tokenizer like BERT's: words are joined by spaces, their continuations begin with ##."""
     pieces = ["[UNK]", *WORDS, *("##" + word for word in WORDS)]
     tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece()
@@ -53,7 +53,7 @@ def word_piece_tokenizer() -> Tokenizer:
 
 
 def word_end_tokenizer() -> Tokenizer:
-    """As GPT's first: the end of a word is written."""
+    """Makes a tokenizer like that of the first GPT: the end of a word is written."""
     pieces = [*WORDS, *(word + "</w>" for word in WORDS)]
     tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[]))
     tokenizer.decoder = decoders.BPEDecoder()

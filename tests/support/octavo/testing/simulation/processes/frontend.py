@@ -19,15 +19,16 @@ _HELLO_INTERVAL_S = 0.2
 
 
 class OtherVersionSession(SchedulerSession):
-    """Of a release that speaks another schema."""
+    """Speaks another schema, as a release of another version does."""
 
     def hello(self) -> FrontendHello:
         return msgspec.structs.replace(super().hello(), schema_version=SCHEMA_VERSION + 1)
 
 
 class FrontendProcess(Process):
-    """One life of the frontend at a place. `ended` is told of every client that is served or has failed, `refused` when
-    the scheduler will not have it. What it says of requests that are over may never leave (`loses_aborts`)."""
+    """Runs one life of the frontend at a place. It calls `ended` for every client that is served or has failed, and
+    `refused` when the scheduler will not have it. What it says of requests that are over may never leave
+    (`loses_aborts`)."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A scheduler: the production core and shell, watched at every event."""
+"""Runs the scheduler's production core and shell, watched at every event."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -55,7 +55,7 @@ class _WatchedScheduler(Scheduler):
 
 
 class SchedulerProcess(Process):
-    """One life of the scheduler."""
+    """Runs one life of the scheduler."""
 
     def __init__(self, network: Network, config: SchedulerConfig, epoch: int, watch: Watch) -> None:
         super().__init__(network.clock, "scheduler")

@@ -1,4 +1,4 @@
-"""Who starts processes: at the beginning, and again when they have ended."""
+"""Starts processes: at the beginning, and again when they have ended."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -82,7 +82,7 @@ class Supervisor:
     # -- end --------------------------------------------------------------------------------------------------------
 
     def kill_worker(self, worker: WorkerProcess) -> None:
-        """It dies, if it lives, and another takes its place."""
+        """Kills the worker, if it lives; another takes its place."""
         if worker.alive:
             worker.kill()
             # Who has killed it may know, or nobody does.
@@ -92,7 +92,7 @@ class Supervisor:
             self._replace(worker, 5.0)
 
     def kill_frontend(self, place: str) -> None:
-        """It dies; its clients go to the next one."""
+        """Kills the frontend; its clients go to the next one."""
         simulation, frontend = self._simulation, self._simulation.frontends[place]
         if frontend.alive:
             frontend.kill()

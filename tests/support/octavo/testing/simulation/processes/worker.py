@@ -1,4 +1,4 @@
-"""A worker: the production loop and protocol, and a simulated device."""
+"""Runs the worker's production loop and protocol on a simulated device."""
 
 import signal
 from collections.abc import Callable
@@ -29,21 +29,21 @@ class _Signals(StopSignal):
         return -1
 
     def noticed(self) -> None:
-        """Nobody polls."""
+        """Does nothing, as nobody polls."""
 
     def come(self) -> None:
         self._note(signal.SIGTERM, None)
 
 
 class OtherVersion(WorkerProtocol):
-    """Of a release that speaks another schema."""
+    """Speaks another schema, as a release of another version does."""
 
     def _hello(self) -> WorkerHello:
         return msgspec.structs.replace(super()._hello(), schema_version=SCHEMA_VERSION + 1)
 
 
 class WorkerProcess(Process):
-    """One life of the worker at a place. `ended` is told how it came to its end, by itself."""
+    """Runs one life of the worker at a place. It calls `ended` with the way in which it ended by itself."""
 
     def __init__(
         self,
