@@ -14,10 +14,10 @@ from octavo.testbed.history import (
     Held,
     Left,
     Load,
+    Notified,
     Stepped,
     Struck,
     Tokens,
-    Told,
     Wrong,
 )
 from octavo.testbed.judge import ZOMBIE_S, Judge, judge
@@ -30,14 +30,14 @@ def good() -> list[Event]:
     """A request of two choices, as it should be."""
     return [
         Came(0.0, R, ANSWER),
-        Told(0.1, R, 1),
+        Notified(0.1, R, 1),
         Tokens(0.2, R, 2, 0, [7, 8], "ab", [0.1, 0.2]),
         Tokens(0.3, R, 3, 1, [20, 21], "xy"),
         Tokens(0.4, R, 4, 0, [9], "c", [0.3]),
         ChoiceEnded(0.5, R, 5, 1, "stop"),
         Tokens(0.6, R, 6, 0, [10, 11], "de", [0.4, 0.5]),
         ChoiceEnded(0.7, R, 7, 0, "length"),
-        Told(0.8, R, 8),
+        Notified(0.8, R, 8),
         Closed(0.9, R),
         Load(2.0, 0, 0),
     ]
@@ -49,9 +49,9 @@ def renumbered(events: Iterable[Event]) -> list[Event]:
     result: list[Event] = []
     for event in events:
         match event:
-            case Told(time, request, _, what):
+            case Notified(time, request, _, what):
                 offset += 1
-                result.append(Told(time, request, offset, what))
+                result.append(Notified(time, request, offset, what))
             case Tokens(time, request, _, index, token_ids, text, logprobs):
                 offset += 1
                 result.append(Tokens(time, request, offset, index, token_ids, text, logprobs))
@@ -87,7 +87,9 @@ def test_nothing_is_wrong_with_a_good_run() -> None:
     ("events", "wrong"),
     [
         pytest.param(without(1), Wrong.LOST, id="an event is missing"),
-        pytest.param(with_instead(1, Told(0.1, R, 1), Told(0.11, R, 1)), Wrong.REPEATED, id="an event comes twice"),
+        pytest.param(
+            with_instead(1, Notified(0.1, R, 1), Notified(0.11, R, 1)), Wrong.REPEATED, id="an event comes twice"
+        ),
         pytest.param(renumbered(without(2)), Wrong.LOST, id="tokens are missing"),
         pytest.param(renumbered(without(6)), Wrong.LOST, id="the last tokens are missing"),
         pytest.param(
@@ -110,7 +112,7 @@ def test_nothing_is_wrong_with_a_good_run() -> None:
             Wrong.AFTER_END,
             id="tokens after the end",
         ),
-        pytest.param([*good(), Told(1.0, R, 9)], Wrong.AFTER_END, id="events after the end"),
+        pytest.param([*good(), Notified(1.0, R, 9)], Wrong.AFTER_END, id="events after the end"),
         pytest.param(renumbered(without(7)), Wrong.NO_END, id="a choice does not end"),
         pytest.param(without(9), Wrong.NO_END, id="a stream does not end"),
         pytest.param(with_instead(9, Closed(0.9, R, "INTERNAL")), Wrong.ERROR, id="an error"),
@@ -201,7 +203,7 @@ def test_silence_long_after_a_strike_has_another_cause() -> None:
 
 def test_when_a_loss_was_noticed_is_measured_once() -> None:
     seen = Judge()
-    told = (Told(1.05, R, 1, WORKER_LOST), Told(1.5, R, 2, WORKER_LOST))
+    told = (Notified(1.05, R, 1, WORKER_LOST), Notified(1.5, R, 2, WORKER_LOST))
     for event in (Came(0.0, R, None), Struck(1.0, "worker"), *told):
         seen.take(event)
     assert seen.aftermaths[0].noticed_s == {R: pytest.approx(0.05)}

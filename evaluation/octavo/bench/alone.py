@@ -1,4 +1,4 @@
-"""Measures the worker alone in a child process (`octavo.bench.child`): `python -m octavo.bench.alone MODEL DTYPE THREADS`."""
+"""Measures the worker alone, as a child (`octavo.bench.child`): `python -m octavo.bench.alone MODEL DTYPE THREADS`."""
 
 import os
 import sys

@@ -28,7 +28,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a case: `seconds` of a run, told in `unit`; where that is tokens per second, `tokens` over them.
+    """One number of a case: `seconds` of a run, in `unit`; where that is tokens per second, `tokens` over them.
 
     `goal` is what the worker alone must reach on a quiet machine of two Zen 5 cores, where `quiet_floor` and
     `quiet_openvino` (OpenVINO GenAI 2026.4) were measured; all three in `unit`.

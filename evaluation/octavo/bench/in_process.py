@@ -77,9 +77,6 @@ def step_shape(items: list[WorkItem]) -> StepShape:
     return StepShape(sum(item.num_tokens for item in items), sum(1 for item in items if item.choosers))
 
 
-# The production scheduler's core and a runner in one process, step by step, with no socket between them.
-
-
 _FRONTEND = 1
 _INCARNATION = 1
 ONE_STEP = SchedulerConfig(max_steps_in_flight=1)
@@ -157,9 +154,6 @@ class Engine:
                     raise RuntimeError(f"{rejected.request_id} was rejected: {rejected.detail}")
 
 
-# The worker alone: the production scheduler's core and the model in one process, no socket between them.
-
-
 class InProcess:
     """One replica, driven step by step: no plan is made before the result of the one before."""
 
@@ -218,9 +212,6 @@ def _sampling(job: Job) -> SamplingParams:
     return SamplingParams(
         temperature=job.temperature, num_sequences=job.num_sequences, seed=1, max_tokens=job.num_tokens
     )
-
-
-# The steps that the production scheduler makes of cases, found without a model.
 
 
 _NUM_BLOCKS = 4096

@@ -99,9 +99,6 @@ def _shares(stage_s: dict[str, float], wall_s: float) -> dict[str, float]:
     return {**shares, "other": 1.0 - sum(shares.values())}
 
 
-# What the kernel counts of processes: CPU time and memory. Only the standard library is used here.
-
-
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 

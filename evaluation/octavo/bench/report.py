@@ -109,9 +109,6 @@ def _least_seconds(figure: Figure, others: Iterable[Runs], seconds: float) -> fl
     return None if least is None else least / seconds
 
 
-# A report in words and columns.
-
-
 _NOTES = """\
 x floor: how many times as long as the floor. goal: the same of what the worker alone must reach on a quiet machine,
 by the floor that was measured there. of alone, of OpenVINO: speed over theirs; goal: as before. others: the share of

@@ -70,12 +70,9 @@ def _times(load: admin_pb2.GetLoadResponse) -> dict[str, int]:
     return {"prepare": times.prepare_us, "model": times.model_us, "sample": times.sample_us}
 
 
-# What is measured side by side: each is ready once made, and answers one case at a time.
-
-
 class System(Protocol):
     """Serves the model with `threads` threads of computing; it was ready after `start_s` seconds. For `memory` and
-    `profile` see `octavo.bench.report.Runs`; what cannot be told is left out."""
+    `profile` see `octavo.bench.report.Runs`; what is not known is left out."""
 
     name: str
     threads: int

@@ -173,13 +173,13 @@ def held_blocks(worker: admin_pb2.Worker) -> int:
 @contextlib.asynccontextmanager
 async def arena(stack: Stack, seed: int, *, workers: int = 2, frontends: int = 1) -> AsyncIterator[Arena]:
     """Starts all processes of a stack."""
-    doors = ["frontend", *(f"frontend-{i}" for i in range(1, frontends))]
-    for name in ("scheduler", *doors, *(f"worker-{i}" for i in range(workers))):
+    frontend_names = ["frontend", *(f"frontend-{i}" for i in range(1, frontends))]
+    for name in ("scheduler", *frontend_names, *(f"worker-{i}" for i in range(workers))):
         stack.start_named(name)
     async with contextlib.AsyncExitStack() as held:
         channels = [
-            await held.enter_async_context(grpc.aio.insecure_channel(stack.address_of(door), _CHANNEL))
-            for door in doors
+            await held.enter_async_context(grpc.aio.insecure_channel(stack.address_of(name), _CHANNEL))
+            for name in frontend_names
         ]
         stubs: list[Any] = [services.GenerationServiceStub(channel) for channel in channels]
         found = Arena(stack, Random(seed), stubs)

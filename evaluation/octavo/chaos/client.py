@@ -19,8 +19,8 @@ from octavo.testbed.history import (
     Closed,
     Event,
     Left,
+    Notified,
     Tokens,
-    Told,
 )
 from octavo.v1 import generation_pb2 as pb
 
@@ -36,7 +36,8 @@ TIMEOUT_S: Final = 120.0
 @dataclass
 class Client:
     """Sends one request through `stub`. `leaves` says of each event whether the client has had enough by then. A client
-    that `is_patient` asks again, of another frontend, where its first answer would be UNAVAILABLE."""
+    that `is_patient` counts as turned away, not as failed, if UNAVAILABLE is its first answer: the caller may ask
+    another frontend."""
 
     stub: Any
     witness: Witness
@@ -119,8 +120,8 @@ def _event(now: float, name: str, response: pb.GenerateResponse) -> Event:
         case "finished":
             return ChoiceEnded(now, name, offset, response.finished.index, _end(response.finished))
         case "notice" if response.notice.kind == pb.Notice.KIND_WORKER_LOST:
-            return Told(now, name, offset, WORKER_LOST)
-    return Told(now, name, offset)
+            return Notified(now, name, offset, WORKER_LOST)
+    return Notified(now, name, offset)
 
 
 def _choice(deltas: list[pb.TokenDelta], finished: pb.Finished) -> Choice:

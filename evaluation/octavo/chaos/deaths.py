@@ -72,8 +72,8 @@ async def hang_workers(arena: Arena, count: int) -> dict[str, float]:
 
 
 async def _bait(arena: Arena, victim: str) -> None:
-    """Sends the victim what makes it hang, and waits until it is lost. The others take nothing new until it has begun
-    there: elsewhere it is a request like any other."""
+    """Sends the victim what makes it hang, and waits until it is lost. The others take nothing new until the
+    request has begun there: another worker would serve it like any other."""
 
     def workers() -> set[str]:
         return {worker.id for worker in arena.stack.load().workers}
@@ -127,9 +127,6 @@ async def _until_disturbable(arena: Arena, each: int = 4) -> None:
 
 def _a_worker(arena: Arena) -> str:
     return arena.random.choice(("worker-0", "worker-1"))
-
-
-# A campaign on the bundled model, whose tokens must not depend on what runs beside them.
 
 
 # One thread: a team of two collapses wherever another process wants a core for a moment.

@@ -1,4 +1,4 @@
-"""Runs campaigns in which every process is asked to end and comes again, of this version or of another: nobody notices."""
+"""Runs campaigns in which every process ends in order and comes again, in this version or another: nobody notices."""
 
 import asyncio
 import os
@@ -46,10 +46,7 @@ async def replace(arena: Arena, name: str, **environment: str) -> float:
     return seconds
 
 
-# A campaign in which every process of an older version gives way to one of this version, and back: nobody notices.
-
-
-# As an operator should: the scheduler is the only one that speaks an older schema than its own.
+# The order for operators: the scheduler is the only one that speaks an older schema than its own.
 _ORDER: Final = ("scheduler", "worker-0", "worker-1", *FRONTENDS)
 
 

@@ -1,4 +1,4 @@
-"""Runs campaigns with more requests than can be served: clients whose time runs out in the queue, and clients that are refused."""
+"""Runs campaigns with more requests than can be served: their time runs out in the queue, or they are refused."""
 
 import asyncio
 import time
@@ -37,13 +37,13 @@ async def expire(arena: Arena, count: int) -> dict[str, float]:
             for number in range(_CLIENTS):
                 known = arena.known[number % len(arena.known)]
                 group.create_task(_hurry(arena, known, hurries) if number % 2 else _wait(arena, known))
-    told = [hurry.late_s for hurry in hurries if hurry.reason in _OVERDUE]
+    late = [hurry.late_s for hurry in hurries if hurry.reason in _OVERDUE]
     return {
         "hurried": len(hurries),
-        "overdue": len(told),
+        "overdue": len(late),
         "overdue_in_queue": sum(hurry.reason == "QUEUE_TIMEOUT" for hurry in hurries),
-        "told_late_p50_s": round(sorted(told)[len(told) // 2], 4) if told else 0.0,
-        "told_late_max_s": round(max(told, default=0.0), 4),
+        "told_late_p50_s": round(sorted(late)[len(late) // 2], 4) if late else 0.0,
+        "told_late_max_s": round(max(late, default=0.0), 4),
     }
 
 
@@ -62,10 +62,7 @@ async def _hurry(arena: Arena, known: Known, hurries: list[_Hurry]) -> None:
     hurries.append(_Hurry(reason, time.monotonic() - client.came_at - seconds))
 
 
-# A campaign in which five times as many clients come as can be served: the others are told at once.
-
-
-# What the doors let in is done in about two seconds.
+# Requests that the frontend admits are done in about two seconds.
 OVERLOAD_ENVIRONMENT: Final = {
     "OCTAVO_FAKE_STEP_MS": "20",
     "OCTAVO_MAX_NUM_SEQS": "16",

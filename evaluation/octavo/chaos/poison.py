@@ -45,9 +45,6 @@ class Supervisor:
                 self.stack.start_named(name, **{ENDS_VARIABLE: write_ends(self.ends)})
 
 
-# Campaigns with requests that break whatever computes them, and innocents beside them who must not notice.
-
-
 WORKERS: Final = 4
 _INNOCENTS: Final = 64
 # No other prompt has tokens from 250 on.

@@ -48,6 +48,6 @@ def in_logs(stack: Stack) -> list[str]:
 
 def shortened(faults: Iterable[object]) -> list[str]:
     """The first of them, and how many more there are."""
-    told = [str(fault)[:500] for fault in faults]
-    more = len(told) - _MAX_FAULTS
-    return [*told[:_MAX_FAULTS], f"and {more} more"] if more > 0 else told
+    texts = [str(fault)[:500] for fault in faults]
+    more = len(texts) - _MAX_FAULTS
+    return [*texts[:_MAX_FAULTS], f"and {more} more"] if more > 0 else texts

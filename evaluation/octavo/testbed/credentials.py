@@ -24,9 +24,6 @@ def bearer(tenant: str) -> str:
     return f"Bearer {KEYS[tenant]}"
 
 
-# Certificates as an operator has them made, by OpenSSL's command line.
-
-
 _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 # Without it an authority is none to those who verify strictly, as Python does from 3.13 on.
 _SIGNS = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from math import inf
 
 Key = Hashable
-# What a stream is `Told` when its worker is gone.
+# The text of a stream's `Notified` event when its worker is gone.
 WORKER_LOST = "worker lost"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One sequence of an answer: its tokens, and all else that is told of it (text, logprobs, its end)."""
+    """One sequence of an answer: its tokens, and all else that is reported of it (text, logprobs, its end)."""
 
     token_ids: Sequence[int]
     text: str = ""
@@ -39,7 +39,7 @@ class Came:
 
 
 @dataclass(frozen=True)
-class Told:
+class Notified:
     """An event of a stream that belongs to no choice."""
 
     time: float
@@ -123,7 +123,7 @@ class Struck:
     what: str
 
 
-Event = Came | Told | Tokens | ChoiceEnded | Closed | Left | Held | Stepped | Load | Struck
+Event = Came | Notified | Tokens | ChoiceEnded | Closed | Left | Held | Stepped | Load | Struck
 
 
 class Wrong(enum.Enum):

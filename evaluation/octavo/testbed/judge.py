@@ -19,10 +19,10 @@ from octavo.testbed.history import (
     Key,
     Left,
     Load,
+    Notified,
     Stepped,
     Struck,
     Tokens,
-    Told,
     Wrong,
 )
 from octavo.wire.history import EMPTY, extend
@@ -102,8 +102,8 @@ class Judge:
                 self._gone.pop(event.request, None)
                 self._open[event.request] = _Stream(event)
                 self._start_by[event.request] = event.start_by
-            case Told() | Tokens() | ChoiceEnded():
-                self._told(event)
+            case Notified() | Tokens() | ChoiceEnded():
+                self._streamed(event)
             case Closed():
                 self._closed(event)
             case Left(time, request):
@@ -132,7 +132,7 @@ class Judge:
 
     # -- streams ----------------------------------------------------------------------------------------------------
 
-    def _told(self, event: Told | Tokens | ChoiceEnded) -> None:
+    def _streamed(self, event: Notified | Tokens | ChoiceEnded) -> None:
         stream = self._open.get(event.request)
         if stream is None:
             if not self._has_left(event.request):
@@ -147,7 +147,7 @@ class Judge:
                 self._tokens(stream, event)
             case ChoiceEnded():
                 self._choice_ended(stream, event)
-            case Told(what=what) if what == WORKER_LOST and self.aftermaths:
+            case Notified(what=what) if what == WORKER_LOST and self.aftermaths:
                 aftermath = self.aftermaths[-1]
                 aftermath.noticed_s.setdefault(event.request, event.time - aftermath.strike.time)
 

@@ -1,4 +1,8 @@
-"""Relays connections through wires that can be cut, and that lose or delay single messages."""
+"""Relays connections through wires that can be cut, and that lose or delay single messages.
+
+TCP never loses a message of a connection that lives. The relay that does so reads ZMTP 3 (RFC 23/ZMTP) without
+encryption.
+"""
 
 import socket
 import threading
@@ -106,9 +110,6 @@ def relayed(server: Address, address: Address = 0, carry: Carry = pass_on) -> It
         yield relay
     finally:
         relay.close()
-
-
-# A network that loses and delays single messages, which TCP itself never does: for ZMTP 3 without encryption.
 
 
 _GREETING_BYTES: Final = 64

@@ -36,9 +36,6 @@ def free_address() -> str:
         return f"127.0.0.1:{port}"
 
 
-# Octavo as its users run it: real processes, on unix sockets in a directory of their own.
-
-
 GENERATION_SERVICE = "octavo.v1.GenerationService"
 _START_S = 120.0
 _STOP_S = 30.0

@@ -24,7 +24,7 @@ sys.exit(serve(answers))
 
 def command(directory: Path, begin: str = "") -> list[str | Path]:
     script = directory / "script.py"
-    script.write_text(SCRIPT.format(paths=[path for path in sys.path if "tests" in path], begin=begin))
+    script.write_text(SCRIPT.format(paths=[path for path in sys.path if path.endswith("evaluation")], begin=begin))
     return [sys.executable, script]
 
 

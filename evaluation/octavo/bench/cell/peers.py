@@ -63,9 +63,6 @@ class Peer:
             self.send(hello)
 
 
-# A frontend as the scheduler sees it: it has so many requests under way, always, and reads no token.
-
-
 # How a message of deltas begins, and what is in it where a sequence ends: all others need not be decoded.
 _DELTAS: Final = b"\x93\xa6Deltas"
 _ENDS: Final = b"\xa6length"
@@ -140,10 +137,7 @@ class FakeFrontend(Peer):
         self._live.add(request_id)
 
 
-# A worker as the scheduler sees it, which computes nothing and takes as long as it is told.
-
-
-# A step takes up to so much more or less than it is told, so that replicas keep no time together.
+# A step takes up to so much more or less than its `step_s`, so that replicas keep no time together.
 _SPREAD: Final = 0.05
 _TOKEN: Final = 7
 

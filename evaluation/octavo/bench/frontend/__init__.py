@@ -1,1 +1,1 @@
-"""Load on a frontend's doors, and a scheduler behind it that keeps time: each in a process of its own."""
+"""Measures a frontend alone: load on its interfaces, and a scheduler behind it that keeps time, all as processes."""

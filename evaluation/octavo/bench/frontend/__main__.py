@@ -35,7 +35,7 @@ _LONG_PROMPT: Final = 60 * _PROMPT
 _STREAMS: Final = 64
 _MANY: Final = 1000
 _CALLS: Final = 500
-_DOORS: Final[dict[str, tuple[str, str, int, dict[str, Any]]]] = {
+_INTERFACES: Final[dict[str, tuple[str, str, int, dict[str, Any]]]] = {
     "grpc": ("grpc_load", "gRPC, 1 connection", 8000, {"connections": 1}),
     "grpc-many": ("grpc_load", f"gRPC, {_STREAMS} connections", 8000, {"connections": _STREAMS}),
     "completions": ("sse_load", "SSE, completions", 4000, {"api": "completions"}),
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="octavo.bench.frontend", description=__doc__)
     parser.add_argument("cases", nargs="*", default=list(_CASES), metavar="CASE", help=f"of {', '.join(_CASES)}")
-    parser.add_argument("--doors", nargs="+", choices=list(_DOORS), default=list(_DOORS))
+    parser.add_argument("--doors", nargs="+", choices=list(_INTERFACES), default=list(_INTERFACES))
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5], help="shares of the goal that are sent")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each load")
     parser.add_argument("--repeat", type=int, default=1)
@@ -130,14 +130,14 @@ class _Bench:
         self._rigs += 1
         return Rig(self._model, self.directory / str(self._rigs))
 
-    def warm_up(self, rig: Rig, frontend: Frontend, door: str) -> None:
-        self.play(rig, [frontend], door, streams=8, rate=400, tokens=20)
+    def warm_up(self, rig: Rig, frontend: Frontend, interface: str) -> None:
+        self.play(rig, [frontend], interface, streams=8, rate=400, tokens=20)
 
-    def streamed(self, rig: Rig, frontends: Sequence[Frontend], door: str, share: float) -> Streamed:
+    def streamed(self, rig: Rig, frontends: Sequence[Frontend], interface: str, share: float) -> Streamed:
         """`_STREAMS` streams on each frontend, at a share of what is the goal of one."""
-        _, title, goal, _ = _DOORS[door]
+        _, title, goal, _ = _INTERFACES[interface]
         rate = share * goal * len(frontends)
-        played = self.play(rig, frontends, door, streams=_STREAMS, rate=rate)
+        played = self.play(rig, frontends, interface, streams=_STREAMS, rate=rate)
         return Streamed(
             f"{title}{f', {len(frontends)} frontends' * (len(frontends) > 1)}",
             played.tokens / played.wall_s,
@@ -149,10 +149,10 @@ class _Bench:
         )
 
     def play(
-        self, rig: Rig, frontends: Sequence[Frontend], door: str, streams: int, rate: float, tokens: int = 0
+        self, rig: Rig, frontends: Sequence[Frontend], interface: str, streams: int, rate: float, tokens: int = 0
     ) -> "_Played":
         """Runs `streams` on each frontend, with `rate` tokens per second in all."""
-        module, _, _, settings = _DOORS[door]
+        module, _, _, settings = _INTERFACES[interface]
         interval_s = streams * len(frontends) / rate
         tokens = tokens or max(20, round(self._seconds / interval_s))
         rig.scheduler.tell(json.dumps({"streams": streams * len(frontends), "interval_s": interval_s}))
@@ -217,12 +217,12 @@ def _cpu_s(frontends: Sequence[Frontend]) -> float:
 def _streams(bench: _Bench, options: argparse.Namespace) -> Iterator[Streamed]:
     with bench.rig() as rig:
         frontend = rig.frontend()
-        for door in options.doors:
-            bench.warm_up(rig, frontend, door)
+        for interface in options.doors:
+            bench.warm_up(rig, frontend, interface)
         for _ in range(options.repeat):
             for share in options.loads:
-                for door in options.doors:
-                    yield bench.streamed(rig, [frontend], door, share)
+                for interface in options.doors:
+                    yield bench.streamed(rig, [frontend], interface, share)
 
 
 def _two(bench: _Bench, options: argparse.Namespace) -> Iterator[Streamed]:
@@ -266,18 +266,18 @@ def _refused(bench: _Bench, options: argparse.Namespace) -> Iterator[Refused]:
     alice = {"authorization": bearer("alice")}
     with bench.rig() as rig:
         frontend = rig.frontend("--api-keys", str(keys), "--tenant-max-work-tokens", "4000")
-        yield from _each_door(rig, frontend, "bad key", authorization="Bearer sk-nobody")
-        yield from _each_door(rig, frontend, "bad field", temperature=-1.0, **alice)
+        yield from _each_interface(rig, frontend, "bad key", authorization="Bearer sk-nobody")
+        yield from _each_interface(rig, frontend, "bad field", temperature=-1.0, **alice)
         rig.scheduler.tell(json.dumps({"streams": 1 << 30, "interval_s": 1.0, "rejects": True}))
-        yield from _each_door(rig, frontend, "queue full", **alice)
+        yield from _each_interface(rig, frontend, "queue full", **alice)
         rig.scheduler.tell(json.dumps({"streams": 1 << 30, "interval_s": 1.0}))
         with _held_back(frontend, bearer("alice"), 4000):
-            yield from _each_door(rig, frontend, "quota", **alice)
+            yield from _each_interface(rig, frontend, "quota", **alice)
 
 
-def _each_door(rig: Rig, frontend: Frontend, why: str, **settings: Any) -> Iterator[Refused]:
-    for door, port in (("grpc", frontend.grpc_port), ("http", frontend.http_port)):
-        setup = {"door": door, "port": port, "count": _CALLS, "prompt": _PROMPT, **settings}
+def _each_interface(rig: Rig, frontend: Frontend, why: str, **settings: Any) -> Iterator[Refused]:
+    for interface, port in (("grpc", frontend.grpc_port), ("http", frontend.http_port)):
+        setup = {"interface": interface, "port": port, "count": _CALLS, "prompt": _PROMPT, **settings}
         client = rig.load("refused_calls", setup)
         outcome = client.line()
         idle = _cpu_per_s(frontend, lambda: time.sleep(2.0))
@@ -285,7 +285,7 @@ def _each_door(rig: Rig, frontend: Frontend, why: str, **settings: Any) -> Itera
         began, before = time.monotonic(), process_cpu_s(frontend.pid)
         client.line()
         used = process_cpu_s(frontend.pid) - before - idle * (time.monotonic() - began)
-        yield Refused(door, why, outcome, used / _CALLS * 1e6)
+        yield Refused(interface, why, outcome, used / _CALLS * 1e6)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,9 @@
-"""Describes a load on the frontend, reads its streams, and prints when how many tokens came."""
+"""Describes a load on the frontend, reads its streams, and prints when how many tokens came.
+
+A load is a process: it prints one line of JSON, a list of `Receipts` by stream, once all its streams have ended.
+Clients of the ordinary kind spend as much on a token as a frontend does; what reads these streams knows nothing but
+where a message begins, so that a machine of few cores is left to what is measured.
+"""
 
 import json
 import selectors
@@ -40,12 +45,6 @@ def run(load: Callable[[Load], list[Receipts]]) -> None:
     if len(receipts) != asked.streams:
         raise RuntimeError(f"{len(receipts)} streams came of {asked.streams}")
     print(json.dumps(receipts), flush=True)
-
-
-# Connections that are read as fast as they bring anything, with the time of every piece.
-#
-# Clients of the ordinary kind spend as much on a token as a frontend does; what reads these knows nothing but where a
-# message begins, so that a machine of few cores is left to what is measured.
 
 
 def connect(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The processes of a measurement of the doors: a scheduler that keeps time, frontends, and what loads them."""
+"""Starts the processes of a measurement: a scheduler that keeps time, frontends, and the loads on them."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ _NUM_TOKENS: Final = 200
 
 
 class Line:
-    """A process that is told and asked by lines."""
+    """Controls a process by lines on its stdin and stdout."""
 
     def __init__(self, command: Sequence[str], log: Path, **environment: str) -> None:
         # It sees the modules that this process sees, however it came to.

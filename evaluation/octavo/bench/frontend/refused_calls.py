@@ -20,7 +20,7 @@ from octavo.v1 import generation_pb2_grpc as services
 class Calls:
     """`temperature` is what a bad field is bad by."""
 
-    door: str
+    interface: str
     port: int
     count: int
     prompt: str
@@ -61,7 +61,7 @@ def over_http(asked: Calls) -> Callable[[], str]:
 def main() -> None:
     """Raises `RuntimeError` if not all calls end in the same way."""
     asked = Calls(**json.loads(sys.argv[1]))
-    call = over_grpc(asked) if asked.door == "grpc" else over_http(asked)
+    call = over_grpc(asked) if asked.interface == "grpc" else over_http(asked)
     outcome = call()
     print(outcome, flush=True)
     sys.stdin.readline()

@@ -25,7 +25,7 @@ from octavo.bench.gpu.shapes import AttentionShape
 from octavo.bench.gpu.timing import Call, Contenders
 
 OURS = "ours"
-# Those that K2 is judged by; others are told beside them.
+# K2 is judged by these peers; others are reported beside them.
 _JUDGES = (peers.FA3, peers.FLASHINFER, peers.CUDNN, peers.VLLM)
 _NEEDS = ("triton", "octavo.kernels.triton.attention")
 

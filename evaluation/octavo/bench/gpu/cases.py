@@ -45,9 +45,6 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-# What is measured: a case is one figure of a goal, and what came of it.
-
-
 # Most wanted first; then the others, as they are written down.
 FIRST = ("K1", "K4", "R1", "R2", "R3", "E1")
 

@@ -22,7 +22,7 @@ class Ceilings:
         return asdict(self)
 
 
-# What one H200 gave elsewhere: for a plan made before anything is measured.
+# The rates of one H200, for a plan made before anything is measured.
 NOMINAL = Ceilings(4.3e12, 780e12, 51e9, 51e9)
 
 

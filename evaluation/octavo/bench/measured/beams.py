@@ -52,9 +52,6 @@ def _prompt(tokenizer: Tokenizer, index: int, length: int) -> list[int]:
     return (token_ids * -(-length // len(token_ids)))[:length]
 
 
-# Paper Fig. 15b: how many blocks the beams of a real model share, on prompts of real text.
-
-
 _WIDTHS = (2, 4, 6)
 _SLOTS = 1 << 15
 # Of each dataset: the scale of its lengths, and requests.

@@ -1,4 +1,4 @@
-"""Holds the settings of an experiment, the machine that it ran on, and its findings: rows for a terminal and for JSON."""
+"""Holds an experiment's settings, its machine, and its findings: rows of named values, as a table and as JSON."""
 
 import json
 import os
@@ -49,9 +49,6 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
-# What a run of the experiments is asked for.
-
-
 DEFAULT_BLOCK_SIZE = 16
 _BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _QUICK_BLOCK_SIZES = (8, 16, 32)
@@ -91,9 +88,6 @@ class Options:
             num_blocks=slots // block_size,
             num_cpu_blocks=cpu_slots // block_size,
         )
-
-
-# What an experiment has found: rows of named values, which a terminal shows as a table and a file keeps as JSON.
 
 
 Value = str | int | float | None

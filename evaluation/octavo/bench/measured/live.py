@@ -35,9 +35,6 @@ def _scaled(lengths: Lengths, scale: float) -> Lengths:
     return replace(lengths, mean=lengths.mean * scale, high=round(lengths.high * scale))
 
 
-# Jobs served as they arrive, by the production scheduler's core and a real runner in this process.
-
-
 class Live:
     """One replica with its scheduler; a run after another finds what is cached of that."""
 

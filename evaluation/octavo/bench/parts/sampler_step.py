@@ -83,7 +83,7 @@ def best_ms(action: Callable[[], object], repeats: int) -> float:
 @click.option("--rows", default=64, show_default=True, help="Sequences in the step.")
 @click.option("--vocab-size", default=49152, show_default=True)
 @click.option("--threads", default=1, show_default=True, help="Of torch.")
-@click.option("--repeats", default=9, show_default=True, help="The best of so many is told.")
+@click.option("--repeats", default=9, show_default=True, help="The best of so many is printed.")
 def main(rows: int, vocab_size: int, threads: int, repeats: int) -> None:
     """Prints milliseconds, and how many times `logits.max(-1)` of the same logits that is."""
     torch.set_num_threads(threads)

@@ -157,7 +157,7 @@ class SchedulerAlone:
             self.accept(self.next_result())
 
     def _candidates(self, group: SequenceGroup, sequence_id: int) -> Candidates:
-        """A beam's likeliest token has a logprob of -Exp(1), each next one is less likely by another Exp(1)."""
+        """A beam's most probable token has a logprob of -Exp(1), each next one is less likely by another Exp(1)."""
         assert group.search is not None
         count, logprob, logprobs = group.search.num_candidates, 0.0, []
         for _ in range(count):

@@ -1,4 +1,10 @@
-"""Measures the CPU time that the scheduler's core takes per step, per admission and per block: `make bench-scheduler`."""
+"""Measures what the scheduler's core takes per step, per admission and per block: `make bench-scheduler`.
+
+All times are CPU time of the one thread there is, so that a busy machine disturbs little; garbage is collected as in
+production. A step is the core's `schedule()` and its `handle()` of one result, two steps in flight, prefix cache on.
+Making the result is not part of it, nor are the messages' bytes: the time of encoding plan and deltas and decoding the
+result stands apart, as `wire`.
+"""
 
 import argparse
 import cProfile
@@ -52,9 +58,6 @@ def _name(code: CodeType | str) -> str:
     return code if isinstance(code, str) else f"{Path(code.co_filename).stem}.{code.co_qualname}"
 
 
-# What a KV block costs the scheduler in each of the ways it is handled.
-
-
 _BLOCK_SIZE = 16
 _NUM_BLOCKS = 256
 
@@ -102,14 +105,6 @@ def _life(kv: KVCacheManager, index: int) -> list[tuple[str, float]]:
 def _sequence(index: int) -> Sequence:
     tokens = list(range(index, index + _NUM_BLOCKS * _BLOCK_SIZE + 1))
     return Sequence(index=0, prompt_token_ids=tokens, generated_token_ids=[], history_hash=history.EMPTY)
-
-
-# `make bench-scheduler`: what the scheduler's core takes per step, per admission and per block.
-#
-# All times are CPU time of the one thread there is, so that a busy machine disturbs little; garbage is collected as in
-# production. A step is the core's `schedule()` and its `handle()` of one result, two steps in flight, prefix cache on.
-# Making the result is not part of it, nor are the messages' bytes: encoding plan and deltas and decoding the result are
-# told apart, as `wire`.
 
 
 _LONG_PROMPT = 4096

@@ -1,4 +1,16 @@
-"""Measures how long streams are silent when their worker dies: `python -m octavo.bench.whole.failover [CASES] [--kills N] [--json FILE]`."""
+"""Measures the silence of streams whose worker dies: `python -m octavo.bench.whole.failover [CASES] [--kills N]`.
+
+Real processes: two workers share 64 streams (`long`: six with prompts of 7,600 tokens), and one of them is killed (-9)
+at a random moment, again and again, each time with new streams. The clients know how long each stream was silent; the
+scheduler's event log says, by the same clock, where that time went:
+
+* detect: until the scheduler knew that the worker is gone
+* queue: until a plan had the stream's first recomputed tokens, behind those of others
+* recompute: until its next token was there
+* deliver: until its client had it
+
+The goal is a gap of 500 ms beside the recomputing, in 99 of 100 streams.
+"""
 
 import argparse
 import asyncio
@@ -95,20 +107,6 @@ class _Reader:
         for loss in self.losses:
             if (moved := loss.moved.get(request_id)) and not moved.answered_at:
                 moved.answered_at = now
-
-
-# How long streams are silent when their worker dies: `python -m octavo.bench.whole.failover [CASES] [--kills N]`.
-#
-# Real processes: two workers share 64 streams (`long`: six with prompts of 7,600 tokens), and one of them is killed (-9)
-# at a random moment, again and again, each time with new streams. The clients tell how long each stream was silent; the
-# scheduler's event log, by the same clock, where that time went:
-#
-# * detect: until the scheduler knew that the worker is gone
-# * queue: until a plan had the stream's first recomputed tokens, behind those of others
-# * recompute: until its next token was there
-# * deliver: until its client had it
-#
-# The goal is a gap of 500 ms beside the recomputing, in 99 of 100 streams.
 
 
 _WORKERS: Final = ("worker-0", "worker-1")

@@ -84,7 +84,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Turn:
-    """One workload in reality and in simulation, with what the simulation was told."""
+    """One workload in reality and in simulation, with the settings of the simulation."""
 
     calibration: Calibration
     pipeline: Pipeline

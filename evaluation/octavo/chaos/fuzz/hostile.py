@@ -76,7 +76,7 @@ async def unread_answers(target: Target, scale: float, seconds: float) -> Counte
 
 
 async def scored_prompts(target: Target, scale: float, seconds: float) -> Counter[str]:
-    """Prompts as long as may be, every token of which is to be told with twenty others."""
+    """Prompts as long as may be, every token of which is to be reported with twenty others."""
     body = {"prompt": [5] * round(8000 * scale), "max_tokens": 1, "prompt_logprobs": 20, "ignore_eos": True}
     return await _ask(target, [("/v1/completions", body)] * 4)
 

@@ -48,7 +48,7 @@ _CHAT: Final = [
 ]
 _SCHEMA: Final = {"type": "object", "properties": {"a": {"type": "string", "pattern": "[a-z]+"}}, "required": ["a"]}
 _FORMAT: Final = {"type": "json_schema", "json_schema": {"name": "x", "schema": _SCHEMA}}
-# What is good at every route that takes a body, to be spoilt.
+# What is good at every route that takes a body, to be corrupted.
 _BODIES: Final[dict[str, list[dict[str, Any]]]] = {
     "/v1/completions": [
         {**_SAMPLING, "prompt": "hello", "logprobs": 2, "echo": True},
@@ -174,7 +174,7 @@ def request(rng: Random) -> Sent:
         case 1:
             return mutated(rng, _posted(rng)), False
         case 2:
-            path, body = _spoilt(rng)
+            path, body = _corrupted(rng)
             return _head("POST", path, rng.choice(_HEADERS), b"Content-Length: %d" % len(body)) + body, False
         case 3:
             return _head(rng.choice(_METHODS), rng.choice(_PATHS), rng.choice(_HEADERS)) + garbage(rng, 64), False
@@ -193,11 +193,11 @@ def request(rng: Random) -> Sent:
 
 
 def _posted(rng: Random, *, last: bool = True) -> bytes:
-    path, body = _spoilt(rng)
+    path, body = _corrupted(rng)
     return _head("POST", path, b"Content-Length: %d" % len(body), *[b"Connection: close"] * last) + body
 
 
-def _spoilt(rng: Random) -> tuple[str, bytes]:
+def _corrupted(rng: Random) -> tuple[str, bytes]:
     path = rng.choice(list(_BODIES))
     body: Any = rng.choice(_BODIES[path])
     for _ in range(rng.choice([0, 1, 1, 1, 2, 5])):

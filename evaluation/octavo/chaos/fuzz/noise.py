@@ -107,9 +107,6 @@ def _other(rng: Random, value: Any) -> Any:
     return any_value(rng)
 
 
-# Messages of protobuf with anything in every field of theirs.
-
-
 _PROTOBUF_TEXTS: Final = (
     "",
     "x",
@@ -186,9 +183,6 @@ def _set_messages(rng: Random, message: Message, field: FieldDescriptor, share: 
         inner = getattr(message, field.name)
         inner.SetInParent()
         fill(rng, inner, share, depth - 1)
-
-
-# Messages of the inner wires with anything in their fields that the types allow, and some that they do not.
 
 
 # What is drawn of a list or a text without need: long ones are other tests' matter.

@@ -199,9 +199,6 @@ def _latencies(seconds: list[float]) -> str:
     return f"{len(seconds)} served, p50 {percentiles[49] * 1e3:.1f} ms, p99 {percentiles[98] * 1e3:.1f} ms"
 
 
-# Clients that ask all the time and do not care for the answers.
-
-
 _CLIENTS: Final = 4
 _LONGEST_S: Final = 2.0
 

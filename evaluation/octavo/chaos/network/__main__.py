@@ -27,7 +27,7 @@ def main() -> None:
 @_SEED
 @_FILE
 def cut(names: tuple[str, ...], seed: int, file: Path | None) -> None:
-    """Cuts links between processes on hosts of their own: every link in every way for 1 and 10 s, unless told else."""
+    """Cuts links between processes on hosts of their own: every link in every way for 1 and 10 s by default."""
     if _INSIDE not in os.environ:
         if why := unavailable():
             raise click.ClickException(why)
@@ -45,7 +45,7 @@ def cut(names: tuple[str, ...], seed: int, file: Path | None) -> None:
 @_SEED
 @_FILE
 def disturb(names: tuple[str, ...], seed: int, file: Path | None) -> None:
-    """Loses and delays messages, and ends connections: in every weather, unless told else."""
+    """Loses and delays messages, and ends connections: in every weather by default."""
     _end(noise.run({name: noise.WEATHERS[name] for name in names or noise.WEATHERS}, seed), file)
 
 

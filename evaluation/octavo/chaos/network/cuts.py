@@ -69,9 +69,6 @@ def network_stack(model: Path, directory: Path, environment: dict[str, str]) -> 
         yield stack
 
 
-# Generate as our client library calls it: a stream whose connection was lost is gone on with.
-
-
 _DETACH_GRACE_S = 30
 
 
@@ -129,9 +126,6 @@ class LastingStub:
 
     async def close(self) -> None:
         await self._channel.close(None)
-
-
-# A campaign in which links between hosts fail for a while, and all streams go on.
 
 
 _STEP_S: Final = 0.02

@@ -119,7 +119,7 @@ async def _run(stack: NoisyStack, weathers: dict[str, Weather], seed: int) -> Re
 
 
 def _unexpected(stack: NoisyStack) -> list[str]:
-    """Exceptions in logs that no lost message explains: a plan may name what only a lost one told of."""
+    """Exceptions in logs that no lost message explains: a plan may name what only a lost message announced."""
     return [fault for fault in in_logs(stack) if not (stack.noises["workers"].lost and "PlanError" in fault)]
 
 

@@ -186,7 +186,7 @@ def _is_there(name: str, environment: dict[str, str]) -> bool:
 
 
 def _run(step: Step, seconds: float, out: Path, machine: dict[str, Any], environment: dict[str, str]) -> Outcome:
-    # What a bench skips because it does not fit is told; what is stopped may not be.
+    # A bench reports what it skips because it does not fit; what is stopped may go unreported.
     values = {
         "out": str(out.absolute()),
         "seconds": f"{0.9 * seconds:.0f}",

@@ -53,9 +53,6 @@ def warm_up_load() -> Load:
     return Load("warm-up", [Job(rng.choices(range(_FIRST_ID, _LAST_ID), k=num), new) for num, new in lengths])
 
 
-# Model directories without weights, whole enough for every process: configuration and a made-up tokenizer.
-
-
 def write_model(name: str, parent: Path) -> Path:
     """The directory of the model called `name`, with a tokenizer that has a text for each id of its vocabulary."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

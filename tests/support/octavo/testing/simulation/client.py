@@ -11,7 +11,7 @@ from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
 from octavo.frontend.stream.completion import Completion, EndRules
 from octavo.frontend.stream.stream import Shape, Stream
 from octavo.frontend.text.stop_strings import StopStrings
-from octavo.testbed.history import Came, Choice, ChoiceEnded, Closed, Tokens, Told
+from octavo.testbed.history import Came, Choice, ChoiceEnded, Closed, Notified, Tokens
 from octavo.testing.simulation.reference import Reference, reference
 from octavo.testing.simulation.watch import Key, Watch
 from octavo.testing.simulation.workload import ClientPlan, Model
@@ -113,7 +113,7 @@ class Client:
             case other:
                 if isinstance(other, Notice):
                     assert (other.queue_position == 0) == (other.kind is NoticeKind.RESUMED)
-                self._watch.see(Told(now, key, offset))
+                self._watch.see(Notified(now, key, offset))
 
     def _check_journal(self) -> None:
         """Checks that what the frontend has accepted begins what was to be generated."""
