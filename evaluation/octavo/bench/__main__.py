@@ -1,4 +1,5 @@
-"""`make bench` and `make bench-peers`: each case by each server in turns, beside what the machine gives meanwhile."""
+"""Measures each case by each server in turns, beside what the machine gives meanwhile: `make bench` and `make
+bench-peers`."""
 
 import argparse
 import json
@@ -66,7 +67,8 @@ def _work(options: argparse.Namespace, model: Path) -> dict[str, Work]:
 
 
 def _measure(options: argparse.Namespace, work: dict[str, Work], bench: Bench) -> Report:
-    """In rounds: a machine's rate changes from minute to minute, so what is to be compared runs close together."""
+    """Measures in rounds: a machine's rate changes from minute to minute, so what is to be compared runs close
+    together."""
     vocab_size = LinearShapes.read(bench.model).head[0]
     steps = [step for one in work.values() for step in one.steps]
     layer_rows, head_rows = grid(step.tokens for step in steps), grid(step.logit_rows for step in steps)

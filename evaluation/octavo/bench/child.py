@@ -1,4 +1,4 @@
-"""A measured process of its own: one line of JSON asks, one answers. Only the standard library is used here."""
+"""Runs a measured process of its own: one line of JSON asks, one answers. Only the standard library is used here."""
 
 import contextlib
 import io
@@ -16,8 +16,8 @@ Answer = Callable[[Any], object]
 
 
 def serve(make: Callable[[], dict[str, Answer]]) -> int:
-    """In the child: says that it is ready once `make` has given what answers each kind of question, then answers until
-    stdin ends. What is printed meanwhile goes to stderr."""
+    """Serves in the child: says that it is ready once `make` has given what answers each kind of question, then answers
+    until stdin ends. What is printed meanwhile goes to stderr."""
     answers_to = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     # A log that lags behind does not tell why its process died.
@@ -44,8 +44,8 @@ class ChildError(Exception):
 
 
 class Child:
-    """In the parent: a process that runs `command` and there calls `serve`. It is ready, after `start_s` seconds, once
-    this is made, and is gone after `close`. Raises `ChildError`, as `ask` does."""
+    """Runs, in the parent, a process that calls `serve`. It is ready, after `start_s` seconds, once this is made, and
+    is gone after `close`. Raises `ChildError`, as `ask` does."""
 
     def __init__(self, command: Sequence[str | Path], log: Path, **environment: str) -> None:
         self._log = log
@@ -74,7 +74,7 @@ class Child:
         return self._read()
 
     def close(self) -> None:
-        """May be called again."""
+        """Ends the child; it may be called again."""
         # A question that it did not live to read may still be there to be flushed.
         with contextlib.suppress(BrokenPipeError), self._process:
             self._process.kill()

@@ -19,7 +19,7 @@ class Floor:
 
 @dataclass(frozen=True)
 class Work:
-    """A case, the steps it is served in, and the number of bytes that a step reads of the weights."""
+    """Holds a case, the steps it is served in, and the number of bytes that a step reads of the weights."""
 
     case: Case
     steps: list[StepShape]
@@ -28,7 +28,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a case: `seconds` of a run, in `unit`; where that is tokens per second, `tokens` over them.
+    """Defines one number of a case: `seconds` of a run, in `unit`; where that is tokens per second, `tokens` over the
+    seconds.
 
     `goal` is what the worker alone must reach on a quiet machine of two Zen 5 cores, where `quiet_floor` and
     `quiet_openvino` (OpenVINO GenAI 2026.4) were measured; all three in `unit`.

@@ -13,7 +13,7 @@ _GRID = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 256, 384)
 
 @dataclass(frozen=True)
 class StepShape:
-    """A step's tokens, and how many of its rows go through the LM head."""
+    """Holds a step's tokens, and how many of its rows go through the LM head."""
 
     tokens: int
     logit_rows: int
@@ -83,7 +83,7 @@ class Yardsticks:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """The numbers of rows have become texts."""
+        """Reads yardsticks from JSON, which has made texts of the numbers of rows."""
         layers_s, head_s = ({int(rows): s for rows, s in value[name].items()} for name in ("layers_s", "head_s"))
         return cls(value["bytes_per_s"], layers_s, head_s)
 

@@ -36,7 +36,7 @@ from octavo.worker.sequences import WorkItem
 
 
 class ObservedRunner:
-    """`runner`, which is left to do the work; `steps` are those since they were last taken away."""
+    """Notes the steps of `runner`, which does the work; `steps` are those since they were last taken away."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -155,7 +155,7 @@ class Engine:
 
 
 class InProcess:
-    """One replica, driven step by step: no plan is made before the result of the one before."""
+    """Drives one replica step by step: no plan is made before the result of the previous plan."""
 
     def __init__(self, runner: Runner) -> None:
         self._engine = Engine(runner, self._hear)
@@ -171,7 +171,7 @@ class InProcess:
         return measured(case, wall, list(self._streams.values()), steps, stage_s, cpu)
 
     def submit(self, case: Case) -> None:
-        """Nothing may be running."""
+        """Submits a case. Nothing may be running."""
         self._began = self._engine.now()
         self._streams = {f"{case.name}-{i}": Stream() for i in range(len(case.jobs))}
         for request_id, job in zip(self._streams, case.jobs, strict=True):

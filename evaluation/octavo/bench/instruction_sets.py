@@ -1,4 +1,5 @@
-"""`make bench ARGS=--instruction-sets`: the worker alone by every instruction set that this machine has, beside torch.
+"""Measures the worker alone by every instruction set that this machine has, beside torch: `make bench
+ARGS=--instruction-sets`.
 
 Ours is set against a torch that is held to the same instructions, as on a CPU that has no others.
 """
@@ -54,7 +55,7 @@ def contenders(dtype: str) -> list[Contender]:
 
 
 def runnable(functions: ctypes.CDLL) -> list[str]:
-    """The variants that this CPU runs. The one that was chosen is chosen again."""
+    """Lists the variants that this CPU runs."""
     best = functions.octavo_choose(None)
     names = [one.environment[VARIANT_VARIABLE] for one in _CONTENDERS if one.peer]
     found = [name for name in names if functions.octavo_choose(name.encode()) is not None]
@@ -65,7 +66,7 @@ def runnable(functions: ctypes.CDLL) -> list[str]:
 def table(
     several: list[Contender], work: dict[str, Work], figures: Iterable[Figure], runs: dict[str, Runs]
 ) -> Iterator[str]:
-    """A row for each figure and contender: the best run, and how many times as fast as torch it is."""
+    """Formats a row for each figure and contender: the best run, and how many times as fast as torch it is."""
     yield f"{'':<24}{'':<16}{'best':>16}{'of its torch':>16}{'of torch':>12}"
     for figure in figures:
         best = {one.name: figure.seconds(runs[one.name].best(figure)) for one in several}

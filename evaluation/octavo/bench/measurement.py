@@ -30,9 +30,9 @@ class Stream:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run of a case. Times in seconds unless named otherwise; `stages` are shares of the wall time, `cpu_s` is by
-    process. `ms_per_token` is the median over the requests of the time between two tokens of one, None where none has
-    two that come apart."""
+    """Holds one run of a case. Times in seconds unless named otherwise; `stages` are shares of the wall time, `cpu_s`
+    is by process. `ms_per_token` is the median over the requests of the time between two tokens of one, None where none
+    has two that come apart."""
 
     case: str
     wall_s: float
@@ -103,7 +103,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Meter:
-    """The wall time since it was made, and the CPU time of processes, by name, and of all others in it. Seconds."""
+    """Measures the wall time since it was made, and the CPU time of processes, by name, and of all others in it."""
 
     def __init__(self, pids: dict[str, int]) -> None:
         self._pids = pids
@@ -144,7 +144,7 @@ def machine_cpu_s() -> float:
 
 
 def peak_memory(pid: int) -> int:
-    """The most bytes that a process has had resident."""
+    """Returns the most bytes that a process has had resident."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return 1024 * int(line.split()[1])

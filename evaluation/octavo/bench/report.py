@@ -14,7 +14,7 @@ OPENVINO = "OpenVINO GenAI"
 
 @dataclass(frozen=True)
 class Runs:
-    """All that one system did with `threads` threads: its `measurements` by case, in the order of the rounds.
+    """Holds all that one system did with `threads` threads: its `measurements` by case, in the order of the rounds.
 
     `memory`, in bytes: the `peak` of its computing process and, where known, its blocks of keys and values (`kv`).
     `profile`: milliseconds of a decode step by what it does, where asked for.
@@ -32,7 +32,7 @@ class Runs:
         return f"{self.name}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def best(self, figure: Figure) -> Measurement:
-        """The run that the machine disturbed least."""
+        """Returns the run that the machine disturbed least."""
         return min(self.measurements[figure.case], key=figure.seconds)
 
 
@@ -54,7 +54,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """`work` is by case; `yardsticks` are by number of threads, in the order of the rounds."""
+    """Holds the whole report. `work` is by case; `yardsticks` are by number of threads, in the order of the rounds."""
 
     settings: dict[str, object]
     work: dict[str, Work]
@@ -69,7 +69,7 @@ class Report:
         return [self._row(figure, runs) for runs in self.runs]
 
     def floor(self, figure: Figure, threads: int) -> Floor:
-        """By the best that the machine gave in any round, as the runs are the best."""
+        """Returns the floor by the best that the machine gave in any round, as the runs are the best."""
         return figure.floor(self.work[figure.case], Yardsticks.best(self.yardsticks[threads]))
 
     def _row(self, figure: Figure, runs: Runs) -> Row:
@@ -104,7 +104,7 @@ class Report:
 
 
 def _least_seconds(figure: Figure, others: Iterable[Runs], seconds: float) -> float | None:
-    """The seconds of the fastest of `others`, over `seconds`; None if there is none."""
+    """Returns the seconds of the fastest of `others`, over `seconds`; None if there is none."""
     least = min((figure.seconds(other.best(figure)) for other in others), default=None)
     return None if least is None else least / seconds
 
@@ -118,7 +118,7 @@ _WIDTHS = (30, 20, 9, 7, 10, 13, 7, 9)
 
 
 def to_text(report: Report) -> str:
-    """Everything but the single runs."""
+    """Formats everything but the single runs."""
     figures = (_figure(report, figure) for figure in report.figures)
     parts = [[_columns(_HEADS)], *figures, [_NOTES], _best_threads(report), _details(report)]
     return "\n\n".join(text for part in parts if (text := "\n".join(part)))

@@ -106,7 +106,7 @@ class ChildSystem:
 
 
 class WholeSystem:
-    """Scheduler, frontend and one worker, as `octavo serve` starts them, and a gRPC client."""
+    """Runs scheduler, frontend and one worker, as `octavo serve` starts them, and a gRPC client."""
 
     def __init__(self, threads: int, stack: Stack) -> None:
         self.name = WHOLE

@@ -1,4 +1,4 @@
-"""The cases: which requests, and what is asked of them.
+"""Defines the cases: their requests, and what is asked of them.
 
 a: one stream, 128 prompt tokens, 128 new ones. b: 64 requests at once, 10,122 prompt and 10,441 output tokens with
 lognormal lengths (numpy seed 0, sigma 0.8, prompt mean 160 clipped to 8..512, output mean 170 clipped to 8..384). c: 8
@@ -26,7 +26,7 @@ _FIRST_ID = 17
 
 @dataclass(frozen=True)
 class Job:
-    """One request of a case: `num_sequences` of `num_tokens` each; more than one are sampled."""
+    """Describes one request of a case: `num_sequences` of `num_tokens` each; more than one are sampled."""
 
     prompt_token_ids: list[int]
     num_tokens: int
@@ -79,7 +79,8 @@ class _Drawer:
             raise ValueError(f"a vocabulary of {self.vocab_size} tokens is too small; the cases need {_FIRST_ID + 1}")
 
     def jobs(self, lengths: list[tuple[int, int]], num_sequences: int = 1, num_shared: int = 0) -> list[Job]:
-        """One job for each pair of prompt tokens of its own, after the `num_shared` that all have, and new tokens."""
+        """Makes one job for each pair of prompt tokens of its own, after the `num_shared` that all have, and new
+        tokens."""
         shared = self._token_ids(num_shared, "shared")
         return [
             Job(
@@ -118,7 +119,7 @@ def make_case(name: str, vocab_size: int, repetition: int = 0, *, quick: bool = 
 
 
 def warm_up(vocab_size: int) -> Case:
-    """A little of everything, so that no case pays for first use."""
+    """Makes a little of everything, so that no case pays for first use."""
     return Case("warm-up", "warm-up", _Drawer(vocab_size, "warm-up").jobs([(1, 8), (30, 8), (300, 8)]))
 
 

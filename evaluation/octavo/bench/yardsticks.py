@@ -33,7 +33,7 @@ def read_rate(num_bytes: int = _BUFFER_BYTES) -> float:
 
 
 class Products:
-    """The matrix products of a model with random weights, each with weights of its own as in the model."""
+    """Holds the matrix products of a model with random weights, each with weights of its own as in the model."""
 
     def __init__(self, shapes: LinearShapes, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -61,7 +61,7 @@ class Products:
 
 
 def product(weight: Tensor) -> Product:
-    """x -> x W^T as fast as torch has it: with weights prepacked for oneDNN, else `F.linear`."""
+    """Returns x -> x W^T as fast as torch has it: with weights prepacked for oneDNN, else `F.linear`."""
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PREPACK_ROWS)
         multiply = functools.partial(_prepacked, packed)

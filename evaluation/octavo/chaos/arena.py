@@ -1,4 +1,4 @@
-"""Real processes under load: started, wronged and started again, with a judge who sees what every client sees."""
+"""Starts real processes under load, wrongs them and starts them again, with a judge who sees what every client sees."""
 
 import asyncio
 import contextlib

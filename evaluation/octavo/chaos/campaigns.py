@@ -1,4 +1,4 @@
-"""All campaigns: what each needs, and what it does `count` times."""
+"""Lists all campaigns: what each needs, and what it does `count` times."""
 
 import asyncio
 import contextlib

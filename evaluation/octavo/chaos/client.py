@@ -1,4 +1,4 @@
-"""A client of the real frontend: it asks, and tells a judge of all that comes."""
+"""Plays a client of the real frontend: it asks, and reports all that comes to a judge."""
 
 import asyncio
 import time

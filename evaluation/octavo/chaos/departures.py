@@ -1,4 +1,4 @@
-"""Campaigns in which clients go: of their own accord, or because their process is killed."""
+"""Runs campaigns in which clients leave: of their own accord, or because their process is killed."""
 
 import asyncio
 import os

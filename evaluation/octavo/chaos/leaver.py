@@ -1,4 +1,4 @@
-"""A client process that is to be killed: it asks for many streams at once, and reads them until it dies.
+"""Runs a client process that is to be killed: it asks for many streams at once, and reads them until it dies.
 
 It writes a line once every stream has begun.
 """

@@ -1,4 +1,4 @@
-"""A campaign that takes long: something happens all the while, and nothing grows."""
+"""Runs a campaign that takes long: something happens all the while, and nothing grows."""
 
 import asyncio
 import signal

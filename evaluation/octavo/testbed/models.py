@@ -1,4 +1,4 @@
-"""Models for tests of the worker: the bundled one, tiny random ones, and a loop that drives a runner."""
+"""Makes models for tests of the worker: the bundled one, tiny random ones, and a loop that drives a runner."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""A network of hosts on this machine, whose links can be cut: network namespaces around one switch.
+"""Makes a network of hosts on this machine, whose links can be cut: network namespaces around one switch.
 
 All of it lives in a namespace of the process that makes it, and is gone when the last process in it is.
 """

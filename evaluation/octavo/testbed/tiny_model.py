@@ -1,4 +1,4 @@
-"""Model directories small enough for any test: configuration and a byte-level tokenizer, made without torch."""
+"""Makes model directories small enough for any test: configuration and a byte-level tokenizer, without torch."""
 
 import json
 from pathlib import Path

@@ -113,7 +113,7 @@ def _measured(options: argparse.Namespace, sizes: Sequence[int]) -> Iterator[Row
 
 
 def _grown(options: argparse.Namespace) -> Iterator[Row]:
-    """Ever larger ones, up to the first that is not kept busy."""
+    """Measures ever larger cells, up to the first that is not kept busy."""
     replicas, is_busy = options.replicas[0], True
     while is_busy:
         for row in _measured(options, [replicas]):

@@ -1,4 +1,4 @@
-"""All replicas and frontends of a cell in one loop of one thread, which costs little beside the scheduler.
+"""Plays all replicas and frontends of a cell in one loop of one thread, which costs little beside the scheduler.
 
 A replica's socket is read when its step has ended, not before, and frontends' a few hundred times a second: so there is
 one send, one receive and one wait per step and no more.
@@ -141,7 +141,7 @@ class Load(ExitStack):
 
 
 class _Chore:
-    """Something to do again and again."""
+    """Repeats a call at its times."""
 
     def __init__(self, interval_s: float, do: Callable[[], None]) -> None:
         self.due_at = time.monotonic()

@@ -38,14 +38,14 @@ from octavo.wire.steps import (
 
 
 class Peer:
-    """Connected, and welcome once it knows the scheduler's `epoch`."""
+    """Talks to the scheduler over a DEALER socket. A peer is welcome once it knows the scheduler's `epoch`."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
         self.socket = connect_dealer(context, endpoint)
         self.epoch: int | None = None
 
     def receive(self) -> bytes | None:
-        """The next frame, if one is there."""
+        """Returns the next frame, or None if none is there."""
         try:
             return self.socket.recv(zmq.NOBLOCK)
         except zmq.Again:
@@ -199,8 +199,7 @@ class Tally:
 
 
 class FakeReplica(Peer):
-    """One worker, which says hello with its first beat. Idle (`ends_at` is None) until it has a plan: one that is there
-    when a step is found to have ended begins then."""
+    """Plays one worker, which says hello with its first beat."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, number: int, step_s: float) -> None:
         super().__init__(context, endpoint)

@@ -75,7 +75,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Refused:
-    """CPU time of a call that is refused."""
+    """Holds the CPU time of a call that is refused."""
 
     door: str
     why: str
@@ -107,7 +107,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _printed(rows: Iterator[Any]) -> Iterator[Any]:
-    """Each row as soon as it is there."""
+    """Prints each row as soon as it is there."""
     for row in rows:
         print("  ".join(f"{name} {_shown(value)}" for name, value in asdict(row).items()), flush=True)
         yield row
@@ -134,7 +134,7 @@ class _Bench:
         self.play(rig, [frontend], interface, streams=8, rate=400, tokens=20)
 
     def streamed(self, rig: Rig, frontends: Sequence[Frontend], interface: str, share: float) -> Streamed:
-        """`_STREAMS` streams on each frontend, at a share of what is the goal of one."""
+        """Loads each frontend with `_STREAMS` streams, at a share of the goal of one frontend."""
         _, title, goal, _ = _INTERFACES[interface]
         rate = share * goal * len(frontends)
         played = self.play(rig, frontends, interface, streams=_STREAMS, rate=rate)
@@ -251,7 +251,7 @@ def _many(bench: _Bench, options: argparse.Namespace) -> Iterator[Held]:
 
 
 def _memory(pids: Sequence[int]) -> dict[str, float]:
-    """In MiB, by the names of /proc/PID/smaps_rollup."""
+    """Returns memory in MiB, by the names of /proc/PID/smaps_rollup."""
     total = {"Rss": 0.0, "Pss": 0.0, "Anonymous": 0.0}
     for pid in pids:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -290,7 +290,7 @@ def _each_interface(rig: Rig, frontend: Frontend, why: str, **settings: Any) -> 
 
 @contextlib.contextmanager
 def _held_back(frontend: Frontend, authorization: str, tokens: int) -> Iterator[None]:
-    """A request of so many tokens runs meanwhile."""
+    """Runs a request of so many tokens inside the block."""
     request = pb.GenerateRequest(text=_PROMPT, stopping=pb.StoppingCriteria(max_new_tokens=tokens))
     with grpc.insecure_channel(f"127.0.0.1:{frontend.grpc_port}") as channel:
         call = services.GenerationServiceStub(channel).Generate(request, metadata=(("authorization", authorization),))

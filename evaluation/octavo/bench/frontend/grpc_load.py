@@ -1,4 +1,4 @@
-"""Streams over gRPC, read frame by frame: `python -m octavo.bench.frontend.grpc_load SETUP`; see `receipts`.
+"""Reads streams over gRPC, frame by frame: `python -m octavo.bench.frontend.grpc_load SETUP`; see `load`.
 
 Just enough of HTTP/2 (RFC 9113) to send requests and find the messages in what comes.
 """
@@ -65,7 +65,7 @@ def _call(stream: int, asked: Load) -> bytes:
 
 
 def _headers() -> bytes:
-    """In HPACK (RFC 7541), by indices of the static table and literals that nobody need remember."""
+    """Encodes headers in HPACK (RFC 7541), by indices of the static table and literals that nobody need remember."""
     return b"".join(
         (
             b"\x83\x86",  # :method POST, :scheme http

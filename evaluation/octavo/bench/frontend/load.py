@@ -48,7 +48,7 @@ def run(load: Callable[[Load], list[Receipts]]) -> None:
 
 
 def connect(host: str, port: int) -> socket.socket:
-    """A connection that sends at once what it is given."""
+    """Opens a connection that sends at once what it is given."""
     connection = socket.create_connection((host, port))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection

@@ -1,4 +1,4 @@
-"""A scheduler in name only that keeps time: `python -m octavo.bench.frontend.paced_scheduler SETUP`.
+"""Plays a scheduler that computes nothing and keeps time: `python -m octavo.bench.frontend.paced_scheduler SETUP`.
 
 It waits for an order on stdin, a line of JSON, and holds what is submitted until there is as much as the order says.
 Then it sends each request a token at every beat, all of a beat to one frontend in one message, as a step does, and

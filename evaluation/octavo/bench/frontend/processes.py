@@ -66,7 +66,7 @@ class Line:
 
 
 class Rig(contextlib.ExitStack):
-    """A scheduler and its frontends; all is stopped at the end of the `with` block."""
+    """Starts a scheduler and its frontends; all is stopped at the end of the `with` block."""
 
     def __init__(self, model: Path, directory: Path) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Rig(contextlib.ExitStack):
         return process
 
     def frontend(self, *flags: str, **environment: str) -> "Frontend":
-        """One that is ready."""
+        """Starts a frontend, and returns it once it is ready."""
         frontend = Frontend(self._model, self._endpoint, self._directory, flags, environment)
         self.callback(frontend.close)
         frontend.wait_ready()
@@ -92,7 +92,7 @@ class Rig(contextlib.ExitStack):
 
 
 class Frontend:
-    """A frontend as its users run it, on ports of its own."""
+    """Runs a frontend as its users run it, on ports of its own."""
 
     def __init__(
         self, model: Path, endpoint: str, directory: Path, flags: Sequence[str], environment: dict[str, str]

@@ -1,4 +1,4 @@
-"""Calls that are refused, one after the other: `python -m octavo.bench.frontend.refused_calls SETUP`.
+"""Makes calls that are refused, one after the other: `python -m octavo.bench.frontend.refused_calls SETUP`.
 
 After the first it prints its outcome, and waits for a line on stdin to make the others; then it prints `done`.
 """
@@ -18,7 +18,7 @@ from octavo.v1 import generation_pb2_grpc as services
 
 @dataclass(frozen=True)
 class Calls:
-    """`temperature` is what a bad field is bad by."""
+    """Describes the calls. `temperature` is wrong where the calls are refused for a bad field."""
 
     interface: str
     port: int

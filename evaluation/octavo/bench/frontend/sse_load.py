@@ -1,5 +1,5 @@
-"""Streams of server-sent events, each on a connection of its own: `python -m octavo.bench.frontend.sse_load SETUP`; see
-`receipts`."""
+"""Reads streams of server-sent events, each on a connection of its own: `python -m octavo.bench.frontend.sse_load
+SETUP`; see `load`."""
 
 import json
 from collections.abc import Iterator
@@ -66,7 +66,8 @@ def _events(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
 
 
 def _chunk(raw: bytes) -> tuple[bytes, bytes] | None:
-    """The first chunk of a body in chunked coding (RFC 9112), and what follows; None unless it is there as a whole."""
+    """Returns the first chunk of a body in chunked coding (RFC 9112), and what follows; None unless the chunk is there
+    as a whole."""
     size, found, rest = raw.partition(b"\r\n")
     if not found or len(rest) < (length := int(size, 16)) + 2:
         return None

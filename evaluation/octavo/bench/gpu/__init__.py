@@ -1,1 +1,2 @@
-"""`python -m octavo.bench.gpu`: what one GPU gives, and how near to it Octavo comes, beside peers that are at hand."""
+"""Measures what one GPU gives, and how near to it Octavo comes, beside peers that are at hand: `python -m
+octavo.bench.gpu`."""

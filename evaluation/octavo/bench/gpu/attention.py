@@ -53,7 +53,7 @@ class _DecodeFigure(Protocol):
 
 
 def cases(*, quick: bool) -> list[Case]:
-    """`quick`: so small that Triton's interpreter can compute them."""
+    """Lists the cases. `quick` makes them so small that Triton's interpreter can compute them."""
     shape = AttentionShape(8, 2, 64) if quick else AttentionShape()
     large = ((3, 40),) if quick else _LARGE
     long = ((1, 100),) if quick else _LONG

@@ -1,4 +1,5 @@
-"""Cases one after the other, within a budget of time: none that fails or hangs back loses what the others found."""
+"""Runs cases one after the other, within a budget of time: none that fails or hangs back loses what the others
+found."""
 
 import importlib.util
 import signal
@@ -56,7 +57,7 @@ def run_all(
 
 
 def seconds_needed(case: Case, holds: Callable[[str], bool]) -> float:
-    """With the start of what the case needs, where that does not run."""
+    """Returns the seconds of a case, with the start of what it needs where that does not run."""
     starts = case.held is not None and not holds(case.held.name)
     return case.seconds + (case.held.start_s if case.held and starts else 0.0)
 

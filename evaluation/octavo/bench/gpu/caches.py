@@ -193,7 +193,7 @@ def make_cache(machine: Machine, shape: AttentionShape, num_layers: int, num_blo
 
 @torch.inference_mode()
 def fill(cache: "KVCache") -> None:
-    """With random numbers, never zeros, which may be faster than anything real."""
+    """Fills the cache with random numbers, never zeros, which may be faster than anything real."""
     for layer in cache.layers:
         layer.keys.normal_()
         layer.values.normal_()
@@ -216,7 +216,7 @@ def _moves(num_blocks: int, *, out: bool) -> Any:
 
 
 def _share(work: Work, sample: Sample, machine: Machine) -> float:
-    """Percent of the rate that the floor is made of."""
+    """Returns percent of the rate that the floor is made of."""
     return 100 * floor_s([work], machine.rates) / sample.median
 
 

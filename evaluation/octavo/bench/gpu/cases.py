@@ -50,7 +50,7 @@ FIRST = ("K1", "K4", "R1", "R2", "R3", "E1")
 
 
 class NotMeasured(Exception):
-    """Something that the case needs is missing; its text says what."""
+    """Says that something that the case needs is missing; the text names it."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Measured:
-    """The figure (`value`, in the target's unit), the seconds that ours and each peer took, why peers are `missing`,
-    and `notes` for whoever reads the JSON."""
+    """Holds the figure (`value`, in the target's unit), the seconds that Octavo and each peer took, why peers are
+    `missing`, and `notes` for whoever reads the JSON."""
 
     value: float
     ours: Sample | None = None
@@ -119,7 +119,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A case with one of: what was `measured`, why it was `skipped`, the traceback with which it `failed`."""
+    """Holds a case with one of: what was `measured`, why it was `skipped`, the traceback with which it `failed`."""
 
     case: Case
     floor_s: float | None = None

@@ -16,7 +16,8 @@ _GIB = 1 << 30
 
 
 def measure_ceilings(machine: Machine) -> tuple[Ceilings, dict[str, Sample]]:
-    """The rates that floors are made of, and everything that was measured, by what it is and its unit."""
+    """Measures the rates that floors are made of. Returns them, and everything that was measured, by what it is and its
+    unit."""
     copy = _copy_rate(machine)
     gemm = _gemm_rate(machine)
     to_device, to_host = _pinned_rates(machine)

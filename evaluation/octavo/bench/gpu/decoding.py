@@ -24,7 +24,7 @@ _ids = itertools.count(1)
 
 
 class LocalRunner:
-    """A model of random weights, whose blocks hold random keys and values."""
+    """Runs a model of random weights, whose blocks hold random keys and values."""
 
     def __init__(self, machine: Machine, model: str, **options: Any) -> None:
         self.model = ModelShape.read(model)
@@ -43,8 +43,8 @@ class LocalRunner:
 
 
 class Decoding:
-    """`num_sequences` with `context` tokens on average over `num_steps` steps; `idle_blocks` are nobody's. Each step
-    also computes `chunk` tokens of one long prompt. Raises `ValueError` if there are too few blocks."""
+    """Decodes `num_sequences` with `context` tokens on average over `num_steps` steps; `idle_blocks` are nobody's. Each
+    step also computes `chunk` tokens of one long prompt. Raises `ValueError` if there are too few blocks."""
 
     def __init__(self, local: LocalRunner, num_sequences: int, context: int, num_steps: int, *, chunk: int = 0) -> None:
         self._runner = local.runner

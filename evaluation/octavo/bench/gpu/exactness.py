@@ -1,4 +1,4 @@
-"""D1: whether a token's bits depend on what it is computed with, where they must not."""
+"""Measures whether a token's bits depend on what it is computed with, where they must not (D1)."""
 
 import random
 from functools import partial

@@ -1,4 +1,4 @@
-"""The least time that work can take: bytes and operations, counted from shapes, over the rates of this machine.
+"""Counts the least time that work can take: bytes and operations, from shapes, over the rates of this machine.
 
 Every input counts as read once and every output as written once. Device memory counts bytes read plus bytes written.
 """
@@ -73,7 +73,7 @@ def prefill_attention(num_tokens: int, history: int, shape: AttentionShape) -> W
 
 
 def cache_write(num_tokens: int, shape: AttentionShape) -> Work:
-    """One layer's new keys and values, read and written."""
+    """Counts one layer's new keys and values, read and written."""
     return Work(bytes=2 * num_tokens * shape.kv_bytes_per_token)
 
 
@@ -83,7 +83,7 @@ def block_copies(num_bytes: int) -> Work:
 
 
 def decode_step(contexts: Sequence[int], model: ModelShape) -> list[Work]:
-    """Every weight read once, or the matrix products of all sequences; then their keys and values."""
+    """Counts every weight once, or the matrix products of all sequences; then their keys and values."""
     dense = Work(bytes=model.weight_bytes, flops=2 * model.linear.num_weights * len(contexts))
     return [dense, Work(bytes=sum(contexts) * model.kv_bytes_per_token)]
 
@@ -105,7 +105,7 @@ def serving(lengths: Sequence[tuple[int, int]], model: ModelShape) -> list[Work]
 
 
 def _decode_steps(lengths: Sequence[tuple[int, int]], model: ModelShape) -> Iterator[Work]:
-    """The prompt brings the first of a request's tokens."""
+    """Returns the decode steps of a request; the prompt brings its first token."""
     for step in range(1, max(output for _, output in lengths)):
         yield from decode_step([prompt + step for prompt, output in lengths if output > step], model)
 

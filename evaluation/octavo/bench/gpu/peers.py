@@ -1,4 +1,4 @@
-"""Other attention kernels: each is a function that makes the calls of a problem, and raises where it cannot."""
+"""Calls other attention kernels: each function makes the calls of a problem, and raises where it cannot."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +24,7 @@ MODULES |= {FA3: "flash_attn_interface", VLLM: "vllm.vllm_flash_attn", "generate
 
 
 def found() -> dict[str, bool]:
-    """By peer, whether it can be imported."""
+    """Tells for each peer whether it can be imported."""
     return {name: is_there(module) for name, module in MODULES.items()}
 
 

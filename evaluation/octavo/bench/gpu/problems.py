@@ -1,4 +1,5 @@
-"""Attention over a paged cache as a model has it: blocks in shuffled order, all layers of a block together."""
+"""Makes attention problems over a paged cache as a model has it: blocks in shuffled order, all layers of a block
+together."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ _TOLERANCE = 2e-2
 
 @dataclass(frozen=True)
 class PagedProblem:
-    """Every sequence has `num_queries` new tokens at the end of `context`, or of its own of `contexts`, whose first and
-    longest is `context`. The layers are what calls rotate over.
+    """Holds a problem in which every sequence has `num_queries` new tokens at the end of `context`, or of its own of
+    `contexts`, whose first and longest is `context`. The layers are what calls rotate over.
 
     `blocks`: [num_blocks, layers, 2, kv_heads, block_size, head_dim]; `tables`: [sequences, blocks] int32; `queries`:
     [layers, sequences * num_queries, query_heads, head_dim].
@@ -89,8 +90,8 @@ def paged_problem(
     contexts: tuple[int, ...] = (),
     pool_blocks: int = 0,
 ) -> PagedProblem:
-    """Random numbers; the blocks of a sequence lie wherever chance has put them, or one after the other, among
-    `pool_blocks` if those are more than the sequences take."""
+    """Draws a problem of random numbers; the blocks of a sequence lie wherever chance has put them, or one after the
+    other, among `pool_blocks` if those are more than the sequences take."""
     width = -(-context // shape.block_size)
     widths = [-(-length // shape.block_size) for length in contexts or [context] * num_sequences]
     num_blocks = max(sum(widths), pool_blocks)
@@ -109,7 +110,8 @@ def paged_problem(
 
 
 def make_attention(shape: AttentionShape, device: torch.device, *, splits: bool = True) -> Any:
-    """Octavo's own; without `splits`, one that reads a sequence's keys in one pass whatever its length."""
+    """Makes Octavo's own attention; without `splits`, one that reads a sequence's keys in one pass whatever its
+    length."""
     from octavo.kernels.backend import CacheShape
     from octavo.kernels.triton.attention import TritonAttention
 
@@ -122,7 +124,7 @@ def make_attention(shape: AttentionShape, device: torch.device, *, splits: bool 
 
 
 def make_step(problem: PagedProblem) -> Any:
-    """The `TritonStep` of a problem; nothing is written."""
+    """Makes the `TritonStep` of a problem; nothing is written."""
     from octavo.kernels.triton.attention import TritonStep
 
     sequences, queries = problem.num_sequences, problem.num_queries
@@ -142,7 +144,7 @@ def make_step(problem: PagedProblem) -> Any:
 
 
 def ours(problem: PagedProblem, *, splits: bool = True) -> list[Call]:
-    """A call for each layer, once the first has been found right. Raises `NotMeasured` if it is wrong."""
+    """Makes a call for each layer, once the first has been found right."""
     attention, step = make_attention(problem.shape, problem.device, splits=splits), make_step(problem)
     check(problem, attention.attend(problem.queries[0], *problem.caches(0), step, problem.scale))
 

@@ -15,8 +15,8 @@ _WIDTHS = (38, 10, 10, 20, 12, 24, 8)
 
 @dataclass
 class Report:
-    """`peers`: whether each is here. `ceilings` are samples by what they are and their unit, for the reader; floors are
-    made of `rates`."""
+    """Holds all outcomes. `peers` says of each whether it can be imported. `ceilings` are samples by what they are and
+    their unit, for the reader; floors are made of `rates`."""
 
     settings: dict[str, object]
     peers: dict[str, bool] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Report:
         }
 
     def write(self, path: Path) -> None:
-        """Whole or not at all: a call may be cut off at any moment."""
+        """Writes the report whole or not at all: a call may be cut off at any moment."""
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
@@ -68,14 +68,14 @@ def _plan_cells(case: Case) -> tuple[str, ...]:
 
 
 def progress(outcome: Outcome) -> str:
-    """One line as soon as a case is done."""
+    """Formats one line as soon as a case is done."""
     if outcome.measured:
         return _row(outcome)
     return next(_left_out([outcome]))
 
 
 def duration(seconds: float) -> str:
-    """In the unit that makes it a number of one to three digits."""
+    """Formats seconds in the unit that makes them a number of one to three digits."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -105,7 +105,7 @@ def _best_peer(measured: Measured) -> str:
 
 
 def _left_out(outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """One line for each case that was not measured, and for each peer that did not run."""
+    """Yields one line for each case that was not measured, and for each peer that did not run."""
     for outcome in outcomes:
         if outcome.skipped:
             yield f"skipped {outcome.case.title}: {outcome.skipped}"

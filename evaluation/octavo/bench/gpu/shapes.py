@@ -1,4 +1,4 @@
-"""Sizes of what is measured: models by their config.json, attention by its heads."""
+"""Holds the sizes of what is measured: models by their config.json, attention by its heads."""
 
 import json
 from dataclasses import dataclass, replace

@@ -219,7 +219,7 @@ def _step_sample(local: "LocalRunner", size: _Size, batch: int) -> Sample:
 
 
 def _graph_or_eager(machine: Machine, *, size: _Size, held: Held, batch: int) -> Measured:
-    """One after the other: two such models would not leave each other room for blocks."""
+    """Measures one after the other: two such models would not leave each other room for blocks."""
     samples = dict[str, Sample]()
     eager = Held(f"{held.name}, eager", held.start_s)
     for name, graphs in (("graph", True), ("eager", False)):
@@ -270,8 +270,7 @@ def _exact_step(machine: Machine, *, size: _Size, held: Held, batch: int) -> Mea
 
 
 def _while_swapping(machine: Machine, *, size: _Size, held: Held, batch: int, out: bool) -> Measured:
-    """In turns with steps that swap nothing. Each step swaps as many blocks (`out`, or in) as the link takes in four
-    fifths of a step, so that it always has something to do and never falls behind."""
+    """Measures in turns with steps that swap nothing."""
     local = _local(machine, size, held)
     quiet, swapping = list[float](), list[float]()
     with _decoding(local, size, batch) as decoding:

@@ -1,4 +1,4 @@
-"""Times of work on a device: contenders in turns in one process, replayed from CUDA graphs where that can be."""
+"""Times work on a device: contenders take turns in one process, and are replayed from CUDA graphs where that can be."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ class Race:
     eager: list[str] = field(default_factory=list)
 
     def best(self, *names: str) -> str | None:
-        """The fastest of those that ran; of all if none is named."""
+        """Returns the fastest of the named contenders that ran; of all if none is named."""
         ran = [name for name in names or self.samples if name in self.samples]
         return min(ran, key=lambda name: self.samples[name].median, default=None)
 
@@ -67,7 +67,7 @@ def race(
 
 
 def _contender(name: str, calls: Sequence[Call], device: torch.device, *, graphs: bool) -> _Contender:
-    """Warm: compiled, and with all memory that it takes."""
+    """Warms a contender up: it is compiled, and has all memory that it takes."""
 
     def run() -> None:
         for call in calls:
@@ -81,7 +81,7 @@ def _contender(name: str, calls: Sequence[Call], device: torch.device, *, graphs
 
 
 def _captured(run: Call) -> "torch.cuda.CUDAGraph | None":
-    """None if it cannot be captured."""
+    """Captures calls in a graph. Returns None if they cannot be captured."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
         # Before CUDA refuses to wait, which would end the capture.

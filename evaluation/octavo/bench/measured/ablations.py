@@ -160,7 +160,7 @@ def _stack(options: Options, variant: _Variant, load: _Load, directory: Path) ->
 
 
 async def _run(stack: Stack, jobs: list[Job], seed: int) -> Run:
-    """All jobs, when they are due, with prompts of this seed."""
+    """Sends all jobs when they are due, with prompts of this seed."""
     transport = GrpcTransport(Target.parse(stack.address), Asking(seed=seed, temperature=0.0), Secrets())
     await transport.open()
     try:

@@ -62,7 +62,7 @@ _CONFIG = SchedulerConfig(max_steps_in_flight=1, prefix_caching=False)
 
 @dataclass
 class BlockCount:
-    """Summed over all steps: blocks that are `taken`, and that there would be `unshared`."""
+    """Sums over all steps the blocks that are `taken`, and those that there would be `unshared`."""
 
     taken: int = 0
     unshared: int = 0
@@ -74,7 +74,7 @@ class BlockCount:
 
     @property
     def saved(self) -> float:
-        """The share of blocks that need not be there."""
+        """Returns the share of blocks that need not be there."""
         return 1.0 - self.taken / self.unshared
 
 

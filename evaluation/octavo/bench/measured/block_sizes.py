@@ -46,7 +46,7 @@ class _Runs:
 
 
 def measure(options: Options) -> Iterator[Figure]:
-    """Both datasets, at all block sizes in turns."""
+    """Measures both datasets, at all block sizes in turns."""
     rows, settings = list[dict[str, Value]](), dict[str, Value]()
     for traffic in _QUICK_TRAFFIC if options.quick else _TRAFFIC:
         rate = _LOAD * _capacity(options, traffic)
@@ -76,7 +76,7 @@ def _capacity(options: Options, traffic: _Traffic) -> float:
 
 
 def _runs(options: Options, traffic: _Traffic, rate: float) -> dict[int, _Runs]:
-    """Up the sizes and down again, so that what drifts counts for all alike."""
+    """Goes up the sizes and down again, so that what drifts counts for all alike."""
     found = {size: _Runs() for size in options.block_sizes}
     jobs = traffic.workload(rate).jobs(seed=0)
     for seed in range(options.rounds(2)):

@@ -20,8 +20,7 @@ from octavo.workload.measures import Summary, summarise
 
 
 def scaled(name: str, scale: float) -> Dataset:
-    """The dataset of that name with `scale` times its lengths: means and bounds. Raises `ValueError` if its lengths
-    cannot be scaled."""
+    """Returns the dataset of that name with `scale` times its lengths: means and bounds."""
     dataset = DATASETS[name]
     if not isinstance(dataset, Dataset):
         raise ValueError(f"{name} has no lengths of its own that could be scaled")
@@ -36,7 +35,7 @@ def _scaled(lengths: Lengths, scale: float) -> Lengths:
 
 
 class Live:
-    """One replica with its scheduler; a run after another finds what is cached of that."""
+    """Runs one replica with its scheduler; a later run finds what earlier runs left in the prefix cache."""
 
     def __init__(self, runner: Runner, config: SchedulerConfig = ONE_STEP, costs: StepCosts | None = None) -> None:
         self.engine = Engine(runner, self._hear, config, costs)
@@ -52,7 +51,7 @@ class Live:
     def serve(
         self, jobs: Sequence[Job], prompts: Sequence[list[int]], after_step: Callable[[], None] | None = None
     ) -> Run:
-        """Each job, in order of arrival, with its prompt; until all are done. `after_step` is called after each."""
+        """Serves each job, in order of arrival, with its prompt; until all are done."""
         engine, began = self.engine, self.engine.now()
         run = Run([Record(job) for job in jobs])
         coming = deque(enumerate(zip(run.records, prompts, strict=True)))
@@ -96,7 +95,7 @@ class Live:
 
 
 def _sampling(job: Job) -> SamplingParams:
-    """Without any token that ends a sequence before its length."""
+    """Makes sampling parameters without any token that ends a sequence before its length."""
     if job.beam_width:
         beam = BeamSearch(job.beam_width, length_penalty=1.0, early_stopping=EarlyStopping.OFF)
         return SamplingParams(max_tokens=job.output_tokens, num_sequences=job.n, beam=beam)

@@ -25,7 +25,7 @@ _QUICK_SCALE, _QUICK_SLOTS, _QUICK_REQUESTS = 0.06, 96, 6
 
 
 def measure(options: Options) -> Iterator[Figure]:
-    """The overheads alone, then whole runs that preempt."""
+    """Measures the overheads alone, then whole runs that preempt."""
     yield _overheads(options)
     yield _end_to_end(options)
 
@@ -123,7 +123,7 @@ def _end_to_end(options: Options) -> Figure:
 
 
 def _end_to_end_row(options: Options, workload: Workload, slots: int, size: int) -> dict[str, Value]:
-    """Swap, recompute, recompute, swap: what drifts counts for both alike. Where torch computes it takes long: once."""
+    """Takes turns in the order swap, recompute, recompute, swap: what drifts counts for both alike."""
     runner = options.runner(size, slots, slots)
     order = (Preemption.SWAP, Preemption.RECOMPUTE)
     runs: dict[Preemption, list[Summary]] = {preemption: [] for preemption in order}

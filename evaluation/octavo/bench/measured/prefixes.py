@@ -35,7 +35,7 @@ _VARIANTS = (_UNSHARED, _Variant("pinned", pins=True, caches=False), _Variant("c
 
 
 def measure(options: Options) -> Iterator[Figure]:
-    """Both prefixes; the variants take turns."""
+    """Measures both prefixes; the variants take turns."""
     runner = options.runner(DEFAULT_BLOCK_SIZE, _SLOTS)
     num_requests = _QUICK_REQUESTS if options.quick else _REQUESTS
     yield Figure(

@@ -54,7 +54,7 @@ def make_prompts(tokenizer: Tokenizer, count: int, step: int) -> Tokens:
 
 
 def make_runner(model: str, dtype: str, prompts: Tokens, num_tokens: int, threads: int) -> ModelRunner:
-    """With room for all prompts and what follows them."""
+    """Makes a runner with room for all prompts and what follows them."""
     blocks = sum(-(-(len(prompt) + num_tokens) // _BLOCK_SIZE) for prompt in prompts)
     return ModelRunner(
         resolve_model(model),
@@ -88,7 +88,7 @@ def differing(tokens: Tokens, alone: Tokens) -> tuple[int, int]:
 def compare(
     runner: ModelRunner, prompts: Tokens, num_tokens: int, threads: int, other_threads: int
 ) -> Iterator[tuple[str, int, int]]:
-    """By name of the company: the tokens that differ from those alone, and their sequences."""
+    """Counts, by name of the company, the tokens that differ from those alone, and their sequences."""
     alone = continued(runner, prompts, num_tokens, Company(together=False))
     for name, company in COMPANIES.items():
         torch.set_num_threads(other_threads if company.other_threads else threads)

@@ -42,7 +42,7 @@ def _delta(number: int) -> Delta:
 
 
 def measure(keys: Path | None, *, messages: int, rounds: int, sequences: int = 64) -> Cost:
-    """The cost without keys, or with those in a directory."""
+    """Measures the cost without keys, or with those in a directory."""
     server_keys = None if keys is None else read_server_keys(keys, "frontend")
     client_keys = None if keys is None else read_client_keys(keys, "frontend")
     with zmq.Context() as context, bind_router(context, "tcp://127.0.0.1:0", server_keys) as router:
@@ -57,7 +57,7 @@ def measure(keys: Path | None, *, messages: int, rounds: int, sequences: int = 6
 
 
 def _round(router: Socket, peer: bytes, dealer: Socket, step: Deltas, messages: int) -> tuple[float, float]:
-    """Seconds, and seconds of CPU, until the last message is there."""
+    """Returns the seconds, and the seconds of CPU, until the last message is there."""
     reader = threading.Thread(target=lambda: [dealer.recv() for _ in range(messages)])
     began, cpu_began = time.perf_counter(), time.process_time()
     reader.start()

@@ -28,7 +28,7 @@ _MIN_TOKENS, _MAX_PROMPT_TOKENS, _MAX_TOKENS = 4, 1024, 2048
 
 @dataclass(frozen=True)
 class Lengths:
-    """A distribution of prompt and output lengths, in tokens: lognormal, by mean and sigma."""
+    """Describes a distribution of prompt and output lengths, in tokens: lognormal, by mean and sigma."""
 
     name: str
     prompt_mean: float
@@ -57,7 +57,7 @@ ALPACA = Lengths("Alpaca", 19.31, 0.72, 58.45, 0.88)
 
 
 def kv_waste(lengths: list[tuple[int, int]]) -> float:
-    """The share of reserved slots that hold no token, one sequence per request."""
+    """Returns the share of reserved slots that hold no token, one sequence per request."""
     reserved = filled = 0
     for alone in _steps(lengths, SamplingParams(max_tokens=1)):
         kv = alone.replica.kv

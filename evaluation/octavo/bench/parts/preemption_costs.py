@@ -1,4 +1,5 @@
-"""`python -m octavo.bench.parts.preemption_costs`: what each way of preemption costs, by transfer and prefill rates.
+"""Simulates what each way of preemption costs, by transfer and prefill rates: `python -m
+octavo.bench.parts.preemption_costs`.
 
 A capacity simulation: the production scheduler over a pool that is too small, and a replica that computes nothing but
 counts what its plans ask of it. A run's time follows from these counts and from rates; so one run of a fixed way is
@@ -29,7 +30,7 @@ _FIXED = (Preemption.RECOMPUTE, Preemption.SWAP, Preemption.AUTO)
 
 @dataclass(frozen=True)
 class Machine:
-    """A replica's prefill rate in tokens per second, and what a step takes that computes next to nothing."""
+    """Describes a replica's prefill rate in tokens per second, and what a step takes that computes next to nothing."""
 
     name: str
     prefill_rate: float
@@ -61,7 +62,7 @@ class Workload:
     beams: int = 0
 
     def requests(self, alone: SchedulerAlone) -> Iterator[Request]:
-        """The same lengths for every run."""
+        """Draws the requests, with the same lengths for every run."""
         rng, shared = random.Random(0), alone.draw_tokens(self.shared)
         for index in range(self.num_requests):
             prompt = shared + alone.draw_tokens(rng.randint(*self.prompt))

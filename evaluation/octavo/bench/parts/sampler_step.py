@@ -68,7 +68,7 @@ def _seeded() -> torch.Generator:
 
 
 def best_ms(action: Callable[[], object], repeats: int) -> float:
-    """The shortest of `repeats` runs, after one to warm up."""
+    """Returns the milliseconds of the shortest of `repeats` runs, after one to warm up."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     action()
     took = []

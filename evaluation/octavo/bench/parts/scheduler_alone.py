@@ -144,7 +144,7 @@ class SchedulerAlone:
         )
 
     def accept(self, result: StepResult) -> list[Effect]:
-        """The core takes a result in, a moment after its plan."""
+        """Gives the core a result, a moment after its plan."""
         self._now += _STEP_S
         return self.core.handle(StepAnswered(_INCARNATION, result), self._now)
 
@@ -157,7 +157,8 @@ class SchedulerAlone:
             self.accept(self.next_result())
 
     def _candidates(self, group: SequenceGroup, sequence_id: int) -> Candidates:
-        """A beam's most probable token has a logprob of -Exp(1), each next one is less likely by another Exp(1)."""
+        """Draws candidates. A beam's most probable token has a logprob of -Exp(1), each next one is less likely by
+        another Exp(1)."""
         assert group.search is not None
         count, logprob, logprobs = group.search.num_candidates, 0.0, []
         for _ in range(count):

@@ -48,7 +48,7 @@ class Profiler(cProfile.Profile):
         super().__init__(time.thread_time)
 
     def hottest(self, count: int) -> list[tuple[str, float]]:
-        """The `count` functions in which most time is spent, callees aside, each with its share."""
+        """Returns the `count` functions in which most time is spent, callees aside, each with its share."""
         entries = sorted(self.getstats(), key=lambda entry: -entry.inlinetime)
         total = sum(entry.inlinetime for entry in entries)
         return [(_name(entry.code), entry.inlinetime / total) for entry in entries[:count]]
@@ -150,8 +150,8 @@ def decode_cost(num_sequences: int, num_steps: int) -> DecodeCost:
 
 
 def decoding(num_sequences: int, num_steps: int) -> SchedulerAlone:
-    """A scheduler with one step outstanding whose sequences are all past their prompts and decode for `num_steps` more.
-    Their lengths differ, so that in every step one of sixteen needs a block."""
+    """Makes a scheduler with one step outstanding whose sequences are all past their prompts and decode for `num_steps`
+    more."""
     longest, max_tokens = 4 * _BLOCK_SIZE, num_steps + 4
     config = SchedulerConfig(
         max_num_seqs=num_sequences, max_num_batched_tokens=longest * num_sequences, max_waiting=num_sequences
@@ -212,8 +212,7 @@ def _admit(alone: SchedulerAlone, request_id: str, prompt: list[int], expected_h
 
 
 def profile(num_sequences: int = 256, num_steps: int = 300) -> list[tuple[str, float]]:
-    """The five functions in which most of a step of that many sequences is spent, with their shares. The profiler's own
-    cost falls on small functions most."""
+    """Returns the five functions in which most of a step of that many sequences is spent, with their shares."""
     alone, profiler = decoding(num_sequences, num_steps), Profiler()
     for _ in range(num_steps):
         profiler.runcall(alone.schedule)
@@ -223,7 +222,7 @@ def profile(num_sequences: int = 256, num_steps: int = 300) -> list[tuple[str, f
 
 @dataclass(frozen=True)
 class Report:
-    """All that is measured."""
+    """Holds all that is measured."""
 
     decode: list[DecodeCost]
     admission: AdmissionCost
@@ -250,7 +249,7 @@ class Report:
 
 
 def measure(sizes: list[int], num_steps: int) -> Report:
-    """Larger cases take fewer steps, but never below 200."""
+    """Measures all cases. Larger ones take fewer steps, but never below 200."""
     decode = [decode_cost(size, max(200, min(num_steps, (1 << 19) // size))) for size in sizes]
     first = decode[0].per_sequence
     decode = [replace(cost, growth=cost.per_sequence / first) for cost in decode]

@@ -1,1 +1,1 @@
-"""All processes at once, and what becomes of them: failover, ranks, simulations beside reality."""
+"""Measures all processes at once: failover, ranks, simulations beside reality."""

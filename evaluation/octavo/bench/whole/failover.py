@@ -50,7 +50,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Loss:
-    """A replica that was lost at a time, and the requests that ran there."""
+    """Holds a replica that was lost at a time, and the requests that ran there."""
 
     at: float
     moved: dict[str, Moved] = field(default_factory=dict)
@@ -293,7 +293,7 @@ async def _until_each_has(found: _Round, count: int, reading: list[asyncio.Task[
 
 
 async def _kill(stack: Stack, found: _Round, random: Random) -> None:
-    """One worker, which is started again when the other has all streams."""
+    """Kills one worker, and starts it again when the other has all streams."""
     victim = random.choice(_WORKERS)
     await asyncio.sleep(random.uniform(0.2, 0.5))
     found.killed_at = time.monotonic()

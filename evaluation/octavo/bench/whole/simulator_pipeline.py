@@ -1,4 +1,5 @@
-"""The same jobs on real processes and in a simulation, and what of the difference is not the worker's.
+"""Runs the same jobs on real processes and in a simulation, and finds the part of the difference that is not the
+worker's.
 
 On a machine whose cores all compute the model, whatever frontend, scheduler and clients do delays the worker: so much
 for every step, and so much for every token of one. Both are measured on batches of equal requests, as what steps took
@@ -42,8 +43,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Measured:
-    """A run, with the steps that the worker took in it and the seconds it was busy, as far as it counts them. Of a
-    hundred requests, one was sent `late_s` after it was due."""
+    """Holds a run, with the steps that the worker took in it and the seconds it was busy, as far as it counts them."""
 
     summary: Summary
     steps: int
@@ -87,7 +87,8 @@ def _check(run: Run) -> None:
 
 
 def simulate(jobs: Sequence[Job], calibration: Calibration, pipeline: Pipeline) -> Measured:
-    """`jobs`, which come in their order, in virtual time: on a replica as calibrated behind such a pipeline."""
+    """Simulates `jobs`, which come in their order, in virtual time: on a replica as calibrated behind such a
+    pipeline."""
     worker = calibrated(calibration)
     replica = replace(worker, latency=calibration.times.slowed(pipeline.step_s, pipeline.sampled_s))
     # What comes later at the scheduler by all of the way there and back is answered as much later at the client.
@@ -117,7 +118,7 @@ def measure_pipeline(
 
 
 def _per_step_and_token(batches: Sequence[int], extra_s: list[float], expected_s: list[float]) -> tuple[float, float]:
-    """With the least squares of what the extra seconds are of the expected ones."""
+    """Fits the extra seconds to the expected ones by least squares."""
     weights = 1 / np.array(expected_s)
     quantities = np.array([[1.0, count] for count in batches]) * weights[:, None]
     step_s, sampled_s = least_costs(quantities, np.array(extra_s) * weights).tolist()

@@ -50,7 +50,7 @@ _RATES: dict[str, Callable[[Measured], float]] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One metric, seconds or a rate: of each turn, in reality and in simulation."""
+    """Holds one metric, seconds or a rate: of each turn, in reality and in simulation."""
 
     metric: str
     reals: Sequence[float]
@@ -84,7 +84,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Turn:
-    """One workload in reality and in simulation, with the settings of the simulation."""
+    """Holds one workload in reality and in simulation, with the settings of the simulation."""
 
     calibration: Calibration
     pipeline: Pipeline
@@ -94,7 +94,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Row:
-    """All turns at one rate, in requests per second, which is a share of the highest: its `load`."""
+    """Holds all turns at one rate, in requests per second, which is a share of the highest: its `load`."""
 
     load: float
     rate: float
@@ -116,7 +116,7 @@ class Row:
 
 
 def validate(model: Path, directory: Path, chosen: argparse.Namespace) -> list[Row]:
-    """A row for every load, each printed once it is known. A load's turns are minutes apart."""
+    """Yields a row for every load, each printed once it is known."""
     settings = {"OCTAVO_NUM_BLOCKS": str(NUM_BLOCKS), "OCTAVO_NUM_CPU_BLOCKS": "64"}
     rows: list[Row] = []
     with Stack(model, directory / "s", settings) as stack:
@@ -149,12 +149,12 @@ def sustained_rate(calibration: Calibration, pipeline: Pipeline) -> float:
 
 
 def workload(rate: float, seconds: float, seed: int) -> list[Job]:
-    """About as many requests as come in this time. They have the same lengths at every rate."""
+    """Makes about as many requests as come in this time."""
     return Workload(LENGTHS, Poisson(rate), num_requests=max(round(rate * seconds), _FEWEST)).jobs(seed)
 
 
 def _calibrated(model: Path, out: Path, settings: dict[str, str]) -> Calibration:
-    """By a process of its own, like the worker that it is about."""
+    """Calibrates by a process of its own, like the worker that the calibration is about."""
     command = [sys.executable, "-m", "octavo.cli.main", "calibrate", "--model", str(model), "--out", str(out)]
     subprocess.run(command, env={**os.environ, **settings}, check=True)
     return read_calibration(out)
@@ -214,7 +214,7 @@ def machine() -> dict[str, object]:
 
 
 def write(found: dict[str, Any], path: Path) -> None:
-    """Beside what others have written there."""
+    """Writes the rows beside what others have written there."""
     there = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
     path.write_bytes(msgspec.json.format(msgspec.json.encode({**there, "validation": found}), indent=2) + b"\n")
 

@@ -69,7 +69,8 @@ class TimedGroup(DistributedGroup):
 
 @dataclass
 class Side:
-    """One way to compute the model: `runner` with `threads` in this process, and milliseconds of its steps by kind."""
+    """Holds one way to compute the model: `runner` with `threads` in this process, and milliseconds of its steps by
+    kind."""
 
     runner: Runner
     threads: int
@@ -90,7 +91,7 @@ class Side:
         self.parts[kind].append(parts)
 
     def report(self, kind: str) -> str:
-        """The median, and how the mean is made up."""
+        """Formats the median, and how the mean is made up."""
         # The first warmed up.
         times, all_parts = self.times[kind][1:], self.parts[kind][1:]
         mean = statistics.mean(times)
@@ -121,7 +122,7 @@ def measure(sides: list[Side], batches: Sequence[int], rounds: int) -> Iterator[
 
 
 def make_runner(dtype: str, ranks: int, threads: int, group: DistributedGroup | None = None) -> ModelRunner:
-    """The bundled model, whole or this rank's share, with room for what is measured."""
+    """Loads the bundled model, whole or this rank's share, with room for what is measured."""
     torch.set_num_threads(threads)
     shared = {} if group is None else {"group": group, "followers": Leader(group)}
     directory = resolve_model(BUNDLED_MODEL, "auto")

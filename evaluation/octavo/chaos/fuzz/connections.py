@@ -1,4 +1,4 @@
-"""Connections of bytes: what a stranger on a port does who does not speak its protocol, or not well."""
+"""Opens connections of bytes, as a stranger on a port does who does not speak its protocol, or not well."""
 
 import contextlib
 import enum

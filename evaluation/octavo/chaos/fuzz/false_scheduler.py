@@ -1,4 +1,4 @@
-"""Attacks on what frontends and workers take from their scheduler: it is gone, and something else has its place."""
+"""Attacks what frontends and workers take from their scheduler: it is gone, and something else has its place."""
 
 import signal
 from collections import Counter

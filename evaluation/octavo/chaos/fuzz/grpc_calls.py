@@ -1,4 +1,4 @@
-"""Attacks on gRPC services: any bytes, mutated messages and any fields in every method, calls that are given up, and
+"""Attacks gRPC services: any bytes, mutated messages and any fields in every method, calls that are given up, and
 connections that hardly speak HTTP/2."""
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Hostile inputs: each is what one client does to all others, from one process, for a while."""
+"""Sends hostile inputs: each is what one client does to all others, from one process, for a while."""
 
 import asyncio
 import contextlib

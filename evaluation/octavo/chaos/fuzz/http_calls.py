@@ -1,4 +1,4 @@
-"""Attacks on the HTTP port: any bytes, requests with anything in their bodies, and some that are put together badly."""
+"""Attacks the HTTP port: any bytes, requests with anything in their bodies, and some that are put together badly."""
 
 import json
 import re

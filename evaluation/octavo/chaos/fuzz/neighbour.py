@@ -1,4 +1,4 @@
-"""An innocent neighbour: it streams its answers and asks `/livez` while something hostile goes on beside it."""
+"""Plays an innocent neighbour: it streams its answers and asks `/livez` while something hostile goes on beside it."""
 
 import asyncio
 import contextlib

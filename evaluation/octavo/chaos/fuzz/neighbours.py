@@ -1,4 +1,4 @@
-"""The campaign of neighbours: each hostile input beside an innocent client, judged by what that one sees."""
+"""Runs the campaign of neighbours: each hostile input beside an innocent client, judged by what that client sees."""
 
 import asyncio
 import contextlib

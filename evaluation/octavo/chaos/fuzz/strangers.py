@@ -1,4 +1,4 @@
-"""Attacks on the scheduler's two sockets, by peers that it does not know, and by some that it has let in."""
+"""Attacks the scheduler's two sockets, by peers that it does not know, and by some that it has let in."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A campaign on wires that lose and delay messages: streams are slow then, and never wrong."""
+"""Runs a campaign on wires that lose and delay messages: streams are slow then, and never wrong."""
 
 import asyncio
 import contextlib

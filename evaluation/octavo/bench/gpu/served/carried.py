@@ -80,7 +80,7 @@ def fetch(into: Path, python: str = PYTHON, machine: str = "x86_64") -> list[Pat
 
 
 def requirements(constraints: str) -> list[str]:
-    """Each package with the version that `constraints` give it. Raises `CarriedError` where they give none."""
+    """Lists each package with the version that `constraints` give it."""
     pinned = {_plain(line.partition("==")[0]): line.strip() for line in constraints.splitlines() if "==" in line}
     if missing := [name for name in NAMES if _plain(name) not in pinned]:
         raise CarriedError(f"constraints.txt has no {', '.join(missing)}")
@@ -88,7 +88,8 @@ def requirements(constraints: str) -> list[str]:
 
 
 def pip_command(into: Path, wanted: list[str], python: str, machine: str) -> list[str]:
-    """Without what these packages depend on: torch and all else is there, in builds that fit each other."""
+    """Makes pip's command, without what these packages depend on: torch and all else is there, in builds that fit each
+    other."""
     tag = "cp" + python.replace(".", "")
     choices = [
         *(("--platform", f"{platform}_{machine}") for platform in _PLATFORMS),

@@ -1,4 +1,4 @@
-"""`make gpu-first-hour`: what a machine with a GPU is to show first, in ten minutes, by one command.
+"""Runs what a machine with a GPU is to show first, in ten minutes, by one command: `make gpu-first-hour`.
 
 Lays out the carried packages, then compiles, tests and measures, in an order in which what is found first matters most.
 Every step is a process of its own with a limit of time; what is missing is skipped with a line, and what fails or is
@@ -44,9 +44,9 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class Step:
-    """A `command` of this repository that may take so many `seconds`. `modules`: what it cannot do without; `on_gpu`:
-    nor without a GPU. `{out}` in it is where its JSON goes, `{seconds}` what is left of its time, `{capability}` the
-    GPU's. `interpreted`: kernels run in Triton's interpreter."""
+    """Describes a `command` of this repository that may take so many `seconds`. `modules`: what it cannot do without;
+    `on_gpu`: nor without a GPU. `{out}` in it is where its JSON goes, `{seconds}` what is left of its time,
+    `{capability}` the GPU's. `interpreted`: kernels run in Triton's interpreter."""
 
     name: str
     what: str
@@ -115,7 +115,7 @@ def steps(*, rehearse: bool = False) -> list[Step]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """1: a step failed or was stopped."""
+    """Runs the steps and prints a page. Returns 1 if a step failed or was stopped."""
     parser = argparse.ArgumentParser(prog="make gpu-first-hour", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/gpu-first-hour.json"), help="the page goes beside it")
     parser.add_argument("--budget-s", type=float, default=580.0, help="of all steps together")
@@ -179,7 +179,7 @@ def _obstacle(
 
 
 def _is_there(name: str, environment: dict[str, str]) -> bool:
-    """For the steps' own processes, without running any of it."""
+    """Tells whether the steps' own processes find a module, without running any of it."""
     importlib.invalidate_caches()
     paths = [*environment["PYTHONPATH"].split(os.pathsep), *filter(None, sys.path)]
     return importlib.machinery.PathFinder.find_spec(name, paths) is not None
@@ -216,7 +216,7 @@ def _run(step: Step, seconds: float, out: Path, machine: dict[str, Any], environ
 
 
 def _stop(process: "subprocess.Popen[str]") -> str:
-    """With all that it has started; what it has said."""
+    """Stops the process with all that it has started, and returns what it has said."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         os.killpg(process.pid, number)
         try:
@@ -236,7 +236,7 @@ def _result(out: Path, said: str) -> Any:
 
 
 def page(done: Sequence[Outcome]) -> str:
-    """All steps on a line each, then what each has said, as far as a page holds it."""
+    """Formats all steps on a line each, then what each has said, as far as a page holds it."""
     lines = [outcome.line() for outcome in done]
     for outcome in done:
         if outcome.output and outcome.name != "machine":
@@ -247,7 +247,8 @@ def page(done: Sequence[Outcome]) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Carried packages first, if they are for this Python, then this tree, then what was there."""
+    """Returns the steps' environment: carried packages first, if they are for this Python, then this tree, then what
+    was there."""
     carried = [] if misfit(ROOT / WHEELS) else [str(ROOT / PACKAGES)]
     roots = [*carried, *(str(ROOT / root) for root in _IMPORT_ROOTS), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, roots)), "OMP_NUM_THREADS": "4"}
@@ -256,7 +257,7 @@ def _environment() -> dict[str, str]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all: this process may be ended at any moment."""
+    """Writes the file whole or not at all: this process may be ended at any moment."""
     partial = path.with_suffix(path.suffix + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)

@@ -47,14 +47,15 @@ def mixed_load(count: int = 256, least: int = 100, most: int = 1024) -> Load:
 
 
 def warm_up_load() -> Load:
-    """A little of everything, so that no case pays for first use."""
+    """Makes a little of everything, so that no case pays for first use."""
     rng = random.Random("warm-up")
     lengths = [(1, 8), (30, 40), (300, 24), (1000, 8), *[(500, 24)] * 16]
     return Load("warm-up", [Job(rng.choices(range(_FIRST_ID, _LAST_ID), k=num), new) for num, new in lengths])
 
 
 def write_model(name: str, parent: Path) -> Path:
-    """The directory of the model called `name`, with a tokenizer that has a text for each id of its vocabulary."""
+    """Writes the directory of the model called `name`, with a tokenizer that has a text for each id of its
+    vocabulary."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     directory = parent / name
@@ -82,7 +83,7 @@ def vocabulary(size: int) -> list[str]:
 
 
 def _word(number: int) -> str:
-    """With the space before it that byte-level BPE writes so."""
+    """Makes a word, with the space before it that byte-level BPE writes so."""
     text = ""
     for _ in range(5):
         number, letter = divmod(number, 26)

@@ -1,4 +1,4 @@
-"""All processes with a model of random weights, and a gRPC client that sends them a load."""
+"""Runs all processes with a model of random weights, and a gRPC client that sends them a load."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Window:
-    """A while in which all of a load decoded: its length, its steps, and the microseconds of what they did."""
+    """Holds a while in which all of a load decoded: its length, its steps, and the microseconds of what they did."""
 
     wall_s: float
     steps: int
@@ -49,7 +49,7 @@ class Window:
 
     @property
     def busy_us(self) -> int:
-        """A GPU's: what prepares a step there runs beside the step before."""
+        """Returns the busy time of a GPU: what prepares a step there runs beside the step before."""
         return self.model_us + self.sample_us
 
 
@@ -91,7 +91,7 @@ class Service:
         return Served(wall_s, load.num_output_tokens, firsts[len(firsts) // 2] if streamed else 0.0)
 
     def decode_window(self, load: Load) -> Window:
-        """From when every request of the load has its first token until most have four fifths of theirs."""
+        """Measures from when every request of the load has its first token until most have four fifths of theirs."""
         return asyncio.run(self._decode_window(load))
 
     def log(self) -> str:
@@ -129,7 +129,7 @@ class Service:
         return Window(ended - began, *(b - a for a, b in zip(before, after, strict=True)))
 
     def _times(self) -> tuple[int, int, int, int]:
-        """Steps, and the microseconds of all of them."""
+        """Returns the steps, and the microseconds of all of them."""
         worker = self.stack.load().workers[0]
         return worker.steps, worker.times.prepare_us, worker.times.model_us, worker.times.sample_us
 
@@ -158,7 +158,7 @@ def _environment(machine: Machine) -> dict[str, str]:
 
 
 async def _until(received: "asyncio.Task[None]", condition: Callable[[], bool]) -> None:
-    """Polls; raises what receiving raises."""
+    """Polls until the condition holds; raises what receiving raises."""
     while not condition():
         if received.done():
             received.result()

@@ -67,7 +67,7 @@ def _load_case(goal: str, model: str, load: Load, target: Target, *, seconds: fl
 
 
 def _serve(machine: Machine, *, model: str, load: Load, streamed: bool, rate: bool) -> Measured:
-    """Whole answers, as whoever has a batch asks for them, or tokens as they come."""
+    """Serves whole answers, as whoever has a batch asks for them, or tokens as they come."""
     served = hold_service(machine, model).run(load, streamed=streamed)
     notes: dict[str, float | str] = {"output tokens/s": served.tokens_per_s}
     if streamed:
@@ -76,7 +76,7 @@ def _serve(machine: Machine, *, model: str, load: Load, streamed: bool, rate: bo
 
 
 def _beside_transformers(machine: Machine, *, model: str, load: Load) -> Measured:
-    """One after the other: both take all of the GPU's memory."""
+    """Measures one after the other: both take all of the GPU's memory."""
     from octavo.bench.gpu.served.transformers_peer import generate_batch
 
     ours = hold_service(machine, model).run(load)

@@ -1,5 +1,4 @@
-"""transformers' continuous batching, in a process of its own: `python -m octavo.bench.gpu.served.transformers_peer
-DIRECTORY DEVICE` is a child (`octavo.bench.child`)."""
+"""Runs transformers' continuous batching, in a process of its own."""
 
 import os
 import signal
