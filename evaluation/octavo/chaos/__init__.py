@@ -1,1 +1,2 @@
-"""Real processes that die, hang and leave under load: `python -m octavo.chaos kill-workers --count 500`."""
+"""Runs campaigns in which real processes die, hang and leave under load: `python -m octavo.chaos kill-workers --count
+500`."""

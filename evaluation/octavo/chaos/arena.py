@@ -33,7 +33,7 @@ _BEGINNINGS: Final = {"scheduler": "frontends at", "frontend": "ready", "worker"
 
 @dataclass(frozen=True)
 class Known:
-    """A question and its answer in an undisturbed run."""
+    """Holds a question and its answer in an undisturbed run."""
 
     question: Question
     answer: Answer
@@ -48,7 +48,7 @@ class Known:
 
 @dataclass
 class Arena:
-    """A stack that runs, its clients and their judge. `known` is what they ask."""
+    """Holds a stack that runs, its clients and their judge. `known` is what they ask."""
 
     stack: Stack
     random: Random
@@ -79,7 +79,7 @@ class Arena:
         self.judge.take(event)
 
     def name(self) -> str:
-        """A name that no other request has."""
+        """Makes a name that no other request has."""
         self.num_asked += 1
         return f"r{self.num_asked}"
 
@@ -124,7 +124,7 @@ class Arena:
         self.stack.processes[name].send_signal(number)
 
     async def kill(self, name: str) -> None:
-        """kill -9, and the process is started again at once, as its supervisor would."""
+        """Kills a process (-9) and starts it again at once, as its supervisor would."""
         self.strike(name, signal.SIGKILL)
         end = End(self.stack.processes[name].pid, -signal.SIGKILL)
         await self.start_again(name, **{ENDS_VARIABLE: write_ends([end])})
@@ -154,7 +154,7 @@ class Arena:
         await self.until(busy)
 
     async def rest(self) -> None:
-        """The run is over: what is held now is held for nobody."""
+        """Ends the run: what is held now is held for nobody."""
         with contextlib.suppress(AssertionError):
             await asyncio.to_thread(self.stack.wait_idle)
         load = await asyncio.to_thread(self.stack.load)
@@ -165,7 +165,7 @@ class Arena:
 
 
 def held_blocks(worker: admin_pb2.Worker) -> int:
-    """Blocks, on the device and in CPU memory, that are neither free nor pinned."""
+    """Counts the blocks, on the device and in CPU memory, that are neither free nor pinned."""
     on_device: int = worker.blocks_total - worker.blocks_free - worker.blocks_pinned
     return on_device + int(worker.cpu_blocks_total - worker.cpu_blocks_free)
 

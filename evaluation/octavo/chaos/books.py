@@ -17,7 +17,7 @@ CHECKED: Final = 50
 
 
 def logs(directory: Path) -> list[Path]:
-    """The logs of every start of the scheduler."""
+    """Lists the logs of every start of the scheduler."""
     return sorted(directory.glob(f"{EVENT_LOG}*"))
 
 

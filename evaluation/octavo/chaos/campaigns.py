@@ -25,7 +25,7 @@ _FAKE: Final = {"OCTAVO_DEVICE": "fake", "OCTAVO_FAKE_STEP_MS": "10", "OCTAVO_NU
 
 @dataclass(frozen=True)
 class Setting:
-    """A campaign and what it runs on. `logged`: the judge reads the scheduler's event log when it has ended;
+    """Describes a campaign and what it runs on. `logged`: the judge reads the scheduler's event log when it has ended;
     `is_real`: with the bundled model instead of the fake one; `is_old`: all processes begin as an older version."""
 
     run: Campaign

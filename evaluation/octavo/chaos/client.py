@@ -53,7 +53,7 @@ class Client:
     async def ask(
         self, answer: Answer | None, allowed: frozenset[str] = frozenset(), start_within_s: float = inf
     ) -> str:
-        """To the end; gives the reason of the error, if it ended with one."""
+        """Asks, and reads to the end. Returns the reason of the error, if the answer ended with one."""
         name, self.came_at = self.request.request_id, time.monotonic()
         self.witness(Came(self.came_at, name, answer, allowed, self.came_at + start_within_s))
         call = self.stub.Generate(self.request, timeout=self.timeout_s)

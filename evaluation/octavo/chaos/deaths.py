@@ -23,7 +23,7 @@ _WARM_STEPS: Final = 150
 
 
 async def kill_workers(arena: Arena, count: int, clients: int = NUM_CLIENTS, each: int = 4) -> dict[str, float]:
-    """kill -9 of one of two workers while both run so many requests each, again and again."""
+    """Kills (-9) one of two workers while both run so many requests each, again and again."""
     async with arena.crowd(clients):
         for _ in range(count):
             await _until_disturbable(arena, each)
@@ -43,7 +43,7 @@ async def kill_schedulers(arena: Arena, count: int) -> dict[str, float]:
 
 
 async def freeze_workers(arena: Arena, count: int) -> dict[str, float]:
-    """SIGSTOP of a worker, and SIGCONT when others have long done its work."""
+    """Stops a worker (SIGSTOP), and continues it (SIGCONT) when others have long done its work."""
     async with arena.crowd(NUM_CLIENTS):
         for _ in range(count):
             await _until_disturbable(arena)
@@ -57,7 +57,8 @@ async def freeze_workers(arena: Arena, count: int) -> dict[str, float]:
 
 
 async def hang_workers(arena: Arena, count: int) -> dict[str, float]:
-    """A worker hangs in a step, the interpreter's lock held, while its sockets live; it is then killed and replaced."""
+    """Makes a worker hang in a step, the interpreter's lock held, while its sockets live; it is then killed and
+    replaced."""
     async with arena.crowd(NUM_CLIENTS):
         for _ in range(count):
             victim = _a_worker(arena)

@@ -66,6 +66,6 @@ async def _cancel(arena: Arena) -> None:
 
 
 def _after(events: int) -> Callable[[pb.GenerateResponse], bool]:
-    """A client who has had enough after so many events."""
+    """Makes a client who has had enough after so many events."""
     remaining = iter(range(events))
     return lambda response: next(remaining, None) is None

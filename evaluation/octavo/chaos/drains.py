@@ -16,7 +16,7 @@ _LONGEST_S: Final = {"worker": 30.0, "scheduler": 10.0, "frontend": 60.0}
 
 
 async def drain(arena: Arena, count: int) -> dict[str, float]:
-    """SIGTERM to each process in turn, under load, `count` times."""
+    """Sends SIGTERM to each process in turn, under load, `count` times."""
     slowest: dict[str, float] = {}
     async with arena.crowd(_CLIENTS):
         for _ in range(count):

@@ -18,7 +18,7 @@ _TIMEOUT_S = 120.0
 
 
 def endless(random: Random, name: str, num_tokens: int) -> pb.GenerateRequest:
-    """A request that nobody waits out."""
+    """Makes a request that nobody waits out."""
     request = token_request(random.choices(range(250), k=random.randint(8, 30)), num_tokens, request_id=name)
     request.sampling.temperature = 1.0
     request.sampling.seed = random.getrandbits(32)

@@ -30,7 +30,7 @@ class _Hurry:
 
 
 async def expire(arena: Arena, count: int) -> dict[str, float]:
-    """All come at once, `count` times."""
+    """Lets all clients come at once, `count` times."""
     hurries: list[_Hurry] = []
     for _ in range(count):
         async with asyncio.TaskGroup() as group:
@@ -100,7 +100,7 @@ class _Outcomes:
 
 
 async def overload(arena: Arena, count: int) -> dict[str, float]:
-    """`count` seconds of five times as many as can be served, then half as many."""
+    """Offers `count` seconds of five times as many clients as can be served, then half as many."""
     peak = await _capacity(arena)
     calm = await _arrive(arena, peak / 2, _CALM_S)
     before = memory_mib(arena.stack)

@@ -58,7 +58,7 @@ _NUM_TOKENS: Final = 30
 
 
 async def kill_by_request(arena: Arena, count: int) -> dict[str, float]:
-    """`count` requests of which each kills every worker that computes it. The same again is refused at once."""
+    """Sends `count` requests of which each kills every worker that computes it."""
     most = again = 0
     async with _innocents(arena) as supervisor:
         for number in range(count):
@@ -69,7 +69,7 @@ async def kill_by_request(arena: Arena, count: int) -> dict[str, float]:
 
 
 async def spoil(arena: Arena, count: int) -> dict[str, float]:
-    """`count` requests for which the model computes NaN."""
+    """Sends `count` requests for which the model computes NaN."""
     async with _innocents(arena) as supervisor:
         for number in range(count):
             await _ask(arena, _poison(_SPOILS, number), "LOGITS_NOT_FINITE")
@@ -77,7 +77,7 @@ async def spoil(arena: Arena, count: int) -> dict[str, float]:
 
 
 async def run_out(arena: Arena, count: int) -> dict[str, float]:
-    """`count` rounds of more requests than the device has memory for at once."""
+    """Sends `count` rounds of more requests than the device has memory for at once."""
     async with contextlib.AsyncExitStack() as held:
         supervisor = await held.enter_async_context(_supervised(arena))
         for _ in range(count):

@@ -19,7 +19,8 @@ _MAX_FAULTS: Final = 20
 
 @dataclass(frozen=True)
 class Report:
-    """`figures` are the campaign's own; `whole`: streams that got all of their answer; `faults`: what may not be."""
+    """Holds a campaign's results: `figures` are the campaign's own; `whole`: streams that got all of their answer;
+    `faults`: what may not be."""
 
     campaign: str
     count: int
@@ -47,7 +48,7 @@ def in_logs(stack: Stack) -> list[str]:
 
 
 def shortened(faults: Iterable[object]) -> list[str]:
-    """The first of them, and how many more there are."""
+    """Returns the first faults, and how many more there are."""
     texts = [str(fault)[:500] for fault in faults]
     more = len(texts) - _MAX_FAULTS
     return [*texts[:_MAX_FAULTS], f"and {more} more"] if more > 0 else texts

@@ -65,7 +65,7 @@ async def soak(arena: Arena, count: int) -> dict[str, float]:
 
 
 async def _trouble(arena: Arena, seconds: float, kinds: tuple[Trouble, ...]) -> int:
-    """One fault after the other, all kinds in turn; gives their number."""
+    """Makes one fault after the other, all kinds in turn. Returns their number."""
     end, faults = time.monotonic() + seconds, 0
     async with arena.crowd(_CLIENTS):
         while (remaining := end - time.monotonic()) > 0:

@@ -24,15 +24,14 @@ _SCHEMA: Final = {
 
 @dataclass(frozen=True)
 class Question:
-    """A request without an id, and what is special about it."""
+    """Holds a request without an id, and what is special about it."""
 
     kind: str
     request: pb.GenerateRequest
 
 
 def questions(random: Random, num_tokens: int, *, pinned: bool = True) -> Iterator[Question]:
-    """Without end, all kinds in turn, of about `num_tokens` tokens; `pinned` if `PREFIX` is pinned. Some
-    prompts begin alike."""
+    """Yields questions without end, all kinds in turn, of about `num_tokens` tokens; `pinned` if `PREFIX` is pinned."""
     beginning = random.choices(range(250), k=40)
     makers = dict(_MAKERS) if pinned else {kind: make for kind, make in _MAKERS.items() if kind != "pinned prefix"}
     for kind, make in cycle(makers.items()):

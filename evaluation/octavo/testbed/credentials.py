@@ -68,7 +68,7 @@ def make_authority(directory: Path, name: str) -> Pair:
 
 
 def make_certificate(authority: Pair, name: str) -> Pair:
-    """A certificate for `name` and for 127.0.0.1, which servers and clients may use."""
+    """Makes a certificate for `name` and for 127.0.0.1, which servers and clients may use."""
     pair = Pair(authority.key.with_name(f"{name}.pem"), authority.key.with_name(f"{name}.key"))
     names = ("-addext", f"subjectAltName=DNS:{name},IP:127.0.0.1", *_SPEAKS)
     signed = ("-CA", authority.certificate, "-CAkey", authority.key, "-days", "2")

@@ -15,7 +15,7 @@ WORKER_LOST = "worker lost"
 
 @dataclass(frozen=True)
 class Choice:
-    """One sequence of an answer: its tokens, and all else that is reported of it (text, logprobs, its end)."""
+    """Holds one sequence of an answer: its tokens, and all else that is reported of it (text, logprobs, its end)."""
 
     token_ids: Sequence[int]
     text: str = ""
@@ -40,7 +40,7 @@ class Came:
 
 @dataclass(frozen=True)
 class Notified:
-    """An event of a stream that belongs to no choice."""
+    """Says that a stream brought an event that belongs to no choice."""
 
     time: float
     request: Key
@@ -63,7 +63,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class ChoiceEnded:
-    """An event of a stream: the end of one choice."""
+    """Says that one choice of a stream ended."""
 
     time: float
     request: Key
@@ -74,7 +74,7 @@ class ChoiceEnded:
 
 @dataclass(frozen=True)
 class Closed:
-    """The stream is over: whole, or with an error's reason, and what it says."""
+    """Says that the stream is over: whole, or with an error's reason, and what it says."""
 
     time: float
     request: Key
@@ -84,7 +84,7 @@ class Closed:
 
 @dataclass(frozen=True)
 class Left:
-    """The client has gone, and its request is of no use to anybody."""
+    """Says that the client has gone, and its request is of no use to anybody."""
 
     time: float
     request: Key
@@ -117,7 +117,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Struck:
-    """A process is killed, stopped, or otherwise wronged."""
+    """Says that a process is killed, stopped, or otherwise wronged."""
 
     time: float
     what: str
@@ -144,7 +144,7 @@ class Wrong(enum.Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that may not be."""
+    """Describes something that may not be."""
 
     wrong: Wrong
     time: float

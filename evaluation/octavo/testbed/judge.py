@@ -50,7 +50,7 @@ class _Received:
 
 @dataclass
 class _Stream:
-    """An open request as its client sees it."""
+    """Holds an open request as its client sees it."""
 
     came: Came
     offset: int = 0
@@ -119,7 +119,7 @@ class Judge:
                 self.aftermaths.append(Aftermath(event))
 
     def end(self, time: float) -> None:
-        """The run is over: every stream has an end, and nothing is held."""
+        """Ends the run: every stream has an end, and nothing is held."""
         for request in self._open:
             self._fault(Wrong.NO_END, time, request, "the stream is still open")
         if self._load is None:
@@ -251,7 +251,7 @@ class Judge:
 
 
 def judge(events: Sequence[Event]) -> Judge:
-    """The judge who has seen all of a run, in the order of its times."""
+    """Returns the judge who has seen all of a run, in the order of its times."""
     seen = Judge()
     for event in sorted(events, key=lambda event: event.time):
         seen.take(event)

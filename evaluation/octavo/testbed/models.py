@@ -24,7 +24,7 @@ GREEDY = SamplingParams(max_tokens=1 << 20)
 
 @pytest.fixture(scope="session")
 def bundled_model() -> Path:
-    """The directory of the bundled model, prepared if it is not yet.
+    """Returns the directory of the bundled model, prepared if it is not yet.
 
     From then on torch has one thread: two wait for each other whenever a neighbour takes one's core.
     """
@@ -62,7 +62,7 @@ def transformers_greedy(model: Any, prompt: list[int], num_tokens: int) -> list[
 
 
 def fp32_runner(directory: Path, **options: Any) -> ModelRunner:
-    """A runner in fp32 with room for 4,096 tokens unless `options` say otherwise."""
+    """Makes a runner in fp32 with room for 4,096 tokens unless `options` say otherwise."""
     block_size = options.setdefault("block_size", 16)
     options.setdefault("num_blocks", 4096 // block_size)
     return ModelRunner(directory, dtype="float32", device="cpu", **options)
@@ -85,7 +85,7 @@ def new_sequences(
 
 
 def next_item(sequence: WorkerSequence, num_tokens: int, *followers: WorkerSequence) -> WorkItem:
-    """The work on the sequence's next `num_tokens` tokens."""
+    """Makes the work on the sequence's next `num_tokens` tokens."""
     reached = sequence.num_computed + num_tokens == len(sequence.token_ids)
     return WorkItem(sequence, sequence.num_computed, num_tokens, (sequence, *followers) if reached else ())
 
@@ -107,7 +107,8 @@ def paged_step(runner: ModelRunner, items: list[WorkItem]) -> PagedStep:
 
 
 def run_items(runner: Runner, items: list[WorkItem], moves: BlockMoves = NO_MOVES) -> StepOutput:
-    """One step; its results are recorded in the sequences, which then let go of blocks that a window has passed."""
+    """Runs one step; its results are recorded in the sequences, which then let go of blocks that a window has
+    passed."""
     output = runner.execute(moves, items)
     sampled = iter(output.sampled)
     for item in items:
@@ -120,7 +121,7 @@ def run_items(runner: Runner, items: list[WorkItem], moves: BlockMoves = NO_MOVE
 
 
 def run_step(runner: Runner, sequences: list[WorkerSequence], budget: int) -> StepOutput:
-    """One step over `sequences` in order, each given what is left of `budget` tokens."""
+    """Runs one step over `sequences` in order, each given what is left of `budget` tokens."""
     items = []
     for sequence in sequences:
         num_tokens = min(len(sequence.token_ids) - sequence.num_computed, budget)

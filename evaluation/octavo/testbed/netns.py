@@ -32,7 +32,7 @@ def unavailable() -> str:
 
 
 def in_own_network(*arguments: str) -> list[str]:
-    """The command that runs this Python with `arguments` where a `Network` can be made."""
+    """Returns the command that runs this Python with `arguments` where a `Network` can be made."""
     return [*_OWN, "sh", "-c", f'{_NAMES} && exec "$@"', "sh", sys.executable, *arguments]
 
 
@@ -63,7 +63,7 @@ class Network:
         return [] if name == self.here else ["ip", "netns", "exec", name]
 
     def cut(self, sender: str, receiver: str) -> None:
-        """From now on what `sender` sends to `receiver` is lost without a word; what comes back is not."""
+        """Loses, from now on, what `sender` sends to `receiver` without a word; what comes back is not lost."""
         self._cut.add((sender, receiver))
         self._neighbour(sender, "replace", receiver, "lladdr", _NOBODY, "nud", "permanent")
 
@@ -73,7 +73,7 @@ class Network:
         _ip("-n", _SWITCH, "link", "set", name, "down")
 
     def heal(self) -> None:
-        """Everybody can reach everybody again."""
+        """Lets everybody reach everybody again."""
         for sender, receiver in self._cut:
             self._neighbour(sender, "del", receiver)
         for name in self._unplugged:

@@ -44,7 +44,7 @@ class Relay:
         return int(self._listener.getsockname()[1])
 
     def cut(self) -> None:
-        """All connections end, without a word."""
+        """Ends all connections, without a word."""
         while self._open:
             end = self._open.pop()
             with suppress(OSError):
@@ -128,7 +128,7 @@ class Noise:
     carried: int = 0
 
     def carry(self, source: socket.socket, target: socket.socket) -> None:
-        """One direction of a connection, in order, to its end."""
+        """Carries one direction of a connection, in order, to its end."""
         arrivals: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
         delivery = threading.Thread(target=_deliver, args=(arrivals, target), daemon=True)
         delivery.start()

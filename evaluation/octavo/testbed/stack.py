@@ -44,7 +44,7 @@ _CHANNEL_OPTIONS = [("grpc.max_reconnect_backoff_ms", 500)]
 
 
 class GenerateStream(Protocol):
-    """A running Generate call, as grpc gives it."""
+    """Describes a running Generate call, as grpc gives it."""
 
     def __iter__(self) -> Iterator[generation_pb2.GenerateResponse]: ...
     def __next__(self) -> generation_pb2.GenerateResponse: ...
@@ -80,7 +80,7 @@ def collect(stream: Iterable[generation_pb2.GenerateResponse]) -> Generation:
 
 
 def without_notices(stream: Iterable[generation_pb2.GenerateResponse]) -> list[generation_pb2.GenerateResponse]:
-    """The events that every answer has, whatever else went on."""
+    """Returns the events that every answer has, whatever else went on."""
     return [event for event in stream if not event.HasField("notice")]
 
 
@@ -120,7 +120,7 @@ def collect_choices(stream: Iterable[generation_pb2.GenerateResponse]) -> Choice
 
 @dataclass
 class Stack:
-    """Scheduler, frontend and workers started one by one; everything is stopped at the end of the `with` block.
+    """Starts scheduler, frontend and workers one by one; everything is stopped at the end of the `with` block.
 
     `directory` holds the sockets and one log per process, and must be short. `environment` goes to every process.
     """
@@ -236,7 +236,7 @@ class Stack:
         return self.processes[name].wait(_STOP_S)
 
     def health(self, service: str = GENERATION_SERVICE) -> int:
-        """The status the frontend gives for `service`; UNKNOWN when it does not answer."""
+        """Returns the status the frontend gives for `service`; UNKNOWN when it does not answer."""
         stub = health_pb2_grpc.HealthStub(self.channel)
         try:
             return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5).status)
@@ -286,7 +286,7 @@ class Stack:
     def generate_all(
         self, requests: Sequence[generation_pb2.GenerateRequest], timeout: float = 240.0
     ) -> list[Generation]:
-        """All at once, each on a thread of its own."""
+        """Generates all at once, each on a thread of its own."""
         with ThreadPoolExecutor(len(requests)) as pool:
             return list(pool.map(lambda request: self.generate(request, timeout), requests))
 

@@ -141,7 +141,7 @@ class Load(ExitStack):
 
 
 class _Chore:
-    """Repeats a call at its times."""
+    """Repeats a call every `interval_s` seconds."""
 
     def __init__(self, interval_s: float, do: Callable[[], None]) -> None:
         self.due_at = time.monotonic()

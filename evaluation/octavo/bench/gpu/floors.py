@@ -105,7 +105,7 @@ def serving(lengths: Sequence[tuple[int, int]], model: ModelShape) -> list[Work]
 
 
 def _decode_steps(lengths: Sequence[tuple[int, int]], model: ModelShape) -> Iterator[Work]:
-    """Returns the decode steps of a request; the prompt brings its first token."""
+    """Counts the decode steps of all requests at once; each prompt brings the first token."""
     for step in range(1, max(output for _, output in lengths)):
         yield from decode_step([prompt + step for prompt, output in lengths if output > step], model)
 

@@ -118,7 +118,8 @@ def measure_pipeline(
 
 
 def _per_step_and_token(batches: Sequence[int], extra_s: list[float], expected_s: list[float]) -> tuple[float, float]:
-    """Fits the extra seconds to the expected ones by least squares."""
+    """Returns the seconds per step and per token that explain `extra_s`: least squares of the errors as shares of
+    `expected_s`."""
     weights = 1 / np.array(expected_s)
     quantities = np.array([[1.0, count] for count in batches]) * weights[:, None]
     step_s, sampled_s = least_costs(quantities, np.array(extra_s) * weights).tolist()

@@ -23,7 +23,7 @@ _ZMTP_READY: Final = b"\4\x29\5READY\x0bSocket-Type\0\0\0\6DEALER\x08Identity\0\
 
 @contextlib.contextmanager
 def connected(address: Address) -> Iterator[socket.socket]:
-    """A connection that is closed after the block, without patience for what is slow."""
+    """Opens a connection that is closed after the block, without patience for what is slow."""
     family = socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET
     with socket.socket(family) as client:
         client.settimeout(_PATIENCE_S)

@@ -29,7 +29,7 @@ _WORKER_KINDS: Final = tuple(kind for kind in get_args(ToWorker) if kind not in 
 
 
 def false_scheduler(stack: Stack, rng: Random, messages: int) -> Counter[str]:
-    """Half of the messages to the frontend, half to the worker; then the scheduler is back."""
+    """Sends half of the messages to the frontend, half to the worker; then the scheduler is back."""
     status = status_of(stack)
     stack.kill("scheduler", signal.SIGTERM)
     sent: Counter[str] = Counter()
@@ -169,5 +169,5 @@ class _Workers(_FalseScheduler):
 
 
 def _plain(value: Any) -> Any:
-    """A struct as the list that it is on the wire."""
+    """Returns a struct as the list that it is on the wire."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(value))

@@ -48,7 +48,7 @@ class Services:
 
     @property
     def methods(self) -> list[MethodDescriptor]:
-        """All that are called."""
+        """Lists all methods that are called."""
         return [m for service in self.services for m in service.methods if self.only(m.name)]
 
     def __call__(self, stack: Stack, rng: Random, messages: int) -> Counter[str]:

@@ -37,7 +37,7 @@ async def idle_grpc(target: Target, scale: float, seconds: float) -> Counter[str
 
 
 async def half_open_http2(target: Target, scale: float, seconds: float) -> Counter[str]:
-    """HTTP/2 that is begun and not gone on with."""
+    """Begins HTTP/2 connections and does not go on with them."""
     return await _idle(target.grpc, round(2000 * scale), HTTP2_PREFACE, seconds)
 
 
@@ -71,7 +71,7 @@ async def large_chats(target: Target, scale: float, seconds: float) -> Counter[s
 
 
 async def unread_answers(target: Target, scale: float, seconds: float) -> Counter[str]:
-    """Large answers that are no streams, and that nobody reads."""
+    """Asks for large answers that are no streams, and reads none of them."""
     return await _unread(target, [_long_answer(round(4000 * scale), top=5)] * 8, seconds)
 
 
@@ -124,7 +124,7 @@ async def unfinished_bodies(target: Target, scale: float, seconds: float) -> Cou
 
 
 async def burst(target: Target, scale: float, seconds: float) -> Counter[str]:
-    """More calls at once than are held."""
+    """Makes more calls at once than are held."""
     body = {"prompt": "hello", "max_tokens": 16, "ignore_eos": True}
     return await _ask(target, [("/v1/completions", body)] * round(2080 * scale))
 
@@ -207,7 +207,7 @@ async def _unread(target: Target, bodies: list[dict[str, Any]], seconds: float) 
 
 
 async def _ask(target: Target, calls: list[tuple[str, dict[str, Any]]]) -> Counter[str]:
-    """All at once; what was answered, by status."""
+    """Sends all requests at once, and counts the answers by status."""
     counts: Counter[str] = Counter()
 
     async def ask(path: str, body: dict[str, Any]) -> None:

@@ -212,7 +212,7 @@ def _head(method: str, path: str, *headers: bytes) -> bytes:
 
 
 def metrics_of(process: str) -> Callable[[Stack, Random, int], Counter[str]]:
-    """An attack on the port on which a process serves its metrics alone."""
+    """Makes an attack on the port on which a process serves its metrics alone."""
 
     def send(stack: Stack, rng: Random, messages: int) -> Counter[str]:
         port = int(_METRICS.findall(stack.log(process))[-1])

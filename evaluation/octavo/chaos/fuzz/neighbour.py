@@ -38,7 +38,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Bounds:
-    """In seconds: of the neighbour's gaps the 99th percentile, and the longest that a probe may take."""
+    """Limits, in seconds, the 99th percentile of the neighbour's gaps, and the longest time that a probe may take."""
 
     p99_gap: float
     livez: float
@@ -50,7 +50,7 @@ STRICT: Final = Bounds(0.1, 0.5)
 
 
 def percentile(seconds: list[float], percent: int) -> float:
-    """Infinite where nothing was seen."""
+    """Returns the percentile; it is infinite where nothing was seen."""
     if len(seconds) < 2:
         return max(seconds, default=float("inf"))
     return statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]
@@ -89,7 +89,7 @@ async def neighbour(target: Target) -> AsyncIterator[Seen]:
 
 @contextlib.asynccontextmanager
 async def connection(target: Target) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """One for HTTP that ends with the block, whatever is still to be said."""
+    """Opens a connection for HTTP that ends with the block, whatever is still to be said."""
     tls = ssl.create_default_context(cafile=target.authority) if target.authority else None
     reader, writer = await asyncio.open_connection(*target.http, ssl=tls)
     try:
@@ -101,7 +101,7 @@ async def connection(target: Target) -> AsyncIterator[tuple[asyncio.StreamReader
 
 
 def request_bytes(path: str, body: dict[str, Any] | None = None, **headers: str) -> bytes:
-    """One HTTP request whose connection ends with its answer."""
+    """Returns one HTTP request whose connection ends with its answer."""
     content = b"" if body is None else json.dumps(body).encode()
     lines = [
         f"{'GET' if body is None else 'POST'} {path} HTTP/1.1",
@@ -114,7 +114,7 @@ def request_bytes(path: str, body: dict[str, Any] | None = None, **headers: str)
 
 
 async def _stream(target: Target, seen: Seen) -> None:
-    """One answer after the other, each of which was on its way before the next question."""
+    """Reads one answer after the other, each of which was on its way before the next question."""
     while True:
         last: float | None = None
         body = {"prompt": "hello", "max_tokens": _TOKENS, "ignore_eos": True, "stream": True, "temperature": 0}

@@ -65,7 +65,8 @@ async def beside(target: Target, name: str, scale: float, seconds: float) -> tup
 def campaign(
     model: Path, directory: Path, names: Sequence[str], bounds: Bounds, scale: float, echo: Callable[[str], Any]
 ) -> bool:
-    """One input after the other, each beside a neighbour of its own, as a table; whether all were bearable."""
+    """Runs one input after the other, each beside a neighbour of its own, and prints a table. Returns whether all were
+    bearable."""
     echo(HEADER)
     plain, over_tls = [n for n in names if n not in OVER_TLS], [n for n in names if n in OVER_TLS]
     found = [_all_bearable(model, directory, plain, bounds, scale, echo, tls=False)] if plain else []

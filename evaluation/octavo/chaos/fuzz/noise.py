@@ -147,7 +147,7 @@ def fill(rng: Random, message: Message, share: float = 0.4, depth: int = _DEPTH)
 
 
 def drawn(rng: Random, field: FieldDescriptor) -> Any:
-    """A value for a field that is no message."""
+    """Draws a value for a field that is no message."""
     if field.type == _F.TYPE_BYTES:
         return garbage(rng, 32)
     return _DRAW[field.cpp_type](rng)

@@ -45,7 +45,7 @@ def dealer(stack: Stack, name: str) -> Iterator["zmq.Socket[bytes]"]:
 
 
 def received(socket: "zmq.Socket[bytes]", wait_ms: int = 0) -> Iterator[bytes]:
-    """The last frames of all messages that have come, or do so within `wait_ms`."""
+    """Returns the last frames of all messages that have come, or do so within `wait_ms`."""
     while socket.poll(wait_ms):
         yield socket.recv_multipart()[-1]
         wait_ms = 0
@@ -84,7 +84,8 @@ def _frames(rng: Random, composer: Composer, kind: Any) -> list[bytes]:
 
 
 def false_frontend(stack: Stack, rng: Random, messages: int) -> Counter[str]:
-    """A frontend that is let in and then says anything: requests that contradict themselves, ends of what never was."""
+    """Plays a frontend that is let in and then says anything: requests that contradict themselves, ends of what never
+    was."""
     sent: Counter[str] = Counter()
     with dealer(stack, "frontends") as socket:
         welcome = join_as_frontend(socket, rng)
@@ -140,8 +141,7 @@ def _known_to_frontend(welcome: FrontendWelcome, model: ModelInfo) -> Known:
 
 
 def false_worker(stack: Stack, rng: Random, messages: int) -> Counter[str]:
-    """A worker that is let in and answers plans with anything. Its part of the good requests gets wrong answers, so
-    none are sent; whoever asks here does not care."""
+    """Plays a worker that is let in and answers plans with anything."""
     sent: Counter[str] = Counter()
     model = status_of(stack).model
     assert model is not None

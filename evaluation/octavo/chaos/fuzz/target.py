@@ -20,8 +20,9 @@ from octavo.testbed.stack import Stack, token_request
 
 @dataclass(frozen=True)
 class Attack:
-    """`send` sends so many messages, and counts what came of them, by words. One that `lies` is believed by right, as
-    a worker's tokens are: while it lasts, good requests need not be answered, but after it they must."""
+    """Describes an attack: `send` sends so many messages, and counts what came of them, by words. One that `lies` is
+    believed by right, as a worker's tokens are: while it lasts, good requests need not be answered, but after it they
+    must."""
 
     send: Callable[[Stack, Random, int], Counter[str]]
     lies: bool = False
@@ -100,7 +101,7 @@ def _allowed_mib(name: str) -> float:
 
 
 def anonymous_mib(stack: Stack) -> dict[str, float]:
-    """The memory of its own that each process has resident."""
+    """Returns the memory of its own that each process has resident, in MiB."""
     living = {name: process for name, process in stack.processes.items() if process.poll() is None}
     return {f"{name} {process.pid}": _anonymous_kib(process.pid) / 1024 for name, process in living.items()}
 

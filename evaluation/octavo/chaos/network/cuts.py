@@ -38,7 +38,7 @@ _FRONTENDS_PORT, _WORKERS_PORT, _GRPC_PORT = 7001, 7002, 50051
 
 @dataclass
 class NetworkStack(Stack):
-    """The process of a name runs on the host of that name. Only the admin service is on a unix socket."""
+    """Runs the process of a name on the host of that name."""
 
     network: Network = field(kw_only=True)
 
@@ -55,7 +55,7 @@ class NetworkStack(Stack):
 
 @contextmanager
 def network_stack(model: Path, directory: Path, environment: dict[str, str]) -> Iterator[NetworkStack]:
-    """Nothing is started yet. Only in a process started by `in_own_network`."""
+    """Makes a stack in which nothing is started yet."""
     network = Network(CLIENT, HOSTS)
     keys = directory.parent / "keys"
     write_keys(keys)
@@ -107,7 +107,7 @@ class LastingCall(AsyncIterator[pb.GenerateResponse]):
         return self._job.message
 
     def cancel(self) -> None:
-        """The request ends with its detach grace, as after a lost connection."""
+        """Ends the request with its detach grace, as after a lost connection."""
         self._stream._call.cancel()
 
 

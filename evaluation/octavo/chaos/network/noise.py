@@ -54,7 +54,7 @@ WEATHERS: Final = {
 
 @dataclass
 class NoisyStack(Stack):
-    """All but the scheduler find a relay where it should be."""
+    """Puts a relay where all processes but the scheduler look for it."""
 
     noises: dict[str, Noise] = field(default_factory=dict)
     relays: dict[str, Relay] = field(default_factory=dict)
@@ -75,14 +75,14 @@ class NoisyStack(Stack):
             noise.loss, noise.delay_s = weather.loss.get(wire, 0.0), weather.delay_s
 
     def cut(self) -> None:
-        """All connections between processes end."""
+        """Ends all connections between processes."""
         for relay in self.relays.values():
             relay.cut()
 
 
 @contextlib.contextmanager
 def noisy_stack(model: Path, directory: Path, seed: int) -> Iterator[NoisyStack]:
-    """Nothing is started yet, and the weather is fine."""
+    """Makes a stack in which nothing is started yet, and the weather is fine."""
     public = {wire: directory / f"noisy-{wire}.sock" for wire in _WIRES}
     environment = {**_ENVIRONMENT, **{_variable(wire): f"ipc://{path}" for wire, path in public.items()}}
     with NoisyStack(model, directory, environment) as stack, contextlib.ExitStack() as relays:
@@ -93,7 +93,7 @@ def noisy_stack(model: Path, directory: Path, seed: int) -> Iterator[NoisyStack]
 
 
 def run(weathers: dict[str, Weather], seed: int = 0) -> Report:
-    """One weather after the other, by their names."""
+    """Runs one weather after the other, by their names."""
     with tempfile.TemporaryDirectory(prefix="octavo-") as parent:
         model = Path(parent) / "byte-model"
         write_byte_model(model)
@@ -124,7 +124,8 @@ def _unexpected(stack: NoisyStack) -> list[str]:
 
 
 async def _brave(arena: Arena, stack: NoisyStack, weather: Weather) -> tuple[Counter[str], list[float]]:
-    """Every client gets its answers, or errors for these reasons; gives how long each took, in seconds."""
+    """Sends every client's questions, which get their answers, or errors for these reasons. Returns how long each took,
+    in seconds."""
     reasons, took = Counter[str](), list[float]()
 
     async def ask_all(client: int) -> None:
