@@ -19,18 +19,20 @@ def load(asked: Load) -> list[Receipts]:
         return _END in data
 
     for connection in connections:
-        connection.sendall(_call(asked))
+        connection.sendall(call_bytes(asked))
     read_all(connections, take)
     return [_receipts(one) for one in pieces]
 
 
-def _call(asked: Load) -> bytes:
+def call_bytes(asked: Load) -> bytes:
+    """Makes a streaming call of the API, as bytes."""
     prompt: dict[str, object] = {"prompt": asked.prompt}
     if asked.api == "chat":
         prompt = {"messages": [{"role": "user", "content": asked.prompt}]}
     body = json.dumps({**prompt, "max_tokens": asked.tokens, "ignore_eos": True, "stream": True}).encode()
-    head = f"POST {_PATHS[asked.api]} HTTP/1.1\r\nhost: octavo\r\ncontent-type: application/json\r\n"
-    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+    # The frontend refuses calls to a host that it does not know.
+    head = f"POST {_PATHS[asked.api]} HTTP/1.1\r\nhost: {asked.host}:{asked.port}\r\ncontent-type: application/json"
+    return f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
 def _receipts(pieces: list[tuple[float, bytes]]) -> Receipts:
