@@ -181,8 +181,7 @@ def _swap(machine: Machine, *, shape: AttentionShape, num_layers: int, num_block
 
 def make_cache(machine: Machine, shape: AttentionShape, num_layers: int, num_blocks: int) -> "KVCache":
     """Makes a KV cache of `num_blocks` blocks on the device and on the host each, filled with random numbers."""
-    from octavo.worker.step.kv_cache import KVCache
-    from octavo.worker.step.kv_layout import KVLayout, LayerGroup
+    from octavo.worker.step.kv_cache import KVCache, KVLayout, LayerGroup
 
     groups = [LayerGroup(0, tuple(range(num_layers)))]
     layout = KVLayout(groups, shape.block_size, shape.kv_heads, shape.head_dim, DTYPE)
