@@ -12,8 +12,7 @@ from octavo.runtime.models.directory import BUNDLED_MODEL
 from octavo.scheduler.cli.serve import scheduler
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.server import admin_service as admin
-from octavo.scheduler.server.metrics import SchedulerMetrics
-from octavo.scheduler.server.request_spans import RequestSpans
+from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
 from octavo.testing.kustomize import Object, documents, find
 from octavo.v1.admin_pb2 import GetLoadResponse, Worker
 from octavo.worker import health

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
-from octavo.scheduler.server.step_feed import StepFeed
+from octavo.scheduler.server.event_log import StepFeed
 from octavo.testing.cluster import Cluster, write_fake_model
 from octavo.testing.operated import admin_server
 from octavo.v1 import admin_pb2_grpc as services

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from octavo.scheduler.core.block_map import BlockMap, block_map
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.kv.blocks import present
+from octavo.scheduler.server.admin_messages import BlockMap, block_map
 from octavo.v1 import admin_pb2 as pb
 
 

@@ -18,8 +18,7 @@ from octavo.frontend.access.admission import Admission
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.stream.metrics import FrontendMetrics
 from octavo.runtime.telemetry.metrics import expose, render
-from octavo.scheduler.server.metrics import SchedulerMetrics
-from octavo.scheduler.server.request_spans import RequestSpans
+from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
 from octavo.v1.admin_pb2 import GetLoadResponse, Worker
 from octavo.worker.metrics import WorkerMetrics
 

@@ -1,6 +1,7 @@
 """Builds the systems that the paper compares, each as a configuration and a strategy of the production scheduler."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Final, NamedTuple
 
@@ -15,8 +16,7 @@ from octavo.paper.baselines.contiguous_kv import (
     next_power_of_two,
 )
 from octavo.scheduler.core.config import Policy, Preemption, SchedulerConfig
-from octavo.scheduler.core.step import chunked_policy
-from octavo.scheduler.core.step.strategy import StepPolicy, Strategy, configured
+from octavo.scheduler.core.step.policies import CHUNKED, StepPolicy, Strategy, configured
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.engine import Cluster, Outcome, Simulation
 from octavo.simulator.timeline import Probe
@@ -28,9 +28,7 @@ MAX_NUM_BATCHED_TOKENS = 2560
 MAX_NUM_SEQS = 256
 # Orca's batching: requests in order of arrival. After every iteration those that have ended leave, and new ones join as
 # soon as there is memory for them, with their whole prompts beside the others' decodes.
-ITERATION_LEVEL: Final = StepPolicy(
-    chunked_policy.begin, chunked_policy.admits, chunked_policy.end, lookahead=1, whole_prompts=True
-)
+ITERATION_LEVEL: Final = replace(CHUNKED, lookahead=1, whole_prompts=True)
 
 
 class System(NamedTuple):

@@ -17,7 +17,7 @@ from octavo.scheduler.core.events import (
     StepAnswered,
 )
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.core.step.strategy import Strategy
+from octavo.scheduler.core.step.policies import Strategy
 from octavo.simulator.device import Device, ReplicaSpec
 from octavo.wire.requests import Deltas, Prefix, Rejected, Request
 from octavo.wire.steps import StepPlan

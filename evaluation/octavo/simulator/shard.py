@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.step.strategy import Strategy
+from octavo.scheduler.core.step.policies import Strategy
 from octavo.scheduler.server.gc_tuning import collect_seldom
 from octavo.simulator.cell import Cell, SimulationError
 from octavo.simulator.clients import Clients

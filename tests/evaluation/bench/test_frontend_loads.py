@@ -6,7 +6,7 @@ import pytest
 
 from octavo.bench.frontend.load import Load
 from octavo.bench.frontend.sse_load import call_bytes
-from octavo.frontend.http.browser_guard import AllowedHosts
+from octavo.frontend.http.guards import AllowedHosts
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])

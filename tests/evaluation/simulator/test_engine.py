@@ -7,7 +7,7 @@ import pytest
 
 from octavo.runtime.models.step_times import StepShape
 from octavo.scheduler.core.config import Policy, Preemption, SchedulerConfig
-from octavo.scheduler.core.step.strategy import Strategy, configured
+from octavo.scheduler.core.step.policies import Strategy, configured
 from octavo.simulator.cell import SimulationError
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.engine import Cluster, Outcome, Simulation

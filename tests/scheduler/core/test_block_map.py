@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from octavo.scheduler.core.block_map import Owner
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.events import PrefixPinned
 from octavo.scheduler.core.sequence import SequenceStatus
+from octavo.scheduler.server.admin_messages import Owner
 from octavo.testing.cluster import Cluster, make_request
 from octavo.testing.scenarios import beams, drain, step_until
 from octavo.v1 import admin_pb2 as pb

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from octavo.scheduler.core.config import Preemption
-from octavo.scheduler.core.events import LeaseRenewed
-from octavo.scheduler.core.observer import SchedulerObserver
+from octavo.scheduler.core.events import LeaseRenewed, SchedulerObserver
 from octavo.testing.cluster import FRONTEND, Cluster, make_request, resubmitted
 from octavo.testing.scenarios import beams, end_sequence
 

@@ -23,8 +23,8 @@ from octavo.scheduler.core.events import (
 from octavo.scheduler.core.explain import describe, explain
 from octavo.scheduler.core.sequence import SequenceStatus
 from octavo.scheduler.server.admin_service import SERVICE, HealthServicer, start_admin_server
+from octavo.scheduler.server.event_log import StepFeed
 from octavo.scheduler.server.health import HealthLoop
-from octavo.scheduler.server.step_feed import StepFeed
 from octavo.testing.cluster import FRONTEND, Cluster, make_request
 from octavo.testing.operated import OperatedCluster
 from octavo.testing.scenarios import drain, step_until

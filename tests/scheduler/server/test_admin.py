@@ -9,8 +9,7 @@ import pytest
 
 from octavo.scheduler.core.events import FrontendJoined, RequestSubmitted
 from octavo.scheduler.core.sequence import SequenceStatus
-from octavo.scheduler.server.event_log import Planned, log_file, read_records, recorder, replay
-from octavo.scheduler.server.step_feed import StepFeed
+from octavo.scheduler.server.event_log import Planned, StepFeed, log_file, read_records, recorder, replay
 from octavo.testing.cluster import FRONTEND, make_request
 from octavo.v1 import admin_pb2 as pb
 from octavo.wire.requests import PrefixesChanged

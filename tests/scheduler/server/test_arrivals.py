@@ -9,8 +9,7 @@ import pytest
 import zmq
 
 from octavo.runtime.transport.sockets import bind_router, connect_dealer
-from octavo.scheduler.server.poller import SocketPoller, watching
-from octavo.scheduler.server.wakeup import Wakeup
+from octavo.scheduler.server.poller import SocketPoller, Wakeup, watching
 
 _LONG_S = 30.0
 Socket = zmq.Socket[bytes]

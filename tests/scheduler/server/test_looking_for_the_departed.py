@@ -13,8 +13,7 @@ from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import ReplicaJoined
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.server.loop import SchedulerShell
-from octavo.scheduler.server.poller import SocketPoller
-from octavo.scheduler.server.wakeup import Wakeup
+from octavo.scheduler.server.poller import SocketPoller, Wakeup
 from octavo.testing.cluster import FakeReplica, write_fake_model
 from octavo.worker.fake.runner import FakeRunner
 

@@ -7,8 +7,7 @@ import pytest
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.events import ReplicaHeard, WorkerCordoned
 from octavo.scheduler.server.admin_messages import write_load
-from octavo.scheduler.server.metrics import SchedulerMetrics
-from octavo.scheduler.server.request_spans import RequestSpans
+from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
 from octavo.testing.cluster import make_request
 from octavo.testing.metrics import told
 from octavo.v1.admin_pb2 import GetLoadResponse

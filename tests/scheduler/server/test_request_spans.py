@@ -8,8 +8,7 @@ import pytest
 from octavo.runtime.telemetry import tracing
 from octavo.runtime.telemetry.traceparent import SpanName, write
 from octavo.scheduler.core.config import Preemption
-from octavo.scheduler.server.metrics import SchedulerMetrics
-from octavo.scheduler.server.request_spans import RequestSpans
+from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
 from octavo.testing.cluster import Cluster, make_request, resubmitted
 from octavo.testing.fakes.otlp_collector import Collector, Received, otlp_collector
 from octavo.wire.requests import Request

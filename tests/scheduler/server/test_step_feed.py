@@ -4,7 +4,7 @@ import asyncio
 import sys
 from contextlib import aclosing
 
-from octavo.scheduler.server.step_feed import Entry, StepFeed
+from octavo.scheduler.server.event_log import Entry, StepFeed
 
 _PATIENCE_S = 10.0
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.step import running
 from octavo.scheduler.core.step.builder import StepBuilder
-from octavo.scheduler.core.step.strategy import StepPolicy
+from octavo.scheduler.core.step.policies import StepPolicy
 from octavo.workload.measures import Served
 
 

@@ -31,15 +31,13 @@ from octavo.scheduler.cli.flags import config_flags, read_config
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.server.admin_service import HealthServicer, start_admin_server
-from octavo.scheduler.server.event_log import EventLogError, LogWriter, Recorder, read_records, recorder
+from octavo.scheduler.server.event_log import EventLogError, LogWriter, Recorder, StepFeed, read_records, recorder
 from octavo.scheduler.server.event_log import replay as replay_log
 from octavo.scheduler.server.gc_tuning import collect_seldom
 from octavo.scheduler.server.health import HealthLoop
 from octavo.scheduler.server.loop import SchedulerShell
-from octavo.scheduler.server.metrics import SchedulerMetrics
-from octavo.scheduler.server.request_spans import RequestSpans
-from octavo.scheduler.server.step_feed import StepFeed
-from octavo.scheduler.server.wakeup import Wakeup
+from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
+from octavo.scheduler.server.poller import Wakeup
 
 _log = logging.getLogger(__name__)
 

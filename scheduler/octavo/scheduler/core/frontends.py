@@ -2,8 +2,7 @@
 
 from octavo.scheduler.core.admission import Refusal, refuse_malformed, refuse_misfit
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.events import FrontendLost, Outbox
-from octavo.scheduler.core.observer import SchedulerObserver
+from octavo.scheduler.core.events import FrontendLost, Outbox, SchedulerObserver
 from octavo.scheduler.core.pinned_prefixes import PrefixPins
 from octavo.scheduler.core.poison import Quarantine
 from octavo.scheduler.core.replica_table import ReplicaTable

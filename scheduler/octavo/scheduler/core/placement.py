@@ -11,7 +11,7 @@ from octavo.scheduler.core.replica_table import ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.step.builder import StepBuilder
-from octavo.scheduler.core.step.strategy import StepPolicy
+from octavo.scheduler.core.step.policies import StepPolicy
 from octavo.scheduler.core.waiting_queue import WaitingQueue
 from octavo.wire.requests import RejectReason
 

@@ -13,14 +13,14 @@ from octavo.scheduler.core.events import (
     ReplicaDismissed,
     ReplicaLost,
     RequestQuarantined,
+    SchedulerObserver,
 )
-from octavo.scheduler.core.observer import SchedulerObserver
 from octavo.scheduler.core.pinned_prefixes import PrefixPins, making_way_for
 from octavo.scheduler.core.poison import Death, Quarantine, Verdict
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import SequenceGroup
-from octavo.scheduler.core.step.strategy import Strategy
+from octavo.scheduler.core.step.policies import Strategy
 from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.wire.requests import NoticeKind, RejectReason, ServiceStatus, StatusChanged
 from octavo.wire.steps import ModelInfo, WorkerDismissed, WorkerHello, WorkerRefused, WorkerWelcome

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.events import Outbox
-from octavo.scheduler.core.observer import SchedulerObserver
+from octavo.scheduler.core.events import Outbox, SchedulerObserver
 from octavo.scheduler.core.poison import PoisonDetector
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import SequenceGroup

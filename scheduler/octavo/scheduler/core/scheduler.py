@@ -16,6 +16,7 @@ from octavo.scheduler.core.events import (
     ReplicaLeft,
     RequestsAborted,
     RequestSubmitted,
+    SchedulerObserver,
     SequenceEnded,
     StepAnswered,
     Tick,
@@ -25,7 +26,6 @@ from octavo.scheduler.core.events import (
 )
 from octavo.scheduler.core.frontends import FrontendLeases
 from octavo.scheduler.core.isolation import Isolation
-from octavo.scheduler.core.observer import SchedulerObserver
 from octavo.scheduler.core.pinned_prefixes import PrefixPins
 from octavo.scheduler.core.placement import Homeless, next_admission
 from octavo.scheduler.core.poison import Quarantine
@@ -35,8 +35,8 @@ from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.step import grammar_time
 from octavo.scheduler.core.step.builder import StepBuilder
+from octavo.scheduler.core.step.policies import Strategy, configured
 from octavo.scheduler.core.step.results import StepResults
-from octavo.scheduler.core.step.strategy import Strategy, configured
 from octavo.scheduler.core.waiting_queue import WaitingQueue, describe_wait
 from octavo.scheduler.core.watchdog import Watchdog
 from octavo.wire.requests import NoticeKind, PinRefused, Prefix, RejectReason, ServiceStatus

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from octavo.scheduler.core.admission import has_capacity
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.events import Outbox, ReplicaMovedOn, ReplicaStalled
-from octavo.scheduler.core.observer import SchedulerObserver
+from octavo.scheduler.core.events import Outbox, ReplicaMovedOn, ReplicaStalled, SchedulerObserver
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable

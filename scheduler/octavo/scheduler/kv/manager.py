@@ -9,8 +9,7 @@ from collections.abc import Set as AbstractSet
 
 from octavo.scheduler.core.sequence import Sequence
 from octavo.scheduler.kv.blocks import BlockTable, Growth, first_visible, present
-from octavo.scheduler.kv.device_blocks import DeviceBlocks
-from octavo.scheduler.kv.pinned_blocks import PinnedBlocks
+from octavo.scheduler.kv.device_blocks import DeviceBlocks, PinnedBlocks
 from octavo.scheduler.kv.prefix_cache import Begin, CachedBlock, PrefixLookup, block_hashes
 from octavo.scheduler.kv.swap import Swapper
 from octavo.wire.base import NULL_BLOCK

@@ -33,7 +33,7 @@ from octavo.scheduler.server.admin_messages import (
     write_quarantined,
     write_status,
 )
-from octavo.scheduler.server.step_feed import StepFeed
+from octavo.scheduler.server.event_log import StepFeed
 from octavo.v1 import admin_pb2 as pb
 from octavo.v1 import admin_pb2_grpc as services
 from octavo.wire.base import MAX_TOKENS

@@ -1,14 +1,12 @@
-"""What the core was told and what it planned, written down; and fed to a fresh core, to see it plan the same.
+"""The newest records of the scheduler's doings, kept in memory for those who follow them."""
 
-A log is a file of records, each a length in four bytes (big-endian) and that many bytes of msgpack. It holds prompts
-and answers as token ids.
-"""
-
+import asyncio
 import logging
 import os
 import struct
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,63 @@ from octavo.scheduler.core.events import Effect, Event, SendToReplica
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.wire.base import MAX_MESSAGE_BYTES, SCHEMA_VERSION, Value
 from octavo.wire.steps import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record in msgpack, its number, and how many wanted ones before it are not kept any more."""
+
+    number: int
+    record: bytes
+    missed: int
+
+
+class StepFeed:
+    """Records numbered from 1 on. As many of the newest are kept as `max_bytes` of memory hold, and always the last.
+
+    A reader waits for records; nothing waits for a reader.
+    """
+
+    def __init__(self, max_bytes: int = 16 << 20) -> None:
+        self._max_bytes = max_bytes
+        self._records: deque[bytes] = deque()
+        self._size = 0
+        # The number of the newest record; 0 before the first.
+        self.last = 0
+        self._appended = asyncio.Event()
+
+    @property
+    def first(self) -> int:
+        """The number of the oldest record that is kept, or of the first to come."""
+        return self.last - len(self._records) + 1
+
+    def append(self, record: bytes) -> None:
+        """Adds a record, and lets old ones go."""
+        self._records.append(record)
+        self.last += 1
+        self._size += sys.getsizeof(record)
+        while self._size > self._max_bytes and len(self._records) > 1:
+            self._size -= sys.getsizeof(self._records.popleft())
+        self._appended.set()
+
+    async def follow(self, start: int) -> AsyncGenerator[Entry, None]:
+        """Records from number `start` on (0: from the oldest that is kept), those to come too, without end."""
+        number = start or self.first
+        while True:
+            while number > self.last:
+                self._appended.clear()
+                await self._appended.wait()
+            missed = max(0, self.first - number)
+            number += missed
+            yield Entry(number, self._records[number - self.first], missed)
+            number += 1
+
+
+# What the core was told and what it planned, written down; and fed to a fresh core, to see it plan the same.
+#
+# A log is a file of records, each a length in four bytes (big-endian) and that many bytes of msgpack. It holds prompts
+# and answers as token ids.
+
 
 _LENGTH: Final = struct.Struct(">I")
 

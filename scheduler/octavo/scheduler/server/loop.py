@@ -36,8 +36,7 @@ from octavo.scheduler.core.events import (
 from octavo.scheduler.core.explain import describe, explain
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.server.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
-from octavo.scheduler.server.poller import watching
-from octavo.scheduler.server.wakeup import Wakeup
+from octavo.scheduler.server.poller import Wakeup, watching
 from octavo.wire.base import SCHEMA_VERSION, Message
 from octavo.wire.codec import WireError, decode_from_frontend, decode_from_worker
 from octavo.wire.requests import (

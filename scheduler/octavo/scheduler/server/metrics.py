@@ -1,22 +1,66 @@
-"""The scheduler's metrics: what its core did, and its books as the loop published them last.
-
-The core tells, the loop publishes, and scrapers read on threads of their own: numbers, and a message that is replaced
-whole. Neither side ever waits for the other.
-"""
+"""What the traces of requests tell of the scheduler: how long each waited, and what it lost."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+import msgspec
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from octavo.runtime.telemetry.numbers import SHORT_S, SIZES, WAIT_S, Histogram, Tally, counter, gauge, gauges
-from octavo.scheduler.core.events import LossCause
-from octavo.scheduler.core.observer import SchedulerObserver
-from octavo.scheduler.server.request_spans import RequestSpans
+from octavo.runtime.telemetry.tracing import Span, start_span
+from octavo.scheduler.core.events import LossCause, SchedulerObserver
 from octavo.v1 import admin_pb2 as pb
-from octavo.wire.requests import FinishReason, RejectReason
+from octavo.wire.requests import FinishReason, RejectReason, Request
+
+
+class RequestSpans:
+    """The spans of requests that the core holds, by the names that they carry there in place of the frontends'."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        # With the time of their beginning.
+        self._spans: dict[str, tuple[Span, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def begin(self, request: Request) -> Request:
+        """The request as the core is to see it: if it is traced here, under a span of its own."""
+        if not request.traceparent:
+            return request
+        span = start_span(
+            "schedule",
+            request.traceparent,
+            request_id=request.request_id,
+            attempt=request.attempt,
+            prompt_tokens=len(request.prompt_token_ids),
+        )
+        if not span.traceparent:
+            return request
+        self._spans[span.traceparent] = span, self._clock()
+        return msgspec.structs.replace(request, traceparent=span.traceparent)
+
+    def happened(self, traceparent: str, event: str) -> None:
+        """`SchedulerObserver.traced`."""
+        if held := self._spans.get(traceparent):
+            span, began_at = held
+            span.event(event)
+            if event == "admitted":
+                span.set(queue_time_s=self._clock() - began_at)
+
+    def ended(self, traceparent: str, error: str) -> None:
+        """`SchedulerObserver.ended`."""
+        if held := self._spans.pop(traceparent, None):
+            held[0].end(error)
+
+
+# The scheduler's metrics: what its core did, and its books as the loop published them last.
+#
+# The core tells, the loop publishes, and scrapers read on threads of their own: numbers, and a message that is replaced
+# whole. Neither side ever waits for the other.
+
 
 _BLOCK_STATES: Final = {
     "free": "KV blocks held by nobody, whether their content is cached or not.",

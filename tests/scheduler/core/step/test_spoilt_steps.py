@@ -2,8 +2,14 @@
 
 import pytest
 
-from octavo.scheduler.core.events import LossCause, PrefixPinned, StepAnswered, WorkerCordoned, WorkerReadmitted
-from octavo.scheduler.core.observer import SchedulerObserver
+from octavo.scheduler.core.events import (
+    LossCause,
+    PrefixPinned,
+    SchedulerObserver,
+    StepAnswered,
+    WorkerCordoned,
+    WorkerReadmitted,
+)
 from octavo.testing.cluster import Cluster, make_request, reference_tokens
 from octavo.testing.scenarios import ids, step_until
 from octavo.wire.requests import Prefix, RejectReason, Request

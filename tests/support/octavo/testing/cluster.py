@@ -24,12 +24,12 @@ from octavo.scheduler.core.events import (
     ReplicaStalled,
     RequestsAborted,
     RequestSubmitted,
+    SchedulerObserver,
     SendToFrontend,
     SendToReplica,
     StepAnswered,
     Tick,
 )
-from octavo.scheduler.core.observer import SchedulerObserver
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.server.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from octavo.scheduler.core.events import Event
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.server.admin_service import start_admin_server
-from octavo.scheduler.server.step_feed import StepFeed
+from octavo.scheduler.server.event_log import StepFeed
 from octavo.testing.cluster import Cluster
 
 

@@ -1,11 +1,15 @@
-"""What a step's answer does: tokens appended, beams chosen, sequences ended, and the deltas that tell of it."""
+"""What a worker skips of plans that were sent before it was known: all that they compute of a sequence that failed.
+
+A later plan of the same replica may have built upon that already: a request that was admitted in it shares a block that
+is now never filled, another shares what the first makes of it. None of them is to be relied on.
+"""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from octavo.scheduler.core.replica import OutstandingStep, Replica
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from octavo.scheduler.core.step import skipped_work
 from octavo.scheduler.core.step.beam_search import Beam, Continuation
 from octavo.wire import history
 from octavo.wire.requests import Delta, FinishReason
@@ -20,6 +24,41 @@ from octavo.wire.steps import (
     StepOutcome,
     StepResult,
 )
+
+
+def _withdraw_skipped(replica: Replica, step: OutstandingStep, failed: Iterable[int]) -> list[SequenceGroup]:
+    """Takes out of the prefix cache what plans behind `step` were to compute of the sequences that `failed` in it (by
+    id), of those in one group with them, and of all that build upon it; the groups of all of these.
+
+    Those that have been aborted meanwhile count, for others may build upon them. To be called while `step` is the
+    oldest that is outstanding."""
+    later = [each for each in replica.outstanding if each.step_id > step.step_id]
+    skipped = set(failed)
+    groups: list[SequenceGroup] = []
+    # Whoever builds on something is planned behind it.
+    for group in dict.fromkeys(group for each in later for group in each.groups):
+        if _builds_on(group, skipped, step.step_id):
+            skipped |= _ids_here(group)
+            groups.append(group)
+    replica.kv.withdraw(skipped, step.step_id)
+    return groups
+
+
+def _builds_on(group: SequenceGroup, skipped: set[int], answered_step_id: int) -> bool:
+    return not skipped.isdisjoint(_ids_here(group)) or any(
+        step_id > answered_step_id and owner in skipped
+        for sequence in group.sequences
+        for step_id, owner in sequence.builds_on
+    )
+
+
+def _ids_here(group: SequenceGroup) -> set[int]:
+    """Its sequences by the ids that they have, or had, here."""
+    return {each.sequence_id for each in group.sequences if each.is_introduced or not each.is_live}
+
+
+# What a step's answer does: tokens appended, beams chosen, sequences ended, and the deltas that tell of it.
+
 
 # One object for all: most deltas have none.
 _NO_LOGPROBS: list[Logprobs] = []
@@ -95,7 +134,7 @@ def separate(replica: Replica, step: OutstandingStep, failed: list[SequenceFailu
         # One that has been aborted, or failed in the step before, is no longer a member.
         if group is not None:
             (victims if is_victim else ended).setdefault(group, failure)
-    skipped = skipped_work.withdraw(replica, step, (failure.sequence_id for failure in failed)) if failed else []
+    skipped = _withdraw_skipped(replica, step, (failure.sequence_id for failure in failed)) if failed else []
     return Failures(
         ended,
         {group: failure for group, failure in victims.items() if group not in ended},

@@ -1,8 +1,7 @@
 """What becomes of groups when a step is answered: told their tokens, ended, or started over where it failed."""
 
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.events import LossCause, Outbox, PrefixGivenUp
-from octavo.scheduler.core.observer import SchedulerObserver
+from octavo.scheduler.core.events import LossCause, Outbox, PrefixGivenUp, SchedulerObserver
 from octavo.scheduler.core.pinned_prefixes import PrefixPins
 from octavo.scheduler.core.replica import OutstandingStep, Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
