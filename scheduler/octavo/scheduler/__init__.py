@@ -1,1 +1,2 @@
-"""Who runs next, and where its KV blocks are. The core is pure; `shell` and `admin` carry it to sockets."""
+"""The scheduler: decides which requests run next, and where their KV blocks are. The core is pure; `server` joins it to
+sockets and the clock, `cli` to the command line."""

@@ -1,1 +1,1 @@
-"""What decides: the scheduler's state and the events that change it. It knows no socket, no clock and no thread."""
+"""The decisions: the scheduler's state, and the events that change it. Nothing here knows a socket or a clock."""

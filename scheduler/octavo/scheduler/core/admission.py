@@ -1,4 +1,4 @@
-"""Which requests can never run here, and why; and what keeps one that can from running now."""
+"""Admission: which requests can never run here, and why; and what keeps a request that can from running now."""
 
 import enum
 from collections.abc import Collection
@@ -15,7 +15,7 @@ Refusal = tuple[RejectReason, str]
 
 
 def refuse_malformed(request: Request, max_parallel: int) -> Refusal | None:
-    """What is wrong with a request whatever serves it."""
+    """Returns what is wrong with a request whatever replica would serve it; None if nothing is."""
     sampling, generated = request.sampling, request.generated
     if not request.prompt_token_ids:
         return RejectReason.EMPTY_PROMPT, "the prompt has no tokens"
@@ -38,11 +38,11 @@ def refuse_malformed(request: Request, max_parallel: int) -> Refusal | None:
 def refuse_misfit(
     request: Request, model: ModelInfo, replicas: Collection[Replica], *, was_accepted: bool
 ) -> Refusal | None:
-    """Why `model` on none of `replicas` can run the request.
+    """Returns why `model` on none of `replicas` can run the request; None if it can, or there is no replica.
 
-    No replica refuses nothing. A request that was accepted before waits for a replica that is large enough
-    (`octavo.scheduler.core.placement`): the one it ran on may come back. One that was not gets no blocks that are owed
-    to a pinned prefix, or that would never come back.
+    A request that was accepted before waits for a replica that is large enough (`octavo.scheduler.core.placement`): the
+    one it ran on may come back. One that was not gets no blocks that are owed to a pinned prefix, or that would never
+    come back.
     """
     longest = len(request.prompt_token_ids) + request.sampling.max_tokens
     if request.model_fingerprint != model.fingerprint:
@@ -62,13 +62,13 @@ def refuse_misfit(
 
 
 def worst_case_blocks(request: Request, replica: Replica) -> int:
-    """Blocks that the request can grow to, nothing shared."""
+    """Returns how many blocks the request can grow to, nothing shared."""
     longest = len(request.prompt_token_ids) + request.sampling.max_tokens
     return request.sampling.parallel * replica.kv.blocks_for(longest)
 
 
 def has_capacity(request: Request, replica: Replica) -> bool:
-    """Whether the request fits an otherwise empty replica, whatever it grows to."""
+    """Tells whether the request fits an otherwise empty replica, whatever it grows to."""
     return worst_case_blocks(request, replica) <= replica.kv.num_blocks - replica.kv.reserved_blocks
 
 
@@ -78,7 +78,7 @@ def _may_accept(request: Request, replica: Replica) -> bool:
 
 
 class ObstacleKind(enum.StrEnum):
-    """What a group waits for."""
+    """Kinds of things that a group waits for."""
 
     TOKEN_BUDGET = "token_budget"
     SEQUENCE_SLOTS = "sequence_slots"
@@ -93,7 +93,7 @@ class ObstacleKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a group is not admitted in a step: what it needs more of than there is."""
+    """A reason why a group is not admitted in a step: it needs more of `kind` than is available."""
 
     kind: ObstacleKind
     needed: int
@@ -101,14 +101,14 @@ class Obstacle:
 
 
 def returns_before(group: SequenceGroup | None, swapped: SequenceGroup) -> bool:
-    """Whether a waiting group comes before one that is swapped out: all that have lost their blocks come back in one
-    order, whatever became of their KV, and before those that never had any."""
+    """Tells whether a waiting group comes before one that is swapped out: all groups that have lost their blocks come
+    back in one order, whatever became of their KV, and before groups that never had any."""
     return group is not None and group.comes_back and group.order < swapped.order
 
 
 def obstacle(builder: StepBuilder, group: SequenceGroup, *, whole_prompt: bool = False) -> Obstacle | None:
-    """What keeps `group` out of this step, if anything. With `whole_prompt` its prefill must not be cut, unless nothing
-    else is in the step."""
+    """Returns what keeps `group` out of this step; None if nothing does. With `whole_prompt` its prefill must not be
+    cut, unless nothing else is in the step."""
     replica, slots = builder.replica, builder.replica.max_parallel - builder.replica.num_running_seqs
     if replica.swapped and not returns_before(group, replica.swapped[0]):
         return Obstacle(ObstacleKind.SWAPPED, 0, len(replica.swapped))
@@ -135,8 +135,11 @@ def obstacle(builder: StepBuilder, group: SequenceGroup, *, whole_prompt: bool =
 
 
 def return_obstacle(builder: StepBuilder, group: SequenceGroup) -> Obstacle | None:
-    """What keeps a swapped group, if it is the first of all that have lost their blocks, from coming back in this step
-    and staying: beside others with a block to spare for each of its sequences, or it would be the next to go."""
+    """Returns what keeps a swapped group, the first of all that have lost their blocks, from coming back in this step
+    and staying; None if nothing does.
+
+    Beside other groups it needs a spare block for each of its sequences, or it would be the next to be preempted.
+    """
     replica, kv = builder.replica, builder.replica.kv
     if builder.has_preempted:
         return Obstacle(ObstacleKind.PREEMPTION, 0, len(builder.swapped_out) + len(builder.evicted))

@@ -1,4 +1,5 @@
-"""What the core is told and what it answers: values only, so that a run can be written down and fed again."""
+"""The core's input and output: events in, effects out. Both are values only, so that a run can be recorded and
+replayed."""
 
 import enum
 
@@ -8,7 +9,7 @@ from octavo.wire.steps import StepResult, ToWorker, WorkerHello
 
 
 class LossCause(enum.StrEnum):
-    """How a replica came to be gone from the books."""
+    """Causes for which a replica is removed from the books."""
 
     GOODBYE = "goodbye"
     # No message reaches it: its process or the way to it is gone.
@@ -25,12 +26,13 @@ class LossCause(enum.StrEnum):
 
     @property
     def is_death(self) -> bool:
-        """Whether what it was computing may have killed it."""
+        """Tells whether the worker may have died of what it was computing."""
         return self not in (LossCause.GOODBYE, LossCause.RECONNECTED, LossCause.BROKEN)
 
     @property
     def is_explained(self) -> bool:
-        """Whether a death needs no other witness: nobody from outside makes a process hang over a step, or err."""
+        """Tells whether a death needs no other witness: nobody from outside makes a process hang over a step, or
+        err."""
         return self in (LossCause.OVERDUE, LossCause.CONFUSED)
 
 
@@ -55,7 +57,7 @@ class LeaseRenewed(Value, frozen=True, tag=True):
 
 
 class RequestsAborted(Value, frozen=True, tag=True):
-    """A frontend no longer wants these."""
+    """A frontend no longer wants these requests."""
 
     frontend_id: int
     request_ids: list[str]
@@ -71,14 +73,14 @@ class SequenceEnded(Value, frozen=True, tag=True):
 
 
 class PrefixesNamed(Value, frozen=True, tag=True):
-    """A frontend knows of prefixes that are to be pinned."""
+    """A frontend names prefixes that are to be pinned."""
 
     frontend_id: int
     prefixes: list[Prefix]
 
 
 class PrefixPinned(Value, frozen=True, tag=True):
-    """An operator pins a prefix, which `PrefixPins.refusal` lets pass."""
+    """An operator pins a prefix, for which `PrefixPins.refusal` has returned None."""
 
     prefix: Prefix
 
@@ -104,14 +106,14 @@ class ReplicaLeft(Value, frozen=True, tag=True):
 
 
 class ReplicaHeard(Value, frozen=True, tag=True):
-    """A worker's heartbeat; `draining` if its process is to end."""
+    """A worker sent a heartbeat; `draining` if its process is to end."""
 
     replica_id: int
     draining: bool = False
 
 
 class WorkerCordoned(Value, frozen=True, tag=True):
-    """An operator lets a worker have nothing new, under this registration or a later one."""
+    """An operator gives a worker no new requests, under this registration or a later one."""
 
     worker_id: str
 
@@ -131,20 +133,20 @@ class WorkerReadmitted(Value, frozen=True, tag=True):
 
 
 class QuarantineCleared(Value, frozen=True, tag=True):
-    """An operator takes what is refused again: the payload of this name, or all."""
+    """An operator accepts a quarantined payload again, by its hash, or all of them (None)."""
 
     payload: str | None
 
 
 class StepAnswered(Value, frozen=True, tag=True):
-    """A worker's result."""
+    """A worker sent the result of a step."""
 
     replica_id: int
     result: StepResult
 
 
 class Tick(Value, frozen=True, tag=True):
-    """Time has passed; leases and deadlines are looked at."""
+    """Time has passed: leases and deadlines are to be checked."""
 
 
 Event = (
@@ -169,14 +171,14 @@ Event = (
 
 
 class SendToFrontend(Value, frozen=True, tag=True):
-    """A message for a frontend."""
+    """A message is to be sent to a frontend."""
 
     frontend_id: int
     message: ToFrontend
 
 
 class SendToReplica(Value, frozen=True, tag=True):
-    """A message for a replica."""
+    """A message is to be sent to a replica."""
 
     replica_id: int
     message: ToWorker
@@ -251,7 +253,8 @@ Effect = (
 
 
 class Outbox:
-    """Effects in the order in which they came about, until they are taken. `epoch` is the one to be named in them."""
+    """Collects effects in the order in which they came about, until they are taken. `epoch` is the one that messages
+    name."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -267,7 +270,7 @@ class Outbox:
         self._effects.append(SendToReplica(replica_id, message))
 
     def take(self) -> list[Effect]:
-        """All since the last call."""
+        """Returns all effects since the last call."""
         effects, self._effects = self._effects, []
         return effects
 
@@ -276,37 +279,40 @@ class Outbox:
 
 
 class SchedulerObserver:
-    """Called inside the core's turns; must be quick and must not raise. Times are in seconds of the core's clock."""
+    """Watches what the core does; this base class ignores it, `SchedulerMetrics` counts it. The core never asks an
+    observer anything. It is called inside the core's turns, must be quick and must not raise. Times are in seconds of
+    the core's clock."""
 
     def admitted(self, waited_s: float) -> None:
-        """A request runs for the first time, so long after it first came to its frontend."""
+        """A request runs for the first time, `waited_s` after it first came to its frontend."""
 
     def preempted(self, *, swapped: bool) -> None:
         """A request lost its blocks to others: kept in CPU memory, or to be computed again."""
 
     def replica_lost(self, cause: str) -> None:
-        """A worker counts as lost; the value of a `LossCause`."""
+        """A worker counts as lost; `cause` is the value of a `LossCause`."""
 
     def stalled(self, worker_ids: list[str]) -> None:
-        """These workers stand still, and no others: they have work and answer no step."""
+        """Exactly these workers stand still: they have work and answer no step."""
 
     def rejected(self, reason: str) -> None:
-        """A request was refused, or given up later; the value of a `RejectReason`."""
+        """A request was refused, or given up later; `reason` is the value of a `RejectReason`."""
 
     def finished(self, reason: str) -> None:
-        """One sequence of a request has ended, or its frontend has found its end; the value of a `FinishReason`."""
+        """One sequence of a request has ended, or its frontend has found its end; `reason` is the value of a
+        `FinishReason`."""
 
     def aborted(self) -> None:
         """A request was dropped before its end: its frontend no longer wants it, or is lost."""
 
     def traced(self, traceparent: str, event: str) -> None:
-        """What has become of the request that is traced by this name: admitted, or the name of a `NoticeKind`."""
+        """The request with this `traceparent` was admitted ("admitted"), or `event` is the name of a `NoticeKind`."""
 
     def ended(self, traceparent: str, error: str = "") -> None:
-        """Nothing is held any more of the request that is traced by this name; `error` is why, if it was rejected."""
+        """The request with this `traceparent` is no longer held; `error` is why, if it was rejected."""
 
     def prefix_lookup(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """A request was admitted for the first time here; so much of its prompt was found computed."""
+        """A request was admitted for the first time here; `cached_tokens` of its prompt were found computed."""
 
     def step(self, tokens_computed: int, tokens_sampled: int, sequences: int, seconds: float) -> None:
-        """A worker has answered a step that is done, so long after it could begin with it."""
+        """A worker has answered a step that is done, `seconds` after it could begin with it."""

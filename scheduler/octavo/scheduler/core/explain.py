@@ -1,4 +1,5 @@
-"""A replica's next step, planned on a copy of its books: what would be done, by those who will do it."""
+"""Explanations: where a request stands and what it waits for, found by planning the next step on a copy of the
+books."""
 
 import copy
 from dataclasses import dataclass, field
@@ -23,8 +24,9 @@ _Part = TypeVar("_Part", SequenceGroup, Sequence)
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The step as what runs on the replica, or is swapped out there, leaves it to those that wait. `stands`: whether it
-    is planned at all before outstanding steps are answered."""
+    """A step of a replica, planned on a copy as far as the groups that run or are swapped out there go: it shows what
+    is left to waiting groups. `stands` tells whether the step is planned at all before outstanding steps are
+    answered."""
 
     builder: StepBuilder
     stands: bool
@@ -32,19 +34,19 @@ class Rehearsal:
 
     @property
     def preempts(self) -> bool:
-        """Whether something loses its blocks in the step, or in one as soon as outstanding steps are answered."""
+        """Tells whether any group loses its blocks in the step, or in one as soon as outstanding steps are answered."""
         return self.builder.has_preempted or not self.stands
 
     def double(self, group: SequenceGroup) -> SequenceGroup:
-        """The copy of a group that is on the replica."""
+        """Returns the copy of a group that is on the replica."""
         double = self._copies[id(group)]
         assert isinstance(double, SequenceGroup)
         return double
 
 
 def rehearse(core: Scheduler, replica: Replica, head: SequenceGroup | None, now: float) -> Rehearsal:
-    """Plans the step; `head` is the first of the waiting queue. Copying takes some microseconds for each sequence that
-    is there, so this is for those who ask, not for every step."""
+    """Plans the next step of `replica` on a copy; `head` is the first of the waiting queue. Copying takes some
+    microseconds for each sequence that is there, so this is for those who ask, not for every step."""
     copies: dict[int, object] = {id(part): part for part in _unchanged(replica)}
     _double_groups(replica, copies)
     builder = core.builder(copy.deepcopy(replica, copies))
@@ -52,8 +54,9 @@ def rehearse(core: Scheduler, replica: Replica, head: SequenceGroup | None, now:
 
 
 def _double_groups(replica: Replica, copies: dict[int, object]) -> None:
-    """Adds to `copies` those of all groups and sequences on the replica. They share all that
-    these hold but each other: planning sets fields anew, and changes nothing that is in them."""
+    """Adds copies of all groups and sequences on the replica to `copies`, by the `id` of the original. They share
+    everything that the originals hold but each other: planning sets fields anew, and changes nothing that is in
+    them."""
     groups = [(group, _double(group)) for group in (*replica.running, *replica.swapped, *replica.prefixes)]
     copies.update((id(group), double) for group, double in groups)
     doubles = [(sequence, _double(sequence)) for group, _ in groups for sequence in group.sequences]
@@ -68,7 +71,7 @@ def _double_groups(replica: Replica, copies: dict[int, object]) -> None:
 
 
 def _double(original: _Part) -> _Part:
-    """Another object with the same fields."""
+    """Makes another object with the same fields."""
     double = object.__new__(type(original))
     for name in type(original).__slots__:
         setattr(double, name, getattr(original, name))
@@ -76,7 +79,7 @@ def _double(original: _Part) -> _Part:
 
 
 def _unchanged(replica: Replica) -> list[object]:
-    """What planning reads and leaves as it is, besides what groups and sequences hold."""
+    """Returns the objects that planning reads and leaves as they are, besides what groups and sequences hold."""
     found: list[object] = [replica.hello, replica.config, replica.stats, replica.outstanding]
     if replica.suspect is not None and not replica.isolates:
         found.append(replica.suspect)
@@ -88,7 +91,7 @@ def _unchanged(replica: Replica) -> list[object]:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaObstacle:
-    """What keeps a group from a replica's next step. `replica` is None where it is not a matter of one."""
+    """An obstacle that keeps a group from a replica's next step. `replica` is None where it is not a matter of one."""
 
     replica: Replica | None
     obstacle: Obstacle
@@ -96,11 +99,11 @@ class ReplicaObstacle:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where a group stands. `replica`: where it runs or is swapped out; `queue_position`: from 1 on, 0 while it runs;
-    `ahead`: groups before it in its queue, the next one first; `step_ids`: outstanding steps with it.
+    """A group's place and obstacles. `replica`: where it runs or is swapped out; `queue_position`: from 1 on, 0 while
+    it runs; `ahead`: groups before it in its queue, the next one first; `step_ids`: outstanding steps with it.
 
-    The obstacles are those it would meet in the next step if it were its turn; none, if any replica has room. With
-    nobody ahead and no obstacle it joins the next step.
+    The obstacles are those it would meet in the next step if it were its turn; none, if any replica has room. With no
+    group ahead and no obstacle it joins the next step.
     """
 
     group: SequenceGroup
@@ -112,14 +115,15 @@ class Explanation:
 
 
 def explain(core: Scheduler, request_id: str, now: float) -> list[Explanation]:
-    """One explanation for each request of this id: two frontends may use the same."""
+    """Returns an explanation for each request of this id: two frontends may use the same. `now` is in seconds on the
+    scheduler's clock."""
     homes = homes_of_groups(core)
     groups = [group for group in core.groups if group.request_id == request_id]
     return [_explain(core, group, homes.get(group), now) for group in groups]
 
 
 def describe(explanation: Explanation) -> str:
-    """In a line, for a log."""
+    """Puts an explanation in one line, for a log."""
     group, steps = explanation.group, ", ".join(map(str, explanation.step_ids))
     where = f"{group.request_id} is {group.status.name.lower()}"
     if explanation.replica is not None:
@@ -134,7 +138,7 @@ def describe(explanation: Explanation) -> str:
 
 
 def homes_of_groups(core: Scheduler) -> dict[SequenceGroup, Replica]:
-    """The replica of each group that is not waiting."""
+    """Returns the replica of each group that is not waiting."""
     return {group: replica for replica in core.replicas.values() for group in (*replica.running, *replica.swapped)}
 
 
@@ -155,7 +159,7 @@ def _explain(core: Scheduler, group: SequenceGroup, home: Replica | None, now: f
 
 
 def _stands_still(core: Scheduler, replica: Replica) -> bool:
-    """Whether the next step is a suspect's alone."""
+    """Tells whether the replica's next step is a suspect's alone."""
     suspect = core.isolation.suspect_of(replica)
     if suspect is None or suspect.status is not SequenceStatus.WAITING:
         return replica.isolates
@@ -163,7 +167,7 @@ def _stands_still(core: Scheduler, replica: Replica) -> bool:
 
 
 def _isolation(core: Scheduler, group: SequenceGroup) -> Obstacle:
-    """By the rules of `octavo.scheduler.core.isolation`."""
+    """Returns the obstacle of a group that waits for the isolation of others (`octavo.scheduler.core.isolation`)."""
     return Obstacle(ObstacleKind.ISOLATION, 0, sum(other is not group for other in core.request_table.suspects))
 
 
@@ -171,8 +175,8 @@ def _isolation(core: Scheduler, group: SequenceGroup) -> Obstacle:
 
 
 def _ahead(core: Scheduler, group: SequenceGroup) -> list[SequenceGroup]:
-    """Those that come first. What none of the replicas could ever hold is passed over; suspects have a queue of their
-    own."""
+    """Returns the waiting groups that come before `group`. Groups that no replica could ever hold are passed over;
+    suspects have a queue of their own."""
     queue = list(core.waiting)
     before = queue[: queue.index(group)]
     if group in core.request_table.suspects:
@@ -202,7 +206,8 @@ def _admission_obstacles(
 
 
 def _isolation_obstacles(core: Scheduler, suspect: SequenceGroup) -> list[ReplicaObstacle]:
-    """Of a suspect: that it is another's turn, or what the replica lacks that is to isolate it."""
+    """Returns the obstacles of a suspect: it is another's turn, or the replica that is to isolate it lacks
+    something."""
     homes = (replica for replica in core.replicas.values() if core.isolation.suspect_of(replica) is suspect)
     replica = next(homes, None)
     if replica is None:
@@ -230,7 +235,7 @@ def _admission_obstacle(
 
 
 def _ahead_of_swapped(core: Scheduler, replica: Replica, group: SequenceGroup) -> list[SequenceGroup]:
-    """Those that come back before it: swapped out too, or to be computed again."""
+    """Returns the groups that come back to the replica before `group`: swapped out too, or to be computed again."""
     waiting = core.replica_table.returning(replica)
     return sorted((other for other in (*replica.swapped, *waiting) if other.order < group.order), key=_order)
 

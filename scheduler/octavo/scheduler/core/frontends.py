@@ -1,4 +1,4 @@
-"""The frontends that are registered: their leases, and what becomes of the requests they submit, renew and end."""
+"""The frontends that are registered: their leases, and the requests they submit, renew and end."""
 
 from octavo.scheduler.core.admission import Refusal, refuse_malformed, refuse_misfit
 from octavo.scheduler.core.config import SchedulerConfig
@@ -21,7 +21,7 @@ from octavo.wire.requests import (
 
 
 class FrontendLeases:
-    """Each is held to its lease: what it does not renew in time ends."""
+    """Holds each registered frontend to its lease: requests that it does not renew in time end."""
 
     def __init__(
         self,
@@ -49,24 +49,24 @@ class FrontendLeases:
     # -- leases -----------------------------------------------------------------------------------------------------
 
     def join(self, frontend_id: int, now: float) -> None:
-        """A frontend said hello, for the first time or again."""
+        """Registers a frontend that said hello, for the first time or again."""
         self._request_table.held.setdefault(frontend_id, {})
         self._renewed_at[frontend_id] = now
         self._outbox.to_frontend(frontend_id, FrontendWelcome(self._outbox.epoch, self._replica_table.status()))
         self.tell_prefixes(frontend_id)
 
     def tell_prefixes(self, frontend_id: int) -> None:
-        """Which prefixes are pinned."""
+        """Sends a frontend the list of pinned prefixes."""
         self._outbox.to_frontend(frontend_id, PrefixesChanged(self._outbox.epoch, self._prefixes.all))
 
     def tell_all_prefixes(self) -> None:
-        """The same, to every frontend; and what that leaves room for."""
+        """Sends every frontend the list of pinned prefixes, and the status, as pins take room."""
         for frontend_id in self._renewed_at:
             self.tell_prefixes(frontend_id)
         self._replica_table.tell_status()
 
     def renew(self, frontend_id: int, live: list[Lease], now: float) -> None:
-        """A frontend named all its live requests: others end, and it learns which are not held."""
+        """Takes the list of all live requests of a frontend: others end, and it learns which are not held."""
         self._renewed_at[frontend_id] = now
         held = self._request_table.held[frontend_id]
         named = {lease.request_id: lease.attempt for lease in live}
@@ -78,13 +78,13 @@ class FrontendLeases:
         self._outbox.to_frontend(frontend_id, Renewed(self._outbox.epoch, unknown, self._replica_table.status()))
 
     def lose_overdue(self, now: float) -> None:
-        """FrontendLeases whose leases have run out are lost."""
+        """Forgets frontends whose leases have run out."""
         for frontend_id, renewed_at in list(self._renewed_at.items()):
             if now - renewed_at > self._config.lease_s:
                 self.lose(frontend_id)
 
     def lose(self, frontend_id: int) -> None:
-        """Ends all that is held for a frontend, and forgets it."""
+        """Ends all requests that are held for a frontend, and forgets it."""
         for group in list(self._request_table.held[frontend_id].values()):
             self._request_table.abandon(group)
         del self._request_table.held[frontend_id], self._renewed_at[frontend_id]
@@ -94,7 +94,7 @@ class FrontendLeases:
     # -- requests ---------------------------------------------------------------------------------------------------
 
     def submit(self, frontend_id: int, request: Request, now: float) -> None:
-        """A request is to run; it takes the place of an earlier attempt."""
+        """Takes in a request, in place of an earlier attempt if one is held; or refuses it."""
         held = self._request_table.held[frontend_id].get(request.request_id)
         if held and held.request.attempt >= request.attempt:
             # A frontend counts its submissions: the same came twice, or an older one late.
@@ -130,14 +130,14 @@ class FrontendLeases:
         return group
 
     def abort(self, frontend_id: int, request_ids: list[str]) -> None:
-        """A frontend no longer wants these; unknown ones are ignored."""
+        """Ends requests that a frontend no longer wants; unknown ones are ignored."""
         held = self._request_table.held[frontend_id]
         for request_id in request_ids:
             if group := held.get(request_id):
                 self._request_table.abandon(group)
 
     def end_sequence(self, frontend_id: int, request_id: str, attempt: int, sequence_index: int) -> None:
-        """A frontend found the end of one sequence; with the last that is wanted the whole request ends."""
+        """Ends one sequence, whose end its frontend has found; with the last that is wanted the whole request ends."""
         group = self._request_table.held[frontend_id].get(request_id)
         if group is None or group.request.attempt != attempt or group.search is not None:
             return

@@ -1,8 +1,8 @@
-"""PoisonDetector, one at a time: each has the steps of one replica to itself until it is cleared, or its guilt is
-certain.
+"""Isolation of suspects, one at a time: each has the steps of one replica to itself until it is cleared, or its guilt
+is certain.
 
-What runs there already keeps its blocks and stands still meanwhile: nothing of it is in a step that a worker could die
-over. Other replicas go on as ever.
+Groups that already run on that replica keep their blocks and stand still meanwhile: none of them is in a step that a
+worker could die over. Other replicas go on as ever.
 """
 
 from octavo.scheduler.core.admission import has_capacity, obstacle
@@ -14,14 +14,23 @@ from octavo.scheduler.core.step.builder import StepBuilder
 
 
 class Isolation:
-    """Which replica is whose."""
+    """Gives each suspect of the `PoisonDetector` a replica to be computed on alone, for the detector to judge it.
+
+    The detector says which groups are suspects and which are guilty; it knows deaths and steps, but no replicas. This
+    class decides where and when a suspect runs: `arrange` marks the replica (`Replica.suspect`), to which no other
+    group is admitted from then on, and calls `PoisonDetector.goes_to`, so that the detector can tell a death on a
+    worker that had not died over the suspect from one on a worker that may be broken itself. A suspect is let go once
+    the detector no longer names it; or, if it has lost its blocks, where its replica cannot take it again, or its guilt
+    depends on a death that nobody has explained yet.
+    """
 
     def __init__(self, request_table: RequestTable, replica_table: ReplicaTable) -> None:
         self._request_table = request_table
         self._replica_table = replica_table
 
     def arrange(self) -> None:
-        """Ends what is over; then the next suspect gets the replica with the least to lose, if none has one."""
+        """Ends isolations that are over; then, if none goes on, gives the next suspect the replica that has the least
+        to lose."""
         for replica in self._replica_table.replicas.values():
             if replica.suspect is not None and not self._goes_on(replica, replica.suspect):
                 replica.suspect = None
@@ -31,14 +40,15 @@ class Isolation:
             self._request_table.suspects.goes_to(suspect, home.hello.worker_id)
 
     def upcoming(self) -> tuple[SequenceGroup, Replica] | None:
-        """Which suspect is isolated where from the next planning on, if that is still to begin."""
+        """Returns the next suspect, and the replica that isolates it from the next planning on; None if one is isolated
+        already or none can be."""
         replicas = self._replica_table.replicas.values()
         if any(self._request_table.suspects) and not any(self._is_taken(replica) for replica in replicas):
             return self._next()
         return None
 
     def suspect_of(self, replica: Replica) -> SequenceGroup | None:
-        """Whom the replica isolates, or is to, from the next planning on."""
+        """Returns the suspect that `replica` isolates, or will from the next planning on; None if there is none."""
         if self._is_taken(replica):
             return replica.suspect
         found = self.upcoming()
@@ -68,7 +78,8 @@ class Isolation:
         )
 
     def comer(self, replica: Replica) -> SequenceGroup | None:
-        """The suspect that comes to this replica as soon as nothing is outstanding there, if it has room for it now."""
+        """Returns the suspect that comes to `replica` as soon as nothing is outstanding there, if the replica has room
+        for it now; else None."""
         suspect = replica.suspect
         if suspect is None or suspect.status is not SequenceStatus.WAITING:
             return None
@@ -80,5 +91,5 @@ def _order(group: SequenceGroup) -> tuple[float, int]:
 
 
 def _at_stake(replica: Replica) -> int:
-    """Tokens that would have to be computed again."""
+    """Counts the tokens that would have to be computed again if the replica were lost."""
     return sum(sequence.num_computed for group in replica.requests for sequence in group.live)

@@ -1,4 +1,4 @@
-"""Prefixes kept computed under a name (paper §4.4): which there are, and the requests that compute them."""
+"""Prefixes that are kept computed under a name (paper §4.4), and the requests that compute them."""
 
 from collections.abc import Collection, Iterable
 
@@ -11,7 +11,7 @@ from octavo.wire.steps import ModelInfo
 
 
 class PrefixPins:
-    """All that is pinned, by name. Every replica computes each prefix once, as far as its budget goes."""
+    """Holds all pinned prefixes, by name. Every replica computes each of them once, as far as its budget goes."""
 
     def __init__(self) -> None:
         self._prefixes: dict[str, Prefix] = {}
@@ -31,7 +31,7 @@ class PrefixPins:
         replicas: Collection[Replica],
         groups: Iterable[SequenceGroup],
     ) -> str | None:
-        """Why the prefix cannot be pinned, if it cannot."""
+        """Returns why `prefix` cannot be pinned; None if it can."""
         if prefix.name in self._prefixes:
             return f"a prefix named {prefix.name!r} is pinned already; unpin it first, or choose another name"
         if len(self._prefixes) >= MAX_PREFIXES:
@@ -61,13 +61,13 @@ class PrefixPins:
         )
 
     def pin(self, prefix: Prefix, replicas: Iterable[Replica]) -> None:
-        """Every replica will compute the prefix before anything else that is new to it."""
+        """Has every replica compute the prefix before anything else that is new to it."""
         self._prefixes[prefix.name] = prefix
         for replica in replicas:
             self._add(prefix, replica)
 
     def unpin(self, name: str, replicas: Iterable[Replica]) -> None:
-        """The prefix is ordinary cached content from now on. Raises `KeyError` for an unknown name."""
+        """Makes the prefix ordinary cached content. Raises `KeyError` for an unknown name."""
         for replica in replicas:
             replica.owed_prefixes.pop(name, None)
             if name in replica.prefix_names:
@@ -75,7 +75,7 @@ class PrefixPins:
         del self._prefixes[name]
 
     def give_up(self, name: str, replica: Replica) -> None:
-        """The replica, which has or was to have the prefix, goes on without it."""
+        """Lets the replica, which has or was to have the prefix, go on without it."""
         replica.prefix_names.remove(name)
         replica.kv.reserved_blocks -= replica.kv.blocks_for(len(self._prefixes[name].token_ids))
         if name in replica.kv.pins:
@@ -87,8 +87,11 @@ class PrefixPins:
     def equip(
         self, replica: Replica, replicas: Collection[Replica], waiting: Collection[SequenceGroup]
     ) -> dict[str, SequenceGroup]:
-        """A replica has joined: it computes what fits its budget, in the order of pinning. What takes blocks without
-        which a request that was accepted would have no home among `replicas` is owed to it for as long; for whom."""
+        """Has a replica that joins compute the prefixes that fit its budget, in the order of pinning.
+
+        A prefix is owed to the replica instead while it takes blocks without which a request that was accepted would
+        have no home among `replicas`. Returns these requests by the names of the prefixes.
+        """
         claimants: dict[str, SequenceGroup] = {}
         for prefix in self._prefixes.values():
             # It may have been pinned before any worker had said what it serves.
@@ -102,7 +105,8 @@ class PrefixPins:
         return claimants
 
     def in_the_way(self, group: SequenceGroup, replica: Replica) -> list[str] | None:
-        """The prefixes without which the replica could hold a group, the latest first; None if it never could."""
+        """Returns the prefixes without which the replica could hold the group, the latest first; None if it never
+        could."""
         kv, names = replica.kv, list[str]()
         lacking = worst_case_blocks(group.request, replica) - (kv.num_blocks - kv.reserved_blocks)
         for prefix in reversed([each for each in self.all if each.name in replica.prefix_names]):
@@ -113,12 +117,14 @@ class PrefixPins:
         return names if lacking <= 0 else None
 
     def owe(self, name: str, replica: Replica) -> None:
-        """The replica goes on without the prefix until `make_owed` finds that nobody needs its blocks any more."""
+        """Lets the replica go on without the prefix until `make_owed` finds that no request needs its blocks any
+        more."""
         self.give_up(name, replica)
         replica.owed_prefixes[name] = replica.kv.blocks_for(len(self._prefixes[name].token_ids))
 
     def make_owed(self, replicas: Collection[Replica], waiting: Collection[SequenceGroup]) -> bool:
-        """Has replicas compute what they are owed, where nobody needs the blocks any more. Whether there was any."""
+        """Has replicas compute the prefixes they are owed, where no request needs the blocks any more. Returns whether
+        there were any."""
         made = [
             (prefix, replica)
             for replica in replicas
@@ -176,7 +182,7 @@ def _model_refusal(prefix: Prefix, model: ModelInfo) -> str | None:
 
 
 def _homes(group: SequenceGroup, replicas: Collection[Replica]) -> Collection[Replica]:
-    """Where a group can go on: where it runs or is swapped out, or anywhere."""
+    """Returns the replicas where a group can go on: the one where it runs or is swapped out, or all."""
     at_home = [replica for replica in replicas if group in replica.running or group in replica.swapped]
     return at_home or replicas
 
@@ -184,7 +190,8 @@ def _homes(group: SequenceGroup, replicas: Collection[Replica]) -> Collection[Re
 def _claimant(
     prefix: Prefix, replica: Replica, replicas: Collection[Replica], waiting: Collection[SequenceGroup]
 ) -> SequenceGroup | None:
-    """A request that was accepted and would have no home any more if the replica kept the prefix."""
+    """Returns a request that was accepted and would have no home any more if the replica kept the prefix; None if there
+    is none."""
     elsewhere = [other for other in replicas if other is not replica and other.is_ready]
     for group in waiting:
         if (
@@ -203,5 +210,5 @@ def _still_fits(group: SequenceGroup, replica: Replica, prefix: Prefix) -> bool:
 
 
 def making_way_for(group: SequenceGroup) -> str:
-    """Why a replica is without a prefix for a while."""
+    """Says why a replica is without a prefix for a while."""
     return f"request {group.request_id}, which no other worker can hold, may need its blocks; it is computed after that"

@@ -1,4 +1,4 @@
-"""Which waiting group goes where: the order of the queue, room on a replica, and the least to wait for."""
+"""Placement: which waiting group goes to which replica, by the order of the queue, room, and the least to wait for."""
 
 from collections import Counter
 
@@ -27,12 +27,13 @@ def next_admission(
     config: SchedulerConfig,
     now: float,
 ) -> tuple[SequenceGroup, StepBuilder] | None:
-    """The group that is admitted next, and to which step.
+    """Returns the group that is admitted next, and the step that it joins; None if none fits.
 
     A group that does not fit may be overtaken by those behind it until it has waited `overtaking_s`, so that a long
     prompt neither idles the blocks nor starves. From then on it holds back every replica that could ever hold it, and
-    no other: what only a large one can hold idles no small one. So does at once what has run and lost its blocks. On
-    each replica `lookahead` groups are tried. What no replica takes that could ever hold it is passed over.
+    no other: what only a large one can hold idles no small one. A group that has run and lost its blocks does so at
+    once. On each replica `lookahead` groups are tried. A group is passed over if no replica takes it that could ever
+    hold it.
     """
     open_drafts = [builder for builder in builders if policy.admits(builder)]
     if not open_drafts:
@@ -72,14 +73,14 @@ def _quickest(builders: list[StepBuilder], group: SequenceGroup) -> StepBuilder:
 
 
 def _mean_rate(builders: list[StepBuilder]) -> float:
-    """Of the replicas that have been measured; what one that is new counts with."""
+    """Returns the mean token rate of the replicas that have been measured; a new one counts with it."""
     rates = [rate for builder in builders if (rate := builder.replica.stats.token_rate)]
     return sum(rates) / len(rates) if rates else 1.0
 
 
 def _wait(replica: Replica, group: SequenceGroup, usual_rate: float) -> float:
-    """Seconds, or any unit in which all replicas are measured, until the group's prompt would be computed: so a prefix
-    hit counts by the tokens it saves, and a fast replica by its speed."""
+    """Returns the seconds, or any unit in which all replicas are measured, until the group's prompt would be computed:
+    so a prefix hit counts by the tokens it saves, and a fast replica by its speed."""
     leaders = group.leaders()
     uncached = sum(leader.num_known for leader in leaders) - replica.kv.num_found(leaders)
     return (replica.load + uncached) / (replica.stats.token_rate or usual_rate)
@@ -99,7 +100,7 @@ INTERVAL_S = 1.0
 
 
 class Homeless:
-    """Looks after them, as time passes."""
+    """Looks after accepted requests that no registered replica can hold, as time passes."""
 
     def __init__(
         self,
@@ -119,7 +120,8 @@ class Homeless:
         self._looked_at = float("-inf")
 
     def look(self, now: float) -> None:
-        """Does what is to be done, if it is time to."""
+        """Makes room for such requests, and rejects those whose time is over; does nothing within `INTERVAL_S` of the
+        last call."""
         if now - self._looked_at < INTERVAL_S:
             return
         self._looked_at = now
@@ -138,7 +140,7 @@ class Homeless:
         return bool(replicas) and not any(has_capacity(group.request, replica) for replica in replicas)
 
     def _make_way(self, group: SequenceGroup) -> None:
-        """Gives up prefixes where the fewest are in its way, if that makes room for it anywhere."""
+        """Gives up prefixes where the fewest are in the group's way, if that makes room for it anywhere."""
         ready = [replica for replica in self._replica_table.replicas.values() if replica.is_ready]
         ways = {replica.replica_id: self._prefixes.in_the_way(group, replica) for replica in ready}
         possible = [(len(names), replica_id) for replica_id, names in ways.items() if names]

@@ -1,5 +1,4 @@
-"""Requests that workers have died over: which are suspects, which are guilty, and which payloads are refused for a
-while."""
+"""Requests that workers have died over: who is a suspect, who is guilty, and which payloads are refused for a while."""
 
 import enum
 import hashlib
@@ -20,8 +19,8 @@ MAX_PAYLOADS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A payload by its hash in hexadecimal, the request that asked for it, the length of its prompt, until when it is
-    refused, and why."""
+    """A payload that is refused: its hash in hexadecimal, the request that asked for it, the length of its prompt, and
+    until when (scheduler's clock) and why."""
 
     payload: str
     request_id: str
@@ -31,7 +30,8 @@ class Entry:
 
 
 class Quarantine:
-    """Payloads, by hash, for `seconds` each: under whatever id and for whatever frontend they come again."""
+    """Payloads that are refused for `seconds` each, by hash: under whatever id and for whichever frontend they come
+    again."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -42,12 +42,12 @@ class Quarantine:
         return len(self._entries)
 
     def entries(self, now: float) -> list[Entry]:
-        """What is refused now, the oldest first."""
+        """Returns the payloads that are refused now, the oldest first."""
         self._release(now)
         return list(self._entries.values())
 
     def add(self, request: Request, now: float, why: str) -> None:
-        """Refuses what is asked there from now on."""
+        """Refuses the payload of `request` from now on."""
         payload = _payload(request)
         self._entries.pop(payload, None)
         entry = Entry(payload.hex(), request.request_id, len(request.prompt_token_ids), now + self._seconds, why)
@@ -56,11 +56,11 @@ class Quarantine:
             del self._entries[next(iter(self._entries))]
 
     def clear(self, payload: str | None) -> None:
-        """Takes again what has this name, or all. What is not there is cleared already."""
+        """Accepts the payload of this hash again, or every one if it is None. An unknown hash changes nothing."""
         self._entries = {key: entry for key, entry in self._entries.items() if payload not in (None, entry.payload)}
 
     def refusal(self, request: Request, now: float) -> str | None:
-        """Why the request is not taken, if it is not."""
+        """Returns why `request` is refused; None if it is not."""
         self._release(now)
         # Hashing takes time, and there is hardly ever a reason.
         entry = self._entries.get(_payload(request)) if self._entries else None
@@ -77,7 +77,7 @@ class Quarantine:
 
 
 def _payload(request: Request) -> bytes:
-    """A hash of what is computed, but for the seed: every submission may draw another."""
+    """Hashes what is computed for a request, without the seed: every submission may draw another."""
     content = request.prompt_token_ids, msgspec.structs.replace(request.sampling, seed=0), request.cache_key.adapter
     return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=16).digest()
 
@@ -106,8 +106,8 @@ STEPS_TO_CLEAR = 8
 
 
 class Verdict(enum.Enum):
-    """Whether what was computed may have killed a worker: nobody has said; it may, for it crashed or hung; or nobody
-    will ever say."""
+    """States of the question whether the computation may have killed the worker: OPEN until someone has reported how it
+    died; CRASHED if it crashed or hung, so that it may; UNEXPLAINED if nobody will ever report it."""
 
     OPEN = enum.auto()
     CRASHED = enum.auto()
@@ -116,7 +116,7 @@ class Verdict(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Death:
-    """One of a worker, which registered as `process`, and `how` it died as far as that is known."""
+    """The death of a worker that registered as `process`, and `how` it died as far as that is known."""
 
     worker_id: str
     process: int
@@ -134,8 +134,8 @@ class Death:
 
 @dataclass(slots=True)
 class _Record:
-    """Deaths over a request; steps since the last in which it has chosen tokens; and whether it was last to be computed
-    alone by a worker that had not died over it."""
+    """A group's deaths; the steps in which it has chosen tokens since the last of them; and whether its last isolation
+    was on a worker that had not died over it."""
 
     deaths: list[Death] = field(default_factory=list)
     steps: int = 0
@@ -143,14 +143,20 @@ class _Record:
 
 
 class PoisonDetector:
-    """All requests that are accused. Pinned prefixes never are."""
+    """Judges the requests that were being computed when workers died. Pinned prefixes are never accused.
+
+    Iterating yields the suspects, `guilty` returns the convicted. Only the death of a worker that computed nothing else
+    can convict a group: `Isolation` gives each suspect a replica of its own, and reports by `goes_to` which. The
+    replica table reports deaths (`died`) and processes that come back (`came_back`), step results report steps that are
+    done (`computed`).
+    """
 
     def __init__(self) -> None:
         self._records: dict[SequenceGroup, _Record] = {}
         self._open: list[Death] = []
 
     def __contains__(self, group: SequenceGroup) -> bool:
-        """Whether the group is to be computed alone."""
+        """Tells whether the group is a suspect, which is to be computed alone."""
         record = self._records.get(group)
         return record is not None and len(record.deaths) >= DEATHS_TO_SUSPECT
 
@@ -158,28 +164,28 @@ class PoisonDetector:
         return (group for group in self._records if group in self)
 
     def awaits_word(self, group: SequenceGroup) -> bool:
-        """Whether it depends on how a worker died, which is not known yet, whether the group is guilty."""
+        """Tells whether the group's guilt depends on how a worker died and that is not known yet."""
         deaths = self.deaths(group)
         return len(deaths) >= DEATHS_TO_CONVICT and deaths[-1].is_alone and deaths[-1].verdict is Verdict.OPEN
 
     def deaths(self, group: SequenceGroup) -> list[Death]:
-        """Those that the group is accused of."""
+        """Returns the deaths that the group is accused of, the oldest first."""
         record = self._records.get(group)
         return record.deaths if record else []
 
     def worker_ids(self, group: SequenceGroup) -> set[str]:
-        """The names of the workers that have died over the group."""
+        """Returns the names of the workers that have died over the group."""
         return {death.worker_id for death in self.deaths(group)}
 
     def goes_to(self, suspect: SequenceGroup, worker_id: str) -> None:
-        """A suspect is to be computed alone there, which is elsewhere than where workers have died over it if any such
-        one takes it."""
+        """Notes that `suspect` is to be computed alone by the worker `worker_id`. `Isolation` chooses one that has not
+        died over the suspect wherever such a worker takes it."""
         self._records[suspect].is_elsewhere = worker_id not in self.worker_ids(suspect)
 
     # -- accuse -----------------------------------------------------------------------------------------------------
 
     def died(self, steps: Iterable[OutstandingStep], death: Death) -> None:
-        """A worker has died with these steps outstanding."""
+        """Accuses the groups in `steps`, which were outstanding when a worker died."""
         groups = list(dict.fromkeys(group for step in steps for group in step.groups))
         death.is_alone = len(groups) == 1
         if death.verdict is Verdict.OPEN:
@@ -191,7 +197,8 @@ class PoisonDetector:
                 record.steps = 0
 
     def came_back(self, worker_id: str, process: int, predecessor: Predecessor | None) -> None:
-        """A process is there under this name: it has not died, and it may know how the one before it has."""
+        """Settles open deaths by a process that registers under this name: if it is the one believed dead, that has not
+        died; else its predecessor's ending may tell how."""
         for death in list(self._open):
             if death.process == process:
                 self._settle(death, None, "")
@@ -202,12 +209,12 @@ class PoisonDetector:
                 self._settle(death, Verdict.UNEXPLAINED, death.how)
 
     def give_up_waiting(self, since: float) -> None:
-        """Nobody has said how those died that did so before `since`, and nobody will."""
+        """Settles deaths before `since` as unexplained: nobody has reported how these workers died."""
         for death in [death for death in self._open if death.at <= since]:
             self._settle(death, Verdict.UNEXPLAINED, death.how)
 
     def _settle(self, death: Death, verdict: Verdict | None, how: str) -> None:
-        """With a verdict, or as no death that accuses anybody."""
+        """Closes an open death with `verdict`, or with None as one that accuses nobody."""
         self._open.remove(death)
         if verdict is not None:
             death.verdict, death.how = verdict, how
@@ -221,7 +228,7 @@ class PoisonDetector:
     # -- clear ------------------------------------------------------------------------------------------------------
 
     def computed(self, step: OutstandingStep) -> None:
-        """A step is done."""
+        """Credits the groups that have chosen tokens in a step that is done."""
         if self._records:
             for group in dict.fromkeys(group for group, _ in (*step.samplers, *step.beams)):
                 self._credit(group)
@@ -233,13 +240,13 @@ class PoisonDetector:
                 del self._records[group]
 
     def forget(self, group: SequenceGroup) -> None:
-        """The group has ended."""
+        """Drops the record of a group that has ended."""
         self._records.pop(group, None)
 
     # -- convict ----------------------------------------------------------------------------------------------------
 
     def guilty(self) -> list[SequenceGroup]:
-        """Those whose doing it is, as far as is known now."""
+        """Returns the groups that are convicted, as far as is known now."""
         return [group for group, record in self._records.items() if _is_guilty(record)]
 
 

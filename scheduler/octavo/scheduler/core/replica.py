@@ -1,4 +1,4 @@
-"""One replica as the scheduler knows it: its blocks, its running groups, its outstanding steps."""
+"""A replica as the scheduler knows it: its blocks, its running groups, its outstanding steps."""
 
 import bisect
 import enum
@@ -15,7 +15,8 @@ from octavo.wire.steps import BlockMove, Remap, StepResult, WorkerHello
 
 
 class ReplicaState(enum.Enum):
-    """Whether a replica gets new requests, and what it waits for if not: an operator, or the end of those it has."""
+    """States a replica is in: READY gets new requests; CORDONED gets none until an operator readmits it; DRAINING gets
+    none and is let go once it holds none."""
 
     READY = enum.auto()
     CORDONED = enum.auto()
@@ -24,7 +25,7 @@ class ReplicaState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OutstandingStep:
-    """A plan whose result is not back."""
+    """A plan that has been sent and whose result is not back."""
 
     step_id: int
     # Groups that compute in it, as often as sequences of theirs do, and groups whose blocks it swaps out.
@@ -43,7 +44,7 @@ class OutstandingStep:
 
 @dataclass(slots=True)
 class ReplicaStats:
-    """Totals since registration."""
+    """Totals since the worker registered; times are in microseconds."""
 
     steps: int = 0
     tokens_computed: int = 0
@@ -54,7 +55,7 @@ class ReplicaStats:
 
     @property
     def token_rate(self) -> float:
-        """Tokens computed per second of work; 0 before the first step."""
+        """Returns tokens computed per second of work; 0 before the first step."""
         busy = self.prepare_us + self.model_us + self.sample_us
         return self.tokens_computed * 1e6 / busy if busy else 0.0
 
@@ -68,7 +69,7 @@ class ReplicaStats:
 
 
 def paged_kv(hello: WorkerHello, config: SchedulerConfig) -> KVCacheManager:
-    """Blocks of one size, given as sequences grow (paper §4.2)."""
+    """Makes a manager of blocks of one size, which sequences get as they grow (paper §4.2)."""
     return KVCacheManager(
         hello.num_blocks,
         hello.block_size,
@@ -85,7 +86,7 @@ def _order(group: SequenceGroup) -> tuple[float, int]:
 
 @dataclass(eq=False)
 class Replica:
-    """A registered worker (`hello.incarnation` is its id) with an empty pool and nothing running."""
+    """A registered worker; it begins with an empty pool and nothing running. `hello.incarnation` is its id."""
 
     hello: WorkerHello
     config: SchedulerConfig
@@ -148,17 +149,17 @@ class Replica:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it gets new requests."""
+        """Tells whether this replica gets new requests."""
         return self.drain_until is None and not self.is_cordoned
 
     @property
     def requests(self) -> list[SequenceGroup]:
-        """What it holds for frontends, running or swapped out."""
+        """Returns the groups held here for frontends, running or swapped out."""
         return [group for group in (*self.running, *self.swapped) if group.prefix_name is None]
 
     @property
     def may_plan(self) -> bool:
-        """Whether another plan may leave now."""
+        """Tells whether another plan may leave now."""
         # Every replica is asked whenever one has answered, so what most often decides comes first.
         if (num_outstanding := len(self.outstanding)) >= self.config.max_steps_in_flight:
             return False
@@ -166,51 +167,51 @@ class Replica:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is here that a step could go on with or begin."""
+        """Tells whether a step could go on with, or begin, anything that is here."""
         return bool(self.running or self.swapped or self.prefixes or self.suspect)
 
     @property
     def isolates(self) -> bool:
-        """Whether a suspect runs here, alone in its steps."""
+        """Tells whether a suspect runs here, alone in its steps."""
         return self.suspect is not None and self.suspect.status is SequenceStatus.RUNNING
 
     @property
     def stepping(self) -> list[SequenceGroup]:
-        """Those running that may be in the next step."""
+        """Returns the running groups that may be in the next step."""
         return [self.suspect] if self.isolates and self.suspect else self.running
 
     @property
     def token_budget(self) -> int:
-        """Tokens that the next step may compute: one at least for each sequence that runs."""
+        """Returns how many tokens the next step may compute: at least one for each sequence that runs."""
         return max(self.size.tokens, self.num_running_seqs)
 
     @property
     def max_parallel(self) -> int:
-        """Sequences that may run side by side. A group that would be alone may be wider."""
+        """Returns how many sequences may run side by side. A group that would be alone may be wider."""
         return self.size.seqs if self.running else self.size.max_seqs
 
     @property
     def load(self) -> int:
-        """Tokens still to be computed of those running: what a new request would wait behind."""
+        """Returns the tokens still to be computed of running groups: what a new request would wait behind."""
         return sum(sequence.num_uncomputed for group in self.running for sequence in group.live)
 
     @property
     def pinned_budget(self) -> int:
-        """Blocks that pinned prefixes may take."""
+        """Returns how many blocks pinned prefixes may take."""
         return int(self.kv.num_blocks * self.config.max_pinned_share)
 
     @property
     def answered_at(self) -> float:
-        """When it answered last, or registered."""
+        """Returns when the worker last answered a step, or else registered, on the scheduler's clock."""
         return self._answered_at
 
     @property
     def step_allowance(self) -> float:
-        """Seconds that the step may take whose answer comes next; 0 if there is none."""
+        """Returns how many seconds the oldest outstanding step may take; 0 if none is outstanding."""
         return self._deadlines.allowance(self.outstanding[0].num_tokens) if self.outstanding else 0.0
 
     def new_sequence_id(self) -> int:
-        """A name for one stay of a sequence."""
+        """Draws a name for one stay of a sequence on this replica."""
         self._next_sequence_id += 1
         return self._next_sequence_id - 1
 
@@ -218,7 +219,7 @@ class Replica:
         self._heard_at = now
 
     def answered(self, step: OutstandingStep, now: float, *, done: bool) -> float:
-        """Books the answer to the oldest outstanding step; how long it took, in seconds."""
+        """Books the answer to `step`, the oldest that is outstanding; returns how long the step took, in seconds."""
         assert self.outstanding[0] is step
         seconds = now - max(step.sent_at, self._answered_at)
         self._deadlines.observe(step.num_tokens, seconds)
@@ -231,12 +232,13 @@ class Replica:
         return seconds
 
     def step_elapsed(self, now: float) -> float:
-        """Seconds that the step has taken whose answer comes next; 0 if there is none."""
+        """Returns how many seconds the oldest outstanding step has taken; 0 if none is outstanding."""
         # Plans run in order: the clock of a step starts at the answer before it.
         return now - max(self.outstanding[0].sent_at, self._answered_at) if self.outstanding else 0.0
 
     def overdue(self, now: float) -> str | None:
-        """Why the worker counts as lost, if it does: its step is late, or with nothing to compute it is silent."""
+        """Returns why the worker counts as lost: its step is late, or it has nothing to compute and is silent. Returns
+        None if it does not."""
         if not self.outstanding:
             silence = now - self._heard_at
             return f"silent for {silence:.1f} s" if silence > self.config.idle_timeout_s else None
@@ -246,24 +248,24 @@ class Replica:
         return f"step {step.step_id} has taken {elapsed:.1f} s of {allowance:.1f} s" if elapsed > allowance else None
 
     def add(self, group: SequenceGroup) -> None:
-        """The group runs here from now on."""
+        """Adds a group to those that run here."""
         bisect.insort(self.running, group, key=_order)
         group.num_slots = group.parallel
         self.num_running_seqs += group.num_slots
 
     def place(self, group: SequenceGroup) -> int:
-        """How many of those that run come before the group, which does too."""
+        """Returns how many running groups come before `group`, which runs here too."""
         place = bisect.bisect_left(self.running, group.order, key=_order)
         assert self.running[place] is group, f"request {group.request_id} does not run here"
         return place
 
     def remove(self, group: SequenceGroup) -> None:
-        """The group no longer runs here."""
+        """Takes a group out of those that run here."""
         del self.running[self.place(group)]
         self.num_running_seqs -= group.num_slots
 
     def release(self, sequence: Sequence) -> None:
-        """The sequence leaves this replica: its blocks come back, once no outstanding step can touch them."""
+        """Takes back the blocks of a sequence that leaves this replica, once no outstanding step can touch them."""
         if sequence.leader is not None:
             # It has none of its own yet.
             return
@@ -275,7 +277,7 @@ class Replica:
             self.forget.append(sequence.sequence_id)
 
     def finish(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """The sequence has ended; others of its group go on without it."""
+        """Ends one sequence; the others of its group go on without it."""
         self.release(sequence)
         sequence.leave(SequenceStatus.FINISHED)
         if group.search is None:
@@ -283,21 +285,21 @@ class Replica:
             self.num_running_seqs -= group.status is not SequenceStatus.SWAPPED
 
     def drop(self, group: SequenceGroup) -> None:
-        """The whole group has ended, wherever it is here."""
+        """Ends all sequences of a group, running or swapped out here."""
         self._take_out(group)
         for sequence in group.live:
             self.release(sequence)
             sequence.leave(SequenceStatus.FINISHED)
 
     def evict(self, group: SequenceGroup) -> None:
-        """Takes a whole group off this replica, back to its known tokens."""
+        """Takes a whole group off this replica; it starts over from its known tokens."""
         self._take_out(group)
         for sequence in group.live:
             self.release(sequence)
             sequence.restart()
 
     def swap_out(self, group: SequenceGroup) -> list[BlockMove]:
-        """Moves a whole group to CPU memory; no step with it may be outstanding."""
+        """Moves a whole group to CPU memory and returns the block moves; no step with it may be outstanding."""
         holders = self.holders(group)
         self.remove(group)
         bisect.insort(self.swapped, group, key=_order)
@@ -308,7 +310,7 @@ class Replica:
         return moves
 
     def swap_in(self, group: SequenceGroup) -> list[BlockMove]:
-        """Brings a group back; its sequences are new to the worker."""
+        """Brings a swapped group back and returns the block moves; its sequences are new to the worker."""
         holders = self.holders(group)
         self.swapped.remove(group)
         moves = self.kv.swapper.swap_in(holders)
@@ -320,11 +322,11 @@ class Replica:
         return moves
 
     def holders(self, group: SequenceGroup) -> list[Sequence]:
-        """Its live sequences with blocks of their own."""
+        """Returns the live sequences of `group` that have blocks of their own."""
         return [sequence for sequence in group.live if sequence.leader is None]
 
     def pin(self, group: SequenceGroup) -> None:
-        """The prefix that `group` has computed stays."""
+        """Keeps the blocks of the prefix that `group` has computed, and ends the group."""
         assert group.prefix_name is not None
         self.remove(group)
         for sequence in group.live:

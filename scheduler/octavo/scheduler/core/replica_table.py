@@ -1,4 +1,5 @@
-"""The replicas that are registered: which workers may join, what is lost with one that leaves, what all can do."""
+"""The replicas that are registered: which workers may join, what is lost with one that leaves, what all of them can
+do."""
 
 from collections.abc import Iterator
 
@@ -27,7 +28,7 @@ from octavo.wire.steps import ModelInfo, WorkerDismissed, WorkerHello, WorkerRef
 
 
 class ReplicaTable:
-    """Replicas by incarnation, in order of registration."""
+    """Holds the registered replicas by incarnation, in order of registration."""
 
     def __init__(
         self,
@@ -57,41 +58,45 @@ class ReplicaTable:
         self._strategy = strategy
 
     def of_worker(self, worker_id: str) -> Replica | None:
-        """The replica that the worker of this name registered last."""
+        """Returns the replica that the worker named `worker_id` registered last; None if it is not registered."""
         return next((r for r in self.replicas.values() if r.hello.worker_id == worker_id), None)
 
     def has_ready_home(self, group: SequenceGroup, besides: Replica | None = None) -> bool:
-        """Whether any replica that gets new requests, `besides` one, could ever hold the group; not if its own, a
-        larger one, was lost."""
+        """Tells whether any replica that gets new requests, other than `besides`, could ever hold the group. A group
+        may have none once a larger replica, which held it, was lost."""
         return any(
             replica.is_ready and replica is not besides and has_capacity(group.request, replica)
             for replica in self.replicas.values()
         )
 
     def takes(self, replica: Replica, group: SequenceGroup) -> bool:
-        """Whether the group may be admitted there; to a replica that isolates a suspect nothing else comes."""
+        """Tells whether the group may be admitted to `replica`; one that isolates a suspect takes no other group."""
         return replica.suspect in (None, group) and self.may_take(replica, group)
 
     def may_take(self, replica: Replica, group: SequenceGroup) -> bool:
-        """The same, whomever the replica isolates: what has lost its blocks to others on a replica that gets nothing
-        new may come back to it, if it can go nowhere else; and what one has spoilt goes elsewhere if it can."""
+        """Tells whether the group may be admitted to `replica`, whichever suspect that isolates.
+
+        A group that has lost its blocks on a replica that gets nothing new may come back to it, if it can go nowhere
+        else. A group to which a replica gave nothing finite goes to another one if it can.
+        """
         if replica.replica_id == group.spoilt_by and self.has_ready_home(group, besides=replica):
             return False
         return replica.is_ready or (replica.replica_id == group.former_replica_id and not self.has_ready_home(group))
 
     def can_hold(self, group: SequenceGroup) -> bool:
-        """Whether any replica could ever hold the group that takes it in its turn, which suspects do not wait for."""
+        """Tells whether any replica that takes the group in its turn could ever hold it; suspects wait for no turn."""
         return group not in self._request_table.suspects and self.has_home(group)
 
     def has_home(self, group: SequenceGroup) -> bool:
-        """Whether any replica that takes the group could ever hold it."""
+        """Tells whether any replica that takes the group could ever hold it."""
         if self.has_ready_home(group):
             return True
         former = self.replicas.get(group.former_replica_id or 0)
         return former is not None and not former.is_ready and has_capacity(group.request, former)
 
     def returning(self, replica: Replica) -> Iterator[SequenceGroup]:
-        """Those that wait, having lost their blocks, which the replica takes and could ever hold; in their order."""
+        """Yields the waiting groups that have lost their blocks and that `replica` takes and could ever hold, in their
+        order."""
         return (group for group in self._request_table.waiting.returning if self._takes_back(replica, group))
 
     def _takes_back(self, replica: Replica, group: SequenceGroup) -> bool:
@@ -101,13 +106,13 @@ class ReplicaTable:
 
     @property
     def stands_still(self) -> bool:
-        """Whether a replica stands still and none is left that gets new requests and does not."""
+        """Tells whether some replica stands still, and so does every one that gets new requests."""
         return bool(self.stalled) and all(
             replica in self.stalled for replica in self.replicas.values() if replica.is_ready
         )
 
     def status(self) -> ServiceStatus:
-        """What frontends need to know of the replicas."""
+        """Returns what frontends need to know of the replicas: the model, their number, the limits."""
         largest = max((replica.kv for replica in self.replicas.values()), key=_capacity, default=None)
         capacity, block_size = (largest.capacity_tokens, largest.block_size) if largest else (0, 1)
         work_tokens = sum(self._request_table.work_tokens.values())
@@ -117,14 +122,14 @@ class ReplicaTable:
         )
 
     def tell_status(self) -> None:
-        """To every frontend."""
+        """Sends the status to every frontend."""
         for frontend_id in self._request_table.held:
             self._outbox.to_frontend(frontend_id, StatusChanged(self._outbox.epoch, self.status()))
 
     # -- join -------------------------------------------------------------------------------------------------------
 
     def join(self, hello: WorkerHello, now: float) -> None:
-        """A worker said hello, for the first time or again."""
+        """Registers a worker that said hello, for the first time or again; or refuses it."""
         # One that was lost holds what it was sent: once welcomed, it is told at its first word to register anew.
         if hello.incarnation in self.replicas or self._lost.get(hello.worker_id) == hello.incarnation:
             self._outbox.to_replica(hello.incarnation, WorkerWelcome(self._outbox.epoch))
@@ -161,7 +166,7 @@ class ReplicaTable:
         return None
 
     def _learn_model(self, model: ModelInfo) -> None:
-        """Requests that came before any worker are checked now that the limits are known."""
+        """Takes the first worker's model, and checks requests that came before any worker against its limits."""
         self.model = model
         for group in list(self._request_table.waiting):
             accepted = group.request.resubmitted
@@ -171,13 +176,13 @@ class ReplicaTable:
     # -- leave ------------------------------------------------------------------------------------------------------
 
     def lose_overdue(self, now: float) -> None:
-        """Workers that are silent, or late with a step, are lost."""
+        """Loses workers that are silent, or late with a step."""
         for replica in list(self.replicas.values()):
             if reason := replica.overdue(now):
                 self.lose(replica.replica_id, LossCause.OVERDUE, reason, now)
 
     def dismiss(self, replica: Replica) -> None:
-        """Lets a worker go that has been drained."""
+        """Lets a drained worker go."""
         self._forget(replica.replica_id)
         self._outbox.to_replica(replica.replica_id, WorkerDismissed(self._outbox.epoch))
         self._outbox.add(ReplicaDismissed(replica.replica_id, replica.hello.worker_id))
@@ -190,12 +195,13 @@ class ReplicaTable:
         return replica
 
     def expel(self, replica: Replica, reason: str, now: float) -> None:
-        """Ends a worker whose results are not to be relied on, with an error, so that its supervisor starts it anew."""
+        """Ends a worker whose results cannot be relied on, with an error, so that its supervisor starts it anew."""
         self._outbox.to_replica(replica.replica_id, WorkerRefused(f"{reason}; it must be started anew"))
         self.lose(replica.replica_id, LossCause.BROKEN, reason, now)
 
     def lose(self, replica_id: int, cause: LossCause, reason: str, now: float) -> None:
-        """Forgets a replica; its sequences wait to be recomputed elsewhere, but for one that has ended its worker."""
+        """Forgets a replica. Its sequences wait to be recomputed on another one; a request that is convicted of its
+        death ends."""
         replica = self._forget(replica_id)
         # One that was asked to end, and did not in time, was killed for it.
         if cause.is_death and (cause.is_explained or not replica.wants_to_leave):
@@ -214,7 +220,7 @@ class ReplicaTable:
         self.tell_status()
 
     def settle_deaths(self, now: float) -> None:
-        """Time has passed: of some that died nobody will say any more how."""
+        """Settles deaths that have been unexplained for `death_grace_s`, as time passes."""
         self._request_table.suspects.give_up_waiting(now - self._config.death_grace_s)
         self._convict(now)
 
@@ -250,7 +256,7 @@ def _describe(model: ModelInfo) -> str:
 
 
 class Draining:
-    """Cordons, and drains from their beginning to the dismissal."""
+    """Cordons workers, and drains them from the order to their dismissal."""
 
     def __init__(self, config: SchedulerConfig, request_table: RequestTable, replica_table: ReplicaTable) -> None:
         self._config = config
@@ -258,25 +264,25 @@ class Draining:
         self._replica_table = replica_table
 
     def cordon(self, worker_id: str) -> None:
-        """The worker of this name gets nothing new, under this registration or a later one."""
+        """Gives the worker of this name no new requests, under this registration or a later one."""
         self._replica_table.cordoned.add(worker_id)
         if replica := self._replica_table.of_worker(worker_id):
             replica.is_cordoned = True
 
     def drain(self, worker_id: str, grace_s: float | None, now: float) -> None:
-        """The worker of this name gets nothing new and is let go once it holds nothing; what runs there for longer than
-        `grace_s` is moved."""
+        """Gives the worker of this name no new requests and lets it go once it holds none; groups that run there for
+        longer than `grace_s` are moved."""
         if replica := self._replica_table.of_worker(worker_id):
             replica.drain_until = now + (self._config.drain_grace_s if grace_s is None else grace_s)
 
     def wants_to_leave(self, replica: Replica, now: float) -> None:
-        """The worker says, at every beat, that it is to end."""
+        """Drains a worker that says, at every heartbeat, that its process is to end."""
         replica.wants_to_leave = True
         if replica.drain_until is None:
             replica.drain_until = now + self._config.drain_grace_s
 
     def readmit(self, worker_id: str) -> None:
-        """The worker of this name gets requests again."""
+        """Gives the worker of this name requests again."""
         self._replica_table.cordoned.discard(worker_id)
         if replica := self._replica_table.of_worker(worker_id):
             replica.is_cordoned = replica.is_paused = False
@@ -305,7 +311,8 @@ class Draining:
         return [group for group in replica.requests if self._replica_table.has_ready_home(group)]
 
     def _is_done(self, replica: Replica) -> bool:
-        """Whether it holds no request, and none waits that has lost its blocks there and can go on nowhere else."""
+        """Tells whether the replica holds no request, and none waits that has lost its blocks there and can go nowhere
+        else."""
         return not replica.requests and not any(
             self._replica_table.takes(replica, group) for group in self._request_table.waiting
         )

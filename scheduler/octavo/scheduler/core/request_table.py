@@ -1,4 +1,4 @@
-"""Every request that is held, for whom and where; and the progress notices that it gets besides its tokens."""
+"""The requests that are held, for which frontend and on which replica; and the progress notices sent besides tokens."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ _INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What a group that waits was told last."""
+    """The last notice to a group that waits: its position in the queue, from 1 on, and when it was sent."""
 
     position: int
     at: float
 
 
 class ProgressNotices:
-    """Collects what happens in a turn, and says it at its end: by then every position is what it will stay.
+    """Collects what happens to groups in a turn, and sends it at the end of the turn: by then every position is final.
 
-    A request is told `QUEUED` once the first pass that planned anything, or found no replica, leaves it waiting; again
-    as its position changes, and so is one that was preempted, which waits like others. `PREEMPTED` is told when blocks
-    are lost to other requests or with a failed step, `RESUMED` only after something else. The scheduler's own requests
-    are told nothing.
+    A request gets `QUEUED` once the first pass that planned anything, or found no replica, leaves it waiting, and again
+    as its position changes; so does a preempted one, which waits like others. It gets `PREEMPTED` when its blocks are
+    lost to other requests or with a failed step, and `RESUMED` only after one of these. The scheduler's own requests
+    get none.
     """
 
     def __init__(self) -> None:
@@ -46,32 +46,32 @@ class ProgressNotices:
         return len(self._pending)
 
     def enters(self, group: SequenceGroup) -> None:
-        """A new group waits."""
+        """Notes that a new group waits."""
         self._newcomers[group] = NoticeKind.QUEUED
 
     def passed(self) -> None:
-        """New groups that could be admitted have been."""
+        """Notes that a planning pass is over: new groups that could be admitted have been."""
         self._pending.update(self._newcomers)
         self._newcomers.clear()
 
     def stops(self, group: SequenceGroup, kind: NoticeKind) -> None:
-        """The group has lost its blocks."""
+        """Notes that a group has lost its blocks."""
         if group.frontend_id is not None:
             self._pending[group] = kind
 
     def runs(self, group: SequenceGroup) -> None:
-        """The group has been given its blocks."""
+        """Notes that a group has been given its blocks."""
         self._newcomers.pop(group, None)
         if group in self._told:
             self._pending[group] = NoticeKind.RESUMED
 
     def forget(self, group: SequenceGroup) -> None:
-        """Nothing is held for the group any more."""
+        """Drops all notes about a group that is no longer held."""
         for groups in (self._newcomers, self._pending, self._told):
             groups.pop(group, None)
 
     def follow(self, waiting: Iterable[SequenceGroup], now: float) -> None:
-        """Tells the first of those that wait where they are by now, if it is time to."""
+        """Queues notices of new positions for the first of the waiting groups, at most once a second."""
         if now - self._followed_at < _INTERVAL_S:
             return
         self._followed_at = now
@@ -82,7 +82,7 @@ class ProgressNotices:
                 self._pending.setdefault(group, NoticeKind.QUEUED)
 
     def take(self, positions: Positions, now: float) -> dict[int, list[Notice]]:
-        """All that there is to say, by frontend."""
+        """Returns the notices that are due, by frontend id, and forgets them."""
         pending, self._pending = self._pending, {}
         stopped = [group for group, kind in pending.items() if kind is not NoticeKind.RESUMED]
         places = dict(zip(stopped, positions(stopped), strict=True))
@@ -102,7 +102,8 @@ class ProgressNotices:
 
 
 class RequestTable:
-    """Every move of a group between queues and replicas goes through here, and its end; so do the words about it."""
+    """Holds every request, and moves groups between queues and replicas: every such move goes through here, and so does
+    the end of a group and every notice about it."""
 
     def __init__(self, config: SchedulerConfig, outbox: Outbox, observer: SchedulerObserver) -> None:
         self.waiting = WaitingQueue(config.tenant_weights)
@@ -119,34 +120,34 @@ class RequestTable:
 
     @property
     def groups(self) -> list[SequenceGroup]:
-        """All that is held for frontends: waiting, running or swapped out."""
+        """Returns all groups that are held for frontends: waiting, running or swapped out."""
         return [group for groups in self.held.values() for group in groups.values()]
 
     def replica_of(self, group: SequenceGroup) -> Replica | None:
-        """Where the group runs, or is swapped out."""
+        """Returns the replica where `group` runs or is swapped out; None if it waits."""
         return self._replica_of.get(group)
 
     def enter(self, frontend_id: int, group: SequenceGroup) -> None:
-        """A new group waits."""
+        """Adds a new group, which waits."""
         self.held[frontend_id][group.request_id] = group
         self.waiting.enter(group)
         self.queue_times.add(group)
         self.notices.enters(group)
 
     def place(self, group: SequenceGroup, replica: Replica) -> None:
-        """A waiting group runs from now on."""
+        """Moves a waiting group to `replica`, where it runs."""
         self.waiting.remove(group)
         self.queue_times.discard(group)
         self._replica_of[group] = replica
 
     def requeue(self, group: SequenceGroup, why: NoticeKind) -> None:
-        """A group that was on a replica waits again."""
+        """Moves a group from its replica back to the waiting queue."""
         del self._replica_of[group]
         self.waiting.resume(group)
         self.stopped(group, why)
 
     def come_back(self, replica: Replica, group: SequenceGroup) -> None:
-        """A group that its replica has evicted starts over: a prefix there, anything else anywhere."""
+        """Lets a group that `replica` has evicted start over: a prefix there, any other group anywhere."""
         if group.prefix_name is None:
             group.former_replica_id = replica.replica_id
             self.requeue(group, NoticeKind.PREEMPTED)
@@ -154,22 +155,22 @@ class RequestTable:
             replica.prefixes.append(group)
 
     def stopped(self, group: SequenceGroup, why: NoticeKind) -> None:
-        """A group has lost its blocks."""
+        """Reports that a group has lost its blocks, and `why`."""
         self.notices.stops(group, why)
         self._observer.traced(group.request.traceparent, why.name.lower())
 
     def finish(self, group: SequenceGroup) -> None:
-        """A group has ended of itself, and left its replica."""
+        """Forgets a group that has ended of itself and left its replica."""
         del self._replica_of[group]
         self._forget(group)
 
     def abandon(self, group: SequenceGroup) -> None:
-        """Nobody waits for the group any more."""
+        """Ends a group that no frontend waits for any more."""
         self._observer.aborted()
         self.drop(group)
 
     def drop(self, group: SequenceGroup) -> None:
-        """Ends a group wherever it is; its blocks come back once outstanding steps are answered."""
+        """Ends a group, running, swapped out or waiting; its blocks come back once outstanding steps are answered."""
         replica = self._replica_of.pop(group, None)
         if replica is None:
             self.waiting.remove(group)
@@ -187,26 +188,26 @@ class RequestTable:
             del self.held[group.frontend_id][group.request_id]
 
     def reject(self, group: SequenceGroup, reason: RejectReason, detail: str) -> None:
-        """Ends a group that was accepted."""
+        """Ends a group that was accepted, and reports the reason to its frontend."""
         assert group.frontend_id is not None
         self.refuse(group.frontend_id, group.request, reason, detail)
         self.drop(group)
 
     def refuse(self, frontend_id: int, request: Request, reason: RejectReason, detail: str) -> None:
-        """StepResults a request that is not held, or not any more."""
+        """Reports to the frontend why a request is not held, or not any more."""
         self._observer.rejected(reason)
         self._observer.ended(request.traceparent, reason)
         rejected = Rejected(self._outbox.epoch, request.request_id, request.attempt, reason, detail)
         self._outbox.to_frontend(frontend_id, rejected)
 
     def send_notices(self, now: float) -> None:
-        """Tells frontends what has happened to their requests since the last call."""
+        """Sends frontends what has happened to their requests since the last call."""
         if len(self.notices):
             for frontend_id, notices in self.notices.take(self._positions, now).items():
                 self._outbox.to_frontend(frontend_id, Notices(self._outbox.epoch, notices))
 
     def _positions(self, groups: list[SequenceGroup]) -> list[int]:
-        """Where groups that wait, or are swapped out, come in their queues, from 1 on."""
+        """Returns each group's position, from 1 on, in the queue where it waits or is swapped out."""
         waiting = [group for group in groups if group not in self._replica_of]
         found = dict(zip(waiting, self.waiting.positions(waiting), strict=True))
         return [found.get(group) or self._replica_of[group].swapped.index(group) + 1 for group in groups]

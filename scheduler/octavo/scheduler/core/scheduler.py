@@ -44,9 +44,11 @@ from octavo.wire.steps import ModelInfo
 
 
 class Scheduler:
-    """Queues, replicas and leases. `handle` every event, then `schedule` once for all that arrived together.
+    """The queues, replicas and leases of one scheduler. Its caller hands every event to `handle`, then calls `schedule`
+    once for all that arrived together.
 
-    An experiment may bring a `strategy` of its own instead of the one that is configured."""
+    An experiment may bring a `strategy` of its own instead of the configured one.
+    """
 
     def __init__(
         self,
@@ -81,12 +83,12 @@ class Scheduler:
 
     @property
     def model(self) -> ModelInfo | None:
-        """What the workers serve, once there has been one."""
+        """Returns the model that the workers serve; None until a first worker has registered."""
         return self.replica_table.model
 
     @property
     def waiting(self) -> WaitingQueue:
-        """Requests that run nowhere."""
+        """The requests that run nowhere."""
         return self.request_table.waiting
 
     @property
@@ -95,19 +97,20 @@ class Scheduler:
 
     @property
     def groups(self) -> list[SequenceGroup]:
-        """All that is held for frontends: waiting, running or swapped out."""
+        """Returns all groups that are held for frontends: waiting, running or swapped out."""
         return self.request_table.groups
 
     def replica_of_worker(self, worker_id: str) -> Replica | None:
-        """The replica that the worker of this name registered last."""
+        """Returns the replica that the worker named `worker_id` registered last; None if it is not registered."""
         return self.replica_table.of_worker(worker_id)
 
     def status(self) -> ServiceStatus:
-        """What frontends need to know of the replicas."""
+        """Returns what frontends need to know of the replicas: the model, their number, the limits."""
         return self.replica_table.status()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Takes one event in; `now` is the shell's monotonic clock in seconds and never goes back."""
+        """Takes in one event and returns its effects. `now` is the shell's monotonic clock in seconds and never goes
+        back."""
         match event:
             case FrontendJoined(frontend_id):
                 self._frontends.join(frontend_id, now)
@@ -155,7 +158,7 @@ class Scheduler:
         return self._take_effects(now)
 
     def schedule(self, now: float) -> list[Effect]:
-        """Plans a step for every replica that can take one, and admits from the waiting queue to these steps."""
+        """Plans a step for every replica that can take one, and admits waiting requests to these steps."""
         self._reject_overdue(now)
         self.isolation.arrange()
         head = next(self.waiting.candidates(1, self.replica_table.can_hold), None)
@@ -188,7 +191,7 @@ class Scheduler:
     # -- prefixes ---------------------------------------------------------------------------------------------------
 
     def pin_refusal(self, prefix: Prefix) -> str | None:
-        """Why a prefix cannot be pinned, if it cannot."""
+        """Returns why `prefix` cannot be pinned; None if it can."""
         return self.prefixes.refusal(prefix, self.model, self.replicas.values(), self.groups)
 
     def _pin_named(self, frontend_id: int, prefixes: list[Prefix]) -> None:
@@ -207,7 +210,7 @@ class Scheduler:
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def _reject_overdue(self, now: float) -> None:
-        """Before anything is admitted, so that nothing is computed of those whose time is over."""
+        """Rejects requests that have waited too long, before anything is admitted, so that no step computes them."""
         if overdue := self.request_table.queue_times.overdue(now):
             positions = self.waiting.positions(overdue)
             for group, position in zip(overdue, positions, strict=True):
@@ -215,7 +218,7 @@ class Scheduler:
                 self.request_table.reject(group, RejectReason.QUEUE_TIMEOUT, detail)
 
     def builder(self, replica: Replica) -> StepBuilder:
-        """A step of a replica with nothing in it."""
+        """Returns an empty step of `replica`."""
         return StepBuilder(
             replica,
             replica.token_budget,
@@ -223,7 +226,7 @@ class Scheduler:
         )
 
     def _builder(self, replica: Replica, head: SequenceGroup | None, now: float) -> StepBuilder | None:
-        """A step of a replica that may plan."""
+        """Begins a step of a replica that may plan; returns None if it has to wait for an outstanding answer."""
         if head is not None and not self.replica_table.takes(replica, head):
             head = None
         builder = self.builder(replica)

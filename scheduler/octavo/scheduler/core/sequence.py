@@ -1,4 +1,5 @@
-"""Requests as the scheduler sees them: groups of sequences, what of them is known, planned and computed."""
+"""Requests as the scheduler sees them: groups of sequences, and which of their tokens are known, planned and
+computed."""
 
 import enum
 from collections.abc import Sequence as Ordered
@@ -26,7 +27,7 @@ _MOST_GRAMMAR_US = 250_000
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence is. (Why it finished is its `finish_reason`.)"""
+    """States a sequence is in. (Why it finished is its `finish_reason`.)"""
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
@@ -93,14 +94,14 @@ class Sequence:
         self.num_known = self.num_prompt + len(self.generated_token_ids)
 
     def known_tokens(self, start: int, stop: int) -> list[int]:
-        """Known tokens by position, prompt first."""
+        """Returns the known tokens at positions `start` to `stop`, prompt first."""
         border = self.num_prompt
         prompt = self.prompt_token_ids[start : min(stop, border)]
         return prompt + self.generated_token_ids[max(0, start - border) : max(0, stop - border)]
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens and those in flight."""
+        """Counts known tokens and those in flight."""
         return self.num_known + self.num_in_flight
 
     @property
@@ -117,12 +118,13 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether its next step computes just the token chosen last."""
+        """Tells whether the next step with this sequence computes just the token chosen last."""
         return self.num_uncomputed == 1 and self.num_computed >= self.num_prompt
 
     @property
     def is_ready(self) -> bool:
-        """Whether the tokens it shares with another are computed, or planned to be."""
+        """Tells whether the tokens that this sequence shares with the one it waits for are computed, or planned to
+        be."""
         if self.waits_for is not None:
             leader, num_tokens = self.waits_for
             if leader.is_ready and leader.num_computed >= num_tokens:
@@ -130,13 +132,13 @@ class Sequence:
         return self.waits_for is None
 
     def append(self, token_id: int) -> None:
-        """A token comes back from a step, or is chosen for a beam."""
+        """Adds a token that a step has sampled, or that was chosen for a beam."""
         self.generated_token_ids.append(token_id)
         self.num_known += 1
         self.history_hash = history.extend(self.history_hash, (token_id,))
 
     def fork(self, index: int) -> "Sequence":
-        """A beam that goes on from here beside this one."""
+        """Makes a beam that goes on from here beside this one."""
         return Sequence(
             index=index,
             prompt_token_ids=self.prompt_token_ids,
@@ -154,14 +156,15 @@ class Sequence:
         )
 
     def leave(self, status: SequenceStatus) -> None:
-        """It is no longer on a device; what outstanding steps sample of it will not be heard."""
+        """Takes the sequence off its device; tokens that outstanding steps sample of it are discarded."""
         self.status = status
         self.num_in_flight = 0
         self.is_introduced = False
         self.parent = None
 
     def restart(self) -> None:
-        """Back to waiting with its known tokens; nothing of them is computed any more (paper §4.5, recomputation)."""
+        """Puts the sequence back to waiting with its known tokens, none of them computed (paper §4.5,
+        recomputation)."""
         self.leave(SequenceStatus.FINISHED if self.is_unwanted else SequenceStatus.WAITING)
         # Steps are counted by replica, and it may come to another.
         self.num_computed = self.last_step_id = 0
@@ -171,7 +174,7 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """A request and its sequences: what is admitted, preempted and aborted as one.
+    """A request and its sequences: they are admitted, preempted and aborted together.
 
     `frontend_id` is None for the scheduler's own requests, which compute pinned prefixes.
     """
@@ -229,12 +232,12 @@ class SequenceGroup:
 
     @property
     def has_run(self) -> bool:
-        """Whether it was ever admitted, as far as is known: here, or before it was submitted again."""
+        """Tells whether the request was ever admitted, as far as is known: here, or before it was submitted again."""
         return self.cached_prompt_tokens is not None or any(known.token_ids for known in self.request.generated)
 
     @property
     def comes_back(self) -> bool:
-        """Whether it was admitted before: if it waits, or is swapped out, it has lost its blocks."""
+        """Tells whether the group was admitted before: if it waits, or is swapped out, it has lost its blocks."""
         return self.cached_prompt_tokens is not None
 
     @property
@@ -247,24 +250,26 @@ class SequenceGroup:
 
     @property
     def status(self) -> SequenceStatus:
-        """That of all its live sequences."""
+        """Returns the status that all live sequences share; FINISHED if none is live."""
         return next((sequence.status for sequence in self.live), SequenceStatus.FINISHED)
 
     @property
     def parallel(self) -> int:
-        """The most sequences it may still run side by side."""
+        """Returns how many sequences the group may still run side by side, at most."""
         return self.search.params.width if self.search else len(self.live)
 
     @property
     def work_tokens(self) -> int:
-        """Tokens still to be computed of its prompt, or what of it is known, and of what is reckoned to come."""
+        """Returns the tokens still to be computed: of the known ones, and of the answer as far as it is expected to
+        grow."""
         live = self.live
         known = max((sequence.num_uncomputed for sequence in live), default=0)
         longest = max((sequence.num_generated for sequence in live), default=0)
         return known + self.parallel * answer_work(self.max_tokens, longest) if live else 0
 
     def leaders(self) -> list[Sequence]:
-        """Live sequences with different tokens, each the first of its kind; the others are made to follow theirs."""
+        """Returns the live sequences with different tokens, each the first of its kind; makes the others follow
+        theirs."""
         leaders: list[Sequence] = []
         for sequence in self.live:
             same = (leader for leader in leaders if leader.generated_token_ids == sequence.generated_token_ids)
@@ -274,22 +279,22 @@ class SequenceGroup:
         return leaders
 
     def followers(self, leader: Sequence) -> list[Sequence]:
-        """Live sequences that are computed along with `leader`."""
+        """Returns the live sequences that are computed along with `leader`."""
         if len(self.sequences) == 1:
             return []
         return [sequence for sequence in self.sequences if sequence.leader is leader and sequence.is_live]
 
     def needs(self, sequence: Sequence) -> bool:
-        """Whether others still need what is computed of `sequence`: they follow it, or wait for it."""
+        """Tells whether other sequences still need what is computed of `sequence`: they follow it, or wait for it."""
         return bool(self.followers(sequence)) or any(
             other.waits_for is not None and other.waits_for[0] is sequence and not other.is_ready for other in self.live
         )
 
     def may_compute(self, sequence: Sequence) -> int:
-        """How many tokens of `sequence` a step may compute now.
+        """Returns how many tokens of `sequence` a step may compute now.
 
-        None once the tokens in flight reach `max_tokens`: whatever they are, it ends with them. None for a beam whose
-        last result is not back: its next token is still to be chosen.
+        Returns 0 once the tokens in flight reach `max_tokens`: whatever they are, the sequence ends with them. Returns
+        0 for a beam whose last result is not back: its next token is still to be chosen.
         """
         in_flight = sequence.num_in_flight
         if in_flight and (self.search is not None or sequence.num_known + in_flight >= self.longest):
@@ -297,7 +302,7 @@ class SequenceGroup:
         return sequence.num_known + in_flight - sequence.num_computed
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        """Whether the token that `sequence` ends with now is its last, and why."""
+        """Returns why the token that `sequence` ends with now is its last; None if it is not."""
         stops = sequence.generated_token_ids[-1] in self.stop_token_ids
         if stops and sequence.num_generated > self.sampling.min_tokens:
             return FinishReason.STOP
@@ -310,7 +315,7 @@ class SequenceGroup:
         self.last_grammar_us = microseconds
 
     def prompt_logprobs_delivered(self) -> None:
-        """Whatever is computed of the prompt again need not report logprobs again."""
+        """Drops the prompt's logprobs, which the frontend has: recomputing the prompt need not report them again."""
         self.prompt_logprobs = {}
         self.sampling = msgspec.structs.replace(self.sampling, prompt_logprobs=None)
         for sequence in self.sequences:
@@ -318,7 +323,7 @@ class SequenceGroup:
 
 
 def new_sequences(request: Request) -> list[Sequence]:
-    """The sequences of a request as it was submitted: at its prompt, or after what they had generated."""
+    """Makes the sequences of a request as it was submitted: at its prompt, or after the tokens they had generated."""
     sampling = request.sampling
     count = 1 if sampling.beam else sampling.num_sequences
     generated: Ordered[GeneratedSequence] = request.generated or [GeneratedSequence([], finished=False)] * count

@@ -1,4 +1,4 @@
-"""How large a replica's steps may be, and how long one may take before its worker counts as lost."""
+"""Limits of a replica's steps: how large one may be, and how long it may take before its worker counts as lost."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ _KEPT = 100
 
 
 class StepDeadlines:
-    """Slowest recent duration by shape; shapes are powers of two of the number of tokens computed."""
+    """Deadlines of one replica's steps, from the slowest recent duration by shape; shapes are powers of two of the
+    number of tokens computed."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -20,11 +21,11 @@ class StepDeadlines:
         self._recent.setdefault(num_tokens.bit_length(), deque(maxlen=_KEPT)).append(seconds)
 
     def allowance(self, num_tokens: int) -> float:
-        """Seconds a step of `num_tokens` tokens may take.
+        """Returns how many seconds a step of `num_tokens` tokens may take.
 
-        Of a hundred durations the slowest stands for the 99th percentile. A shape that is new is measured by the one
-        next to it, a larger one as if it took longer by as much: else what is recomputed after a loss, in the largest
-        of steps, would wait for a worker that hangs as long as for the very first step.
+        Of a hundred durations the slowest stands for the 99th percentile. A new shape is measured by the one next to
+        it, a larger one as if it took longer by as much: else what is recomputed after a loss, in the largest of steps,
+        would wait for a worker that hangs as long as for the very first step.
         """
         if not self._recent:
             return self._config.first_step_timeout_s
@@ -45,8 +46,8 @@ MAX_PATIENCE = 4096
 
 @dataclass(slots=True)
 class StepSize:
-    """At most `tokens` computed in a step and `seqs` sequences side by side; never more than `max_tokens` and
-    `max_seqs`, nor less than `min_tokens` and one."""
+    """Limits the size of steps: at most `tokens` computed in a step and `seqs` sequences side by side; never more than
+    `max_tokens` and `max_seqs`, nor less than `min_tokens` and one."""
 
     max_tokens: int
     max_seqs: int
@@ -62,7 +63,7 @@ class StepSize:
         self.tokens, self.seqs = self.max_tokens, self.max_seqs
 
     def ran_out(self, num_tokens: int, num_seqs: int) -> None:
-        """A step of this size found no memory: the next are half as large."""
+        """Halves the limits after a step of this size found no memory."""
         self.tokens = max(self.min_tokens, min(self.tokens, num_tokens // 2))
         self.seqs = max(1, min(self.seqs, num_seqs // 2))
         self._passed = 0
@@ -71,7 +72,7 @@ class StepSize:
             self._has_grown = False
 
     def passed(self) -> None:
-        """A step was computed."""
+        """Counts a step that was computed; doubles the limits after enough of them."""
         if self.tokens == self.max_tokens and self.seqs == self.max_seqs:
             return
         self._passed += 1

@@ -1,11 +1,11 @@
-"""Groups that wait for a replica: which comes next, so that tenants share fairly and nobody waits for ever.
+"""Groups that wait for a replica, in an order by which tenants share fairly and nobody waits for ever.
 
-Those that lost their blocks come back first, in their order. Of the others the tenant comes next that has been served
+Groups that lost their blocks come back first, in their order. Of the others the tenant comes next that has been served
 least, counted in tokens over its weight (virtual time: Sheng et al., "Fairness in Serving Large Language Models",
 2024). A tenant of which nothing was waiting starts no earlier than the least served one in the queue, so idleness earns
 nothing; what it was served beyond that is kept in mind, even if it goes and comes back. Within a tenant the order is
-that of arrival, in which a level of priority counts as having come `priority_ageing_s` earlier: whatever comes later
-than that by a lower priority's wait cannot get in front of it.
+that of arrival, in which a level of priority counts as having come `priority_ageing_s` earlier: a request of higher
+priority that comes later than that cannot get in front.
 """
 
 import bisect
@@ -21,7 +21,7 @@ from octavo.scheduler.core.step.builder import StepBuilder
 
 @dataclass(slots=True)
 class Tenant:
-    """One tenant's queue and account. `num_groups` counts what is held for it, waiting or not."""
+    """A tenant's queue and account. `num_groups` counts the groups that are held for it, waiting or not."""
 
     name: str
     weight: float
@@ -31,7 +31,8 @@ class Tenant:
 
 
 class WaitingQueue:
-    """Sorted lists: insertion and removal move pointers, which for thousands of groups costs microseconds."""
+    """Holds waiting groups in sorted lists: insertion and removal move pointers, which for thousands of groups costs
+    microseconds."""
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = dict(weights or {})
@@ -47,20 +48,20 @@ class WaitingQueue:
         return self._size
 
     def __iter__(self) -> Iterator[SequenceGroup]:
-        """In the order in which they would be admitted if all fitted and all were equally long."""
+        """Yields groups in the order in which they would be admitted if all fitted and all were equally long."""
         yield from self._resumed
         for tenant in self._by_service():
             yield from tenant.waiting
 
     def positions(self, groups: Iterable[SequenceGroup]) -> list[int]:
-        """Where each of some groups that wait comes in that order, from 1 on."""
+        """Returns the position of each of `groups`, which wait, in that order, from 1 on. Asserts that each waits."""
         tenants = self._by_service()
         before = list(accumulate((len(tenant.waiting) for tenant in tenants), initial=len(self._resumed)))
         first = {tenant.name: count for tenant, count in zip(tenants, before, strict=False)}
         return [self._position(group, first) for group in groups]
 
     def _position(self, group: SequenceGroup, first: Mapping[str, int]) -> int:
-        """`first`: how many come before each tenant."""
+        """Returns the position of `group`; `first` counts the groups before each tenant's."""
         place = _place(self._resumed, group)
         if place is None:
             place = _place(self.tenant(group).waiting, group)
@@ -70,16 +71,16 @@ class WaitingQueue:
 
     @property
     def returning(self) -> Iterator[SequenceGroup]:
-        """Those that ran and lost their blocks, in their order."""
+        """The groups that ran and lost their blocks, in their order."""
         return iter(self._resumed)
 
     @property
     def tenants(self) -> list[Tenant]:
-        """Those for which anything is held."""
+        """Returns the accounts of tenants for which any group is held."""
         return list(self._tenants.values())
 
     def enter(self, group: SequenceGroup) -> None:
-        """A new group arrives."""
+        """Adds a new group."""
         tenant = self.tenant(group)
         if not tenant.waiting:
             tenant.virtual_time = max(tenant.virtual_time, self._floor())
@@ -87,11 +88,11 @@ class WaitingQueue:
         self._insert(tenant.waiting, group)
 
     def resume(self, group: SequenceGroup) -> None:
-        """A group that ran comes back for its blocks, in front of those that never ran."""
+        """Adds a group that ran and lost its blocks, in front of those that never ran."""
         self._insert(self._resumed, group)
 
     def remove(self, group: SequenceGroup) -> None:
-        """Raises `ValueError` if the group does not wait."""
+        """Takes a group out of the queue. Raises `ValueError` if it does not wait."""
         tenant = self.tenant(group)
         if not (_remove(self._resumed, group) or _remove(tenant.waiting, group)):
             raise ValueError(f"request {group.request_id} is not waiting")
@@ -100,7 +101,7 @@ class WaitingQueue:
             self._last = tenant
 
     def leave(self, group: SequenceGroup) -> None:
-        """Nothing is held any more for a group that does not wait."""
+        """Closes the account of a group that does not wait and is no longer held."""
         tenant = self.tenant(group)
         tenant.num_groups -= 1
         if tenant.num_groups == 0:
@@ -109,18 +110,19 @@ class WaitingQueue:
             self._settle()
 
     def charge(self, group: SequenceGroup, num_tokens: int) -> None:
-        """The group's tenant has been served `num_tokens` tokens."""
+        """Counts `num_tokens` tokens as served to the group's tenant."""
         tenant = self.tenant(group)
         tenant.virtual_time += num_tokens / tenant.weight
 
     def charge_each(self, groups: Iterable[SequenceGroup]) -> None:
-        """A token for each. A tenant that is alone need not count: whoever comes starts where it stands."""
+        """Counts a token for each group. A tenant that is alone need not count: whoever comes starts where it
+        stands."""
         if len(self._tenants) > 1:
             for group in groups:
                 self.charge(group, 1)
 
     def tenant(self, group: SequenceGroup) -> Tenant:
-        """The account of a group's tenant."""
+        """Returns the account of a group's tenant; opens one if there is none."""
         name = group.request.tenant
         tenant = self._tenants.get(name)
         if tenant is None:
@@ -129,24 +131,25 @@ class WaitingQueue:
         return tenant
 
     def _floor(self) -> float:
-        """The virtual time below which nobody starts; it never falls."""
+        """Returns the virtual time below which no tenant starts; it never falls."""
         waiting = (tenant.virtual_time for tenant in self._tenants.values() if tenant.waiting)
         return min(waiting, default=self._last.virtual_time)
 
     def _settle(self) -> None:
-        """Forgets what is owed to nobody."""
+        """Forgets debts that no longer set a tenant back."""
         floor = self._floor()
         self._debts = {name: time for name, time in self._debts.items() if self._tenants and time > floor}
 
     def candidates(self, limit: int, has_place: Callable[[SequenceGroup], bool]) -> Iterator[SequenceGroup]:
-        """The next to be admitted; after it those that may go in its place where it does not fit, `limit` in all.
+        """Yields the next group to be admitted, then those that may go in its place where it does not fit, `limit` in
+        all.
 
-        Those for which there is no place at all are passed over.
+        Groups for which `has_place` returns False are passed over.
         """
         return islice(filter(has_place, self), limit)
 
     def has_run_before(self, group: SequenceGroup) -> bool:
-        """Whether a group that waits has lost its blocks."""
+        """Tells whether a waiting group has run and lost its blocks."""
         return _place(self._resumed, group) is not None
 
     def _by_service(self) -> list[Tenant]:
@@ -175,23 +178,24 @@ def _place(groups: list[SequenceGroup], group: SequenceGroup) -> int | None:
 
 
 class QueueTimes:
-    """Sorted by the end of their time: to add or remove one moves pointers.
+    """Holds requests that wait for their first admission, and may do so only for so long, sorted by the end of their
+    time: adding or removing one moves pointers.
 
-    The age counts from the request's first arrival at its frontend, through all submissions. One that comes again with
-    tokens has run before, and may wait; one that comes again without any counts as never admitted, since nothing has
-    come of it. (So does a beam search, whose tokens all come at its end.)
+    The age counts from the request's first arrival at its frontend, through all submissions. A request that is
+    resubmitted with tokens has run before, and may wait; one that is resubmitted without any counts as never admitted,
+    since nothing has come of it. (So does a beam search, whose tokens all come at its end.)
     """
 
     def __init__(self) -> None:
         self._groups: list[SequenceGroup] = []
 
     def add(self, group: SequenceGroup) -> None:
-        """A group begins to wait; if its time is limited, it is kept in mind."""
+        """Keeps a group that begins to wait, if its time is limited."""
         if group.request.max_queue_ms is not None and not group.has_run:
             bisect.insort(self._groups, group, key=_end)
 
     def discard(self, group: SequenceGroup) -> None:
-        """The group is admitted, or dropped."""
+        """Forgets a group that is admitted or dropped."""
         if group.request.max_queue_ms is None or not self._groups:
             return
         place = bisect.bisect_left(self._groups, _end(group), key=_end)
@@ -199,7 +203,7 @@ class QueueTimes:
             del self._groups[place]
 
     def overdue(self, now: float) -> list[SequenceGroup]:
-        """Those that have waited longer than they may, in the order in which their time ran out."""
+        """Returns the groups that have waited longer than they may, in the order in which their time ran out."""
         count = 0
         while count < len(self._groups) and _end(self._groups[count])[0] < now:
             count += 1
@@ -207,12 +211,12 @@ class QueueTimes:
 
 
 def _end(group: SequenceGroup) -> tuple[float, int]:
-    """When it will have waited long enough, on the scheduler's clock; and its own count of submissions."""
+    """Returns the end of the group's time on the scheduler's clock, and its serial number of submission."""
     return group.arrival + (group.request.max_queue_ms or 0) / 1000.0, group.order[1]
 
 
 def describe_wait(group: SequenceGroup, position: int, replicas: Collection[Replica], now: float) -> str:
-    """How long a group waited that is `position` in the queue, and for what."""
+    """Says how long a group waited that is at `position` in the queue, and for what."""
     limit_s = (group.request.max_queue_ms or 0) / 1000.0
     return (
         f"waited {now - group.arrival:.1f} s of at most {limit_s:.1f} s {_cause(group, position, replicas)}; try again"

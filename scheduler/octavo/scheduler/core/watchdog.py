@@ -1,9 +1,10 @@
-"""Whether steps come back where there is work: which workers stand still, and whether any is left for new requests.
+"""Watches whether steps come back where there is work: which workers stand still, and whether any is left for new
+requests.
 
 A worker that is late with a step is lost by its deadline; this finds the one that is asked for no step at all, though
-it holds work or could take the head of the queue. What no worker could hold waits rightly, and `octavo explain` names
-its obstacle (`capacity`, `no_worker`); so do a worker that holds nothing, one from which what runs there is about to be
-moved, and those that a suspect's steps hold up.
+it holds work or could take the head of the queue. A request that no worker could hold waits rightly, and `octavo
+explain` names its obstacle (`capacity`, `no_worker`). Workers also stand rightly that hold nothing, that are about to
+have their groups moved away, or that a suspect's steps hold up.
 """
 
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class Stall:
 
 
 class Watchdog:
-    """Looked at again and again; tells whenever a replica comes to stand still or moves on."""
+    """Reports whenever a replica comes to stand still or moves on; `look` is to be called again and again."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Watchdog:
         self._busy_since: dict[Replica, float] = {}
 
     def stalls(self, now: float) -> list[Stall]:
-        """Every replica that stands still."""
+        """Returns a stall for every replica that stands still."""
         head = next(self._request_table.waiting.candidates(1, self._replica_table.can_hold), None)
         replicas = list(self._replica_table.replicas.values())
         first = {replica: group for replica in replicas if (group := self._first(replica, head)) is not None}
@@ -65,7 +66,7 @@ class Watchdog:
         return [stall for replica, group in first.items() if (stall := self._stall(replica, group, now))]
 
     def look(self, now: float) -> None:
-        """Says what has changed since the last call."""
+        """Reports the changes since the last call."""
         found = {stall.replica: stall for stall in self.stalls(now)}
         former = self._replica_table.stalled
         if found.keys() == former:
@@ -81,7 +82,8 @@ class Watchdog:
         self._replica_table.tell_status()
 
     def _first(self, replica: Replica, head: SequenceGroup | None) -> SequenceGroup | None:
-        """The first of a replica's work, if it has any; one that holds nothing could take the queue's head."""
+        """Returns the first group of a replica's work; the queue's head, if the replica holds nothing and could take
+        that; None if there is nothing for it to do."""
         if replica.is_paused:
             return None
         if replica.has_work:

@@ -1,8 +1,8 @@
 """Beam search over candidates, free of blocks and queues: which beams go on, which hypotheses stand, when it ends.
 
 The rules are those of `generate(num_beams=...)` in transformers 5, so that results can be compared token for token: of
-the candidates of all beams the best `keep` are looked at; those among the first `width` that end become hypotheses, and
-the best `width` of the others are the next beams.
+the candidates of all beams the best `num_candidates` are looked at; those among the first `width` that end become
+hypotheses, and the best `width` of the others are the next beams.
 """
 
 from collections.abc import Sequence as Ordered
@@ -15,7 +15,7 @@ from octavo.wire.sampling import EarlyStopping
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """One token after a beam. `beam` counts the beams as they were given."""
+    """A candidate: one token after a beam. `beam` is the beam's index in the list passed to `advance`."""
 
     beam: int
     token_id: int
@@ -34,7 +34,7 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A live beam and what the model offers after it, likeliest first."""
+    """A live beam and the tokens that the model offers after it, most probable first."""
 
     generated: Ordered[int]
     cumulative_logprob: float
@@ -44,7 +44,7 @@ class Beam:
 
 @dataclass(slots=True)
 class BeamSearch:
-    """One request's search. `hypotheses` holds at most `width`, best first."""
+    """A request's search. `hypotheses` holds at most `width`, best first."""
 
     params: wire.BeamSearch
     max_tokens: int
@@ -53,11 +53,12 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """How many candidates are looked at in a step, over all beams: enough that `width` of them do not end."""
+        """Returns how many candidates a step looks at, over all beams: enough that `width` of them do not end."""
         return max(2, 1 + len(self.stop_token_ids)) * self.params.width
 
     def advance(self, beams: list[Beam]) -> list[Continuation]:
-        """The next beams, best first; none if the search has ended. All beams have generated equally many tokens."""
+        """Returns the next beams, best first; none if the search has ended. All of `beams` have generated equally many
+        tokens."""
         length = len(beams[0].generated) + 1
         running: list[Continuation] = []
         for rank, continuation in enumerate(self._best_candidates(beams)):

@@ -21,7 +21,7 @@ _NO_FOLLOWER_IDS: list[int] = []
 
 @dataclass(slots=True)
 class StepBuilder:
-    """What the next step of `replica` does so far, and the tokens it may still compute."""
+    """A step of `replica` while it is filled: the work so far, and the `budget` of tokens it may still compute."""
 
     replica: Replica
     budget: int
@@ -87,7 +87,7 @@ class StepBuilder:
             self._slide((sequence, *followers))
 
     def _slide(self, sequences: tuple[Sequence, ...]) -> None:
-        """Windows leave blocks behind, of which the worker lets go by itself."""
+        """Drops the blocks that the sequences' windows have passed; the worker drops them by itself."""
         kv = self.replica.kv
         for sequence in sequences:
             kv.slide(sequence, self.step_id)
@@ -98,7 +98,8 @@ class StepBuilder:
         ]
 
     def _tell_changes(self, group: SequenceGroup, sequence: Sequence, growth: Growth) -> list[list[int]]:
-        """The worker learns of a new sequence, or of what has changed in a table; the blocks its work brings."""
+        """Adds to the plan what the worker must learn: a new sequence, or changes in the table of a known one. Returns
+        the blocks that its work brings, one list per KV group."""
         self.copies += growth.copies
         if sequence.is_introduced:
             self.remaps += growth.remaps
@@ -125,7 +126,8 @@ class StepBuilder:
         )
 
     def _fork(self, parent: Sequence, child: Sequence, remaps: list[Remap]) -> None:
-        """The worker's child begins with its parent's tables as they are there; `remaps` make them as they are here."""
+        """Has the worker fork `child`, which begins with its parent's tables as the worker has them; `remaps` make them
+        what they are here."""
         child.parent = None
         self.forks.append(SequenceFork(parent.sequence_id, child.sequence_id, child.index))
         self.remaps += [msgspec.structs.replace(remap, sequence_id=child.sequence_id) for remap in remaps]
@@ -134,14 +136,15 @@ class StepBuilder:
         return [remap for owner, remap in self.replica.remaps if owner is sequence]
 
     def _chosen_token(self, beam: Sequence) -> int | None:
-        """The token that was chosen for a beam, if its worker does not know it yet."""
+        """Returns the token that was chosen for a beam; None if the worker knows it already."""
         if beam.num_told == beam.num_known:
             return None
         beam.num_told = beam.num_known
         return beam.generated_token_ids[-1]
 
     def _choose(self, group: SequenceGroup, sequence: Sequence, growth: Growth | None) -> list[Sequence]:
-        """The next token is chosen: for the sequence, and for its followers, which are forked for it."""
+        """Has the step choose the next token for the sequence and for its followers, which are forked for it and
+        returned."""
         sequence.num_in_flight += 1
         if group.search is not None:
             self.beams.append((group, sequence))
@@ -169,10 +172,11 @@ class StepBuilder:
     # -- come and go ------------------------------------------------------------------------------------------------
 
     def admit(self, group: SequenceGroup) -> int:
-        """Starts a waiting group with as much of its prefill as the budget allows; tells the length of all of it.
+        """Starts a waiting group with as much of its prefill as the budget allows; returns how many tokens all of the
+        prefill takes.
 
-        First admission, resumption after preemption and replay after a loss are this one function: what a sequence has
-        generated is computed again like a prompt (paper §4.5), but for what the prefix cache holds of it.
+        First admission, resumption after preemption and replay after a loss are this one function: the generated tokens
+        of a sequence are computed again like a prompt (paper §4.5), but for those the prefix cache holds.
         """
         leaders = group.leaders()
         self.replica.add(group)
@@ -192,8 +196,8 @@ class StepBuilder:
         self._compute_known(group, [each for each in self.replica.holders(group) if not each.is_decoding])
 
     def _compute_known(self, group: SequenceGroup, sequences: list[Sequence]) -> None:
-        """As many tokens of each as the budget allows; where it is not its grammar's turn, all but the one after which
-        a token is chosen. Some other's turn it is then, so the step has work."""
+        """Adds as many tokens of each sequence as the budget allows; where it is not its grammar's turn, all but the
+        one after which a token is chosen. It is some other grammar's turn then, so the step has work."""
         for sequence in sequences:
             num_tokens = min(group.may_compute(sequence), self.budget) if sequence.is_ready else 0
             if num_tokens and group.has_grammar and not self._may_choose(group, sequence, num_tokens):
@@ -203,7 +207,8 @@ class StepBuilder:
                 self.compute(group, sequence, num_tokens)
 
     def _may_choose(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether the step has time for the group's grammar, if so many tokens of the sequence bring the next."""
+        """Tells whether the step has time for the group's grammar, if computing `num_tokens` tokens of the sequence
+        brings its next; books that time."""
         if num_tokens < group.may_compute(sequence):
             return True
         num_choosers = 1 + len(group.followers(sequence))
@@ -224,8 +229,8 @@ class StepBuilder:
             self.evicted.append(group)
 
     def _can_swap(self, group: SequenceGroup) -> bool:
-        """Never a prefix, nor a suspect, which comes back alone or not at all, nor a group in which one sequence waits
-        for another's prefill: that is quickly computed."""
+        """Tells whether a group may be swapped out: never a prefix, nor a suspect, which comes back alone or not at
+        all, nor a group in which one sequence waits for another's prefill: that is quickly computed."""
         holders = self.replica.holders(group)
         return (
             group.prefix_name is None
@@ -243,7 +248,7 @@ class StepBuilder:
     # -- send -------------------------------------------------------------------------------------------------------
 
     def send(self, epoch: int, now: float) -> StepPlan | None:
-        """The plan, if there is anything to do; the step is outstanding from now on."""
+        """Returns the plan and makes the step outstanding; None if there is nothing to do."""
         if not self.work and not self.swap_out:
             return None
         replica = self.replica
@@ -279,5 +284,5 @@ class StepBuilder:
 
 
 def _is_current(replica: Replica, owner: Sequence, remap: Remap) -> bool:
-    """Whether the worker still knows the sequence, by that name."""
+    """Tells whether the worker still knows `owner` by the id that `remap` names."""
     return owner.is_introduced and owner.sequence_id == remap.sequence_id and replica.kv.holds(owner)

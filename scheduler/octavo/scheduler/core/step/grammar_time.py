@@ -1,9 +1,9 @@
-"""How much of a step grammars may take: whose turn it is where they want more.
+"""Grammar time: how much of a step grammars may take, and whose turn it is where they want more.
 
-Workers tell what each sequence's grammar took. An ambiguous one takes a thousand times what a usual one does, and would
-hold up all that share its steps; so their time in a step is bounded in sum, tenants share it evenly, and the groups of
-a tenant its part. What keeps to its share is in every step; what does not sits out as many steps as pay for its next
-one. It is all read off the books, so there is nothing to be kept beside them.
+Workers report how long each sequence's grammar took. An ambiguous one takes a thousand times as long as a usual one,
+and would hold up all that share its steps; so their time in a step is bounded in sum, tenants share it evenly, and the
+groups of a tenant its part. A group that keeps to its share is in every step; one that does not sits out as many steps
+as pay for its next one. All of it is read off the books, so nothing need be kept beside them.
 """
 
 from collections import Counter
@@ -21,20 +21,24 @@ Decode = tuple[SequenceGroup, Sequence]
 
 
 def in_turn(replica: Replica, decodes: list[Decode], *, prefills: bool) -> list[Decode]:
-    """Those that may choose in the replica's next step, which `prefills` too or not: a group's sequences together or
-    not at all, and some in any case where nothing would be computed."""
+    """Returns the decodes whose sequences may choose in the replica's next step; `prefills` tells whether that prefills
+    too.
+
+    A group's sequences decode together or not at all, and some group does in any case where nothing would be computed
+    otherwise.
+    """
     waiting = _waiting(replica, decodes, prefills=prefills)
     return [decode for decode in decodes if decode[0] not in waiting] if waiting else decodes
 
 
 def tokens_worth(group: SequenceGroup, replica: Replica) -> int:
-    """How many tokens the replica computes in the time that one of the group's takes for its grammar."""
+    """Returns how many tokens the replica computes in the time that a token of the group takes for its grammar."""
     return round(group.grammar_us * replica.stats.token_rate / 1e6)
 
 
 def may_start(group: SequenceGroup, num_sequences: int, already_us: int) -> bool:
-    """Whether so many sequences of a group may choose their first token here in a step in which others that do take
-    `already_us`."""
+    """Tells whether `num_sequences` sequences of a group may choose their first token in a step in which grammars of
+    others take `already_us` microseconds."""
     return not already_us or already_us + group.grammar_us * num_sequences <= STEP_US
 
 
@@ -65,12 +69,12 @@ def _waiting(replica: Replica, decodes: list[Decode], *, prefills: bool) -> set[
 
 
 def _waited(replica: Replica, sequences: list[Sequence]) -> int:
-    """Steps since the last with one of them."""
+    """Counts the steps since the last with any of the sequences."""
     return replica.next_step_id - max(sequence.last_step_id for sequence in sequences)
 
 
 def _shares(groups: Iterable[SequenceGroup]) -> dict[SequenceGroup, float]:
-    """Microseconds of each step."""
+    """Returns each group's share of every step, in microseconds."""
     groups = list(groups)
     num_groups = Counter(group.request.tenant for group in groups)
     return {group: STEP_US / len(num_groups) / num_groups[group.request.tenant] for group in groups}

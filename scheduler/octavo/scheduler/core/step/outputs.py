@@ -1,8 +1,5 @@
-"""What a worker skips of plans that were sent before it was known: all that they compute of a sequence that failed.
-
-A later plan of the same replica may have built upon that already: a request that was admitted in it shares a block that
-is now never filled, another shares what the first makes of it. None of them is to be relied on.
-"""
+"""A step's outputs: tokens appended, beams chosen, sequences ended, failures sorted, and the deltas that frontends
+get."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -27,11 +24,15 @@ from octavo.wire.steps import (
 
 
 def _withdraw_skipped(replica: Replica, step: OutstandingStep, failed: Iterable[int]) -> list[SequenceGroup]:
-    """Takes out of the prefix cache what plans behind `step` were to compute of the sequences that `failed` in it (by
-    id), of those in one group with them, and of all that build upon it; the groups of all of these.
+    """Takes out of the prefix cache what the worker skips: all that plans behind `step` were to compute of the
+    sequences that `failed` in it (by id), of those in one group with them, and of all that build upon it. Returns the
+    groups of all of these.
 
-    Those that have been aborted meanwhile count, for others may build upon them. To be called while `step` is the
-    oldest that is outstanding."""
+    A later plan of the same replica may have built upon that already: a request that was admitted in it shares a block
+    that is now never filled, another shares what the first makes of it. None of them can be relied on. Groups that have
+    been aborted meanwhile count, for others may build upon them. To be called while `step` is the oldest that is
+    outstanding.
+    """
     later = [each for each in replica.outstanding if each.step_id > step.step_id]
     skipped = set(failed)
     groups: list[SequenceGroup] = []
@@ -53,7 +54,7 @@ def _builds_on(group: SequenceGroup, skipped: set[int], answered_step_id: int) -
 
 
 def _ids_here(group: SequenceGroup) -> set[int]:
-    """Its sequences by the ids that they have, or had, here."""
+    """Returns the ids that the group's sequences have, or had, on this replica."""
     return {each.sequence_id for each in group.sequences if each.is_introduced or not each.is_live}
 
 
@@ -66,7 +67,7 @@ _NO_LOGPROBS: list[Logprobs] = []
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step brought: deltas by frontend, groups that have ended, why sequences have, and prefixes whose KV is
+    """A step's results: deltas by frontend, groups that have ended, why sequences have, and prefixes whose KV is
     computed."""
 
     deltas: defaultdict[int, list[Delta]] = field(default_factory=lambda: defaultdict(list))
@@ -79,8 +80,8 @@ Member = tuple[SequenceGroup, Sequence]
 
 
 def answers(step: OutstandingStep, result: StepResult) -> bool:
-    """Whether a result says exactly what the step asked for: of every sequence that chooses, what it chose or that it
-    failed; and of others at most the latter."""
+    """Tells whether a result says exactly what the step asked for: of every sequence that chooses, its token or that it
+    failed; of others at most that they failed."""
     if result.outcome is not StepOutcome.DONE:
         return True
     asked = [sequence.sequence_id for _, sequence in _unfailed(step.samplers, result)]
@@ -100,7 +101,7 @@ def _unfailed(members: list[Member], result: StepResult) -> list[Member]:
 
 
 def _are_members(step: OutstandingStep, failed: list[SequenceFailure]) -> bool:
-    """Whether each is another sequence that the step computes."""
+    """Tells whether `failed` names sequences that the step computes, each at most once."""
     named = [failure.sequence_id for failure in failed]
     members = {sequence.sequence_id for group in step.groups for sequence in group.sequences}
     members.update(sequence.sequence_id for _, sequence in (*step.samplers, *step.beams))
@@ -109,8 +110,9 @@ def _are_members(step: OutstandingStep, failed: list[SequenceFailure]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Groups that failures of their sequences end, with the first; `victims`, which failed only with what they shared
-    with those; and those that are `stranded`: plans that were sent before have them build upon what is now skipped."""
+    """Failed groups of a step. `ended`: groups whose sequences failed of themselves, with the first failure; `victims`:
+    groups that failed only with what they shared with those; `stranded`: groups that build upon what is now skipped, by
+    plans that were sent before."""
 
     ended: dict[SequenceGroup, SequenceFailure]
     victims: dict[SequenceGroup, SequenceFailure]
@@ -118,9 +120,11 @@ class Failures:
 
 
 def separate(replica: Replica, step: OutstandingStep, failed: list[SequenceFailure]) -> Failures:
-    """Sorts failures, in the order of the work, which is that of what builds on what; and keeps from others what was
-    computed of sequences that were not finite, and what will not be computed. To be called before the step is booked as
-    answered."""
+    """Sorts the failures of a step, in the order of the work, in which sequences come after those they build on; and
+    withdraws from the prefix cache what was computed of non-finite sequences and what will not be computed.
+
+    To be called before the step is booked as answered.
+    """
     ended: dict[SequenceGroup, SequenceFailure] = {}
     victims: dict[SequenceGroup, SequenceFailure] = {}
     members = _live_members(step) if failed else {}
@@ -148,7 +152,8 @@ def _is_victim(replica: Replica, group: SequenceGroup | None, sequence: Sequence
 
 
 def _distrust_by_name(replica: Replica, sequence_id: int) -> None:
-    """Whoever built upon what the sequence was to fill may have left that behind in a window."""
+    """Distrusts sequences that have built upon what the sequence was to fill: a window may have dropped those
+    blocks."""
     for group in dict.fromkeys(group for step in replica.outstanding for group in step.groups):
         for sequence in group.sequences:
             if any(owner == sequence_id for _, owner in sequence.builds_on):
@@ -178,7 +183,7 @@ def _live_members(step: OutstandingStep) -> dict[int, Member]:
 
 
 def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outcome:
-    """Books the result of a step that is done."""
+    """Books the result of a step that is done, and returns what follows from it."""
     outcome = Outcome()
     if result.times.grammars:
         _note_grammar_times(step, result.times.grammars)
@@ -274,7 +279,8 @@ def _take_prompt_logprobs(group: SequenceGroup) -> list[Logprobs]:
 def _take_candidates(
     replica: Replica, group: SequenceGroup, beam: Sequence, candidates: Candidates, outcome: Outcome
 ) -> None:
-    """Waits until all beams have their candidates: after a preemption they may come back in different steps."""
+    """Keeps a beam's candidates, and advances the search once all beams have theirs: after a preemption they may come
+    back in different steps."""
     beam.candidates = candidates
     beam.num_in_flight -= 1
     beams = group.live

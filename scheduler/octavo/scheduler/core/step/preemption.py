@@ -1,4 +1,4 @@
-"""What becomes of a preempted group's KV: moved to CPU memory and back, or computed again; by rule or by cost."""
+"""Preemption: whether a group's KV is moved to CPU memory and back, or computed again; by rule or by cost."""
 
 import sys
 from collections.abc import Sequence as Ordered
@@ -14,8 +14,11 @@ GrowthBefore = list[tuple[int, int]]
 
 
 def prefers_swapping(replica: Replica, group: SequenceGroup, growth: GrowthBefore) -> bool:
-    """Whether a running group that could be swapped out should be. `growth` is empty at first, filled where it is
-    wanted, and serves for all that one step preempts: those go from the end."""
+    """Tells whether a running group that could be swapped out should be.
+
+    `growth` is empty at first, filled where it is wanted, and serves for all groups that one step preempts: they go
+    from the end.
+    """
     preemption, costs = replica.config.preemption, replica.hello.costs
     if preemption is Preemption.MEASURED and costs is not None:
         return swap_seconds(replica, group, costs.swap) < recompute_seconds(replica, group, costs.prefill, growth)
@@ -23,7 +26,7 @@ def prefers_swapping(replica: Replica, group: SequenceGroup, growth: GrowthBefor
 
 
 def swap_seconds(replica: Replica, group: SequenceGroup, costs: SwapCosts) -> float:
-    """To move all that the group holds out, and in again what others do not hold."""
+    """Returns the seconds to move all KV of the group out, and in again what others do not hold."""
     kv, holders = replica.kv, replica.holders(group)
     return (
         2 * costs.moves_s
@@ -35,8 +38,8 @@ def swap_seconds(replica: Replica, group: SequenceGroup, costs: SwapCosts) -> fl
 def recompute_seconds(
     replica: Replica, group: SequenceGroup, costs: PrefillCosts, growth: GrowthBefore | None = None
 ) -> float:
-    """To compute again what will be lost of the group: in steps that decode others as well, so that a step as such
-    costs only where the group fills all of it."""
+    """Returns the seconds to compute again what will be lost of the group: in steps that decode others as well, so that
+    a step as such costs only where the group fills all of it."""
     num_taken = blocks_taken_meanwhile(replica, group, growth)
     spans = replica.kv.swapper.lost_by(replica.holders(group), num_taken)
     windows = [group.window for group in replica.hello.kv_groups]
@@ -46,8 +49,8 @@ def recompute_seconds(
 
 
 def blocks_taken_meanwhile(replica: Replica, group: SequenceGroup, growth: GrowthBefore | None = None) -> int:
-    """Of those that the group gives up, how many are taken before it comes back: what those before it grow by until the
-    first of them must have ended; all, if swapped groups come first."""
+    """Returns how many of the blocks that the group gives up are taken before it comes back: as many as the groups
+    before it grow by until the first of them must have ended; all, if swapped groups come first."""
     place = replica.place(group)
     if (replica.swapped and replica.swapped[0].order < group.order) or place == 0:
         return replica.kv.num_blocks
@@ -59,7 +62,7 @@ def blocks_taken_meanwhile(replica: Replica, group: SequenceGroup, growth: Growt
 
 
 def growth_before(running: Ordered[SequenceGroup]) -> GrowthBefore:
-    """Walks once over all that runs."""
+    """Returns the growth before each place in `running`, in one walk."""
     found, num_steps, num_sequences = [(0, 0)], sys.maxsize, 0
     for group in running:
         live = group.live

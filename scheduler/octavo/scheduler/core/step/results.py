@@ -1,4 +1,4 @@
-"""What becomes of groups when a step is answered: told their tokens, ended, or started over where it failed."""
+"""Results of steps and what becomes of groups: they get their tokens, end, or start over where the step failed."""
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import LossCause, Outbox, PrefixGivenUp, SchedulerObserver
@@ -36,7 +36,7 @@ class StepResults:
         self._observer = observer
 
     def take(self, replica: Replica, result: StepResult, now: float) -> None:
-        """Books one; a replica that answers what it was not asked is lost."""
+        """Books the result of a step; a replica that answers a step it was not asked for is lost."""
         step = replica.outstanding[0] if replica.outstanding else None
         if step is None or step.step_id != result.step_id or not results.answers(step, result):
             reason = f"answered step {result.step_id}, which it was not asked"
@@ -75,9 +75,9 @@ class StepResults:
             replica.pin(group)
 
     def _end_failed(self, replica: Replica, failures: results.Failures, *, is_spoilt: bool) -> None:
-        """Ends the groups whose sequences failed of themselves, unless it may be the replica's doing: in a step that
-        `is_spoilt`, or if another can be asked. Their victims start over, without what they shared, and so do
-        those that are stranded."""
+        """Ends the groups whose sequences failed of themselves, unless the replica may be at fault: in a non-finite
+        step, or if another replica can be tried. Their victims start over, without what they shared, and so do stranded
+        groups."""
         for group, failure in failures.ended.items():
             if group in replica.restarts:
                 # Its next step was outstanding when this was known.
@@ -96,7 +96,8 @@ class StepResults:
             replica.restarts.setdefault(group, (RejectReason.STEP_FAILED, "what it shared was skipped"))
 
     def _may_try_again(self, replica: Replica, group: SequenceGroup, *, is_spoilt: bool) -> bool:
-        """Whether a group that got nothing finite here is computed again; not if another replica gave it no better."""
+        """Tells whether a group that got nothing finite here is computed again; not if another replica gave it no
+        better."""
         if group.prefix_name is not None:
             return False
         if is_spoilt:
@@ -104,7 +105,7 @@ class StepResults:
         return group.spoilt_by is None and self._replica_table.has_ready_home(group, besides=replica)
 
     def _restart(self, replica: Replica) -> None:
-        """What is to start over does so from its known tokens, unless its steps have failed too often."""
+        """Starts groups over from their known tokens, unless their steps have failed too often."""
         restarts, replica.restarts = replica.restarts, {}
         for group, (reason, detail) in restarts.items():
             if group.is_finished:
@@ -133,8 +134,8 @@ class StepResults:
 
 
 def _fail_step(replica: Replica, step: OutstandingStep, result: StepResult) -> None:
-    """Every group in a failed or skipped step is to start over; one that was skipped is not to blame, nor one that ran
-    out of memory beside others, or in a step that can be smaller."""
+    """Marks every group in a failed or skipped step to start over. A group that was skipped is not blamed, nor one that
+    ran out of memory beside others, or in a step that can be smaller."""
     remapped = set(step.remapped)
     reason = RejectReason.STEP_FAILED
     blamed = set(step.groups) if result.outcome is StepOutcome.FAILED else set()
@@ -149,7 +150,7 @@ def _fail_step(replica: Replica, step: OutstandingStep, result: StepResult) -> N
 
 
 def _run_out_of_memory(replica: Replica, step: OutstandingStep) -> None:
-    """The replica's next steps are smaller; and if this one could not be, that is counted."""
+    """Makes the replica's next steps smaller; counts a memory failure of the group if this step could not be."""
     num_seqs = max(len(step.groups), len(step.samplers) + len(step.beams))
     groups = set(step.groups)
     if len(groups) == 1 and step.num_tokens <= max(replica.size.min_tokens, num_seqs):

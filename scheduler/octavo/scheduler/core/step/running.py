@@ -1,4 +1,4 @@
-"""Going on with what has run before: decodes, partial prefills, swapped groups; and preemption where blocks run out."""
+"""Running groups: going on with decodes, partial prefills and swapped groups; and preemption where blocks run out."""
 
 from dataclasses import dataclass, field
 
@@ -14,15 +14,16 @@ Decode = tuple[SequenceGroup, Sequence]
 
 @dataclass(slots=True)
 class Runnable:
-    """What of a replica's running groups may be computed: next tokens of those past their prompts, but for those whose
-    grammars must wait for their turn; and groups with some of their known tokens still to go."""
+    """Work of a replica's running groups that a step may compute: next tokens of sequences past their prompts, but for
+    those whose grammars must wait for their turn; and groups with some of their known tokens still to go."""
 
     decodes: list[Decode] = field(default_factory=list)
     prefilling: list[SequenceGroup] = field(default_factory=list)
 
 
 def runnable(replica: Replica) -> Runnable:
-    """One walk over all that may step, in order of arrival. A group's sequences decode together or not at all."""
+    """Finds the work of all groups that may step, in one walk in order of arrival. A group's sequences decode together
+    or not at all."""
     found = Runnable()
     decodes, prefilling = found.decodes, found.prefilling
     any_grammar = False
@@ -54,7 +55,7 @@ def runnable(replica: Replica) -> Runnable:
 
 
 def _unanswered(replica: Replica, group: SequenceGroup) -> list[Sequence]:
-    """Those with blocks, but for beams that have their candidates and wait for the others to have theirs."""
+    """Returns the group's sequences with blocks, but for beams that have their candidates and wait for other beams."""
     return [sequence for sequence in replica.holders(group) if sequence.candidates is None]
 
 
@@ -76,7 +77,7 @@ def decode(builder: StepBuilder, decodes: list[Decode]) -> bool:
 
 
 def continue_prefills(builder: StepBuilder, groups: list[SequenceGroup]) -> None:
-    """Goes on with what is partly computed, unless this step has preempted it."""
+    """Computes on groups that are partly computed, unless this step has preempted them."""
     for group in groups:
         if group.status is SequenceStatus.RUNNING:
             builder.prefill(group)
@@ -95,7 +96,7 @@ def start_prefixes(builder: StepBuilder) -> None:
 
 
 def resume_swapped(builder: StepBuilder) -> None:
-    """Brings swapped groups back, in order, while blocks last and nobody that waits comes before them; never in a step
+    """Brings swapped groups back, in order, while blocks last and no waiting group comes before them; never in a step
     that preempted."""
     replica = builder.replica
     if replica.isolates:
@@ -107,7 +108,7 @@ def resume_swapped(builder: StepBuilder) -> None:
 
 
 def shortage(replica: Replica) -> Obstacle:
-    """The blocks that the next tokens of all decodes take, which are more than there are."""
+    """Returns the obstacle of a step that must preempt: the blocks that its decodes take, and those that are free."""
     decodes = runnable(replica).decodes
     needed = replica.kv.num_missing(sequence for _, sequence in decodes)
     return Obstacle(ObstacleKind.PREEMPTION, needed, replica.kv.num_free)
@@ -122,9 +123,12 @@ def _lacks_blocks(replica: Replica, decodes: list[Decode]) -> bool:
 
 
 def _preempt(builder: StepBuilder, decodes: list[Decode]) -> list[Decode]:
-    """Takes the last in order: of those that came at about the same time the lowest priority, then the latest arrival
-    (paper §4.5). Prefixes are first. What is older than its priority's ageing goes behind nobody new, so it ends at
-    last; and the first in order always fits alone, or it had been refused."""
+    """Preempts groups, the last in order first, until the blocks suffice; returns the decodes that are left.
+
+    Of groups that came at about the same time the lowest priority goes first, then the latest arrival (paper §4.5);
+    prefixes stay longest. A group that is older than its priority's ageing goes behind no new one, so it ends at last;
+    and the first in order always fits alone, or it would have been refused.
+    """
     kv = builder.replica.kv
     # Groups write to no block of each other's, so each takes what it would alone. A walk for each victim would cost
     # seconds where thousands run.
@@ -137,7 +141,7 @@ def _preempt(builder: StepBuilder, decodes: list[Decode]) -> list[Decode]:
 
 
 def _pop_last(decodes: list[Decode], group: SequenceGroup) -> list[Sequence]:
-    """The sequences of the last group in order, if it decodes; it does so no more."""
+    """Removes the decodes of `group`, if it is the last in order to decode, and returns their sequences."""
     sequences = []
     while decodes and decodes[-1][0] is group:
         sequences.append(decodes.pop()[1])
