@@ -1,4 +1,4 @@
-"""How the operator's commands reach a scheduler: its address, a channel, errors in one line."""
+"""The operator's connection to a scheduler: its address, a channel, errors in one line."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,8 @@ _QUESTION_ERRORS: Final = (
 
 
 def default_admin_address() -> str:
-    """The socket of a scheduler started without an address. Raises `click.UsageError` if there is no place for it."""
+    """Returns the socket of a scheduler started without an address. Raises `click.UsageError` if there is no place for
+    it."""
     try:
         return f"unix:{runtime_directory()}/admin.sock"
     except EndpointError as error:
@@ -49,7 +50,7 @@ admin_address_option = click.option(
 
 @contextmanager
 def connected(address: str, service: str = "octavo.v1.AdminService") -> Iterator[grpc.Channel]:
-    """A channel to the `service` at `address`; what goes wrong with calls on it becomes a `click.ClickException`."""
+    """Opens a channel to the `service` at `address`; errors of calls on it become a `click.ClickException`."""
     # Silences the library's own lines about a refused connection; the error says it already.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     with grpc.insecure_channel(address) as channel:
@@ -71,6 +72,6 @@ def _describe(address: str, service: str, error: grpc.RpcError) -> str:
 
 @contextmanager
 def admin_stub(address: str) -> Iterator[Any]:
-    """The Admin service at `address`."""
+    """Connects to the Admin service at `address`."""
     with connected(address) as channel:
         yield services.AdminServiceStub(channel)

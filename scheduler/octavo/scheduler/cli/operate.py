@@ -45,7 +45,7 @@ def explain(request_id: str, admin_address: str) -> None:
 
 
 def explanation_lines(explanation: pb.Explanation) -> Iterator[str]:
-    """An explanation in sentences."""
+    """Puts an explanation into sentences, one a line."""
     status = explanation.status
     where = f" on {status.worker_id}" if status.worker_id else ""
     yield f"{status.request_id}: {_STATE_NAMES[status.state]}{where}, {_seconds(status)} after it came"
@@ -277,7 +277,7 @@ def workers(admin_address: str) -> None:
 
 
 def state_name(worker: pb.Worker) -> str:
-    """Whether it gets work, in a word."""
+    """Says in a word whether the worker gets work."""
     return _WORKER_STATES.get(worker.state, "unknown")
 
 
@@ -345,7 +345,8 @@ def _duration(seconds: float) -> Duration:
 
 
 def _wait(stub: Any, worker_id: str) -> None:
-    """Until no worker of this name drains. Raises `click.ClickException` if it was readmitted, or is there anew."""
+    """Waits until no worker of this name drains. Raises `click.ClickException` if it was readmitted, or is there
+    anew."""
     while True:
         load = stub.GetLoad(pb.GetLoadRequest(), timeout=TIMEOUT_S)
         states = [worker.state for worker in load.workers if worker.id == worker_id]

@@ -1,4 +1,4 @@
-"""How wide what is printed may be."""
+"""Tables as aligned text, no wider than the terminal."""
 
 import shutil
 import sys
@@ -7,7 +7,7 @@ from typing import Final
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal; None where stdout is none, so that programs get all there is."""
+    """Returns the columns of the terminal; None where stdout is none, so that programs get all there is."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -19,10 +19,10 @@ _CUT: Final = "…"
 
 
 def text_table(head: str, rows: Iterable[Sequence[object]], *, width: int | None = None, dispensable: str = "") -> str:
-    """Columns as wide as their widest cell, numbers to the right, under the words of `head`.
+    """Aligns columns as wide as their widest cell, numbers to the right, under the words of `head`.
 
-    What does not fit `width` loses the columns that `dispensable` names, from the first on, as many as it takes; if the
-    rest is still too wide, its widest columns are cut.
+    A table that does not fit `width` loses the columns that `dispensable` names, from the first on, as many as it
+    takes; if the rest is still too wide, its widest columns are cut.
     """
     columns = list(zip(*[head.split(), *([_text(value) for value in row] for row in rows)], strict=True))
     if width is not None:
@@ -44,7 +44,7 @@ def _total(widths: Iterable[int]) -> int:
 
 
 def _narrowed(widths: list[int], width: int | None) -> list[int]:
-    """The widest give way, down to a character."""
+    """Narrows the widest columns first, each down to a character."""
     while width is not None and _total(widths) > width and max(widths) > 1:
         widths[widths.index(max(widths))] -= 1
     return widths

@@ -1,4 +1,4 @@
-"""`octavo top`: queues, blocks and token rates of a running scheduler, again and again."""
+"""`octavo top` shows queues, blocks and token rates of a running scheduler, again and again."""
 
 import textwrap
 import time
@@ -47,7 +47,7 @@ def top(interval: float, once: bool, admin_address: str) -> None:
 def frame(
     load: pb.GetLoadResponse, previous: pb.GetLoadResponse | None, seconds: float, width: int | None = None
 ) -> str:
-    """One picture of the load, no wider than `width`; rates are against the `previous` one, `seconds` ago."""
+    """Draws one picture of the load, no wider than `width`; rates are against the `previous` one, `seconds` ago."""
     return "\n".join(_lines(load, previous, seconds, width))
 
 

@@ -1,1 +1,1 @@
-"""One replica's KV memory: which blocks there are, who holds them, and what is known of their content."""
+"""The KV memory of one replica: which blocks there are, who holds them, and what content they are known to have."""

@@ -1,4 +1,4 @@
-"""One device's KV blocks and who holds them: the pool counts references, a block table maps a sequence's logical
+"""Blocks and block tables: the pool counts references to one device's KV blocks, a table maps a sequence's logical
 blocks to physical ones."""
 
 from collections import OrderedDict
@@ -10,7 +10,7 @@ from octavo.wire.steps import BlockMove, Remap
 
 
 class BlockPool:
-    """Reference-counted blocks 0..num_blocks-1 with an ordered free list; every operation is O(1) per block.
+    """Holds reference-counted blocks 0..num_blocks-1 with an ordered free list; every operation is O(1) per block.
 
     Blocks are taken from the front of the list. A free block may be shared again while it is in the list, which is why
     it must leave from anywhere.
@@ -35,15 +35,15 @@ class BlockPool:
 
     @property
     def free_block_ids(self) -> KeysView[int]:
-        """In the order in which they are taken."""
+        """Returns the free blocks in the order in which they are taken."""
         return self._free.keys()
 
     def ref_count(self, block_id: int) -> int:
-        """How many hold the block."""
+        """Returns how many holders the block has."""
         return self._ref_counts[block_id]
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks, referenced once each. Raises `ValueError` if fewer are free; nothing is taken then."""
+        """Takes `count` blocks, referenced once each. Raises `ValueError` if fewer are free; nothing is taken then."""
         if count > len(self._free):
             raise ValueError(f"{count} blocks wanted, {len(self._free)} free")
         block_ids = [self._free.popitem(last=False)[0] for _ in range(count)]
@@ -58,9 +58,9 @@ class BlockPool:
             self._ref_counts[block_id] += 1
 
     def release(self, block_id: int) -> bool:
-        """Drops one reference; whether it was the last, after which the block must be given back.
+        """Drops one reference and returns whether it was the last, after which the block must be given back.
 
-        Raises `ValueError` if nobody holds it.
+        Raises `ValueError` if nobody holds the block.
         """
         if self._ref_counts[block_id] == 0:
             raise ValueError(f"double free of block {block_id}")
@@ -90,7 +90,7 @@ class BlockPool:
 
 @dataclass(slots=True)
 class BlockTable:
-    """One sequence's blocks, one list per KV group, all of one length; `NULL_BLOCK` where a window has passed.
+    """The blocks of one sequence, one list per KV group, all of one length; `NULL_BLOCK` where a window has passed.
 
     The first `num_indexed` have been offered to the prefix cache. The first `num_passed` of each windowed group are
     null.
@@ -115,14 +115,14 @@ class BlockTable:
 
     @property
     def block_ids(self) -> list[int]:
-        """All blocks of all groups."""
+        """Returns all blocks of all groups, without null entries."""
         return present(self.groups)
 
 
 @dataclass(slots=True)
 class Growth:
-    """What a worker must be told so that a sequence's tables are what they are here: blocks appended (one list per KV
-    group, or none at all), entries that changed, and what to copy first."""
+    """Changes of a sequence's tables that its worker must make too: blocks appended (one list per KV group, or none at
+    all), entries that changed, and blocks to copy first."""
 
     new_block_ids: list[list[int]] = field(default_factory=list)
     remaps: list[Remap] = field(default_factory=list)
@@ -130,12 +130,13 @@ class Growth:
 
 
 def present(groups: Iterable[Iterable[int]]) -> list[int]:
-    """All entries that are blocks."""
+    """Returns all entries that are blocks."""
     return [block_id for blocks in groups for block_id in blocks if block_id != NULL_BLOCK]
 
 
 def first_visible(window: int, position: int, block_size: int) -> int:
-    """The first logical block that the token at `position` can see, in a KV group of this window (0: all)."""
+    """Returns the first logical block that the token at `position` can see, in a KV group of this `window` in tokens
+    (0: all)."""
     return max(0, position - window + 1) // block_size if window else 0
 
 

@@ -1,4 +1,5 @@
-"""The blocks on a device and what is known of them: taken, given up, parked until a step is answered, distrusted."""
+"""The blocks on a device and what is known of them: taken, given up, parked until a step is answered, pinned,
+distrusted."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from octavo.wire.base import NULL_BLOCK
 
 
 class DeviceBlocks:
-    """A pool and the prefix cache over all its blocks."""
+    """Joins a pool with the prefix cache over all its blocks."""
 
     def __init__(self, num_blocks: int, num_kv_groups: int, *, prefix_caching: bool) -> None:
         self.pool = BlockPool(num_blocks)
@@ -24,15 +25,16 @@ class DeviceBlocks:
         self._distrusted: set[int] = set()
 
     def take(self, count: int) -> list[int]:
-        """Free blocks, for something new."""
+        """Takes `count` free blocks for new content. Raises `ValueError` if fewer are free."""
         block_ids = self.pool.allocate(count)
         for block_id in block_ids:
             self.cache.remove(block_id)
         return block_ids
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Drops references. Worthless blocks are taken again first, then the longest unused; of those given up together
-        the ones with the longest prefix go before the others, so that a chain is eaten from its tail."""
+        """Drops references. Of the blocks that become free those without cached content are taken again first, then the
+        longest unused; of those given up together the ones with the longest prefix go before the others, so that a
+        chain is eaten from its tail."""
         unused = [block_id for block_id in block_ids if self.pool.release(block_id)]
         self._distrusted.difference_update(unused)
         cached = []
@@ -48,43 +50,43 @@ class DeviceBlocks:
             self.pool.give_back(block_id)
 
     def surviving(self, own: set[int], num_taken: int) -> set[int]:
-        """Of blocks that are given up together, those a prefix hit would find after `num_taken` have been taken: what
-        is not cached goes first, then chains from their tails."""
+        """Returns which blocks of `own`, given up together, a prefix hit would still find after `num_taken` of them
+        have been taken: what is not cached goes first, then chains from their tails."""
         contents = ((self.cache.content(block_id), block_id) for block_id in own if self.prefix_caching)
         cached = sorted((content.depth, block_id) for content, block_id in contents if content is not None)
         return {block_id for _, block_id in cached[: max(0, min(len(cached), len(own) - num_taken))]}
 
     def step_answered(self, step_id: int, *, valid: bool) -> None:
-        """Frees what was parked for this step; what it wrote is relied on only if it is `valid`."""
+        """Frees the blocks that were parked for this step; the content it wrote is relied on only if it is `valid`."""
         self.cache.step_answered(step_id, valid=valid)
         self.release(self.parked.pop(step_id, []))
 
     @property
     def parked_block_ids(self) -> list[int]:
-        """Blocks that wait for outstanding steps, as often as they do; others may hold them too."""
+        """Returns the blocks that wait for outstanding steps, once for each; sequences may hold them too."""
         return [block_id for block_ids in self.parked.values() for block_id in block_ids]
 
     @property
     def num_parked(self) -> int:
-        """Blocks that are free as soon as outstanding steps are answered."""
+        """Counts the blocks that will be free as soon as outstanding steps are answered."""
         parked = Counter(self.parked_block_ids)
         return sum(self.pool.ref_count(block_id) == count for block_id, count in parked.items())
 
     @property
     def cached_free_block_ids(self) -> AbstractSet[int]:
-        """Free blocks that a prefix hit would find: a walk over the fewer of all that are free and all that are
-        cached."""
+        """Returns the free blocks that a prefix hit would find: a walk over the fewer of all that are free and all that
+        are cached."""
         return self.pool.free_block_ids & self.cache.block_ids
 
     def distrust(self, block_ids: Iterable[int]) -> None:
-        """None of these is found again in the prefix cache."""
+        """Makes sure that none of these blocks is found again in the prefix cache."""
         for block_id in block_ids:
             self.cache.remove(block_id)
             if self.pool.ref_count(block_id):
                 self._distrusted.add(block_id)
 
     def any_distrusted(self, block_ids: Iterable[int]) -> bool:
-        """Whether one of these is held since before it was distrusted."""
+        """Tells whether one of these blocks has been held since before it was distrusted."""
         return bool(self._distrusted) and not self._distrusted.isdisjoint(block_ids)
 
 
@@ -93,14 +95,15 @@ class DeviceBlocks:
 
 @dataclass(frozen=True, slots=True)
 class _Pin:
-    """What a pinned prefix holds."""
+    """The blocks of a pinned prefix, and the tail that its last one is, if partly filled."""
 
     block_ids: list[int]
     tail: Tail | None
 
 
 class PinnedBlocks:
-    """By the names of the prefixes. `tails` are those of all that are pinned, for whoever looks prefixes up."""
+    """Holds the blocks of pinned prefixes by their names. `tails` collects the tails of all pins, for prefix
+    lookups."""
 
     def __init__(self, blocks: DeviceBlocks, block_size: int, tails: list[Tail]) -> None:
         self._blocks = blocks
@@ -113,12 +116,12 @@ class PinnedBlocks:
 
     @property
     def by_name(self) -> dict[str, list[int]]:
-        """The blocks of each prefix."""
+        """Returns the blocks of each prefix."""
         return {name: pin.block_ids for name, pin in self._pins.items()}
 
     @property
     def block_ids(self) -> set[int]:
-        """All blocks that any prefix keeps."""
+        """Returns all blocks that any prefix keeps."""
         return {block_id for pin in self._pins.values() for block_id in pin.block_ids}
 
     def pin(self, name: str, sequence: Sequence, table: BlockTable) -> None:
@@ -139,7 +142,8 @@ class PinnedBlocks:
         self._pins[name] = _Pin(table.block_ids, tail)
 
     def unpin(self, name: str) -> None:
-        """Gives a prefix's blocks up; as cached content, if that is wanted, they stay until they are taken."""
+        """Gives a prefix's blocks up; with prefix caching they stay as cached content until they are taken. Raises
+        `KeyError` for an unknown name."""
         pin = self._pins.pop(name)
         if pin.tail is not None:
             self._tails.remove(pin.tail)

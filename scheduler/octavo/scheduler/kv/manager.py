@@ -1,4 +1,5 @@
-"""One replica's KV memory: which blocks each sequence holds, which are shared, and whether more may be had."""
+"""The KV cache manager of one replica: which blocks each sequence holds, which are shared, and whether more may be
+had."""
 
 import enum
 import math
@@ -17,7 +18,8 @@ from octavo.wire.steps import BlockMove, Remap
 
 
 class AllocStatus(enum.Enum):
-    """Whether sequences can be given their blocks: now, once others have freed theirs, or not on this replica."""
+    """Answers to whether sequences can be given their blocks: OK, now; LATER, once others have freed theirs; NEVER on
+    this replica."""
 
     OK = enum.auto()
     LATER = enum.auto()
@@ -25,14 +27,14 @@ class AllocStatus(enum.Enum):
 
 
 class KVCacheManager:
-    """Block tables of the sequences that hold KV on one replica, and the prefix cache over all its blocks.
+    """Holds the block tables of the sequences with KV on one replica, and the prefix cache over all its blocks.
 
     `windows`: one per KV group, in tokens, 0 for none. Blocks that a sequence gives up while a step with it is
     outstanding are parked until that step is answered, because until then the worker may still use them.
 
     A block enters the prefix cache as soon as a plan fills it, before the step is answered: a replica runs its plans in
-    order, and writes a step's KV before it reads any, so whoever shares the block finds it filled. If the step fails,
-    or skips what was to fill the block, the entry is withdrawn.
+    order, and writes a step's KV before it reads any, so a sequence that shares the block finds it filled. If the step
+    fails, or skips what was to fill the block, the entry is withdrawn.
     """
 
     def __init__(
@@ -68,17 +70,17 @@ class KVCacheManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that may be taken, those with cached content too."""
+        """Counts the blocks that may be taken, those with cached content too."""
         return self._pool.num_free
 
     @property
     def num_cached(self) -> int:
-        """Blocks that a prefix hit would find."""
+        """Counts the blocks that a prefix hit would find."""
         return len(self._cache)
 
     @property
     def num_pinned(self) -> int:
-        """Blocks that pinned prefixes keep for good."""
+        """Counts the blocks that pinned prefixes keep for good."""
         return len(self.pins.block_ids)
 
     @property
@@ -91,32 +93,32 @@ class KVCacheManager:
 
     @property
     def capacity_tokens(self) -> int:
-        """The most tokens one sequence can hold here."""
+        """Returns the most tokens that one sequence can hold here."""
         return (self.num_blocks - self.reserved_blocks) // len(self._windows) * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks, of all KV groups together, that hold `num_tokens` tokens of one sequence."""
+        """Returns how many blocks, of all KV groups together, hold `num_tokens` tokens of one sequence."""
         return -(-num_tokens // self.block_size) * len(self._windows)
 
     def holds(self, sequence: Sequence) -> bool:
-        """Whether the sequence has blocks on the device."""
+        """Tells whether the sequence has blocks on the device."""
         return sequence in self._tables
 
     def block_table(self, sequence: Sequence) -> list[list[int]]:
-        """The sequence's blocks, one list per KV group; to be read."""
+        """Returns the sequence's blocks, one list per KV group; not to be changed."""
         return self._tables[sequence].groups
 
     def ref_count(self, block_id: int) -> int:
-        """How many tables, parking lots and pins hold a block."""
+        """Returns how many tables, parking lots and pins hold a block."""
         return self._pool.ref_count(block_id)
 
     # -- start ------------------------------------------------------------------------------------------------------
 
     def can_allocate(self, sequences: Ordered[Sequence], worst_case_blocks: int) -> AllocStatus:
-        """Whether the blocks for all known tokens of `sequences`, which start together, can be had.
+        """Tells whether the blocks for all known tokens of `sequences`, which start together, can be had.
 
-        `worst_case_blocks` is what the group can grow to with nothing shared. The watermark stays free, unless nothing
-        else holds any block.
+        `worst_case_blocks` is the number that the group can grow to with nothing shared. The watermark stays free,
+        unless nothing else holds any block.
         """
         if worst_case_blocks > self.num_blocks - self.reserved_blocks:
             return AllocStatus.NEVER
@@ -124,7 +126,7 @@ class KVCacheManager:
         return AllocStatus.OK if self.num_needed(sequences) + reserve <= self.num_free else AllocStatus.LATER
 
     def num_needed(self, sequences: Ordered[Sequence]) -> int:
-        """Free blocks that a start of `sequences` would use up: all but those that others hold already."""
+        """Counts the free blocks that a start of `sequences` would use up: all but those that others hold already."""
         begins = self._lookup.begins(sequences)
         taken = sum(
             self.blocks_for(sequence.num_known) - begin.num_blocks * len(self._windows)
@@ -134,15 +136,16 @@ class KVCacheManager:
         return taken + sum(self._pool.ref_count(block_id) == 0 for block_id in found)
 
     def num_found(self, sequences: Ordered[Sequence]) -> int:
-        """Known tokens of `sequences` that would not be computed again."""
+        """Counts the known tokens of `sequences` that would not be computed again."""
         return sum(begin.num_blocks for begin in self._lookup.begins(sequences)) * self.block_size
 
     def allocate(self, sequences: Ordered[Sequence]) -> list[BlockMove]:
-        """Gives sequences of one group, which hold nothing, the blocks of all their known tokens; what must be copied.
+        """Gives sequences of one group, which hold nothing, the blocks of all their known tokens; returns the copies
+        that the worker must make.
 
-        Each learns how many tokens it need not compute, and for which of the others it must wait: equal beginnings
-        inside a group share blocks, cached or not. Taking all blocks at the start rather than chunk by chunk keeps
-        half-prefilled prompts from starving each other.
+        Each sequence learns how many tokens it need not compute, and for which of the others it must wait: equal
+        beginnings inside a group share blocks, cached or not. Taking all blocks at the start rather than chunk by chunk
+        keeps half-prefilled prompts from starving each other.
         """
         begins = self._lookup.begins(sequences)
         # Before anything is taken: what is free and cached could be taken otherwise.
@@ -173,7 +176,7 @@ class KVCacheManager:
         return [BlockMove(source, target) for source, target in zip(begin.tail.block_ids, targets, strict=True)]
 
     def _shared_with(self, leader: Sequence, num_blocks: int) -> list[list[int]]:
-        """The first blocks of a leader's tables, as far as windows reach; referenced."""
+        """Returns the first blocks of a leader's tables, as far as windows reach, with a reference added to each."""
         groups = []
         for window, blocks in zip(self._windows, self._tables[leader].groups, strict=True):
             first = first_visible(window, num_blocks * self.block_size, self.block_size)
@@ -184,7 +187,7 @@ class KVCacheManager:
     # -- grow -------------------------------------------------------------------------------------------------------
 
     def num_missing(self, sequences: Iterable[Sequence]) -> int:
-        """Blocks that one more token for each of `sequences` takes: new ones, and copies of shared ones."""
+        """Counts the blocks that one more token for each of `sequences` takes: new ones, and copies of shared ones."""
         missing = 0
         writers: dict[int, int] = defaultdict(int)
         size, ref_count = self.block_size, self._pool.ref_count
@@ -201,7 +204,8 @@ class KVCacheManager:
         return missing + sum(min(count, ref_count(block_id) - 1) for block_id, count in writers.items())
 
     def extend(self, sequence: Sequence) -> Growth | None:
-        """Makes room for the sequence's next token, in blocks of its own; what that changes, if anything."""
+        """Makes room for the sequence's next token, in blocks of its own; returns what that changes, None if
+        nothing."""
         index, offset = divmod(sequence.num_computed, self.block_size)
         if offset and not sequence.shares_last_block:
             return None
@@ -232,7 +236,7 @@ class KVCacheManager:
         growth.remaps.append(Remap(sequence.sequence_id, group, index, blocks[index]))
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """`child` shares all blocks of `parent`."""
+        """Gives `child` a share of all blocks of `parent`."""
         table = self._tables[child] = self._tables[parent].copy()
         parent.shares_last_block = child.shares_last_block = True
         self._pool.share(table.block_ids)
@@ -241,7 +245,7 @@ class KVCacheManager:
         """Offers to the prefix cache the blocks that known and computed tokens have filled since the last call.
 
         `step_id` fills them at the latest. Where an older block holds the same, the sequence's table is pointed at that
-        and its own is given up; the worker must be told in a plan after `step_id`.
+        and its own is given up; the returned remaps must reach the worker in a plan after `step_id`.
         """
         table = self._tables[sequence]
         num_full = min(sequence.num_computed, sequence.num_known) // self.block_size
@@ -257,7 +261,7 @@ class KVCacheManager:
         ]
 
     def _index_block(self, sequence: Sequence, content: CachedBlock, step_id: int) -> bool:
-        """Whether another block took the place of the one that was offered."""
+        """Offers one block; returns whether another block took its place in the sequence's table."""
         blocks = self._tables[sequence].groups[content.kv_group]
         own = blocks[content.depth]
         if own == NULL_BLOCK or self._cache.insert(content, own, step_id, sequence.sequence_id):
@@ -290,14 +294,14 @@ class KVCacheManager:
 
     @property
     def slides(self) -> bool:
-        """Whether any KV group has a window."""
+        """Tells whether any KV group has a window."""
         return bool(self._windowed)
 
     # -- distrust ---------------------------------------------------------------------------------------------------
 
     def distrust(self, sequence_id: int, sequence: Sequence | None) -> None:
-        """Nothing that was computed of a sequence is found again in the prefix cache: neither what outstanding steps
-        fill with it nor, if it is still held, anything in its table; but for what is pinned.
+        """Keeps everything that was computed of a sequence from being found again in the prefix cache: what outstanding
+        steps fill with it and, if it is still held, its whole table; pinned blocks excepted.
 
         To be called before the step that brought this to light is booked as answered.
         """
@@ -305,11 +309,12 @@ class KVCacheManager:
         self.blocks.distrust({*self._cache.filled_by(sequence_id), *held} - self.pins.block_ids)
 
     def withdraw(self, sequence_ids: AbstractSet[int], after_step: int) -> None:
-        """What outstanding steps after `after_step` were to compute of these sequences is not found any more."""
+        """Takes out of the prefix cache what outstanding steps after `after_step` were to compute of these
+        sequences."""
         self._cache.withdraw(sequence_ids, after_step)
 
     def holds_distrusted(self, sequence: Sequence) -> bool:
-        """Whether the sequence has a block from one that is distrusted."""
+        """Tells whether the sequence has held a block since before it was distrusted."""
         return self.blocks.any_distrusted(self._tables[sequence].block_ids)
 
     # -- give up ----------------------------------------------------------------------------------------------------
@@ -323,7 +328,7 @@ class KVCacheManager:
             self.blocks.parked[outstanding_step_id] += block_ids
 
     def step_answered(self, step_id: int, *, valid: bool) -> None:
-        """Frees what was parked for this step; what it wrote is relied on only if it is `valid`."""
+        """Frees the blocks that were parked for this step; the content it wrote is relied on only if it is `valid`."""
         self.blocks.step_answered(step_id, valid=valid)
 
     # -- pin --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""Full blocks by what they hold: a chained hash of a block's tokens and all before them.
+"""The prefix cache: full blocks by their content, a chained hash of a block's tokens and all before them.
 
 Equal hash, equal history, so one sequence's block can serve another. SHA-256, because a collision would show one client
-another's context. What must be equal besides the tokens goes into the chain where it begins to count: an adapter before
-the first block, a client's salt before the first block with a token behind the pinned prefix that the request
+another's context. Whatever must be equal besides the tokens goes into the chain where it begins to count: an adapter
+before the first block, a client's salt before the first block with a token behind the pinned prefix that the request
 continues, if it does. The KV group a block belongs to is part of the key.
 """
 
@@ -24,19 +24,20 @@ _LITTLE_ENDIAN = sys.byteorder == "little"
 
 
 def root_hash(key: CacheKey) -> bytes:
-    """What the hash of a first block that no salt counts for is chained to."""
+    """Returns the hash to which the first block is chained; a salt is not in it."""
     return _mixed(b"", b"adapter", key.adapter)
 
 
 def _mixed(parent: bytes, kind: bytes, label: str) -> bytes:
-    """The parent, unless there is a label. Another function than that of blocks: no label passes for tokens."""
+    """Mixes `label` into a parent's hash; returns the parent if the label is empty. The hash function is not that of
+    blocks: no label passes for tokens."""
     return hashlib.blake2b(label.encode(), digest_size=32, key=parent, person=kind).digest() if label else parent
 
 
 def block_hashes(sequence: Sequence, block_size: int) -> list[bytes]:
-    """The hashes of all blocks of `block_size` that the sequence's known tokens fill, first to last.
+    """Returns the hashes of all blocks of `block_size` that the sequence's known tokens fill, first to last.
 
-    Kept with the sequence, so each block is hashed once in its life.
+    They are kept with the sequence, so each block is hashed once in its life.
     """
     hashes = sequence.block_hashes.setdefault(block_size, [])
     start, stop = len(hashes) * block_size, sequence.num_known // block_size * block_size
@@ -54,7 +55,7 @@ def block_hashes(sequence: Sequence, block_size: int) -> list[bytes]:
 
 
 def _content(sequence: Sequence, start: int, stop: int) -> bytes:
-    """Known tokens as little-endian int32."""
+    """Encodes known tokens as little-endian int32."""
     tokens = array("i", sequence.known_tokens(start, stop))
     if not _LITTLE_ENDIAN:
         tokens.byteswap()
@@ -62,7 +63,7 @@ def _content(sequence: Sequence, start: int, stop: int) -> bytes:
 
 
 class CachedBlock(Value, frozen=True):
-    """What a block holds: `depth` blocks come before it in its chain. (A `Value`, for the garbage collector has nothing
+    """Content of a block: `depth` blocks come before it in its chain. (A `Value`, for the garbage collector has nothing
     to do with these, and there is one per cached block.)"""
 
     value: bytes
@@ -74,10 +75,11 @@ class CachedBlock(Value, frozen=True):
 
 
 class PrefixCache:
-    """Which block holds which content. A block stays indexed while it is free, until it is taken for something else.
+    """Maps content to the block that holds it. A block stays indexed while it is free, until it is taken for something
+    else.
 
-    An entry made by a step that is still outstanding is provisional: it may be shared by what is planned later, for a
-    replica runs its plans in order; it goes if the step fails, or what the step was to compute there is skipped.
+    An entry made by a step that is still outstanding is provisional: groups planned later may share it, for a replica
+    runs its plans in order; it goes if the step fails, or what the step was to compute there is skipped.
     """
 
     def __init__(self, num_kv_groups: int) -> None:
@@ -99,33 +101,34 @@ class PrefixCache:
 
     @property
     def block_ids(self) -> KeysView[int]:
-        """All blocks with indexed content."""
+        """Returns all blocks with indexed content."""
         return self._content_of.keys()
 
     def content(self, block_id: int) -> CachedBlock | None:
-        """What the block holds, if that is indexed."""
+        """Returns the indexed content of the block; None if it has none."""
         return self._content_of.get(block_id)
 
     def block(self, kv_group: int, value: bytes) -> int | None:
-        """The block with this content."""
+        """Returns the block with this content; None if there is none."""
         return self._block_of[kv_group].get(value)
 
     def confirmed_block(self, kv_group: int, value: bytes) -> int | None:
-        """The block with this content, if the step that filled it has been answered."""
+        """Returns the block with this content, if the step that filled it has been answered; else None."""
         block_id = self._block_of[kv_group].get(value)
         return None if block_id in self._filled_by else block_id
 
     def filler(self, block_id: int) -> tuple[int, int] | None:
-        """The outstanding step that fills the block, if one does, and the sequence (by id) that it computes there."""
+        """Returns the outstanding step that fills the block, and the sequence (by id) that it computes there; None if
+        none does."""
         return self._filled_by.get(block_id)
 
     def filled_by(self, sequence_id: int) -> list[int]:
-        """The indexed blocks that outstanding steps fill with what they compute of this sequence."""
+        """Returns the indexed blocks that outstanding steps fill with what they compute of this sequence."""
         return [block_id for block_id, (_, owner) in self._filled_by.items() if owner == sequence_id]
 
     def insert(self, content: CachedBlock, block_id: int, step_id: int, sequence_id: int) -> bool:
-        """The block will hold this content once `step_id` has computed this sequence; False, and nothing changed, where
-        another holds it already."""
+        """Indexes the block, which will hold this content once `step_id` has computed this sequence. Returns False, and
+        changes nothing, where another block holds it already."""
         blocks = self._block_of[content.kv_group]
         if content.value in blocks:
             return False
@@ -136,7 +139,7 @@ class PrefixCache:
         return True
 
     def replace(self, content: CachedBlock, block_id: int) -> None:
-        """The block, which holds this content for certain, is the one to be found."""
+        """Makes the block, which holds this content for certain, the one to be found."""
         former = self._block_of[content.kv_group].get(content.value)
         if former != block_id:
             if former is not None:
@@ -160,7 +163,7 @@ class PrefixCache:
                 self.remove(block_id)
 
     def remove(self, block_id: int) -> None:
-        """The block will hold something else. Unknown blocks are ignored."""
+        """Takes out a block that will hold something else. Unknown blocks are ignored."""
         content = self._content_of.pop(block_id, None)
         if content is not None:
             del self._block_of[content.kv_group][content.value]
@@ -177,7 +180,7 @@ class PrefixCache:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The partly filled last block of a pinned prefix, one per KV group: the hash of all before it, and its tokens."""
+    """A partly filled last block of a pinned prefix, one per KV group: the hash of all before it, and its tokens."""
 
     parent: bytes
     token_ids: list[int]
@@ -186,8 +189,8 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """How a sequence's tables begin: with `num_blocks` full blocks that hold its first tokens, found in the cache (one
-    list per KV group) or shared with a `leader` that starts beside it; then with a copy of `tail`."""
+    """The beginning of a sequence's tables: `num_blocks` full blocks that hold its first tokens, found in the cache
+    (one list per KV group) or shared with a `leader` that starts beside it; then a copy of `tail`."""
 
     num_blocks: int
     found: list[list[int]]
@@ -196,7 +199,7 @@ class Begin:
 
 
 class PrefixLookup:
-    """Reads the cache for sequences that are about to start."""
+    """Looks up in the cache how sequences begin that are about to start."""
 
     def __init__(self, cache: PrefixCache, block_size: int, windows: Ordered[int]) -> None:
         self.tails: list[Tail] = []
@@ -206,7 +209,8 @@ class PrefixLookup:
         self._windowed = [group for group, window in enumerate(windows) if window]
 
     def begins(self, sequences: Ordered[Sequence]) -> list[Begin]:
-        """For each of the sequences of a group, which start together: equal beginnings share blocks, cached or not."""
+        """Returns the beginning of each sequence of a group, which start together: equal beginnings share blocks,
+        cached or not."""
         begins: list[Begin] = []
         for index, sequence in enumerate(sequences):
             begin = self._find(sequence)
@@ -219,17 +223,18 @@ class PrefixLookup:
         return begins
 
     def _num_common_blocks(self, sequence: Sequence, leader: Sequence) -> int:
-        """Full blocks that begin both; never up to the last known token, whose logits are needed."""
+        """Counts the full blocks that begin both; never up to the last known token, whose logits are needed."""
         hashes, others = (block_hashes(each, self._block_size) for each in (sequence, leader))
         limit = min(self._limit(sequence), len(others))
         return next((i for i in range(limit) if hashes[i] != others[i]), limit)
 
     def _limit(self, sequence: Sequence) -> int:
-        """Blocks that may be found computed: a hit never covers the last known token, whose logits are needed."""
+        """Counts the blocks that may be found computed: a hit never covers the last known token, whose logits are
+        needed."""
         return 0 if sequence.bypasses_cache else (sequence.num_known - 1) // self._block_size
 
     def _find(self, sequence: Sequence) -> Begin:
-        """The longest beginning of the sequence that all KV groups hold."""
+        """Finds the longest beginning of the sequence that all KV groups hold."""
         limit = self._limit(sequence) if len(self._cache) else 0
         hashes = block_hashes(sequence, self._block_size) if limit else []
         for group, window in enumerate(self._windows):
@@ -249,7 +254,8 @@ class PrefixLookup:
         return next((i for i in range(limit) if self._cache.block(group, hashes[i]) is None), limit)
 
     def _agree_on_windows(self, hashes: list[bytes], limit: int) -> int:
-        """At most `limit` blocks, so many that every windowed group holds those that its window reaches from there."""
+        """Returns the most blocks, `limit` at most, for which every windowed group holds those that its window reaches
+        from there."""
         agreed = False
         while not agreed:
             agreed = True
@@ -267,7 +273,7 @@ class PrefixLookup:
         return end
 
     def _find_tail(self, sequence: Sequence, num_blocks: int) -> Tail | None:
-        """The longest partly filled pinned block that goes on with the sequence's tokens after `num_blocks`."""
+        """Finds the longest partly filled pinned block that goes on with the sequence's tokens after `num_blocks`."""
         if not self.tails or sequence.bypasses_cache:
             return None
         start, stop = num_blocks * self._block_size, sequence.num_known - 1
@@ -285,5 +291,5 @@ class PrefixLookup:
         return max(tails, key=lambda tail: len(tail.token_ids), default=None)
 
     def _first_visible(self, window: int, num_blocks: int) -> int:
-        """The first logical block that the token after `num_blocks` full ones can see."""
+        """Returns the first logical block that the token after `num_blocks` full ones can see."""
         return first_visible(window, num_blocks * self._block_size, self._block_size)

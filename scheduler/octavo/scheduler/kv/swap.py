@@ -1,4 +1,4 @@
-"""Preempted sequences in CPU memory: their blocks there, the moves that bring them there and back, and which tokens
+"""Swapping: preempted sequences in CPU memory, the moves that bring their blocks there and back, and the tokens that
 are lost without them."""
 
 from collections import Counter
@@ -17,15 +17,15 @@ from octavo.wire.steps import BlockMove
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of a sequence, `num_tokens` after the first `context`."""
+    """A run of a sequence's tokens: `num_tokens` after the first `context`."""
 
     context: int
     num_tokens: int
 
 
 def lost_spans(tables: Iterable[tuple[Sequence, BlockTable]], lost: AbstractSet[int], block_size: int) -> list[Span]:
-    """What of each of a group's sequences is computed again, all after its first lost block; but what several of them
-    share only for the first."""
+    """Returns the tokens of each of a group's sequences that are computed again, all after its first lost block; those
+    that several sequences share count only for the first."""
     spans, recomputed = [], set[int]()
     for sequence, table in tables:
         gone = lost - recomputed
@@ -36,7 +36,8 @@ def lost_spans(tables: Iterable[tuple[Sequence, BlockTable]], lost: AbstractSet[
 
 
 def _num_found(sequence: Sequence, table: BlockTable, gone: AbstractSet[int], block_size: int) -> int:
-    """Full blocks that a hit would cover: never the last known token, and nothing of which no KV group has a block."""
+    """Counts the full blocks that a hit would cover: never the last known token, and nothing of which no KV group has a
+    block."""
     limit = (sequence.num_known - 1) // block_size
     for index, blocks in enumerate(zip(*table.groups, strict=True)):
         held = [block_id for block_id in blocks if block_id != NULL_BLOCK]
@@ -53,9 +54,10 @@ Take = Callable[[int], list[int]]
 
 
 class SwapSpace:
-    """The tables of swapped sequences; their blocks are numbers in a pool of their own.
+    """Holds the tables of swapped sequences; their blocks are numbers in a pool of their own.
 
-    `device` and `cache` are those of the device's blocks: what others hold there by now need not be brought back.
+    `device` and `cache` are those of the device's blocks: content that others hold there by now need not be brought
+    back.
     """
 
     def __init__(self, num_blocks: int, block_size: int, device: BlockPool, cache: PrefixCache) -> None:
@@ -74,7 +76,7 @@ class SwapSpace:
         return self._pool.num_free
 
     def table(self, sequence: Sequence) -> BlockTable:
-        """To be read."""
+        """Returns the sequence's table of CPU blocks; not to be changed."""
         return self._tables[sequence]
 
     def put(self, sequence: Sequence, groups: list[list[int]], moved: dict[int, int]) -> None:
@@ -94,7 +96,8 @@ class SwapSpace:
         return moved[block_id]
 
     def num_missing(self, sequences: Ordered[Sequence]) -> int:
-        """Device blocks that a swapped group needs to come back and compute one more token for each sequence."""
+        """Counts the device blocks that a swapped group needs to come back and compute one more token for each
+        sequence."""
         held = {block_id for sequence in sequences for block_id in self._to_bring_back(sequence)}
         new = sum(self._num_new(sequence) * len(self._tables[sequence].groups) for sequence in sequences)
         begun = [sequence for sequence in sequences if sequence.num_computed % self._block_size]
@@ -103,8 +106,11 @@ class SwapSpace:
         return len(held) + new + len(written) - len(set(written))
 
     def bring_back(self, sequence: Sequence, moved: dict[int, int], take: Take) -> list[list[int]]:
-        """The sequence's tables on the device, with room for all its known tokens: of what others hold there, shared;
-        of the rest in new blocks, each with its CPU block added to `moved`, unless it has one already."""
+        """Returns the sequence's tables on the device, with room for all its known tokens.
+
+        Blocks whose content others hold there are shared; the rest come into new blocks, each with its CPU block added
+        to `moved`, unless it has one already.
+        """
         swapped = self._tables[sequence]
         return [
             [self._return(cpu_block, held, moved, take) for cpu_block, held in zip(blocks, found, strict=True)]
@@ -123,7 +129,7 @@ class SwapSpace:
         return block_id
 
     def _num_new(self, sequence: Sequence) -> int:
-        """Blocks of each KV group for known tokens that were not computed."""
+        """Counts the blocks of each KV group for known tokens that were not computed."""
         return -(-sequence.num_known // self._block_size) - len(self._tables[sequence])
 
     def _to_bring_back(self, sequence: Sequence) -> list[int]:
@@ -136,7 +142,7 @@ class SwapSpace:
         ]
 
     def _held_by_others(self, sequence: Sequence) -> list[list[int | None]]:
-        """For each entry of the sequence's tables the device block, if any, that holds the same for others."""
+        """Finds for each entry of the sequence's tables the device block, if any, that holds the same for others."""
         swapped = self._tables[sequence]
         num_full = min(sequence.num_computed, sequence.num_known) // self._block_size
         hashes = block_hashes(sequence, self._block_size)[:num_full]
@@ -164,7 +170,7 @@ class SwapSpace:
 
 
 class Swapper:
-    """Moves whole groups between `tables`, of those on the device, and a swap space of `num_blocks` CPU blocks."""
+    """Moves whole groups between `tables`, those on the device, and a swap space of `num_blocks` CPU blocks."""
 
     def __init__(
         self, num_blocks: int, block_size: int, blocks: DeviceBlocks, tables: dict[Sequence, BlockTable]
@@ -175,30 +181,31 @@ class Swapper:
         self._tables = tables
 
     def can_swap_out(self, sequences: Ordered[Sequence]) -> bool:
-        """Whether CPU memory has room for what `sequences` hold."""
+        """Tells whether CPU memory has room for the blocks that `sequences` hold."""
         return self.num_to_swap(sequences) <= self.space.num_free
 
     def num_to_swap(self, sequences: Ordered[Sequence]) -> int:
-        """Blocks that a swap-out of `sequences` moves."""
+        """Counts the blocks that a swap-out of `sequences` moves."""
         return len(self._computed_blocks(sequences))
 
     def num_own(self, sequences: Ordered[Sequence]) -> int:
-        """Of these blocks the ones that nobody else holds."""
+        """Counts those of these blocks that no other sequence holds."""
         held, ref_count = self._held_by(sequences), self._blocks.pool.ref_count
         return sum(ref_count(block_id) == held[block_id] for block_id in self._computed_blocks(sequences))
 
     def lost_by(self, sequences: Ordered[Sequence], num_taken: int) -> list[Span]:
-        """What would have to be computed again of `sequences`, all that their group holds, if they gave up their blocks
-        and `num_taken` of these were taken before they came back."""
+        """Returns the tokens that would have to be computed again of `sequences`, all that their group holds, if they
+        gave up their blocks and `num_taken` of these were taken before they came back."""
         held = self._held_by(sequences)
         own = {block_id for block_id, count in held.items() if self._blocks.pool.ref_count(block_id) == count}
         tables = [(sequence, self._tables[sequence]) for sequence in sequences]
         return lost_spans(tables, own - self._blocks.surviving(own, num_taken), self._block_size)
 
     def swap_out(self, sequences: Ordered[Sequence]) -> list[BlockMove]:
-        """Moves the blocks of a whole group to CPU blocks, shared as they were; their device blocks are free at once.
+        """Moves the blocks of a whole group to CPU blocks, shared as they were, and returns the moves; the device
+        blocks are free at once.
 
-        Only for a group of which no step is outstanding.
+        No step with the group may be outstanding.
         """
         moved: dict[int, int] = {}
         for sequence in sequences:
@@ -207,11 +214,13 @@ class Swapper:
         return [BlockMove(source, target) for source, target in moved.items()]
 
     def num_missing(self, sequences: Ordered[Sequence]) -> int:
-        """Device blocks that a swapped group needs to come back and compute one more token for each sequence."""
+        """Counts the device blocks that a swapped group needs to come back and compute one more token for each
+        sequence."""
         return self.space.num_missing(sequences)
 
     def swap_in(self, sequences: Ordered[Sequence]) -> list[BlockMove]:
-        """The way back, but for what others hold by then: that is shared. The tables get room for all known tokens."""
+        """Moves a group back, except for blocks whose content others hold on the device by then: those are shared.
+        Returns the moves. The tables get room for all known tokens."""
         moved: dict[int, int] = {}
         for sequence in sequences:
             self._tables[sequence] = BlockTable(self.space.bring_back(sequence, moved, self._blocks.take))
@@ -223,7 +232,7 @@ class Swapper:
         return {block_id for sequence in sequences for block_id in present(self._computed(sequence))}
 
     def _computed(self, sequence: Sequence) -> list[list[int]]:
-        """The blocks with any computed token in them."""
+        """Returns the blocks with any computed token in them, one list per KV group."""
         count = -(-sequence.num_computed // self._block_size)
         return [blocks[:count] for blocks in self._tables[sequence].groups]
 

@@ -1,1 +1,2 @@
-"""The only sockets, clock and threads of a scheduler: its loop, the Admin service, the event log, metrics."""
+"""The shell around the core: the only sockets, clock and threads of a scheduler, the Admin service, event log and
+metrics."""

@@ -1,4 +1,4 @@
-"""What every block of a replica is used for, and by whom: read from the books, which stay as they are."""
+"""The core's books as the Admin service's messages; those that take long to read are read only so often."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +41,8 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class BlockMap:
-    """`states` and `cpu_states`: a `BlockState` for each block, by its id. Parked blocks have no owner."""
+    """A map of a replica's blocks: `states` and `cpu_states` hold a `BlockState` for each block, by its id. Parked
+    blocks have no owner."""
 
     states: bytes
     cpu_states: bytes
@@ -49,7 +50,7 @@ class BlockMap:
 
 
 def block_map(replica: Replica) -> BlockMap:
-    """A walk over all tables, and what is cached beside them."""
+    """Reads what every block of the replica is used for, and by whom, in a walk over all tables; changes nothing."""
     kv = replica.kv
     # Each kind of holder covers those before it.
     states = bytearray([_FREE]) * kv.num_blocks
@@ -90,7 +91,7 @@ def _pinned_owners(replica: Replica, states: bytearray) -> Iterator[Owner]:
 
 
 def _joined(tables: list[list[int]]) -> list[int]:
-    """All blocks of some tables, each once, in order."""
+    """Returns all blocks of some tables, each once, in order."""
     if len(tables) == 1:
         return tables[0]
     return list(dict.fromkeys(block_id for block_ids in tables for block_id in block_ids))
@@ -106,8 +107,8 @@ _MOST_SECONDS: Final = 5.0
 
 
 class Snapshots(Generic[Reading]):
-    """The latest reading for all who ask; `read` makes a new one once the last has paid for its time, as `clock` (in
-    seconds) has told it."""
+    """Shares the latest reading among all who ask; `read` makes a new one once the last has paid for its time, as
+    measured by `clock` (in seconds)."""
 
     def __init__(self, read: Callable[[], Reading], clock: Callable[[], float]) -> None:
         self._read = read
@@ -116,7 +117,7 @@ class Snapshots(Generic[Reading]):
         self._next_at = float("-inf")
 
     def latest(self) -> Reading:
-        """A new reading, or the last one while it is too early for another."""
+        """Returns a new reading, or the last one while it is too early for another."""
         began = self._clock()
         if self._latest is None or began >= self._next_at:
             self._latest = self._read()
@@ -126,7 +127,7 @@ class Snapshots(Generic[Reading]):
 
     @property
     def seconds_to_next(self) -> float:
-        """Until there may be a new reading; not below 0."""
+        """Returns the seconds until there may be a new reading; not below 0."""
         return max(0.0, self._next_at - self._clock())
 
 
@@ -158,7 +159,7 @@ _KINDS = {
 
 
 def write_load(core: Scheduler, dropped_messages: int) -> pb.GetLoadResponse:
-    """Everything at a glance."""
+    """Writes queues, workers, tenants and counts of the whole scheduler."""
     workers = [_worker(replica) for replica in core.replicas.values()]
     return pb.GetLoadResponse(
         waiting=len(core.waiting),
@@ -208,7 +209,7 @@ def _worker(replica: Replica) -> pb.Worker:
 
 
 def write_blocks(replica: Replica) -> pb.WorkerBlocks:
-    """What a worker's blocks are used for."""
+    """Writes what each of a worker's blocks is used for."""
     found = block_map(replica)
     return pb.WorkerBlocks(
         worker_id=replica.hello.worker_id,
@@ -239,7 +240,7 @@ def _tenants(queue: WaitingQueue) -> list[pb.TenantLoad]:
 
 
 def write_status(group: SequenceGroup, replica: Replica | None, now: float) -> pb.RequestStatus:
-    """One request; `replica` is where it runs or is swapped out."""
+    """Writes the status of one request; `replica` is where it runs or is swapped out."""
     request = group.request
     age = Duration()
     age.FromNanoseconds(round((now - group.arrival) * 1e9))
@@ -261,7 +262,7 @@ def write_status(group: SequenceGroup, replica: Replica | None, now: float) -> p
 
 
 def write_explanation(explanation: Explanation, now: float) -> pb.Explanation:
-    """Why a request is where it is."""
+    """Writes why a request is where it is."""
     group = explanation.group
     return pb.Explanation(
         status=write_status(group, explanation.replica, now),
@@ -283,7 +284,8 @@ def _obstacle(found: ReplicaObstacle) -> pb.Obstacle:
 
 
 def read_state(state: pb.RequestState) -> SequenceStatus | None:
-    """The state that is meant, if one is. Raises `ValueError` for one that there is not."""
+    """Reads the state that a query asks for; None if it asks for none. Raises `ValueError` for one that does not
+    exist."""
     if state == pb.REQUEST_STATE_UNSPECIFIED:
         return None
     if state not in _STATES.values():
@@ -292,7 +294,7 @@ def read_state(state: pb.RequestState) -> SequenceStatus | None:
 
 
 def write_prefix(prefix: Prefix, core: Scheduler) -> pb.PinnedPrefix:
-    """A pinned prefix, and which workers have it."""
+    """Writes a pinned prefix, and which workers have it."""
     there = [replica for replica in core.replicas.values() if prefix.name in replica.prefix_names]
     return pb.PinnedPrefix(
         name=prefix.name,
@@ -303,7 +305,7 @@ def write_prefix(prefix: Prefix, core: Scheduler) -> pb.PinnedPrefix:
 
 
 def write_quarantined(entry: Entry, now: float) -> pb.QuarantinedPayload:
-    """What is refused, and for how long."""
+    """Writes a payload that is refused, and for how long."""
     remaining = Duration()
     remaining.FromMilliseconds(max(0, round((entry.until - now) * 1000)))
     return pb.QuarantinedPayload(

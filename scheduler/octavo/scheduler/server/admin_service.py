@@ -1,4 +1,4 @@
-"""The scheduler's gRPC side: health and the Admin service, answered from the core's own books."""
+"""The scheduler's gRPC server: health and the Admin service, answered from the core's own books."""
 
 import asyncio
 import contextlib
@@ -53,11 +53,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc, name-defined]  # missing from the stubs
-    """Says of each service what it was set to."""
+    """Answers the health of each service as it was last set."""
 
 
 class Operated(Protocol):
-    """What the Admin service needs of the shell: the core, and the way events get to it."""
+    """The part of the shell that the Admin service needs: the core, and a way to give it events."""
 
     @property
     def core(self) -> Scheduler: ...
@@ -68,7 +68,7 @@ class Operated(Protocol):
 
 
 class AdminService(services.AdminServiceServicer):
-    """Runs in the shell's event loop, so what it reads is never half changed."""
+    """Answers operators. It runs in the shell's event loop, so the books it reads are never half changed."""
 
     def __init__(self, shell: Operated, feed: StepFeed) -> None:
         self._shell = shell
@@ -100,14 +100,15 @@ class AdminService(services.AdminServiceServicer):
         return pb.ExplainRequestResponse(explanations=[write_explanation(each, now) for each in explanations])
 
     async def WatchSteps(self, request: pb.WatchStepsRequest, context: Context) -> None:
-        """A write waits until there is room on the connection; what comes meanwhile waits in the feed, or is missed."""
+        """Streams records of the scheduler's steps. A write waits until there is room on the connection; records that
+        come meanwhile wait in the feed, or are missed."""
         async with contextlib.aclosing(self._feed.follow(request.from_step)) as entries:
             async for entry in entries:
                 await context.write(pb.WatchStepsResponse(step=entry.number, record=entry.record, missed=entry.missed))
 
     async def WatchBlocks(self, request: pb.WatchBlocksRequest, context: Context) -> None:
-        """Nothing is kept for a reader: one that is slow is told less often. And so are all while there is so much to
-        tell that it would keep the scheduler from its work."""
+        """Streams readings of all blocks. Nothing is kept for a reader: a slow one gets fewer. So do all while a
+        reading is so large that it would keep the scheduler from its work."""
         interval_ms = request.interval_ms or _INTERVAL_MS
         if not _MIN_INTERVAL_MS <= interval_ms <= _MAX_INTERVAL_MS:
             allowed = f"use {_MIN_INTERVAL_MS} to {_MAX_INTERVAL_MS}, or 0 for {_INTERVAL_MS}"
@@ -210,7 +211,7 @@ async def _object(context: Context, why: str) -> NoReturn:
 
 
 def _readmission_objection(core: Scheduler, worker_id: str) -> str | None:
-    """Why a worker cannot be readmitted, if it cannot."""
+    """Returns why a worker cannot be readmitted; None if it can."""
     replica = core.replica_of_worker(worker_id)
     if replica is not None and replica.wants_to_leave:
         return f"the process of worker {worker_id} was asked to end, and will; start it anew instead"
@@ -220,7 +221,8 @@ def _readmission_objection(core: Scheduler, worker_id: str) -> str | None:
 
 
 def _select(core: Scheduler, request: pb.ListRequestsRequest) -> list[SequenceGroup]:
-    """What is asked for and comes after the last page, in order of arrival. Raises `ValueError`."""
+    """Returns the groups that `request` asks for and that come after the last page, in order of arrival. Raises
+    `ValueError` for a state or page token that does not exist."""
     state, after = read_state(request.state), _read_page_token(request.page_token)
     groups = [
         group
@@ -233,7 +235,7 @@ def _select(core: Scheduler, request: pb.ListRequestsRequest) -> list[SequenceGr
 
 
 def _serial(group: SequenceGroup) -> int:
-    """The count of submissions at its own."""
+    """Returns the group's serial number of submission."""
     return group.order[1]
 
 
@@ -244,7 +246,7 @@ def _read_page_token(token: str) -> int:
 
 
 def _malformed(prefix: Prefix) -> str | None:
-    """What is wrong with a prefix whatever serves it."""
+    """Returns what is wrong with a prefix whatever replica would compute it; None if nothing is."""
     if not 1 <= len(prefix.name) <= _MAX_NAME_LENGTH:
         return f"the name is {len(prefix.name)} characters long; use 1 to {_MAX_NAME_LENGTH}"
     if not 1 <= len(prefix.token_ids) <= MAX_TOKENS:

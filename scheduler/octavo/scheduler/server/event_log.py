@@ -1,4 +1,9 @@
-"""The newest records of the scheduler's doings, kept in memory for those who follow them."""
+"""The event log: what happened in the core, kept in memory for followers, written to a file, and replayed to a fresh
+core, which must plan the same.
+
+A log is a file of records, each a length in four bytes (big-endian) and that many bytes of msgpack. It holds prompts
+and answers as token ids.
+"""
 
 import asyncio
 import logging
@@ -24,7 +29,7 @@ from octavo.wire.steps import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One record in msgpack, its number, and how many wanted ones before it are not kept any more."""
+    """A record in msgpack, its number, and how many wanted records before it are no longer kept."""
 
     number: int
     record: bytes
@@ -32,7 +37,7 @@ class Entry:
 
 
 class StepFeed:
-    """Records numbered from 1 on. As many of the newest are kept as `max_bytes` of memory hold, and always the last.
+    """Keeps records in memory, numbered from 1 on: as many of the newest as `max_bytes` hold, and always the last.
 
     A reader waits for records; nothing waits for a reader.
     """
@@ -47,7 +52,7 @@ class StepFeed:
 
     @property
     def first(self) -> int:
-        """The number of the oldest record that is kept, or of the first to come."""
+        """Returns the number of the oldest record that is kept, or of the first to come."""
         return self.last - len(self._records) + 1
 
     def append(self, record: bytes) -> None:
@@ -60,7 +65,7 @@ class StepFeed:
         self._appended.set()
 
     async def follow(self, start: int) -> AsyncGenerator[Entry, None]:
-        """Records from number `start` on (0: from the oldest that is kept), those to come too, without end."""
+        """Yields records from number `start` on (0: from the oldest that is kept), those to come too, without end."""
         number = start or self.first
         while True:
             while number > self.last:
@@ -82,7 +87,7 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 class Began(Value, frozen=True, tag=True):
-    """The first record: what made the core."""
+    """The first record holds what made the core."""
 
     schema_version: int
     epoch: int
@@ -103,7 +108,7 @@ class Scheduled(Value, frozen=True, tag=True):
 
 
 class Planned(Value, frozen=True, tag=True):
-    """A plan of the core's left for its replica."""
+    """The core's plan left for its replica."""
 
     plan: StepPlan
 
@@ -118,15 +123,15 @@ _decode: Final = msgspec.msgpack.Decoder(Record).decode
 
 
 class EventLogError(Exception):
-    """A file that is no log of this version's."""
+    """A file is no event log of this version."""
 
 
 def write_nothing(record: Record) -> None:
-    """The recorder of a core whose doings nobody wants to know."""
+    """Records nothing, for a core whose events nobody wants to keep."""
 
 
 def recorder(*sinks: Sink) -> Recorder:
-    """Gives every record to all of `sinks`."""
+    """Makes a recorder that gives every record to all of `sinks`."""
 
     def write(record: Record) -> None:
         content = _encode(record)
@@ -137,7 +142,7 @@ def recorder(*sinks: Sink) -> Recorder:
 
 
 def log_file(file: BinaryIO) -> Sink:
-    """Appends records to `file`."""
+    """Makes a sink that appends records to `file`."""
 
     def write(content: bytes) -> None:
         file.write(_LENGTH.pack(len(content)) + content)
@@ -146,7 +151,8 @@ def log_file(file: BinaryIO) -> Sink:
 
 
 def read_records(file: BinaryIO) -> Iterator[Record]:
-    """The records of a log, up to one that a killed process left unfinished. Raises `EventLogError`."""
+    """Yields the records of a log, up to one that a killed process left unfinished. Raises `EventLogError` for anything
+    that is no record of this version."""
     while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
         (length,) = _LENGTH.unpack(head)
         if length > MAX_MESSAGE_BYTES:
@@ -162,7 +168,8 @@ def read_records(file: BinaryIO) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Replay:
-    """How a replay went. `difference`: the first plan that differed, as recorded and as made now (None: not made)."""
+    """The result of a replay. `difference`: the first plan that differed, as recorded and as made now (None: not
+    made)."""
 
     events: int
     plans: int
@@ -170,8 +177,8 @@ class Replay:
 
 
 def fresh_core(records: Iterator[Record]) -> Scheduler:
-    """A core as that of the log was when the log began; takes the first record. Raises `EventLogError` if that is not
-    one of this version's."""
+    """Makes a core as that of the log was when the log began; takes the first record. Raises `EventLogError` if that is
+    not one of this version's."""
     began = next(records, None)
     if not isinstance(began, Began):
         raise EventLogError("the log does not begin with what made its core")
@@ -215,8 +222,8 @@ _CONSEQUENCE = "what comes from now on is not recorded until the scheduler's nex
 
 
 class LogWriter:
-    """Writes records to a new file until that fails. As nothing after a gap could be replayed, the log then ends: what
-    is in the file is whole but for its last record."""
+    """Writes records to a new file until that fails. As nothing after a gap could be replayed, the log then ends: the
+    file is whole but for its last record."""
 
     def __init__(self, path: Path, epoch: int) -> None:
         self._file: BinaryIO | None = None
@@ -238,7 +245,7 @@ class LogWriter:
             self._end()
 
     def close(self) -> None:
-        """The log is complete."""
+        """Ends the log, with everything written to the file as far as that is possible."""
         if self._file is None:
             return
         try:
@@ -262,8 +269,8 @@ class LogWriter:
 
 
 def _new_file(path: Path, epoch: int) -> BinaryIO:
-    """A file that nobody else may read and that was not there before: an earlier start's keeps its name, and this one's
-    gets the epoch added to it. Raises `OSError`."""
+    """Creates a file that only its owner may read. If there is one of this name, an earlier start's, that stays and the
+    new file's name gets the epoch added. Raises `OSError`."""
     if path.exists():
         path = path.with_name(f"{path.name}.{epoch:016x}")
     _log.info("writing the event log to %s", path)

@@ -1,11 +1,11 @@
-"""How often the garbage collector looks for cycles, in a process that makes next to none."""
+"""Garbage collection: the collector looks less often for cycles, in a process that makes next to none."""
 
 import gc
 
 
 def collect_seldom() -> None:
-    """A full collection visits every token of every sequence, which takes longer than a step; and each step's messages
-    bring one nearer. What is there now, modules and code, is never visited again."""
+    """Makes full collections rare and skips what is there now, modules and code. A full collection visits every token
+    of every sequence, which takes longer than a step; and each step's messages bring one nearer."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 100)

@@ -1,4 +1,5 @@
-"""What the scheduler's loop says of itself again and again: whether it serves, and its books for who reads metrics."""
+"""Health: the scheduler reports again and again whether it serves, and publishes its books for those who read
+metrics."""
 
 import asyncio
 import logging
@@ -18,8 +19,8 @@ _log = logging.getLogger(__name__)
 
 
 class HealthLoop:
-    """Runs in the shell's event loop, so what it reads is never half changed. Without `publish` nobody reads the
-    books."""
+    """Sets the health of the gRPC services and gives the books to `publish`, if there is one. It runs in the shell's
+    event loop, so the books it reads are never half changed."""
 
     def __init__(
         self, shell: Operated, servicer: HealthServicer, publish: Callable[[GetLoadResponse], None] | None = None
@@ -30,13 +31,13 @@ class HealthLoop:
         self._serving: bool | None = None
 
     async def follow(self) -> None:
-        """Until cancelled."""
+        """Calls `look` every half second until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(_INTERVAL_S)
 
     async def look(self) -> None:
-        """Once."""
+        """Publishes the books, asks the watchdog, and sets the health if it has changed."""
         core = self._shell.core
         if self._publish:
             with tolerated(METRICS, "the numbers stay as they were"):

@@ -1,4 +1,4 @@
-"""The core's only way to the outside: two ROUTER sockets, the clock, and who is behind which connection."""
+"""The loop between the core and the outside: two ROUTER sockets, the clock, and who is behind which connection."""
 
 import logging
 import time
@@ -84,7 +84,8 @@ class Wire:
         self._version_of: dict[bytes, int] = {}
 
     def bind(self, peer_id: int, connection: bytes, version: int = SCHEMA_VERSION) -> None:
-        """The peer says hello on this connection; an older connection of it is no longer listened to."""
+        """Notes that the peer said hello on this connection; messages on an older connection of the peer no longer
+        count as its."""
         self.unbind(peer_id)
         if (other := self._id_of.get(connection)) is not None:
             self.unbind(other)
@@ -101,7 +102,7 @@ class Wire:
         return self._id_of.get(connection)
 
     def receive(self) -> Iterator[list[bytes]]:
-        """What has arrived, without waiting."""
+        """Yields the messages that have arrived, without waiting."""
         for _ in range(_BATCH):
             try:
                 yield self.socket.recv_multipart(zmq.NOBLOCK)
@@ -109,12 +110,13 @@ class Wire:
                 return
 
     def send(self, peer_id: int, message: Message) -> bool:
-        """Whether the message left; not if the peer has gone or does not read."""
+        """Sends a message and returns whether it left; False if the peer has gone or does not read."""
         connection = self._connection_of.get(peer_id)
         return connection is not None and self.reply(connection, message)
 
     def reply(self, connection: bytes, message: Message) -> bool:
-        """StepResults a connection, known peer or not: what strangers are told reads the same in every schema."""
+        """Sends a message to a connection, known peer or not, and returns whether it left: messages for strangers read
+        the same in every schema."""
         frame = encode_for(message, self._version_of.get(connection, SCHEMA_VERSION))
         if frame is None:
             # It knows no such message, and has gone on without.
@@ -161,11 +163,11 @@ class SchedulerShell:
                 self.turn()
 
     def _patience_s(self) -> float:
-        """How long to wait if nothing arrives."""
+        """Returns how many seconds to wait if nothing arrives."""
         return min(_TICK_S, max(0.0, self._looks_at[0] - self.now())) if self._looks_at else _TICK_S
 
     def now(self) -> float:
-        """The core's time."""
+        """Returns the core's time: seconds of the clock."""
         return self._clock()
 
     def handle(self, event: Event) -> None:
@@ -191,7 +193,7 @@ class SchedulerShell:
         self._perform(self.core.schedule(now), now)
 
     def _look_for_departed(self, now: float) -> None:
-        """A message that means nothing new to anybody finds out who is gone."""
+        """Finds out which workers are gone, by a message that means nothing new to any of them."""
         for replica_id in list(self.core.replicas):
             self._send_to_replica(replica_id, WorkerWelcome(self.core.epoch), now)
 
@@ -280,7 +282,8 @@ class SchedulerShell:
                 _log.warning("worker %s has not measured its costs: preemption there is as with auto", hello.worker_id)
 
     def _is_rivalled(self, hello: WorkerHello, connection: bytes) -> bool:
-        """Whether another living worker has this one's name: its connection takes a message and is not this one."""
+        """Tells whether another living worker has this one's name: its connection takes a message and is not this
+        one."""
         former = self.core.replica_of_worker(hello.worker_id)
         if former is None or self._workers.peer(connection) == former.replica_id:
             return False

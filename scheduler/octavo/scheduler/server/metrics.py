@@ -1,4 +1,9 @@
-"""What the traces of requests tell of the scheduler: how long each waited, and what it lost."""
+"""The scheduler's metrics and traces: counts of what its core did, its books as the loop published them last, and a
+span for each traced request.
+
+The core counts, the loop publishes, and scrapers read on threads of their own: numbers, and a message that is replaced
+whole. Neither side ever waits for the other.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +21,8 @@ from octavo.wire.requests import FinishReason, RejectReason, Request
 
 
 class RequestSpans:
-    """The spans of requests that the core holds, by the names that they carry there in place of the frontends'."""
+    """Holds the spans of requests in the core: how long each waited, and what it lost. A request carries its span's
+    traceparent there in place of its frontend's."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -27,7 +33,7 @@ class RequestSpans:
         return len(self._spans)
 
     def begin(self, request: Request) -> Request:
-        """The request as the core is to see it: if it is traced here, under a span of its own."""
+        """Returns the request as the core is to see it: if it is traced here, under a span of its own."""
         if not request.traceparent:
             return request
         span = start_span(
@@ -43,7 +49,7 @@ class RequestSpans:
         return msgspec.structs.replace(request, traceparent=span.traceparent)
 
     def happened(self, traceparent: str, event: str) -> None:
-        """`SchedulerObserver.traced`."""
+        """Adds an event to a request's span; see `SchedulerObserver.traced`."""
         if held := self._spans.get(traceparent):
             span, began_at = held
             span.event(event)
@@ -51,7 +57,7 @@ class RequestSpans:
                 span.set(queue_time_s=self._clock() - began_at)
 
     def ended(self, traceparent: str, error: str) -> None:
-        """`SchedulerObserver.ended`."""
+        """Ends a request's span; see `SchedulerObserver.ended`."""
         if held := self._spans.pop(traceparent, None):
             held[0].end(error)
 
@@ -78,7 +84,7 @@ _SAME: Final = "The same as its namesake of Octavo."
 
 
 class SchedulerMetrics(SchedulerObserver, Collector):
-    """`clock` is that of the shell, in seconds."""
+    """Counts what the core does and yields it as metrics. `clock` is that of the shell, in seconds."""
 
     def __init__(self, clock: Callable[[], float], spans: RequestSpans) -> None:
         self._clock = clock
@@ -95,7 +101,7 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         self._step_tokens, self._step_requests = Histogram(SIZES), Histogram(SIZES)
 
     def publish(self, load: pb.GetLoadResponse) -> None:
-        """From now on these are the books; the message must not change any more."""
+        """Makes `load` the books that scrapers read from now on; the message must not change any more."""
         self._load = load
 
     # -- what happens -----------------------------------------------------------------------------------------------
@@ -179,7 +185,7 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         yield gauge("octavo_last_step_age_seconds", "Since the last step was answered, or since the start.", age)
 
     def _aliases(self, load: pb.GetLoadResponse) -> Iterator[Metric]:
-        """What boards and autoscalers know under vLLM's names, of all workers together."""
+        """Yields figures that boards and autoscalers know under vLLM's names, of all workers together."""
         labels = {"model_name": load.workers[0].model if load.workers else ""}
         total = sum(worker.blocks_total for worker in load.workers)
         used = total - sum(worker.blocks_free for worker in load.workers)
@@ -207,7 +213,8 @@ def _state_name(worker: pb.Worker) -> str:
 
 
 def _blocks(workers: Sequence[pb.Worker]) -> Iterator[Metric]:
-    """Free, parked, pinned and referenced blocks are all that there are; cached ones are counted among these too."""
+    """Yields blocks by state. Free, parked, pinned and referenced blocks are all that there are; cached ones are
+    counted among these too."""
     totals = [((worker.id,), float(worker.blocks_total)) for worker in workers]
     yield gauges("octavo_blocks", "KV blocks.", ["worker"], totals)
     totals = [((worker.id,), float(worker.cpu_blocks_total)) for worker in workers]

@@ -1,4 +1,5 @@
-"""A wire from any thread to an event loop's poll, for one bit: something has happened."""
+"""Waiting in an event loop for ZMQ sockets, and for a wakeup from another thread: a poll of ZMQ's own would cost more
+than most messages."""
 
 import asyncio
 import contextlib
@@ -11,7 +12,7 @@ import zmq
 
 
 class Wakeup:
-    """Rung on any thread, heard by one. To be closed."""
+    """Carries one bit from any thread to an event loop: something has happened. To be closed."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -19,16 +20,16 @@ class Wakeup:
             end.setblocking(False)
 
     def fileno(self) -> int:
-        """Readable from the ring on until it is heard."""
+        """Returns a descriptor that is readable from the ring on until it is heard."""
         return self._reader.fileno()
 
     def ring(self) -> None:
-        """Once is as good as often; after the end nobody hears it."""
+        """Wakes the loop; rings before it hears count as one. Does nothing once the wakeup is closed."""
         with contextlib.suppress(OSError):
             self._writer.send(b"!")
 
     def heard(self) -> bool:
-        """Whether it was rung since the last call."""
+        """Tells whether it was rung since the last call."""
         try:
             return bool(self._reader.recv(4096))
         except BlockingIOError:
@@ -43,20 +44,20 @@ class Wakeup:
 
 
 class Readable(Protocol):
-    """What can be waited for until it is readable."""
+    """An object that can be waited for until it is readable."""
 
     def fileno(self) -> int: ...
 
 
 class SocketPoller:
-    """Made by `watching`."""
+    """Waits for sockets to become readable. `watching` makes one."""
 
     def __init__(self, sockets: "Sequence[zmq.Socket[bytes]]") -> None:
         self._sockets = sockets
         self.arrived = asyncio.Event()
 
     async def wait(self, seconds: float) -> None:
-        """Until something is there to be read, but no longer than this; always lets others run meanwhile."""
+        """Waits until something is there to be read, at most `seconds`; always lets other tasks run meanwhile."""
         self.arrived.clear()
         # A descriptor tells only of changes since its socket was last used, and sending is a use.
         if any(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN for socket in self._sockets):
@@ -69,7 +70,7 @@ class SocketPoller:
 
 @contextmanager
 def watching(sockets: "Sequence[zmq.Socket[bytes]]", *others: Readable) -> Iterator[SocketPoller]:
-    """Looks out for messages of `sockets` and for `others`, inside the block and in the running event loop."""
+    """Makes a poller of messages of `sockets` and of `others`, inside the block and in the running event loop."""
     loop, arrivals = asyncio.get_running_loop(), SocketPoller(sockets)
     descriptors = [watched.fileno() for watched in (*sockets, *others)]
     for descriptor in descriptors:
