@@ -71,8 +71,8 @@ def assert_worker_agrees(replica: Replica, worker: FakeReplica) -> None:
         for sequence in group.live:
             if sequence.is_introduced:
                 theirs = known.pop(sequence.sequence_id)
-                num_told = sequence.num_told if group.search else sequence.num_known
-                assert theirs.token_ids == list(sequence.known_tokens(0, num_told))
+                num_sent = sequence.num_sent if group.search else sequence.num_known
+                assert theirs.token_ids == list(sequence.known_tokens(0, num_sent))
                 assert theirs.num_computed == sequence.num_computed
                 _assert_same_tables(replica, sequence, theirs.block_tables)
     assert known.keys() <= set(replica.forget), "the worker keeps sequences that are nobody's"

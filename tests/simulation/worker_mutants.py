@@ -132,4 +132,4 @@ def want_of_memory_is_a_failure(patch: Patch) -> None:
 
 
 def a_broken_device_is_its_requests_fault(patch: Patch) -> None:
-    patch.setattr(results, "is_spoilt", lambda replica, step, failures: False)
+    patch.setattr(results, "is_non_finite", lambda replica, step, failures: False)

@@ -248,7 +248,7 @@ def test_nothing_is_said_of_a_request_that_has_gone(make_cluster: MakeCluster, l
     cluster.schedule()
     cluster.tick(1.0)
     assert messages(cluster) == []
-    assert not cluster.core.request_table.notices._told
+    assert not cluster.core.request_table.notices._sent
 
 
 def test_the_schedulers_own_requests_are_not_spoken_of(make_cluster: MakeCluster) -> None:

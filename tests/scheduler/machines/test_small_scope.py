@@ -132,7 +132,7 @@ class World:
         cluster.core.prefixes._count = 0
         for replica in cluster.core.replicas.values():
             replica.stats = ReplicaStats()
-            replica.spoilt_at.clear()
+            replica.non_finite_at.clear()
             # A step that has been made smaller stays so.
             replica.size._passed = 0
         for worker in cluster.replicas.values():

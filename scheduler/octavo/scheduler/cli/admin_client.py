@@ -1,4 +1,4 @@
-"""The operator's connection to a scheduler: its address, a channel, errors in one line."""
+"""The operator's way to a scheduler: these functions read its address, open a channel, and put errors in one line."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from octavo.runtime.transport.endpoints import EndpointError, require_address, r
 from octavo.runtime.transport.no_server import explain_no_server
 from octavo.v1 import admin_pb2_grpc as services
 
-# Of a call; the scheduler answers from memory.
+# The time limit of a call; the scheduler answers from memory.
 TIMEOUT_S: Final = 10.0
 _QUESTION_ERRORS: Final = (
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -65,7 +65,7 @@ def _describe(address: str, service: str, error: grpc.RpcError) -> str:
     code, details = error.code(), " ".join((error.details() or "no answer").split())
     if found := explain_no_server(code.name, details, service):
         return f"{address}: {found} [{code.name}]"
-    # What is wrong with the question does not depend on who was asked.
+    # An error in the question does not depend on the server that was asked.
     where = "" if code in _QUESTION_ERRORS else f"{address}: "
     return f"{where}{details} [{code.name}]"
 

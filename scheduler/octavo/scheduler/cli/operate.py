@@ -210,7 +210,7 @@ def unpin(name: str, admin_address: str) -> None:
     click.echo(f"unpinned {name}")
 
 
-# `octavo quarantine`: what is refused because workers have died over it, and taking it again.
+# -- quarantine -------------------------------------------------------------------------------------------------------
 
 
 @click.group()
@@ -247,11 +247,11 @@ def clear(payload: str | None, everything: bool, admin_address: str) -> None:
     click.echo(f"cleared {answer.cleared}")
 
 
-# `octavo workers`, `octavo cordon`, `octavo drain`, `octavo readmit`: the workers, and which of them get requests.
+# -- workers, cordon, drain, readmit ----------------------------------------------------------------------------------
 
 
 _HEAD = "ID STATE DEVICE RANKS RUNNING SWAPPED BLOCKS-FREE BLOCKS TOKENS/S"
-# What a narrow terminal does without, from the first on.
+# Columns that a narrow terminal leaves out, from the first on.
 _DISPENSABLE = "RANKS SWAPPED DEVICE TOKENS/S BLOCKS-FREE BLOCKS"
 _WORKER_STATES = {
     pb.WORKER_STATE_READY: "ready",

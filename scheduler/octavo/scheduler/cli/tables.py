@@ -11,9 +11,6 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-# Rows as aligned text, within the width that there is.
-
-
 _GAP: Final = 2
 _CUT: Final = "…"
 

@@ -25,7 +25,7 @@ def refuse_malformed(request: Request, max_parallel: int) -> Refusal | None:
             f"{sampling.parallel} sequences side by side; this scheduler runs at most {max_parallel} at once",
         )
     if generated and len(generated) != (0 if sampling.beam else sampling.num_sequences):
-        # What it goes on with is of another request.
+        # The tokens to go on with belong to another request.
         return (
             RejectReason.TOO_MANY_SEQUENCES,
             f"{len(generated)} sequences are known of the {sampling.parallel} asked for",
@@ -113,7 +113,7 @@ def obstacle(builder: StepBuilder, group: SequenceGroup, *, whole_prompt: bool =
     if replica.swapped and not returns_before(group, replica.swapped[0]):
         return Obstacle(ObstacleKind.SWAPPED, 0, len(replica.swapped))
     if builder.has_preempted:
-        # It would thrash.
+        # Admitting what was just preempted, or in its place, would thrash.
         return Obstacle(ObstacleKind.PREEMPTION, 0, len(builder.swapped_out) + len(builder.evicted))
     if group.parallel > slots:
         return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
@@ -146,7 +146,7 @@ def return_obstacle(builder: StepBuilder, group: SequenceGroup) -> Obstacle | No
     slots, holders = replica.max_parallel - replica.num_running_seqs, replica.holders(group)
     if group.parallel > slots:
         return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
-    # Alone it may be wider than a step computes: what is left of it is computed in the next.
+    # A group alone may be wider than a step computes: the rest of it is computed in the next.
     num_tokens = len(holders) if replica.running else 1
     if num_tokens > builder.budget:
         return Obstacle(ObstacleKind.TOKEN_BUDGET, num_tokens, builder.budget)

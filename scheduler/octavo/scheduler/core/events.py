@@ -12,16 +12,16 @@ class LossCause(enum.StrEnum):
     """Causes for which a replica is removed from the books."""
 
     GOODBYE = "goodbye"
-    # No message reaches it: its process or the way to it is gone.
+    # No message reaches the worker: its process or the way to it is gone.
     UNREACHABLE = "unreachable"
-    # Silent, or late with a step.
+    # The worker is silent, or late with a step.
     OVERDUE = "overdue"
-    # A worker of its name registered anew, in another process or in the same.
+    # A worker of the same name registered anew, in another process or in the same.
     RETURNED = "returned"
     RECONNECTED = "reconnected"
-    # It answered what it was not asked.
+    # The worker answered a step it was not asked for.
     CONFUSED = "confused"
-    # Again and again it gave nothing finite to whatever it computed.
+    # The worker repeatedly gave nothing finite to any request of a step.
     BROKEN = "broken"
 
     @property
@@ -249,9 +249,6 @@ Effect = (
 )
 
 
-# Effects on their way out of the core.
-
-
 class Outbox:
     """Collects effects in the order in which they came about, until they are taken. `epoch` is the one that messages
     name."""
@@ -273,9 +270,6 @@ class Outbox:
         """Returns all effects since the last call."""
         effects, self._effects = self._effects, []
         return effects
-
-
-# Who is told what the core does. Does nothing by itself; metrics do. The core never asks it anything.
 
 
 class SchedulerObserver:

@@ -64,7 +64,7 @@ def _double_groups(replica: Replica, copies: dict[int, object]) -> None:
     for _, double in groups:
         double.sequences = copy.deepcopy(double.sequences, copies)
     for sequence, twin in doubles:
-        # Few have any of these.
+        # Few sequences have any of these.
         if sequence.leader is not None or sequence.parent is not None or sequence.waits_for is not None:
             others = (sequence.leader, sequence.parent, sequence.waits_for)
             twin.leader, twin.parent, twin.waits_for = copy.deepcopy(others, copies)
@@ -86,7 +86,7 @@ def _unchanged(replica: Replica) -> list[object]:
     return found
 
 
-# Where a request stands and what it waits for, in numbers: read from the core's books, which stay as they are.
+# -- explanations -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,9 @@ class ReplicaObstacle:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A group's place and obstacles. `replica`: where it runs or is swapped out; `queue_position`: from 1 on, 0 while
-    it runs; `ahead`: groups before it in its queue, the next one first; `step_ids`: outstanding steps with it.
+    """Says where a group is and what it waits for. `replica`: where it runs or is swapped out; `queue_position`: from 1
+    on, 0 while it runs; `ahead`: groups before it in its queue, the next one first; `step_ids`: outstanding steps with
+    it.
 
     The obstacles are those it would meet in the next step if it were its turn; none, if any replica has room. With no
     group ahead and no obstacle it joins the next step.

@@ -53,17 +53,17 @@ class FrontendLeases:
         self._request_table.held.setdefault(frontend_id, {})
         self._renewed_at[frontend_id] = now
         self._outbox.to_frontend(frontend_id, FrontendWelcome(self._outbox.epoch, self._replica_table.status()))
-        self.tell_prefixes(frontend_id)
+        self.send_prefixes(frontend_id)
 
-    def tell_prefixes(self, frontend_id: int) -> None:
+    def send_prefixes(self, frontend_id: int) -> None:
         """Sends a frontend the list of pinned prefixes."""
         self._outbox.to_frontend(frontend_id, PrefixesChanged(self._outbox.epoch, self._prefixes.all))
 
-    def tell_all_prefixes(self) -> None:
+    def send_all_prefixes(self) -> None:
         """Sends every frontend the list of pinned prefixes, and the status, as pins take room."""
         for frontend_id in self._renewed_at:
-            self.tell_prefixes(frontend_id)
-        self._replica_table.tell_status()
+            self.send_prefixes(frontend_id)
+        self._replica_table.send_status()
 
     def renew(self, frontend_id: int, live: list[Lease], now: float) -> None:
         """Takes the list of all live requests of a frontend: others end, and it learns which are not held."""

@@ -65,7 +65,7 @@ class Isolation:
         for suspect in sorted(self._request_table.suspects, key=_order):
             homes = [replica for replica in self._replica_table.replicas.values() if self._is_home(replica, suspect)]
             if homes:
-                # One that has died over it already proves less.
+                # A worker that has died over the suspect already proves less.
                 known = self._request_table.suspects.worker_ids(suspect)
                 return suspect, min(homes, key=lambda home: (home.hello.worker_id in known, _at_stake(home)))
         return None

@@ -41,7 +41,7 @@ class PrefixPins:
         for replica in replicas:
             if refusal := self._budget_refusal(prefix, replica):
                 return refusal
-        # Those that wait while there is no replica wait for one that is large enough.
+        # Requests that wait while there is no replica wait for one that is large enough.
         for group in groups if replicas else ():
             if not any(_still_fits(group, replica, prefix) for replica in _homes(group, replicas)):
                 return f"request {group.request_id} may need the blocks before it ends; try again later"
@@ -49,7 +49,7 @@ class PrefixPins:
 
     def _budget_refusal(self, prefix: Prefix, replica: Replica) -> str | None:
         blocks, budget = replica.kv.blocks_for(len(prefix.token_ids)), replica.pinned_budget
-        # What is owed comes back.
+        # Prefixes that are owed will take their blocks again.
         owed = sum(blocks for name, blocks in replica.owed_prefixes.items() if name != prefix.name)
         taken = replica.kv.reserved_blocks + owed
         if taken + blocks <= budget:
@@ -94,7 +94,7 @@ class PrefixPins:
         """
         claimants: dict[str, SequenceGroup] = {}
         for prefix in self._prefixes.values():
-            # It may have been pinned before any worker had said what it serves.
+            # The prefix may have been pinned before any worker had named its model.
             if _model_refusal(prefix, replica.hello.model) or self._budget_refusal(prefix, replica):
                 continue
             if claimant := _claimant(prefix, replica, replicas, waiting):
@@ -160,7 +160,7 @@ class PrefixPins:
             model_fingerprint=replica.hello.model.fingerprint,
             prompt_token_ids=prefix.token_ids,
             generated=[],
-            # Its one token is thrown away: what is wanted is the KV of its prompt.
+            # The one token is thrown away: the KV of the prompt is wanted.
             sampling=SamplingParams(max_tokens=1),
             priority=0,
             tenant="",
@@ -192,12 +192,12 @@ def _claimant(
 ) -> SequenceGroup | None:
     """Returns a request that was accepted and would have no home any more if the replica kept the prefix; None if there
     is none."""
-    elsewhere = [other for other in replicas if other is not replica and other.is_ready]
+    ready_others = [other for other in replicas if other is not replica and other.is_ready]
     for group in waiting:
         if (
             has_capacity(group.request, replica)
             and not _still_fits(group, replica, prefix)
-            and not any(has_capacity(group.request, other) for other in elsewhere)
+            and not any(has_capacity(group.request, other) for other in ready_others)
         ):
             return group
     return next((group for group in replica.requests if not _still_fits(group, replica, prefix)), None)

@@ -15,7 +15,7 @@ from octavo.scheduler.core.step.policies import StepPolicy
 from octavo.scheduler.core.waiting_queue import WaitingQueue
 from octavo.wire.requests import RejectReason
 
-# Waiting groups that are looked at in all, where those in front can go to none of the replicas that have room.
+# At most this many waiting groups are looked at, where those in front can go to no replica that has room.
 _MAX_LOOKED_AT = 256
 
 
@@ -86,16 +86,17 @@ def _wait(replica: Replica, group: SequenceGroup, usual_rate: float) -> float:
     return (replica.load + uncached) / (replica.stats.token_rate or usual_rate)
 
 
-# Accepted requests that no replica there can hold: pinned prefixes make way for them, or they are told in the end.
+# Accepted requests that no registered replica can hold: pinned prefixes make way for them, or they are rejected in the
+# end.
 #
-# Accepted they were when a larger worker was there, or by a scheduler before this one. That worker may come back: they
-# wait for `misfit_grace_s` from the first look that finds workers and none that is large enough, and for as long as one
-# that is large enough is there and merely takes nothing new (cordoned, or still draining). Nobody else is known to
-# come, for workers say nothing before they have loaded their model. While no worker is there at all, nothing is
-# decided.
+# Such requests were accepted when a larger worker was there, or by a scheduler before this one. That worker may come
+# back: they wait for `misfit_grace_s` from the first look that finds workers and none that is large enough, and for as
+# long as one that is large enough is there and merely takes nothing new (cordoned, or still draining). No other worker
+# is known to come, for workers say nothing before they have loaded their model. While no worker is there at all,
+# nothing is decided.
 
 
-# Between two looks, each of which walks over all that waits.
+# Seconds between two looks, each of which walks over all waiting groups.
 INTERVAL_S = 1.0
 
 
@@ -115,7 +116,7 @@ class Homeless:
         self._replica_table = replica_table
         self._prefixes = prefixes
         self._outbox = outbox
-        # Of those that no replica could hold: since when that is known.
+        # Groups that no replica could hold, and since when that is known.
         self._since: dict[SequenceGroup, float] = {}
         self._looked_at = float("-inf")
 
@@ -128,12 +129,12 @@ class Homeless:
         for group in [group for group in self._request_table.waiting if not self._replica_table.has_home(group)]:
             self._make_way(group)
         if self._prefixes.make_owed(self._replica_table.replicas.values(), list(self._request_table.waiting)):
-            self._replica_table.tell_status()
+            self._replica_table.send_status()
         homeless = [group for group in self._request_table.waiting if self._is_homeless(group)]
         self._since = {group: self._since.get(group, now) for group in homeless}
         for group, since in self._since.items():
             if now - since >= self._config.misfit_grace_s:
-                self._tell(group)
+                self._reject(group)
 
     def _is_homeless(self, group: SequenceGroup) -> bool:
         replicas = self._replica_table.replicas.values()
@@ -150,9 +151,9 @@ class Homeless:
         for name in ways[replica_id] or []:
             self._prefixes.owe(name, self._replica_table.replicas[replica_id])
             self._outbox.add(PrefixGivenUp(replica_id, name, making_way_for(group)))
-        self._replica_table.tell_status()
+        self._replica_table.send_status()
 
-    def _tell(self, group: SequenceGroup) -> None:
+    def _reject(self, group: SequenceGroup) -> None:
         assert self._replica_table.model is not None
         refusal = refuse_misfit(
             group.request, self._replica_table.model, self._replica_table.replicas.values(), was_accepted=False

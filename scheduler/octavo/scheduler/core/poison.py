@@ -13,7 +13,7 @@ from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.wire.requests import Request
 from octavo.wire.steps import Ending, Predecessor
 
-# Beyond this the oldest are let go.
+# Beyond this many the oldest are let go.
 MAX_PAYLOADS = 4096
 
 
@@ -35,7 +35,7 @@ class Quarantine:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # In the order of their coming, which is that of their going.
+        # Entries expire in the order in which they were added.
         self._entries: dict[bytes, Entry] = {}
 
     def __len__(self) -> int:
@@ -82,21 +82,20 @@ def _payload(request: Request) -> bytes:
     return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=16).digest()
 
 
-# Requests that workers have died over: whose doing it may be, and whose it must be.
-#
 # A request that was being computed when a worker died is accused; at its second death it is a suspect, and from then on
-# computed alone. A request is cleared by computing on: what has chosen tokens in `STEPS_TO_CLEAR` steps since the last
-# death has passed the point at which that came.
+# computed alone. A request is cleared by computing on: once it has chosen tokens in `STEPS_TO_CLEAR` steps since the
+# last death, it has passed the point at which that came.
 #
-# How a worker died is mostly not known when it is gone. One that hung, or erred, did so over what it computed. Of one
-# whose connection has ended the next of its name tells (`Predecessor`): it crashed, and that accuses; or something
-# killed it from outside, or the same process comes back, and then nobody is accused. A suspect that may be guilty
-# waits for that word. Where it does not come in time, or nobody knows, the death is unexplained; so it is where one
-# was killed whose step had taken long, for it may have been killed because it hung.
+# How a worker died is mostly not known when it is gone. A worker that hung, or erred, did so over what it computed. If
+# its connection has ended, the next worker of its name reports how (`Predecessor`): it crashed, and that accuses; or
+# something killed it from outside, or the same process comes back, and then nobody is accused. A suspect that may be
+# guilty waits for that report. Where it does not come in time, or nobody knows, the death is unexplained; so is the
+# death of a worker that was killed while its step had taken long, for it may have been killed because it hung.
 #
-# What dies over a suspect alone is that one's doing, if the worker crashed, and if those that crashed were different
-# ones wherever another took it: one alone may be broken itself. Unexplained deaths may come from outside every one of
-# them, so it takes `UNEXPLAINED_TO_CONVICT` before they count as well: what ends all that it meets must end at last.
+# A suspect is guilty of the death of a worker that computed nothing else, if that worker crashed, and if different
+# workers have crashed wherever more than one took the suspect: one alone may be broken itself. Unexplained deaths may
+# all come from outside, so it takes `UNEXPLAINED_TO_CONVICT` before they count as well: a request that ends every
+# worker it meets must end at last.
 
 
 DEATHS_TO_SUSPECT = 2
@@ -123,9 +122,9 @@ class Death:
     at: float
     how: str
     verdict: Verdict = Verdict.OPEN
-    # Whether its step had taken long by then: who has killed it may have done so because it hung.
+    # The worker's step had taken long by then: it may have been killed because it hung.
     is_late: bool = False
-    # Whether one request alone was being computed.
+    # One request alone was being computed.
     is_alone: bool = False
 
     def __str__(self) -> str:
@@ -139,7 +138,7 @@ class _Record:
 
     deaths: list[Death] = field(default_factory=list)
     steps: int = 0
-    is_elsewhere: bool = False
+    had_fresh_worker: bool = False
 
 
 class PoisonDetector:
@@ -180,7 +179,7 @@ class PoisonDetector:
     def goes_to(self, suspect: SequenceGroup, worker_id: str) -> None:
         """Notes that `suspect` is to be computed alone by the worker `worker_id`. `Isolation` chooses one that has not
         died over the suspect wherever such a worker takes it."""
-        self._records[suspect].is_elsewhere = worker_id not in self.worker_ids(suspect)
+        self._records[suspect].had_fresh_worker = worker_id not in self.worker_ids(suspect)
 
     # -- accuse -----------------------------------------------------------------------------------------------------
 
@@ -252,12 +251,12 @@ class PoisonDetector:
 
 def _is_guilty(record: _Record) -> bool:
     deaths = record.deaths
-    # Its first deaths prove nothing, alone or not: what is guilty dies once more.
+    # A group's first deaths prove nothing, alone or not: a guilty one causes one more.
     last = deaths[-1]
     if len(deaths) < DEATHS_TO_CONVICT or not last.is_alone or last.verdict is Verdict.OPEN:
         return False
     crashes = {death.worker_id for death in deaths if death.verdict is Verdict.CRASHED}
-    if last.verdict is Verdict.CRASHED and (len(crashes) > 1 or not record.is_elsewhere):
+    if last.verdict is Verdict.CRASHED and (len(crashes) > 1 or not record.had_fresh_worker):
         return True
     settled = [death for death in deaths if death.verdict is not Verdict.OPEN]
     return len(settled) >= UNEXPLAINED_TO_CONVICT

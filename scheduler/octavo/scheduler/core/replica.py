@@ -28,16 +28,16 @@ class OutstandingStep:
     """A plan that has been sent and whose result is not back."""
 
     step_id: int
-    # Groups that compute in it, as often as sequences of theirs do, and groups whose blocks it swaps out.
+    # Groups that compute in the step, once for each of their sequences that does; and groups whose blocks it swaps out.
     groups: list[SequenceGroup]
     swapped_out: list[SequenceGroup]
-    # Sequences whose tables it changes, whether they compute in it or not.
+    # Sequences whose tables the plan changes, whether they compute in the step or not.
     remapped: list[Sequence]
-    # Those that sample and the beams that want candidates, each in the plan's order, with their groups.
+    # Sequences that sample, and beams that want candidates, each in the plan's order, with their groups.
     samplers: list[tuple[SequenceGroup, Sequence]]
     beams: list[tuple[SequenceGroup, Sequence]]
     num_tokens: int
-    # Whether a prompt is computed in it.
+    # A prompt is computed in the step.
     prefills: bool
     sent_at: float
 
@@ -93,13 +93,14 @@ class Replica:
     registered_at: float
     is_cordoned: bool = False
     make_kv: Callable[[WorkerHello, SchedulerConfig], KVCacheManager] = paged_kv
-    # Drained: until when requests may go on where another replica could take them; and, if it has said so, that its
-    # process is to end.
+    # While draining: until when requests may go on that another replica could take; and whether the worker has said
+    # that its process is to end.
     drain_until: float | None = None
     wants_to_leave: bool = False
-    # No plan leaves: once those outstanding are answered, requests move away or the worker ends.
+    # No plan leaves: once outstanding steps are answered, requests move away or the worker ends.
     is_paused: bool = False
-    # Whom it isolates, or is to: no other group comes, and while it runs none is in its steps.
+    # The suspect that this replica isolates, or is to: no other group comes, and while the suspect runs, no other is in
+    # a step.
     suspect: SequenceGroup | None = None
     kv: KVCacheManager = field(init=False)
     # In order of arrival; changed by `add` and `remove` alone.
@@ -110,20 +111,20 @@ class Replica:
     # Prefixes to be pinned here, by name; and those still to be computed, which come before everything else.
     prefix_names: set[str] = field(default_factory=set)
     prefixes: list[SequenceGroup] = field(default_factory=list)
-    # Prefixes that it is without while a request that was accepted needs their blocks, and how many these are.
+    # Prefixes that the replica is without while a request that was accepted needs their blocks, and how many blocks.
     owed_prefixes: dict[str, int] = field(default_factory=dict)
     outstanding: deque[OutstandingStep] = field(default_factory=deque)
     # Groups that start over once nothing is outstanding, and why: their step failed, or was skipped after one that did;
     # or what they shared with one that failed made them fail too.
     restarts: dict[SequenceGroup, tuple[RejectReason, str]] = field(default_factory=dict)
-    # What the next plan is to tell of: sequences to forget, and changed table entries with their sequences.
+    # Sequences to forget, and changed table entries with their sequences, for the next plan to report.
     forget: list[int] = field(default_factory=list)
     remaps: list[tuple[Sequence, Remap]] = field(default_factory=list)
     answered_step_id: int = 0
     # Seconds that the last step with a prompt in it took.
     prefill_latency: float = 0.0
-    # When it gave nothing finite to any of several groups.
-    spoilt_at: list[float] = field(default_factory=list)
+    # Times of steps in which several groups chose and none got anything finite.
+    non_finite_at: list[float] = field(default_factory=list)
     stats: ReplicaStats = field(default_factory=ReplicaStats)
 
     def __post_init__(self) -> None:
@@ -267,7 +268,7 @@ class Replica:
     def release(self, sequence: Sequence) -> None:
         """Takes back the blocks of a sequence that leaves this replica, once no outstanding step can touch them."""
         if sequence.leader is not None:
-            # It has none of its own yet.
+            # A follower has no blocks of its own yet.
             return
         if sequence.status is SequenceStatus.SWAPPED:
             self.kv.swapper.space.drop(sequence)

@@ -41,13 +41,13 @@ class ReplicaTable:
         strategy: Strategy,
     ) -> None:
         self.replicas: dict[int, Replica] = {}
-        # The first worker's; replicas that serve another model are refused for the life of this scheduler.
+        # The first worker's model; replicas that serve another are refused for the life of this scheduler.
         self.model: ModelInfo | None = None
-        # Those that stand still (`octavo.scheduler.core.watchdog`).
+        # Replicas that stand still (`octavo.scheduler.core.watchdog`).
         self.stalled: set[Replica] = set()
         # Names of workers that get nothing new, registered or not.
         self.cordoned: set[str] = set()
-        # By name of the worker: its incarnation that left the books last.
+        # By name of the worker: the incarnation of it that left the books last.
         self._lost: dict[str, int] = {}
         self._config = config
         self._request_table = request_table
@@ -79,7 +79,7 @@ class ReplicaTable:
         A group that has lost its blocks on a replica that gets nothing new may come back to it, if it can go nowhere
         else. A group to which a replica gave nothing finite goes to another one if it can.
         """
-        if replica.replica_id == group.spoilt_by and self.has_ready_home(group, besides=replica):
+        if replica.replica_id == group.non_finite_on and self.has_ready_home(group, besides=replica):
             return False
         return replica.is_ready or (replica.replica_id == group.former_replica_id and not self.has_ready_home(group))
 
@@ -121,7 +121,7 @@ class ReplicaTable:
             len(self.replicas), self.model, capacity, max_parallel, block_size, work_tokens, self.stands_still
         )
 
-    def tell_status(self) -> None:
+    def send_status(self) -> None:
         """Sends the status to every frontend."""
         for frontend_id in self._request_table.held:
             self._outbox.to_frontend(frontend_id, StatusChanged(self._outbox.epoch, self.status()))
@@ -130,7 +130,8 @@ class ReplicaTable:
 
     def join(self, hello: WorkerHello, now: float) -> None:
         """Registers a worker that said hello, for the first time or again; or refuses it."""
-        # One that was lost holds what it was sent: once welcomed, it is told at its first word to register anew.
+        # A worker that was lost still holds sequences: once welcomed, it is asked at its first message to register
+        # anew.
         if hello.incarnation in self.replicas or self._lost.get(hello.worker_id) == hello.incarnation:
             self._outbox.to_replica(hello.incarnation, WorkerWelcome(self._outbox.epoch))
             return
@@ -154,10 +155,10 @@ class ReplicaTable:
         self._outbox.to_replica(hello.incarnation, WorkerWelcome(self._outbox.epoch))
         if self.model is None:
             self._learn_model(hello.model)
-        self.tell_status()
+        self.send_status()
 
     def _refusal(self, hello: WorkerHello) -> str | None:
-        # Replicas may call one model by different names; what decides its tokens must be equal.
+        # Replicas may call one model by different names; whatever decides the tokens must be equal.
         if self.model and msgspec.structs.replace(hello.model, name=self.model.name) != self.model:
             return (
                 f"this scheduler serves {_describe(self.model)}, worker {hello.worker_id} has {_describe(hello.model)};"
@@ -186,7 +187,7 @@ class ReplicaTable:
         self._forget(replica.replica_id)
         self._outbox.to_replica(replica.replica_id, WorkerDismissed(self._outbox.epoch))
         self._outbox.add(ReplicaDismissed(replica.replica_id, replica.hello.worker_id))
-        self.tell_status()
+        self.send_status()
 
     def _forget(self, replica_id: int) -> Replica:
         replica = self.replicas.pop(replica_id)
@@ -203,7 +204,7 @@ class ReplicaTable:
         """Forgets a replica. Its sequences wait to be recomputed on another one; a request that is convicted of its
         death ends."""
         replica = self._forget(replica_id)
-        # One that was asked to end, and did not in time, was killed for it.
+        # A worker that was asked to end, and did not in time, was killed for that.
         if cause.is_death and (cause.is_explained or not replica.wants_to_leave):
             verdict = Verdict.CRASHED if cause.is_explained else Verdict.OPEN
             is_late = replica.step_elapsed(now) > self._config.step_timeout_s
@@ -217,7 +218,7 @@ class ReplicaTable:
         self._observer.replica_lost(cause)
         self._outbox.add(ReplicaLost(replica_id, cause, reason, replica.hello.worker_id))
         self._convict(now)
-        self.tell_status()
+        self.send_status()
 
     def settle_deaths(self, now: float) -> None:
         """Settles deaths that have been unexplained for `death_grace_s`, as time passes."""
@@ -239,7 +240,7 @@ class ReplicaTable:
         self._quarantine.add(guilty.request, now, detail)
         self._outbox.add(RequestQuarantined(guilty.request_id, detail))
         for group in self._request_table.groups:
-            # The same may have been asked more than once.
+            # Other requests may have the same payload.
             if group is guilty or self._quarantine.refusal(group.request, now):
                 self._request_table.reject(group, RejectReason.QUARANTINED, detail)
 
@@ -252,7 +253,7 @@ def _describe(model: ModelInfo) -> str:
     return f"{model.name} ({model.dtype}, context {model.max_model_len}, fingerprint {model.fingerprint[:12]})"
 
 
-# Workers that get no new requests, for as long as an operator says or until they are let go.
+# -- cordons and drains -----------------------------------------------------------------------------------------------
 
 
 class Draining:
@@ -296,13 +297,13 @@ class Draining:
     def _see_off(self, replica: Replica, now: float) -> None:
         assert replica.drain_until is not None
         moving = self._movable(replica) if now >= replica.drain_until else []
-        # What moves, and a worker that ends, must be in no step.
+        # Groups that move, and a worker that ends, must be in no step.
         replica.is_paused = bool(moving) or self._is_done(replica)
         if not replica.is_paused or replica.outstanding:
             return
         for group in moving:
             self._move(replica, group)
-        # What is left can go on at once.
+        # Groups that stay can go on at once.
         replica.is_paused = False
         if self._is_done(replica):
             self._replica_table.dismiss(replica)

@@ -11,15 +11,15 @@ from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.waiting_queue import QueueTimes, WaitingQueue
 from octavo.wire.requests import Notice, NoticeKind, Notices, Rejected, RejectReason, Request
 
-# Of groups that wait or are swapped out, each in its queue, from 1 on.
+# Finds the positions of groups that wait or are swapped out, each in its queue, from 1 on.
 Positions = Callable[[list[SequenceGroup]], list[int]]
-# Waiting groups whose positions are followed, and the least time between two notices of one's position, in seconds.
+# The number of waiting groups whose positions are followed, and the least seconds between two notices of a position.
 _FOLLOWED = 256
 _INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _SentNotice:
     """The last notice to a group that waits: its position in the queue, from 1 on, and when it was sent."""
 
     position: int
@@ -38,8 +38,8 @@ class ProgressNotices:
     def __init__(self) -> None:
         self._newcomers: dict[SequenceGroup, NoticeKind] = {}
         self._pending: dict[SequenceGroup, NoticeKind] = {}
-        # Groups whose frontends know that they wait.
-        self._told: dict[SequenceGroup, _Told] = {}
+        # The last notices about groups whose frontends know that they wait.
+        self._sent: dict[SequenceGroup, _SentNotice] = {}
         self._followed_at = float("-inf")
 
     def __len__(self) -> int:
@@ -62,12 +62,12 @@ class ProgressNotices:
     def runs(self, group: SequenceGroup) -> None:
         """Notes that a group has been given its blocks."""
         self._newcomers.pop(group, None)
-        if group in self._told:
+        if group in self._sent:
             self._pending[group] = NoticeKind.RESUMED
 
     def forget(self, group: SequenceGroup) -> None:
         """Drops all notes about a group that is no longer held."""
-        for groups in (self._newcomers, self._pending, self._told):
+        for groups in (self._newcomers, self._pending, self._sent):
             groups.pop(group, None)
 
     def follow(self, waiting: Iterable[SequenceGroup], now: float) -> None:
@@ -76,8 +76,8 @@ class ProgressNotices:
             return
         self._followed_at = now
         for position, group in zip(range(1, _FOLLOWED + 1), waiting, strict=False):
-            told = self._told.get(group)
-            if told is None or (told.position != position and now - told.at >= _INTERVAL_S):
+            last = self._sent.get(group)
+            if last is None or (last.position != position and now - last.at >= _INTERVAL_S):
                 self._newcomers.pop(group, None)
                 self._pending.setdefault(group, NoticeKind.QUEUED)
 
@@ -92,13 +92,10 @@ class ProgressNotices:
             place = places.get(group, 0)
             notice = Notice(group.request_id, group.request.attempt, kind, place)
             notices.setdefault(group.frontend_id, []).append(notice)
-            self._told.pop(group, None)
+            self._sent.pop(group, None)
             if place:
-                self._told[group] = _Told(place, now)
+                self._sent[group] = _SentNotice(place, now)
         return notices
-
-
-# Every request that is held, for whom, and where: in the waiting queue, or on a replica.
 
 
 class RequestTable:
@@ -107,9 +104,10 @@ class RequestTable:
 
     def __init__(self, config: SchedulerConfig, outbox: Outbox, observer: SchedulerObserver) -> None:
         self.waiting = WaitingQueue(config.tenant_weights)
-        # What is held for each registered frontend, by request id.
+        # Groups that are held for each registered frontend, by request id.
         self.held: dict[int, dict[str, SequenceGroup]] = {}
-        # Tokens of work in that, as counted at the frontend's latest renewal: counting walks over all that is held.
+        # Tokens of work of each frontend's groups, as counted at the frontend's latest renewal: counting walks over all
+        # that is held.
         self.work_tokens: dict[int, int] = {}
         self.notices = ProgressNotices()
         self.queue_times = QueueTimes()

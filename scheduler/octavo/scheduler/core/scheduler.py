@@ -1,4 +1,5 @@
-"""The sans-IO core: events in, effects out. No socket, no clock, no thread; time comes with each event."""
+"""The scheduler itself: it takes events in and returns effects, without sockets, clock or threads; time comes with each
+event."""
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import (
@@ -44,8 +45,8 @@ from octavo.wire.steps import ModelInfo
 
 
 class Scheduler:
-    """The queues, replicas and leases of one scheduler. Its caller hands every event to `handle`, then calls `schedule`
-    once for all that arrived together.
+    """Holds the queues, replicas and leases. Its caller hands every event to `handle`, then calls `schedule` once for
+    all that arrived together.
 
     An experiment may bring a `strategy` of its own instead of the configured one.
     """
@@ -128,7 +129,7 @@ class Scheduler:
                 self._pin(prefix)
             case PrefixUnpinned(name):
                 self.prefixes.unpin(name, self.replicas.values())
-                self._frontends.tell_all_prefixes()
+                self._frontends.send_all_prefixes()
             case ReplicaJoined(hello):
                 self.replica_table.join(hello, now)
             case ReplicaLeft(replica_id, cause, reason):
@@ -163,7 +164,7 @@ class Scheduler:
         self.isolation.arrange()
         head = next(self.waiting.candidates(1, self.replica_table.can_hold), None)
         ready = [replica for replica in self.replicas.values() if replica.may_plan]
-        # Where nobody waits, an idle replica has no step, and nobody that it could have taken.
+        # Where no group waits, an idle replica has nothing to plan.
         stepping = ready if head is not None else [replica for replica in ready if replica.has_work]
         builders = [builder for replica in stepping if (builder := self._builder(replica, head, now))]
         while admission := next_admission(self.waiting, builders, self.replica_table, self.policy, self.config, now):
@@ -205,7 +206,7 @@ class Scheduler:
 
     def _pin(self, prefix: Prefix) -> None:
         self.prefixes.pin(prefix, self.replicas.values())
-        self._frontends.tell_all_prefixes()
+        self._frontends.send_all_prefixes()
 
     # -- steps ------------------------------------------------------------------------------------------------------
 

@@ -20,9 +20,9 @@ from octavo.wire.requests import (
 from octavo.wire.sampling import Logprobs, SamplingParams
 from octavo.wire.steps import Candidates
 
-# What a token is taken to cost of which nothing is known yet: a grammar is compiled, and its first mask filled.
+# The assumed cost of a token whose grammar has not been timed yet: it is compiled, and its first mask filled.
 _UNKNOWN_GRAMMAR_US = 1_000
-# More than that is no grammar's doing.
+# A grammar does not take longer than this: the rest of a longer time has other causes.
 _MOST_GRAMMAR_US = 250_000
 
 
@@ -37,29 +37,29 @@ class SequenceStatus(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One continuation of a prompt.
+    """One continuation of a prompt: it has tokens, and KV of the first of them.
 
     Its tokens are the *known* ones (prompt and generated) and, after them, `num_in_flight` that outstanding steps
     sample. The first `num_computed` of all these have their KV computed, or planned in an outstanding step.
     `sequence_id` names one stay on one replica: it is drawn anew whenever the sequence comes (back) to a device.
 
     A sequence with a `leader` has the same tokens as that one and no blocks of its own yet: it is computed along, and
-    forked where the leader's next token is chosen. One that `waits_for` another shares the blocks of its first tokens
-    with that one, which computes them.
+    forked where the leader's next token is chosen. A sequence that `waits_for` another shares the blocks of its first
+    tokens with that one, which computes them.
     """
 
     index: int
     prompt_token_ids: list[int]
     generated_token_ids: list[int]
     history_hash: int
-    # What must be equal for KV to be shared besides tokens.
+    # Besides tokens, this must be equal for KV to be shared.
     cache_key: CacheKey = NO_CACHE_KEY
     bypasses_cache: bool = False
-    # A pinned prefix: its blocks are indexed even where caching is off.
+    # The sequence is a pinned prefix: its blocks are indexed even where caching is off.
     is_prefix: bool = False
-    # Tokens, the prompt's too, that it can grow to; 0 where nobody asks.
+    # Tokens, with the prompt's, that the sequence can grow to; 0 where nobody asks.
     longest: int = 0
-    # Of its full blocks, by block size.
+    # Hashes of full blocks, by block size.
     block_hashes: dict[int, list[bytes]] = field(default_factory=dict)
     sequence_id: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
@@ -67,26 +67,26 @@ class Sequence:
     num_known: int = field(init=False)
     num_computed: int = 0
     num_in_flight: int = 0
-    # The last step planned with it.
+    # The last step planned with the sequence.
     last_step_id: int = 0
     finish_reason: FinishReason | None = None
     cumulative_logprob: float = 0.0
     leader: "Sequence | None" = None
     waits_for: "tuple[Sequence, int] | None" = None
-    # Who was still to fill blocks that it found at its start: outstanding steps, each with a sequence by its id.
+    # Outstanding steps that were still to fill blocks found at the start, each with the id of the sequence it computes.
     builds_on: frozenset[tuple[int, int]] = frozenset()
-    # One of those turned out not finite; a window may have passed by now what the sequence had of it.
+    # One of those turned out not finite; a window may have passed those blocks by now.
     shares_distrusted: bool = False
-    # Whether its last block may be another's too: it has been forked, or is a fork.
+    # The last block may be another's too: the sequence has been forked, or is a fork.
     shares_last_block: bool = False
-    # Whether the worker knows the sequence by its id; if not, it is to be forked from `parent`, or started.
+    # The worker knows the sequence by its id; if not, it is to be forked from `parent`, or started.
     is_introduced: bool = False
     parent: "Sequence | None" = None
-    # Known tokens that the worker knows; a beam's next one is told with the work that computes it.
-    num_told: int = 0
-    # Its frontend has ended it; it goes on only until others no longer need what is computed of it.
+    # Known tokens that the worker knows; a beam's next one is sent with the work that computes it.
+    num_sent: int = 0
+    # The frontend has ended the sequence, which goes on only until others no longer need what is computed of it.
     is_unwanted: bool = False
-    # What a beam may go on with; kept until all beams of its group have theirs.
+    # Tokens that a beam may go on with; kept until all beams of its group have theirs.
     candidates: Candidates | None = None
 
     def __post_init__(self) -> None:
@@ -152,7 +152,7 @@ class Sequence:
             last_step_id=self.last_step_id,
             cumulative_logprob=self.cumulative_logprob,
             parent=self,
-            num_told=self.num_told,
+            num_sent=self.num_sent,
         )
 
     def leave(self, status: SequenceStatus) -> None:
@@ -166,7 +166,7 @@ class Sequence:
         """Puts the sequence back to waiting with its known tokens, none of them computed (paper §4.5,
         recomputation)."""
         self.leave(SequenceStatus.FINISHED if self.is_unwanted else SequenceStatus.WAITING)
-        # Steps are counted by replica, and it may come to another.
+        # Steps are counted by replica, and the sequence may come to another.
         self.num_computed = self.last_step_id = 0
         self.leader = self.waits_for = self.candidates = None
         self.builds_on, self.shares_distrusted = frozenset(), False
@@ -183,37 +183,37 @@ class SequenceGroup:
     frontend_id: int | None
     # Scheduler's clock; earlier for a request that was submitted before.
     arrival: float
-    # Its place among others: its arrival, moved by its priority, and a count of submissions.
+    # The sort key among groups: the arrival, moved by the priority, and a serial number of submission.
     order: tuple[float, int]
     sequences: list[Sequence]
     search: BeamSearch | None = None
-    # The name of the prefix it computes to be pinned, if it does.
+    # The name of the prefix that the group computes to be pinned, if it does.
     prefix_name: str | None = None
     preemptions: int = 0
     swaps: int = 0
-    # Prompt tokens that its first admission found computed; None before that.
+    # Prompt tokens that the first admission found computed; None before that.
     cached_prompt_tokens: int | None = None
     failed_steps: int = 0
     # Smallest steps that ran out of memory with nothing else in them.
     memory_failures: int = 0
-    # The replica that gave it nothing finite, and was given the benefit of the doubt last.
-    spoilt_by: int | None = None
-    # Where it ran until it lost its blocks there.
+    # The replica that last gave the group nothing finite, where that was not held against the group.
+    non_finite_on: int | None = None
+    # The replica where the group ran until it lost its blocks.
     former_replica_id: int | None = None
     # By position; kept until the first token of sequence 0 takes them along.
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     # Beams forked so far: names for new ones.
     num_forks: int = 0
-    # Sequence slots it takes up where it runs.
+    # Sequence slots that the group takes up where it runs.
     num_slots: int = 0
-    # What its grammar takes for a token of one of its sequences, in microseconds, and took for the last one: a single
-    # long time may be anybody's.
+    # Microseconds that the grammar is reckoned to take for a token of one sequence, and took for the last one: a single
+    # long time may have other causes.
     grammar_us: int = _UNKNOWN_GRAMMAR_US
     last_grammar_us: int = _UNKNOWN_GRAMMAR_US
     has_grammar: bool = field(init=False)
     sampling: SamplingParams = field(init=False)
     max_tokens: int = field(init=False)
-    # Tokens that one of its sequences can grow to.
+    # Tokens, with the prompt's, that a sequence of the group can grow to.
     longest: int = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)
 

@@ -35,9 +35,6 @@ class StepDeadlines:
         return max(self._config.step_timeout_s, _FACTOR * expected)
 
 
-# How large a replica's steps may be: less after one that ran out of memory, and slowly more again.
-
-
 # Steps that must pass before their size doubles, at first and at most: each time that growing was too much, twice as
 # many as before.
 MIN_PATIENCE = 32

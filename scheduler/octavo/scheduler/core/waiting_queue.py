@@ -21,7 +21,7 @@ from octavo.scheduler.core.step.builder import StepBuilder
 
 @dataclass(slots=True)
 class Tenant:
-    """A tenant's queue and account. `num_groups` counts the groups that are held for it, waiting or not."""
+    """A tenant has a queue and an account here. `num_groups` counts the groups that are held for it, waiting or not."""
 
     name: str
     weight: float
@@ -38,9 +38,9 @@ class WaitingQueue:
         self._weights = dict(weights or {})
         self._resumed: list[SequenceGroup] = []
         self._tenants: dict[str, Tenant] = {}
-        # The one whose queue was the last to become empty.
+        # The tenant whose queue was the last to become empty.
         self._last = Tenant("", 1.0)
-        # Virtual times of tenants that are away and were served more than those that wait.
+        # Virtual times of tenants that hold nothing now and were served more than those that wait.
         self._debts: dict[str, float] = {}
         self._size = 0
 
@@ -71,7 +71,7 @@ class WaitingQueue:
 
     @property
     def returning(self) -> Iterator[SequenceGroup]:
-        """The groups that ran and lost their blocks, in their order."""
+        """Yields the groups that ran and lost their blocks, in their order."""
         return iter(self._resumed)
 
     @property
@@ -172,9 +172,6 @@ def _remove(groups: list[SequenceGroup], group: SequenceGroup) -> bool:
 def _place(groups: list[SequenceGroup], group: SequenceGroup) -> int | None:
     place = bisect.bisect_left(groups, group.order, key=lambda waiting: waiting.order)
     return place if place < len(groups) and groups[place] is group else None
-
-
-# Requests that wait for their first admission, and only for so long.
 
 
 class QueueTimes:

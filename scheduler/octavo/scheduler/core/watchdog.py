@@ -54,7 +54,7 @@ class Watchdog:
         self._replica_table = replica_table
         self._outbox = outbox
         self._observer = observer
-        # By replica: since when it is known to have work.
+        # Replicas that have work, and since when that is known.
         self._busy_since: dict[Replica, float] = {}
 
     def stalls(self, now: float) -> list[Stall]:
@@ -79,7 +79,7 @@ class Watchdog:
             if replica.replica_id in self._replica_table.replicas:
                 self._outbox.add(ReplicaMovedOn(replica.replica_id, replica.hello.worker_id))
         self._observer.stalled([replica.hello.worker_id for replica in found])
-        self._replica_table.tell_status()
+        self._replica_table.send_status()
 
     def _first(self, replica: Replica, head: SequenceGroup | None) -> SequenceGroup | None:
         """Returns the first group of a replica's work; the queue's head, if the replica holds nothing and could take

@@ -85,9 +85,6 @@ class BlockPool:
         assert sorted(self._free) == [i for i, count in enumerate(expected) if count == 0], "free list is wrong"
 
 
-# Logical to physical: the blocks of one sequence, and what a step must be told when they change.
-
-
 @dataclass(slots=True)
 class BlockTable:
     """The blocks of one sequence, one list per KV group, all of one length; `NULL_BLOCK` where a window has passed.

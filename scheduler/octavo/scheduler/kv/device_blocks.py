@@ -19,9 +19,9 @@ class DeviceBlocks:
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(num_kv_groups)
         self.prefix_caching = prefix_caching
-        # Blocks by the step whose answer frees them.
+        # Parked blocks by the step whose answer frees them.
         self.parked: dict[int, list[int]] = defaultdict(list)
-        # Blocks that a sequence which was not finite held or filled, and others still do.
+        # Blocks that a non-finite sequence held or filled, and that others still hold.
         self._distrusted: set[int] = set()
 
     def take(self, count: int) -> list[int]:
@@ -90,12 +90,12 @@ class DeviceBlocks:
         return bool(self._distrusted) and not self._distrusted.isdisjoint(block_ids)
 
 
-# The blocks that pinned prefixes keep on one replica.
+# -- pins -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Pin:
-    """The blocks of a pinned prefix, and the tail that its last one is, if partly filled."""
+    """Holds the blocks of a pinned prefix, the last of them as a tail if it is partly filled."""
 
     block_ids: list[int]
     tail: Tail | None

@@ -59,7 +59,7 @@ class KVCacheManager:
         self._lookup = PrefixLookup(self._cache, block_size, self._windows)
         self.pins = PinnedBlocks(self.blocks, block_size, self._lookup.tails)
         self.swapper = Swapper(num_cpu_blocks, block_size, self.blocks, self._tables)
-        # Set aside for pinned prefixes, those still to be computed too.
+        # Blocks set aside for pinned prefixes, those still to be computed too.
         self.reserved_blocks = 0
 
     # -- counts -----------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class KVCacheManager:
         keeps half-prefilled prompts from starving each other.
         """
         begins = self._lookup.begins(sequences)
-        # Before anything is taken: what is free and cached could be taken otherwise.
+        # Found blocks are shared before any is taken: those that are free and cached could be taken otherwise.
         for begin in begins:
             self._pool.share(present(begin.found))
         return [
@@ -267,7 +267,7 @@ class KVCacheManager:
         if own == NULL_BLOCK or self._cache.insert(content, own, step_id, sequence.sequence_id):
             return False
         older = self._cache.confirmed_block(content.kv_group, content.value)
-        # One that nobody holds is left alone: to take it would need a free block that this step may count on.
+        # A block that nobody holds is left alone: to take it would need a free block that this step may count on.
         if older is None or older == own or not self._pool.ref_count(older):
             return False
         self._pool.share([older])
@@ -345,7 +345,7 @@ class KVCacheManager:
         self._pool.check([*tables, *self.blocks.parked.values(), *self.pins.by_name.values()])
         self.swapper.space.check()
         self._cache.check()
-        # Those that wait for a block want what is written to it; others must know that they share one.
+        # Sequences that wait for a block want what is written to it; others must know that they share one.
         awaited = {sequence.waits_for[0] for sequence in self._tables if sequence.waits_for is not None}
         for sequence, table in self._tables.items():
             index, offset = divmod(sequence.num_computed, self.block_size)

@@ -175,7 +175,7 @@ class PrefixCache:
         assert contents == {(g, value): b for g, blocks in enumerate(self._block_of) for value, b in blocks.items()}
 
 
-# How much of a sequence is computed already: what the prefix cache holds, what is pinned, what its group shares.
+# -- lookup -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class PrefixLookup:
             begin = self._find(sequence)
             for leader, other in zip(sequences[:index], begins, strict=True):
                 common = self._num_common_blocks(sequence, leader)
-                # A leader that starts later in a window lacks what is before it.
+                # A leader that starts later in a window lacks the blocks before it.
                 if common > begin.num_blocks and (not self._windowed or other.num_blocks <= common):
                     begin = Begin(common, [[] for _ in self._windows], leader)
             begins.append(begin)

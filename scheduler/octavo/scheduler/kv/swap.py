@@ -46,10 +46,7 @@ def _num_found(sequence: Sequence, table: BlockTable, gone: AbstractSet[int], bl
     return min(limit, len(table))
 
 
-# CPU blocks, what swapped sequences keep in them, and what it takes to bring that back.
-
-
-# Gives so many device blocks, all new.
+# Takes so many free device blocks.
 Take = Callable[[int], list[int]]
 
 
@@ -164,9 +161,6 @@ class SwapSpace:
     def check(self) -> None:
         """Asserts that every block is free or in a table, and counted right."""
         self._pool.check(table.block_ids for table in self._tables.values())
-
-
-# Preempted sequences: their blocks move to CPU memory and back; what that moves, and what is lost without it.
 
 
 class Swapper:

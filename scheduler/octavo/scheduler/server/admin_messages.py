@@ -25,7 +25,7 @@ _SHARED: Final = int(pb.BLOCK_STATE_SHARED)
 _PINNED: Final = int(pb.BLOCK_STATE_PINNED)
 _PARKED: Final = int(pb.BLOCK_STATE_PARKED)
 _SWAPPED: Final = int(pb.BLOCK_STATE_SWAPPED)
-# By the state of a block so far, the one it is in with another sequence that holds it.
+# By the state of a block: its state once another sequence holds it too.
 _WITH_ONE_MORE: Final = bytes(_SHARED if state in (_PRIVATE, _SHARED) else _PRIVATE for state in range(8))
 
 
@@ -97,11 +97,11 @@ def _joined(tables: list[list[int]]) -> list[int]:
     return list(dict.fromkeys(block_id for block_ids in tables for block_id in block_ids))
 
 
-# The core's books as the Admin service's messages; those that take long to read are read only so often.
+# -- readings ---------------------------------------------------------------------------------------------------------
 
 
 Reading = TypeVar("Reading")
-# Of all time, what is spent on readings; but none is older than the other bound, in seconds.
+# The share of time that is spent on readings; but none is older than the other bound, in seconds.
 _SHARE: Final = 0.01
 _MOST_SECONDS: Final = 5.0
 
@@ -131,8 +131,7 @@ class Snapshots(Generic[Reading]):
         return max(0.0, self._next_at - self._clock())
 
 
-# The core's books as the Admin service's messages.
-
+# -- messages ---------------------------------------------------------------------------------------------------------
 
 _MAX_AHEAD = 100
 _STATES = {
@@ -185,7 +184,7 @@ def _worker(replica: Replica) -> pb.Worker:
         device=hello.device,
         world_size=hello.world_size,
         model=hello.model.name,
-        # Not the scheduler's own requests, which compute pinned prefixes.
+        # The scheduler's own requests, which compute pinned prefixes, do not count.
         running=sum(group.prefix_name is None for group in replica.running),
         swapped=len(replica.swapped),
         block_size=hello.block_size,

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 SERVICE = "octavo.v1.AdminService"
 _MAX_PAGE = 1000
 _MAX_NAME_LENGTH = 256
-# Between two answers of WatchBlocks, where none is named and in all.
+# Milliseconds between two answers of WatchBlocks: by default, at least, at most.
 _INTERVAL_MS, _MIN_INTERVAL_MS, _MAX_INTERVAL_MS = 1000, 100, 60_000
 _MAX_TOKEN_ID = 2**31 - 1
 _MAX_GRACE_S = 86_400.0

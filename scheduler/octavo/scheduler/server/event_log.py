@@ -77,10 +77,7 @@ class StepFeed:
             number += 1
 
 
-# What the core was told and what it planned, written down; and fed to a fresh core, to see it plan the same.
-#
-# A log is a file of records, each a length in four bytes (big-endian) and that many bytes of msgpack. It holds prompts
-# and answers as token ids.
+# -- records ----------------------------------------------------------------------------------------------------------
 
 
 _LENGTH: Final = struct.Struct(">I")
@@ -168,7 +165,7 @@ def read_records(file: BinaryIO) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of a replay. `difference`: the first plan that differed, as recorded and as made now (None: not
+    """Holds the result of a replay. `difference`: the first plan that differed, as recorded and as made now (None: not
     made)."""
 
     events: int
@@ -213,7 +210,7 @@ def _plans(effects: list[Effect]) -> Iterator[StepPlan]:
             yield effect.message
 
 
-# The event log as a file that may fail: nobody's request waits for it or ends with it.
+# -- a file that may fail: no request waits for it or ends with it ----------------------------------------------------
 
 
 _log = logging.getLogger(__name__)

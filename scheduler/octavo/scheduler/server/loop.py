@@ -67,15 +67,15 @@ from octavo.wire.versions import encode_for, refusal, refusal_of_newer
 _log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-# When to look who is gone after the wakeup has rung, which may be quicker than the socket.
+# Seconds from the wakeup's ring, which may be quicker than the socket, to each look at who is gone.
 _LOOKS_S = (0.0, 0.005, 0.02, 0.1)
 # Messages taken from one socket before the other is looked at again.
 _BATCH = 1024
 
 
 class Wire:
-    """A ROUTER socket and the peers known on it: `id` (frontend id or incarnation) to connection and back, and the
-    schema that each connection speaks."""
+    """Joins a ROUTER socket with the peers known on it: `id` (frontend id or incarnation) to connection and back, and
+    the schema that each connection speaks."""
 
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self.socket = socket
@@ -119,7 +119,7 @@ class Wire:
         the same in every schema."""
         frame = encode_for(message, self._version_of.get(connection, SCHEMA_VERSION))
         if frame is None:
-            # It knows no such message, and has gone on without.
+            # The peer's schema has no such message, and the peer goes on without it.
             return True
         try:
             self.socket.send_multipart([connection, frame], zmq.NOBLOCK)
@@ -207,7 +207,8 @@ class SchedulerShell:
                 self._drop(f"malformed: {error}")
 
     def _refuse_newer(self, frames: list[bytes]) -> bool:
-        """Whether this was the hello of a peer whose schema is newer, which may hold what we cannot read."""
+        """Refuses the hello of a peer whose schema is newer, and may hold what this one cannot read; returns whether
+        the message was one."""
         answer = refusal_of_newer(frames[1]) if len(frames) == 2 else None
         if answer is not None:
             (self._frontends if isinstance(answer, Refused) else self._workers).reply(frames[0], answer)
@@ -299,7 +300,7 @@ class SchedulerShell:
         for effect in effects:
             match effect:
                 case SendToFrontend(frontend_id, message):
-                    # One that cannot be reached asks again, or its lease runs out.
+                    # A frontend that cannot be reached asks again, or its lease runs out.
                     self._frontends.send(frontend_id, message)
                 case SendToReplica(replica_id, message):
                     self._send_to_replica(replica_id, message, now)

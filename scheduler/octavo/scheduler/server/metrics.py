@@ -26,7 +26,7 @@ class RequestSpans:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # With the time of their beginning.
+        # Spans by traceparent, with the time of their beginning.
         self._spans: dict[str, tuple[Span, float]] = {}
 
     def __len__(self) -> int:
@@ -62,10 +62,7 @@ class RequestSpans:
             held[0].end(error)
 
 
-# The scheduler's metrics: what its core did, and its books as the loop published them last.
-#
-# The core tells, the loop publishes, and scrapers read on threads of their own: numbers, and a message that is replaced
-# whole. Neither side ever waits for the other.
+# -- metrics ----------------------------------------------------------------------------------------------------------
 
 
 _BLOCK_STATES: Final = {
@@ -104,7 +101,7 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         """Makes `load` the books that scrapers read from now on; the message must not change any more."""
         self._load = load
 
-    # -- what happens -----------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def admitted(self, waited_s: float) -> None:
         self._queued.observe(waited_s)
@@ -145,7 +142,7 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         self._step_tokens.observe(tokens_computed)
         self._step_requests.observe(sequences)
 
-    # -- what is told -----------------------------------------------------------------------------------------------
+    # -- figures -------------------------------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
         load = self._load

@@ -40,9 +40,6 @@ class Wakeup:
         self._writer.close()
 
 
-# Waits in an event loop for what comes through ZMQ sockets: a poll of theirs would cost more than most messages.
-
-
 class Readable(Protocol):
     """An object that can be waited for until it is readable."""
 
@@ -59,7 +56,7 @@ class SocketPoller:
     async def wait(self, seconds: float) -> None:
         """Waits until something is there to be read, at most `seconds`; always lets other tasks run meanwhile."""
         self.arrived.clear()
-        # A descriptor tells only of changes since its socket was last used, and sending is a use.
+        # A descriptor reports only changes since its socket was last used, and sending is a use.
         if any(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN for socket in self._sockets):
             await asyncio.sleep(0)
             return

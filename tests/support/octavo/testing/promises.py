@@ -129,7 +129,9 @@ class Promises:
         for group in core.waiting:
             # One that waits since this turn may find its place in the next.
             is_wanted = (
-                group in waited and group not in core.request_table.suspects and group.spoilt_by != replica.replica_id
+                group in waited
+                and group not in core.request_table.suspects
+                and group.non_finite_on != replica.replica_id
             )
             assert not (is_wanted and fits(core, group.request, replica)), (
                 f"{replica.hello.worker_id} idles while {group.request_id} waits, which it could hold"

@@ -1,1 +1,1 @@
-"""One step of one replica: policies choose what runs, a builder fills the plan, results are applied."""
+"""The steps of a replica: policies choose what runs, a builder fills the plan, results are applied."""

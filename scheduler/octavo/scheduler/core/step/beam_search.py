@@ -15,7 +15,7 @@ from octavo.wire.sampling import EarlyStopping
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A candidate: one token after a beam. `beam` is the beam's index in the list passed to `advance`."""
+    """A candidate is one token after a beam. `beam` is the beam's index in the list passed to `advance`."""
 
     beam: int
     token_id: int
@@ -44,7 +44,7 @@ class Beam:
 
 @dataclass(slots=True)
 class BeamSearch:
-    """A request's search. `hypotheses` holds at most `width`, best first."""
+    """Runs one request's search. `hypotheses` holds at most `width`, best first."""
 
     params: wire.BeamSearch
     max_tokens: int

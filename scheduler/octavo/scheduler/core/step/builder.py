@@ -1,4 +1,4 @@
-"""A step being filled: every way to add to a plan, whatever the policy that chooses."""
+"""The step builder, which fills a plan: it has every way to add to a step, whatever the policy that chooses."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import BlockMove, BlockMoves, Remap, SequenceFork, SequenceStart, SequenceWork, StepPlan
 
 _UNCHANGED = Growth()
-# One object for all: what most work items hold of these is nothing.
+# One object of each for all work items: most have none.
 _NO_BLOCKS: list[list[int]] = []
 _NO_FOLLOWERS: list[Sequence] = []
 _NO_FOLLOWER_IDS: list[int] = []
@@ -25,12 +25,11 @@ class StepBuilder:
 
     replica: Replica
     budget: int
-    # The first of those that wait, having lost their blocks, and may come (back) here; looked for where others are
-    # swapped out.
+    # The first waiting group that has lost its blocks and may come here; looked for where others are swapped out.
     returning: SequenceGroup | None = None
     step_id: int = field(init=False)
     num_tokens: int = 0
-    # Of those whose first token is chosen in it.
+    # Microseconds of grammars of groups whose first token the step chooses.
     grammar_us: int = 0
     prefills: bool = False
     swap_out: list[BlockMove] = field(default_factory=list)
@@ -39,17 +38,17 @@ class StepBuilder:
     starts: list[SequenceStart] = field(default_factory=list)
     forks: list[SequenceFork] = field(default_factory=list)
     remaps: list[Remap] = field(default_factory=list)
-    # Table entries that change once this step is planned: for the next plan to tell.
+    # Table entries that change once this step is planned: the next plan reports them.
     later_remaps: list[tuple[Sequence, Remap]] = field(default_factory=list)
     work: list[SequenceWork] = field(default_factory=list)
     groups: list[SequenceGroup] = field(default_factory=list)
     samplers: list[tuple[SequenceGroup, Sequence]] = field(default_factory=list)
     beams: list[tuple[SequenceGroup, Sequence]] = field(default_factory=list)
-    # Those that lost their blocks to this step: kept in CPU memory, or to be recomputed.
+    # Groups that lost their blocks to this step: kept in CPU memory, or to be recomputed.
     swapped_out: list[SequenceGroup] = field(default_factory=list)
     evicted: list[SequenceGroup] = field(default_factory=list)
     growth_before: GrowthBefore = field(default_factory=list)
-    # Those that it brings back from CPU memory.
+    # Groups that the step brings back from CPU memory.
     resumed: list[SequenceGroup] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -68,7 +67,7 @@ class StepBuilder:
         new_block_ids = _NO_BLOCKS
         if growth is not None or not sequence.is_introduced:
             growth = growth or _UNCHANGED
-            new_block_ids = self._tell_changes(group, sequence, growth)
+            new_block_ids = self._plan_changes(group, sequence, growth)
         input_token_id = self._chosen_token(sequence) if group.search is not None else None
         sequence.num_computed += num_tokens
         sequence.last_step_id = self.step_id
@@ -97,7 +96,7 @@ class StepBuilder:
             if kv.block_table(owner)[remap.kv_group][remap.logical_index] != NULL_BLOCK
         ]
 
-    def _tell_changes(self, group: SequenceGroup, sequence: Sequence, growth: Growth) -> list[list[int]]:
+    def _plan_changes(self, group: SequenceGroup, sequence: Sequence, growth: Growth) -> list[list[int]]:
         """Adds to the plan what the worker must learn: a new sequence, or changes in the table of a known one. Returns
         the blocks that its work brings, one list per KV group."""
         self.copies += growth.copies
@@ -112,7 +111,7 @@ class StepBuilder:
         return growth.new_block_ids
 
     def _start(self, group: SequenceGroup, sequence: Sequence) -> None:
-        sequence.num_told = sequence.num_known
+        sequence.num_sent = sequence.num_known
         self.starts.append(
             SequenceStart(
                 sequence.sequence_id,
@@ -137,9 +136,9 @@ class StepBuilder:
 
     def _chosen_token(self, beam: Sequence) -> int | None:
         """Returns the token that was chosen for a beam; None if the worker knows it already."""
-        if beam.num_told == beam.num_known:
+        if beam.num_sent == beam.num_known:
             return None
-        beam.num_told = beam.num_known
+        beam.num_sent = beam.num_known
         return beam.generated_token_ids[-1]
 
     def _choose(self, group: SequenceGroup, sequence: Sequence, growth: Growth | None) -> list[Sequence]:

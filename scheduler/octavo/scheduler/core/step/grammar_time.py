@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup
 
-# Of all grammars in one step, in microseconds; and where nobody else runs there whom they would hold up, for somebody
-# may come.
+# Limits of all grammars' time in one step, in microseconds: usually; and where no other group runs there to be held
+# up, though one may come.
 STEP_US = 5_000
 ALONE_US = 50_000
 
@@ -52,7 +52,8 @@ def _waiting(replica: Replica, decodes: list[Decode], *, prefills: bool) -> set[
         return set()
     shares = _shares(members)
     costly = [group for group in members if costs[group] > shares[group]]
-    # How much of its next step each has paid by waiting. Who has paid most goes first, so all have their turns.
+    # How much of its next step each group has paid by waiting. The one that paid most goes first, so all have their
+    # turns.
     paid = {group: _waited(replica, members[group]) * shares[group] / costs[group] for group in costly}
     costly.sort(key=lambda group: (-paid[group], group.order))
     has_others = len(costly) < len(members) or any(not group.has_grammar for group in replica.stepping)

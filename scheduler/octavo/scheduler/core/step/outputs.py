@@ -36,7 +36,7 @@ def _withdraw_skipped(replica: Replica, step: OutstandingStep, failed: Iterable[
     later = [each for each in replica.outstanding if each.step_id > step.step_id]
     skipped = set(failed)
     groups: list[SequenceGroup] = []
-    # Whoever builds on something is planned behind it.
+    # A sequence is planned behind those it builds on.
     for group in dict.fromkeys(group for each in later for group in each.groups):
         if _builds_on(group, skipped, step.step_id):
             skipped |= _ids_here(group)
@@ -58,10 +58,7 @@ def _ids_here(group: SequenceGroup) -> set[int]:
     return {each.sequence_id for each in group.sequences if each.is_introduced or not each.is_live}
 
 
-# What a step's answer does: tokens appended, beams chosen, sequences ended, and the deltas that tell of it.
-
-
-# One object for all: most deltas have none.
+# One object for all deltas: most have none.
 _NO_LOGPROBS: list[Logprobs] = []
 
 
@@ -110,9 +107,9 @@ def _are_members(step: OutstandingStep, failed: list[SequenceFailure]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Failed groups of a step. `ended`: groups whose sequences failed of themselves, with the first failure; `victims`:
-    groups that failed only with what they shared with those; `stranded`: groups that build upon what is now skipped, by
-    plans that were sent before."""
+    """Holds the failed groups of a step. `ended`: groups whose sequences failed of themselves, with the first failure;
+    `victims`: groups that failed only with what they shared with those; `stranded`: groups that build upon what is now
+    skipped, by plans that were sent before."""
 
     ended: dict[SequenceGroup, SequenceFailure]
     victims: dict[SequenceGroup, SequenceFailure]
@@ -135,7 +132,7 @@ def separate(replica: Replica, step: OutstandingStep, failed: list[SequenceFailu
             is_victim = sequence is not None and _is_victim(replica, group, sequence)
             replica.kv.distrust(failure.sequence_id, sequence)
             _distrust_by_name(replica, failure.sequence_id)
-        # One that has been aborted, or failed in the step before, is no longer a member.
+        # A sequence that has been aborted, or failed in the step before, is no longer a member.
         if group is not None:
             (victims if is_victim else ended).setdefault(group, failure)
     skipped = _withdraw_skipped(replica, step, (failure.sequence_id for failure in failed)) if failed else []
@@ -160,9 +157,12 @@ def _distrust_by_name(replica: Replica, sequence_id: int) -> None:
                 sequence.shares_distrusted = True
 
 
-def is_spoilt(replica: Replica, step: OutstandingStep, failures: Failures) -> bool:
-    """Whether none of several groups that chose got anything finite: that is the replica's doing rather than theirs.
-    Groups that start over anyway, and those that another replica gave no better, do not count."""
+def is_non_finite(replica: Replica, step: OutstandingStep, failures: Failures) -> bool:
+    """Tells whether none of several groups that chose got anything finite: the replica is at fault then rather than the
+    groups.
+
+    Groups that start over anyway, and those that another replica gave no better, do not count.
+    """
     if not failures.ended:
         return False
     failed = {**failures.ended, **failures.victims}
@@ -173,12 +173,12 @@ def is_spoilt(replica: Replica, step: OutstandingStep, failures: Failures) -> bo
 
 
 def _is_witness(replica: Replica, group: SequenceGroup) -> bool:
-    is_fresh = group.spoilt_by in (None, replica.replica_id)
+    is_fresh = group.non_finite_on in (None, replica.replica_id)
     return is_fresh and not group.is_finished and group not in replica.restarts
 
 
 def _live_members(step: OutstandingStep) -> dict[int, Member]:
-    # Others are known by no name here; what they were called on another replica may be another's.
+    # Other sequences have no id here; the id they had on another replica may be another's here.
     return {s.sequence_id: (group, s) for group in step.groups for s in group.live if s.is_introduced}
 
 
@@ -189,8 +189,8 @@ def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outco
         _note_grammar_times(step, result.times.grammars)
     if result.prompt_logprobs:
         _keep_prompt_logprobs(step, result.prompt_logprobs)
-    # Heard is what has neither been aborted nor finished since the plan was made, and is not to start over: what that
-    # was given may come of what was never computed.
+    # Sequences are skipped that have been aborted or have finished since the plan was made, or are to start over: their
+    # tokens may come of what was never computed.
     restarts = replica.restarts
     for (group, sequence), sampled in zip(_unfailed(step.samplers, result), result.sampled, strict=True):
         if sequence.status is SequenceStatus.RUNNING and group not in restarts:
@@ -227,7 +227,7 @@ def _append_sampled(
     start_index, previous_hash = sequence.num_known - sequence.num_prompt, sequence.history_hash
     sequence.append(sampled.token_id)
     sequence.num_in_flight -= 1
-    # Computed before it was known: the outstanding step filled a block with it.
+    # The token was computed before it was known: the outstanding step filled a block with it.
     if sequence.num_known % replica.kv.block_size == 0 and sequence.num_computed == sequence.num_known:
         remaps = replica.kv.index(sequence, sequence.last_step_id)
         replica.remaps += [(sequence, remap) for remap in remaps]
@@ -311,7 +311,7 @@ def _go_on(replica: Replica, group: SequenceGroup, beams: list[Sequence], chosen
         if beam not in next_beams:
             replica.release(beam)
             beam.leave(SequenceStatus.FINISHED)
-    # Only now: a fork is a copy of what its parent was before.
+    # Tokens are appended only now: a fork is a copy of what its parent was before.
     for beam, continuation in zip(next_beams, chosen, strict=True):
         beam.append(continuation.token_id)
         beam.cumulative_logprob = continuation.cumulative_logprob

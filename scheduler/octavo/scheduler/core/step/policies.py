@@ -1,4 +1,4 @@
-"""How a replica's steps are filled: the chunked policy, the paper's, and what an experiment may put in their place.
+"""Policies for filling a replica's steps: the chunked one, the paper's, and whatever an experiment puts in their place.
 
 Chunked: decode and prefill share a step; prefill chunks fill what decodes leave of the token budget.
 
@@ -115,7 +115,7 @@ def _keeps_out(builder: StepBuilder, head: SequenceGroup, now: float) -> Obstacl
 
 
 def _may_prefill(builder: StepBuilder, head: SequenceGroup | None, now: float) -> bool:
-    # While others are swapped out, only for what comes back before them.
+    # While groups are swapped out, only a group that comes back before them may prefill.
     first = builder.returning if builder.replica.swapped else head
     return first is not None and _keeps_out(builder, first, now) is None
 

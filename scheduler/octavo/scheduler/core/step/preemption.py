@@ -8,7 +8,7 @@ from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.wire.costs import PrefillCosts, SwapCosts, attended_pairs
 
-# Of the groups that run before each place in a replica's order, and last of all of them: the steps until the first of
+# For each place in a replica's order, of the groups that run before it (last: of all): the steps until the first of
 # them must have ended, and the sequences that they run side by side.
 GrowthBefore = list[tuple[int, int]]
 

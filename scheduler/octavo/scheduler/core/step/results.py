@@ -11,9 +11,10 @@ from octavo.scheduler.core.step import outputs as results
 from octavo.wire.requests import Deltas, RejectReason
 from octavo.wire.steps import FailureReason, StepOutcome, StepResult
 
-# A replica that gives nothing finite to any of several requests so often, in so many seconds, is broken.
-MAX_SPOILT = 3
-SPOILT_WINDOW_S = 60.0
+# A replica is broken that has so many steps, within so many seconds, in which none of several requests got anything
+# finite.
+MAX_NON_FINITE = 3
+NON_FINITE_WINDOW_S = 60.0
 
 
 class StepResults:
@@ -51,11 +52,13 @@ class StepResults:
             self._request_table.suspects.computed(step)
             num_sampled = len(result.sampled) + len(result.candidates)
             self._observer.step(step.num_tokens, num_sampled, len(step.groups), seconds)
-            is_spoilt = results.is_spoilt(replica, step, failures)
-            self._end_failed(replica, failures, is_spoilt=is_spoilt)
+            is_non_finite = results.is_non_finite(replica, step, failures)
+            self._end_failed(replica, failures, is_non_finite=is_non_finite)
             self._book(replica, results.accept(replica, step, result))
-            if is_spoilt and _is_broken(replica, now):
-                reason = f"gave nothing finite to any request of {MAX_SPOILT} steps within {SPOILT_WINDOW_S:g} s"
+            if is_non_finite and _is_broken(replica, now):
+                reason = (
+                    f"gave nothing finite to any request of {MAX_NON_FINITE} steps within {NON_FINITE_WINDOW_S:g} s"
+                )
                 self._replica_table.expel(replica, reason, now)
                 return
         else:
@@ -74,42 +77,44 @@ class StepResults:
         for group in outcome.prefixes:
             replica.pin(group)
 
-    def _end_failed(self, replica: Replica, failures: results.Failures, *, is_spoilt: bool) -> None:
+    def _end_failed(self, replica: Replica, failures: results.Failures, *, is_non_finite: bool) -> None:
         """Ends the groups whose sequences failed of themselves, unless the replica may be at fault: in a non-finite
         step, or if another replica can be tried. Their victims start over, without what they shared, and so do stranded
         groups."""
         for group, failure in failures.ended.items():
             if group in replica.restarts:
-                # Its next step was outstanding when this was known.
+                # The group's next step was outstanding when the first failure became known.
                 continue
-            if failure.reason is FailureReason.NOT_FINITE and self._may_try_again(replica, group, is_spoilt=is_spoilt):
-                group.spoilt_by = replica.replica_id
+            if failure.reason is FailureReason.NOT_FINITE and self._may_try_again(
+                replica, group, is_non_finite=is_non_finite
+            ):
+                group.non_finite_on = replica.replica_id
                 replica.restarts[group] = RejectReason(failure.reason), failure.detail
             else:
                 self._give_up(replica, group, RejectReason(failure.reason), failure.detail)
         for group, failure in failures.victims.items():
-            if is_spoilt and group.spoilt_by is None:
-                group.spoilt_by = replica.replica_id
-            group.failed_steps += not is_spoilt and group not in replica.restarts
+            if is_non_finite and group.non_finite_on is None:
+                group.non_finite_on = replica.replica_id
+            group.failed_steps += not is_non_finite and group not in replica.restarts
             replica.restarts.setdefault(group, (RejectReason(failure.reason), failure.detail))
         for group in failures.stranded:
             replica.restarts.setdefault(group, (RejectReason.STEP_FAILED, "what it shared was skipped"))
 
-    def _may_try_again(self, replica: Replica, group: SequenceGroup, *, is_spoilt: bool) -> bool:
+    def _may_try_again(self, replica: Replica, group: SequenceGroup, *, is_non_finite: bool) -> bool:
         """Tells whether a group that got nothing finite here is computed again; not if another replica gave it no
         better."""
         if group.prefix_name is not None:
             return False
-        if is_spoilt:
-            return group.spoilt_by in (None, replica.replica_id)
-        return group.spoilt_by is None and self._replica_table.has_ready_home(group, besides=replica)
+        if is_non_finite:
+            return group.non_finite_on in (None, replica.replica_id)
+        return group.non_finite_on is None and self._replica_table.has_ready_home(group, besides=replica)
 
     def _restart(self, replica: Replica) -> None:
         """Starts groups over from their known tokens, unless their steps have failed too often."""
         restarts, replica.restarts = replica.restarts, {}
         for group, (reason, detail) in restarts.items():
             if group.is_finished:
-                # Since then, or aborted.
+                # The group has finished since then, or was aborted.
                 continue
             if not self._is_hopeless(group):
                 group.preemptions += 1
@@ -130,7 +135,7 @@ class StepResults:
         else:
             self._prefixes.give_up(group.prefix_name, replica)
             self._outbox.add(PrefixGivenUp(replica.replica_id, group.prefix_name, detail))
-            self._replica_table.tell_status()
+            self._replica_table.send_status()
 
 
 def _fail_step(replica: Replica, step: OutstandingStep, result: StepResult) -> None:
@@ -159,6 +164,6 @@ def _run_out_of_memory(replica: Replica, step: OutstandingStep) -> None:
 
 
 def _is_broken(replica: Replica, now: float) -> bool:
-    """Whether a replica that has spoilt another step has done so too often."""
-    replica.spoilt_at = [at for at in replica.spoilt_at if now - at < SPOILT_WINDOW_S] + [now]
-    return len(replica.spoilt_at) >= MAX_SPOILT
+    """Notes that a replica had another non-finite step, and tells whether it has had too many."""
+    replica.non_finite_at = [at for at in replica.non_finite_at if now - at < NON_FINITE_WINDOW_S] + [now]
+    return len(replica.non_finite_at) >= MAX_NON_FINITE

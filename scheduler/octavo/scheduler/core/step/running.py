@@ -28,7 +28,7 @@ def runnable(replica: Replica) -> Runnable:
     decodes, prefilling = found.decodes, found.prefilling
     any_grammar = False
     for group in replica.stepping:
-        # Found out on the way: few steps have one, and all of them are walked over.
+        # Checked in this walk, which visits all groups anyway: few steps have a grammar.
         any_grammar = any_grammar or group.has_grammar
         if len(group.sequences) == 1:
             sequence = group.sequences[0]
@@ -70,7 +70,7 @@ def decode(builder: StepBuilder, decodes: list[Decode]) -> bool:
         if replica.outstanding:
             return False
         decodes = _preempt(builder, decodes)
-    # Never more than the budget: each has a sequence slot, and there are no more slots than tokens in a step.
+    # Decodes never exceed the budget: each has a sequence slot, and there are no more slots than tokens in a step.
     for group, sequence in decodes:
         builder.compute(group, sequence, 1)
     return True
@@ -115,7 +115,7 @@ def shortage(replica: Replica) -> Obstacle:
 
 
 def _lacks_blocks(replica: Replica, decodes: list[Decode]) -> bool:
-    # Counting exactly is worth it only where not all could have a new block.
+    # Counting exactly is worth it only where not all decodes could have a new block.
     kv = replica.kv
     if len(decodes) * kv.blocks_for(1) <= kv.num_free:
         return False
@@ -130,8 +130,8 @@ def _preempt(builder: StepBuilder, decodes: list[Decode]) -> list[Decode]:
     and the first in order always fits alone, or it would have been refused.
     """
     kv = builder.replica.kv
-    # Groups write to no block of each other's, so each takes what it would alone. A walk for each victim would cost
-    # seconds where thousands run.
+    # Groups write to no block of each other's, so each takes as many blocks as it would alone. A walk for each victim
+    # would cost seconds where thousands run.
     missing = kv.num_missing(sequence for _, sequence in decodes)
     while missing > kv.num_free:
         victim = builder.replica.running[-1]
