@@ -167,7 +167,7 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         yield counter("octavo_requests_aborted", "Requests dropped before their end.", self._aborted)
         yield counter("octavo_prefix_lookup_tokens", "Tokens of prompts looked up in the cache.", self._prompt_tokens)
         yield counter("octavo_prefix_hit_tokens", "Those of them found computed.", self._cached_tokens)
-        yield gauge("octavo_frontends", "FrontendLeases with a lease.", load.frontends)
+        yield gauge("octavo_frontends", "Frontends with a lease.", load.frontends)
         yield gauge("octavo_pinned_prefixes", "Prefixes that stay computed.", load.pinned_prefixes)
         yield self._lost.family("octavo_workers_lost", "Workers that counted as lost.", "cause")
         yield counter("octavo_dropped_messages", "Messages that were malformed or stale.", load.dropped_messages)
