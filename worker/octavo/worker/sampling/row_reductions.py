@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from octavo.kernels.native.library import NativeUnavailable, find
 from octavo.kernels.native.argmax import argmax as native_argmax
+from octavo.kernels.native.library import NativeUnavailable, find
 
 # The number of neighbouring ids whose largest is found together.
 _SPAN = 256
