@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from octavo.cli.main import main
 from octavo.cli.supervision import SupervisionError, alone_with_children
-from octavo.frontend.cli import chat_lines
+from octavo.frontend.cli import client
 from octavo.frontend.text import tokenizer_cache
 from octavo.kernels.native import build
 from octavo.llm.engine import Engine, EngineError
@@ -182,7 +182,7 @@ def speeds_of_kernels(trial: Trial) -> None:
 def history_of_a_chat(trial: Trial) -> None:
     trial.monkeypatch.setenv("OCTAVO_CACHE", str(trial.place / "cache"))
     trial.monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    with trial.breaks(), chat_lines._edited():
+    with trial.breaks(), client._edited():
         pass
     assert not (trial.place / "cache" / "chat_history").exists()
 
@@ -333,7 +333,7 @@ TRIED: dict[str, tuple[Try, tuple[str, ...]]] = {
     "worker/octavo/worker/process.py": (words_of_a_worker, MAKING + WRITING),
     # Its temporary file is opened by way of a directory, which is how far a broken disk is imitated.
     "worker/octavo/worker/models/kernel_race.py": (speeds_of_kernels, MAKING),
-    "frontend/octavo/frontend/cli/chat_lines.py": (history_of_a_chat, MAKING),
+    "frontend/octavo/frontend/cli/client.py": (history_of_a_chat, MAKING),
     "frontend/octavo/cli/supervision.py": (lock_of_children, MAKING),
     "proto/octavo/runtime/transport/curve_keys.py": (keys, MAKING + WRITING),
     "proto/octavo/runtime/transport/endpoints.py": (sockets, MAKING),

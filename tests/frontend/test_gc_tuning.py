@@ -7,8 +7,9 @@ from typing import Final
 # A process of its own, for what there is before counts too. Each request of a burst holds some 160 objects.
 BURST: Final = """
 import gc
-from octavo.frontend.gc_tuning import collect_seldom
-collect_seldom()
+from octavo.frontend.cli.frontend import GC_OLDER, GC_YOUNG
+from octavo.runtime.process.gc_tuning import collect_seldom
+collect_seldom(GC_YOUNG, GC_OLDER)
 full = []
 gc.callbacks.append(lambda phase, info: full.append(phase) if info["generation"] == 2 else None)
 held = [[[] for _ in range(160)] for _ in range(2048)]

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from octavo.llm.batch import MAX_AT_ONCE, run_all
+from octavo.llm.llm import MAX_AT_ONCE, run_all
 
 
 def test_answers_come_in_the_order_of_their_prompts() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.llm.options import read_options
+from octavo.llm.engine import read_options
 
 
 def test_options_become_environment_variables() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from octavo.client import Tool
-from octavo.llm.prompts import read_conversations, read_prompts, read_tools
+from octavo.llm.llm import read_conversations, read_prompts, read_tools
 
 HELLO = {"role": "user", "content": "hello"}
 

@@ -13,7 +13,7 @@ from msgspec.structs import fields, replace
 
 from octavo.paper.search import CURVE, Knee, Search, find_knee, run_once
 from octavo.paper.trial import Result, Trial
-from octavo.scheduler.server.gc_tuning import collect_seldom
+from octavo.runtime.process.gc_tuning import collect_seldom
 
 _QUICK_SHARE: Final = 1 / 30
 _QUICK_PRECISION: Final = 0.3

@@ -11,10 +11,10 @@ from typing import Any, Final
 import click
 import msgspec
 
+from octavo.runtime.process.gc_tuning import collect_seldom
 from octavo.scheduler.cli.flags import config_flags, read_config
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.server.event_log import EventLogError
-from octavo.scheduler.server.gc_tuning import collect_seldom
 from octavo.simulator.cell import SimulationError
 from octavo.simulator.cluster_options import cluster_options, read_replica
 from octavo.simulator.device import ReplicaSpec

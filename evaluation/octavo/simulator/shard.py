@@ -8,9 +8,9 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
+from octavo.runtime.process.gc_tuning import collect_seldom
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.step.policies import Strategy
-from octavo.scheduler.server.gc_tuning import collect_seldom
 from octavo.simulator.cell import Cell, SimulationError
 from octavo.simulator.clients import Clients
 from octavo.simulator.device import ReplicaSpec

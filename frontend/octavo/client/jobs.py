@@ -8,8 +8,7 @@ import grpc
 
 from octavo.client.channels import metadata_of
 from octavo.client.errors import OctavoError, make_error
-from octavo.client.events import Event, Usage
-from octavo.client.messages import read_event
+from octavo.client.events import Event, Usage, read_event
 from octavo.client.params import RequestOptions, SamplingParams, generate_request
 from octavo.client.prompts import Chat, Prompt, chat_message
 from octavo.client.results import Collector, Model

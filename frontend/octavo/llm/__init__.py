@@ -7,9 +7,8 @@ for output in llm.generate(["The capital of France is"], SamplingParams(temperat
     print(output.prompt, output.outputs[0].text)
 """
 
-from octavo.llm.engine import EngineError
+from octavo.llm.engine import EngineError, EngineOptions
 from octavo.llm.llm import LLM
-from octavo.llm.options import EngineOptions
 from octavo.llm.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
 from octavo.llm.params import BeamSearchParams, SamplingParams
 

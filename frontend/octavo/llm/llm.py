@@ -1,22 +1,128 @@
-"""The offline API: batches of prompts in, answers out."""
+"""Prompts in the forms that vLLM takes them."""
 
+import importlib.util
 import random
+import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
-from octavo.client import Chat, Client, OctavoError, Prompt, RequestOptions
+from octavo.client import Chat, Client, OctavoError, Prompt, RequestOptions, Tool
 from octavo.client import SamplingParams as ClientParams
-from octavo.llm.batch import run_all
-from octavo.llm.engine import Engine
-from octavo.llm.options import read_options
+from octavo.llm.engine import Engine, read_options
 from octavo.llm.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput, request_output
 from octavo.llm.params import BeamSearchParams, SamplingParams, seeded
-from octavo.llm.prompts import Messages, PromptLike, read_conversations, read_prompts, read_tools, text_of
 
+# A text, token ids, or a mapping with one of both as `prompt` or `prompt_token_ids`.
+PromptLike = str | Sequence[int] | Mapping[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+
+_KEYS: Final = ("prompt", "prompt_token_ids")
+
+
+def read_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[Prompt]:
+    """One or several. Raises `ValueError` for what is no prompt."""
+    if _is_one(prompts):
+        return [_read(prompts)]
+    return [_read(prompt) for prompt in prompts]
+
+
+def read_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    """One or several."""
+    if not messages or isinstance(messages[0], Mapping):
+        return [messages]  # type: ignore[list-item]
+    return list(messages)  # type: ignore[arg-type]
+
+
+def read_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
+    """Functions as OpenAI's API has them. Raises `ValueError` for a tool that is none."""
+    functions = [tool.get("function") for tool in tools]
+    if not all(isinstance(function, Mapping) and "name" in function for function in functions):
+        raise ValueError("every tool must be a mapping like {'type': 'function', 'function': {'name': ...}}")
+    return [Tool(f["name"], f.get("description") or "", f.get("parameters")) for f in functions if f]
+
+
+def text_of(prompt: Prompt) -> str | None:
+    """What was written, where it was text."""
+    return prompt if isinstance(prompt, str) else None
+
+
+def _is_one(prompts: Any) -> bool:
+    return isinstance(prompts, str | Mapping) or bool(len(prompts) and isinstance(prompts[0], int))
+
+
+def _read(prompt: Any) -> Prompt:
+    if isinstance(prompt, str | Chat):
+        return prompt
+    if isinstance(prompt, Mapping):
+        if unknown := sorted(prompt.keys() - set(_KEYS)):
+            raise ValueError(f"a prompt has no {unknown[0]!r}; give it as {' or '.join(_KEYS)}")
+        # Token ids win, for they were made of the text.
+        return _read(prompt.get("prompt_token_ids") or prompt.get("prompt"))
+    if isinstance(prompt, Sequence) and all(isinstance(token_id, int) for token_id in prompt):
+        return list(prompt)
+    raise ValueError(f"a prompt is a text, token ids, or a mapping with one of both, and not {type(prompt).__name__}")
+
+
+# Many calls at once, answered in order, with a progress bar where tqdm is installed.
+
+
+T = TypeVar("T")
 R = TypeVar("R")
+
+# What is beyond waits here instead of in the engine, whose queue is for what it is about to begin.
+MAX_AT_ONCE: Final = 256
+
+
+def run_all(
+    call: Callable[[T], R], items: Sequence[T], *, shows_progress: bool, give_up: Callable[[], object]
+) -> list[R]:
+    """What `call` gives for every item, in their order. The first error (Ctrl-C too) ends all and is raised; `give_up`
+    is called then, and must end the calls that run."""
+    if not items:
+        return []
+    with ThreadPoolExecutor(min(len(items), MAX_AT_ONCE)) as pool, _progress(len(items), shows_progress) as advance:
+
+        def run(item: T) -> R:
+            result = call(item)
+            advance()
+            return result
+
+        futures = [pool.submit(run, item) for item in items]
+        try:
+            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                future.result()
+            return [future.result() for future in futures]
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            give_up()
+            raise
+
+
+@contextmanager
+def _progress(total: int, shows: bool) -> Iterator[Callable[[], object]]:
+    """What is to be called when one is done."""
+    if not shows or importlib.util.find_spec("tqdm") is None:
+        yield lambda: None
+        return
+    from tqdm import tqdm
+
+    lock = threading.Lock()
+    with tqdm(total=total, desc="Prompts", unit="prompt") as bar:
+
+        def advance() -> None:
+            with lock:
+                bar.update()
+
+        yield advance
+
+
+# The offline API: batches of prompts in, answers out.
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from octavo.frontend.access.access import Access, authorization_of, tenant_from_headers
-from octavo.frontend.access.api_keys import ApiKeys, Bounds, read_api_keys
+from octavo.frontend.access.access import Access, ApiKeys, Bounds, authorization_of, read_api_keys, tenant_from_headers
 from octavo.frontend.errors import InvalidRequest, Unauthenticated
 from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest
 from octavo.testbed.credentials import KEYS, write_keys
@@ -58,7 +57,7 @@ def test_every_key_of_the_file_is_compared_every_time(keys: ApiKeys, monkeypatch
         compared.extend((known, given))
         return known == given
 
-    monkeypatch.setattr("octavo.frontend.access.api_keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("octavo.frontend.access.access.hmac.compare_digest", compare)
     for key in (*KEYS.values(), "unknown"):
         compared.clear()
         keys.find(key)

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
+from octavo.frontend.access.access import Bounds
 from octavo.frontend.access.admission import Admission, Ticket, estimated_work
-from octavo.frontend.access.api_keys import Bounds
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Overloaded, Reason
 from octavo.frontend.request.chat import Chat, ChatMessage, Tool, ToolCall

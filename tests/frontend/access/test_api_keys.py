@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from octavo.frontend.access.api_keys import ApiKeys, ApiKeysError, Bounds, read_api_keys
+from octavo.frontend.access.access import ApiKeys, ApiKeysError, Bounds, read_api_keys
 from octavo.frontend.request.request import Caller
 
 SECRET = "sk-secret-0123456789"

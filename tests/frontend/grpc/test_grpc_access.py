@@ -12,8 +12,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from octavo.frontend.access.access import Access
-from octavo.frontend.access.api_keys import Bounds, read_api_keys
+from octavo.frontend.access.access import Access, Bounds, read_api_keys
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.grpc.access import READING, caller_of, interceptors
 from octavo.frontend.server import V1

@@ -13,8 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from octavo.frontend.access.access import Access
-from octavo.frontend.access.api_keys import Bounds, read_api_keys
+from octavo.frontend.access.access import Access, Bounds, read_api_keys
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import ServiceError
 from octavo.frontend.http.bodies import Bodies, BodyBound

@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
-from octavo.frontend.access.access import Access
-from octavo.frontend.access.api_keys import Bounds, read_api_keys
+from octavo.frontend.access.access import Access, Bounds, read_api_keys
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.http.guards import AccessMiddleware
 from octavo.frontend.openai.app import build_app

@@ -9,8 +9,7 @@ import pytest
 
 from octavo.frontend.openai.answers import AnswerFormat, Whole, encode, gathered, stream
 from octavo.frontend.openai.logprobs import ChatLogprobs, CompletionLogprobs
-from octavo.frontend.request.events import FEW_LOGPROBS, Event, Finished, FinishReason, Started, TextDelta
-from octavo.frontend.request.logprob_table import LogprobTable
+from octavo.frontend.request.events import FEW_LOGPROBS, Event, Finished, FinishReason, LogprobTable, Started, TextDelta
 from octavo.wire.sampling import Logprobs
 
 

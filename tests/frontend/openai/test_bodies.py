@@ -11,7 +11,7 @@ from starlette.requests import Request
 from octavo.frontend.errors import InvalidRequest, Reason
 from octavo.frontend.openai.body import MAX_TEXTS, SMALL_BODY, read_call
 from octavo.frontend.openai.completions import read_prompts
-from octavo.frontend.stream.turns import Turns
+from octavo.frontend.stream.pacing import Turns
 
 
 class Body(msgspec.Struct):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.frontend.request.logprob_table import LogprobTable, chosen, num_numbers
+from octavo.frontend.request.events import LogprobTable, chosen, num_numbers
 from octavo.wire.sampling import Logprobs
 
 numbers = st.floats(-100, 0)

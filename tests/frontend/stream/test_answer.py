@@ -3,14 +3,10 @@
 import pytest
 
 from octavo.frontend.errors import Broken
-from octavo.frontend.request.events import Finished, FinishReason, TextDelta
-from octavo.frontend.request.logprob_table import num_numbers
+from octavo.frontend.request.events import Finished, FinishReason, TextDelta, num_numbers
 from octavo.frontend.scheduler.journal import Journal, Verdict
-from octavo.frontend.stream.answer import MAX_PIECE_NUMBERS, Answer
-from octavo.frontend.stream.completion import Completion, EndRules
-from octavo.frontend.text.detokenizer import make_detokenizer
-from octavo.frontend.text.stop_strings import StopStrings
-from octavo.frontend.text.vocabulary import Vocabulary
+from octavo.frontend.stream.answer import MAX_PIECE_NUMBERS, Answer, Completion, EndRules
+from octavo.frontend.text.detokenizer import StopStrings, Vocabulary, make_detokenizer
 from octavo.testing.small.tokenizers import byte_level_tokenizer
 from octavo.wire import history
 from octavo.wire.requests import Delta

@@ -17,7 +17,7 @@ from octavo.frontend.openai.schemas import CompletionBody
 from octavo.frontend.request.events import Started, TextDelta
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.server import FrontendServer
-from octavo.frontend.stream.turns import Turns
+from octavo.frontend.stream.pacing import Turns
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 
 BURST: Final = 300

@@ -4,10 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.frontend.request.events import Finished, FinishReason, Match, MatchKind
-from octavo.frontend.stream.completion import Completion, EndRules
-from octavo.frontend.text.detokenizer import make_detokenizer
-from octavo.frontend.text.stop_strings import StopStrings
-from octavo.frontend.text.vocabulary import Vocabulary
+from octavo.frontend.stream.answer import Completion, EndRules
+from octavo.frontend.text.detokenizer import StopStrings, Vocabulary, make_detokenizer
 from octavo.testing.small.tokenizers import byte_level_tokenizer, id_of
 from octavo.wire.sampling import Logprobs
 

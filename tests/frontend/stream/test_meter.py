@@ -8,8 +8,7 @@ from octavo.frontend.errors import Broken, Reason
 from octavo.frontend.request.events import Emitted, Finished, FinishReason, Notice, Started, TextDelta, Usage
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.scheduler.journal import Journal
-from octavo.frontend.stream.meter import Meter
-from octavo.frontend.stream.observer import Observer
+from octavo.frontend.stream.meter import Meter, Observer
 from octavo.runtime.telemetry.tracing import Span
 from octavo.wire.requests import NoticeKind
 from octavo.wire.sampling import SamplingParams

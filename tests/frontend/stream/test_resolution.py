@@ -7,7 +7,7 @@ import pytest
 
 from octavo.frontend.errors import InvalidRequest, NotFound, Reason
 from octavo.frontend.request.request import GenerationRequest
-from octavo.frontend.stream.resolution import MAX_PROMPT_LOGPROBS, Limits, find_prefix, resolve_sampling
+from octavo.frontend.stream.preparation import MAX_PROMPT_LOGPROBS, Limits, find_prefix, resolve_sampling
 from octavo.frontend.text.model_defaults import ModelDefaults
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 

@@ -12,12 +12,9 @@ from octavo.frontend.errors import Broken
 from octavo.frontend.request.events import Emitted, Finished, Notice, Started, TextDelta, Usage
 from octavo.frontend.scheduler.journal import Journal, Verdict
 from octavo.frontend.scheduler.reader import Reader
-from octavo.frontend.stream.answer import MAX_PIECE_TOKENS
-from octavo.frontend.stream.completion import Completion, EndRules
+from octavo.frontend.stream.answer import MAX_PIECE_TOKENS, Completion, EndRules
 from octavo.frontend.stream.stream import Shape, Stream
-from octavo.frontend.text.detokenizer import make_detokenizer
-from octavo.frontend.text.stop_strings import StopStrings
-from octavo.frontend.text.vocabulary import Vocabulary
+from octavo.frontend.text.detokenizer import StopStrings, Vocabulary, make_detokenizer
 from octavo.testing.fakes.fake_answers import made_up
 from octavo.testing.small.tokenizers import byte_level_tokenizer
 from octavo.wire import history

@@ -9,7 +9,7 @@ import pytest
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.server import FrontendServer
-from octavo.frontend.stream.turns import Turns
+from octavo.frontend.stream.pacing import Turns
 from octavo.runtime.telemetry.metrics import render
 from octavo.testbed.grpc_calls import reason_of, retry_delay_of
 from octavo.testing.fakes.fake_scheduler import FakeScheduler

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
-from octavo.frontend.text.detokenizer import make_detokenizer
-from octavo.frontend.text.vocabulary import UnsupportedDecoder, Vocabulary
+from octavo.frontend.text.detokenizer import UnsupportedDecoder, Vocabulary, make_detokenizer
 from octavo.testing.small import tokenizers as make
 
 FAMILIES: list[Callable[[], Tokenizer]] = [

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from octavo.frontend.text.json_schemas import FORMATS, UNENFORCED, closed, unenforced
+from octavo.frontend.text.grammars import FORMATS, UNENFORCED, closed, unenforced
 
 TEXT = {"type": "string"}
 

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.frontend.text.stop_strings import StopStrings
+from octavo.frontend.text.detokenizer import StopStrings
 
 quickly = settings(max_examples=200, deadline=None, derandomize=True)
 

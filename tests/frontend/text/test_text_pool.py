@@ -204,7 +204,7 @@ async def test_a_process_ends_with_its_frontend(tokenizer: ModelTokenizer) -> No
 import asyncio, sys
 import msgspec
 from octavo.frontend.text.tasks import Setup
-from octavo.frontend.text.worker import TextWorker
+from octavo.frontend.text.pool import TextWorker
 async def main():
     worker = await TextWorker.start(msgspec.json.decode(sys.stdin.read(), type=Setup))
     print(worker.pid, flush=True)

@@ -7,10 +7,16 @@ import pytest
 
 from octavo.frontend.openai.tool_calls import HERMES, make_parser
 from octavo.frontend.request.chat import Chat, ChatMessage, Tool, ToolCall
-from octavo.frontend.text.chat_template import ChatTemplate, ChatTemplateError
+from octavo.frontend.text.chat_template import (
+    CALL_BEGINS,
+    ChatTemplate,
+    ChatTemplateError,
+    tools_in_text,
+    uses_tools,
+    without_system,
+)
 from octavo.frontend.text.control_tokens import ControlTokens
 from octavo.frontend.text.tokenizer_files import TokenizerFiles
-from octavo.frontend.text.tools_in_text import CALL_BEGINS, tools_in_text, uses_tools, without_system
 
 SILENT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 NO_SYSTEM = (

@@ -22,7 +22,7 @@ from typing import Final
 from octavo.bench.cell.load import Load, Played, Size
 from octavo.bench.cell.peers import busy_shares
 from octavo.bench.measurement import OTHERS, Meter, thread_cpu_s
-from octavo.scheduler.server.gc_tuning import collect_seldom
+from octavo.runtime.process.gc_tuning import collect_seldom
 from octavo.testbed.stack import Stack
 
 GOAL: Final = 0.95

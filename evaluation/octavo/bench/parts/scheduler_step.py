@@ -20,12 +20,12 @@ from types import CodeType
 from typing import ParamSpec, TypeVar
 
 from octavo.bench.parts.scheduler_alone import SchedulerAlone, make_request, the_plan
+from octavo.runtime.process.gc_tuning import collect_seldom
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import SendToFrontend, SendToReplica
 from octavo.scheduler.core.sequence import Sequence
 from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.scheduler.kv.prefix_cache import block_hashes
-from octavo.scheduler.server.gc_tuning import collect_seldom
 from octavo.wire import history
 from octavo.wire.codec import decode_from_worker, encode
 from octavo.wire.sampling import SamplingParams

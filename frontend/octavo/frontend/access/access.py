@@ -1,13 +1,156 @@
-"""Who may call: API keys, the tenants they stand for, and what is a tenant's own."""
+"""Who calls: the operator's file of API keys, and what a caller with a key may ask for."""
 
+import hashlib
 import hmac
+import json
+import re
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from octavo.frontend.access.api_keys import ApiKeys, Bounds, read_api_keys
+import msgspec
+
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Reason, Unauthenticated, bad_parameter
 from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest
+from octavo.frontend.request.validation import MAX_LABEL_LENGTH
+
+# Shorter ones can be guessed.
+MIN_KEY_LENGTH: Final = 16
+_HASHED: Final = "sha256:"
+_EXAMPLE: Final = '{"tenants": {"name": {"keys": ["sk-..."]}}}'
+
+
+class ApiKeysError(ValueError):
+    """The file of API keys cannot be used, with what to do about it. Shows no key."""
+
+
+class Bounds(NamedTuple):
+    """What one tenant, or all of them, may hold at once; 0: no bound."""
+
+    max_requests: int = 0
+    max_work_tokens: int = 0
+
+
+class _Tenant(msgspec.Struct, forbid_unknown_fields=True):
+    """`keys` are keys as they are, or as sha256:<hex>. Bounds that are left out are those of the command line."""
+
+    keys: list[str]
+    trusted: bool = False
+    max_requests: int | None = None
+    max_work_tokens: int | None = None
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    tenants: dict[str, _Tenant]
+    salt_secret: str = ""
+
+
+@dataclass(frozen=True)
+class ApiKeys:
+    """`callers` by the SHA-256 of their keys; `salt_secret` is what the tenants' cache salts are derived from."""
+
+    callers: tuple[tuple[bytes, Caller], ...]
+    bounds: Mapping[str, Bounds]
+    salt_secret: bytes
+
+    def find(self, key: str) -> Caller | None:
+        """Whose key it is. Takes as long for every key, so that the time tells nothing about those in the file."""
+        digest = _digest(key)
+        found = None
+        for known, caller in self.callers:
+            if hmac.compare_digest(known, digest):
+                found = caller
+        return found
+
+
+def read_api_keys(path: Path, default: Bounds) -> ApiKeys:
+    """The keys in `path`; `default` bounds hold for tenants that have none of their own. Raises `ApiKeysError`."""
+    content = _parse(path)
+    callers: dict[bytes, Caller] = {}
+    for name, tenant in content.tenants.items():
+        _check_tenant(path, name, tenant)
+        for key in tenant.keys:
+            digest = _digest_of_entry(path, name, key)
+            if digest in callers:
+                raise ApiKeysError(f"{path} has a key of tenant {name!r} twice; give each tenant keys of its own")
+            callers[digest] = Caller(name, tenant.trusted)
+    if not callers:
+        raise ApiKeysError(f"{path} names no tenant, so nobody could call; write {_EXAMPLE}")
+    bounds = {name: _bounds(tenant, default) for name, tenant in content.tenants.items()}
+    return ApiKeys(tuple(callers.items()), bounds, _salt_secret(content.salt_secret, callers))
+
+
+def _parse(path: Path) -> _File:
+    try:
+        return msgspec.convert(json.loads(path.read_bytes(), object_pairs_hook=_once), _File)
+    except OSError as error:
+        raise ApiKeysError(f"cannot read the API keys in {path}: {error.strerror}") from None
+    except msgspec.ValidationError as error:
+        raise ApiKeysError(f"{path} is no file of API keys: {_without_names(str(error))}; write {_EXAMPLE}") from None
+    except _RepeatedName:
+        raise ApiKeysError(f"{path} has the same name twice in one object; give each its own") from None
+    except (ValueError, RecursionError) as error:
+        place = f" in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ApiKeysError(f"{path} is not JSON{place}; write {_EXAMPLE}") from None
+
+
+class _RepeatedName(Exception):
+    """Of two equal names the first would be lost silently."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise _RepeatedName
+    return content
+
+
+def _without_names(message: str) -> str:
+    """A key may stand where a name should, and unknown names are quoted in the message."""
+    return re.sub(r"(unknown field) `.*?`( - at `[^`]*`)?$", r"\1\2", message, flags=re.DOTALL)
+
+
+def _check_tenant(path: Path, name: str, tenant: _Tenant) -> None:
+    if not (1 <= len(name) <= MAX_LABEL_LENGTH and name.isprintable()):
+        rule = f"use 1 to {MAX_LABEL_LENGTH} printable characters"
+        raise ApiKeysError(f"{path} has a tenant whose name is {len(name)} characters long or not printable; {rule}")
+    if not tenant.keys:
+        raise ApiKeysError(f"{path} has no key for tenant {name!r}; add one, or remove the tenant")
+    if min(tenant.max_requests or 0, tenant.max_work_tokens or 0) < 0:
+        raise ApiKeysError(f"{path} has a negative bound for tenant {name!r}; 0 is no bound")
+
+
+def _digest_of_entry(path: Path, name: str, key: str) -> bytes:
+    if key.startswith(_HASHED):
+        if re.fullmatch(r"[0-9a-fA-F]{64}", key.removeprefix(_HASHED)):
+            return bytes.fromhex(key.removeprefix(_HASHED))
+        raise ApiKeysError(f"{path} has a hash of tenant {name!r} that is not 64 hexadecimal digits after {_HASHED}")
+    if len(key) < MIN_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
+        raise ApiKeysError(
+            f"{path} has a key of tenant {name!r} that is too short or no word; use {MIN_KEY_LENGTH} or more letters,"
+            " digits and signs without spaces"
+        )
+    return _digest(key)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogatepass")).digest()
+
+
+def _bounds(tenant: _Tenant, default: Bounds) -> Bounds:
+    own = Bounds(tenant.max_requests, tenant.max_work_tokens)  # type: ignore[arg-type]
+    return Bounds(*(fallback if value is None else value for value, fallback in zip(own, default, strict=True)))
+
+
+def _salt_secret(given: str, digests: Mapping[bytes, Caller]) -> bytes:
+    """The same in every frontend that reads the same file."""
+    return given.encode() if given else hashlib.sha256(b"cache salt" + b"".join(sorted(digests))).digest()
+
+
+# Who may call: API keys, the tenants they stand for, and what is a tenant's own.
+
 
 # In which a trusted caller names the tenant it speaks for.
 _TENANT_HEADERS: Final = ("x-tenant-id", "x-gateway-inference-fairness-id")

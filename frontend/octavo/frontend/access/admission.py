@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from octavo.frontend.access.api_keys import Bounds
+from octavo.frontend.access.access import Bounds
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Overloaded, Reason
 from octavo.frontend.request.chat import Chat

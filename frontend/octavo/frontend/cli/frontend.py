@@ -12,13 +12,13 @@ from pathlib import Path
 import click
 import uvloop
 
-from octavo.frontend.access.api_keys import ApiKeysError
+from octavo.frontend.access.access import ApiKeysError
 from octavo.frontend.access.connections import allow_open_files
 from octavo.frontend.access.tls import TlsError
 from octavo.frontend.config import GENERATION_CONFIGS, TOOL_PARSERS, FrontendConfig
-from octavo.frontend.gc_tuning import collect_seldom
 from octavo.frontend.scheduler.pinned_prefixes import PinnedPrefixesError
 from octavo.runtime.models.directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
+from octavo.runtime.process.gc_tuning import collect_seldom
 from octavo.runtime.telemetry import tracing
 from octavo.runtime.transport.curve_keys import read_client_keys
 from octavo.runtime.transport.endpoints import EndpointError, check_endpoint, claimed, default_endpoint, unless_off
@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 _SECONDS = click.FloatRange(min=0)
 _COUNT = click.IntRange(min=1)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+# Thresholds of the garbage collector. With two thousand requests held, a full collection stops the event loop for a
+# tenth of a second, and by Python's default a burst brings several. Young objects are looked at often, few at a time.
+GC_YOUNG, GC_OLDER = 2_000, 50
 
 
 def _in_runtime_directory(name: str) -> str:
@@ -392,7 +395,7 @@ async def _serve(config: FrontendConfig) -> None:
                 held.enter_context(claimed(address))
             tokenizer = ModelTokenizer(read_tokenizer_files_apart(config.model_directory))
             server = FrontendServer(config, tokenizer)
-        collect_seldom()
+        collect_seldom(GC_YOUNG, GC_OLDER)
         try:
             await server.serve(stopping)
         except SchedulerRefused as error:

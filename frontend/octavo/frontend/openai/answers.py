@@ -18,8 +18,16 @@ from octavo.frontend.openai.body import unknown_fields_header
 from octavo.frontend.openai.endpoint import SYSTEM_FINGERPRINT, Api, IndexedEvent
 from octavo.frontend.openai.logprobs import UsageSum
 from octavo.frontend.openai.schemas import Sampling
-from octavo.frontend.request.events import Finished, FinishReason, MatchKind, Notice, Started, TextDelta, is_long
-from octavo.frontend.request.logprob_table import num_numbers
+from octavo.frontend.request.events import (
+    Finished,
+    FinishReason,
+    MatchKind,
+    Notice,
+    Started,
+    TextDelta,
+    is_long,
+    num_numbers,
+)
 from octavo.frontend.stream.pacing import apart
 
 # Bytes of a long answer that are written at once.

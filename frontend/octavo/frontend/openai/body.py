@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from octavo.frontend.errors import InvalidRequest, Reason, Unsupported, bad_parameter
 from octavo.frontend.http.connection import read_body
-from octavo.frontend.stream.turns import Turns
+from octavo.frontend.stream.pacing import Turns
 
 T = TypeVar("T", bound=msgspec.Struct)
 V = TypeVar("V")

@@ -9,7 +9,7 @@ from octavo.frontend.errors import bad_parameter
 from octavo.frontend.openai.body import Reading, decoded, given, unsupported_field
 from octavo.frontend.openai.schemas import ResponseFormat, Sampling, StructuredOutputs
 from octavo.frontend.request.request import Constraint, ConstraintKind
-from octavo.frontend.text.json_schemas import unenforced
+from octavo.frontend.text.grammars import unenforced
 from octavo.wire.requests import MAX_PRIORITY
 from octavo.wire.sampling import BeamSearch, EarlyStopping
 

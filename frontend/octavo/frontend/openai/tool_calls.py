@@ -18,7 +18,7 @@ from octavo.frontend.openai.sampling import unenforced_in
 from octavo.frontend.openai.tool_parsers import HermesParser, LlamaParser, ParsedDelta, PlainParser
 from octavo.frontend.request.chat import Tool
 from octavo.frontend.request.request import Constraint, ConstraintKind
-from octavo.frontend.text.json_schemas import embedded
+from octavo.frontend.text.grammars import embedded
 from octavo.frontend.text.tokenizer import ModelTokenizer
 
 MAX_TOOLS = 128

@@ -8,7 +8,7 @@ import enum
 from array import array
 from collections.abc import Sequence
 
-from octavo.frontend.request.logprob_table import LogprobTable
+from octavo.frontend.request.events import LogprobTable
 from octavo.wire import history
 from octavo.wire.requests import NO_CACHE_KEY, CacheKey, Delta, GeneratedSequence, Lease, Request, answer_work
 from octavo.wire.sampling import SamplingParams

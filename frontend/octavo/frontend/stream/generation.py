@@ -26,14 +26,12 @@ from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest, 
 from octavo.frontend.request.validation import check_answer_size, check_form, check_prompt_size
 from octavo.frontend.scheduler.client import Availability
 from octavo.frontend.scheduler.pool import Listing, SchedulerPool
-from octavo.frontend.stream.meter import Meter
-from octavo.frontend.stream.observer import Latencies, Observer
-from octavo.frontend.stream.preparation import Preparation, Readiness
+from octavo.frontend.stream.meter import Latencies, Meter, Observer
+from octavo.frontend.stream.pacing import Turns
+from octavo.frontend.stream.preparation import Preparation, Readiness, check_token_ids, model_len
 from octavo.frontend.stream.registry import Registry, Timeouts
-from octavo.frontend.stream.resolution import check_token_ids, model_len
 from octavo.frontend.stream.running import RunningRequest
 from octavo.frontend.stream.stream import Stream
-from octavo.frontend.stream.turns import Turns
 from octavo.frontend.text.model_defaults import ModelDefaults
 from octavo.frontend.text.pool import TextPool
 from octavo.frontend.text.tokenizer import ModelTokenizer

@@ -19,9 +19,8 @@ from octavo.frontend.request.events import Emitted
 from octavo.frontend.request.request import Caller
 from octavo.frontend.scheduler.pool import Listing, SchedulerPool
 from octavo.frontend.scheduler.reader import ReadLease
-from octavo.frontend.stream.pacing import slow_reader
+from octavo.frontend.stream.pacing import Turns, slow_reader
 from octavo.frontend.stream.running import RunningRequest
-from octavo.frontend.stream.turns import Turns
 
 
 class RequestBook:

@@ -12,8 +12,7 @@ from octavo.frontend.errors import Broken
 from octavo.frontend.request.events import Emitted, Event, Finished, Notice, Started, TextDelta, Usage
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.reader import Reader
-from octavo.frontend.stream.answer import Answer
-from octavo.frontend.stream.completion import Completion
+from octavo.frontend.stream.answer import Answer, Completion
 from octavo.wire.sampling import MAX_PARALLEL
 
 

@@ -1,15 +1,210 @@
-"""Token ids to text, a few at a time: whole characters only, and in the end exactly the decoding of all ids.
-
-How a tokenizer joins its tokens is its decoder's business; there are two cases. A byte-level one maps every token to
-bytes by itself, so an incremental UTF-8 decoder does the rest. Any other one is asked to decode a short window twice,
-with and without the new tokens; the difference is the new text.
-"""
+"""What each token of a tokenizer stands for, found out once per token and only for those that are met."""
 
 import codecs
-from collections.abc import Iterable
-from typing import Protocol
+import enum
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
 
-from octavo.frontend.text.vocabulary import TokenKind, Vocabulary
+from tokenizers import Tokenizer
+
+from octavo.runtime.models.directory import ModelDirectoryError
+
+_V = TypeVar("_V")
+
+_BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class UnsupportedDecoder(ModelDirectoryError):
+    """The tokenizer joins its tokens in a way that cannot be followed token by token."""
+
+
+class TokenKind(enum.Enum):
+    """What decoding does with a token: leaves it out; takes it for one byte of a character; adds no text, in the midst
+    of one; adds some."""
+
+    SKIPPED = enum.auto()
+    BYTE = enum.auto()
+    EMPTY = enum.auto()
+    TEXT = enum.auto()
+
+
+class _Lazy(dict[int, _V]):
+    """Values by token id, each made when it is first asked for."""
+
+    def __init__(self, make: Callable[[int], _V]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, token_id: int) -> _V:
+        value = self[token_id] = self._make(token_id)
+        return value
+
+
+class Vocabulary:
+    """What all streams of one tokenizer share. Reads the tokenizer only, so any number of threads may use it.
+
+    `pieces` are the bytes that a token stands for in the midst of a text, by token id; ids that are not in the
+    vocabulary have none. In `ordinary_pieces` and `ordinary_kinds` special tokens are left out.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        steps = _decoder_steps(json.loads(tokenizer.to_str())["decoder"])
+        self.byte_level = steps == ["ByteLevel"]
+        if "CTC" in steps or ("ByteLevel" in steps and not self.byte_level):
+            raise UnsupportedDecoder(
+                f"tokenizer.json joins the decoders {', '.join(steps)}; ByteLevel must be alone, and CTC is for speech"
+            )
+        self._byte_fallback = "ByteFallback" in steps
+        self._special_ids = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        self._byte_of_character = _byte_of_character()
+        self._around = (0, "", "") if self.byte_level else self._surroundings()
+        self.pieces: Mapping[int, bytes] = _Lazy(self._byte_level_piece if self.byte_level else self._piece)
+        self.kinds: Mapping[int, TokenKind] = _Lazy(self._kind)
+        self.ordinary_pieces: Mapping[int, bytes] = _Lazy(self._ordinary_piece)
+        self.ordinary_kinds: Mapping[int, TokenKind] = _Lazy(self._ordinary_kind)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of exactly these tokens, special ones included."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def is_special(self, token: str) -> bool:
+        """Whether the token's text is that of a special one."""
+        return self._tokenizer.token_to_id(token) in self._special_ids
+
+    def _ordinary_piece(self, token_id: int) -> bytes:
+        return b"" if token_id in self._special_ids else self.pieces[token_id]
+
+    def _ordinary_kind(self, token_id: int) -> TokenKind:
+        return TokenKind.SKIPPED if token_id in self._special_ids else self.kinds[token_id]
+
+    def _kind(self, token_id: int) -> TokenKind:
+        if (token := self._tokenizer.id_to_token(token_id)) is None:
+            return TokenKind.SKIPPED
+        if self._is_byte(token):
+            return TokenKind.BYTE
+        return TokenKind.TEXT if self.pieces[token_id] else TokenKind.EMPTY
+
+    def _is_byte(self, token: str) -> bool:
+        return self._byte_fallback and _BYTE_TOKEN.fullmatch(token) is not None
+
+    def _byte_level_piece(self, token_id: int) -> bytes:
+        """A token that is not written in the byte alphabet stands for itself."""
+        token = self._tokenizer.id_to_token(token_id) or ""
+        try:
+            return bytes(self._byte_of_character[character] for character in token)
+        except KeyError:
+            return token.encode()
+
+    def _piece(self, token_id: int) -> bytes:
+        """What the token adds between two others, for decoders treat the first and the last one differently."""
+        if (token := self._tokenizer.id_to_token(token_id)) is None:
+            return b""
+        if self._is_byte(token):
+            return bytes([int(token[3:5], 16)])
+        beside, left, right = self._around
+        text = self.decode([beside, token_id, beside])
+        return text[len(left) : len(text) - len(right)].encode()
+
+    def _surroundings(self) -> tuple[int, str, str]:
+        """A token that is a letter, its text where it comes first, and where it comes last."""
+        for token_id in range(self._tokenizer.get_vocab_size()):
+            left = self.decode([token_id])
+            both = self.decode([token_id, token_id])
+            if left.isalpha() and both.startswith(left) and len(both) > len(left):
+                return token_id, left, both[len(left) :]
+        raise UnsupportedDecoder("tokenizer.json has no token that is a letter; use the file that belongs to the model")
+
+
+def _decoder_steps(decoder: dict[str, object] | None) -> list[str]:
+    if decoder is None:
+        return []
+    if decoder["type"] == "Sequence":
+        parts = decoder["decoders"]
+        assert isinstance(parts, list)
+        return [kind for part in parts for kind in _decoder_steps(part)]
+    return [str(decoder["type"])]
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The byte-level alphabet of GPT-2: printable Latin-1 bytes stand for themselves, the others for U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+# Finds stop strings in a text that arrives in pieces, holding back no more than could be the start of one.
+
+
+class Scanned(NamedTuple):
+    """`text` may be sent. `matched` is the stop string that ends the text here, if one was found."""
+
+    text: str
+    matched: str | None = None
+
+
+class StopStrings:
+    """The match that is complete first wins, and of those complete at once the longest.
+
+    So the result does not depend on how the text was cut into pieces.
+    """
+
+    def __init__(self, stop_strings: Sequence[str], *, include_stop: bool) -> None:
+        self._stop_strings = tuple(stop_strings)
+        self._include_stop = include_stop
+        self._held = ""
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to find."""
+        return bool(self._stop_strings)
+
+    def feed(self, text: str, *, searching: bool = True) -> Scanned:
+        """Takes the next piece; after a match nothing more may be fed.
+
+        No stop string is found that ends in a piece for which `searching` is off; it may begin there.
+        """
+        if not self._stop_strings:
+            return Scanned(text)
+        buffer = self._held + text
+        if searching and (found := self._matches(buffer)):
+            end, start, stop = min(found)
+            self._held = ""
+            return Scanned(buffer[: end if self._include_stop else start], stop)
+        keep = self._longest_possible_start(buffer)
+        self._held = buffer[len(buffer) - keep :]
+        return Scanned(buffer[: len(buffer) - keep])
+
+    def flush(self) -> str:
+        """The text that was held back, once it is known that nothing follows."""
+        held, self._held = self._held, ""
+        return held
+
+    def _matches(self, buffer: str) -> list[tuple[int, int, str]]:
+        """(end, start, stop string) of the first match of each that ends in what is new in `buffer`."""
+        held = len(self._held)
+        starts = [(buffer.find(stop, max(0, held - len(stop) + 1)), stop) for stop in self._stop_strings]
+        return [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
+
+    def _longest_possible_start(self, buffer: str) -> int:
+        return max(_overlap(buffer, stop) for stop in self._stop_strings)
+
+
+def _overlap(buffer: str, stop: str) -> int:
+    """Length of the longest end of `buffer` that begins `stop` without being all of it."""
+    at = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1))
+    while at >= 0 and not stop.startswith(buffer[at:]):
+        at = buffer.find(stop[0], at + 1)
+    return len(buffer) - at if at >= 0 else 0
+
+
+# Token ids to text, a few at a time: whole characters only, and in the end exactly the decoding of all ids.
+#
+# How a tokenizer joins its tokens is its decoder's business; there are two cases. A byte-level one maps every token to
+# bytes by itself, so an incremental UTF-8 decoder does the rest. Any other one is asked to decode a short window twice,
+# with and without the new tokens; the difference is the new text.
+
 
 # Tokens kept as the left context of the next window. One would do for the decoders known; it may have no text.
 _CONTEXT_TOKENS = 4

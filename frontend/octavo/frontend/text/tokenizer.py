@@ -13,9 +13,8 @@ from tokenizers import Tokenizer
 from octavo.frontend.request.chat import Chat
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.control_tokens import ControlTokens
-from octavo.frontend.text.detokenizer import Detokenizer, make_detokenizer
+from octavo.frontend.text.detokenizer import Detokenizer, Vocabulary, make_detokenizer
 from octavo.frontend.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
-from octavo.frontend.text.vocabulary import Vocabulary
 from octavo.runtime.models.directory import ModelDirectoryError
 
 _log = logging.getLogger(__name__)

@@ -12,13 +12,13 @@ from octavo.frontend.request.events import (
     Event,
     Finished,
     FinishReason,
+    LogprobTable,
     MatchKind,
     Started,
     TextDelta,
     Usage,
     is_long,
 )
-from octavo.frontend.request.logprob_table import LogprobTable
 from octavo.frontend.stream.pacing import apart
 from octavo.wire.sampling import Logprobs
 

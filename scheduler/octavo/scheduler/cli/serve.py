@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import click
 import zmq
 
+from octavo.runtime.process.gc_tuning import collect_seldom
 from octavo.runtime.telemetry import tracing
 from octavo.runtime.telemetry.metrics import expose, serve
 from octavo.runtime.transport.curve_keys import Peer, ServerKeys, read_server_keys
@@ -33,7 +34,6 @@ from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.server.admin_service import HealthServicer, start_admin_server
 from octavo.scheduler.server.event_log import EventLogError, LogWriter, Recorder, StepFeed, read_records, recorder
 from octavo.scheduler.server.event_log import replay as replay_log
-from octavo.scheduler.server.gc_tuning import collect_seldom
 from octavo.scheduler.server.health import HealthLoop
 from octavo.scheduler.server.loop import SchedulerShell
 from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics

@@ -8,9 +8,9 @@ from octavo.frontend.request.events import Emitted, Finished, Notice, TextDelta
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.reader import Reader
 from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
-from octavo.frontend.stream.completion import Completion, EndRules
+from octavo.frontend.stream.answer import Completion, EndRules
 from octavo.frontend.stream.stream import Shape, Stream
-from octavo.frontend.text.stop_strings import StopStrings
+from octavo.frontend.text.detokenizer import StopStrings
 from octavo.testbed.history import Came, Choice, ChoiceEnded, Closed, Notified, Tokens
 from octavo.testing.simulation.reference import Reference, reference
 from octavo.testing.simulation.watch import Key, Watch
