@@ -1,1 +1,1 @@
-"""The command `octavo`: finds the service that brings a subcommand, and supervises all of them in `octavo serve`."""
+"""Runs the command `octavo`: finds the service with a subcommand, and supervises all services in `octavo serve`."""

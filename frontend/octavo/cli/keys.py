@@ -1,4 +1,4 @@
-"""`octavo keys`: makes the keys by which the processes know each other between hosts."""
+"""Implements `octavo keys`, which makes the keys by which the processes know each other between hosts."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def keys(directory: Path, force: bool, keep: bool) -> None:
 
 
 def _kept(directory: Path, force: bool, keep: bool) -> bool:
-    """Whether the keys that are there are to stay. Raises `CurveKeysError` if there are some that must not be lost."""
+    """Tells whether existing keys are to stay. Raises `CurveKeysError` if there are some that must not be lost."""
     found = key_files(directory)
     if force or not found:
         return False

@@ -1,4 +1,4 @@
-"""The dispatcher: each service brings its own subcommands, imported only when called."""
+"""Dispatches `octavo` to its subcommands, which the services bring, and which are imported only when called."""
 
 import importlib
 import logging
@@ -106,7 +106,7 @@ def _explain(command: str, error: ModuleNotFoundError) -> None:
     if extra := _EXTRA_OF.get(package):
         where = _COMMANDS[command][0] if command in _COMMANDS else ""
         if extra == "frontend" and where.startswith("octavo.worker."):
-            # It brings what the frontend shares with it.
+            # The worker's extra brings the packages that it shares with the frontend.
             extra = "worker"
         if where.startswith("octavo.loadgen."):
             extra = "bench"
@@ -135,7 +135,7 @@ def _explain(command: str, error: ModuleNotFoundError) -> None:
 @click.pass_context
 def main(context: click.Context, log_level: str, log_format: str) -> None:
     """PagedAttention serving: a frontend, a scheduler and workers."""
-    # Not before it is known what is to be done: `--help` needs none of it.
+    # Imported here: `--help` needs neither.
     from octavo.cli.supervision import follow_supervisor
     from octavo.runtime.telemetry import logs
 

@@ -1,4 +1,4 @@
-"""`octavo serve`: all three kinds of process on this machine, kept running, stopped together."""
+"""Implements `octavo serve`, which keeps all kinds of process running on this machine, and stops them together."""
 
 import asyncio
 import logging
@@ -25,17 +25,17 @@ _log = logging.getLogger(__name__)
 
 _SERVICE = "octavo.v1.GenerationService"
 _PROBE_INTERVAL_S = 0.1
-# For a process to end once asked to; a frontend has its drain time before.
+# Seconds that a process has to end once asked to; a frontend has its drain time before.
 _PATIENCE_S = 5.0
-# For what a supervisor that was killed has left: the kernel ends it at once, but to give memory back takes time.
+# Seconds that children of a killed supervisor have: the kernel ends them at once, but giving memory back takes time.
 _ORPHANS_PATIENCE_S = 60.0
-# What callers must add where the server asks for it.
+# Flags that callers must add where the server asks for them.
 _FLAGS_FOR = {
     "OCTAVO_TLS_CERTIFICATE": "--ca-certificate CA",
     "OCTAVO_TLS_CLIENT_CA": "--client-certificate CERTIFICATE --client-key KEY",
     "OCTAVO_API_KEYS": "--api-key KEY",
 }
-# The processes find it from anywhere.
+# An absolute path, which the processes find from any directory.
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 
 
@@ -154,11 +154,11 @@ def serve(
         place = runtime_directory()
         with (
             _claimed(place),
-            alone_with_children(place / "serve-children.lock", _ORPHANS_PATIENCE_S) as heritage,
+            alone_with_children(place / "serve-children.lock", _ORPHANS_PATIENCE_S) as inherited,
         ):
             model = _locate(model, load_format)
             environment = _environment(model, listen, drain_timeout, {**settings, "load_format": load_format})
-            environment |= heritage
+            environment |= inherited
             asyncio.run(
                 _serve(model, listen, unless_off(http_listen), workers, ready_timeout, drain_timeout, environment)
             )
@@ -168,8 +168,10 @@ def serve(
 
 @contextmanager
 def _claimed(directory: Path) -> Iterator[None]:
-    """Holds the directory of all sockets against a second service. Raises `SupervisionError` if there is one, and
-    `EndpointError`."""
+    """Claims the directory of all sockets for this service.
+
+    Raises `SupervisionError` if a second service holds the directory, and `EndpointError`.
+    """
     with ExitStack() as held:
         try:
             held.enter_context(claimed(f"unix:{directory}/serve"))
@@ -182,7 +184,7 @@ def _claimed(directory: Path) -> Iterator[None]:
 
 
 def _locate(model: str, load_format: str) -> str:
-    """What all processes are told of the model, so that the hub is asked once: its directory, or the bundled name.
+    """Returns the model's directory, or the bundled name, for all processes, so that the hub is asked once.
 
     Raises `ModelDirectoryError`.
     """
@@ -190,7 +192,7 @@ def _locate(model: str, load_format: str) -> str:
 
 
 def _environment(model: str, listen: str, drain_timeout: float, settings: Mapping[str, str | None]) -> dict[str, str]:
-    """What the processes are told; `settings` are passed on by their names, where they are given."""
+    """Returns the environment variables of the processes; `settings` that are given go under their own names."""
     given = {f"OCTAVO_{name.upper()}": value for name, value in settings.items() if value is not None}
     # For the page's live view.
     admin = os.environ.get("OCTAVO_ADMIN_ADDRESS") or f"unix:{runtime_directory()}/admin.sock"
@@ -234,7 +236,7 @@ async def _serve(
         await _until_stopped([*supervised, announced], stop)
     finally:
         announced.cancel()
-        # Streams end first, while those who feed them still live.
+        # Streams end first, while the scheduler and the workers still run.
         await frontend.stop(drain_timeout + _PATIENCE_S)
         await asyncio.gather(*(worker.stop(_PATIENCE_S) for worker in crew))
         await scheduler.stop(_PATIENCE_S)
@@ -274,7 +276,7 @@ def _check_bindable(http_listen: str) -> None:
 
 
 def _stop_event(children: Sequence[Child]) -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT. The second kills the children."""
+    """Returns an event that the first SIGTERM or SIGINT sets. The second signal kills the children."""
     stop = asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
@@ -312,7 +314,7 @@ async def _announce(probe: str, greeting: str, began: float, timeout: float) -> 
 
 
 def _greeting(listen: str, http_listen: str, environment: Mapping[str, str]) -> str:
-    """What is served where, and commands that call it."""
+    """Returns the text that says what is served where, with commands that call it."""
     address, http = _reachable(listen), _reachable(http_listen)
     scheme = "https" if "OCTAVO_TLS_CERTIFICATE" in environment else "http"
     program = "octavo" if shutil.which("octavo") else os.path.relpath(Path(sys.executable).with_name("octavo"))
@@ -331,7 +333,7 @@ def _greeting(listen: str, http_listen: str, environment: Mapping[str, str]) -> 
 
 
 async def _status(stub: health_pb2_grpc.HealthStub, service: str) -> int | None:
-    """What the server says of `service`; None if it does not answer."""
+    """Returns the health status of `service`; None if the server does not answer."""
     try:
         return int((await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=2)).status)
     except grpc.aio.AioRpcError:

@@ -1,4 +1,7 @@
-"""Child processes that live and die with their supervisor: started, restarted when they die, stopped in order."""
+"""Supervises child processes: starts them, starts them again when they die, and stops them in order.
+
+Children end with their supervisor, however it ends.
+"""
 
 import asyncio
 import fcntl
@@ -20,7 +23,7 @@ from octavo.runtime.process.orphans import LOCK_VARIABLE, end_with_parent, inher
 _log = logging.getLogger(__name__)
 
 PARENT_VARIABLE: Final = "OCTAVO_SUPERVISOR_PID"
-# A process that dies this often within this time will not get better by itself.
+# A process that dies this often within this time (seconds) will not get better by itself.
 _MAX_DEATHS: Final = 4
 _WINDOW_S: Final = 60.0
 _FIRST_PAUSE_S: Final = 0.1
@@ -28,16 +31,16 @@ _LONGEST_PAUSE_S: Final = 5.0
 # A usage or configuration error: restarting with the same flags cannot help.
 _USAGE_ERROR: Final = 2
 _LOCK_LOOK_S: Final = 0.02
-# One of each is one child's.
+# Each rise of the count belongs to one child.
 _out_of_memory: Final = OutOfMemoryCount()
 
 
 class SupervisionError(Exception):
-    """A child keeps dying or was started wrongly; names it and its exit status."""
+    """A child keeps dying, or was started wrongly. The message names the child and its exit status."""
 
 
 def follow_supervisor() -> None:
-    """Called by every command first: a child of `octavo serve` ends at once when that process dies, however it dies."""
+    """Makes a child of `octavo serve` end at once when that process dies, however it dies; every command calls this."""
     supervisor = os.environ.get(PARENT_VARIABLE)
     if supervisor is not None and not end_with_parent(int(supervisor)):
         raise SystemExit(f"the supervisor (pid {supervisor}) is gone")
@@ -45,8 +48,11 @@ def follow_supervisor() -> None:
 
 @contextmanager
 def alone_with_children(path: Path, patience_s: float) -> Iterator[dict[str, str]]:
-    """Holds the lock at `path` that all children inherit who get the environment which this yields; those of an earlier
-    supervisor, which was killed, may still be about to end. Raises `SupervisionError` if they do not."""
+    """Holds the lock at `path`, which children inherit that get the yielded environment.
+
+    Children of an earlier supervisor that was killed may still be ending. Raises `SupervisionError` if they have not
+    ended within `patience_s` seconds.
+    """
     try:
         lock = path.open("w")
     except OSError as error:
@@ -77,7 +83,7 @@ def _await_lock(lock: TextIO, patience_s: float) -> None:
 
 @dataclass
 class Child:
-    """One supervised command: `arguments` of `octavo`, restarted until `stop`."""
+    """Runs one command, `octavo` with `arguments`, again and again until `stop`."""
 
     name: str
     arguments: Sequence[str]
@@ -85,7 +91,7 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     _stopping: bool = False
     _deaths: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_DEATHS))
-    # The next one is told of these.
+    # The ends of earlier processes, which the next process gets to know.
     _ends: deque[End] = field(default_factory=lambda: deque(maxlen=_MAX_DEATHS))
 
     async def supervise(self) -> None:
@@ -105,7 +111,7 @@ class Child:
             raise SupervisionError(f"{self.name} failed with {describe_status(status)}")
 
     async def stop(self, patience_s: float) -> None:
-        """SIGTERM, then SIGKILL after `patience_s` seconds."""
+        """Sends SIGTERM, and SIGKILL after `patience_s` seconds."""
         self._stopping = True
         if self.process is None or self.process.returncode is not None:
             return
@@ -118,7 +124,7 @@ class Child:
             await self.process.wait()
 
     def kill(self) -> None:
-        """SIGKILL, without waiting."""
+        """Sends SIGKILL, without waiting."""
         self._stopping = True
         if self.process is not None and self.process.returncode is None:
             self.process.kill()

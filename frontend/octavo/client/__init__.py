@@ -1,4 +1,4 @@
-"""Octavo's clients for Python: `Client` and `AsyncClient` over gRPC. Needs grpcio and protobuf, nothing else.
+"""Calls Octavo from Python: `Client` and `AsyncClient` over gRPC. Needs grpcio and protobuf, nothing else.
 
 with Client("127.0.0.1:50051") as client:
     print(client.generate("The capital of France is", SamplingParams(max_tokens=8)).text)

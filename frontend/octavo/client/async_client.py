@@ -1,4 +1,4 @@
-"""The client for asyncio. Belongs to the event loop in which it is first used."""
+"""Holds the client for asyncio. A client belongs to the event loop in which it is first used."""
 
 import asyncio
 import contextlib
@@ -23,8 +23,11 @@ _ABORT_S: Final = 2.0
 
 
 class AsyncStream(AsyncIterator[Event]):
-    """The events of a running request. A lost connection is made again, and the stream goes on where it was: no event
-    is lost and none comes twice. Closing it, or leaving its `async with` block, aborts the request."""
+    """Iterates over the events of a running request.
+
+    A lost connection is made again, and the stream goes on where it was: no event is lost and none comes twice. Closing
+    the stream, or leaving its `async with` block, aborts the request.
+    """
 
     def __init__(self, stub: Any, job: Job, metadata: Sequence[tuple[str, str]]) -> None:
         self._stub = stub
@@ -36,11 +39,11 @@ class AsyncStream(AsyncIterator[Event]):
 
     @property
     def request_id(self) -> str:
-        """What the request is called, on the server too."""
+        """Returns the id of the request, on the server too."""
         return self._job.request_id
 
     async def __anext__(self) -> Event:
-        """Raises `OctavoError`."""
+        """Returns the next event. Raises `OctavoError`."""
         while not self._ended:
             try:
                 event = self._job.accept(await anext(self._messages))
@@ -68,7 +71,7 @@ class AsyncStream(AsyncIterator[Event]):
         self._ended = True
         self._call.cancel()
         if not self._job.complete:
-            # With a grace time the server would go on with it.
+            # With a grace time the server would go on with the request.
             with contextlib.suppress(grpc.RpcError):
                 await self._stub.Abort(self._job.abort_request(), timeout=_ABORT_S, metadata=self._metadata)
 
@@ -81,7 +84,7 @@ class AsyncStream(AsyncIterator[Event]):
         self._messages = aiter(self._call)
 
     async def _again(self, error: OctavoError) -> None:
-        # Closed meanwhile, by somebody else.
+        # The stream was closed meanwhile, by another task.
         if self._ended:
             return
         self._ended = True
@@ -101,10 +104,11 @@ class AsyncStream(AsyncIterator[Event]):
 
 
 class AsyncClient:
-    """A connection to a frontend at `address` (host:port or unix:path), made when it is first needed.
+    """Calls a frontend at `address` (host:port or unix:path), over a connection that is made when it is first needed.
 
-    `api_key`, `tls` and `model` go with every call. `timeout` is that of calls that have none, in seconds; None: none.
-    `detach_grace` is how long the server keeps a stream whose connection was lost. All calls raise `OctavoError`.
+    `api_key`, `tls` and `model` go with every call. `timeout` is that of calls that have none, in seconds; None is no
+    limit. `detach_grace` is how many seconds the server keeps a stream whose connection was lost. All calls raise
+    `OctavoError`.
     """
 
     def __init__(
@@ -138,7 +142,7 @@ class AsyncClient:
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Result:
-        """The whole answer. It is asked for again where it was lost on its way."""
+        """Returns the whole answer. An answer that was lost on its way is asked for again."""
         collector = make_collector(prompt, params)
         async with self._open(prompt, params, options, streams=False) as stream:
             async for event in stream:
@@ -153,33 +157,33 @@ class AsyncClient:
         *,
         tools: Sequence[Tool] = (),
     ) -> Result:
-        """The assistant's answer to a conversation; `generate` and `stream` take a `Chat`, which can say more."""
+        """Returns the assistant's answer to a conversation; `generate` and `stream` take a `Chat`, with more fields."""
         return await self.generate(Chat(messages, tools), params, options)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> AsyncStream:
-        """The answer's events as they come. To stop early, close the stream."""
+        """Starts a request and returns its events as they come. To stop early, close the stream."""
         return self._open(prompt, params, options, streams=True)
 
     async def tokenize(self, prompt: str | Chat, *, add_special_tokens: bool = True) -> list[int]:
-        """The prompt's token ids; `add_special_tokens` is of a text: whether it gets a BOS and the like."""
+        """Returns the prompt's token ids. With `add_special_tokens` a text gets a BOS and the like."""
         request = make_tokenize_request(self._defaults.model, prompt, add_special_tokens)
         return list((await self._unary(self._stub.Tokenize, request)).ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of token ids."""
+        """Returns the text of token ids."""
         request = pb.DetokenizeRequest(
             model=self._defaults.model, ids=token_ids, skip_special_tokens=skip_special_tokens
         )
         return str((await self._unary(self._stub.Detokenize, request)).text)
 
     async def models(self) -> list[Model]:
-        """What is served."""
+        """Returns the models that are served."""
         return read_models(await self._unary(self._stub.ListModels, pb.ListModelsRequest()))
 
     async def abort(self, *request_ids: str) -> list[str]:
-        """Ends requests by their ids; those of them that were running."""
+        """Ends requests by their ids; returns the ids of those that were running."""
         return list((await self._unary(self._stub.Abort, pb.AbortRequest(request_ids=request_ids))).aborted)
 
     def _open(

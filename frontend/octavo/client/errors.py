@@ -1,13 +1,13 @@
-"""What a call can end with.
+"""Declares the errors that a call can end with, and reads them from gRPC statuses.
 
 OctavoError
 ├── RequestError          the request is wrong and stays wrong
 ├── AuthenticationError   the API key or the certificate is missing or wrong
-├── NotFoundError         it names a model, a prefix or a request that is not there
-├── OverloadedError       there is no room for it now; `retry_after_s` says when there may be
-├── UnavailableError      the server, or what is behind it, is away, or a stream was lost for good
-├── DeadlineError         the time allowed for it has passed
-├── AbortedError          somebody aborted it by id, or took over its stream
+├── NotFoundError         the request names a model, a prefix or a request that is not there
+├── OverloadedError       the server has no room now; `retry_after_s` says when there may be
+├── UnavailableError      the frontend, scheduler or workers are away, or a stream was lost for good
+├── DeadlineError         the time allowed for the request has passed
+├── AbortedError          somebody aborted the request by id, or took over its stream
 └── ServerError           Octavo failed
 """
 
@@ -27,11 +27,11 @@ _DETAILS_KEY: Final = "grpc-status-details-bin"
 
 
 class OctavoError(Exception):
-    """`str()` of it says what is wrong, why, and what to do.
+    """Is the base class of errors. `str()` of an error says what is wrong, why, and what to do.
 
-    `reason` is the server's stable word for it, such as PROMPT_TOO_LONG, and empty where the error is not the server's
-    own (a lost connection); `metadata` holds the figures of the message. `retry_after_s` is set where the same request
-    may succeed later.
+    `reason` is the server's stable name of the error, such as PROMPT_TOO_LONG, and empty where the error is not the
+    server's own (a lost connection). `metadata` holds the figures of the message. `retry_after_s` (seconds) is set
+    where the same request may succeed later.
     """
 
     def __init__(
@@ -59,23 +59,23 @@ class AuthenticationError(OctavoError):
 
 
 class NotFoundError(OctavoError):
-    """It names something that is not there."""
+    """The request names something that is not there."""
 
 
 class OverloadedError(OctavoError):
-    """There is no room for it now."""
+    """The server has no room for the request now."""
 
 
 class UnavailableError(OctavoError):
-    """The server, or what is behind it, is away."""
+    """The frontend is away, or the scheduler or workers behind it."""
 
 
 class DeadlineError(OctavoError):
-    """The time allowed for it has passed."""
+    """The time allowed for the request has passed."""
 
 
 class AbortedError(OctavoError):
-    """Somebody aborted it by id, or took over its stream."""
+    """The request was aborted by its id, or another reader took over its stream."""
 
 
 class ServerError(OctavoError):
@@ -106,13 +106,13 @@ def make_error(
     retry_after_s: float | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> OctavoError:
-    """The error of the class that goes with `code`."""
+    """Makes an error of the class that goes with `code`."""
     kind = _KINDS.get(code, ServerError)
     return kind(message, code, reason, retry_after_s=retry_after_s, metadata=metadata)
 
 
 def to_error(error: grpc.RpcError) -> OctavoError:
-    """What a failed call raised, as one of ours."""
+    """Turns the exception of a failed call into an `OctavoError`."""
     call: Any = error
     trailers = dict(tuple(call.trailing_metadata() or ()))
     reason, metadata, retry_after_s = _details(trailers.get(_DETAILS_KEY, b""))
@@ -122,8 +122,10 @@ def to_error(error: grpc.RpcError) -> OctavoError:
 
 
 def _details(status: bytes) -> tuple[str, dict[str, str], float | None]:
-    """Reason, metadata and retry delay out of a serialized google.rpc.Status, whose Python classes are in a package
-    that this one does without."""
+    """Reads reason, metadata and retry delay (seconds) from a serialized google.rpc.Status.
+
+    The Python classes of that message are in a package that this one does without.
+    """
     reason, metadata, retry_after_s = "", dict[str, str](), None
     try:
         for packed in _fields(status)[3]:
@@ -135,13 +137,13 @@ def _details(status: bytes) -> tuple[str, dict[str, str], float | None]:
             elif detail.type_url.endswith("/google.rpc.RetryInfo"):
                 retry_after_s = Duration.FromString(b"".join(fields[1])).ToNanoseconds() / 1e9
     except (DecodeError, TypeError, UnicodeDecodeError):
-        # Somebody between us and the server wrote it; the status itself says enough.
+        # A proxy before the server wrote the details; the status itself says enough.
         return "", {}, None
     return reason, metadata, retry_after_s
 
 
 def _fields(message: bytes) -> defaultdict[int, list[Any]]:
-    """Field number to its values; of strings and messages, their bytes."""
+    """Returns the values of each field by its number; strings and messages are bytes."""
     found: defaultdict[int, list[Any]] = defaultdict(list)
     # UnknownFieldSet keeps no reference to what it reads.
     empty = Empty.FromString(message)

@@ -1,5 +1,7 @@
-"""What a stream tells, in order: one `Started`; `Delta`s, with one `Finished` after the last of each sequence; one
-`Usage`, the last. `Notice`s may come anywhere, before `Started` too.
+"""Declares the events of a stream, and reads them from octavo.v1 messages.
+
+The order is: one `Started`; `Delta`s, with one `Finished` after the last of each sequence; one `Usage`, the last.
+`Notice`s may come anywhere, before `Started` too.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -8,14 +10,17 @@ from typing import Any, Final, Literal
 
 from octavo.v1 import generation_pb2 as pb
 
-# "other" is one that this client is too old to know.
+# "other" is a reason that this client is too old to know.
 FinishReason = Literal["stop", "length", "other"]
 NoticeKind = Literal["queued", "preempted", "resumed", "worker_lost"]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the likeliest tokens of a place; `piece` is the bytes it stands for, which may be part of a character."""
+    """Holds one of the tokens with the highest logprobs at one position.
+
+    `piece` is the bytes that the token stands for, which may be part of a character.
+    """
 
     token_id: int
     logprob: float
@@ -24,7 +29,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """A token with its natural logprob and its rank, 1 being the likeliest; `top` in falling order."""
+    """Holds a token's natural logprob and its rank, 1 being the highest. `top` is in falling order."""
 
     token_id: int
     logprob: float
@@ -35,8 +40,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Started:
-    """The first token is there. `seed` is the one in force: given or drawn. `prompt_logprobs`, where asked for, has one
-    entry for every prompt token but the first."""
+    """The first token was computed. `seed` is the seed in force, given or drawn.
+
+    `prompt_logprobs`, where asked for, has one entry for every prompt token but the first.
+    """
 
     offset: int
     request_id: str
@@ -48,7 +55,10 @@ class Started:
 
 @dataclass(frozen=True)
 class Delta:
-    """New tokens of the sequence `index`, and the text that is certain: whole characters only. Either may be empty."""
+    """Brings new tokens of the sequence `index`, and the text that is certain: whole characters only.
+
+    Either may be empty.
+    """
 
     offset: int
     index: int
@@ -59,8 +69,10 @@ class Delta:
 
 @dataclass(frozen=True)
 class Finished:
-    """A sequence has ended. `stop_reason` is the stop string or the stop token that ended it; None at EOS and at the
-    limit."""
+    """The sequence `index` has ended.
+
+    `stop_reason` is the stop string or the stop token that ended the sequence; None at EOS and at the limit.
+    """
 
     offset: int
     index: int
@@ -71,7 +83,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Usage:
-    """Counts in tokens, of all sequences together; times in seconds."""
+    """Tells what the request has taken: counts in tokens, of all sequences together, and times in seconds."""
 
     offset: int
     prompt_tokens: int
@@ -85,7 +97,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Notice:
-    """Progress that is no output. `queue_position` counts from 1 on, where the request waits in the queue."""
+    """Reports progress that is no output. `queue_position` counts from 1 on while the request is queued."""
 
     offset: int
     kind: NoticeKind
@@ -93,9 +105,6 @@ class Notice:
 
 
 Event = Started | Delta | Finished | Usage | Notice
-
-
-# Events out of octavo.v1 messages.
 
 
 _REASONS: Final[dict[int, FinishReason]] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
@@ -108,7 +117,7 @@ _NOTICES: Final[dict[int, NoticeKind]] = {
 
 
 def read_event(message: pb.GenerateResponse) -> Event | None:
-    """The event of a message; None where it is one that this client is too old to know."""
+    """Reads the event of a message; returns None for an event that this client is too old to know."""
     kind = message.WhichOneof("event")
     return _READERS[kind](message.event_offset, getattr(message, kind)) if kind in _READERS else None
 

@@ -1,4 +1,4 @@
-"""What the two clients share: a request with its defaults filled in, and the way through its stream."""
+"""Prepares requests for both clients, and follows their streams through losses of the connection."""
 
 import time
 import uuid
@@ -18,7 +18,7 @@ from octavo.v1 import generation_pb2 as pb
 
 @dataclass(frozen=True)
 class Defaults:
-    """What holds for all calls of a client. Times are in seconds."""
+    """Holds the settings of all calls of a client. Times are in seconds."""
 
     api_key: str | None
     model: str
@@ -28,43 +28,46 @@ class Defaults:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries."""
+        """Returns the metadata that every call carries."""
         return metadata_of(self.api_key)
 
     def recovery(self, timeout: float | None = None) -> Recovery:
-        """The state of a call that can be made again as it is."""
+        """Makes the state of a call that can be made again as it is."""
         return Recovery(self.retries, time.monotonic, _deadline(self.timeout if timeout is None else timeout))
 
 
 @dataclass
 class Job:
-    """A request, and how far its stream is read."""
+    """Holds a request, and how far its stream was read."""
 
     request: pb.GenerateRequest
     recovery: Recovery
-    # Whether the id was chosen here.
+    # The id was chosen by this client.
     own_id: bool
     complete: bool = field(default=False, init=False)
     _sent: bool = field(default=False, init=False)
 
     @property
     def request_id(self) -> str:
-        """What the request is called, on the server too."""
+        """Returns the id of the request, on the server too."""
         return str(self.request.request_id)
 
     def generate_request(self) -> pb.GenerateRequest:
-        """What starts it, or starts it anew: under another id then, for the server may keep what failed a while."""
+        """Returns the message that starts the request.
+
+        A request that is started anew gets another id, for the server may keep a failed one for a while.
+        """
         if self._sent and self.own_id:
             self.request.request_id = _new_id()
         self._sent = True
         return self.request
 
     def abort_request(self) -> pb.AbortRequest:
-        """What ends it, wherever it stands."""
+        """Returns the message that ends the request, wherever it stands."""
         return pb.AbortRequest(request_ids=[self.request_id])
 
     def attach_request(self) -> pb.AttachRequest:
-        """What goes on where the stream was lost."""
+        """Returns the message that goes on where the stream was lost."""
         return pb.AttachRequest(
             request_id=self.request_id,
             after_event_offset=self.recovery.last_offset,
@@ -72,7 +75,7 @@ class Job:
         )
 
     def accept(self, message: pb.GenerateResponse | pb.AttachResponse) -> Event | None:
-        """The event of a message, unless it is an old one."""
+        """Reads the event of a message; returns None for an event that was received before."""
         if isinstance(message, pb.AttachResponse):
             message = message.event
         if not self.recovery.accept(message.event_offset):
@@ -85,12 +88,12 @@ class Job:
 def make_job(
     defaults: Defaults, prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None, *, streams: bool
 ) -> Job:
-    """Raises `ValueError` for what no message can hold."""
+    """Makes a request with the client's defaults filled in. Raises `ValueError` for values that no message can hold."""
     options = options or RequestOptions()
     grace = defaults.detach_grace if options.detach_grace is None else options.detach_grace
     filled = replace(
         options,
-        # Chosen here, for only a request whose id is known can be attached to.
+        # The id is chosen here, for only a request with a known id can be attached to.
         request_id=options.request_id or _new_id(),
         model=options.model or defaults.model,
         detach_grace=grace,
@@ -103,13 +106,13 @@ def make_job(
 
 
 def make_collector(prompt: Prompt, params: SamplingParams | None) -> Collector:
-    """What puts the answer together."""
+    """Makes the collector that puts the answer together."""
     params = params or SamplingParams()
     return Collector(prompt, params.logprobs is not None, params.prompt_logprobs is not None)
 
 
 def cut_short() -> OctavoError:
-    """The error for a stream that ended well but too early."""
+    """Returns the error for a stream that ended without an error but too early."""
     return make_error(grpc.StatusCode.UNAVAILABLE, "the stream ended before its last event")
 
 
@@ -122,12 +125,12 @@ def _deadline(timeout: float | None) -> float | None:
 
 
 def make_tokenize_request(model: str, prompt: str | Chat, add_special_tokens: bool) -> pb.TokenizeRequest:
-    """Raises `ValueError` for a message that is none."""
+    """Makes the message of a call of Tokenize. Raises `ValueError` for a chat with an unusable message."""
     if isinstance(prompt, Chat):
         return pb.TokenizeRequest(model=model, chat=chat_message(prompt))
     return pb.TokenizeRequest(model=model, text=prompt, add_special_tokens=add_special_tokens)
 
 
 def read_models(response: pb.ListModelsResponse) -> list[Model]:
-    """What is served."""
+    """Returns the models that are served."""
     return [Model(model.id, model.max_model_len, model.ready) for model in response.models]

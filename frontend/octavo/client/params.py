@@ -1,4 +1,4 @@
-"""How a request is to be answered, and what else can be said of it."""
+"""Declares the parameters of a request, and writes them into an octavo.v1 message."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,10 @@ _EARLY_STOPPING: Final = {
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """Finds the likeliest sequences instead of sampling. `early_stopping` is that of transformers."""
+    """Finds the sequences with the highest probabilities instead of sampling.
+
+    `early_stopping` is that of transformers.
+    """
 
     beam_width: int
     length_penalty: float | None = None
@@ -30,11 +33,13 @@ class BeamSearch:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """None is what the model's makers recommend, or else the neutral value; for `max_tokens`, what there is room for.
+    """Tells how tokens are chosen, and where a sequence ends.
 
-    At most one of `json_object`, `json_schema` (its text, or the schema itself), `regex`, `choice` and `grammar` (Lark
-    or GBNF) may be set: what the text must match. `logprobs` and `prompt_logprobs` are how many alternatives to report
-    with each token. `stop_token_ids` end a sequence besides EOS; `ignore_eos` takes EOS for any other token.
+    None is the value that the model's makers recommend, or else the neutral one; for `max_tokens`, None is all the room
+    that there is. At most one of `json_object`, `json_schema` (its text, or the schema itself), `regex`, `choice` and
+    `grammar` (Lark or GBNF) may be set: the text must match it. `logprobs` and `prompt_logprobs` are how many
+    alternatives to report with each token. `stop_token_ids` end a sequence besides EOS; `ignore_eos` treats EOS as any
+    other token.
     """
 
     n: int | None = None
@@ -75,11 +80,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOptions:
-    """What a request is called, who asks, and how long it may take. Times are in seconds.
+    """Names a request and its tenant, and bounds its time. Times are in seconds.
 
-    `timeout` covers the whole call, with all attempts; None: the client's. `detach_grace` is how long the server keeps
-    the request without a reader, which is how long a broken connection may last; 0 gives a stream up with it, and None
-    is the client's.
+    `timeout` covers the whole call, with all attempts; None is the client's. `detach_grace` is how long the server
+    keeps the request without a reader, so how long a broken connection may last. 0 gives a stream up with its
+    connection, and None is the client's.
     """
 
     request_id: str = ""
@@ -96,7 +101,7 @@ class RequestOptions:
 def generate_request(
     prompt: Prompt, params: SamplingParams, options: RequestOptions, *, incremental: bool = True
 ) -> pb.GenerateRequest:
-    """The message; `options` as they are to be sent. Raises `ValueError` for what no message can hold."""
+    """Makes the message, with `options` as they are. Raises `ValueError` for values that no message can hold."""
     try:
         return pb.GenerateRequest(
             request_id=options.request_id,

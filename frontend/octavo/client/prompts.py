@@ -1,4 +1,4 @@
-"""What a request may continue: text, token ids, or a conversation."""
+"""Declares prompts (text, token ids, or a conversation), and writes them into octavo.v1 messages."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -39,8 +39,11 @@ class Tool:
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation, put into the model's own format by the server. Messages may be mappings with the keys of
-    `Message`, as other clients have them; `content` then may be a list of text parts."""
+    """A conversation, which the server puts into the model's own format.
+
+    Messages may be mappings with the keys of `Message`, as other clients have them; `content` then may be a list of
+    text parts.
+    """
 
     messages: Sequence[Message | Mapping[str, Any]]
     tools: Sequence[Tool] = ()
@@ -54,7 +57,7 @@ Prompt = str | Sequence[int] | Chat
 
 
 def chat_message(chat: Chat) -> pb.ChatPrompt:
-    """Raises `ValueError` for a message that is no such thing, or has a part that is no text."""
+    """Makes the message of a chat. Raises `ValueError` for an unusable message, or a part that is no text."""
     variables = chat.template_variables
     return pb.ChatPrompt(
         messages=map(_message, chat.messages),
@@ -66,7 +69,7 @@ def chat_message(chat: Chat) -> pb.ChatPrompt:
 
 
 def prompt_fields(prompt: Prompt) -> dict[str, Any]:
-    """The prompt as the one field of a request that it goes to."""
+    """Returns the field of a request that holds the prompt, as a keyword argument."""
     match prompt:
         case str():
             return {"text": prompt}

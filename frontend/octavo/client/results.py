@@ -1,4 +1,4 @@
-"""Whole answers, and what they are put together from."""
+"""Declares whole answers, and puts them together from events."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +12,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Completion:
-    """One sequence of an answer. `stop_reason` is the stop string or stop token that ended it; None at EOS and at the
-    limit. `logprobs` is None where none were asked for."""
+    """Holds one sequence of an answer.
+
+    `stop_reason` is the stop string or stop token that ended the sequence; None at EOS and at the limit. `logprobs` is
+    None where none were asked for.
+    """
 
     index: int
     text: str
@@ -26,8 +29,11 @@ class Completion:
 
 @dataclass(frozen=True)
 class Result:
-    """A whole answer, its sequences in order of their index. `seed` is the one in force: with it, and the same
-    parameters, the answer can be had again. `prompt_logprobs` is None where none were asked for."""
+    """Holds a whole answer, with its sequences in order of their index.
+
+    `seed` is the seed in force: with it, and the same parameters, the answer can be had again. `prompt_logprobs` is
+    None where none were asked for.
+    """
 
     prompt: Prompt
     request_id: str
@@ -39,13 +45,13 @@ class Result:
 
     @property
     def text(self) -> str:
-        """Of the first sequence."""
+        """Returns the text of the first sequence."""
         return self.completions[0].text
 
 
 @dataclass(frozen=True)
 class Model:
-    """`max_model_len` is in tokens, and 0 while no worker has said what it serves."""
+    """A model that is served. `max_model_len` is in tokens, and 0 while no worker has said which model it serves."""
 
     id: str
     max_model_len: int
@@ -54,7 +60,7 @@ class Model:
 
 @dataclass
 class Collector:
-    """Events in, a `Result` out. A second `Started` begins anew: the answer is computed once more."""
+    """Collects events into a `Result`. A second `Started` begins anew, for the answer is computed once more."""
 
     prompt: Prompt
     logprobs: bool = False
@@ -79,7 +85,7 @@ class Collector:
                 self._usage = event
 
     def result(self) -> Result:
-        """The answer, once the last event is in."""
+        """Returns the answer, once the last event is in."""
         assert self._started is not None
         assert self._usage is not None
         return Result(

@@ -1,4 +1,7 @@
-"""What to do after an error: go on where the stream was lost, ask again, or give up. Knows no socket and no clock."""
+"""Decides what follows an error: going on where the stream was lost, asking again, or giving up.
+
+The module uses no socket, and only the clock that it is given.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,16 +12,19 @@ import grpc
 from octavo.client.errors import NotFoundError, OctavoError, UnavailableError
 
 STREAM_LOST: Final = "STREAM_LOST"
-# What a broken connection looks like, where the server has not said otherwise; the last is what becomes of a call that
-# a server has not answered when it ends.
+# Statuses of a broken connection, where the server has given no reason. A call that a server has not answered when the
+# server ends gets the last.
 _LOST: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """A call that nothing was received of yet is made again up to `max_retries` times: when the server says, or soon
-    after a lost connection. A stream that was begun is looked for again for `reconnect_s` seconds after a loss, with
-    pauses from `first_pause_s` to `longest_pause_s`."""
+    """Bounds retries. Times are in seconds.
+
+    A call of which nothing was received yet is made again up to `max_retries` times: when the server says, or soon
+    after a lost connection. A stream that was begun is looked for again for `reconnect_s` after a loss, with pauses
+    from `first_pause_s` to `longest_pause_s`.
+    """
 
     max_retries: int = 2
     reconnect_s: float = 30.0
@@ -28,7 +34,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What to send after `pause_s` seconds: Attach, or the request itself."""
+    """Tells what to send after `pause_s` seconds: Attach, or the request itself."""
 
     attach: bool = False
     pause_s: float = 0.0
@@ -36,8 +42,11 @@ class Attempt:
 
 @dataclass
 class Recovery:
-    """The state of one call. `deadline` is a time of `clock`. A call that is `attachable` goes on through Attach; one
-    that is `restartable` has handed nothing out yet, and can begin anew at any time."""
+    """Holds the state of one call. `deadline` is a time of `clock`, in seconds.
+
+    A call that is `attachable` goes on through Attach. A call that is `restartable` hands nothing out before its end,
+    and can begin anew at any time.
+    """
 
     policy: RetryPolicy
     clock: Callable[[], float]
@@ -50,11 +59,11 @@ class Recovery:
     _lost_at: float = field(default=0.0)
 
     def remaining_s(self) -> float | None:
-        """What is left of the time for the call."""
+        """Returns the seconds that are left for the call, or None for no limit."""
         return None if self.deadline is None else max(0.0, self.deadline - self.clock())
 
     def accept(self, offset: int) -> bool:
-        """Whether the event at `offset` is new."""
+        """Takes an event's offset; returns whether the event is new."""
         self._losses = 0
         if offset <= self.last_offset:
             return False
@@ -62,7 +71,7 @@ class Recovery:
         return True
 
     def after(self, error: OctavoError, failed: Attempt) -> Attempt:
-        """The next attempt. Raises what the caller is to get where there is none."""
+        """Returns the next attempt after `error`. Raises the caller's error if there is no further attempt."""
         if not error.reason and error.code in _LOST:
             return self._after_loss(error)
         if failed.attach and isinstance(error, NotFoundError):
@@ -75,7 +84,7 @@ class Recovery:
 
     @property
     def _unseen(self) -> bool:
-        """Whether nobody has seen any of the answer."""
+        """Tells whether the caller has seen nothing of the answer yet."""
         return self.restartable or self.last_offset == 0
 
     def _after_loss(self, error: OctavoError) -> Attempt:
@@ -84,16 +93,19 @@ class Recovery:
             self._lost_at = self.clock()
         self._losses += 1
         if self.last_offset == 0:
-            # Maybe there is no server at all, which nobody wants to wait long for.
+            # There may be no server at all, for which nobody wants to wait long.
             return self._retry(error, self.attachable, pause_s)
         if self.attachable and self.clock() + pause_s <= self._lost_at + self.policy.reconnect_s:
             return self._pause(error, True, pause_s)
         return self._anew(error)
 
     def _anew(self, error: OctavoError) -> Attempt:
-        """The server does not hold the request, or cannot be found again."""
+        """Returns an attempt that begins anew, for the server does not hold the request or cannot be found again.
+
+        Raises `UnavailableError` if the caller has seen a part of the answer.
+        """
         if self.last_offset == 0:
-            # It never came in, or not to this server.
+            # The request never reached this server.
             return self._retry(error, False, 0.0)
         if self.restartable:
             self.last_offset = 0

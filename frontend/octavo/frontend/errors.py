@@ -1,17 +1,17 @@
-"""What a client can be told, whatever door it came through.
+"""Declares the errors that a client can get, over every interface.
 
 ServiceError
 ├── InvalidRequest       the request is wrong and stays wrong
 ├── Unauthenticated      the call's credentials are missing or wrong
-├── Forbidden            it must not come from where it does
-├── NotFound             it names something that is not served here
-├── AlreadyExists        its id is taken
-├── Unsupported          it uses a field this server does not know, or not together with another
-├── OutOfRange           it asks for events that are not kept, or have not come yet
-├── Overloaded           there is no room now
-├── Unavailable          what is behind the door is away; trying again may help
+├── Forbidden            the call comes from a host or a web page that is not allowed
+├── NotFound             the request names something that is not served here
+├── AlreadyExists        the request's id is taken
+├── Unsupported          the request uses a field that is unknown, or not to be had together with another
+├── OutOfRange           the request asks for events that are not kept, or have not come yet
+├── Overloaded           the server has no room for the request now
+├── Unavailable          the scheduler or the workers are away; trying again may help
 ├── DeadlineExceeded     the client's time is up
-├── Aborted              somebody aborted it by id, or took over its stream
+├── Aborted              somebody aborted the request by its id, or took over its stream
 └── Broken               Octavo failed
 """
 
@@ -23,7 +23,7 @@ DOMAIN = "octavo"
 
 
 class Reason(enum.StrEnum):
-    """The stable, machine-readable half of an error: `google.rpc.ErrorInfo.reason`."""
+    """Names an error for programs, the same in every version: `google.rpc.ErrorInfo.reason`."""
 
     BAD_PARAMETER = "BAD_PARAMETER"
     BAD_CONSTRAINT = "BAD_CONSTRAINT"
@@ -66,10 +66,10 @@ class Reason(enum.StrEnum):
 
 
 class ServiceError(Exception):
-    """An answer, not an accident: `str()` of it says what is wrong, why, and what to do.
+    """An error that a client gets as its answer. `str()` of the error says what is wrong, why, and what to do.
 
-    `metadata` holds the figures of the message for programs. `retry_after_s` is set where the same request may
-    succeed later.
+    `metadata` holds the figures of the message for programs. `retry_after_s` (seconds) is set where the same request
+    may succeed later.
     """
 
     retry_after_s: float | None = None
@@ -91,7 +91,7 @@ class Unauthenticated(ServiceError):
 
 
 class Forbidden(ServiceError):
-    """The call must not come from where it does."""
+    """The call comes from a host or a web page that is not allowed to call."""
 
 
 class NotFound(ServiceError):
@@ -103,8 +103,10 @@ class AlreadyExists(ServiceError):
 
 
 class Unsupported(ServiceError):
-    """The request uses a field that this server does not know, or does not have together with another that is used;
-    ignoring it would answer another question."""
+    """The request uses a field that this server does not know, or does not have together with another that is used.
+
+    Ignoring the field would answer another question.
+    """
 
 
 class OutOfRange(ServiceError):
@@ -112,13 +114,13 @@ class OutOfRange(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """There is no room for the request now."""
+    """The server has no room for the request now."""
 
     retry_after_s = 1.0
 
 
 class Unavailable(ServiceError):
-    """What is behind the door is away."""
+    """The scheduler or the workers are away."""
 
     retry_after_s = 1.0
 
@@ -136,32 +138,34 @@ class Broken(ServiceError):
 
 
 def internal_error() -> Broken:
-    """The error of a fault of ours; what it was is for the log."""
+    """Returns the error for a fault of the server, whose cause only the log says."""
     return Broken(Reason.INTERNAL, "the server failed on this request; its log says why")
 
 
 def bad_parameter(field: str, value: object, rule: str) -> InvalidRequest:
-    """The error for `field` having `value` where `rule` says what is allowed."""
+    """Returns the error for a `field` with a `value` that is not allowed; `rule` says what is."""
     return InvalidRequest(Reason.BAD_PARAMETER, f"{field} is {value}, but {rule}", field=field, value=value)
 
 
-# Faults of ours as they may stand in a log, where nothing of what clients send or get may stand.
+# How the server's own faults are logged: a log must hold nothing of what clients send or get.
 
 
 def log_failure(log: logging.Logger, message: str) -> None:
-    """Logs the exception that is being handled: what kind it is and where it comes from, but not its own message, for
-    that may quote the request."""
+    """Logs the class and the traceback of the exception that is being handled.
+
+    The exception's own message is left out, for the message may quote the request.
+    """
     error = sys.exception()
     log.error(message, exc_info=without_message(error) if error else None)
 
 
 def without_message(error: BaseException) -> BaseException:
-    """An exception of the same name, from the same place and for the same causes, that says nothing."""
+    """Returns an exception with the class name, traceback and causes of `error`, and without its message."""
     kind = type(error)
     silent: BaseException = type(kind.__name__, (Exception,), {"__module__": kind.__module__})()
     silent.__traceback__ = error.__traceback__
     silent.__cause__ = without_message(error.__cause__) if error.__cause__ else None
     silent.__context__ = without_message(error.__context__) if error.__context__ else None
-    # Last, for a cause sets it.
+    # Last, for setting a cause sets this too.
     silent.__suppress_context__ = error.__suppress_context__
     return silent

@@ -1,4 +1,4 @@
-"""One frontend process: wires its parts, serves gRPC, and drains when told to stop."""
+"""Wires the parts of one frontend process, serves gRPC and HTTP, and drains when the process is to stop."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ from octavo.runtime.transport.endpoints import EndpointError
 from octavo.v1 import generation_pb2_grpc as services
 
 V1ALPHA: Final[str] = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].full_name
-# Its messages are those of v1alpha under another package name, so the bytes are the same.
+# The messages of v1 are those of v1alpha under another package name, so the bytes are the same.
 V1: Final = "grpc.reflection.v1.ServerReflection"
 
 
@@ -54,9 +54,6 @@ def add_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> Non
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(V1, {"ServerReflectionInfo": handler}),))
 
 
-# One frontend process: wires its parts, serves gRPC, and drains when told to stop.
-
-
 _log = logging.getLogger(__name__)
 
 _MOST_PENDING: Final = 100_000
@@ -65,13 +62,13 @@ _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_send_message_length", 32 << 20),
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.max_concurrent_streams", 1024),
-    # Of calls that wait to be taken from gRPC's own queue, which else cancels some from 1,000 on, without a word. Who
-    # is turned away is the scheduler's to say, and by which limit.
+    # Calls that may wait in gRPC's own queue. By default gRPC cancels some from 1,000 on, without a word; here the
+    # scheduler decides which requests are rejected, and by which limit.
     ("grpc.server.max_pending_requests", _MOST_PENDING),
     ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
-    # Of a connection that says nothing, or encrypts nothing.
+    # A connection that sends nothing, or does not finish its TLS handshake, is closed after this time.
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # None but the identity: what a small message unpacks to has no bound.
+    # No compression but the identity: the size to which a small message unpacks has no bound.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     # Two frontends on one port would share it silently.
     ("grpc.so_reuseport", 0),
@@ -79,29 +76,31 @@ _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Also where another ping holds that one up, and where requests wait: else two go out while nothing is sent, and
-    # then one a minute.
+    # Pings also go out beside another ping, and while requests wait; by default two go out while no data is sent,
+    # and then one a minute.
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # Clients may ping through long silences, as queued requests have them.
+    # Clients may ping while nothing is sent for long, as happens while a request is queued.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
 ]
-# Refused unread where there is no room.
+# Methods whose calls are refused unread where there is no room.
 _GENERATING: Final = frozenset({f"/{SERVICE_NAME}/Generate", "/vllm.grpc.engine.VllmEngine/Generate"})
-# Connections to where health alone is served.
+# Connections to the address where health alone is served.
 _PROBES: Final = 64
-# What connections get to say good-bye once no stream is left.
+# Seconds that connections get to close once no stream is left.
 _STOP_GRACE_S = 1.0
 
 
 class FrontendServer:
-    """Parts of a running frontend. `port` is the one bound, for `listen` may leave the choice to the system."""
+    """Holds the parts of a running frontend. `port` is the bound gRPC port; the system chooses it if `listen` has 0."""
 
     def __init__(self, config: FrontendConfig, tokenizer: ModelTokenizer | None = None) -> None:
-        """Reads the model directory, its tokenizer too where none is given. Raises `ModelDirectoryError`;
-        `PinnedPrefixesError`, `ApiKeysError` and `TlsError` for unusable files of these; `EndpointError` if the address
-        cannot be had."""
+        """Reads the model directory, and its tokenizer where `tokenizer` is None.
+
+        Raises `ModelDirectoryError`; `PinnedPrefixesError`, `ApiKeysError` and `TlsError` for files of these that
+        cannot be used; `EndpointError` if an address cannot be bound.
+        """
         self._config = config
         access, credentials = build_access(config), server_credentials(config)
         defaults = read_model_defaults(config.model_directory, config.generation_config)
@@ -180,7 +179,7 @@ class FrontendServer:
             self._text.close()
 
     async def _keep_room(self) -> None:
-        # On a unix socket there is nobody to keep others out.
+        # On a unix socket no client can keep others out.
         if not self._config.listen.startswith("unix:"):
             await keep_room(self.port, self._busy, self._max_connections, self._http_connections)
 
@@ -201,7 +200,7 @@ class FrontendServer:
         await self._health.set(SERVICE_NAME, status)
 
     async def _drain(self) -> None:
-        """Refuses new requests, and waits for the running streams as long as it may."""
+        """Refuses new requests, and waits for running streams, `drain_timeout_s` seconds at most."""
         _log.info("draining %d running requests", self.generation.num_running)
         self.generation.draining = True
         await self._set_ready(False)
@@ -223,7 +222,7 @@ def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredent
 
 
 async def _end(*tasks: "asyncio.Task[Any]") -> None:
-    """Cancels what still runs; raises the first failure among the tasks."""
+    """Cancels the `tasks` that still run, and raises the first failure among all of them."""
     for task in tasks:
         task.cancel()
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):

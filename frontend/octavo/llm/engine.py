@@ -1,4 +1,7 @@
-"""What an `LLM` is told, as what the commands are told: their environment variables and flags."""
+"""Runs Octavo's processes as a part of this one, and turns options into their environment variables and flags.
+
+The processes start with an `Engine`, are reached by a unix socket, and end with the engine.
+"""
 
 import contextlib
 import os
@@ -19,16 +22,19 @@ from typing import Any, Final, Literal
 from octavo.cli.supervision import PARENT_VARIABLE
 from octavo.client import Client, OctavoError, RetryPolicy
 
-# vLLM's further names.
+# Names of vLLM that Octavo does not have.
 _DTYPES: Final = {"half": "float16", "float": "float32"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """None leaves a choice to the process that it is about; `octavo worker --help` and `octavo scheduler --help` say
-    more. Names are vLLM's where they mean the same; those that can have only one value are there for scripts that give
-    it. `swap_space` is in GiB, `kv_cache_memory` in bytes or as text such as "2GiB". `seed` is what the seeds of
-    requests without one are drawn from; None: they differ from run to run."""
+    """Holds the options of an engine. None leaves a choice to the process that the option is for.
+
+    `octavo worker --help` and `octavo scheduler --help` say more. Names are vLLM's where they mean the same; an option
+    that can have only one value is there for scripts that give it. `swap_space` is in GiB, `kv_cache_memory` in bytes
+    or text such as "2GiB", `ready_timeout` in seconds. The seeds of requests without one are drawn from `seed`; with
+    None they differ from run to run.
+    """
 
     model: str
     num_workers: int = 1
@@ -65,17 +71,17 @@ class EngineOptions:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, but it can only be {only!r}: {why}")
 
     def arguments(self) -> list[str]:
-        """Of `octavo serve`."""
+        """Returns the arguments of `octavo serve`."""
         return ["--workers", str(self.num_workers), "--ready-timeout", str(self.ready_timeout)]
 
     def environment(self) -> dict[str, str]:
-        """Of all processes."""
+        """Returns the environment variables of all processes."""
         given = {name: value for name in _VARIABLES if (value := getattr(self, name)) is not None}
         return {_VARIABLES[name]: _WORDS.get(name, str)(value) for name, value in given.items()}
 
 
 def read_options(model: str, options: Mapping[str, Any]) -> EngineOptions:
-    """Raises `TypeError` for an option that there is not, and `ValueError` for a value that cannot be had."""
+    """Makes the options. Raises `TypeError` for an unknown option, and `ValueError` for a value that cannot be had."""
     known = {field.name for field in fields(EngineOptions)} - {"model"}
     if unknown := sorted(options.keys() - known):
         raise TypeError(f"LLM has no option {unknown[0]!r}; it has: {', '.join(sorted(known))}")
@@ -119,23 +125,20 @@ _WORDS: Final[dict[str, Callable[[Any], str]]] = {
 }
 
 
-# Octavo's processes, as a part of this one: started with it, reached by a unix socket, ended with it.
-
-
-_TOLD_LINES: Final = 30
+_SHOWN_LINES: Final = 30
 _PROBE_INTERVAL_S: Final = 0.05
 _PATIENCE_S: Final = 15.0
-# Settings of a server that is somebody else's: where it listens, who may call it, what it writes.
+# Settings for another server, not for this engine: where it listens, who may call it, which files it writes.
 _NOT_OURS: Final = ("_LISTEN", "_ENDPOINT", "_ADDRESS", "_API_KEYS", "_TLS_CERTIFICATE", "_TLS_KEY", "_TLS_CLIENT_CA")
 _NOT_OURS_EITHER: Final = ("OCTAVO_RUNTIME_DIR", "OCTAVO_EVENT_LOG", "OCTAVO_SERVED_MODEL_NAME", "OCTAVO_API_KEY")
 
 
 class EngineError(RuntimeError):
-    """The processes cannot be started, or have ended; with the last that they said."""
+    """The processes cannot be started, or have ended. The message holds their last lines."""
 
 
 class Engine:
-    """`octavo serve` in a directory of its own."""
+    """Runs `octavo serve` with a runtime directory of its own. Raises `EngineError` if it cannot be started."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         try:
@@ -144,11 +147,11 @@ class Engine:
             what = f"no directory can be made for the engine's sockets: {error}; name another place in TMPDIR"
             raise EngineError(what) from error
         self.address = f"unix:{directory}/frontend.sock"
-        self._lines: deque[str] = deque(maxlen=_TOLD_LINES)
+        self._lines: deque[str] = deque(maxlen=_SHOWN_LINES)
         flags = ("--listen", self.address, "--http-listen", "", "--drain-timeout", "0", *arguments)
         command = [sys.executable, "-m", "octavo.cli.main", "serve", *flags]
         spawned: Future[subprocess.Popen[str]] = Future()
-        # The processes are ended by the system with the thread that started them, so that has to live as long.
+        # The system ends the processes with the thread that started them, so the thread has to live as long.
         thread = threading.Thread(
             target=_run, args=(command, _environment(environment, directory), self._lines, spawned), daemon=True
         )
@@ -162,7 +165,10 @@ class Engine:
         self._finalizer = weakref.finalize(self, _end, self._process, directory, os.getpid())
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Until prompts are answered. Raises `EngineError` if they never will be."""
+        """Waits until prompts are answered.
+
+        Raises `EngineError` if the processes end, or after `timeout_s` seconds.
+        """
         until = time.monotonic() + timeout_s
         with Client(self.address, timeout=5.0, retries=RetryPolicy(max_retries=0)) as client:
             while not self._answers(client):
@@ -205,7 +211,7 @@ def _run(
     lines: deque[str],
     spawned: "Future[subprocess.Popen[str]]",
 ) -> None:
-    """Starts the supervisor, and reads what it says to the end."""
+    """Starts the supervisor, and reads its output to the end."""
     try:
         process = subprocess.Popen(
             command,
@@ -229,7 +235,7 @@ def _run(
 
 def _end(process: "subprocess.Popen[str]", directory: str, owner: int) -> None:
     if os.getpid() != owner:
-        # A fork of the process that they belong to.
+        # This process is a fork of the one that the engine belongs to.
         return
     process.terminate()
     try:

@@ -1,4 +1,4 @@
-"""Prompts in the forms that vLLM takes them."""
+"""Answers batches of prompts offline: reads prompts in the forms that vLLM takes, and runs many at once."""
 
 import importlib.util
 import random
@@ -25,21 +25,21 @@ _KEYS: Final = ("prompt", "prompt_token_ids")
 
 
 def read_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[Prompt]:
-    """One or several. Raises `ValueError` for what is no prompt."""
+    """Returns one prompt or several as a list. Raises `ValueError` for a value that is no prompt."""
     if _is_one(prompts):
         return [_read(prompts)]
     return [_read(prompt) for prompt in prompts]
 
 
 def read_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    """One or several."""
+    """Returns one conversation or several as a list."""
     if not messages or isinstance(messages[0], Mapping):
         return [messages]  # type: ignore[list-item]
     return list(messages)  # type: ignore[arg-type]
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    """Functions as OpenAI's API has them. Raises `ValueError` for a tool that is none."""
+    """Reads functions in the form of OpenAI's API. Raises `ValueError` for a tool that is no function."""
     functions = [tool.get("function") for tool in tools]
     if not all(isinstance(function, Mapping) and "name" in function for function in functions):
         raise ValueError("every tool must be a mapping like {'type': 'function', 'function': {'name': ...}}")
@@ -47,7 +47,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
 
 
 def text_of(prompt: Prompt) -> str | None:
-    """What was written, where it was text."""
+    """Returns a prompt that is text; None for any other."""
     return prompt if isinstance(prompt, str) else None
 
 
@@ -68,21 +68,21 @@ def _read(prompt: Any) -> Prompt:
     raise ValueError(f"a prompt is a text, token ids, or a mapping with one of both, and not {type(prompt).__name__}")
 
 
-# Many calls at once, answered in order, with a progress bar where tqdm is installed.
-
-
 T = TypeVar("T")
 R = TypeVar("R")
 
-# What is beyond waits here instead of in the engine, whose queue is for what it is about to begin.
+# Calls beyond this wait here instead of in the engine, whose queue is for requests that it is about to begin.
 MAX_AT_ONCE: Final = 256
 
 
 def run_all(
     call: Callable[[T], R], items: Sequence[T], *, shows_progress: bool, give_up: Callable[[], object]
 ) -> list[R]:
-    """What `call` gives for every item, in their order. The first error (Ctrl-C too) ends all and is raised; `give_up`
-    is called then, and must end the calls that run."""
+    """Runs `call` for all items at once, and returns its results in the order of the items.
+
+    The first error (Ctrl-C too) ends all calls and is raised; `give_up` is called then, and must end the calls that
+    run. The progress bar needs tqdm.
+    """
     if not items:
         return []
     with ThreadPoolExecutor(min(len(items), MAX_AT_ONCE)) as pool, _progress(len(items), shows_progress) as advance:
@@ -106,7 +106,7 @@ def run_all(
 
 @contextmanager
 def _progress(total: int, shows: bool) -> Iterator[Callable[[], object]]:
-    """What is to be called when one is done."""
+    """Shows a progress bar, if tqdm is installed; yields the function to call when an item is done."""
     if not shows or importlib.util.find_spec("tqdm") is None:
         yield lambda: None
         return
@@ -122,12 +122,9 @@ def _progress(total: int, shows: bool) -> Iterator[Callable[[], object]]:
         yield advance
 
 
-# The offline API: batches of prompts in, answers out.
-
-
 @dataclass(frozen=True)
 class _Task:
-    """A prompt on its way."""
+    """Holds a prompt with its parameters and its request's id."""
 
     prompt: Prompt
     params: ClientParams
@@ -135,11 +132,11 @@ class _Task:
 
 
 class LLM:
-    """A model and the processes that compute it, for this process alone: they end with `close`, with the object, with
-    the `with` block, and with the process, however it ends. Any number of threads may use it at once.
+    """Runs a model in processes that belong to this process alone. Any number of threads may use an object at once.
 
-    `options` are the fields of `EngineOptions`. Raises `TypeError` for another, `ValueError` for a value that cannot be
-    had, and `EngineError` if the processes do not start.
+    The processes end with `close`, with the object, with the `with` block, and with this process, however it ends.
+    `options` are the fields of `EngineOptions`. Raises `TypeError` for an unknown option, `ValueError` for a value that
+    cannot be had, and `EngineError` if the processes do not start.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -151,7 +148,7 @@ class LLM:
         except BaseException:
             self._engine.close()
             raise
-        # Nothing is lost on the way to a process of our own, so nothing need be kept for it.
+        # Nothing is lost on the way to a process of this machine, so the server need keep no stream.
         self._client = Client(self._engine.address, detach_grace=0)
 
     def __enter__(self) -> Self:
@@ -173,10 +170,10 @@ class LLM:
         sampling_params: ClientParams | Sequence[ClientParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """The answers to all prompts, in their order; parameters are for all, or one for each.
+        """Returns the answers to all prompts, in their order; parameters are for all, or one for each.
 
-        Raises `OctavoError` for the first that cannot be answered, `ValueError` for what is no prompt, and
-        `EngineError` if the processes have ended.
+        Raises `OctavoError` for the first prompt that cannot be answered, `ValueError` for a value that is no prompt,
+        and `EngineError` if the processes have ended.
         """
         return self._run(self._answer, self._tasks(read_prompts(prompts), sampling_params), use_tqdm)
 
@@ -191,7 +188,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> list[RequestOutput]:
-        """What the assistant says next in one conversation, or in each of several. Raises what `generate` does."""
+        """Returns the assistant's next message in one conversation, or in several. Raises as `generate` does."""
         chats = [
             Chat(conversation, read_tools(tools), chat_template_kwargs, add_generation_prompt, continue_final_message)
             for conversation in read_conversations(messages)
@@ -201,7 +198,7 @@ class LLM:
     def beam_search(
         self, prompts: PromptLike | Sequence[PromptLike], params: BeamSearchParams, use_tqdm: bool = True
     ) -> list[BeamSearchOutput]:
-        """The likeliest sequences after each prompt. Raises what `generate` does."""
+        """Returns the sequences with the highest scores after each prompt. Raises as `generate` does."""
         return self._run(self._search, self._tasks(read_prompts(prompts), params.sampling()), use_tqdm)
 
     def _tasks(self, prompts: Sequence[Prompt], params: ClientParams | Sequence[ClientParams] | None) -> list[_Task]:
@@ -249,5 +246,5 @@ class LLM:
         )
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
-        """Made apart from the answer, which does not tell them."""
+        """Returns the ids of a prompt, by a call of their own, for the answer does not hold them."""
         return self._client.tokenize(prompt) if isinstance(prompt, str | Chat) else list(prompt)

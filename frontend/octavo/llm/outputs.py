@@ -1,4 +1,4 @@
-"""Answers in the form that vLLM gives them."""
+"""Declares answers in the form that vLLM gives them, and makes them from the client's results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ TokenDict = dict[int, "Logprob"]
 
 @dataclass(frozen=True)
 class Logprob:
-    """Of one token at one place; `rank` 1 is the likeliest."""
+    """Holds the logprob of one token at one position. The token with the highest has `rank` 1."""
 
     logprob: float
     rank: int | None
@@ -19,8 +19,10 @@ class Logprob:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One answer. `logprobs`, where asked for, has for every token those of itself and of the likeliest, by id.
-    `stop_reason` is the stop string or stop token that ended it."""
+    """Holds one answer. `logprobs`, where asked for, has one dict per token: its own logprob and the top ones, by id.
+
+    `stop_reason` is the stop string or stop token that ended the answer.
+    """
 
     index: int
     text: str
@@ -33,8 +35,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt and its answers. `prompt` is None where it was token ids. The first token of `prompt_logprobs` has
-    none."""
+    """Holds a prompt and its answers. `prompt` is None for a prompt that was token ids.
+
+    The first entry of `prompt_logprobs` is None, for the first token has no logprob.
+    """
 
     request_id: str
     prompt: str | None
@@ -58,13 +62,13 @@ class BeamSearchSequence:
 
 @dataclass(frozen=True)
 class BeamSearchOutput:
-    """The results, best first."""
+    """Holds the results of a search, best first."""
 
     sequences: list[BeamSearchSequence] = field(default_factory=list)
 
 
 def request_output(result: Result, prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
-    """The answers to a prompt."""
+    """Makes vLLM's form of a result."""
     prompt_logprobs = result.prompt_logprobs
     return RequestOutput(
         request_id=result.request_id,

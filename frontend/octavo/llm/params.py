@@ -1,4 +1,4 @@
-"""How prompts are to be answered, in vLLM's words and with its defaults where they are not the model's."""
+"""Declares sampling parameters under vLLM's names, with vLLM's defaults where they are not the model's."""
 
 import random
 from collections.abc import Sequence
@@ -10,15 +10,17 @@ from octavo.client import SamplingParams as ClientParams
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(ClientParams):
-    """Those of `octavo.client`, but for `max_tokens`: 16 unless told otherwise; None is what there is room for."""
+    """Has the fields of `octavo.client.SamplingParams`, but 16 as default of `max_tokens`; None is all the room."""
 
     max_tokens: int | None = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
-    """The answer is the `beam_width` likeliest sequences, best first. A sequence scores its cumulative logprob divided
-    by its length to the power of `length_penalty`."""
+    """Asks for the `beam_width` sequences with the highest scores, best first.
+
+    A sequence's score is its cumulative logprob divided by its length to the power of `length_penalty`.
+    """
 
     beam_width: int
     max_tokens: int
@@ -26,7 +28,7 @@ class BeamSearchParams:
     length_penalty: float = 1.0
 
     def sampling(self) -> ClientParams:
-        """The same in words of `octavo.client`."""
+        """Returns the same search as parameters of `octavo.client`."""
         return ClientParams(
             n=self.beam_width,
             beam_search=BeamSearch(self.beam_width, self.length_penalty),
@@ -36,6 +38,8 @@ class BeamSearchParams:
 
 
 def seeded(params: Sequence[ClientParams], source: random.Random) -> list[ClientParams]:
-    """The same, with seeds from `source` where there are none: in order, so that a script draws the same every time it
-    is run."""
+    """Returns `params` with seeds from `source` where they have none.
+
+    Seeds are drawn in order, so that a script draws the same ones every time it is run.
+    """
     return [own if own.seed is not None else replace(own, seed=source.getrandbits(64)) for own in params]

@@ -71,7 +71,7 @@ class TestOfACell:
     def test_what_is_told_holds_what_others_sent(self, work: CellWork) -> None:
         mine = journal_of("a")
         work.add(mine)
-        work.told(100, [mine])
+        work.reported(100, [mine])
         assert work.tokens == 100
         work.add(journal_of("b"))
         assert work.tokens == 115
@@ -82,11 +82,11 @@ class TestOfACell:
         mine = journal_of()
         work.add(mine)
         advance(mine, 4)
-        work.told(6, [mine])
+        work.reported(6, [mine])
         assert work.tokens == 6
 
     def test_a_scheduler_that_has_not_yet_counted_what_is_under_way(self, work: CellWork) -> None:
         mine = journal_of()
         work.add(mine)
-        work.told(0, [mine])
+        work.reported(0, [mine])
         assert work.tokens == 15

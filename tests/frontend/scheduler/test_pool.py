@@ -78,7 +78,7 @@ async def serving(two: tuple[FakeScheduler, FakeScheduler]) -> AsyncIterator[Ser
 async def frontend(serving: Serving, config: FrontendConfig, eventually: Any) -> AsyncIterator[FrontendServer]:
     async with running_frontend(config) as (server, _):
         await eventually(lambda: server.scheduler.status and server.scheduler.status.replicas == 2)
-        await eventually(lambda: server.scheduler.prefixes.told)
+        await eventually(lambda: server.scheduler.prefixes.reported)
         yield server
 
 

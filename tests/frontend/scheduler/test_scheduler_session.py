@@ -396,10 +396,10 @@ def test_a_prefix_that_is_refused_is_not_known(pinning: SchedulerSession, caplog
 
 def test_the_schedulers_word_on_a_prefix_counts(pinning: SchedulerSession) -> None:
     welcome(pinning, EPOCH)
-    assert not pinning.prefixes.told
+    assert not pinning.prefixes.reported
     pinning.receive(PrefixesChanged(EPOCH, [Prefix("own", [9])]), 0.0)
     assert pinning.prefixes.known == {"own": [9]}
-    assert pinning.prefixes.told
+    assert pinning.prefixes.reported
 
 
 def test_more_prefixes_than_a_message_holds() -> None:

@@ -72,7 +72,7 @@ class Request:
 
 
 def replayed(stream: Stream, after: int) -> list[Emitted]:
-    return [emitted for batch in stream.told_after(after) for emitted in batch]
+    return [emitted for batch in stream.sent_after(after) for emitted in batch]
 
 
 def ids_of(text: str) -> list[int]:

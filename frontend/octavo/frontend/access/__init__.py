@@ -1,1 +1,1 @@
-"""Who may call, and how much: API keys, admission, connections, TLS."""
+"""Decides who may call, and how much: API keys, admission, connections, TLS."""

@@ -1,4 +1,7 @@
-"""Who calls: the operator's file of API keys, and what a caller with a key may ask for."""
+"""Reads the operator's file of tenants and API keys, identifies callers, and derives the cache salts of tenants.
+
+No error message shows anything of the file but the tenants' names.
+"""
 
 import hashlib
 import hmac
@@ -16,25 +19,28 @@ from octavo.frontend.errors import Reason, Unauthenticated, bad_parameter
 from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest
 from octavo.frontend.request.validation import MAX_LABEL_LENGTH
 
-# Shorter ones can be guessed.
+# Shorter keys can be guessed.
 MIN_KEY_LENGTH: Final = 16
 _HASHED: Final = "sha256:"
 _EXAMPLE: Final = '{"tenants": {"name": {"keys": ["sk-..."]}}}'
 
 
 class ApiKeysError(ValueError):
-    """The file of API keys cannot be used, with what to do about it. Shows no key."""
+    """The file of API keys cannot be used. The message says what to do, and shows no key."""
 
 
 class Bounds(NamedTuple):
-    """What one tenant, or all of them, may hold at once; 0: no bound."""
+    """Bounds what one tenant, or all tenants together, may hold at once; 0 is no bound."""
 
     max_requests: int = 0
     max_work_tokens: int = 0
 
 
 class _Tenant(msgspec.Struct, forbid_unknown_fields=True):
-    """`keys` are keys as they are, or as sha256:<hex>. Bounds that are left out are those of the command line."""
+    """Describes one tenant in the file. Each of `keys` is a key, or its hash as sha256:<hex>.
+
+    Bounds that are left out are those of the command line.
+    """
 
     keys: list[str]
     trusted: bool = False
@@ -49,14 +55,20 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class ApiKeys:
-    """`callers` by the SHA-256 of their keys; `salt_secret` is what the tenants' cache salts are derived from."""
+    """Holds callers beside the SHA-256 of their keys, and the bounds of tenants by name.
+
+    The tenants' cache salts are derived from `salt_secret`.
+    """
 
     callers: tuple[tuple[bytes, Caller], ...]
     bounds: Mapping[str, Bounds]
     salt_secret: bytes
 
     def find(self, key: str) -> Caller | None:
-        """Whose key it is. Takes as long for every key, so that the time tells nothing about those in the file."""
+        """Returns the caller with this key, or None.
+
+        Every key takes the same time, so that the time tells nothing about the keys in the file.
+        """
         digest = _digest(key)
         found = None
         for known, caller in self.callers:
@@ -66,7 +78,7 @@ class ApiKeys:
 
 
 def read_api_keys(path: Path, default: Bounds) -> ApiKeys:
-    """The keys in `path`; `default` bounds hold for tenants that have none of their own. Raises `ApiKeysError`."""
+    """Reads the keys in `path`. The bounds in `default` hold for tenants without their own. Raises `ApiKeysError`."""
     content = _parse(path)
     callers: dict[bytes, Caller] = {}
     for name, tenant in content.tenants.items():
@@ -97,7 +109,7 @@ def _parse(path: Path) -> _File:
 
 
 class _RepeatedName(Exception):
-    """Of two equal names the first would be lost silently."""
+    """A JSON object holds two equal names, of which the first would be lost silently."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -108,7 +120,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _without_names(message: str) -> str:
-    """A key may stand where a name should, and unknown names are quoted in the message."""
+    """Cuts unknown names out of msgspec's message, for a key may stand where a name should."""
     return re.sub(r"(unknown field) `.*?`( - at `[^`]*`)?$", r"\1\2", message, flags=re.DOTALL)
 
 
@@ -145,35 +157,32 @@ def _bounds(tenant: _Tenant, default: Bounds) -> Bounds:
 
 
 def _salt_secret(given: str, digests: Mapping[bytes, Caller]) -> bytes:
-    """The same in every frontend that reads the same file."""
+    """Returns the secret, the same in every frontend that reads the same file."""
     return given.encode() if given else hashlib.sha256(b"cache salt" + b"".join(sorted(digests))).digest()
 
 
-# Who may call: API keys, the tenants they stand for, and what is a tenant's own.
-
-
-# In which a trusted caller names the tenant it speaks for.
+# Headers in which a trusted caller names the tenant that it speaks for.
 _TENANT_HEADERS: Final = ("x-tenant-id", "x-gateway-inference-fairness-id")
 
 
 class Access:
-    """Asks for nothing, unless it has keys."""
+    """Identifies callers. Without `keys`, every caller is `ANYBODY`."""
 
     def __init__(self, keys: ApiKeys | None = None) -> None:
         self._keys = keys
 
     @property
     def asks_for_keys(self) -> bool:
-        """Whether a call needs credentials."""
+        """Tells whether a call needs credentials."""
         return self._keys is not None
 
     @property
     def bounds(self) -> Mapping[str, Bounds]:
-        """What tenants may hold at once, of those that have bounds of their own."""
+        """Returns the bounds of tenants that have their own, by name."""
         return self._keys.bounds if self._keys else {}
 
     def identify(self, authorization: str | None) -> Caller:
-        """The caller whose `authorization` header or metadata this is. Raises `Unauthenticated`."""
+        """Returns the caller with this `authorization` header or metadata. Raises `Unauthenticated`."""
         if self._keys is None:
             return ANYBODY
         scheme, _, key = (authorization or "").partition(" ")
@@ -184,11 +193,17 @@ class Access:
         return caller
 
     def tenant(self, request: GenerationRequest, caller: Caller) -> str:
-        """Whose request it is. Raises `InvalidRequest` if the caller must not speak for the tenant that it names."""
+        """Returns the tenant of `request`.
+
+        Raises `InvalidRequest` if the caller must not speak for the tenant that the request names.
+        """
         return tenant_of(request.tenant, caller)
 
     def salt(self, request: GenerationRequest, caller: Caller) -> str:
-        """What separates its cached prefixes from those of others: of other tenants, even if it names no salt."""
+        """Returns the salt that keeps the cached prefixes of `request` apart from those of other salts.
+
+        The prefixes of two tenants are always apart, even if neither names a salt, unless the caller is trusted.
+        """
         if self._keys is None or caller.trusted:
             return request.salt
         # Neither text can hold the byte between them.
@@ -197,14 +212,14 @@ class Access:
 
 
 def build_access(config: FrontendConfig) -> Access:
-    """Reads the file of API keys, where there is one. Raises `ApiKeysError`."""
+    """Makes the access of a frontend, from its file of API keys if there is one. Raises `ApiKeysError`."""
     if config.api_keys is None:
         return Access()
     return Access(read_api_keys(config.api_keys, Bounds(config.tenant_max_requests, config.tenant_max_work_tokens)))
 
 
 def authorization_of(headers: Mapping[str, str]) -> str | None:
-    """The credentials among a call's headers or metadata, whose names are in lower case."""
+    """Returns the credentials in a call's headers or metadata, whose names are in lower case, or None."""
     if (authorization := headers.get("authorization")) is not None:
         return authorization
     key = headers.get("x-api-key")
@@ -212,13 +227,19 @@ def authorization_of(headers: Mapping[str, str]) -> str | None:
 
 
 def tenant_from_headers(headers: Mapping[str, str], caller: Caller) -> str:
-    """The tenant that a caller speaks for by its headers or metadata, whose names are in lower case: its own where they
-    say nothing. Raises `InvalidRequest` if it must not speak for the one that it names."""
+    """Returns the tenant that a caller speaks for by its headers or metadata, whose names are in lower case.
+
+    A caller that names no tenant speaks for its own. Raises `InvalidRequest` for a tenant that the caller must not
+    speak for.
+    """
     return tenant_of(next((headers[name] for name in _TENANT_HEADERS if headers.get(name)), ""), caller)
 
 
 def tenant_of(named: str, caller: Caller) -> str:
-    """The tenant of a caller that names one, or none. Raises `InvalidRequest` if it must not speak for that one."""
+    """Returns the tenant `named`, or the caller's own if `named` is empty.
+
+    Raises `InvalidRequest` if the caller must not speak for that tenant.
+    """
     if named in ("", caller.tenant):
         return caller.tenant
     if not caller.trusted:

@@ -1,4 +1,4 @@
-"""Bounds on requests and on tokens of work, kept before anything is spent on a request; and how fast work gets done."""
+"""Bounds requests and their tokens of work, before anything is spent on a request, and measures the rate of work."""
 
 import math
 import random
@@ -13,26 +13,28 @@ from octavo.frontend.errors import Overloaded, Reason
 from octavo.frontend.request.chat import Chat
 from octavo.frontend.request.request import GenerationRequest, Prompt
 
-# What is believed before anything was seen.
+# Tokens per second, until some were counted.
 _FIRST_GUESS: Final = 1000.0
 _SMOOTHED_OVER_S: Final = 5.0
 
 
 class ServiceRate:
-    """Tokens of work per second of the time that there was work, the last seconds counting most. Times are in seconds,
-    of any clock that does not run back."""
+    """Measures tokens of work per second of the time that there was work; the last seconds count most.
+
+    The mean decays exponentially. Times are seconds of any clock that does not run back.
+    """
 
     def __init__(self, now: float) -> None:
         self._rate = _FIRST_GUESS
         self._at = now
 
     def done(self, tokens: int, now: float, *, busy: bool) -> None:
-        """So many tokens are done; `busy` is whether there was work since the last call."""
+        """Counts `tokens` that were computed; `busy` is whether there was work since the last call."""
         self._pass_time(now, busy)
         self._rate += tokens / _SMOOTHED_OVER_S
 
     def at(self, now: float, *, busy: bool) -> float:
-        """The rate now; `busy` as in `done`."""
+        """Returns the rate now, in tokens per second; `busy` is as in `done`."""
         self._pass_time(now, busy)
         return self._rate
 
@@ -42,18 +44,15 @@ class ServiceRate:
         self._at = now
 
 
-# Bounds on requests and on tokens of work, kept at the door before anything is spent on a request.
-
-
-# Of a text in most languages and vocabularies; the border of a chat's message costs some tokens too.
+# Bytes of a token of text in most languages and vocabularies, and of the tokens around a chat's message.
 _BYTES_PER_TOKEN: Final = 3
 _BYTES_PER_MESSAGE: Final = 12
-# Of an answer that may take the whole context; most end long before.
+# Tokens of an answer that may take the whole context; most answers end long before.
 _GUESSED_ANSWER: Final = 1024
-# Of logprobs as they are kept: for a token, and for each of the likeliest ones named with it.
+# Bytes of logprobs as they are kept: for a token, and for each of the top tokens beside it.
 _BYTES_PER_LOGPROB: Final = 20
 _BYTES_PER_CANDIDATE: Final = 12
-# Of all answers together, which clients may take their time to read.
+# The most bytes of logprobs in all answers together, which clients may take their time to read.
 _MAX_LOGPROB_BYTES: Final = 1 << 30
 _SHORTEST_RETRY_S: Final = 0.1
 _LONGEST_RETRY_S: Final = 60.0
@@ -61,8 +60,10 @@ _LONGEST_RETRY_S: Final = 60.0
 
 @dataclass
 class Held:
-    """What is admitted and not released: requests, the tokens that they are still about to take, and the bytes that the
-    logprobs of their answers may."""
+    """Counts what is admitted and not released.
+
+    `work_tokens` are tokens still to be computed; `logprob_bytes` is what the logprobs of the answers may take.
+    """
 
     requests: int = 0
     work_tokens: int = 0
@@ -70,7 +71,7 @@ class Held:
 
 
 class Ticket:
-    """One request's share of what is admitted. Must be released, whatever becomes of the request."""
+    """Holds one request's share of what is admitted. A ticket must be released, whatever becomes of the request."""
 
     def __init__(self, admission: "Admission", tenant: str, tokens: int, logprob_bytes: int = 0) -> None:
         self._admission = admission
@@ -82,21 +83,21 @@ class Ticket:
 
     @property
     def work_tokens(self) -> int:
-        """What it is still about to take."""
+        """Returns the tokens of the request that are still to be computed."""
         return max(0, self._total - self._done)
 
     def correct(self, tokens: int) -> None:
-        """Its work is so many tokens, now that its prompt is tokenized and its limits are resolved."""
+        """Sets the request's work to `tokens`, once its prompt is tokenized and its limits are resolved."""
         if self._open:
             self._change(more=tokens - self._total)
 
     def progress(self, tokens: int) -> None:
-        """So many tokens of its work are done."""
+        """Counts `tokens` of the request's work as computed."""
         if self._open:
             self._change(done=tokens)
 
     def release(self) -> None:
-        """It has ended. Idempotent."""
+        """Gives the share back. Idempotent."""
         if self._open:
             self._change(more=-self._total)
             self._open = False
@@ -110,7 +111,10 @@ class Ticket:
 
 
 class Admission:
-    """The books of one frontend. Belongs to one event loop. `bounds` are those of tenants with some of their own."""
+    """Admits the requests of one frontend, and counts those that it holds. Belongs to one event loop.
+
+    `bounds` are those of tenants that have their own, by name.
+    """
 
     def __init__(
         self,
@@ -131,28 +135,28 @@ class Admission:
 
     @property
     def requests(self) -> int:
-        """How many are held."""
+        """Returns how many requests are held."""
         return self._held.requests
 
     @property
     def work_tokens(self) -> int:
-        """What they are still about to take."""
+        """Returns the tokens of all held requests that are still to be computed."""
         return self._held.work_tokens
 
     @property
     def tenants(self) -> Mapping[str, Held]:
-        """The same of each tenant that has any."""
+        """Returns what each tenant with any request holds, by its name."""
         return self._tenants
 
     @property
     def service_rate(self) -> float:
-        """Tokens of work done per second."""
+        """Returns the tokens of work that are computed per second."""
         return self._rate.at(self._clock(), busy=self.requests > 0)
 
     def admit(self, request: GenerationRequest, tenant: str) -> Ticket:
-        """Takes the request in, by an estimate of its work from its form alone.
+        """Admits `request`, by an estimate of its work from its form alone.
 
-        Raises `Overloaded`, with the time after which there should be room.
+        Raises `Overloaded`, with the seconds after which there should be room.
         """
         tokens, logprob_bytes = estimated_work(request), estimated_logprob_bytes(request)
         self._check_all(tokens, logprob_bytes)
@@ -165,15 +169,14 @@ class Admission:
         return Ticket(self, tenant, tokens, logprob_bytes)
 
     def book(self, tenant: str, tokens: int, done: int = 0) -> None:
-        """What a ticket is about to take has grown by so many tokens, and so many are done. For tickets alone, as is
-        `close`."""
-        # While it is known whether anything was held until now.
+        """Adds `tokens` (may be negative) to a ticket's work, and counts `done` as computed. For tickets alone."""
+        # Before the counts change, for the rate depends on whether anything was held until now.
         self._rate.done(done, self._clock(), busy=self.requests > 0)
         self._held.work_tokens += tokens
         self._tenants[tenant].work_tokens += tokens
 
     def close(self, tenant: str, logprob_bytes: int = 0) -> None:
-        """A ticket that takes nothing any more is given back."""
+        """Takes back a ticket with no work left. For tickets alone."""
         self._held.requests -= 1
         self._held.logprob_bytes -= logprob_bytes
         self._tenants[tenant].requests -= 1
@@ -232,24 +235,24 @@ class Admission:
         )
 
     def _retry_after_s(self, held: Held) -> float:
-        """When what is held should be done; not the same for all, lest they all come back together."""
+        """Returns the seconds in which `held` should be computed, varied at random so that clients come back apart."""
         seconds = held.work_tokens / max(self.service_rate, 1.0) * self._rng.uniform(0.5, 1.5)
         return min(max(seconds, _SHORTEST_RETRY_S), _LONGEST_RETRY_S)
 
 
 def _too_much(held: Held, tokens: int, bound: int) -> bool:
-    # What is larger than the bound by itself would otherwise never run.
+    # A request that is larger than the bound by itself would otherwise never run.
     return held.requests > 0 and held.work_tokens + tokens > bound
 
 
 def estimated_work(request: GenerationRequest) -> int:
-    """Tokens that the prompt and all answers may take, from the request's form alone."""
+    """Estimates the tokens of the prompt and of all answers, from the request's form alone."""
     answer = _GUESSED_ANSWER if request.max_new_tokens is None else request.max_new_tokens
     return _prompt_tokens(request.prompt) + request.parallel * answer
 
 
 def estimated_logprob_bytes(request: GenerationRequest) -> int:
-    """What the logprobs of all answers may take until the client has read them, from the request's form alone."""
+    """Estimates the bytes of all answers' logprobs until the client has read them, from the request's form alone."""
     if request.top_logprobs is None:
         return 0
     answer = _GUESSED_ANSWER if request.max_new_tokens is None else request.max_new_tokens

@@ -1,4 +1,8 @@
-"""Who has how many connections, against whom they count, and how many this process may have open."""
+"""Counts the connections of each client, and bounds them by what this process may have open.
+
+Where there are too many, the idle connections of the client with most are closed, the longest idle first. So no
+client, however many connections it opens, keeps another out.
+"""
 
 import ipaddress
 import logging
@@ -6,13 +10,15 @@ import resource
 from collections.abc import Callable, Iterable
 from typing import Final
 
-# Of an IPv6 address: what one client is given, with all addresses below it.
+# Bits of an IPv6 address: one client is given a network of that prefix, with all addresses in it.
 _PREFIX = 64
 
 
 def client_of(address: object) -> str:
-    """The client behind a socket's or a call's address (host, port): one host, or one network of IPv6. Empty where
-    there is none, as on a unix socket."""
+    """Returns the client behind a socket's or a call's address (host, port): one host, or one network of IPv6.
+
+    Returns "" where there is no host, as on a unix socket.
+    """
     if not isinstance(address, tuple | list) or not address:
         return ""
     host = str(address[0]).partition("%")[0]
@@ -26,13 +32,11 @@ def client_of(address: object) -> str:
     return str(found)
 
 
-# Who has how many connections: where there are too many, those that nobody needs are closed, the longest idle first,
-# of the client that has most. So no client, however many it opens, keeps another out.
-
-
 class Place:
-    """One connection, of `client`. It is idle, while nothing is asked over it that is to be answered, from the start.
-    `close` ends it; whoever can do so better than before may put that there."""
+    """Stands for one connection of `client`. The connection is idle, from the start, while no answer is due over it.
+
+    `close` ends the connection. It may be replaced once a gentler way to end the connection is known.
+    """
 
     def __init__(self, book: "ConnectionBook", client: str, close: Callable[[], None]) -> None:
         self.client = client
@@ -40,20 +44,20 @@ class Place:
         self._book = book
 
     def set_busy(self) -> None:
-        """Something is to be answered."""
+        """Notes that an answer is due over the connection."""
         self._book.set_busy(self)
 
     def set_idle(self) -> None:
-        """All is answered, as of now."""
+        """Notes that no answer is due over the connection any more."""
         self._book.set_idle(self)
 
     def leave(self) -> None:
-        """It has ended. Idempotent."""
+        """Notes that the connection has ended. Idempotent."""
         self._book.remove(self)
 
 
 class _Client:
-    """Connections of one: those that are idle, the longest idle first."""
+    """Holds the connections of one client. `idle` is in order, the longest idle first."""
 
     def __init__(self) -> None:
         self.idle: dict[Place, None] = {}
@@ -64,8 +68,10 @@ class _Client:
 
 
 class ConnectionBook:
-    """Of one door. Belongs to one event loop. One client has half of the connections at most; what comes by a unix
-    socket is of no client."""
+    """Holds the connections of one interface, gRPC or HTTP. Belongs to one event loop.
+
+    One client has half of `max_connections` at most. A connection over a unix socket belongs to no client.
+    """
 
     def __init__(self, max_connections: int) -> None:
         self.max_connections = max_connections
@@ -77,7 +83,7 @@ class ConnectionBook:
         return self._count
 
     def enter(self, client: str, close: Callable[[], None]) -> Place | None:
-        """A connection that has come; None where there is no room for it, since all others are busy."""
+        """Enters a new connection; returns None if there is no room, since all others are busy."""
         if client and len(self._clients.get(client, ())) >= self._max_of_one:
             if not self._close_one([self._clients[client]]):
                 return None
@@ -89,7 +95,7 @@ class ConnectionBook:
         return place
 
     def set_busy(self, place: Place) -> None:
-        """See `Place`, as for the following."""
+        """Carries out `Place.set_busy`; `set_idle` and `remove` carry out `Place.set_idle` and `Place.leave`."""
         if (client := self._clients.get(place.client)) and place in client.idle:
             del client.idle[place]
             client.busy.add(place)
@@ -110,7 +116,7 @@ class ConnectionBook:
             del self._clients[place.client]
 
     def _close_one(self, clients: Iterable[_Client]) -> bool:
-        """Closes the longest idle of whoever has most; whether there was one."""
+        """Closes the longest idle connection of the client with most; returns whether there was one."""
         most = max((client for client in clients if client.idle), key=len, default=None)
         if most is None:
             return False
@@ -120,21 +126,21 @@ class ConnectionBook:
         return True
 
 
-# How many files this process may have open: every connection is one.
-
-
 _log = logging.getLogger(__name__)
 
-# What else is open: the model's files, pipes to the processes for texts, sockets to schedulers, probes.
+# Files that are open besides connections: the model's files, sockets to text processes and schedulers, probes.
 _RESERVE: Final = 512
-_DOORS: Final = 2
+# gRPC and HTTP.
+_INTERFACES: Final = 2
 
 
 def allow_open_files(connections: int) -> None:
-    """Asks for as many as so many connections of each door need, as far as the system allows: many let a process have
-    1024 unless it asks for more."""
+    """Raises the limit of open files for so many `connections` over each interface, as far as the system allows.
+
+    Many systems let a process have 1024 files unless it asks for more.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _RESERVE + _DOORS * connections
+    wanted = _RESERVE + _INTERFACES * connections
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -142,12 +148,14 @@ def allow_open_files(connections: int) -> None:
 
 
 def connections_that_fit(wanted: int) -> int:
-    """So many connections of each door, or fewer where there are not files enough: no door takes those of another, and
-    some are left for probes."""
+    """Returns `wanted` connections per interface, or fewer if this process may not open enough files.
+
+    So neither interface takes the files of the other, and some are left for probes.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
-    fitting = max(16, (soft - _RESERVE) // _DOORS)
+    fitting = max(16, (soft - _RESERVE) // _INTERFACES)
     if fitting < wanted:
         _log.warning("%d open files are too few for twice %d connections: each door takes %d", soft, wanted, fitting)
     return min(wanted, fitting)

@@ -1,4 +1,7 @@
-"""TLS for gRPC and HTTP from the same PEM files; with an authority for clients, both ask them for a certificate."""
+"""Configures TLS for gRPC and HTTP from the same PEM files.
+
+With an authority for clients, both ask clients for a certificate of that authority.
+"""
 
 import ssl
 from pathlib import Path
@@ -10,12 +13,12 @@ from octavo.frontend.config import FrontendConfig
 
 
 class TlsError(ValueError):
-    """The PEM files cannot be used, with what to do about it."""
+    """The PEM files cannot be used. The message says what to do."""
 
 
 def server_credentials(config: FrontendConfig) -> grpc.ServerCredentials | None:
-    """For gRPC; None: in the clear. Raises `TlsError`."""
-    # gRPC says nothing of what is wrong with a file.
+    """Returns the credentials for gRPC, or None to serve in the clear. Raises `TlsError`."""
+    # gRPC does not say what is wrong with a file, so the context for HTTP is made first.
     if ssl_context_of(config) is None:
         return None
     assert config.tls_certificate is not None
@@ -29,7 +32,7 @@ def server_credentials(config: FrontendConfig) -> grpc.ServerCredentials | None:
 
 
 def ssl_context_of(config: FrontendConfig) -> ssl.SSLContext | None:
-    """For HTTP; None: in the clear. Raises `TlsError`."""
+    """Returns the TLS context for HTTP, or None to serve in the clear. Raises `TlsError`."""
     certificate, key, client_ca = config.tls_certificate, config.tls_key, config.tls_client_ca
     if certificate is None and key is None:
         if client_ca is not None:

@@ -1,1 +1,1 @@
-"""The commands `octavo frontend`, `generate`, `chat` and `health`."""
+"""Implements the commands `octavo frontend`, `generate`, `chat` and `health`."""

@@ -1,4 +1,4 @@
-"""What is typed in a talk: lines with editing and a history, and the commands among them."""
+"""Implements `octavo generate`, `octavo chat` and `octavo health`: gRPC clients without a tokenizer, quick to start."""
 
 import sys
 from collections import defaultdict
@@ -39,18 +39,18 @@ Ctrl-C stops an answer, Ctrl-D ends the talk."""
 
 @dataclass
 class Conversation:
-    """What has been said, under a system prompt that may change."""
+    """Holds the messages of a talk, under a system prompt that may change."""
 
     system: str = ""
     said: list[Message] = field(default_factory=list)
 
     @property
     def messages(self) -> list[Message]:
-        """All that the model is told."""
+        """Returns all messages for the model, the system prompt first."""
         return [*([Message("system", self.system)] if self.system else []), *self.said]
 
     def command(self, line: str) -> str:
-        """Does what a line that begins with a slash says; gives what to show for it."""
+        """Runs the command in a line that begins with a slash; returns the text to show."""
         name, _, rest = line.partition(" ")
         match name:
             case "/help":
@@ -65,7 +65,7 @@ class Conversation:
 
 
 def typed_messages(conversation: Conversation) -> Iterator[str]:
-    """Messages from stdin until it ends; commands are done on the way, and what they show goes to stderr."""
+    """Yields messages from stdin until it ends. Commands run on the way, and their output goes to stderr."""
     with _edited():
         while (line := _typed_line()) is not None:
             if line.startswith("//"):
@@ -86,7 +86,7 @@ def _typed_line() -> str | None:
 
 @contextmanager
 def _edited() -> Iterator[None]:
-    """On a terminal, lines can be edited and those of earlier talks be fetched; elsewhere nothing is kept."""
+    """Lets lines be edited, and lines of earlier talks be fetched, on a terminal; nothing is kept without one."""
     if not sys.stdin.isatty():
         yield
         return
@@ -97,7 +97,7 @@ def _edited() -> Iterator[None]:
         yield
         return
     history = cache_directory() / "chat_history"
-    # None yet, or not to be read: a talk goes without.
+    # There is no history yet, or it cannot be read: the talk goes without.
     with suppress(OSError):
         readline.read_history_file(history)
     readline.set_history_length(_MAX_HISTORY)
@@ -112,24 +112,19 @@ def _edited() -> Iterator[None]:
 
 
 def _make_private(path: Path) -> None:
-    """An empty file for its owner alone, before anything is written to it."""
+    """Makes an empty file for its owner alone, before anything is written to it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)
     path.chmod(0o600)
-
-
-# `octavo generate`, `octavo chat`, `octavo health`: plain gRPC clients without a tokenizer, and how the terminal
-# shows their answers.
 
 
 _SERVICE: Final = "octavo.v1.GenerationService"
 
 
 def stream_answer(stream: Stream, server: str, *, ids: bool = False) -> str:
-    """Prints the text of the only sequence as it comes (or its token ids), then its logprobs if there are any; gives
-    the text. `server` is where it comes from.
+    """Prints the text of the only sequence as it comes (or its token ids), then its logprobs if any; returns the text.
 
-    Ctrl-C ends the answer, not the program. Raises `click.ClickException`.
+    `server` is the address that errors name. Ctrl-C ends the answer, not the program. Raises `click.ClickException`.
     """
     deltas: list[Delta] = []
     try:
@@ -139,7 +134,7 @@ def stream_answer(stream: Stream, server: str, *, ids: bool = False) -> str:
                     deltas.append(event)
                     click.echo(_content(event, ids), nl=False)
     except click.ClickException:
-        # What there is of the answer ends with its line; the error has its own.
+        # The part of the answer that came ends with a line break; the error has its own line.
         if deltas:
             click.echo()
         raise
@@ -169,7 +164,7 @@ def print_sequences(stream: Stream, server: str, *, ids: bool = False) -> None:
 
 
 def describe(error: grpc.RpcError, service: str) -> str:
-    """The error of a call to `service`, in one line."""
+    """Returns the error of a call to `service`, in one line."""
     assert isinstance(error, grpc.Call)
     code, details = error.code().name, " ".join((error.details() or "no answer").split())
     return f"{explain_no_server(code, details, service) or details} [{code}]"
@@ -180,7 +175,7 @@ def _content(delta: Delta, ids: bool) -> str:
 
 
 def _print_logprobs(deltas: list[Delta]) -> None:
-    """A line for each token: its id, logprob and rank, and the likeliest ids with theirs."""
+    """Prints a line for each token: its id, logprob and rank, and the top ids with theirs."""
     for token in (token for delta in deltas for token in delta.logprobs):
         top = ", ".join(f"{candidate.token_id} {candidate.logprob:.4f}" for candidate in token.top)
         click.echo(f"{token.token_id:>8} {token.logprob:9.4f}  rank {token.rank:<6} {top}".rstrip())
@@ -198,16 +193,13 @@ def _ending_well(stream: Stream, server: str) -> Iterator[None]:
 
 
 def _words(error: OctavoError, server: str) -> str:
-    # With a reason it is a server of ours that speaks.
+    # An error with a reason comes from an Octavo server.
     found = None if error.reason else explain_no_server(error.code.name, str(error), _SERVICE)
     return f"{server}: {found}" if found else " ".join(str(error).split())
 
 
-# `octavo generate`, `octavo chat`, `octavo health`: plain gRPC clients, without a tokenizer and quick to start.
-
-
 _HEALTH: Final = "grpc.health.v1.Health"
-# The answer lies ready.
+# Seconds; the answer is there already.
 _LOOK_S: Final = 0.5
 
 _server_option = click.option(
@@ -281,7 +273,7 @@ def chat(
             try:
                 answer = stream_answer(client.stream(Chat(conversation.messages), params), server)
             except click.ClickException as error:
-                # Whoever types may say it again, and has all that was said before.
+                # The user may type the message again, and keeps the conversation so far.
                 if message is not None or not sys.stdin.isatty():
                     raise
                 error.show()
@@ -320,7 +312,7 @@ def _beam_search(width: int | None, length_penalty: float | None) -> BeamSearch 
 
 
 def _piped_text() -> str:
-    """What stdin says. Raises `click.UsageError` if that is nothing, or a person would have to type it unasked."""
+    """Reads the prompt from stdin. Raises `click.UsageError` if that is empty, no UTF-8 text, or a terminal."""
     if sys.stdin.isatty():
         raise click.UsageError("give TEXT, or pipe it in")
     try:
@@ -343,7 +335,7 @@ def _describe_health(error: grpc.RpcError, channel: grpc.Channel, service: str, 
 
 
 def _why_silent(channel: grpc.Channel) -> str | None:
-    """What the last attempt to connect ended with, which a call that waits for one does not tell."""
+    """Returns why the last attempt to connect failed, which a call that waits for a connection does not tell."""
     try:
         health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_LOOK_S)
     except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""`octavo frontend`: reads the flags and runs the server until a signal."""
+"""Implements `octavo frontend`: reads the flags, and runs the server until a signal."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ GC_YOUNG, GC_OLDER = 2_000, 50
 
 
 def _in_runtime_directory(name: str) -> str:
-    """The default endpoint of this name. Raises `click.UsageError` if there is no place for it."""
+    """Returns the default endpoint `name`. Raises `click.UsageError` if there is no directory for it."""
     try:
         return default_endpoint(name)
     except EndpointError as error:
@@ -42,7 +42,7 @@ def _in_runtime_directory(name: str) -> str:
 
 
 class _Several(click.types.StringParamType):
-    """One of several; in a variable they are separated by spaces or commas."""
+    """The type of an option with several values, which are separated by spaces or commas in a variable."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -360,7 +360,7 @@ def frontend(
 
 
 def _check_endpoints(endpoints: tuple[str, ...], *, insecure_tcp: bool, has_keys: bool) -> None:
-    """Raises `EndpointError`."""
+    """Raises `EndpointError` for an endpoint that must not be used, or is named twice."""
     for endpoint in endpoints:
         check_endpoint(endpoint, insecure_tcp=insecure_tcp, has_keys=has_keys)
         if endpoints.count(endpoint) > 1:
@@ -373,7 +373,7 @@ def _run(config: FrontendConfig, otlp_endpoint: str) -> None:
     # imports torch wherever that is installed, which costs seconds and memory for nothing.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # Texts are tokenized one by one, so the library's own pool of a thread per core would only lie about.
+    # Texts are tokenized one by one, so the library's own pool of a thread per core would be idle.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with tracing.exported(otlp_endpoint, "octavo-frontend"):
         # A token costs a tenth less over gRPC than in the loop of the standard library.
@@ -404,7 +404,7 @@ async def _serve(config: FrontendConfig) -> None:
 
 @contextmanager
 def _start_errors() -> Iterator[None]:
-    """One line for what keeps the frontend from starting. Later errors are faults and keep their traceback."""
+    """Turns errors that keep the frontend from starting into one line. Later errors keep their traceback."""
     try:
         yield
     except EndpointError as error:

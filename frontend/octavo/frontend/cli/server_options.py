@@ -1,4 +1,4 @@
-"""The flags of every command that calls a server: how the connection is encrypted, and as whom it calls."""
+"""Declares the flags of every command that calls a server: how the connection is encrypted, and the API key."""
 
 import functools
 import os
@@ -41,7 +41,7 @@ _FLAGS: Final = (
 
 @dataclass(frozen=True)
 class Connection:
-    """What the flags said."""
+    """Holds the values of the flags."""
 
     ca_certificate: Path | None
     client_certificate: Path | None
@@ -51,18 +51,18 @@ class Connection:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries."""
+        """Returns the metadata that every call carries."""
         return metadata_of(self.api_key)
 
     def open(self, address: str) -> grpc.Channel:
-        """Raises `click.UsageError` for flags that do not go together."""
+        """Opens a channel to a server. Raises `click.UsageError` for flags that do not go together."""
         _silence_grpc()
         return open_channel(address, self._tls())
 
     def client(self, address: str) -> Client:
-        """Raises `click.UsageError` for flags that do not go together."""
+        """Makes a client of a server. Raises `click.UsageError` for flags that do not go together."""
         _silence_grpc()
-        # Nobody comes back for the answer of a command that was killed.
+        # No grace: a command that was killed does not come back for its answer.
         return Client(address, api_key=self.api_key, tls=self._tls(), detach_grace=0)
 
     def _tls(self) -> Tls | None:
@@ -89,12 +89,12 @@ def _name(parameter: click.Parameter) -> str:
 
 
 def _silence_grpc() -> None:
-    """The library's own lines about a refused connection; the error says it already."""
+    """Silences the library's own lines about a refused connection, which the error says already."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the flags, and what they said as its argument `connection`."""
+    """Gives a command the flags, and their values as its argument `connection`."""
 
     @functools.wraps(command)
     def connecting(*arguments: Any, **settings: Any) -> None:

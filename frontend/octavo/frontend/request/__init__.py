@@ -1,1 +1,1 @@
-"""What is asked and what is told: values only, without a clock or a socket."""
+"""Declares requests and their events as values, without a clock or a socket, and checks requests."""

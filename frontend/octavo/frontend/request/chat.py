@@ -1,4 +1,4 @@
-"""A conversation as clients send it, and the checks that need neither the model nor its template."""
+"""Declares a conversation as clients send it, and checks what needs neither the model nor its chat template."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from octavo.frontend.errors import bad_parameter
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A function that an assistant called; `arguments_json` is the text of a JSON object."""
+    """Holds a call of a function that an assistant made. `arguments_json` is the text of a JSON object."""
 
     id: str
     name: str
@@ -19,9 +19,10 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """`role` must come from a fixed list, for templates build control tokens from it; everything else is plain text.
+    """Holds one message of a conversation. All of its fields but `role` are plain text.
 
-    `tool_calls` are an assistant's, `tool_call_id` is of a tool's answer.
+    `role` must be one of `ROLES`, for chat templates build control tokens from the role. An assistant's message may
+    have `tool_calls`, a tool's answer a `tool_call_id`.
     """
 
     role: str
@@ -33,8 +34,10 @@ class ChatMessage:
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call; `parameters_json` is the JSON schema of its arguments, or empty. `strict`:
-    arguments that cannot be held to all of it are refused."""
+    """A function that the model may call. `parameters_json` is the JSON schema of its arguments, or empty.
+
+    `strict` refuses a schema that no grammar can enforce in full.
+    """
 
     name: str
     description: str = ""
@@ -44,10 +47,11 @@ class Tool:
 
 @dataclass(frozen=True)
 class Chat:
-    """What a chat template turns into a prompt.
+    """A conversation that the model's chat template turns into a prompt.
 
-    The prompt ends where the assistant is to begin, with `add_generation_prompt`; or, with `continue_final_message`, in
-    the midst of the last message, which then is an assistant's. `template_variables` are further ones of the template.
+    With `add_generation_prompt` the prompt ends where the assistant is to begin. With `continue_final_message` the
+    prompt ends within the last message, which must be an assistant's. `template_variables` are further variables of
+    the template, by name.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -58,7 +62,7 @@ class Chat:
 
     @property
     def num_bytes(self) -> int:
-        """Of all the text that the client has written; a lower bound where variables are other than texts."""
+        """Returns the bytes of all text that the client has written; a lower bound if a variable is no text."""
         return sum(len(text.encode("utf-8", "replace")) for text in self._texts())
 
     def _texts(self) -> Iterator[str]:
@@ -71,25 +75,22 @@ class Chat:
         yield from map(str, self.template_variables.values())
 
 
-# Checks a chat against the rules that need neither the model nor its template.
-
-
 MAX_MESSAGES: Final = 4096
-# Of the JSON text of a template's further variables.
+# The longest JSON text of a template's further variables.
 MAX_VARIABLES_BYTES: Final = 1 << 14
 MAX_TOOLS: Final = 128
-# Of one message.
+# The most calls in one message.
 MAX_TOOL_CALLS: Final = 128
-# Of the JSON text of a tool's parameters, or of a call's arguments.
+# The longest JSON text of a tool's parameters, or of a call's arguments.
 MAX_JSON_BYTES: Final = 65536
 MAX_NAME_LENGTH: Final = 256
-# Templates build control tokens from roles, so only these are let through.
+# Templates build control tokens from roles, so no other role is accepted.
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
 def check_chat(chat: Chat) -> None:
-    """Raises `InvalidRequest`."""
+    """Raises `InvalidRequest` for a role, a label, a tool or a call that breaks a rule, or for too many of them."""
     check_count("chat.tools", len(chat.tools), MAX_TOOLS)
     for message in chat.messages:
         _check_message(message)
@@ -104,7 +105,7 @@ def check_count(field: str, count: int, most: int) -> None:
 
 
 def check_label(field: str, text: str, most: int) -> None:
-    """Raises `InvalidRequest` for more than `most` characters, or one that cannot be printed."""
+    """Raises `InvalidRequest` for a `text` of more than `most` characters, or with one that cannot be printed."""
     if len(text) > most or not text.isprintable():
         raise bad_parameter(field, f"{len(text)} characters", f"it may hold at most {most} printable ones")
 

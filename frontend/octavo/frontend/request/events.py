@@ -1,4 +1,8 @@
-"""Events of a running request, as every interface sends them to its client, and the logprobs in them."""
+"""Declares the events of a running request, as every interface sends them to its client, and the logprobs in them.
+
+The order is: one `Started`; `TextDelta`s, with one `Finished` after the last of each sequence; one `Usage`. `Notice`s
+may come anywhere before `Usage`.
+"""
 
 import enum
 from array import array
@@ -13,7 +17,10 @@ from octavo.wire.sampling import Logprobs
 
 
 class LogprobTable(Sequence[Logprobs]):
-    """`Logprobs` in order, made as they are looked at. It grows at its end; a slice is a view of what was there."""
+    """Holds `Logprobs` in columns, in a twentieth of the memory that objects would take.
+
+    The table grows at its end. An entry is made when it is looked at; a slice is a view of the entries that were there.
+    """
 
     __slots__ = ("_chosen", "_ends", "_ranks", "_start", "_stop", "_top_ids", "_top_logprobs")
 
@@ -22,14 +29,14 @@ class LogprobTable(Sequence[Logprobs]):
         self._ranks = array("I")
         self._top_ids = array("i")
         self._top_logprobs = array("d")
-        # Where the likeliest tokens of each entry end.
+        # The index at which the top tokens of each entry end.
         self._ends = array("L")
         self._start = 0
         self._stop: int | None = None
         self.extend(entries)
 
     def extend(self, entries: Iterable[Logprobs]) -> None:
-        """Takes more in. Not for views."""
+        """Appends `entries`. A view cannot be extended."""
         assert self._stop is None, "a view does not grow"
         for entry in entries:
             self._chosen.append(entry.logprob)
@@ -40,13 +47,13 @@ class LogprobTable(Sequence[Logprobs]):
 
     @property
     def num_numbers(self) -> int:
-        """Logprobs in it, those of the likeliest tokens included."""
+        """Returns how many logprobs the table holds, those of the top tokens included."""
         start, stop = self._start, self._start + len(self)
         return stop - start + (self._end(stop - 1) - self._end(start - 1))
 
     @property
     def chosen(self) -> Sequence[float]:
-        """The logprob of each entry's own token."""
+        """Returns the logprob of each entry's own token."""
         return self._chosen[self._start : self._start + len(self)]
 
     def __len__(self) -> int:
@@ -87,30 +94,26 @@ class LogprobTable(Sequence[Logprobs]):
 
 
 def num_numbers(logprobs: Sequence[Logprobs]) -> int:
-    """Logprobs in a sequence of them, those of the likeliest tokens included."""
+    """Returns how many logprobs `logprobs` holds, those of the top tokens included."""
     if isinstance(logprobs, LogprobTable):
         return logprobs.num_numbers
     return sum(1 + len(entry.top_token_ids) for entry in logprobs)
 
 
 def chosen(logprobs: Sequence[Logprobs]) -> Sequence[float]:
-    """The logprob of each entry's own token."""
+    """Returns the logprob of each entry's own token."""
     return logprobs.chosen if isinstance(logprobs, LogprobTable) else [entry.logprob for entry in logprobs]
 
 
-# What a generation tells the door it came through, in order: one `Started`; `TextDelta`s, with one `Finished` after
-# the last of each sequence; one `Usage`. `Notice`s may come anywhere before that.
-
-
 class FinishReason(enum.Enum):
-    """A stop string, a stop token or EOS; or the limit of new tokens."""
+    """Tells why a sequence ended: at a stop string, a stop token or EOS (`STOP`), or at the limit (`LENGTH`)."""
 
     STOP = enum.auto()
     LENGTH = enum.auto()
 
 
 class MatchKind(enum.Enum):
-    """What ended a generation that did not run into its limit."""
+    """Names what ended a sequence that did not reach its limit of new tokens."""
 
     STOP_STRING = enum.auto()
     STOP_TOKEN = enum.auto()
@@ -119,7 +122,7 @@ class MatchKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Match:
-    """`value` is the stop string, or the token id in the two other kinds."""
+    """Names the match that ended a sequence. `value` is the stop string, or else the id of the token."""
 
     kind: MatchKind
     value: str | int
@@ -127,8 +130,10 @@ class Match:
 
 @dataclass(frozen=True)
 class Started:
-    """The request is checked and its first token is there; `seed` is the one in force. `prompt_logprobs`, if asked for,
-    has one entry for each prompt token but the first."""
+    """The request was checked, and its first token was computed. `seed` is the seed in force, given or drawn.
+
+    `prompt_logprobs`, if asked for, has one entry for each prompt token but the first.
+    """
 
     request_id: str
     model: str
@@ -138,8 +143,11 @@ class Started:
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """New tokens of a sequence, and the new text that is certain. Either may be empty, for text may wait for its next
-    token. `logprobs` has one entry per token where the scheduler was asked for them."""
+    """Brings new tokens of the sequence `index`, and the new text that later tokens cannot change.
+
+    Either may be empty, for text may wait for its next token. `logprobs` has one entry per token where the scheduler
+    was asked for logprobs.
+    """
 
     text: str
     token_ids: list[int]
@@ -149,7 +157,10 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Finished:
-    """`match` is None where the limit ended the sequence; `cumulative_logprob` where nobody asked for logprobs."""
+    """The sequence `index` has ended. `match` is None where the limit of new tokens ended the sequence.
+
+    `cumulative_logprob` is None where no logprobs were asked for.
+    """
 
     reason: FinishReason
     match: Match | None
@@ -159,7 +170,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Usage:
-    """Counts in tokens, times in seconds."""
+    """Tells what a whole request has taken: counts in tokens, times in seconds."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -172,29 +183,33 @@ class Usage:
 
 @dataclass(frozen=True)
 class Notice:
-    """Progress that is no output. `queue_position` counts from 1 on where the request waits in the queue, and is 0
-    elsewhere."""
+    """Reports progress that is no output.
+
+    `queue_position` counts from 1 on while the request waits in the queue, and is 0 otherwise.
+    """
 
     kind: NoticeKind
     queue_position: int = 0
 
 
 Event = Started | TextDelta | Finished | Usage | Notice
-# Logprobs that are written in less than a millisecond: entries of a prompt, and of a piece all numbers.
+# Logprobs that are written in less than a millisecond: entries of a prompt, and all numbers of a `TextDelta`.
 FEW_LOGPROBS: Final = 64
 _FEW_NUMBERS: Final = 512
 
 
 def is_long(event: Event) -> bool:
-    """Whether writing it for a client takes so long (a second, with the logprobs of a long prompt) that it is to be
-    done off the event loop."""
+    """Tells whether `event` takes so long to write for a client that the writing belongs off the event loop.
+
+    The logprobs of a long prompt take a second.
+    """
     if isinstance(event, TextDelta):
         return bool(event.logprobs) and num_numbers(event.logprobs) > _FEW_NUMBERS
     return isinstance(event, Started) and len(event.prompt_logprobs) > FEW_LOGPROBS
 
 
 class Emitted(NamedTuple):
-    """An event and its place in its request's stream: offsets grow strictly, from 1 on."""
+    """Pairs an event with its offset in the request's stream. Offsets grow strictly, from 1 on."""
 
     offset: int
     event: Event

@@ -1,4 +1,4 @@
-"""A request as any interface hands it on: what is asked, what its text must match, and who calls."""
+"""Declares a request as every interface hands it on: the parameters, the constraint on its text, and the caller."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -10,22 +10,22 @@ from octavo.wire.sampling import BeamSearch
 
 @dataclass(frozen=True)
 class Caller:
-    """`tenant` is who shares the service fairly with others. A `trusted` caller may speak for any tenant, and name
-    cache salts as they are: everybody is, where no keys are asked for."""
+    """Identifies who calls. Tenants share the service fairly.
+
+    A `trusted` caller may speak for any tenant, and its cache salts are used as they are. Every caller is trusted
+    where the server asks for no API keys.
+    """
 
     tenant: str = ""
     trusted: bool = True
 
 
-# Where no keys are asked for.
+# Every caller, where the server asks for no API keys.
 ANYBODY = Caller()
 
 
-# What the text of an answer must match, as a client says it.
-
-
 class ConstraintKind(enum.StrEnum):
-    """Any JSON object; one of a JSON schema; a regular expression; one of some texts; a context-free grammar."""
+    """Names a kind of constraint: any JSON object, a JSON schema, a regular expression, some texts, or a grammar."""
 
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
@@ -36,10 +36,11 @@ class ConstraintKind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Constraint:
-    """`text` is the schema, the expression or the grammar (Lark or GBNF); `choices` are those of `CHOICE`.
+    """Tells what the text of an answer must match, as a client says it.
 
-    Of a schema: `closes` limits objects to the properties that they list (`json_schemas.closed`); `lenient` leaves out
-    what no grammar can hold an answer to, instead of refusing it.
+    `text` is the schema, the expression or the grammar (Lark or GBNF); `choices` are the texts of `CHOICE`. With a
+    schema, `closes` limits objects to the properties that they list (`octavo.frontend.text.grammars.closed`), and
+    `lenient` leaves out the keywords that no grammar can enforce instead of refusing them.
     """
 
     kind: ConstraintKind
@@ -49,21 +50,20 @@ class Constraint:
     lenient: bool = False
 
 
-# A request as any door hands it on, free of the door's message types.
-
-
 # Text, token ids, or a chat.
 Prompt = str | Sequence[int] | Chat
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What a client asks for. None means "left out", as do empty texts and collections.
+    """Holds a client's request, free of the message types of any interface.
 
-    `top_logprobs` and `prompt_logprobs` are how many alternatives to report with each token's logprob. `max_queue_s`
-    and `detach_grace_s` are seconds: how long it may wait to be computed, and how long it is kept without a reader.
-    `add_special_tokens` is of a text: whether the tokenizer adds what it adds by itself. `traceparent` is the W3C trace
-    context of the caller.
+    None means "left out", as do empty texts and collections.
+
+    `top_logprobs` and `prompt_logprobs` are how many alternatives to report with each token's logprob. `max_queue_s` is
+    how long the request may wait to be computed, `detach_grace_s` how long it is kept without a reader, in seconds.
+    `add_special_tokens` lets the tokenizer add its own tokens (a BOS) to a prompt that is text. `traceparent` is the
+    W3C trace context of the caller.
     """
 
     prompt: Prompt
@@ -105,5 +105,5 @@ class GenerationRequest:
 
     @property
     def parallel(self) -> int:
-        """The most sequences that run side by side."""
+        """Returns the most sequences of the request that run side by side."""
         return self.beam.width if self.beam else self.best_of or self.num_sequences

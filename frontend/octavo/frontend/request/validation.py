@@ -21,15 +21,15 @@ MAX_REQUEST_ID_LENGTH = 128
 MAX_STOP_STRINGS = 8
 MAX_STOP_STRING_BYTES = 256
 MAX_TEMPERATURE = 100.0
-# Of a schema, an expression or a grammar, and of all choices together.
+# The longest schema, expression or grammar, and the longest that all choices together may be.
 MAX_CONSTRAINT_BYTES = 65536
 MAX_CHOICES = 1024
-# Of the time a request may be told to wait or be kept, in seconds.
+# The longest that a request may ask to wait or to be kept, in seconds.
 MAX_WAIT_S = 86400.0
-# No tokenizer in use needs more bytes for a token on average; what is longer cannot fit and is not worth tokenizing.
+# No tokenizer in use needs more bytes for a token on average; a longer text cannot fit and is not worth tokenizing.
 _BYTES_PER_TOKEN = 8
 _SLACK_BYTES = 1024
-# Every message of a chat costs at least a token of the template's own.
+# Every message of a chat costs at least one token that the template adds.
 _BYTES_PER_MESSAGE = _BYTES_PER_TOKEN
 
 _PARALLEL: Final = (1, MAX_PARALLEL, f"between 1 and {MAX_PARALLEL}")
@@ -70,7 +70,7 @@ _LABELS: Final = {"request_id": MAX_REQUEST_ID_LENGTH, "tenant": MAX_LABEL_LENGT
 
 
 def check_form(request: GenerationRequest) -> None:
-    """Raises `InvalidRequest` for what is wrong whatever the model, `Unsupported` for what cannot be had together."""
+    """Raises `InvalidRequest` for values that no model takes, `Unsupported` for fields that exclude each other."""
     for field, most in _LABELS.items():
         check_label(field, getattr(request, field), most)
     for field, bounds in RANGES.items():
@@ -87,12 +87,15 @@ def check_form(request: GenerationRequest) -> None:
 
 
 def check_count(field: str, values: Sized, most: int) -> None:
-    """Raises `InvalidRequest` for a field that is repeated more often than `most` times."""
+    """Raises `InvalidRequest` for a `field` with more than `most` values."""
     chat_form.check_count(field, len(values), most)
 
 
 def check_prompt_size(prompt: Prompt, max_model_len: int) -> None:
-    """Raises `InvalidRequest` for a prompt that cannot fit, before any work is spent on tokenizing it."""
+    """Raises `InvalidRequest` for a prompt that cannot fit, before any work is spent on tokenizing the prompt.
+
+    `max_model_len` is in tokens.
+    """
     if not isinstance(prompt, str | Chat):
         check_room(len(prompt), max_model_len)
         return
@@ -109,7 +112,7 @@ def check_prompt_size(prompt: Prompt, max_model_len: int) -> None:
 
 
 def check_room(prompt_tokens: int, max_model_len: int) -> None:
-    """Raises `InvalidRequest` for a prompt that leaves no room for an answer."""
+    """Raises `InvalidRequest` for a prompt that leaves no room for an answer. Both sizes are in tokens."""
     if prompt_tokens >= max_model_len:
         raise InvalidRequest(
             Reason.PROMPT_TOO_LONG,
@@ -121,7 +124,7 @@ def check_room(prompt_tokens: int, max_model_len: int) -> None:
 
 
 def check_answer_size(max_new_tokens: int | None, max_model_len: int) -> None:
-    """Raises `InvalidRequest` for an answer that cannot fit, whatever the prompt: it would count as so much work."""
+    """Raises `InvalidRequest` for an answer that cannot fit, whatever the prompt. It would count as so much work."""
     if (max_new_tokens or 0) >= max_model_len:
         rule = f"the context has room for {max_model_len} tokens, the prompt's among them; lower it"
         raise bad_parameter("max_new_tokens", max_new_tokens, rule)

@@ -1,2 +1,1 @@
-"""The conversation with schedulers: journals of requests, one session for each scheduler, and the choice among
-several."""
+"""Talks with schedulers: journals of requests, a session with each scheduler, and the choice among several."""

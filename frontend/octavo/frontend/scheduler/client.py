@@ -1,4 +1,4 @@
-"""The socket and the clock of the conversation with one scheduler, and what the rest of the frontend may know of it."""
+"""Gives the conversation with one scheduler its socket and its clock, and reports the scheduler's state."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ _COMPLAINT_INTERVAL_S = 1.0
 
 
 class Availability(enum.Enum):
-    """Whether a request could run now, or what is missing."""
+    """Tells whether a request could run now, or what is missing."""
 
     READY = enum.auto()
     NO_SCHEDULER = enum.auto()
@@ -41,14 +41,14 @@ class Availability(enum.Enum):
 
 
 class SchedulerRefused(Exception):
-    """The scheduler speaks another version; this process must not go on."""
+    """The scheduler speaks another schema version, so this process must not go on."""
 
 
 class SchedulerClient:
-    """One frontend's link to one scheduler. `run()` must be running; all methods belong to its event loop.
+    """Links one frontend to one scheduler. `run()` must be running; all methods belong to its event loop.
 
-    `on_change` is called after each message and tick, when `availability` may be another. For `attempts` and
-    `elsewhere` see `SchedulerSession`.
+    `on_change` is called after each message and tick, when `availability` may have changed. `own_prefixes`, `attempts`
+    and `hand_over` are those of `SchedulerSession`; `hand_over` gets this client first.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SchedulerClient:
         keys: ClientKeys | None = None,
         attempts: Iterator[int] | None = None,
         on_change: "Callable[[SchedulerClient], None]" = lambda _: None,
-        elsewhere: "Callable[[SchedulerClient, LiveRequest, RejectReason], bool]" = lambda link, request, reason: False,
+        hand_over: "Callable[[SchedulerClient, LiveRequest, RejectReason], bool]" = lambda link, request, reason: False,
     ) -> None:
         self.endpoint = endpoint
         self._grace_s = grace_s
@@ -69,7 +69,7 @@ class SchedulerClient:
         now = time.monotonic()
         # Half of the range, because msgpack has room for 64 bits and some readers only for 63.
         self._session = SchedulerSession(
-            secrets.randbits(63), model_fingerprint, now, own_prefixes, attempts, functools.partial(elsewhere, self)
+            secrets.randbits(63), model_fingerprint, now, own_prefixes, attempts, functools.partial(hand_over, self)
         )
         self._socket: zmq.asyncio.Socket | None = None
         self._ready_at = now
@@ -79,37 +79,37 @@ class SchedulerClient:
 
     @property
     def frontend_id(self) -> str:
-        """The name of this registration, as the scheduler's Admin service and log write it."""
+        """Returns the name of this registration, as the scheduler's Admin service and log write it."""
         return f"{self._session.frontend_id:016x}"
 
     @property
     def status(self) -> ServiceStatus | None:
-        """The last the scheduler said of itself; None before its first word."""
+        """Returns the latest status that the scheduler sent; None before its first message."""
         return self._session.status
 
     @property
     def epoch(self) -> int | None:
-        """That start of the scheduler which knows this frontend; None if none does."""
+        """Returns the epoch (one start of the scheduler) with which this frontend is registered, or None."""
         return self._session.epoch
 
     @property
     def prefixes(self) -> PinnedPrefixes:
-        """The prefixes that are pinned there."""
+        """Returns the prefixes that the scheduler has pinned."""
         return self._session.prefixes
 
     @property
     def live(self) -> list[LiveRequest]:
-        """All requests in the scheduler's hands."""
+        """Returns all requests that the scheduler holds."""
         return list(self._session.live.values())
 
     @property
     def work_tokens(self) -> int:
-        """Tokens that the cell is still about to compute, of all frontends' requests."""
+        """Returns the tokens that the cell is still to compute, of all frontends' requests."""
         return self._session.work_tokens
 
     @property
     def load(self) -> CellLoad | None:
-        """What a further request would come on top of; None where it would be in vain."""
+        """Returns the load of the cell; None if a further request could not be sent there."""
         availability = self.availability
         if availability is Availability.MODEL_MISMATCH or len(self._session.live) >= MAX_LIVE_REQUESTS:
             return None
@@ -118,7 +118,7 @@ class SchedulerClient:
 
     @property
     def availability(self) -> Availability:
-        """What stands between a request and a worker, now."""
+        """Tells whether a request could run now, or what is missing."""
         status = self._session.status
         silent = self.away_s() > _SILENCE_S
         if status is None or self._session.epoch is None or silent:
@@ -130,17 +130,17 @@ class SchedulerClient:
         return Availability.STALLED if status.stalled else Availability.READY
 
     def away_s(self) -> float:
-        """Seconds since the scheduler's last word, or since the start."""
+        """Returns the seconds since the scheduler's last message, or since the start."""
         return time.monotonic() - self._session.last_heard
 
     def unready_s(self) -> float:
-        """Seconds for which no request could have run there."""
+        """Returns the seconds for which no request could have run in the cell."""
         if self.availability is Availability.READY:
             return 0.0
         return max(self.away_s(), time.monotonic() - self._ready_at)
 
     def submit(self, request: LiveRequest) -> None:
-        """Hands a request over. Raises `Overloaded` beyond what one renewal can name."""
+        """Sends a request. Raises `Overloaded` for more requests than one renewal can name."""
         if len(self._session.live) >= MAX_LIVE_REQUESTS:
             raise Overloaded(
                 Reason.TOO_MANY_REQUESTS, f"{MAX_LIVE_REQUESTS} requests are running here; try again later"
@@ -157,7 +157,7 @@ class SchedulerClient:
 
     @property
     def holds(self) -> bool:
-        """Whether requests wait here for the scheduler to come back, and may."""
+        """Tells whether requests wait here for the scheduler to come back, and their grace is not over."""
         waiting = any(not request.journal.complete for request in self._session.live.values())
         return waiting and self.away_s() <= self._grace_s
 
@@ -171,7 +171,7 @@ class SchedulerClient:
         """Keeps the conversation going until cancelled. Raises `SchedulerRefused`; may then be run again."""
         self._session.refused = None
         if self.status is None:
-            # Loading a tokenizer takes seconds that are no silence of the scheduler.
+            # Seconds that loading the tokenizer took are no silence of the scheduler.
             self._session.last_heard = time.monotonic()
         context = zmq.asyncio.Context()
         lost = functools.partial(_call_on, asyncio.get_running_loop(), self._lost)
@@ -185,7 +185,7 @@ class SchedulerClient:
             context.term()
 
     def _lost(self) -> None:
-        """The connection has ended: the scheduler may have too."""
+        """Handles the end of the connection, with which the scheduler may have ended too."""
         self._session.disconnected()
         self._hurry.set()
 
@@ -237,14 +237,14 @@ class SchedulerClient:
 
 
 def unreachable(away_s: float) -> Unavailable:
-    """The error of a request that outlived its scheduler."""
+    """Returns the error for a request whose scheduler has been away for too long."""
     return Unavailable(
         Reason.SCHEDULER_UNREACHABLE, f"the scheduler has not answered for {away_s:.0f} s; try again later"
     )
 
 
 async def run_together(*coroutines: Coroutine[None, None, None]) -> None:
-    """Runs them until one fails, or all are cancelled. Raises `SchedulerRefused` as it is."""
+    """Runs `coroutines` until one fails, or all are cancelled. Raises `SchedulerRefused` outside of any group."""
     try:
         async with asyncio.TaskGroup() as tasks:
             for coroutine in coroutines:
@@ -258,13 +258,13 @@ async def run_together(*coroutines: Coroutine[None, None, None]) -> None:
 
 
 def _call_on(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
-    """From any thread; a loop that is closed has nobody to act."""
+    """Calls `act` in `loop` from any thread; does nothing if the loop is closed."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(act)
 
 
 def _send_now(socket: zmq.asyncio.Socket, frame: bytes) -> bool:
-    """Whether the frame left: without waiting, for what cannot leave now is repaired by a renewal."""
+    """Sends `frame` without waiting; returns whether the frame left. A renewal repairs the loss of one that did not."""
     future = asyncio.ensure_future(socket.send(frame, flags=zmq.NOBLOCK))
     try:
         future.result()

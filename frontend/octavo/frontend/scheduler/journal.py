@@ -1,7 +1,7 @@
-"""The truth about one running request: what was asked, what was generated so far, and what may continue it.
+"""Holds the truth about one running request: what was asked, what was generated so far, and what may continue it.
 
-Everything the scheduler says about a request is checked here before a client sees it; everything needed to run the
-request again from any point is here, so losing the scheduler or a worker loses nothing.
+A journal checks everything that the scheduler sends about its request before a client sees it. A journal also holds
+everything needed to run the request again from any point, so losing the scheduler or a worker loses nothing.
 """
 
 import enum
@@ -15,8 +15,11 @@ from octavo.wire.sampling import SamplingParams
 
 
 class Verdict(enum.Enum):
-    """What a delta was: the next tokens; of no concern any more; a sign that the two sides no longer agree; or short
-    of what was asked for, which no other attempt would bring."""
+    """Judges a delta from the scheduler.
+
+    `ACCEPTED`: it brought the next tokens. `STALE`: it no longer matters. `BROKEN`: the two sides no longer agree on
+    the history. `FAULTY`: it lacks what was asked for, which no other attempt would bring.
+    """
 
     ACCEPTED = enum.auto()
     STALE = enum.auto()
@@ -25,13 +28,16 @@ class Verdict(enum.Enum):
 
 
 class SequenceJournal:
-    """What one sequence has generated. `ended` says that nothing follows, whatever its tokens say."""
+    """Holds the tokens that one sequence has generated, and their logprobs.
+
+    `ended` says that no token follows, whatever the tokens say.
+    """
 
     def __init__(self, sampling: SamplingParams) -> None:
         self.token_ids: list[int] = []
-        # One per token, if asked for.
+        # One entry per token, if logprobs were asked for.
         self.logprobs = LogprobTable()
-        # Said by the scheduler, of a beam search's result.
+        # The score of a beam search's result, from the scheduler.
         self.cumulative_logprob: float | None = None
         self.ended = False
         self._sampling = sampling
@@ -40,9 +46,9 @@ class SequenceJournal:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing more is to come: it was said so, or the tokens do.
+        """Tells whether no token is to come, by `ended` or by the tokens themselves.
 
-        The tokens decide too, so that a lost last word costs nothing.
+        The tokens count too, so that the loss of the last message costs nothing.
         """
         return self.ended or (
             bool(self.token_ids)
@@ -52,11 +58,11 @@ class SequenceJournal:
         )
 
     def continues(self, delta: Delta) -> bool:
-        """Whether the delta begins where the sequence stands, with the same history."""
+        """Tells whether `delta` begins where the sequence stands, with the same history."""
         return (delta.start_index, delta.previous_hash) == (len(self.token_ids), self._hash)
 
     def extend(self, delta: Delta) -> None:
-        """Takes over a delta that continues the sequence."""
+        """Appends a `delta` that continues the sequence."""
         self.token_ids.extend(delta.token_ids)
         if delta.logprobs:
             self.logprobs.extend(delta.logprobs)
@@ -65,12 +71,12 @@ class SequenceJournal:
         self._hash = history.extend(self._hash, delta.token_ids)
 
     def snapshot(self) -> GeneratedSequence:
-        """Its part of a submission."""
+        """Returns the sequence's part of a submission."""
         return GeneratedSequence(list(self.token_ids), finished=self.complete)
 
 
 class Journal:
-    """Times are seconds of one monotonic clock, given by the caller."""
+    """Holds one request and its sequences. Times are seconds of one monotonic clock, given by the caller."""
 
     def __init__(
         self,
@@ -86,9 +92,9 @@ class Journal:
         traceparent: str = "",
     ) -> None:
         self.request_id = request_id
-        # What the scheduler calls it.
+        # The request's id on the wire.
         self.wire_id = request_id
-        # A list of so many numbers would take nine times the memory.
+        # A list of as many numbers would take nine times the memory.
         self.prompt_token_ids: Sequence[int] = array("i", prompt_token_ids)
         self.sampling = sampling
         self.arrived_at = arrived_at
@@ -97,10 +103,10 @@ class Journal:
         self.cache_key = cache_key
         self.max_queue_s = max_queue_s
         self.traceparent = traceparent
-        # That of the latest submission; 0 before the first.
+        # The attempt number of the latest submission; 0 before the first.
         self.attempt = 0
         self.sequences = [SequenceJournal(sampling) for _ in range(sampling.num_sequences)]
-        # One per prompt token but the first, if asked for; None before they came.
+        # One entry per prompt token but the first, if asked for; None before they came.
         self.prompt_logprobs: LogprobTable | None = None
         self.preemptions = 0
         self.swaps = 0
@@ -113,18 +119,18 @@ class Journal:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing more is to come of any sequence."""
+        """Tells whether no token is to come of any sequence."""
         return all(sequence.complete for sequence in self.sequences)
 
     @property
     def begun(self) -> bool:
-        """Whether there is something to tell, and all that is told before it."""
-        prompt_is_told = self.sampling.prompt_logprobs is None or self.prompt_logprobs is not None
-        return prompt_is_told and any(sequence.token_ids or sequence.ended for sequence in self.sequences)
+        """Tells whether the client can be sent `Started`: a token is there, and the prompt's logprobs if asked for."""
+        has_prompt_logprobs = self.sampling.prompt_logprobs is None or self.prompt_logprobs is not None
+        return has_prompt_logprobs and any(sequence.token_ids or sequence.ended for sequence in self.sequences)
 
     @property
     def work_tokens(self) -> int:
-        """Tokens still to be computed: of the prompt, unless that is over, and of what is reckoned to come."""
+        """Returns the tokens still to be computed: those of the prompt, until that is over, and the expected ones."""
         if self.complete:
             return 0
         beam, prompt = self.sampling.beam, len(self.prompt_token_ids) if self.first_token_at is None else 0
@@ -134,10 +140,10 @@ class Journal:
         return prompt + sum(answer_work(self.sampling.max_tokens, len(sequence.token_ids)) for sequence in running)
 
     def accept(self, delta: Delta, now: float) -> Verdict:
-        """Takes over what continues the journal, and only that.
+        """Takes over a `delta` that continues the journal, and no other.
 
-        Within an attempt every token of a sequence comes once and in order. `BROKEN` means that these do not, or belong
-        to another history: the request must be submitted again.
+        Within an attempt every token of a sequence comes once and in order. After `BROKEN` the request must be
+        submitted again.
         """
         index = delta.sequence_index
         if delta.attempt != self.attempt or index >= len(self.sequences) or self.sequences[index].complete:
@@ -152,9 +158,9 @@ class Journal:
         return Verdict.ACCEPTED
 
     def end_sequence(self, index: int) -> bool:
-        """Notes the end of a sequence that only the client's side can see; whether the others still need the scheduler.
+        """Ends a sequence for a reason that only the frontend sees; returns whether other sequences still run.
 
-        If not, nothing is noted: what ends with the last sequence is the request.
+        If no other sequence runs, nothing changes: the request ends with its last sequence.
         """
         sequence = self.sequences[index]
         others_run = any(not other.complete for other in self.sequences if other is not sequence)
@@ -164,15 +170,18 @@ class Journal:
         return True
 
     def start_attempt(self, attempt: int) -> None:
-        """From here on only answers to `attempt` count, which must be above every earlier one of this process."""
+        """Begins an attempt; from now on only answers to `attempt` count.
+
+        The number must be above every earlier attempt of this process.
+        """
         self.attempt = attempt
         if self._submitted:
-            # The copy before this one has lost its blocks, if it had any yet.
+            # The earlier copy has lost its KV blocks, if it had any yet.
             self.preemptions += 1
         self._preemptions_before_attempt, self._swaps_before_attempt = self.preemptions, self.swaps
 
     def submit(self, model_fingerprint: str, now: float) -> Request:
-        """The request as it must be run now, from where it stands; it is about to be sent."""
+        """Returns the message that runs the request from where it stands, and notes that the message is sent."""
         resubmitted, self._submitted = self._submitted, True
         return Request(
             request_id=self.wire_id,
@@ -191,15 +200,15 @@ class Journal:
         )
 
     def turned_away(self) -> None:
-        """The scheduler never took it; who is asked next may not take it either."""
+        """Notes that the scheduler did not take the request: the next submission is no resubmission."""
         self._submitted = False
 
     def lease(self) -> Lease:
-        """Its line in a renewal."""
+        """Returns the request's entry in a renewal."""
         return Lease(request_id=self.wire_id, attempt=self.attempt)
 
     def _is_whole(self, delta: Delta) -> bool:
-        """Whether the delta brings all that was asked for with its tokens."""
+        """Tells whether `delta` brings all logprobs that were asked for with its tokens."""
         sampling = self.sampling
         if sampling.beam is not None and delta.cumulative_logprob is None:
             return False
@@ -212,7 +221,7 @@ class Journal:
         return wanted and delta.sequence_index == 0
 
     def _note(self, delta: Delta, now: float) -> None:
-        """Takes over what a delta says of the whole request."""
+        """Takes over what `delta` reports of the whole request."""
         if self.first_token_at is None:
             self.cached_prompt_tokens = delta.cached_prompt_tokens
         if delta.token_ids:

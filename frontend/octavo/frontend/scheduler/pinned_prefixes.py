@@ -1,6 +1,6 @@
-"""The prefixes that requests may name: read from the operator's file, learned from the scheduler, told to the next one.
+"""Tracks the prefixes that requests may name: read from the operator's file, and learned from the scheduler.
 
-A scheduler keeps nothing over its restart, and has no tokenizer; so the frontends bring the prefixes back.
+A scheduler keeps nothing over its restart, and has no tokenizer, so the frontends bring the prefixes back.
 """
 
 import json
@@ -14,60 +14,64 @@ _MAX_NAME_LENGTH = 256
 
 
 class PinnedPrefixesError(ValueError):
-    """The file of pinned prefixes cannot be used, with what to do about it."""
+    """The file of pinned prefixes cannot be used. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class NamedPrefixes:
-    """Those that requests may name: token ids by name, and whether whoever pins them has said what there is."""
+    """Holds token ids by the name of their prefix.
+
+    `reported` is True once every scheduler at hand has said which prefixes it has pinned.
+    """
 
     known: Mapping[str, list[int]]
-    told: bool
+    reported: bool
 
 
 class PinnedPrefixes:
-    """What is pinned, and what this frontend has asked for and not heard of yet."""
+    """Tracks the prefixes that one scheduler has pinned, and those that were asked for and not confirmed."""
 
     def __init__(self, own: Mapping[str, list[int]]) -> None:
         self._own = dict(own)
         self._epoch: int | None = None
         self._pinned: dict[str, list[int]] = {}
         self._unconfirmed = dict(own)
-        # Whether the scheduler has said what it has, since the last welcome.
-        self.told = False
+        # The scheduler has said what is pinned, since the last welcome.
+        self.reported = False
 
     @property
     def known(self) -> dict[str, list[int]]:
-        """Token ids by name. A prefix that was pinned under an earlier epoch counts until this one refuses it."""
+        """Returns token ids by name. A prefix pinned in an earlier epoch counts until the present epoch refuses it."""
         return self._unconfirmed | self._pinned
 
     def has(self, token_ids: Sequence[int]) -> bool:
-        """Whether the scheduler has pinned exactly these tokens, under whatever name."""
+        """Tells whether the scheduler has pinned exactly these tokens, under whatever name."""
         return any(len(pinned) == len(token_ids) and pinned == list(token_ids) for pinned in self._pinned.values())
 
     def welcomed(self, epoch: int) -> list[Prefix]:
-        """What is to be pinned after a welcome: all that is known if the epoch is new, or what was not heard of."""
+        """Returns the prefixes to pin after a welcome: all known ones in a new epoch, else those not confirmed."""
         if epoch != self._epoch:
             self._epoch, self._unconfirmed, self._pinned = epoch, self._own | self.known, {}
-        self.told = False
+        self.reported = False
         return [Prefix(name, token_ids) for name, token_ids in self._unconfirmed.items()]
 
     def changed(self, pinned: Iterable[Prefix]) -> None:
-        """The scheduler has said all that is pinned now."""
-        self.told = True
+        """Takes the scheduler's list of all prefixes that are pinned now."""
+        self.reported = True
         self._pinned = {prefix.name: prefix.token_ids for prefix in pinned}
         for name in self._pinned:
             self._unconfirmed.pop(name, None)
 
     def refused(self, name: str) -> None:
-        """The scheduler will not pin it."""
+        """Drops a prefix that the scheduler will not pin."""
         self._unconfirmed.pop(name, None)
 
 
 def read_pinned_prefixes(path: Path, encode: Callable[[str], list[int]], max_model_len: int) -> dict[str, list[int]]:
-    """Token ids by name from a JSON object of names and texts.
+    """Reads a JSON object of names and texts; returns token ids by name.
 
-    Raises `PinnedPrefixesError` for what is no such file, or a prefix that leaves no room for a prompt and an answer.
+    Raises `PinnedPrefixesError` for a file of another form, and for a prefix that leaves no room for a prompt and an
+    answer within `max_model_len` tokens.
     """
     texts = _read(path)
     if len(texts) > MAX_PREFIXES:
@@ -82,7 +86,7 @@ def read_pinned_prefixes(path: Path, encode: Callable[[str], list[int]], max_mod
 
 def _read(path: Path) -> list[tuple[str, object]]:
     try:
-        # Pairs, so that a name that stands there twice is seen.
+        # Pairs, so that a repeated name is noticed.
         content = json.loads(path.read_bytes(), object_pairs_hook=_Pairs)
     except (OSError, ValueError, RecursionError) as error:
         raise PinnedPrefixesError(f"cannot read the pinned prefixes in {path}: {error}") from error
@@ -92,7 +96,7 @@ def _read(path: Path) -> list[tuple[str, object]]:
 
 
 class _Pairs(list[tuple[str, object]]):
-    """A JSON object as it was written."""
+    """A JSON object as it was written: pairs in order, repeated names included."""
 
 
 def _encode(path: Path, name: str, text: object, encode: Callable[[str], list[int]], max_model_len: int) -> list[int]:

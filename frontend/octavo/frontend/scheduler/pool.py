@@ -1,8 +1,8 @@
-"""The schedulers behind one frontend, each with workers of its own (a cell), as one to the rest of the frontend.
+"""Presents several schedulers, each with workers of its own (a cell), as one to the rest of the frontend.
 
-A new request goes to the cell that `PrefixRouter` chooses, and to the next one if that has no place for it. Those of a
-cell that cannot run them are handed over to another: submitted there from their journals, so that their streams go on
-with the same tokens. What the former cell still holds of them ends with their leases.
+A new request goes to the cell that `PrefixRouter` chooses, and to the next one if that cell has no place for it.
+Requests of a cell that cannot run them are handed over to another: they are submitted there from their journals, so
+that their streams go on with the same tokens. What the former cell still holds of them ends with their leases.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from octavo.wire.requests import RejectReason, ServiceStatus
 
 _log = logging.getLogger(__name__)
 
-# How long a stream that has begun waits for its own cell, where most of it is computed. Others do not wait.
+# How long a stream that has begun waits for its own cell, where most of it is computed. Other streams do not wait.
 _HANDOVER_S: Final = 3.0
-# Until a cell of another version is tried again; its scheduler may have been replaced.
+# Seconds until a cell of another version is tried again; its scheduler may have been replaced.
 _REFUSED_S: Final = 5.0
 _HOLDING_S: Final = 0.5
-# The best that any cell offers is what all do together.
+# The availability of all cells together is the best that any cell has.
 _BEST_FIRST: Final = (
     Availability.READY,
     Availability.STALLED,
@@ -41,14 +41,14 @@ _BEST_FIRST: Final = (
 
 
 class Listing(NamedTuple):
-    """The name of a request in a scheduler's books: `request_id` is unique among those of one `frontend_id`."""
+    """Names a request as a scheduler lists it. `request_id` is unique among the requests of one `frontend_id`."""
 
     frontend_id: str
     request_id: str
 
 
 class SchedulerPool:
-    """One frontend's links to all its schedulers. `run()` must be running; all methods belong to its event loop."""
+    """Links one frontend to all its schedulers. `run()` must be running; all methods belong to its event loop."""
 
     def __init__(
         self,
@@ -63,77 +63,76 @@ class SchedulerPool:
         attempts = count(1)
         self.links = [
             SchedulerClient(
-                endpoint, model_fingerprint, grace_s, own_prefixes, keys, attempts, self._look, self._elsewhere
+                endpoint, model_fingerprint, grace_s, own_prefixes, keys, attempts, self._look, self._take_rejected
             )
             for endpoint in endpoints
         ]
-        # Of requests that another cell was to go on with.
+        # Requests that were handed over to another cell.
         self.handovers = 0
         self._router = PrefixRouter(len(self.links), first=secrets.randbelow(len(self.links)))
         self._home: dict[LiveRequest, SchedulerClient] = {}
-        # Those that have turned a request away.
+        # The links whose queues had no place for a request.
         self._full: dict[LiveRequest, set[SchedulerClient]] = {}
-        # The last start of each link's scheduler, and what was said of the cell.
+        # The latest epoch of each link, and the availability that was logged of the cell.
         self._epochs: dict[SchedulerClient, int] = {}
         self._said: dict[SchedulerClient, Availability] = {}
         self._refused: set[SchedulerClient] = set()
         self._changed = asyncio.Event()
 
-    # -- what there is ----------------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------------------------
 
     @property
     def availability(self) -> Availability:
-        """What stands between a request and a worker, now."""
+        """Tells whether a request could run now in any cell, or what is missing."""
         found = {link.availability for link in self.links}
         return next(availability for availability in _BEST_FIRST if availability in found)
 
     @property
     def status(self) -> ServiceStatus | None:
-        """Of the cells that serve this frontend's model, or what was heard last where none does; None before a first
-        word."""
+        """Returns the status of all cells with the best availability together; None before a first message."""
         best = self.availability
-        told = [link.status for link in self.links if link.status and link.availability is best]
-        return _merged(told or [link.status for link in self.links if link.status])
+        statuses = [link.status for link in self.links if link.status and link.availability is best]
+        return _merged(statuses or [link.status for link in self.links if link.status])
 
     @property
     def prefixes(self) -> NamedPrefixes:
-        """The pinned prefixes that requests may name, in whatever cell they are."""
+        """Returns the pinned prefixes that requests may name, in whatever cell they are."""
         known: dict[str, list[int]] = {}
         for link in reversed(self.links):
             known |= link.prefixes.known
         there = [link for link in self.links if link.availability is not Availability.NO_SCHEDULER]
-        return NamedPrefixes(known, bool(there) and all(link.prefixes.told for link in there))
+        return NamedPrefixes(known, bool(there) and all(link.prefixes.reported for link in there))
 
     @property
     def journals(self) -> list[Journal]:
-        """Those of all requests in the schedulers' hands."""
+        """Returns the journals of all requests that schedulers hold."""
         return [request.journal for link in self.links for request in link.live]
 
     def away_s(self) -> float:
-        """Seconds since the last word of any scheduler that serves this frontend's model, or since the start."""
+        """Returns the seconds since a scheduler with this frontend's model last sent a message, or since the start."""
         fit = [link for link in self.links if link.availability is not Availability.MODEL_MISMATCH]
         return min(link.away_s() for link in fit or self.links)
 
     async def changed(self) -> None:
-        """Returns after the next message or tick, when `availability` may be another."""
+        """Returns after the next message or tick, when `availability` may have changed."""
         await self._changed.wait()
 
     @property
     def frontend_ids(self) -> list[str]:
-        """The names of this frontend in the schedulers' books."""
+        """Returns the name of each link's registration, as the schedulers list it."""
         return [link.frontend_id for link in self.links]
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
     def submit(self, journal: Journal, reader: Reader) -> LiveRequest:
-        """Hands a request over. Raises `Overloaded` beyond what one renewal can name."""
+        """Sends a request to a cell. Raises `Overloaded` for more requests than one renewal can name."""
         request = LiveRequest(journal, reader)
-        # Where none can take it, the first one says why.
+        # Where no cell can take the request, the first one says why.
         self._place(request, self._choose(journal, lambda _: True) or self.links[0])
         return request
 
     def listing(self, request: LiveRequest) -> Listing:
-        """Returns what a submitted request is called in its scheduler's books."""
+        """Returns the name under which its scheduler lists a submitted request."""
         return Listing(self._home[request].frontend_id, request.journal.wire_id)
 
     def end_sequence(self, request: LiveRequest, sequence_index: int) -> None:
@@ -149,23 +148,23 @@ class SchedulerPool:
         link.submit(request)
         self._home[request] = link
 
-    def _elsewhere(self, link: SchedulerClient, request: LiveRequest, reason: RejectReason) -> bool:
-        """Whether another cell takes what one has no place for."""
+    def _take_rejected(self, link: SchedulerClient, request: LiveRequest, reason: RejectReason) -> bool:
+        """Sends a request that one cell has no place for to another; returns whether another took it."""
         if reason is not RejectReason.QUEUE_FULL:
             return False
         full = self._full.setdefault(request, set())
         full.add(link)
-        heir = self._choose(
+        other = self._choose(
             request.journal, lambda other: other not in full and other.availability is Availability.READY
         )
-        if heir is None:
+        if other is None:
             return False
         request.journal.turned_away()
-        self._place(request, heir)
+        self._place(request, other)
         return True
 
     def _choose(self, journal: Journal, may: Callable[[SchedulerClient], bool]) -> SchedulerClient | None:
-        """The cell for a request, among those that may be."""
+        """Returns the link to the cell for a request, among links for which `may` is true; None if there is none."""
         if len(self.links) == 1:
             return self.links[0] if may(self.links[0]) else None
         loads = [link.load if may(link) else None for link in self.links]
@@ -179,15 +178,18 @@ class SchedulerPool:
     def _narrowed(
         self, loads: list[CellLoad | None], suits: Callable[[SchedulerClient], bool]
     ) -> list[CellLoad | None]:
-        """Leaves out what does not suit, unless nothing does."""
+        """Returns `loads` with None for links that `suits` refuses, or unchanged if it refuses all."""
         suiting = [load if load and suits(link) else None for link, load in zip(self.links, loads, strict=True)]
         return suiting if any(suiting) else loads
 
     # -- cells that come and go -------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keeps all conversations going until cancelled. Raises `SchedulerRefused` once no scheduler wants this
-        frontend, and no request is left for which one of its schema may still come back in time."""
+        """Keeps all conversations going until cancelled.
+
+        Raises `SchedulerRefused` once every scheduler has refused this frontend, and no request is left for which a
+        scheduler of the same schema may still come back in time.
+        """
         await run_together(*map(self._keep, self.links))
 
     async def _keep(self, link: SchedulerClient) -> None:
@@ -206,7 +208,7 @@ class SchedulerPool:
                 await asyncio.sleep(_HOLDING_S if link.holds else _REFUSED_S)
 
     def _look(self, link: SchedulerClient) -> None:
-        """A link has heard something, or its time has passed."""
+        """Follows the state of `link` after a message or a tick: logs changes, and hands requests over."""
         if link.epoch is not None:
             self._registered(link, link.epoch)
         availability = link.availability
@@ -221,7 +223,7 @@ class SchedulerPool:
     def _registered(self, link: SchedulerClient, epoch: int) -> None:
         self._refused.discard(link)
         if self._epochs.setdefault(link, epoch) != epoch:
-            # A scheduler that has begun anew has workers that have too.
+            # When a scheduler begins anew, its workers do too.
             self._epochs[link] = epoch
             self._router.lost(self.links.index(link))
 
@@ -236,31 +238,31 @@ class SchedulerPool:
             _log.info("the cell at %s: %s", link.endpoint, availability.name)
 
     def _hand_over(self, link: SchedulerClient, availability: Availability) -> None:
-        """Gives what a cell cannot run now to those that can, if it is not worth waiting for."""
+        """Hands requests that a cell cannot run now to other cells, unless waiting is better."""
         gone = availability is Availability.MODEL_MISMATCH or link.unready_s() > _HANDOVER_S
         for request in link.live:
             may_wait = not gone and request.journal.first_token_at is not None
             if may_wait or request.journal.complete or request.reader.failure:
                 continue
-            heir = self._choose(request.journal, lambda other: other.availability is Availability.READY)
-            if heir is None:
+            other = self._choose(request.journal, lambda other: other.availability is Availability.READY)
+            if other is None:
                 return
             link.release(request)
-            self._place(request, heir)
+            self._place(request, other)
             self.handovers += 1
 
 
 def _has_room(status: ServiceStatus | None, journal: Journal) -> bool:
-    """Whether the cell could ever hold the longest of the request's sequences, as far as is known."""
+    """Tells whether the cell could hold the longest of the request's sequences, as far as is known."""
     if status is None or status.model is None:
         return True
     longest = len(journal.prompt_token_ids) + journal.sampling.max_tokens
     return longest <= min(status.capacity_tokens, status.model.max_model_len)
 
 
-def _merged(told: Iterable[ServiceStatus]) -> ServiceStatus | None:
-    """All replicas, and what the largest of them can hold."""
-    by_size = sorted(told, key=lambda status: status.capacity_tokens)
+def _merged(statuses: Iterable[ServiceStatus]) -> ServiceStatus | None:
+    """Returns one status with the replicas and the work of all, and the capacity of the largest; None for none."""
+    by_size = sorted(statuses, key=lambda status: status.capacity_tokens)
     if not by_size:
         return None
     return msgspec.structs.replace(

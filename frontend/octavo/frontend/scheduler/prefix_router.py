@@ -1,7 +1,8 @@
-"""Which of several schedulers, each with workers of its own (a cell), gets a request: by prefix, and by load.
+"""Chooses which of several schedulers, each with workers of its own (a cell), gets a request: by prefix and by load.
 
-Pure: no clock, no socket, no chance. A cell is taken to hold the blocks of the prompts it was chosen for, so what is
-known of its prefixes is an estimate: a block that was evicted there costs a longer prefill, never a wrong answer.
+The module is pure: it uses no clock, no socket and no random numbers. A cell is taken to hold the blocks of the prompts
+that it was chosen for. That is an estimate: a block that was evicted there costs a longer prefill, never a wrong
+answer.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ _LITTLE_ENDIAN: Final = sys.byteorder == "little"
 
 @dataclass(frozen=True, slots=True)
 class CellLoad:
-    """What a cell has to run on, and the tokens that it is still about to compute, of prompts and of answers."""
+    """Counts a cell's replicas, and the tokens of prompts and answers that the cell is still to compute."""
 
     replicas: int
     work_tokens: int
@@ -56,15 +57,15 @@ class PrefixRouter:
         self._holders: OrderedDict[bytes, int] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many blocks are remembered."""
+        """Returns how many blocks are remembered."""
         return len(self._holders)
 
     def choose(
         self, prompt_token_ids: Sequence[int], cache_key: CacheKey, loads: Sequence[CellLoad | None]
     ) -> int | None:
-        """The cell that the request is sent to, and is taken to hold its prompt from now on.
+        """Returns the index of the cell for a request; that cell is taken to hold the prompt from now on.
 
-        `loads` has one entry per cell, None for one that cannot take the request; the answer is None if none can. A
+        `loads` has one entry per cell, None for a cell that cannot take the request. Returns None if no cell can. A
         cell without replicas is chosen only where no other could be.
         """
         pressures = _pressures(loads)
@@ -80,13 +81,16 @@ class PrefixRouter:
         return cell
 
     def lost(self, cell: int) -> None:
-        """The cell holds nothing any more: its workers are gone, or know nothing of what came before."""
+        """Forgets all blocks of `cell`, whose workers are gone or began anew."""
         others = ~(1 << cell)
         held = ((value, cells & others) for value, cells in self._holders.items())
         self._holders = OrderedDict((value, cells) for value, cells in held if cells)
 
     def _holder(self, hashes: list[bytes], pressures: dict[int, float], least: float) -> int | None:
-        """The cell with the longest prefix among those whose load is worth it."""
+        """Returns the cell with the longest prefix whose saving is worth the cell's load, or None.
+
+        `pressures` are tokens of work per replica, by cell, and `least` is the smallest of them.
+        """
         tolerable, tried = least * (1 + self._imbalance), 0
         held = self._held(hashes)
         while held:
@@ -100,7 +104,7 @@ class PrefixRouter:
         return None
 
     def _held(self, hashes: list[bytes]) -> list[int]:
-        """The cells, as bits, that hold the first block, the first two, and so on for as long as any does."""
+        """Returns the cells, as bits, that hold the first block, the first two, and so on while any cell does."""
         held, cells = [], -1
         for value in hashes:
             cells &= self._holders.get(value, 0)
@@ -110,7 +114,7 @@ class PrefixRouter:
         return held
 
     def _least_loaded(self, pressures: dict[int, float], least: float) -> int:
-        """One of them, each in its turn."""
+        """Returns one of the least loaded cells, each in its turn."""
         alike = [cell for cell, pressure in pressures.items() if pressure == least]
         cell = next((cell for cell in alike if cell >= self._next), alike[0])
         self._next = (cell + 1) % self._num_cells
@@ -126,16 +130,16 @@ class PrefixRouter:
 
 
 def _pressures(loads: Sequence[CellLoad | None]) -> dict[int, float]:
-    """Tokens of work per replica of the cells that come into question."""
+    """Returns tokens of work per replica, by cell; cells without replicas count only if there are no others."""
     manned = {cell: load.work_tokens / load.replicas for cell, load in enumerate(loads) if load and load.replicas}
     return manned or {cell: float(load.work_tokens) for cell, load in enumerate(loads) if load}
 
 
 def _block_hashes(prompt_token_ids: Sequence[int], key: CacheKey, block_size: int) -> Iterator[bytes]:
-    """Chained hashes of the prompt's full blocks.
+    """Yields chained hashes of the prompt's full blocks.
 
-    What must be equal besides the tokens goes into the chain where a scheduler's cache has it: or the time that a first
-    token takes would tell one tenant what another has asked.
+    The adapter and the salt go into the chain where a scheduler's cache has them. Otherwise the time that a first token
+    takes would tell one tenant what another has asked.
     """
     content, width = _content(prompt_token_ids), 4 * block_size
     parent = _label(b"adapter", key.adapter)
@@ -148,12 +152,12 @@ def _block_hashes(prompt_token_ids: Sequence[int], key: CacheKey, block_size: in
 
 
 def _label(kind: bytes, label: str) -> bytes:
-    """Another function than that of blocks: no label passes for tokens."""
+    """Hashes a label by another function than blocks, so that no label passes for tokens."""
     return hashlib.blake2b(label.encode(), digest_size=32, person=kind).digest() if label else b""
 
 
 def _content(token_ids: Sequence[int]) -> bytes:
-    """As little-endian int32."""
+    """Returns the ids as bytes of little-endian int32."""
     tokens = array("i", token_ids)
     if not _LITTLE_ENDIAN:
         tokens.byteswap()

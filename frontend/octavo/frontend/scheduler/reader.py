@@ -1,4 +1,4 @@
-"""Who waits for a request's events: woken when there is something to see, told once why there will be no more."""
+"""Wakes whoever reads a request's events when there is news, and ends the reading with an error when it must end."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from octavo.wire.requests import NoticeKind
 
 
 class ReadLease:
-    """One reader's right to read, until another takes it. Waits for nothing at first."""
+    """Holds one reader's right to read, until another reader takes over. The first wait returns at once."""
 
     def __init__(self, reader: "Reader") -> None:
         self.failure: ServiceError | None = None
@@ -17,22 +17,21 @@ class ReadLease:
         self._news.set()
 
     def wake(self) -> None:
-        """There is something to see."""
+        """Wakes the reader, for there is news."""
         self._news.set()
 
     def end(self, failure: ServiceError) -> None:
-        """Ends the reading, not what is read."""
+        """Ends the reading with `failure`; the request goes on."""
         self.failure = self.failure or failure
         self._news.set()
 
     def check(self) -> None:
-        """Raises why the reading has ended."""
+        """Raises the error with which the reading has ended, if it has."""
         if self.failure:
             raise self.failure
 
     async def wait(self) -> None:
-        """Returns when there was something to see since the last call. Raises why the reading has ended, or the
-        request."""
+        """Returns once there was news since the last call. Raises the error that ended the reading or the request."""
         await self._news.wait()
         self.check()
         if self._reader.failure:
@@ -41,7 +40,10 @@ class ReadLease:
 
 
 class Reader:
-    """One request's, from its check until it is forgotten; one reads at a time. Belongs to one event loop."""
+    """Passes a request's news to whoever holds its lease; one reads at a time. Belongs to one event loop.
+
+    `failure` is the error that ended the request, if any.
+    """
 
     def __init__(self) -> None:
         self.failure: ServiceError | None = None
@@ -49,33 +51,33 @@ class Reader:
         self._notices: dict[NoticeKind, Notice] = {}
 
     def take(self) -> ReadLease:
-        """The right to read, taken from whoever had it."""
+        """Returns a new lease, and ends the lease of the earlier reader."""
         earlier, self._turn = self._turn, ReadLease(self)
         earlier.end(Aborted(Reason.SUPERSEDED, "another reader has taken over the events of this request"))
         return self._turn
 
     def is_held_by(self, turn: ReadLease) -> bool:
-        """Whether nobody has taken it since."""
+        """Tells whether `turn` is still the latest lease."""
         return self._turn is turn
 
     def notify(self) -> None:
-        """There is something to see."""
+        """Wakes the reader, for there is news."""
         self._turn.wake()
 
     def tell(self, notice: Notice) -> None:
-        """Something has happened that is no output. Of a kind only the latest is kept."""
+        """Keeps a notice for the reader, the latest of each kind, and wakes the reader."""
         self._notices.pop(notice.kind, None)
         self._notices[notice.kind] = notice
         self.notify()
 
     def take_notices(self) -> list[Notice]:
-        """What was told since the last call, in order."""
+        """Returns the notices since the last call, in order."""
         if not self._notices:
             return []
         notices, self._notices = self._notices, {}
         return list(notices.values())
 
     def fail(self, failure: ServiceError) -> None:
-        """Ends the request for whoever reads it; the first failure stays."""
+        """Ends the request for its reader; the first failure stays."""
         self.failure = self.failure or failure
         self._turn.wake()

@@ -1,5 +1,9 @@
-"""The conversation with one scheduler without its socket: messages in, messages out, and the journals that it is
-about."""
+"""Holds the conversation with one scheduler without its socket: takes messages, returns messages, updates journals.
+
+A frontend says hello until it is welcomed, submits requests, and renews all of them every second; from the answer to
+a renewal it learns what it must submit again. That one path carries running streams over a lost message, a
+reconnection and a new scheduler.
+"""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -48,40 +52,40 @@ from octavo.wire.requests import (
 
 
 class CellWork:
-    """Tokens: what the scheduler told last, moved by what this frontend has sent and ended since."""
+    """Estimates the tokens that a cell has to compute.
+
+    The estimate is the scheduler's latest count, moved by what this frontend has sent and ended since.
+    """
 
     def __init__(self) -> None:
-        # This frontend's share, by what the scheduler calls the requests.
+        # This frontend's share, by the requests' ids on the wire.
         self._own: dict[str, int] = {}
         self._num_own = 0
         self._num_others = 0
 
     @property
     def tokens(self) -> int:
-        """Of all frontends."""
+        """Returns the tokens of all frontends' requests."""
         return self._num_own + self._num_others
 
     def add(self, journal: Journal) -> None:
-        """The request was sent there."""
+        """Adds the work of a request that was sent."""
         self._own[journal.wire_id] = tokens = journal.work_tokens
         self._num_own += tokens
 
     def drop(self, journal: Journal) -> None:
-        """It is there no more."""
+        """Takes off the work of a request that the scheduler holds no more."""
         self._num_own -= self._own.pop(journal.wire_id, 0)
 
-    def told(self, work_tokens: int, own: Iterable[Journal]) -> None:
-        """The scheduler has just counted, and holds these of this frontend."""
+    def reported(self, work_tokens: int, own: Iterable[Journal]) -> None:
+        """Takes the scheduler's count of all frontends; `own` are the journals of this frontend's requests there."""
         self._own = {journal.wire_id: journal.work_tokens for journal in own}
         self._num_own = sum(self._own.values())
         self._num_others = max(0, work_tokens - self._num_own)
 
 
-# What clients are told where the scheduler will not, or can no longer, run a request.
-
-
 def rejection(message: Rejected) -> ServiceError:
-    """The error that the rejection is to its client."""
+    """Returns the client's error for a request that the scheduler will not, or can no longer, run."""
     detail = message.detail or f"the scheduler rejected the request: {message.reason.value}"
     match message.reason:
         case RejectReason.DUPLICATE_ID:
@@ -115,13 +119,6 @@ def rejection(message: Rejected) -> ServiceError:
             return Broken(Reason.STREAM_BROKEN, detail)
 
 
-# The conversation with the scheduler without its socket: messages in, messages out, and who must be told.
-#
-# A frontend says hello until it is welcomed, submits requests, and renews all of them every second; from the answer to
-# a renewal it learns what it must submit again. That one path carries running streams over a lost message, a
-# reconnection and a new scheduler.
-
-
 _log = logging.getLogger(__name__)
 
 # With this many renewals unanswered the registration is taken for lost, and the frontend says hello again.
@@ -130,22 +127,22 @@ _MAX_UNANSWERED_RENEWALS = 3
 
 @dataclass(frozen=True)
 class LiveRequest:
-    """A request in the scheduler's hands. The reader is told when the journal has grown, and why it will not."""
+    """Pairs the journal of a submitted request with its reader, who hears when the journal has grown or has failed."""
 
     journal: Journal
     reader: Reader
 
 
-Elsewhere = Callable[[LiveRequest, RejectReason], bool]
+HandOver = Callable[[LiveRequest, RejectReason], bool]
 _Current = StatusChanged | Renewed | Deltas | Notices | Rejected | PrefixesChanged | PinRefused
 
 
 class SchedulerSession:
-    """State of one frontend's registration. `now` is seconds of one monotonic clock.
+    """Holds the state of one frontend's registration. `now` is seconds of one monotonic clock.
 
-    `own_prefixes` are the token ids, by name, of what this frontend wants pinned. `attempts` are the numbers of its
-    submissions, rising; sessions between which requests move share them. `elsewhere` is asked whether somebody else
-    takes a request that was rejected.
+    `own_prefixes` are the token ids, by name, of prefixes that this frontend wants pinned. `attempts` yields the rising
+    numbers of submissions; sessions between which requests move share one. `hand_over` is called with a rejected
+    request, and returns whether another cell took the request.
     """
 
     def __init__(
@@ -155,7 +152,7 @@ class SchedulerSession:
         now: float,
         own_prefixes: Mapping[str, list[int]] | None = None,
         attempts: Iterator[int] | None = None,
-        elsewhere: Elsewhere = lambda request, reason: False,
+        hand_over: HandOver = lambda request, reason: False,
     ) -> None:
         self.frontend_id = frontend_id
         self.model_fingerprint = model_fingerprint
@@ -163,33 +160,33 @@ class SchedulerSession:
         self.status: ServiceStatus | None = None
         self.refused: str | None = None
         self.last_heard = now
-        # By what the scheduler calls them.
+        # By their ids on the wire.
         self.live: dict[str, LiveRequest] = {}
         self.prefixes = PinnedPrefixes(own_prefixes or {})
         self._unanswered_renewals = 0
         # One count for all requests: an id may be used again, and answers to its former request may still be under way.
         self._attempts = attempts or count(1)
-        self._elsewhere = elsewhere
+        self._hand_over = hand_over
         self._work = CellWork()
 
     @property
     def work_tokens(self) -> int:
-        """Tokens that the scheduler's workers are still about to compute, of all frontends' requests."""
+        """Returns the tokens that the scheduler's workers are still to compute, of all frontends' requests."""
         return self._work.tokens
 
     def hello(self) -> FrontendHello:
-        """The first word on a connection, repeated until there is an answer."""
+        """Returns the first message on a connection, which is repeated until there is an answer."""
         return FrontendHello(schema_version=SCHEMA_VERSION, frontend_id=self.frontend_id)
 
     def submit(self, request: LiveRequest, now: float) -> list[FromFrontend]:
-        """Takes the request under its lease and sends it; what cannot leave now is found out by a renewal."""
+        """Takes the request under a lease; returns its submission. A renewal finds out submissions that were lost."""
         request.journal.wire_id = self._wire_id(request.journal.request_id)
         self.live[request.journal.wire_id] = request
         self._work.add(request.journal)
         return self._submission(request.journal, now)
 
     def release(self, request: LiveRequest) -> list[FromFrontend]:
-        """Ends the lease, and says so if the scheduler may still be at work for it."""
+        """Ends the lease; returns an abort if the scheduler may still work for the request."""
         journal = request.journal
         if self.live.get(journal.wire_id) is not request:
             # It was rejected.
@@ -201,25 +198,25 @@ class SchedulerSession:
         return [Abort(epoch=self.epoch, request_ids=[journal.wire_id])]
 
     def end_sequence(self, request: LiveRequest, sequence_index: int) -> list[FromFrontend]:
-        """Ends one sequence, and says so if others run on. With the last one the request ends: see `release`."""
+        """Ends one sequence; returns a message if others run on. The last one ends with the request, by `release`."""
         journal = request.journal
         if not journal.end_sequence(sequence_index) or self.epoch is None:
             return []
         return [EndSequence(self.epoch, journal.wire_id, journal.attempt, sequence_index)]
 
     def tick(self) -> list[FromFrontend]:
-        """What is to be said once a second: hello, or the renewal of every lease."""
+        """Returns what is sent once a second: the renewal of every lease, or hello."""
         if self._unanswered_renewals >= _MAX_UNANSWERED_RENEWALS:
             self.disconnected()
         return self._renewal() or [self.hello()]
 
     def disconnected(self) -> None:
-        """The registration cannot be relied on: hello, welcome and a renewal must come before all else."""
+        """Drops the registration: hello, welcome and a renewal must come before all else."""
         self.epoch = None
         self._unanswered_renewals = 0
 
     def receive(self, message: ToFrontend, now: float) -> list[FromFrontend]:
-        """Takes one message; gives what must be answered."""
+        """Takes one message; returns the messages that answer it."""
         match message:
             case FrontendWelcome():
                 return self._welcomed(message, now)
@@ -240,7 +237,7 @@ class SchedulerSession:
                 return self._accept(message, now)
             case Renewed():
                 self.status = message.status
-                self._work.told(message.status.work_tokens, [request.journal for request in self.live.values()])
+                self._work.reported(message.status.work_tokens, [request.journal for request in self.live.values()])
                 return self._resubmit_unknown(message, now)
             case StatusChanged():
                 self.status = message.status
@@ -265,7 +262,7 @@ class SchedulerSession:
         return self._pins(message.epoch) + self._renewal()
 
     def _pins(self, epoch: int) -> list[FromFrontend]:
-        """Before the requests come back, so that they find their prefixes."""
+        """Returns the prefixes to pin, which go out before the requests come back and look for them."""
         prefixes = self.prefixes.welcomed(epoch)
         return [PinPrefixes(epoch, prefixes[i : i + MAX_PREFIXES]) for i in range(0, len(prefixes), MAX_PREFIXES)]
 
@@ -282,7 +279,7 @@ class SchedulerSession:
 
     def _resubmit_if_current(self, lease: Lease, now: float) -> list[FromFrontend]:
         request = self.live.get(lease.request_id)
-        # One that has been submitted again since is on its way.
+        # A request that was submitted again since is on its way.
         if request is None or request.journal.attempt != lease.attempt:
             return []
         return self._resubmission(request.journal, now)
@@ -314,7 +311,7 @@ class SchedulerSession:
         return [Submit(epoch=self.epoch, request=journal.submit(self.model_fingerprint, now))]
 
     def _wire_id(self, request_id: str) -> str:
-        """The request's own id, unless another tenant has one of the same."""
+        """Returns the request's own id, or another one if a request of another tenant has that id."""
         names = chain([request_id], (f"{request_id}#{number}" for number in count(2)))
         return next(name for name in names if name not in self.live)
 
@@ -330,7 +327,7 @@ class SchedulerSession:
             # The scheduler does not hold it any more.
             del self.live[message.request_id]
             self._work.drop(request.journal)
-            if not self._elsewhere(request, message.reason):
+            if not self._hand_over(request, message.reason):
                 request.reader.fail(rejection(message))
 
 

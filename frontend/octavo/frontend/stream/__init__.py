@@ -1,1 +1,1 @@
-"""One request from its preparation to its last event, whatever interface it came through."""
+"""Carries one request from its preparation to its last event, whatever interface it came through."""

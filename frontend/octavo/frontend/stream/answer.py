@@ -1,4 +1,4 @@
-"""Turns the tokens of a request's sequences into pieces of text for the client."""
+"""Turns the tokens of a request's sequences into pieces of text for the client, and finds where each sequence ends."""
 
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -15,9 +15,10 @@ from octavo.wire.sampling import Logprobs
 
 @dataclass(frozen=True)
 class EndRules:
-    """When a completion ends besides its stop strings. `eos_token_ids` is part of `stop_token_ids`.
+    """Tells when a completion ends besides its stop strings. `eos_token_ids` is part of `stop_token_ids`.
 
-    Nothing ends it before `min_tokens`: the workers choose no stop token until then, and stop strings are not found.
+    Nothing ends a completion before `min_tokens`: until then the workers choose no stop token, and stop strings are
+    not looked for.
     """
 
     max_tokens: int
@@ -28,19 +29,19 @@ class EndRules:
 
 
 class Completion:
-    """One sequence on its way to the client. `finished` is set with the token that ends it; later ones are ignored."""
+    """Turns one sequence into text. `finished` is set with the token that ends the sequence; later ones are ignored."""
 
     def __init__(self, rules: EndRules, detokenizer: Detokenizer, stop_strings: StopStrings) -> None:
         self._rules = rules
         self._detokenizer = detokenizer
         self._stop_strings = stop_strings
         self.num_tokens = 0
-        # Of the tokens counted, where they came with logprobs.
+        # The sum over the tokens counted, where they came with logprobs.
         self.cumulative_logprob = 0.0
         self.finished: Finished | None = None
 
     def feed(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> TextDelta:
-        """Takes tokens up to the one that ends the completion, and gives the text that is certain.
+        """Takes tokens up to the one that ends the completion; returns those with the text that is certain.
 
         `logprobs` has one entry per token, or none at all.
         """
@@ -90,24 +91,21 @@ class Completion:
         return scanned.text
 
 
-# From a journal to the events of its request: which sequences the client gets, under which index, and when.
-
-
-# Of a sequence in one turn, so that one message to a slow reader, and one turn of the event loop, stay small; and of
-# logprobs in any event.
+# The most tokens of a sequence in one turn, so that one message to a slow reader, and one turn of the event loop, stay
+# small; and the most logprobs in any event.
 MAX_PIECE_TOKENS = 512
 MAX_PIECE_NUMBERS = 2048
 
 
 @dataclass(slots=True)
 class _Held:
-    """Text of a sequence's tokens that were not sent yet, in parts of so many tokens."""
+    """Holds the text of a sequence's tokens that were not sent yet, in parts, with the number of tokens of each."""
 
     num_tokens: list[int] = field(default_factory=list)
     texts: list[list[str]] = field(default_factory=list)
 
     def add(self, piece: TextDelta, most_tokens: int) -> None:
-        """Takes in the next tokens, of which a part holds so many, or those of one piece."""
+        """Appends `piece` to the last part, or begins a part if the last would hold more than `most_tokens`."""
         if self.num_tokens and self.num_tokens[-1] + len(piece.token_ids) <= most_tokens:
             self.num_tokens[-1] += len(piece.token_ids)
             self.texts[-1].append(piece.text)
@@ -117,10 +115,10 @@ class _Held:
 
 
 class Answer:
-    """The sequences of one request on their way to the client.
+    """Decides which sequences of one request the client gets, under which index, and when.
 
-    They are sent as they grow, or each whole where `incremental` is off. Where `num_results` are chosen among more, or
-    searched for, they are sent whole once all have ended, best first.
+    Sequences are sent as they grow, or each whole where `incremental` is off. Where `num_results` are chosen among
+    more, or found by a beam search, they are sent whole once all have ended, best first.
     """
 
     def __init__(
@@ -133,14 +131,14 @@ class Answer:
         self._is_ranked = journal.sampling.beam is not None or num_results < len(self._completions)
         top = journal.sampling.logprobs
         self._is_scored = top is not None
-        # What an event may hold; with few logprobs any number of tokens, once a sequence has ended.
+        # The most tokens of an event; with few logprobs any number, once a sequence has ended.
         self._most_tokens = max(1, MAX_PIECE_NUMBERS // (1 + top)) if top else MAX_TOKENS
-        # What was not sent yet, by sequence: the latest piece where each is sent at once, or all since the start.
+        # Pieces that were not sent yet, by sequence: the latest where each is sent at once, or all since the start.
         self._sends_at_once = incremental and not self._is_ranked
         self._latest: dict[int, TextDelta] = {}
         self._held = [_Held() for _ in self._completions]
         self._num_sent = [0] * len(self._completions)
-        self._told_end: set[int] = set()
+        self._end_sent: set[int] = set()
         # The latest `advance` has left some tokens.
         self.behind = False
         # Tokens taken, of all sequences together.
@@ -149,13 +147,13 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        """Whether all sequences have ended."""
+        """Tells whether all sequences have ended."""
         return not self._num_running
 
     def advance(self) -> list[TextDelta | Finished]:
-        """Takes what the journal has got since the last call, as far as one turn may, and gives what is due to be sent.
+        """Takes the journal's new tokens, as many as one turn may, and returns the events that are due.
 
-        All that came since then at once, so a slow reader gets fewer, larger pieces.
+        All tokens since the last call come in one piece, so a slow reader gets fewer, larger pieces.
         """
         self.behind = False
         for index, (sequence, completion) in enumerate(zip(self._journal.sequences, self._completions, strict=True)):
@@ -176,11 +174,11 @@ class Answer:
         return [event for place, index in self._due() for event in self._flush(place, index)]
 
     def sequence_of(self, place: int) -> int:
-        """The sequence that was sent as the one of that index of the answer."""
+        """Returns the index in the journal of the sequence that has the index `place` in the answer."""
         return self._best()[place] if self._is_ranked else place
 
     def ended_here(self) -> list[int]:
-        """Sequences that have ended by what only the frontend sees, and still run for the scheduler."""
+        """Returns the sequences that have ended by a stop string, which the scheduler does not see and runs on."""
         pairs = zip(self._completions, self._journal.sequences, strict=True)
         return [index for index, (c, sequence) in enumerate(pairs) if c.finished and not sequence.complete]
 
@@ -195,7 +193,7 @@ class Answer:
                 )
 
     def usage(self) -> Usage:
-        """What the request has cost so far."""
+        """Returns what the request has taken so far."""
         journal = self._journal
         first = journal.arrived_at if journal.first_token_at is None else journal.first_token_at
         last = first if journal.last_token_at is None else journal.last_token_at
@@ -210,7 +208,7 @@ class Answer:
         )
 
     def _due(self) -> list[tuple[int, int]]:
-        """(index in the answer, sequence) of those that may be sent now."""
+        """Returns (index in the answer, index in the journal) of the sequences that may be sent now."""
         if self._is_ranked:
             return list(enumerate(self._best())) if self.finished else []
         return [(i, i) for i, completion in enumerate(self._completions) if self._incremental or completion.finished]
@@ -231,8 +229,8 @@ class Answer:
             self._held[index] = _Held()
             yield from self._pieces(held, place, index)
         finished = self._completions[index].finished
-        if finished and index not in self._told_end:
-            self._told_end.add(index)
+        if finished and index not in self._end_sent:
+            self._end_sent.add(index)
             yield replace(finished, index=place, cumulative_logprob=self._cumulative_logprob(index))
 
     def _pieces(self, held: _Held, place: int, index: int) -> Iterator[TextDelta]:

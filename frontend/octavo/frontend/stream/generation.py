@@ -1,4 +1,4 @@
-"""The single path behind every door: from a request to its events, whatever happens to the processes behind."""
+"""Turns requests into their events, on one path for every interface, whatever happens to schedulers and workers."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Generation:
-    """All requests of one frontend. Belongs to one event loop. `model_names` are all that the model goes by."""
+    """Runs all requests of one frontend. Belongs to one event loop. `model_names` are all names of the model."""
 
     def __init__(
         self,
@@ -73,59 +73,59 @@ class Generation:
 
     @property
     def model_name(self) -> str:
-        """The first of the model's names."""
+        """Returns the first of the model's names."""
         return self.model_names[0]
 
     @property
     def stall_timeout_s(self) -> float:
-        """How long a door may wait until its client takes an event; see `octavo.frontend.stream.pacing`."""
+        """Returns the seconds that an interface may wait until its client takes an event; see `pacing.paced`."""
         return self._registry.patience.stall_timeout_s
 
     @property
     def num_running(self) -> int:
-        """Requests between their admission and their end, whether somebody reads them or not."""
+        """Returns how many requests are admitted and have not ended, with a reader or without."""
         return self._registry.num_running
 
     @property
     def ready(self) -> bool:
-        """Whether a new request would be taken and could run now."""
+        """Tells whether a new request would be taken and could run now."""
         return not self.draining and self._scheduler.availability is Availability.READY
 
     @property
     def makes_progress(self) -> bool:
-        """Whether requests get on: the scheduler has not been away for longer than they survive."""
+        """Tells whether requests survive: the scheduler has not been away for longer than its grace."""
         return self._scheduler.away_s() <= self._scheduler.grace_s
 
     @property
     def recommends_sampling(self) -> bool:
-        """Whether the model's makers say how tokens are to be chosen where a request does not."""
+        """Tells whether the model directory says how to sample for a request that does not."""
         return self._defaults.recommends_sampling
 
     @property
     def frontend_ids(self) -> list[str]:
-        """The names of this frontend in the schedulers' books."""
+        """Returns the name of this frontend's registration with each scheduler."""
         return self._scheduler.frontend_ids
 
     @property
     def latencies(self) -> Latencies:
-        """What clients have waited for tokens since the start, all requests together."""
+        """Returns the times that clients have waited for tokens since the start, all requests together."""
         return self._observer.latencies()
 
     @property
     def max_model_len(self) -> int:
-        """The context in tokens: the model's, or less where its workers were started with less."""
+        """Returns the context in tokens: the model's, or less where its workers were started with less."""
         return model_len(self._defaults, self._scheduler.status)
 
     @property
     def served_model_len(self) -> int:
-        """`max_model_len`, or 0 while no worker has said what it serves."""
+        """Returns `max_model_len`, or 0 while no worker has said which model it serves."""
         status = self._scheduler.status
         return self.max_model_len if status and status.model else 0
 
     def generate(
         self, request: GenerationRequest, caller: Caller = ANYBODY, deadline: float | None = None
     ) -> AsyncGenerator[Emitted]:
-        """The events of one request. `deadline` is a time of the event loop's clock.
+        """Runs a request and yields its events. `deadline` is a time of the event loop's clock.
 
         Raises `ServiceError`. Closing the iterator aborts the request, unless it may run on without a reader.
         """
@@ -134,30 +134,29 @@ class Generation:
     def attach(
         self, request_id: str, after: int, caller: Caller = ANYBODY, deadline: float | None = None
     ) -> AsyncGenerator[Emitted]:
-        """The events of a request that come after the offset `after`, the same again where they were told before.
+        """Yields the events of a request after the offset `after`; events that were sent before come again unchanged.
 
-        Takes over from an earlier reader. The deadline is the reading's, not the request's. Raises `ServiceError`.
-        Closing the iterator is the same as closing that of `generate`.
+        The call takes over from an earlier reader. `deadline` ends the reading, not the request. Raises
+        `ServiceError`. Closing the iterator is the same as closing that of `generate`.
         """
         return self._registry.read(partial(self._registry.attachable, request_id, after, caller), after, deadline)
 
     def request_of(self, request_id: str, caller: Caller = ANYBODY) -> GenerationRequest:
-        """What was asked for under that id. Raises `NotFound`."""
+        """Returns the caller's request with that id. Raises `NotFound`."""
         return self._registry.find(request_id, caller).request
 
     def prompt_tokens_of(self, request_id: str, caller: Caller = ANYBODY) -> int | None:
-        """The length of the prompt of the caller's request with that id; None before it is tokenized."""
+        """Returns the tokens in the prompt of the caller's request with that id; None before they are known."""
         running = self._registry.get(request_id, caller)
         return len(running.stream.journal.prompt_token_ids) if running and running.stream else None
 
     def call_came(self) -> None:
-        """A call was taken in, and another may be behind it: what runs or begins gives way for a moment."""
+        """Notes that a call was taken in, and another may be behind it: other work gives way for a moment."""
         self._turns.call_came()
         self.beginnings.call_came()
 
     def check_room(self) -> None:
-        """Counts as a request that was refused, and raises `Overloaded`, where there is no room for any, whatever it
-        asks for."""
+        """Raises `Overloaded`, and counts a request that was refused, if there is no room for any request at all."""
         try:
             self._admission.check_room()
         except Overloaded as error:
@@ -166,11 +165,11 @@ class Generation:
             raise
 
     def abort(self, request_id: str, caller: Caller = ANYBODY) -> bool:
-        """Ends the caller's request of that id; whether it was running."""
+        """Ends the caller's request with that id; returns whether it was running."""
         return self._abort(self._registry.get(request_id, caller))
 
     def abort_listed(self, listing: Listing) -> bool:
-        """Ends the request that a scheduler lists so, whoever's it is; whether it was running here."""
+        """Ends the request that a scheduler lists so, of whatever tenant; returns whether it was running here."""
         return self._abort(self._registry.listed(listing))
 
     def _abort(self, running: RunningRequest | None) -> bool:
@@ -180,19 +179,21 @@ class Generation:
         return True
 
     def listing_of(self, request_id: str, caller: Caller = ANYBODY) -> Listing | None:
-        """Returns what a scheduler's books call the caller's request of that id; None while it is in none. Raises
-        `NotFound`."""
+        """Returns the name under which a scheduler lists the caller's request; None while no scheduler holds it.
+
+        Raises `NotFound`.
+        """
         return self._registry.listing(self._registry.find(request_id, caller))
 
     def cut_off(self) -> None:
-        """Ends what still runs, at the end of a drain."""
+        """Ends all requests that still run, at the end of a drain."""
         self._registry.cut_off()
 
     async def encode(self, prompt: Prompt, caller: Caller = ANYBODY, *, add_special_tokens: bool = True) -> list[int]:
-        """The prompt's token ids, made off the event loop; `add_special_tokens` is of a text: whether the tokenizer
-        adds what it adds by itself.
+        """Returns the prompt's token ids, made off the event loop.
 
-        Raises `InvalidRequest`; `Overloaded`, for it counts as admitted meanwhile, as `decode` does.
+        `add_special_tokens` lets the tokenizer add its own tokens (a BOS) to a prompt that is text. Raises
+        `InvalidRequest`, and `Overloaded`, for the call counts as admitted meanwhile, as `decode` does.
         """
         check_form(GenerationRequest(prompt))
         check_prompt_size(prompt, self.max_model_len)
@@ -200,14 +201,16 @@ class Generation:
             return await self._text.encode(prompt, add_special_tokens=add_special_tokens)
 
     async def decode(self, token_ids: Sequence[int], caller: Caller = ANYBODY, *, skip_special_tokens: bool) -> str:
-        """The text of the ids, made off the event loop. Raises `InvalidRequest` for ids outside the vocabulary, and
-        `Overloaded`."""
+        """Returns the text of the ids, made off the event loop.
+
+        Raises `InvalidRequest` for ids outside the vocabulary, and `Overloaded`.
+        """
         check_token_ids("ids", token_ids, self._defaults.vocab_size)
         with self._admitted(list(token_ids), caller):
             return await self._text.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def check_model(self, model: str) -> None:
-        """Raises `NotFound` unless `model` is empty or a name of the one served."""
+        """Raises `NotFound` unless `model` is empty or a name of the served model."""
         if model and model not in self.model_names:
             raise NotFound(
                 Reason.MODEL_NOT_FOUND,
@@ -218,7 +221,7 @@ class Generation:
 
     @contextlib.contextmanager
     def _admitted(self, prompt: Prompt, caller: Caller) -> Iterator[None]:
-        """Goes around work on a prompt that no answer follows."""
+        """Surrounds work on a prompt that no answer follows, which counts as admitted meanwhile."""
         ticket = self._admission.admit(GenerationRequest(prompt, max_new_tokens=0), caller.tenant)
         try:
             yield
@@ -263,7 +266,7 @@ class Generation:
         return request_id or secrets.token_hex(16)
 
     async def _begin(self, running: RunningRequest) -> None:
-        """A task of its own, for its reader may go away and another come."""
+        """Prepares and submits a request, in a task of its own, for its reader may go away and another come."""
         try:
             await self.beginnings.take()
             journal = await self._preparation.journal(running)

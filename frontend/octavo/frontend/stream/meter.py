@@ -1,4 +1,4 @@
-"""Measures requests from their arrival to their end, and reports each to observers."""
+"""Measures each request from its admission to its end, and reports it to metrics, admission and traces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from octavo.runtime.telemetry.tracing import Span
 
 @dataclass(frozen=True)
 class Latencies:
-    """Counts and sums, in seconds, since the start: of the times to a first token, and of those between tokens."""
+    """Holds counts and sums (seconds) since the start, of the times to a first token and of those between tokens."""
 
     first_tokens: int = 0
     first_token_s: float = 0.0
@@ -21,52 +21,52 @@ class Latencies:
 
 
 class Observer:
-    """Called in the event loop; must be quick and must not raise. Times are in seconds."""
+    """Hears what happens to requests; the metrics are one. Times are in seconds.
+
+    Methods are called in the event loop, and must be quick and not raise.
+    """
 
     def arrived(self) -> None:
-        """A request has come through a door; exactly one of `refused`, `finished`, `failed` and `left` follows."""
+        """Counts a request that came; exactly one of `refused`, `finished`, `failed` and `left` follows."""
 
     def refused(self, error: ServiceError) -> None:
-        """It ended before anything was sent."""
+        """Counts a request that ended with `error` before anything was sent."""
 
     def prompt_tokens(self, count: int, cached: int) -> None:
-        """Its first token is there; of its prompt so many tokens were found computed."""
+        """Counts the prompt of a request whose first token is there; `cached` of its tokens were found computed."""
 
     def first_token(self, since_arrival_s: float) -> None:
-        """Its first token is there."""
+        """Measures the time to a request's first token."""
 
     def tokens(self, count: int, since_last_s: float | None) -> None:
-        """So many new tokens, all sequences together; None: they are the first."""
+        """Counts new tokens of a request, all sequences together. `since_last_s` is None for the first tokens."""
 
     def sequence_finished(self, reason: FinishReason) -> None:
-        """One of its sequences has ended."""
+        """Counts a sequence that has ended."""
 
     def finished(self, usage: Usage, since_arrival_s: float) -> None:
-        """Its last event was handed over."""
+        """Counts a request whose last event was handed over."""
 
     def failed(self, error: ServiceError) -> None:
-        """It ended with an error after something was sent."""
+        """Counts a request that ended with `error` after something was sent."""
 
     def left(self) -> None:
-        """Its client went away."""
+        """Counts a request whose client went away."""
 
     def latencies(self) -> Latencies:
-        """Returns what was observed of latencies so far; nothing, where nobody counts."""
+        """Returns the latencies observed so far; zeros, where the observer does not count."""
         return Latencies()
 
 
-# Tells the operator's side of the house what happens to one request: the metrics, the books of the door, the trace.
-
-
 class Meter:
-    """One request's, from its admission on. Times are seconds of one monotonic clock."""
+    """Measures one request from its admission on. Times are seconds of one monotonic clock."""
 
     def __init__(self, observer: Observer, ticket: Ticket, span: Span, arrived_at: float) -> None:
         self._observer = observer
         self._ticket = ticket
         self._span = span
         self._arrived_at = arrived_at
-        self._told = False
+        self._sent_any = False
         self._usage: Usage | None = None
         # Generated tokens that are counted, and when the latest of them came.
         self._num_tokens = 0
@@ -75,19 +75,19 @@ class Meter:
 
     @property
     def traceparent(self) -> str:
-        """What the spans of other processes are parts of."""
+        """Returns the W3C trace context of which the spans of other processes are parts."""
         return self._span.traceparent
 
     def prepared(self, journal: Journal) -> None:
-        """Its prompt is tokenized, and its limits are resolved."""
+        """Takes the request's work from its journal, once its prompt is tokenized and its limits are resolved."""
         prompt_tokens, sampling = len(journal.prompt_token_ids), journal.sampling
         self._ticket.correct(prompt_tokens + sampling.parallel * sampling.max_tokens)
         self._span.set(prompt_tokens=prompt_tokens, max_tokens=sampling.max_tokens, sequences=sampling.parallel)
 
     def advanced(self, journal: Journal, num_tokens: int, events: Sequence[Emitted]) -> None:
-        """It has so many generated tokens by now, and these events were made."""
+        """Reports the `events` that were made; `num_tokens` counts the request's generated tokens by now."""
         for emitted in events:
-            self._told = True
+            self._sent_any = True
             match emitted.event:
                 case Started():
                     self._started(journal)
@@ -101,8 +101,8 @@ class Meter:
             self._tokens(journal, num_tokens - self._num_tokens)
 
     def ended(self, error: ServiceError | None) -> None:
-        """Its outcome is known: an error, or else an answer that is complete, or a client that has left."""
-        if error is not None and not self._told:
+        """Reports the outcome: `error`, or else an answer that is complete, or a client that has left."""
+        if error is not None and not self._sent_any:
             self._observer.refused(error)
         elif error is not None:
             self._observer.failed(error)
@@ -110,12 +110,12 @@ class Meter:
             self._observer.finished(self._usage, self._usage.time_to_first_token_s + self._usage.decode_time_s)
         else:
             self._observer.left()
-        # What it has not used it will not use.
+        # Work that is not done now will never be.
         self._ticket.correct(self._work_done)
         self._span.end("" if error is None else error.reason.value)
 
     def forgotten(self) -> None:
-        """Nothing of it is kept any more."""
+        """Releases the request's share of what is admitted, once nothing of the request is kept."""
         self._ticket.release()
 
     def _started(self, journal: Journal) -> None:

@@ -1,4 +1,4 @@
-"""The frontend's metrics: what requests did, whatever door they came through, and what is held of them now."""
+"""Collects the frontend's metrics: requests of every interface, and the state of each cell behind the frontend."""
 
 import asyncio
 from collections import Counter
@@ -18,19 +18,19 @@ from octavo.frontend.stream.meter import Latencies, Observer
 from octavo.runtime.telemetry.numbers import LONG_S, SHORT_S, WAIT_S, Histogram, Tally, counter, gauge, gauges
 
 _LAG_INTERVAL_S: Final = 0.1
-# Without keys clients name tenants as they like: those that come after so many others are told as one.
+# Without keys clients name tenants as they like: those that come after so many others are counted as one.
 _MAX_TENANTS: Final = 100
 _OTHERS: Final = "other tenants"
 
 
 class FrontendMetrics(Observer, Collector):
-    """Counted and told in the event loop alone."""
+    """Counts requests and exposes the counts. All methods belong to the event loop."""
 
     def __init__(self, model_name: str, admission: Admission, journals: Callable[[], Collection[Journal]]) -> None:
         self._model = {"model_name": model_name}
         self._admission = admission
         self._journals = journals
-        self._tenants_told: set[str] = set()
+        self._tenants_named: set[str] = set()
         self._arrived = self._finished = self._left = 0
         self._refused, self._failed = Tally(*Reason), Tally(*Reason)
         self._ended = Tally(*(reason.name.lower() for reason in FinishReason))
@@ -38,7 +38,7 @@ class FrontendMetrics(Observer, Collector):
         self._first_token, self._between_tokens = Histogram(WAIT_S), Histogram(SHORT_S)
         self._whole, self._lag = Histogram(LONG_S), Histogram(SHORT_S)
 
-    # -- what happens -----------------------------------------------------------------------------------------------
+    # -- counting ---------------------------------------------------------------------------------------------------
 
     def arrived(self) -> None:
         self._arrived += 1
@@ -56,7 +56,7 @@ class FrontendMetrics(Observer, Collector):
     def tokens(self, count: int, since_last_s: float | None) -> None:
         self._generated_tokens += count
         if since_last_s is not None and count:
-            # Those that came together share the time: each is a token that somebody waited for.
+            # Tokens that came together share the time: each is a token that somebody waited for.
             self._between_tokens.observe(since_last_s / count, count)
 
     def sequence_finished(self, reason: FinishReason) -> None:
@@ -73,7 +73,7 @@ class FrontendMetrics(Observer, Collector):
         self._left += 1
 
     async def measure_lag(self) -> None:
-        """Follows, until cancelled, how late the event loop is with what is due."""
+        """Measures, until cancelled, how late the event loop runs what is due."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _LAG_INTERVAL_S
@@ -83,7 +83,7 @@ class FrontendMetrics(Observer, Collector):
     def latencies(self) -> Latencies:
         return Latencies(*self._first_token.total, *self._between_tokens.total)
 
-    # -- what is told -----------------------------------------------------------------------------------------------
+    # -- exposing ---------------------------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
@@ -136,12 +136,12 @@ class FrontendMetrics(Observer, Collector):
         return gauges("octavo_tenant_work_tokens", "The same of each tenant that has any.", ["tenant"], rows)
 
     def _label(self, tenant: str) -> str:
-        if len(self._tenants_told) < _MAX_TENANTS:
-            self._tenants_told.add(tenant)
-        return tenant if tenant in self._tenants_told else _OTHERS
+        if len(self._tenants_named) < _MAX_TENANTS:
+            self._tenants_named.add(tenant)
+        return tenant if tenant in self._tenants_named else _OTHERS
 
     def _aliases(self) -> Iterator[Metric]:
-        """What boards and autoscalers know under vLLM's names."""
+        """Yields metrics under vLLM's names, which dashboards and autoscalers know."""
         text, labels = "The same as its namesake of Octavo.", self._model
         yield self._first_token.family("vllm:time_to_first_token_seconds", text, labels)
         yield self._between_tokens.family("vllm:inter_token_latency_seconds", text, labels)
@@ -154,11 +154,8 @@ def _tokens(journal: Journal) -> int:
     return len(journal.prompt_token_ids) + sum(len(sequence.token_ids) for sequence in journal.sequences)
 
 
-# What the frontend knows of each cell behind it, as metrics.
-
-
 class CellMetrics(Collector):
-    """Told in the event loop alone. A cell goes by its scheduler's endpoint."""
+    """Exposes the state of each cell, named by its scheduler's endpoint. Belongs to the event loop."""
 
     def __init__(self, cells: SchedulerPool) -> None:
         self._cells = cells

@@ -1,4 +1,10 @@
-"""Shares the event loop between requests, and cuts off clients that do not read."""
+"""Shares the event loop between requests, and cuts off clients that do not read.
+
+gRPC takes in one call in a turn or two of the event loop. If one turn held the work of thousands of streams, calls
+behind a burst would wait for seconds to hear that there is no room. So a turn holds only so much work, and little while
+calls come. The beginnings of requests are counted apart from running streams: else the next token of a stream would
+wait behind all the beginnings of a burst.
+"""
 
 import asyncio
 from collections import deque
@@ -9,18 +15,22 @@ from typing import Final, TypeVar
 
 from octavo.frontend.errors import Aborted, Reason
 
-# What may go on in one turn, each some 50 to 500 us: where nobody comes, and while calls do.
+# Pieces of work in one turn, of some 50 to 500 us each: while no call comes, and while calls do.
 _ALONE: Final = 64
 _BESIDE: Final = 8
-# The same of beginnings, which take longer than the next token of a stream.
+# The same for beginnings of requests, which take longer than the next token of a stream.
 _BEGINNINGS_ALONE: Final = 8
 _BEGINNINGS_BESIDE: Final = 2
-# For so long after a call another may be behind it.
+# Seconds after a call for which another is expected behind it.
 _COMING_S: Final = 0.05
 
 
 class Turns:
-    """Belongs to one event loop. What waits goes on in the order in which it came."""
+    """Grants turns to work in the order in which it came. Belongs to one event loop.
+
+    `alone` and `beside` are how many pieces of work go on in one turn of the event loop while no call comes, and
+    while calls do. `clock` gives seconds; None is the event loop's.
+    """
 
     def __init__(self, alone: int = _ALONE, beside: int = _BESIDE, clock: Callable[[], float] | None = None) -> None:
         self._alone = alone
@@ -32,11 +42,11 @@ class Turns:
         self._came_at = float("-inf")
 
     def call_came(self) -> None:
-        """A call was taken in."""
+        """Notes that a call was taken in."""
         self._came_at = self._now()
 
     async def take(self) -> None:
-        """Returns when there is room for some work: at once, or in a later turn of the event loop."""
+        """Returns when there is room for one piece of work: at once, or in a later turn of the event loop."""
         if not self._waiting and self._taken < self._most():
             self._count(1)
             return
@@ -47,7 +57,7 @@ class Turns:
 
     @classmethod
     def of_beginnings(cls) -> "Turns":
-        """For requests that are read, checked and prepared."""
+        """Makes the turns for requests that are read, checked and prepared."""
         return cls(_BEGINNINGS_ALONE, _BEGINNINGS_BESIDE)
 
     def _most(self) -> int:
@@ -67,7 +77,7 @@ class Turns:
         most = self._most()
         while self._waiting and self._taken < most:
             future = self._waiting.popleft()
-            # Whoever waits may have gone.
+            # The request that waits may have been cancelled.
             if not future.done():
                 future.set_result(None)
                 self._taken += 1
@@ -75,21 +85,17 @@ class Turns:
             self._count(0)
 
 
-# Clients that do not read are cut off, so that nothing is computed and kept for them; and what takes too long is
-# noticed without a timer for each time.
-
-
 class Watch:
-    """Calls `late` when a block `with watch` has taken `limit_s` seconds, and so many seconds later again.
+    """Calls `late` when a block `with watch` has taken `limit_s` seconds, and again after as many seconds more.
 
-    One timer for all its blocks, for setting one costs more than most of them take. Belongs to one event loop.
+    All blocks share one timer, for setting a timer costs more time than most blocks take. Belongs to one event loop.
     """
 
     def __init__(self, limit_s: float, late: Callable[[], None]) -> None:
         self._limit_s = limit_s
         self._late = late
         self._loop = asyncio.get_running_loop()
-        # When the block began, or was late last; None outside of one.
+        # The time at which the block began, or was late last; None outside of a block.
         self._since: float | None = None
         self._timer = self._loop.call_later(limit_s, self._check)
 
@@ -100,7 +106,7 @@ class Watch:
         self._since = None
 
     def close(self) -> None:
-        """There will be no more blocks."""
+        """Ends the timer. No further block may be entered."""
         self._timer.cancel()
 
     def _check(self) -> None:
@@ -113,9 +119,9 @@ class Watch:
 
 @asynccontextmanager
 async def paced(stall_timeout_s: float) -> AsyncIterator[Watch]:
-    """Goes around all that is written to one client; each write goes into a block `with pace`.
+    """Surrounds all writes to one client; each write goes into a block `with` the yielded watch.
 
-    Raises `Aborted` if a write takes more than so many seconds.
+    Raises `Aborted` if a write takes more than `stall_timeout_s` seconds.
     """
     try:
         async with asyncio.timeout(None) as scope:
@@ -128,7 +134,7 @@ async def paced(stall_timeout_s: float) -> AsyncIterator[Watch]:
 
 
 def slow_reader(stall_timeout_s: float) -> Aborted:
-    """The error of a request whose client has stopped to read."""
+    """Returns the error for a request whose client has stopped reading."""
     return Aborted(
         Reason.SLOW_READER,
         f"the client has not read anything for {stall_timeout_s:g} s; read faster, or ask for incremental=false",
@@ -136,16 +142,14 @@ def slow_reader(stall_timeout_s: float) -> Aborted:
     )
 
 
-# Long answers are written for their clients off the event loop, slice by slice, so that nobody else waits for them.
-
-
 T = TypeVar("T")
 
-# One for all: slices come in the order in which they are asked for, so answers have turns; and the event loop waits for
-# one other at most to let go of Python's lock.
+# One thread writes long answers slice by slice, so that nobody else waits for them. Slices come in the order in which
+# they are asked for, so answers have turns; and the event loop waits for one other thread at most to release Python's
+# lock.
 _WRITER: Final = ThreadPoolExecutor(1, thread_name_prefix="writer")
 
 
 async def apart(write: Callable[[], T]) -> T:
-    """What `write`, some milliseconds' work, gives."""
+    """Runs `write`, some milliseconds' work, in the writing thread, and returns its result."""
     return await asyncio.get_running_loop().run_in_executor(_WRITER, write)

@@ -1,4 +1,4 @@
-"""Makes a client's request ready for a scheduler."""
+"""Makes a client's request into the journal that a scheduler gets: waits for workers, tokenizes, resolves limits."""
 
 import asyncio
 import secrets
@@ -31,7 +31,7 @@ MAX_PROMPT_LOGPROBS = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """What the model and the workers behind it allow: in tokens, and in sequences that run side by side."""
+    """Holds what the model and its workers allow, in tokens, and in sequences that run side by side."""
 
     vocab_size: int
     max_model_len: int
@@ -41,7 +41,7 @@ class Limits:
 
 
 def model_len(defaults: ModelDefaults, status: ServiceStatus | None) -> int:
-    """The context in tokens: the model's, or less where its workers were started with less."""
+    """Returns the context in tokens: the model's, or less where its workers were started with less."""
     info = status.model if status else None
     return min(defaults.max_model_len, info.max_model_len) if info else defaults.max_model_len
 
@@ -53,9 +53,10 @@ def resolve_sampling(
     limits: Limits,
     grammar: str = "",
 ) -> SamplingParams:
-    """The parameters in force; `grammar` is what the request's constraint became.
+    """Returns the parameters in force: the request's, or else the model's defaults.
 
-    Raises `InvalidRequest` for token ids, a length or a limit that cannot be.
+    `grammar` is the grammar of the request's constraint. Raises `InvalidRequest` for token ids, a length or a limit
+    that the model or the workers cannot take.
     """
     _check_parallel(request, limits.max_parallel)
     check_token_ids("prompt token id", prompt_token_ids, limits.vocab_size)
@@ -99,7 +100,7 @@ def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int) -> N
 
 
 def find_prefix(name: str, known: Mapping[str, list[int]], *, tells_names: bool) -> list[int]:
-    """The token ids of a pinned prefix. Raises `NotFound`, naming those that are known to whom they may be told."""
+    """Returns the token ids of a pinned prefix. Raises `NotFound`, with the known names if `tells_names`."""
     if name in known:
         return known[name]
     names = ", ".join(map(repr, sorted(known))) or "none"
@@ -124,7 +125,7 @@ def _check_prompt_logprobs(top: int | None, prompt_tokens: int) -> None:
 
 
 def _check_choice(request: GenerationRequest, stop_token_ids: Sequence[int], vocab_size: int) -> None:
-    """Some token must be left to choose, also before `min_new_tokens`."""
+    """Raises `InvalidRequest` if no token is left to choose, before `min_new_tokens` or after."""
     excluded = set(request.banned_token_ids) | set(stop_token_ids if request.min_new_tokens else ())
     allowed = set(request.allowed_token_ids)
     if (len(allowed - excluded) if allowed else vocab_size - len(excluded)) < 1:
@@ -154,12 +155,15 @@ def _max_tokens(request: GenerationRequest, prompt_tokens: int, limits: Limits, 
     room = min(room, _room_in_cache(request, prompt_tokens, limits))
     if request.min_new_tokens > room:
         raise bad_parameter("min_new_tokens", request.min_new_tokens, f"there is room for {room} new tokens; lower it")
-    # What is only recommended gives way to what is asked for, and to what there is room for.
+    # A recommended limit gives way to the one that is asked for, and to the room that there is.
     return asked or (room if default is None else min(room, max(default, request.min_new_tokens)))
 
 
 def _room_in_cache(request: GenerationRequest, prompt_tokens: int, limits: Limits) -> int:
-    """New tokens that fit the cache with nothing shared, each sequence in blocks of its own."""
+    """Returns the new tokens that fit the KV cache with nothing shared, each sequence in blocks of its own.
+
+    Raises `InvalidRequest` if the request cannot fit.
+    """
     needed = prompt_tokens + max(request.max_new_tokens or 1, request.min_new_tokens)
     capacity_tokens = limits.capacity_tokens
     share = capacity_tokens // request.parallel // limits.block_size * limits.block_size
@@ -176,11 +180,8 @@ def _room_in_cache(request: GenerationRequest, prompt_tokens: int, limits: Limit
     return share - prompt_tokens
 
 
-# Waits, as long as is worth it, for what a new request needs behind the frontend.
-
-
 class Readiness:
-    """What of the service is there."""
+    """Waits, as long as is worth it, for the workers and the pinned prefixes that a new request needs."""
 
     def __init__(self, scheduler: SchedulerPool, model_name: str, worker_grace_s: float) -> None:
         self._scheduler = scheduler
@@ -198,12 +199,12 @@ class Readiness:
         return status
 
     async def prefix(self, name: str, *, tells_names: bool) -> list[int]:
-        """The token ids of a pinned prefix; waits until the scheduler has said what is pinned.
+        """Returns the token ids of a pinned prefix; waits until the scheduler has said which prefixes it has pinned.
 
-        Raises `NotFound`, with the names of all where these may be told, and `Unavailable`.
+        Raises `NotFound`, with the known names if `tells_names`, and `Unavailable`.
         """
         prefixes = self._scheduler.prefixes
-        while name not in prefixes.known and not prefixes.told:
+        while name not in prefixes.known and not prefixes.reported:
             await self._scheduler.changed()
             await self.wait()
             prefixes = self._scheduler.prefixes
@@ -237,11 +238,8 @@ class Readiness:
         )
 
 
-# From a request to the journal that the scheduler gets: all that may wait, and all that may take long.
-
-
 class Preparation:
-    """What the requests of one frontend are made from."""
+    """Prepares the requests of one frontend: does all that may wait or take long before a request is submitted."""
 
     def __init__(
         self, model_name: str, tokenizer: ModelTokenizer, defaults: ModelDefaults, text: TextPool, readiness: Readiness
@@ -253,7 +251,7 @@ class Preparation:
         self._readiness = readiness
 
     async def journal(self, running: RunningRequest) -> Journal:
-        """Raises `ServiceError`."""
+        """Returns the journal with which `running` is submitted. Raises `ServiceError`."""
         request = running.request
         limits = await self._limits_in_time(request.max_queue_s)
         prefix = await self._prefix(request.pinned_prefix, running.caller) if request.pinned_prefix else []
@@ -274,7 +272,7 @@ class Preparation:
         )
 
     def shape(self, request: GenerationRequest, sampling: SamplingParams) -> Shape:
-        """How the request's tokens become events."""
+        """Returns how the request's tokens become events."""
         return Shape(
             model=request.model or self._model_name,
             num_results=request.num_sequences,
@@ -283,11 +281,14 @@ class Preparation:
         )
 
     async def _prefix(self, name: str, caller: Caller) -> list[int]:
-        # What is pinned tells of whom it is pinned for.
+        # The names of prefixes tell for whom they are pinned.
         return await self._readiness.prefix(name, tells_names=caller.trusted)
 
     async def _limits_in_time(self, max_queue_s: float | None) -> Limits:
-        """Waiting for a worker is waiting to be computed."""
+        """Waits for workers and returns their limits; the wait counts as waiting to be computed.
+
+        Raises `DeadlineExceeded` after `max_queue_s` seconds.
+        """
         try:
             async with asyncio.timeout(max_queue_s):
                 return self._limits(await self._readiness.wait())

@@ -1,4 +1,4 @@
-"""The requests that run in a frontend or are kept for a while, by their ids: who reads them, and when they go."""
+"""Keeps the requests that run in a frontend, or are kept for a reader to come back, by their ids."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ from octavo.frontend.stream.running import RunningRequest
 
 
 class RequestBook:
-    """What others have under an id is neither shown to a tenant nor in its way."""
+    """Holds requests by id and tenant: a tenant neither sees the requests of others nor clashes with their ids."""
 
     def __init__(self) -> None:
         # By id, and then by tenant; the oldest comes first.
@@ -34,12 +34,12 @@ class RequestBook:
         return (running for namesakes in self._namesakes.values() for running in namesakes.values())
 
     def get(self, request_id: str, caller: Caller) -> RunningRequest | None:
-        """The request that the id means to the caller: of its tenant, or, to a trusted one, the oldest of all."""
+        """Returns the request that the id means to `caller`: its tenant's, or for a trusted one the oldest of all."""
         namesakes = self._namesakes.get(request_id, {})
         return next(iter(namesakes.values()), None) if caller.trusted else namesakes.get(caller.tenant)
 
     def add(self, running: RunningRequest) -> None:
-        """Enters a request. Its tenant must have none with that id."""
+        """Enters a request, whose tenant must have no other with that id."""
         namesakes = self._namesakes.setdefault(running.request_id, {})
         assert running.tenant not in namesakes
         namesakes[running.tenant] = running
@@ -52,16 +52,13 @@ class RequestBook:
             del self._namesakes[running.request_id]
 
 
-# The requests that run in a frontend or are kept for a while, by their ids: who reads them, and how they end.
-
-
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """In seconds: the longest a request may take, the longest it is kept without a reader, and how long a reader may
-    take for one event."""
+    """Bounds requests in seconds: the longest that a request may take, that it is kept without a reader, and that a
+    reader may take for one event."""
 
     max_request_s: float
     max_detach_grace_s: float
@@ -69,27 +66,27 @@ class Timeouts:
 
 
 class Registry:
-    """Belongs to one event loop."""
+    """Reads requests for their clients, ends them, and forgets them. Belongs to one event loop."""
 
     def __init__(self, scheduler: SchedulerPool, patience: Timeouts, turns: Turns | None = None) -> None:
         self.patience = patience
         self._turns = turns or Turns()
         self._scheduler = scheduler
         self._requests = RequestBook()
-        # Of requests that nobody reads.
+        # Tasks that read requests without a reader.
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def num_running(self) -> int:
-        """Those that have not ended, whether somebody reads them or not."""
+        """Returns how many requests have not ended, with a reader or without."""
         return sum(not running.ended for running in self._requests)
 
     def get(self, request_id: str, caller: Caller) -> RunningRequest | None:
-        """The caller's request of that id: see `RequestBook.get`."""
+        """Returns the caller's request with that id, or None: see `RequestBook.get`."""
         return self._requests.get(request_id, caller)
 
     def find(self, request_id: str, caller: Caller) -> RunningRequest:
-        """The caller's request of that id. Raises `NotFound`."""
+        """Returns the caller's request with that id. Raises `NotFound`."""
         running = self._requests.get(request_id, caller)
         if running is None:
             raise NotFound(
@@ -100,33 +97,36 @@ class Registry:
         return running
 
     def listing(self, running: RunningRequest) -> Listing | None:
-        """Returns what the request is called in the scheduler's books; None while it is not in them."""
+        """Returns the name under which a scheduler lists the request; None while no scheduler holds it."""
         return None if running.live is None else self._scheduler.listing(running.live)
 
     def listed(self, listing: Listing) -> RunningRequest | None:
-        """Returns the request that is called so in the scheduler's books."""
+        """Returns the request that a scheduler lists under that name, or None."""
         return next((running for running in self._requests if self.listing(running) == listing), None)
 
     def add(self, running: RunningRequest, deadline: float | None) -> None:
-        """A new request. `deadline` is a time of the event loop's clock; what it may take at most is another."""
+        """Enters a new request, to be ended at `deadline` (event loop's clock) or after `max_request_s` seconds."""
         self._requests.add(running)
         latest = asyncio.get_running_loop().time() + self.patience.max_request_s
         running.fail_at(latest if deadline is None else min(deadline, latest), lambda: self.end(running, too_late()))
 
     def attachable(self, request_id: str, after: int, caller: Caller) -> RunningRequest:
-        """A request that has told so many events. Raises `NotFound`, `OutOfRange`."""
+        """Returns the caller's request with that id.
+
+        Raises `NotFound`, and `OutOfRange` if the request has sent fewer than `after` events.
+        """
         running = self.find(request_id, caller)
-        if after > running.num_told:
+        if after > running.num_sent:
             raise OutOfRange(
                 Reason.ATTACH_OFFSET_GONE,
-                f"the request has told {running.num_told} events and none with offset {after}; attach after one that"
+                f"the request has told {running.num_sent} events and none with offset {after}; attach after one that"
                 " was received",
-                last_offset=running.num_told,
+                last_offset=running.num_sent,
             )
         return running
 
     def end(self, running: RunningRequest, error: ServiceError | None) -> None:
-        """Its outcome is known: an error, or that it was answered, or left. The first one counts."""
+        """Ends a request with `error`, or with None if it was answered or its client left. The first outcome counts."""
         if running.ended:
             return
         self._release(running)
@@ -135,7 +135,7 @@ class Registry:
             running.expire(self._forget)
 
     def cut_off(self) -> None:
-        """Ends what still runs, at the end of a drain."""
+        """Ends all requests that still run, at the end of a drain."""
         message = "this frontend shut down before the answer was complete; send it to another"
         for running in self._requests:
             self.end(running, Unavailable(Reason.DRAINING, message))
@@ -143,14 +143,17 @@ class Registry:
     async def read(
         self, find: Callable[[], RunningRequest], after: int, deadline: float | None = None
     ) -> AsyncGenerator[Emitted]:
-        """The events after that offset of the request that `find` gives; the deadline is the reader's."""
+        """Yields the events after the offset `after` of the request that `find` returns.
+
+        `deadline` ends the reading. Closing the iterator leaves the request without a reader.
+        """
         running, loop = find(), asyncio.get_running_loop()
         turn = running.reader.take()
         running.keep()
         timer = None if deadline is None else loop.call_at(deadline, turn.end, too_late())
-        told, handed_at = running.told_after(after), loop.time()
+        sent, handed_at = running.sent_after(after), loop.time()
         try:
-            while (events := await self._next(running, turn, told)) is not None:
+            while (events := await self._next(running, turn, sent)) is not None:
                 for emitted in events:
                     handed_at = loop.time()
                     yield emitted
@@ -169,10 +172,10 @@ class Registry:
                 self._left(running)
 
     async def _next(
-        self, running: RunningRequest, turn: ReadLease, told: Iterator[list[Emitted]]
+        self, running: RunningRequest, turn: ReadLease, sent: Iterator[list[Emitted]]
     ) -> list[Emitted] | None:
-        """The next events, maybe none; None after the last."""
-        for events in told:
+        """Returns the next events, maybe none; None after the last. Events of `sent` come first."""
+        for events in sent:
             await asyncio.sleep(0)
             turn.check()
             return events
@@ -184,7 +187,7 @@ class Registry:
         return self._advance(running)
 
     def _advance(self, running: RunningRequest) -> list[Emitted]:
-        """The events that are due."""
+        """Makes and returns the events that are due, and tells the scheduler of sequences that have ended here."""
         if (stream := running.stream) is None:
             return []
         events = stream.advance()
@@ -197,29 +200,29 @@ class Registry:
         return events
 
     def _note(self, running: RunningRequest, turn: ReadLease, error: Exception) -> None:
-        """Why a reading has ended is why the request has, unless it is the reader's own affair."""
+        """Ends the request with the error that ended its reading, unless that error is of the reading alone."""
         if error is not turn.failure:
             self.end(running, error if isinstance(error, ServiceError) else internal_error())
 
     def _check_pace(self, running: RunningRequest, turn: ReadLease, taken_s: float) -> None:
-        """A reader that may not come back is told from one that was cut off."""
+        """Ends a request without grace if its client took too long for an event, with the error for slow readers."""
         if taken_s >= self.patience.stall_timeout_s and not running.grace_s and running.reader.is_held_by(turn):
             self.end(running, slow_reader(self.patience.stall_timeout_s))
 
     def _left(self, running: RunningRequest) -> None:
-        """Nobody reads it now."""
+        """Handles a request that has lost its reader: it is forgotten now, or after its grace."""
         if not running.grace_s:
             self._forget(running)
             return
         running.expire(self._forget)
         if not running.ended:
-            # Taken here, for somebody may take over before the task has begun.
+            # The lease is taken here, for a reader may take over before the task has begun.
             task = asyncio.create_task(self._run_on(running, running.reader.take()))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _run_on(self, running: RunningRequest, turn: ReadLease) -> None:
-        """Reads for nobody, so that all that ends a request ends it, until somebody takes over."""
+        """Reads a request without a reader, so that its end is noticed, until a reader takes over."""
         try:
             while await self._next(running, turn, iter(())) is not None:
                 pass
@@ -230,7 +233,7 @@ class Registry:
             self._note(running, turn, error)
 
     def _release(self, running: RunningRequest) -> None:
-        """The scheduler need not work for it any more."""
+        """Gives the request up at the scheduler, if the scheduler still holds it."""
         live, running.live = running.live, None
         if live is not None:
             self._scheduler.release(live)
@@ -239,13 +242,13 @@ class Registry:
         running.keep()
         self.end(running, None)
         self._requests.remove(running)
-        # Ends what reads it for nobody.
+        # Ends `_run_on`, if that reads the request.
         running.reader.take()
         running.meter.forgotten()
 
 
 def too_late() -> DeadlineExceeded:
-    """The error of a request that takes too long."""
+    """Returns the error for a request that takes too long."""
     return DeadlineExceeded(
         Reason.DEADLINE, "the deadline passed before the answer was complete; allow more time or ask for less"
     )

@@ -1,4 +1,4 @@
-"""What a frontend holds of one request, from its admission until it is forgotten."""
+"""Holds the state of one request in a frontend, from its admission until it is forgotten."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -15,9 +15,10 @@ from octavo.frontend.stream.stream import Stream
 
 @dataclass(eq=False)
 class RunningRequest:
-    """`grace_s` is how long it is kept without a reader. `live` is what the scheduler was given, until it is done with.
+    """Holds one admitted request. `grace_s` is how many seconds it is kept without a reader.
 
-    Once it has `ended` its outcome is known; what was told can be read for as long as it is kept.
+    `live` is the request as it was submitted, until the scheduler is done with it. Once the request has `ended` its
+    outcome is known; events that were sent can be read for as long as the request is kept.
     """
 
     request: GenerationRequest
@@ -42,29 +43,29 @@ class RunningRequest:
 
     @property
     def finished(self) -> bool:
-        """Whether its last event was made."""
+        """Tells whether the last event was made."""
         return self.stream is not None and self.stream.finished
 
     @property
     def is_read(self) -> bool:
-        """Whether somebody reads it."""
+        """Tells whether the request has a reader."""
         return self._expiry is None
 
     @property
-    def num_told(self) -> int:
-        """How many events were made."""
+    def num_sent(self) -> int:
+        """Returns how many events were made."""
         return len(self.stream) if self.stream else 0
 
-    def told_after(self, offset: int) -> Iterator[list[Emitted]]:
-        """The events after that offset which were made already, some at a time (maybe none)."""
-        return self.stream.told_after(offset) if self.stream and offset < len(self.stream) else iter(())
+    def sent_after(self, offset: int) -> Iterator[list[Emitted]]:
+        """Yields the events after `offset` that were made already, some at a time (maybe none)."""
+        return self.stream.sent_after(offset) if self.stream and offset < len(self.stream) else iter(())
 
     def fail_at(self, deadline: float, fail: Callable[[], None]) -> None:
-        """Calls `fail` at a time of the event loop's clock, unless it has ended by then."""
+        """Calls `fail` at `deadline`, a time of the event loop's clock, unless the request has ended by then."""
         self._deadline = asyncio.get_running_loop().call_at(deadline, fail)
 
     def end(self, error: ServiceError | None) -> None:
-        """Its outcome is known: see `Meter.ended`."""
+        """Notes the outcome, and stops what still prepares the request: see `Meter.ended`."""
         self._ended_at = asyncio.get_running_loop().time()
         if self._deadline:
             self._deadline.cancel()
@@ -75,14 +76,14 @@ class RunningRequest:
         self.meter.ended(error)
 
     def expire(self, forget: "Callable[[RunningRequest], None]") -> None:
-        """Nobody reads it: calls `forget` once it was left, or has ended, so long ago as it is kept."""
+        """Notes that the reader left. Calls `forget` `grace_s` seconds from now, or from an earlier end."""
         loop = asyncio.get_running_loop()
         self.keep()
         since = loop.time() if self._ended_at is None else self._ended_at
         self._expiry = loop.call_at(since + self.grace_s, forget, self)
 
     def keep(self) -> None:
-        """Somebody reads it."""
+        """Notes that the request has a reader, and is kept."""
         if self._expiry:
             self._expiry.cancel()
         self._expiry = None

@@ -1,4 +1,4 @@
-"""From a running request to its numbered events: those that are due, and those that were told before."""
+"""Makes a running request's numbered events: those that are due, and those that were sent before, again."""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -17,17 +17,17 @@ from octavo.wire.sampling import MAX_PARALLEL
 
 
 class PieceMark(NamedTuple):
-    """A piece without its text: so many tokens of the sequence that has the index `place` in the answer."""
+    """Stands for a `TextDelta` without its text: `num_tokens` of the sequence with the index `place` in the answer."""
 
     place: int
     num_tokens: int
 
 
 class EventLog:
-    """Events in order; the first has offset 1. A piece holds at least one token."""
+    """Records events in order; the first has offset 1. A `TextDelta` holds at least one token."""
 
     def __init__(self) -> None:
-        # Of a piece its number of tokens and its index in one number; 0 for any other event.
+        # A `TextDelta`'s number of tokens and its index in one number; 0 for any other event.
         self._marks = array("I")
         self._others: list[Started | Finished | Usage | Notice] = []
 
@@ -35,7 +35,7 @@ class EventLog:
         return len(self._marks)
 
     def add(self, event: Event) -> Emitted:
-        """Gives the event its place."""
+        """Records `event`, and returns it with its offset."""
         if isinstance(event, TextDelta):
             self._marks.append(len(event.token_ids) * MAX_PARALLEL + event.index)
         else:
@@ -44,13 +44,10 @@ class EventLog:
         return Emitted(len(self._marks), event)
 
     def entries(self) -> Iterator[PieceMark | Started | Finished | Usage | Notice]:
-        """All of them, from the first on."""
+        """Yields all events from the first on, each `TextDelta` as its mark."""
         others = iter(self._others)
         for mark in self._marks:
             yield PieceMark(mark % MAX_PARALLEL, mark // MAX_PARALLEL) if mark else next(others)
-
-
-# From a running request to its numbered events: those that are due, and those that were told before, made again.
 
 
 # Events that are made again at once; others get their turn in between.
@@ -59,7 +56,7 @@ _REPLAYED_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Shape:
-    """How a request's tokens become events: `completion` makes a new one for a sequence."""
+    """Tells how a request's tokens become events. `completion` makes a completion for one sequence."""
 
     model: str
     num_results: int
@@ -68,9 +65,9 @@ class Shape:
 
 
 class Stream:
-    """One request's, whoever reads it. Only one may read at a time.
+    """Makes the events of one request, whoever reads them. Only one reader may read at a time.
 
-    An event that was told once is the same whenever it is told again, for it is made from the same tokens.
+    An event that was sent once is the same whenever it is sent again, for it is made from the same tokens.
     """
 
     def __init__(self, journal: Journal, reader: Reader, shape: Shape) -> None:
@@ -82,43 +79,43 @@ class Stream:
         )
         self._log = EventLog()
         self._started = False
-        # All is told, `Usage` last.
+        # All events were made, `Usage` last.
         self.finished = False
 
     def __len__(self) -> int:
-        """How many events were told."""
+        """Returns how many events were made."""
         return len(self._log)
 
     @property
     def journal(self) -> Journal:
-        """What it is made from."""
+        """Returns the journal from which the events are made."""
         return self._journal
 
     @property
     def num_tokens(self) -> int:
-        """Generated tokens that were taken, of all sequences together."""
+        """Returns how many generated tokens were taken, of all sequences together."""
         return self._answer.num_tokens
 
     def advance(self) -> list[Emitted]:
-        """What there is to tell now. The reader is woken again where that was not all, or will never be."""
+        """Returns the events that are due. The reader is woken again if more are due, or if the request has failed."""
         events: list[Event] = [*self._reader.take_notices()]
         if self._started:
             events += self._news()
         elif self._journal.begun:
-            # Alone, so that what comes until it is taken comes in one piece.
+            # Alone, so that all tokens that come until the client takes it come in one piece.
             self._started = True
             events.append(self._start())
             self._reader.notify()
         return [self._log.add(event) for event in events]
 
     def ended_here(self) -> Sequence[int]:
-        """Sequences that have ended by what only the frontend sees, and still run for the scheduler."""
+        """Returns the sequences that have ended for the frontend alone: see `Answer.ended_here`."""
         return self._answer.ended_here()
 
-    def told_after(self, offset: int) -> Iterator[list[Emitted]]:
-        """The events after that offset which were told already, some at a time (maybe none)."""
-        told = self._told()
-        while batch := list(islice(told, _REPLAYED_AT_ONCE)):
+    def sent_after(self, offset: int) -> Iterator[list[Emitted]]:
+        """Yields the events after `offset` that were made already, some at a time (maybe none)."""
+        sent = self._sent()
+        while batch := list(islice(sent, _REPLAYED_AT_ONCE)):
             yield [emitted for emitted in batch if emitted.offset > offset]
 
     def _news(self) -> list[Event]:
@@ -145,7 +142,7 @@ class Stream:
             prompt_logprobs=journal.prompt_logprobs or [],
         )
 
-    def _told(self) -> Iterator[Emitted]:
+    def _sent(self) -> Iterator[Emitted]:
         completions = self._completions()
         for offset, entry in enumerate(self._log.entries(), 1):
             yield Emitted(offset, self._piece(entry, completions) if isinstance(entry, PieceMark) else entry)

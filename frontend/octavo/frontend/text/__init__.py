@@ -1,1 +1,1 @@
-"""Text to tokens and back: the tokenizer, chat templates, grammars, and the processes that work on clients' texts."""
+"""Turns text into tokens and back: tokenizer, chat templates, grammars, and processes that work on clients' texts."""

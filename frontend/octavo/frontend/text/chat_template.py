@@ -19,7 +19,7 @@ from octavo.frontend.request.chat import Chat, ChatMessage, Tool, ToolCall
 from octavo.frontend.text.control_tokens import ControlTokens, ReservedText
 from octavo.frontend.text.tokenizer_files import TokenizerFiles
 
-# What a call begins with in an answer; the form is that of Hermes, which many models have seen.
+# The text with which a call begins in an answer; the form is that of Hermes, which many models have seen.
 CALL_BEGINS: Final = "<tool_call>"
 _HEAD: Final = "You can call functions. Each line describes one, with a JSON schema of its arguments:\n"
 _TAIL: Final = (
@@ -30,13 +30,15 @@ _TAIL: Final = (
 
 
 def uses_tools(chat: Chat) -> bool:
-    """Whether a chat has functions, calls of them, or what came of these."""
+    """Tells whether `chat` has functions, calls of functions, or results of calls."""
     return bool(chat.tools) or any(message.tool_calls or message.role == "tool" for message in chat.messages)
 
 
 def tools_in_text(chat: Chat) -> Chat:
-    """Returns the same chat without any of that but in the text of its messages: functions in the first system message,
-    calls in an assistant's, and what came of them in a user's."""
+    """Returns `chat` with its functions, calls and results written into the text of its messages.
+
+    Functions go into the first system message, calls into an assistant's, and results of calls into a user's.
+    """
     messages = list(_in_text(chat.messages))
     if chat.tools:
         text = _HEAD + "\n".join(map(_described, chat.tools)) + _TAIL
@@ -48,8 +50,10 @@ def tools_in_text(chat: Chat) -> Chat:
 
 
 def without_system(chat: Chat) -> Chat:
-    """Returns a chat whose first message, a system's, is the beginning of the user's behind it: some templates know no
-    other."""
+    """Returns `chat` with its leading system message put before the text of the first user message.
+
+    Some templates know no system messages.
+    """
     system, *others = chat.messages
     if system.role not in ("system", "developer"):
         return chat
@@ -97,7 +101,7 @@ _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 # Stands at the end of a message that is to be continued, while it is rendered. The space tells whether the template
 # trims messages.
 _END: Final = "\U000f4243 "
-# What templates look up or compare in tools: the vocabulary of JSON schema. Clients cannot make control tokens of it.
+# Words that templates look up or compare in tools: those of JSON schema. Clients cannot make control tokens of them.
 _SCHEMA_WORDS: Final = frozenset(
     """
     $defs $ref additionalProperties allOf anyOf array boolean const default definitions description enum examples
@@ -105,7 +109,7 @@ _SCHEMA_WORDS: Final = frozenset(
     required string title type
     """.split()  # noqa: SIM905 (a list of words is read as one)
 )
-# Variables that have fields of their own, and what templates call.
+# Variables that have fields of their own in a chat, and functions that templates call.
 _RESERVED: Final = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 )
@@ -116,7 +120,7 @@ class ChatTemplateError(Exception):
 
 
 class ChatTemplate:
-    """The templates of a model directory, run in a sandbox. Threads may share it."""
+    """Runs the chat templates of a model directory in a sandbox. Threads may share one object."""
 
     def __init__(self, files: TokenizerFiles, control_tokens: ControlTokens) -> None:
         self._files = files
@@ -125,9 +129,9 @@ class ChatTemplate:
         self._compiled: dict[str, tuple[jinja2.Template, frozenset[str]]] = {}
 
     def render(self, chat: Chat) -> str:
-        """The prompt's text, with a break in every control token that is not the template's own; see `ControlTokens`.
+        """Returns the prompt's text, with a break in every control token that is not the template's own.
 
-        Raises `ChatTemplateError`.
+        `ControlTokens` says what a break is. Raises `ChatTemplateError`.
         """
         try:
             return self._render(chat)
@@ -139,8 +143,10 @@ class ChatTemplate:
             raise ChatTemplateError("a JSON value is nested too deeply; flatten it") from error
 
     def variables(self, with_tools: bool) -> frozenset[str]:
-        """Returns the variables that a client may set, of the template for chats with or without tools. Of one that
-        cannot be read there are none: rendering says what is wrong with it."""
+        """Returns the variables that a client may set in the template for chats with or without tools.
+
+        A template that cannot be read has none; rendering says what is wrong with the template.
+        """
         try:
             return self._compile(with_tools)[1]
         except (ChatTemplateError, jinja2.TemplateError, RecursionError):
@@ -148,7 +154,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def reads_tools(self) -> bool:
-        """Whether the template for chats with tools says anything of them; False where there is none."""
+        """Tells whether the template for chats with tools reads them; False where there is no template."""
         try:
             return "tools" in jinja2.meta.find_undeclared_variables(self._environment.parse(self._source(True)))
         except (jinja2.TemplateError, RecursionError):
@@ -158,14 +164,14 @@ class ChatTemplate:
         if self.reads_tools or not uses_tools(chat) or not self._files.chat_template:
             return self._filled(chat)
         _check_json(chat)
-        told = tools_in_text(chat)
+        plain = tools_in_text(chat)
         try:
-            return self._filled(told)
+            return self._filled(plain)
         except jinja2.TemplateError:
-            if told.messages[0] == chat.messages[0]:
+            if plain.messages[0] == chat.messages[0]:
                 raise
             # A template may know no system.
-            return self._filled(without_system(told))
+            return self._filled(without_system(plain))
 
     def _filled(self, chat: Chat) -> str:
         template, settable = self._compile(bool(chat.tools))
@@ -191,7 +197,7 @@ class ChatTemplate:
         return self._files.tool_template if with_tools else self._files.chat_template
 
     def _compile(self, with_tools: bool) -> tuple[jinja2.Template, frozenset[str]]:
-        """A template and the variables that a client may set: those that it reads and nobody else sets."""
+        """Returns a template, and the variables that it reads and that only a client may set."""
         source = self._source(with_tools)
         if not source:
             raise ChatTemplateError("the model's directory has no chat_template; send the prompt as text")
@@ -240,13 +246,13 @@ class _Generation(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012 (so the base class declares it)
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        """Only what is inside."""
+        """Returns only the nodes inside the tag."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _environment() -> jinja2.Environment:
-    """What chat templates are written for, as the transformers library has it."""
+    """Returns the Jinja environment of the transformers library, for which chat templates are written."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
@@ -263,7 +269,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own escapes for HTML."""
+    """Writes JSON as it is, where Jinja's own filter escapes characters for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -278,7 +284,7 @@ def _check_variables(variables: Iterable[str], settable: frozenset[str]) -> None
 
 
 def _check_json(chat: Chat) -> None:
-    """What is told in text must be what a template would be given."""
+    """Raises `ChatTemplateError` for parameters or arguments that are no JSON object, as a template would need them."""
     for tool in chat.tools:
         if tool.parameters_json:
             _json_object(tool.parameters_json, f"the parameters of the tool {tool.name[:64]!r}")
@@ -287,7 +293,7 @@ def _check_json(chat: Chat) -> None:
 
 
 def _rename_developer(messages: list[dict[str, Any]]) -> None:
-    """OpenAI's newer name for a role that most templates know by the older one."""
+    """Gives the role "developer" the older name "system", by which most templates know it."""
     for message in messages:
         if message["role"] == "developer":
             message["role"] = "system"
@@ -309,7 +315,7 @@ def _up_to_end(rendered: str) -> str:
 
 
 def _joined(pieces: Iterable[str]) -> str:
-    """Stops a template that makes far more text than it was given."""
+    """Joins `pieces`. Raises `ChatTemplateError` for a template that makes more than `MAX_RENDERED` characters."""
     found, size = [], 0
     for piece in pieces:
         size += len(piece)

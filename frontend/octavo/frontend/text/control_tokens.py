@@ -14,13 +14,13 @@ class ReservedText(Exception):
 
 
 class ControlTokens:
-    """`texts` are the strings that the tokenizer would turn into control tokens."""
+    """Guards clients' texts. `texts` are the strings that the tokenizer would turn into control tokens."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         by_length = sorted(texts, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, by_length)) or "(?!)")
         self._single = [text for text in by_length if len(text) == 1]
-        # Their proper beginnings and ends. There may be hundreds of tokens, and as many strings in a chat.
+        # Proper beginnings and ends of `texts`. There may be hundreds of tokens, and as many strings in a chat.
         self._longest = max(map(len, by_length), default=0)
         self._starts = {text[:length] for text in by_length for length in range(1, len(text))}
         self._ends = {text[-length:] for text in by_length for length in range(1, len(text))}
@@ -28,8 +28,11 @@ class ControlTokens:
         self._all = "\0".join(by_length)
 
     def guard(self, content: str) -> str:
-        """`content` with a break in every control token it holds, and in every part of one that it begins, ends or is:
-        a template may write the other part. Raises `ReservedText`."""
+        """Returns `content` with a break in every control token.
+
+        A part of a control token that begins or ends `content`, or is all of it, gets a break too, for a template may
+        write the other part. Raises `ReservedText`.
+        """
         if reserved := next((text for text in self._single if text in content), None):
             raise ReservedText(f"{reserved!r} is a control token of this model")
         content = content.replace(_BREAK, "")
@@ -42,7 +45,7 @@ class ControlTokens:
         return _broken(content) if 0 < len(content) < self._longest and content in self._all else content
 
     def split(self, rendered: str) -> Iterator[tuple[str, bool]]:
-        """Cuts a rendered chat into (text, whether it is a control token of the template's own), without breaks."""
+        """Yields the pieces of a rendered chat without breaks; True marks control tokens of the template."""
         start = 0
         for match in self._pattern.finditer(rendered):
             yield from self._plain(rendered[start : match.start()])
@@ -52,7 +55,7 @@ class ControlTokens:
 
     @staticmethod
     def holds_break(rendered: str) -> bool:
-        """Whether any content in `rendered` had to be guarded."""
+        """Tells whether any content in `rendered` had to be guarded."""
         return _BREAK in rendered
 
     @staticmethod

@@ -1,4 +1,9 @@
-"""What each token of a tokenizer stands for, found out once per token and only for those that are met."""
+"""Turns token ids into text, a few at a time: whole characters only, and in the end the decoding of all ids.
+
+A byte-level tokenizer maps every token to bytes by itself, so an incremental UTF-8 decoder does the rest. Any other
+tokenizer decodes a short window twice, with and without the new tokens; the difference is the new text. Stop strings
+are found in the text as it comes.
+"""
 
 import codecs
 import enum
@@ -21,8 +26,10 @@ class UnsupportedDecoder(ModelDirectoryError):
 
 
 class TokenKind(enum.Enum):
-    """What decoding does with a token: leaves it out; takes it for one byte of a character; adds no text, in the midst
-    of one; adds some."""
+    """Tells how decoding treats a token within a text.
+
+    `SKIPPED` is left out, `BYTE` is one byte of a character, `EMPTY` adds no text, `TEXT` adds some.
+    """
 
     SKIPPED = enum.auto()
     BYTE = enum.auto()
@@ -31,7 +38,7 @@ class TokenKind(enum.Enum):
 
 
 class _Lazy(dict[int, _V]):
-    """Values by token id, each made when it is first asked for."""
+    """Holds values by token id, and makes each when it is first asked for."""
 
     def __init__(self, make: Callable[[int], _V]) -> None:
         super().__init__()
@@ -43,10 +50,11 @@ class _Lazy(dict[int, _V]):
 
 
 class Vocabulary:
-    """What all streams of one tokenizer share. Reads the tokenizer only, so any number of threads may use it.
+    """Tells what each token of a tokenizer stands for; all streams of the tokenizer share one object.
 
-    `pieces` are the bytes that a token stands for in the midst of a text, by token id; ids that are not in the
-    vocabulary have none. In `ordinary_pieces` and `ordinary_kinds` special tokens are left out.
+    The object only reads the tokenizer, so any number of threads may use it. `pieces` maps a token id to the bytes
+    that the token stands for within a text; ids that are not in the vocabulary have none. `ordinary_pieces` and
+    `ordinary_kinds` leave out special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -67,11 +75,11 @@ class Vocabulary:
         self.ordinary_kinds: Mapping[int, TokenKind] = _Lazy(self._ordinary_kind)
 
     def decode(self, token_ids: list[int]) -> str:
-        """The text of exactly these tokens, special ones included."""
+        """Returns the text of exactly these tokens, special ones included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def is_special(self, token: str) -> bool:
-        """Whether the token's text is that of a special one."""
+        """Tells whether `token` is the text of a special token."""
         return self._tokenizer.token_to_id(token) in self._special_ids
 
     def _ordinary_piece(self, token_id: int) -> bytes:
@@ -99,7 +107,7 @@ class Vocabulary:
             return token.encode()
 
     def _piece(self, token_id: int) -> bytes:
-        """What the token adds between two others, for decoders treat the first and the last one differently."""
+        """Returns the bytes that the token adds between others; decoders treat first and last tokens differently."""
         if (token := self._tokenizer.id_to_token(token_id)) is None:
             return b""
         if self._is_byte(token):
@@ -109,7 +117,7 @@ class Vocabulary:
         return text[len(left) : len(text) - len(right)].encode()
 
     def _surroundings(self) -> tuple[int, str, str]:
-        """A token that is a letter, its text where it comes first, and where it comes last."""
+        """Finds a token that is a letter; returns its id, its text as the first token, and its text as the last."""
         for token_id in range(self._tokenizer.get_vocab_size()):
             left = self.decode([token_id])
             both = self.decode([token_id, token_id])
@@ -129,26 +137,27 @@ def _decoder_steps(decoder: dict[str, object] | None) -> list[str]:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The byte-level alphabet of GPT-2: printable Latin-1 bytes stand for themselves, the others for U+0100 and up."""
+    """Returns the byte-level alphabet of GPT-2.
+
+    Printable Latin-1 bytes stand for themselves, and characters from U+0100 on for the other bytes.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-# Finds stop strings in a text that arrives in pieces, holding back no more than could be the start of one.
-
-
 class Scanned(NamedTuple):
-    """`text` may be sent. `matched` is the stop string that ends the text here, if one was found."""
+    """Holds the `text` that may be sent, and the stop string that ends the text here, if one was found."""
 
     text: str
     matched: str | None = None
 
 
 class StopStrings:
-    """The match that is complete first wins, and of those complete at once the longest.
+    """Finds stop strings in a text that arrives in pieces, and holds back only what could begin a stop string.
 
-    So the result does not depend on how the text was cut into pieces.
+    The match that is complete first wins, and the longest among matches that are complete at once. So the result does
+    not depend on how the text was cut into pieces.
     """
 
     def __init__(self, stop_strings: Sequence[str], *, include_stop: bool) -> None:
@@ -157,13 +166,13 @@ class StopStrings:
         self._held = ""
 
     def __bool__(self) -> bool:
-        """Whether there is anything to find."""
+        """Tells whether there is any stop string to find."""
         return bool(self._stop_strings)
 
     def feed(self, text: str, *, searching: bool = True) -> Scanned:
         """Takes the next piece; after a match nothing more may be fed.
 
-        No stop string is found that ends in a piece for which `searching` is off; it may begin there.
+        While `searching` is off no stop string is found that ends in `text`; a stop string may begin there.
         """
         if not self._stop_strings:
             return Scanned(text)
@@ -177,12 +186,12 @@ class StopStrings:
         return Scanned(buffer[: len(buffer) - keep])
 
     def flush(self) -> str:
-        """The text that was held back, once it is known that nothing follows."""
+        """Returns the text that was held back, once it is known that nothing follows."""
         held, self._held = self._held, ""
         return held
 
     def _matches(self, buffer: str) -> list[tuple[int, int, str]]:
-        """(end, start, stop string) of the first match of each that ends in what is new in `buffer`."""
+        """Returns (end, start, stop string) for each stop string's first match that ends in new text of `buffer`."""
         held = len(self._held)
         starts = [(buffer.find(stop, max(0, held - len(stop) + 1)), stop) for stop in self._stop_strings]
         return [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
@@ -192,18 +201,11 @@ class StopStrings:
 
 
 def _overlap(buffer: str, stop: str) -> int:
-    """Length of the longest end of `buffer` that begins `stop` without being all of it."""
+    """Returns the length of the longest end of `buffer` that is a proper beginning of `stop`."""
     at = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1))
     while at >= 0 and not stop.startswith(buffer[at:]):
         at = buffer.find(stop[0], at + 1)
     return len(buffer) - at if at >= 0 else 0
-
-
-# Token ids to text, a few at a time: whole characters only, and in the end exactly the decoding of all ids.
-#
-# How a tokenizer joins its tokens is its decoder's business; there are two cases. A byte-level one maps every token to
-# bytes by itself, so an incremental UTF-8 decoder does the rest. Any other one is asked to decode a short window twice,
-# with and without the new tokens; the difference is the new text.
 
 
 # Tokens kept as the left context of the next window. One would do for the decoders known; it may have no text.
@@ -211,19 +213,19 @@ _CONTEXT_TOKENS = 4
 
 
 class Detokenizer(Protocol):
-    """The state of one stream of token ids."""
+    """Decodes one stream of token ids, and holds its state."""
 
     def feed(self, token_ids: Iterable[int]) -> str:
-        """The text that has become certain."""
+        """Takes the next ids, and returns the text that later ids cannot change."""
         ...
 
     def finish(self) -> str:
-        """The text that was held back, once it is known that nothing follows."""
+        """Returns the text that was held back, once it is known that nothing follows."""
         ...
 
 
 def make_detokenizer(vocabulary: Vocabulary, *, skip_special_tokens: bool) -> Detokenizer:
-    """A new stream."""
+    """Makes a detokenizer for a new stream."""
     kind = _ByteLevelDetokenizer if vocabulary.byte_level else _WindowDetokenizer
     return kind(vocabulary, skip_special_tokens)
 
@@ -231,7 +233,7 @@ def make_detokenizer(vocabulary: Vocabulary, *, skip_special_tokens: bool) -> De
 class _ByteLevelDetokenizer:
     def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
         self._pieces = vocabulary.ordinary_pieces if skip_special_tokens else vocabulary.pieces
-        # The beginning of a character that is not whole.
+        # The first bytes of a character that is not complete.
         self._held = b""
 
     def feed(self, token_ids: Iterable[int]) -> str:
@@ -256,7 +258,7 @@ class _WindowDetokenizer:
         # Tokens since the context. A run of byte tokens decodes as a whole, or each to a replacement character: only
         # its end tells.
         self._new: list[int] = []
-        # Of the last token that was not left out; at the start there is none.
+        # The kind of the last token that was not left out; `BYTE` before the first.
         self._last = TokenKind.BYTE
 
     def feed(self, token_ids: Iterable[int]) -> str:

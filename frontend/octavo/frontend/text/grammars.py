@@ -1,4 +1,7 @@
-"""Turns what an answer must match into a grammar of the grammar library."""
+"""Turns a client's constraint, such as a JSON schema, into a grammar of llguidance that workers follow.
+
+The functions are pure. The library's calls in them may take long, so they belong into a process that can be stopped.
+"""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +26,7 @@ UNENFORCED: Final = frozenset(
         *("unevaluatedProperties", "uniqueItems"),
     }
 )
-# Formats of strings that they can.
+# Formats of strings that grammars can hold an answer to.
 FORMATS: Final = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"}
 )
@@ -31,7 +34,7 @@ FORMATS: Final = frozenset(
 _ONE: Final = ("additionalProperties", "items", "additionalItems", "contains", "not", "if", "then", "else")
 _LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-# A schema with one of these beside its properties says elsewhere which others there may be.
+# A schema with one of these keywords beside its properties says there which other properties there may be.
 _OPENING: Final = frozenset(
     {
         *("additionalProperties", "unevaluatedProperties", "patternProperties", "$ref", "$dynamicRef"),
@@ -42,17 +45,21 @@ _ADDED: Final = frozenset({"allOf", "if", "then", "else", "not", "dependentSchem
 
 
 def closed(schema: Any) -> Any:
-    """Returns the schema with objects that list their properties limited to these, wherever it does not say whether
-    others are allowed. Schemas that only add to another (`allOf`, `if`, ...) stay open, or nothing would fit both.
+    """Returns `schema` with each object that lists its properties limited to these.
 
-    Raises `RecursionError` for one that is nested too deeply.
+    An object for which `schema` says whether further properties are allowed stays as it is. Schemas that only add to
+    another (`allOf`, `if`, ...) stay open, or nothing would fit both. Raises `RecursionError` for a schema that is
+    nested too deeply.
     """
     return _Closing(_added_references(schema)).of(schema, closes=True)
 
 
 def embedded(text: str, *, closes: bool, lenient: bool) -> str:
-    """Returns a schema's text as it stands in a grammar, with what holds for it there. Raises `ValueError` for text
-    that is no JSON object, `RecursionError` for one that is nested too deeply."""
+    """Returns the text of a schema as it stands within a grammar, with the library's options for it.
+
+    `closes` and `lenient` are those of `Constraint`. Raises `ValueError` for a `text` that is no JSON object, and
+    `RecursionError` for a schema that is nested too deeply.
+    """
     schema = json.loads(text)
     if not isinstance(schema, dict):
         raise ValueError("a schema is a JSON object")
@@ -62,9 +69,9 @@ def embedded(text: str, *, closes: bool, lenient: bool) -> str:
 
 
 def unenforced(schema: Any) -> set[str]:
-    """Returns the keywords, wherever they are in a schema, that no grammar holds an answer to.
+    """Returns the keywords anywhere in `schema` that no grammar can enforce.
 
-    Raises `RecursionError` for one that is nested too deeply.
+    Raises `RecursionError` for a schema that is nested too deeply.
     """
     found: set[str] = set()
     for part in _parts(schema):
@@ -144,18 +151,14 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
             yield from _parts(value)
 
 
-# From what a client wants of a text to a grammar that workers follow. A pure function; what it calls may take long, so
-# it belongs into a process that can be stopped.
-
-
 MAX_CONSTRAINT_BYTES = 1 << 16
 MAX_CHOICES = 1024
-# Of an error's own words, which may quote all of a grammar.
+# The longest part of an error's own words to quote; they may hold all of a grammar.
 _MAX_QUOTED = 400
 
 
 def grammar_of(constraint: Constraint, vocabulary: LLTokenizer) -> str:
-    """A grammar of llguidance that a worker with the same `vocabulary` (`load_vocabulary`) compiles without fail.
+    """Returns a grammar that a worker with the same `vocabulary` (`load_vocabulary`) compiles without fail.
 
     Raises `InvalidRequest` for a constraint that is wrong or too large, or that no text could meet.
     """
@@ -188,7 +191,7 @@ def _check_size(constraint: Constraint) -> None:
 
 
 def _written(constraint: Constraint) -> str:
-    """Raises `ValueError` on what the library cannot even read."""
+    """Returns the constraint as a grammar. Raises `ValueError` for text that the library cannot even read."""
     match constraint.kind:
         case ConstraintKind.JSON_OBJECT:
             return _of_schema({"type": "object"})
@@ -198,7 +201,7 @@ def _written(constraint: Constraint) -> str:
         case ConstraintKind.REGEX:
             return LLMatcher.grammar_from_regex(constraint.text)
         case ConstraintKind.CHOICE:
-            # All are one lexeme: each of its own would be one more way to read the text.
+            # All choices are one lexeme: each lexeme more would be one more way to read the text.
             texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in constraint.choices)
             return _of_lark(f"start: TEXT\nTEXT: {texts}")
         case ConstraintKind.GRAMMAR:
@@ -218,7 +221,7 @@ def _of_lark(text: str) -> str:
 
 
 def _to_lark(text: str) -> str:
-    """A grammar of llama.cpp's form becomes one of Lark's."""
+    """Turns a grammar of llama.cpp's form (GBNF) into one of Lark's; one of Lark's stays as it is."""
     try:
         return any_to_lark(text)
     except Exception as error:  # It raises nothing more special.

@@ -1,4 +1,4 @@
-"""What a model directory says about generation: EOS ids, context length, and the sampling its makers recommend."""
+"""Reads what a model directory says about generation: EOS ids, context length, and recommended sampling."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 @dataclass(frozen=True)
 class ModelDefaults:
-    """The values that stand in for what a request leaves out."""
+    """Holds the values for parameters that a request leaves out, and the model's limits in tokens."""
 
     eos_token_ids: frozenset[int]
     max_model_len: int
@@ -26,22 +26,22 @@ class ModelDefaults:
     top_k: int
     min_p: float
     repetition_penalty: float
-    # Whether the model's makers say how to sample, or not to.
+    # The directory says how to sample, or not to sample.
     recommends_sampling: bool = False
-    # None: as many as there is room for.
+    # None: as many tokens as there is room for.
     max_new_tokens: int | None = None
 
     def without_sampling(self) -> "ModelDefaults":
-        """The same where tokens are not drawn."""
+        """Returns these defaults for a search that draws no tokens."""
         return replace(self, temperature=GREEDY, top_p=1.0, top_k=0, min_p=0.0)
 
 
 def read_model_defaults(directory: Path, generation_config: str = "auto") -> ModelDefaults:
-    """Reads config.json and generation_config.json (optional); with `generation_config` `none` only its EOS ids.
+    """Reads config.json and generation_config.json (optional); with `generation_config` "none" only its EOS ids.
 
-    A model is sampled from if the file says `do_sample`, or does not say but recommends a way to sample; else it is
-    greedy. What is left out is neutral (temperature 1, top_p 1, top_k 0, min_p 0, repetition_penalty 1). Raises
-    `ModelDirectoryError` for files that are not what they should be.
+    Tokens are sampled if the file says `do_sample`, or does not say but recommends a way to sample; else they are
+    chosen greedily. Values that the files leave out are neutral (temperature 1, top_p 1, top_k 0, min_p 0,
+    repetition_penalty 1). Raises `ModelDirectoryError` for files with values that cannot be used.
     """
     config = read_json(directory / "config.json")
     generation = read_json(directory / "generation_config.json", missing={})
@@ -65,7 +65,10 @@ def read_model_defaults(directory: Path, generation_config: str = "auto") -> Mod
 
 
 def read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON object in `path`, or `missing` where there is no file and that is given."""
+    """Reads the JSON object in `path`; returns `missing`, if that is given, where there is no file.
+
+    Raises `ModelDirectoryError`.
+    """
     if missing is not None and not path.is_file():
         return missing
     try:
@@ -78,7 +81,7 @@ def read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, An
 
 
 def _text_config(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """The part about text, of a model that also reads or writes something else."""
+    """Returns the part of `config` about text, for a model may also read or write something else."""
     part = config.get("text_config") or config
     if not isinstance(part, dict):
         raise ModelDirectoryError(f"{directory / 'config.json'} has a text_config that is no JSON object: {part!r}")
@@ -86,7 +89,7 @@ def _text_config(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_ranges(directory: Path, defaults: ModelDefaults) -> None:
-    """Nobody else would tell a client what is wrong with a value that he has left out."""
+    """Raises `ModelDirectoryError` for a default out of its range, which no client could mend."""
     path = directory / "generation_config.json"
     for name in (*_SAMPLING, "repetition_penalty", "max_new_tokens"):
         low, high, rule = RANGES[name]
@@ -101,13 +104,13 @@ def _is_number(value: object) -> bool:
 
 
 def _samples(recommended: dict[str, Any]) -> bool:
-    """Whether tokens are to be drawn where a request does not say."""
+    """Tells whether tokens are drawn for a request that sets no temperature."""
     names_a_way = any(recommended.get(name) is not None for name in _SAMPLING)
     return bool(_present(recommended, "do_sample", names_a_way))
 
 
 def _size(directory: Path, config: dict[str, Any], names: Sequence[str]) -> int:
-    """What config.json says under one of `names`; else what transformers takes for a family that leaves it out."""
+    """Returns the size under the first of `names` in config.json, else the default of transformers for the family."""
     found = next((config[name] for name in names if name in config), None) or _usual_size(directory, names)
     if not isinstance(found, int) or found < 1:
         raise ModelDirectoryError(f"{directory / 'config.json'} has no usable {' or '.join(names)}: {found!r}")
@@ -115,7 +118,7 @@ def _size(directory: Path, config: dict[str, Any], names: Sequence[str]) -> int:
 
 
 def _usual_size(directory: Path, names: Sequence[str]) -> Any:
-    # Few models need it, and it is large.
+    # Few models need transformers here, and its import is large.
     from transformers import AutoConfig
 
     try:

@@ -1,4 +1,4 @@
-"""Runs tasks on clients' texts in processes of their own."""
+"""Runs tasks on clients' texts off the event loop, in processes of their own, each under a time limit."""
 
 import asyncio
 import contextlib
@@ -33,17 +33,17 @@ from octavo.frontend.text.tasks import (
 from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.runtime.process.orphans import inherited_locks
 
-# What a machine under load may take to read a large vocabulary.
+# Seconds that a machine under load may take to read a large vocabulary.
 _START_S: Final = 60.0
 _VARIABLES: Final = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 
 class TextProcessLost(Exception):
-    """The process ended before it had answered."""
+    """The process ended before it answered."""
 
 
 class TextWorker:
-    """One process and the socket to it. Takes one task at a time."""
+    """Holds one process and the socket to it. The process takes one task at a time."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
         self._process = process
@@ -51,7 +51,7 @@ class TextWorker:
 
     @classmethod
     async def start(cls, setup: Setup) -> "TextWorker":
-        """A process that is ready for tasks. Raises `TextProcessLost`."""
+        """Starts a process, and returns once it is ready for tasks. Raises `TextProcessLost`."""
         worker = cls(*_spawn())
         try:
             async with asyncio.timeout(_START_S):
@@ -66,26 +66,26 @@ class TextWorker:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """Returns the id of the process."""
         return self._process.pid
 
     async def ask(self, task: Task) -> Answer:
-        """The answer to a task. Raises `TextProcessLost`. After any failure the worker must be closed."""
+        """Sends a task and returns its answer. Raises `TextProcessLost`. After a failure the worker must be closed."""
         message = await self._exchange(msgspec.msgpack.encode(task))
         answer: Answer = msgspec.msgpack.decode(message, type=Answer)
         return answer
 
     @property
     def alive(self) -> bool:
-        """Whether the process has not ended."""
+        """Tells whether the process still runs."""
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Ends the process; who waits for it is told that it is lost."""
+        """Ends the process; a call of `ask` that waits for its answer raises `TextProcessLost`."""
         self._process.kill()
 
     def close(self) -> None:
-        """Ends the process, where nobody waits for it."""
+        """Ends the process, and closes its socket. No call of `ask` may be waiting."""
         self._process.kill()
         self._process.wait()
         self._connection.close()
@@ -109,7 +109,7 @@ class TextWorker:
 
 
 def _environment() -> dict[str, str]:
-    """What it takes to start. The process works on what clients write, and needs none of the operator's secrets."""
+    """Returns the environment variables of a text process: none of them may hold a secret of the operator."""
     return {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith("PYTHON")}
 
 
@@ -121,7 +121,7 @@ def _spawn() -> "tuple[subprocess.Popen[bytes], socket.socket]":
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "octavo.frontend.text.process", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno(), *inherited_locks()],
-                # What a library says when it fails may quote a client's text.
+                # The words of a library that fails may quote a client's text.
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -133,26 +133,23 @@ def _spawn() -> "tuple[subprocess.Popen[bytes], socket.socket]":
     return process, ours
 
 
-# Tokenizing, chat templates and grammars, off the event loop and under a time limit.
-
-
-# A text of so many characters takes less time than to hand it to a thread and back.
+# A text of so many characters takes less time than handing it to a thread and back.
 AT_ONCE_CHARACTERS: Final = 128
-# A text or a chat of fewer bytes takes about a millisecond, whatever it says: a thread will do.
+# A text or a chat of fewer bytes takes about a millisecond, whatever it holds: a thread will do.
 SHORT_BYTES: Final = 4096
 # Clients ask for the same few grammars again and again: so many are kept, of so many characters each.
 _MAX_GRAMMARS: Final = 128
 _MAX_KEPT_GRAMMAR: Final = 1 << 15
-# What has ended two processes would end a third.
+# A task that has ended two processes would end a third.
 _ATTEMPTS: Final = 2
 
 
 class TextPool:
-    """Whatever a client's text may make slow. Belongs to one event loop.
+    """Does the work that a client's text may make slow. A pool belongs to one event loop.
 
-    What is very short is done at once, what is short in a thread, the rest by `processes` in the order of arrival. A
-    task that takes more than `timeout_s` seconds is ended with its process, and nothing else is. A process is started
-    when there is no idle one.
+    A very short text is handled at once, a short one in a thread, all others by `processes` processes in the order of
+    arrival. A task that takes more than `timeout_s` seconds is ended together with its process, and nothing else is. A
+    process is started when there is no idle one.
     """
 
     def __init__(self, tokenizer: ModelTokenizer, processes: int, timeout_s: float) -> None:
@@ -168,17 +165,19 @@ class TextPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that there are now."""
+        """Returns the ids of the processes that there are now."""
         return [worker.pid for worker in (*self._idle, *self._busy)]
 
     async def start(self) -> None:
-        """Has one process ready, which the first task need not wait for then."""
+        """Starts one process, so that the first task need not wait for one."""
         async with self._free, self._worker():
             pass
 
     async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
-        """The prompt's token ids. Raises `InvalidRequest` for a chat that the model's template does not take, and for
-        a text that takes too long."""
+        """Returns the prompt's token ids.
+
+        Raises `InvalidRequest` for a chat that the model's template does not take, and for a text that takes too long.
+        """
         match prompt:
             case str():
                 task: Task = EncodeText(prompt, continues=not add_special_tokens)
@@ -194,13 +193,15 @@ class TextPool:
         return _token_ids(await (self._in_thread(task) if is_short else self._in_process(task)))
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of the ids."""
+        """Returns the text of the ids, decoded in a thread."""
         decode = functools.partial(self._tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
         return await asyncio.get_running_loop().run_in_executor(self._thread, decode)
 
     async def compile(self, constraint: Constraint) -> str:
-        """The constraint as a grammar of llguidance, which a worker compiles without fail. Raises `InvalidRequest` for
-        one that is wrong, too large, or takes too long."""
+        """Returns the constraint as a grammar of llguidance, which a worker compiles without fail.
+
+        Raises `InvalidRequest` for a constraint that is wrong, too large, or takes too long.
+        """
         grammar = self._grammars.pop(constraint, None)
         if grammar is None:
             answer = _checked(await self._in_process(Compile(constraint)))
@@ -214,7 +215,7 @@ class TextPool:
         return grammar
 
     def close(self) -> None:
-        """Ends what runs, and leaves no process."""
+        """Ends all tasks and processes."""
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         while self._idle:
@@ -227,7 +228,7 @@ class TextPool:
 
     async def _in_process(self, task: Task) -> Answer:
         await self._free.acquire()
-        # What a client no longer waits for still ends in time, and its process is whole then.
+        # A task that its client no longer waits for still ends in time, and its process is usable then.
         work = asyncio.create_task(self._attempted(task))
         self._work.add(work)
         work.add_done_callback(self._ended)
@@ -237,7 +238,7 @@ class TextPool:
         self._work.discard(work)
         self._free.release()
         if not work.cancelled():
-            # Seen, should nobody wait for it.
+            # Retrieves the exception, should nobody wait for the task.
             work.exception()
 
     async def _attempted(self, task: Task) -> Answer:
@@ -260,7 +261,7 @@ class TextPool:
 
     @contextlib.asynccontextmanager
     async def _worker(self) -> AsyncIterator[TextWorker]:
-        """A process for one task. One that has failed on it is ended."""
+        """Lends a process for one task. A process that failed on its task is ended."""
         worker = self._living() or await self._started()
         self._busy.add(worker)
         try:
@@ -274,7 +275,7 @@ class TextPool:
             self._busy.discard(worker)
 
     def _living(self) -> TextWorker | None:
-        """One of the idle; those that something has ended meanwhile are no task's fault."""
+        """Returns an idle process that still runs, if any, and closes those that have ended meanwhile."""
         while self._idle:
             worker = self._idle.pop()
             if worker.alive:

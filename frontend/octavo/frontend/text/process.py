@@ -1,6 +1,6 @@
-"""The process that works on clients' texts, one at a time: started with a socket to its frontend, until that closes.
+"""Runs the process that works on clients' texts, one at a time, until the socket to its frontend closes.
 
-Whatever a text does to it, nothing else is hurt: it may be killed at any time.
+The process may be killed at any time: whatever a text does to the process, no other process is hurt.
 """
 
 import os
@@ -23,11 +23,11 @@ _SLACK_S: Final = 2.0
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serves the socket that it has inherited from process `parent`."""
-    # While it works on a text it does not see that the socket has closed.
+    """Serves tasks from the socket `descriptor`, which was inherited from process `parent`."""
+    # While the process works on a text it does not see that the socket has closed.
     if not end_with_parent(parent):
         _leave()
-    # A terminal sends this to everybody; the frontend says when it is over.
+    # A terminal sends SIGINT to all processes; the frontend ends this one by closing the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=descriptor) as connection:
         setup = msgspec.msgpack.decode(_receive(connection), type=Setup)
@@ -36,7 +36,7 @@ def main(descriptor: int, parent: int) -> None:
         _send(connection, b"")
         while True:
             task = _receive(connection)
-            # Where a frontend fails to end what takes too long, the alarm does.
+            # Where a frontend fails to end a task that takes too long, the alarm does.
             signal.setitimer(signal.ITIMER_REAL, setup.timeout_s + _SLACK_S)
             answer = _answer(tokenizer, task)
             signal.setitimer(signal.ITIMER_REAL, 0)

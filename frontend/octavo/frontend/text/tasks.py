@@ -1,4 +1,7 @@
-"""What a text process is asked and answers, as msgpack behind its length, and how that is done."""
+"""Declares the tasks and answers of a text process, and performs tasks.
+
+Messages are msgpack behind their length.
+"""
 
 import functools
 from pathlib import Path
@@ -16,33 +19,35 @@ from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.frontend.text.tokenizer_files import TokenizerFiles
 from octavo.runtime.models.directory import ModelDirectoryError
 
-# Of the length before each message.
+# Bytes of the length before each message.
 PREFIX_BYTES: Final = 4
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """Told once, before any task; the answer is an empty message. A task that takes longer than `timeout_s` seconds
-    ends the process, should nobody else have ended it by then."""
+    """Is sent once, before any task; the answer is an empty message.
+
+    A task that takes longer than `timeout_s` seconds ends the process, unless the frontend has ended it by then.
+    """
 
     files: TokenizerFiles
     timeout_s: float
 
 
 class EncodeText(msgspec.Struct, frozen=True, tag=True):
-    """The ids of a text."""
+    """Asks for the token ids of a text. A text that `continues` another gets no BOS and the like."""
 
     text: str
     continues: bool
 
 
 class EncodeChat(msgspec.Struct, frozen=True, tag=True):
-    """The ids of a chat."""
+    """Asks for the token ids of a chat."""
 
     chat: Chat
 
 
 class Compile(msgspec.Struct, frozen=True, tag=True):
-    """The grammar of a constraint."""
+    """Asks for the grammar of a constraint."""
 
     constraint: Constraint
 
@@ -51,19 +56,19 @@ Task = EncodeText | EncodeChat | Compile
 
 
 class TokenIds(msgspec.Struct, frozen=True, tag=True):
-    """Of a text or a chat."""
+    """Answers `EncodeText` and `EncodeChat`."""
 
     token_ids: list[int]
 
 
 class Grammar(msgspec.Struct, frozen=True, tag=True):
-    """Of a constraint."""
+    """Answers `Compile` with a grammar of llguidance."""
 
     text: str
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):
-    """The client's mistake: an `InvalidRequest`."""
+    """Answers a task in which the client made a mistake; becomes an `InvalidRequest`."""
 
     reason: Reason
     message: str
@@ -71,7 +76,7 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fault(msgspec.Struct, frozen=True, tag=True):
-    """A mistake of ours: the kind of the exception, whose text may be a client's."""
+    """Answers a task on which the server failed. `kind` is the exception's class; its text may quote the client."""
 
     kind: str
 
@@ -80,7 +85,7 @@ Answer = TokenIds | Grammar | Refusal | Fault
 
 
 def perform(tokenizer: ModelTokenizer, task: Task) -> Answer:
-    """Does one task, whatever happens."""
+    """Performs one task; an exception becomes a `Refusal` or a `Fault`."""
     try:
         return _perform(tokenizer, task)
     except ChatTemplateError as error:
@@ -90,7 +95,7 @@ def perform(tokenizer: ModelTokenizer, task: Task) -> Answer:
     except MemoryError:
         return _refusal(bad_parameter("prompt", "of a kind that takes too much memory", "simplify or shorten it"))
     except ModelDirectoryError:
-        # Its words are for the operator.
+        # The error's words are for the operator.
         rule = "this model's tokenizer does not allow it; leave it out"
         return _refusal(bad_parameter("constraint", "asked for", rule))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Text to token ids: a model directory's own tokenizer and chat template, read without running code.
+"""Turns text into token ids by a model directory's own tokenizer and chat template, without running the model's code.
 
 The tokenizer objects are never changed after loading, so any number of threads may use them at once.
 """
@@ -21,11 +21,13 @@ _log = logging.getLogger(__name__)
 
 
 class ModelTokenizer:
-    """Everything the frontend does between text and token ids."""
+    """Encodes and decodes with one model's tokenizer and chat template."""
 
     def __init__(self, source: Path | TokenizerFiles) -> None:
-        """Of a model directory, or of what was read there. Raises `ModelDirectoryError` if that holds no tokenizer that
-        can be used."""
+        """Loads the tokenizer of a model directory, or of the files that were read there.
+
+        Raises `ModelDirectoryError` if `source` holds no tokenizer that can be used.
+        """
         self.files = read_tokenizer_files(source) if isinstance(source, Path) else source
         self._tokenizer = _plain_copy(self.files.tokenizer)
         added = self._tokenizer.get_added_tokens_decoder().values()
@@ -35,25 +37,30 @@ class ModelTokenizer:
 
     @functools.cached_property
     def _literal_tokenizer(self) -> Tokenizer:
-        """Reads control tokens as ordinary text. Few chats need it."""
+        """A tokenizer that reads control tokens as ordinary text; few chats need one."""
         tokenizer = _plain_copy(self.files.tokenizer)
         tokenizer.encode_special_tokens = True
         return tokenizer
 
     def ids(self, *, added: bool) -> dict[str, int]:
-        """Every token with its id; those added to the vocabulary (control tokens mostly) only if `added`."""
+        """Returns the id of every token by its text.
+
+        Tokens that were added to the vocabulary (control tokens mostly) are among them only if `added`.
+        """
         return self._tokenizer.get_vocab(with_added_tokens=added)
 
     def encode(self, text: str, *, continues: bool = False) -> list[int]:
-        """A raw prompt: control tokens in it are meant, and the tokenizer adds what it adds by itself (a BOS), but for
-        a text that continues another."""
+        """Returns the ids of a raw prompt, in which control tokens are meant as such.
+
+        The tokenizer adds its own tokens (a BOS) unless the text `continues` another.
+        """
         return _encode(self._tokenizer, text, add_special_tokens=not continues)
 
     def encode_chat(self, chat: Chat) -> list[int]:
-        """The conversation in the model's chat format.
+        """Returns the ids of the conversation in the model's chat format.
 
-        Control tokens come from the template alone; those that a client writes are text. Where a client did write
-        some, the pieces between the template's control tokens are tokenized apart. Raises `ChatTemplateError`.
+        Control tokens come from the template alone; a control token that a client writes is text. Where a client did
+        write some, the pieces between the template's control tokens are tokenized apart. Raises `ChatTemplateError`.
         """
         rendered = self._template.render(chat)
         if not self._control_tokens.holds_break(rendered):
@@ -66,25 +73,25 @@ class ModelTokenizer:
 
     @property
     def tells_of_tools(self) -> bool:
-        """Whether the model's chat template tells it of the functions that it may call."""
+        """Tells whether the model's chat template describes to the model the functions that it may call."""
         return self._template.reads_tools
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of all the ids; ids outside the vocabulary have none."""
-        # A batch, because of `_encode`'s reason.
+        """Returns the text of all the ids; ids outside the vocabulary have none."""
+        # A batch of one, for the reason that `_encode` gives.
         [text] = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         return str(text)
 
     def is_special(self, text: str) -> bool:
-        """Whether `text` is a token that decoding may skip."""
+        """Tells whether `text` is a token that decoding may skip."""
         return self._vocabulary.is_special(text)
 
     def piece(self, token_id: int) -> bytes:
-        """The bytes that the token stands for in the midst of a text; an id outside the vocabulary has none."""
+        """Returns the bytes that the token stands for within a text; an id outside the vocabulary has none."""
         return self._vocabulary.pieces[token_id]
 
     def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """A new stream whose pieces, joined, are what `decode` gives for all its ids."""
+        """Makes a detokenizer for a new stream; its pieces, joined, are what `decode` gives for all of the ids."""
         return make_detokenizer(self._vocabulary, skip_special_tokens=skip_special_tokens)
 
     def _encoded(self, text: str, is_control: bool) -> list[int]:
@@ -117,7 +124,7 @@ def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> lis
 
 def _plain_copy(tokenizer_json: str) -> Tokenizer:
     copy = Tokenizer.from_str(tokenizer_json)
-    # Either may be left in tokenizer.json by training; a server never cuts or pads what it was given.
+    # Training may leave either in tokenizer.json; a server never cuts or pads a prompt.
     copy.no_truncation()
     copy.no_padding()
     return copy

@@ -1,7 +1,7 @@
-"""What was read of a model directory's tokenizer before: reading it takes a process of its own, and two seconds.
+"""Keeps what was read of a model directory's tokenizer, for reading takes a process of its own and two seconds.
 
 An entry is named by the content of everything in the directory but weights, and by the versions of the libraries that
-read it: so it never has to be told that something has changed.
+read the directory: so an entry never goes stale.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import Final
 from octavo.runtime.models.directory import cache_directory
 from octavo.runtime.telemetry.optional import TOKENIZER_CACHE, failed, tolerated
 
-# Grows when other things are read.
+# Changes when other things are read of a directory.
 _FORMAT: Final = "1"
 _LIBRARIES: Final = ("transformers", "tokenizers")
 _WEIGHTS: Final = frozenset({".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".npz"})
@@ -26,7 +26,7 @@ _CONSEQUENCE: Final = "the tokenizer is read anew at every start, which takes so
 
 
 def place_of(directory: Path) -> Path | None:
-    """Where the entry of this directory is, or would be; None if it can have none."""
+    """Returns the path of the entry of `directory`, there or not; None if the directory can have no entry."""
     digest = hashlib.sha256()
     try:
         for part in (_FORMAT, *map(metadata.version, _LIBRARIES)):
@@ -51,7 +51,7 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def read(place: Path) -> bytes | None:
-    """The entry, if there is one that this user wrote and nobody else can write to."""
+    """Returns the entry at `place`, if this user wrote it and nobody else can write to it."""
     try:
         with place.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -65,7 +65,7 @@ def read(place: Path) -> bytes | None:
 
 
 def write(place: Path, content: bytes) -> None:
-    """Keeps an entry, where that can be: a cache that cannot be written to is none."""
+    """Writes an entry. A cache that cannot be written to keeps nothing, and the log says so."""
     with tolerated(TOKENIZER_CACHE, _CONSEQUENCE):
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=place.parent)

@@ -1,4 +1,4 @@
-"""What a model directory says about its tokenizer and chat template, as texts that another process can be given."""
+"""Reads a model directory's tokenizer and chat templates into texts that can be sent to another process."""
 
 import contextlib
 import os
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 
 class TokenizerFiles(msgspec.Struct, frozen=True, tag=True):
-    """`tokenizer` is the text of a tokenizer.json. `chat_template` may be empty, as may `tool_template`, which is for
-    chats with tools and mostly the same. `special_tokens` are variables of theirs: bos_token and its like."""
+    """Holds a tokenizer and chat templates. `tokenizer` is the text of a tokenizer.json.
+
+    `chat_template` may be empty, as may `tool_template`, which is for chats with tools and mostly the same.
+    `special_tokens` are variables of the templates: bos_token and its like.
+    """
 
     directory: str
     tokenizer: str
@@ -28,14 +31,17 @@ class TokenizerFiles(msgspec.Struct, frozen=True, tag=True):
 
 
 class _Failure(msgspec.Struct, frozen=True, tag=True):
-    """`missing` is a module that is not installed."""
+    """Tells why reading failed. `missing` is a module that is not installed."""
 
     message: str
     missing: str = ""
 
 
 def read_tokenizer_files(directory: Path) -> TokenizerFiles:
-    """Runs no code of the model's. Raises `ModelDirectoryError` if `directory` holds no tokenizer that can be used."""
+    """Reads the files in `directory`, and runs no code that comes with the model.
+
+    Raises `ModelDirectoryError` if `directory` holds no tokenizer that can be used.
+    """
     library = _load(directory)
     return TokenizerFiles(
         directory=str(directory),
@@ -47,8 +53,7 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
 
 
 def read_tokenizer_files_apart(directory: Path) -> TokenizerFiles:
-    """The same, by a process of its own, so that the library's modules do not stay in this one; or as it was read
-    before.
+    """Reads the files in a process of its own, or from the cache, so that this process need not import the library.
 
     Raises `ModelDirectoryError`, and `ModuleNotFoundError` where the library is not installed.
     """
@@ -77,7 +82,7 @@ def read_tokenizer_files_apart(directory: Path) -> TokenizerFiles:
 
 def _main(directory: Path) -> None:
     answer, sys.stdout = sys.stdout, sys.stderr
-    # Of no use for a tokenizer, and loaded where it is found.
+    # The library loads torch where it finds it, which is of no use for a tokenizer.
     sys.modules["torch"] = None  # type: ignore[assignment]
     try:
         found: TokenizerFiles | _Failure = read_tokenizer_files(directory)
@@ -89,7 +94,7 @@ def _main(directory: Path) -> None:
 
 
 def _load(directory: Path) -> "PreTrainedTokenizerFast":
-    # Takes a second and 100 MB, of which a process that is given a tokenizer's files needs nothing.
+    # The import takes a second and 100 MB, which a process that gets a tokenizer's files does without.
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
@@ -111,7 +116,7 @@ def _template(library: "PreTrainedTokenizerFast", *, with_tools: bool) -> str:
     try:
         return str(library.get_chat_template(tools=[] if with_tools else None))
     except ValueError:
-        # There is none, or none for this.
+        # There is no template, or none for chats with tools.
         return ""
 
 

@@ -129,7 +129,7 @@ class Client:
     def _check_whole(self) -> None:
         self._watch.see(Closed(self._watch.awake_s, self._key))
         assert self._journal.prompt_logprobs == self._reference.prompt_logprobs, "other prompt logprobs"
-        again = [emitted for batch in self._stream.told_after(0) for emitted in batch]
+        again = [emitted for batch in self._stream.sent_after(0) for emitted in batch]
         assert again == self._told, f"{self.plan.request_id} reads something else when it reads again"
         totals = [sequence.cumulative_logprob for sequence in self._journal.sequences]
         assert totals == self._reference.cumulative_logprobs, "other scores"
