@@ -1,11 +1,13 @@
 """Questions to a process of its own, and what becomes of its faults."""
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from octavo.bench import systems
 from octavo.bench.child import Child, ChildError
 
 SCRIPT = """
@@ -60,3 +62,14 @@ def test_a_child_that_ends_is_an_error_every_time(child: Child) -> None:
 def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(ChildError, match="no such luck"):
         Child(command(tmp_path, "raise RuntimeError('no such luck')"), tmp_path / "log")
+
+
+def test_the_openvino_peer_starts_without_octavo_in_its_environment(tmp_path: Path) -> None:
+    for package in ("numpy", "openvino", "openvino_genai"):
+        (tmp_path / f"{package}.py").write_text("")
+    peer = Path(systems.__file__).with_name("openvino_peer.py")
+    code = f"import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path({str(peer)!r}, run_name='peer')"
+    # -I and -S leave the standard library alone, as far as Octavo goes.
+    command = [sys.executable, "-I", "-S", "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
