@@ -11,8 +11,8 @@ from typing import Any, Final
 import click
 import msgspec
 
+from octavo.runtime.options.flags import config_of, fields_of, options_of
 from octavo.runtime.process.gc_tuning import collect_seldom
-from octavo.scheduler.cli.flags import config_flags, read_config
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.server.event_log import EventLogError
 from octavo.simulator.cell import SimulationError
@@ -59,7 +59,7 @@ class Progress:
             click.echo(f"\r\x1b[K{line}" if self._on_terminal else line, err=True, nl=not self._on_terminal)
 
 
-_CONFIG = frozenset(SchedulerConfig.__struct_fields__)
+_CONFIG = fields_of(SchedulerConfig).keys()
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -85,7 +85,7 @@ def _targets(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--event-log", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A scheduler's.")
 @click.option("--json", "file", type=_FILE, help="Write the report here too.")
 @workload_options
-@config_flags
+@options_of(SchedulerConfig)
 def simulate(
     replicas: int | None,
     cells: int,
@@ -112,7 +112,7 @@ def simulate(
         raise click.UsageError("--plan looks at whole runs, so it does not go with --horizon")
     if targets is not None and cells > max_replicas:
         raise click.UsageError(f"--cells {cells} need as many --max-replicas at least, not {max_replicas}")
-    config = read_config({name: settings.pop(name) for name in list(settings) if name in _CONFIG})
+    config = config_of(SchedulerConfig, {name: settings.pop(name) for name in _CONFIG})
     jobs = _jobs(settings, event_log)
     simulator = _Simulator(
         config=config,

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from octavo.scheduler.cli.flags import config_flags, read_config
+from octavo.runtime.options.flags import config_of, options_of
 from octavo.scheduler.core.config import Policy, Preemption, SchedulerConfig
 
 
@@ -14,9 +14,9 @@ def configured(*arguments: str, **environment: str) -> SchedulerConfig:
     found: list[SchedulerConfig] = []
 
     @click.command()
-    @config_flags
+    @options_of(SchedulerConfig)
     def command(**settings: Any) -> None:
-        found.append(read_config(settings))
+        found.append(config_of(SchedulerConfig, settings))
 
     result = CliRunner(env=environment).invoke(command, arguments)
     if result.exit_code:
