@@ -1,4 +1,4 @@
-"""All settings of a worker, checked once at start."""
+"""The settings of a worker, each with its option; they are checked once, at start."""
 
 import math
 import os
@@ -6,12 +6,15 @@ import re
 import socket
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal
 
+from octavo.runtime.models.directory import BUNDLED_MODEL, LOAD_FORMATS
+from octavo.runtime.options.common import INSECURE_METRICS, METRICS_LISTEN, OTLP_ENDPOINT
+from octavo.runtime.options.option import DirectoryPath, OneOf, Option, Parsed, Real, Whole
 from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.endpoints import check_endpoint, check_metrics
 from octavo.wire.steps import MAX_BLOCK_SIZE
-from octavo.worker.fake.faults import FakeFault
+from octavo.worker.fake.faults import FakeFault, parse_faults
 from octavo.worker.process import available_cores
 
 Device = Literal["cpu", "cuda", "fake"]
@@ -26,6 +29,10 @@ LOCAL_SCHEME = "file:"
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_FAKE_BLOCKS = 1024
 DEFAULT_FAKE_WINDOWS = (0,)
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+_COUNT = Whole(at_least=1)
+_MOST_BLOCKS = 2**31 - 1
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
@@ -37,51 +44,280 @@ class ConfigError(ValueError):
     """A setting, or two of them together, that cannot be meant."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerConfig:
-    """What one worker is to be. `kv_cache_memory` and `swap_memory` (in CPU memory) are in bytes; `num_blocks` and
-    `num_cpu_blocks` win over them. Settings from `gpu_memory_utilization` on are a GPU's. `fake_windows` are those of
-    the fake device's KV groups, 0 for none; `fake_faults` what its prompts bring about. `tp` ranks share the model: all
-    on this machine, started by the first, or each started with its `tp_rank` and one `tp_rendezvous` of them all.
+def parse_memory(text: str) -> int:
+    """Bytes from `512MiB`, `1.5GiB` or a plain number. Raises `ConfigError` on anything else."""
+    match = _MEMORY.fullmatch(text.strip())
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise ConfigError(f"{text!r} is no amount of memory; write bytes, or a number with KiB, MiB, GiB or TiB")
+    return int(Fraction(match[1]) * unit)
+
+
+def parse_windows(text: str) -> tuple[int, ...]:
+    """Windows of KV groups from `0,128`. Raises `ConfigError` on anything else."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ConfigError(f"{text!r} is no list of windows; write numbers of tokens like 0,128 (0: no window)")
+    return tuple(map(int, parts))
+
+
+MEMORY = Parsed(parse_memory, "SIZE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Says which model a worker computes, where, and with how much memory for its KV blocks.
+
+    `kv_cache_memory` and `swap_memory` (in CPU memory) are in bytes; `num_blocks` and `num_cpu_blocks` win over them.
+    `gpu_memory_utilization`, `max_num_batched_tokens`, `max_num_seqs` and `cuda_graphs` are a GPU's. `fake_windows` are
+    those of the fake device's KV groups, 0 for none; `fake_faults` what its prompts bring about. `tp` ranks share the
+    model: all on this machine, started by the first, or each started with its `tp_rank` and one `tp_rendezvous` of
+    them all.
+    """
+
+    model: Annotated[
+        str,
+        Option(
+            "--model",
+            "Model directory, the bundled model's name, or a model of the Hugging Face hub as org/name[@revision].",
+        ),
+    ] = BUNDLED_MODEL
+    load_format: Annotated[
+        str,
+        Option(
+            "--load-format",
+            "Where weights come from: safetensors (auto), or dummy: random numbers, no weight file needed.",
+            OneOf(LOAD_FORMATS),
+        ),
+    ] = "auto"
+    model_impl: Annotated[
+        str,
+        Option(
+            "--model-impl",
+            "Who computes the model: Octavo itself (native), transformers, or the first of them that can (auto).",
+            OneOf(MODEL_IMPLS),
+        ),
+    ] = "auto"
+    device: Annotated[
+        Device,
+        Option(
+            "--device", "Where to compute. `fake` computes no model: it hashes tokens, to test everything around one."
+        ),
+    ] = "cpu"
+    dtype: Annotated[
+        str,
+        Option("--dtype", "Type of the computation, and of the KV cache.", OneOf(DTYPES)),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        str,
+        Option(
+            "--kv-cache-dtype",
+            "Another type for the KV cache: fp8 (e4m3) holds twice as many tokens as bfloat16, on a GPU.",
+            OneOf(("auto", "fp8")),
+        ),
+    ] = "auto"
+    numerics: Annotated[
+        str,
+        Option(
+            "--numerics",
+            "exact: a request's tokens and logprobs never depend on what runs beside it (float32 on a CPU); refused"
+            " where that cannot be kept.",
+            OneOf(NUMERICS),
+        ),
+    ] = "default"
+    block_size: Annotated[int, Option("--block-size", "Tokens in a KV block.", Whole(1, MAX_BLOCK_SIZE))] = (
+        DEFAULT_BLOCK_SIZE
+    )
+    kv_cache_memory: Annotated[
+        int | None,
+        Option(
+            "--kv-cache-memory",
+            "Memory for KV blocks: bytes, or with KiB, MiB or GiB. [default: the device decides]",
+            MEMORY,
+        ),
+    ] = None
+    num_blocks: Annotated[
+        int | None,
+        Option(
+            "--num-blocks",
+            f"Exact number of KV blocks; wins over --kv-cache-memory. [default: {DEFAULT_FAKE_BLOCKS} on fake]",
+            Whole(1, _MOST_BLOCKS),
+        ),
+    ] = None
+    swap_memory: Annotated[
+        int | None,
+        Option(
+            "--swap-memory",
+            "CPU memory for swapped-out KV blocks, like --kv-cache-memory; 0: none. [default: a quarter as many"
+            " blocks]",
+            MEMORY,
+        ),
+    ] = None
+    num_cpu_blocks: Annotated[
+        int | None,
+        Option(
+            "--num-cpu-blocks",
+            "Exact number of blocks in CPU memory, at most as many as KV blocks; wins over --swap-memory.",
+            Whole(0, _MOST_BLOCKS),
+        ),
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        Option("--max-model-len", "Longest sequence, in tokens, where less than the model's.", _COUNT),
+    ] = None
+    threads: Annotated[int | None, Option("--threads", "CPU threads. [default: the device decides]", _COUNT)] = None
+    tp: Annotated[
+        int,
+        Option(
+            "--tp",
+            "Ranks that share the model (tensor parallel): processes on this machine, one GPU each if on GPUs. Memory"
+            " is that of all together, --threads those of each.",
+            Whole(1, MAX_RANKS),
+        ),
+    ] = 1
+    tp_rank: Annotated[
+        int | None,
+        Option(
+            "--tp-rank",
+            "Which of the ranks this one is, where they run on several machines. [default: 0, which starts the others]",
+            Whole(0, MAX_RANKS - 1),
+        ),
+    ] = None
+    tp_rendezvous: Annotated[
+        str | None,
+        Option(
+            "--tp-rendezvous",
+            "Where ranks on several machines meet: a free port at rank 0's address. What they send each other is not"
+            " encrypted: only they may reach it.",
+            Parsed(str, "HOST:PORT"),
+        ),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float,
+        Option(
+            "--gpu-memory-utilization",
+            "Share of a GPU's memory that may be used, by all processes on it together; what weights and steps leave"
+            " of it is for KV blocks.",
+            Real(above=0, at_most=1),
+        ),
+    ] = 0.9
+    max_num_batched_tokens: Annotated[
+        int,
+        Option(
+            "--max-num-batched-tokens",
+            "Tokens of the largest step that room is left for on a GPU; give it as the scheduler's.",
+            _COUNT,
+        ),
+    ] = 8192
+    max_num_seqs: Annotated[
+        int,
+        Option(
+            "--max-num-seqs",
+            "Sequences that a GPU's tables have room for from the start; give it as the scheduler's.",
+            _COUNT,
+        ),
+    ] = 256
+    cuda_graphs: Annotated[
+        bool,
+        Option(
+            "--cuda-graphs/--no-cuda-graphs",
+            "Capture decode steps on a GPU: a start some seconds longer, and steps without launches.",
+        ),
+    ] = True
+    fake_step_ms: Annotated[
+        float,
+        Option(
+            "--fake-step-ms",
+            "How long each step of the fake device takes, at least.",
+            Real(at_least=0, at_most=60_000),
+        ),
+    ] = 0.0
+    fake_eos_probability: Annotated[
+        float,
+        Option("--fake-eos-probability", "How often the fake device chooses EOS.", Real(at_least=0, at_most=1)),
+    ] = 0.0
+    fake_windows: Annotated[
+        tuple[int, ...],
+        Option(
+            "--fake-windows",
+            "The windows of the fake device's KV groups; 0 sees all tokens.",
+            Parsed(parse_windows, "TOKENS,..."),
+            default="0",
+        ),
+    ] = DEFAULT_FAKE_WINDOWS
+    fake_faults: Annotated[
+        tuple[FakeFault, ...],
+        Option(
+            "--fake-fault",
+            "What prompts bring about on the fake device (octavo.worker.fake.faults).",
+            Parsed(parse_faults, "KIND=TOKENS,..."),
+            default="",
+            hidden=True,
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(ModelSettings):
+    """Says what one worker is to be.
 
     Raises `ConfigError` or `octavo.runtime.transport.endpoints.EndpointError` on what cannot be.
     """
 
-    model: str
-    load_format: str
-    model_impl: str
-    endpoint: str
-    worker_id: str
-    health_address: str
-    device: Device
-    dtype: str
-    numerics: str
-    block_size: int
-    kv_cache_memory: int | None
-    num_blocks: int | None
-    swap_memory: int | None
-    num_cpu_blocks: int | None
-    max_model_len: int | None
-    threads: int | None
-    insecure_tcp: bool
-    calibrate: bool
-    kv_cache_dtype: str
-    gpu_memory_utilization: float
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    cuda_graphs: bool
-    fake_step_ms: float
-    fake_eos_probability: float
-    fake_windows: tuple[int, ...]
-    metrics_listen: str = ""
-    insecure_metrics: bool = False
-    otlp_endpoint: str = ""
-    curve_keys: ClientKeys | None = None
-    fake_faults: tuple[FakeFault, ...] = ()
-    drain_timeout_s: float = 30.0
-    tp: int = 1
-    tp_rank: int | None = None
-    tp_rendezvous: str | None = None
+    endpoint: Annotated[
+        str,
+        Option(
+            "--worker-endpoint",
+            "The scheduler's address for workers.",
+            shown_default="ipc://<runtime directory>/workers.sock",
+        ),
+    ]
+    worker_id: Annotated[
+        str,
+        Option(
+            "--worker-id",
+            "Name of this worker's place; it may outlive the process.",
+            shown_default="<host>-<pid>",
+        ),
+    ]
+    calibrate: Annotated[
+        bool,
+        Option(
+            "--calibrate/--no-calibrate",
+            "Measure at start what computing prompts and moving blocks cost, for the scheduler's --preemption"
+            " measured.",
+        ),
+    ] = True
+    health_address: Annotated[
+        str,
+        Option(
+            "--health-address",
+            "Where to serve gRPC health: host:port or unix:/path.",
+            shown_default="unix:<runtime directory>/<worker id>-health.sock",
+        ),
+    ]
+    drain_timeout_s: Annotated[
+        float,
+        Option(
+            "--drain-timeout",
+            "Seconds after Ctrl-C or SIGTERM in which the scheduler may let requests end here, or move them.",
+            Real(at_least=0),
+        ),
+    ] = 30.0
+    curve_keys: Annotated[
+        ClientKeys | None,
+        Option(
+            "--curve-keys",
+            "Directory with worker.secret and scheduler.public, from `octavo keys`: for a scheduler that has keys.",
+            DirectoryPath(),
+        ),
+    ] = None
+    insecure_tcp: Annotated[
+        bool, Option("--insecure-tcp", "Allow an unencrypted scheduler address beyond this machine.")
+    ] = False
+    metrics_listen: Annotated[str, METRICS_LISTEN] = ""
+    insecure_metrics: Annotated[bool, INSECURE_METRICS] = False
+    otlp_endpoint: Annotated[str, OTLP_ENDPOINT] = ""
 
     def __post_init__(self) -> None:
         check_endpoint(self.endpoint, insecure_tcp=self.insecure_tcp, has_keys=self.curve_keys is not None)
@@ -166,23 +402,6 @@ class WorkerConfig:
             raise ConfigError("a fake step takes 0 ms or more, and a probability lies in 0 to 1")
         if not self.fake_windows or min(self.fake_windows) < 0:
             raise ConfigError("the fake device needs one KV group or more, each with a window of 0 tokens or more")
-
-
-def parse_memory(text: str) -> int:
-    """Bytes from `512MiB`, `1.5GiB` or a plain number. Raises `ConfigError` on anything else."""
-    match = _MEMORY.fullmatch(text.strip())
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None:
-        raise ConfigError(f"{text!r} is no amount of memory; write bytes, or a number with KiB, MiB, GiB or TiB")
-    return int(Fraction(match[1]) * unit)
-
-
-def parse_windows(text: str) -> tuple[int, ...]:
-    """Windows of KV groups from `0,128`. Raises `ConfigError` on anything else."""
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise ConfigError(f"{text!r} is no list of windows; write numbers of tokens like 0,128 (0: no window)")
-    return tuple(map(int, parts))
 
 
 def default_worker_id() -> str:

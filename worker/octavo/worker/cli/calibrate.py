@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from octavo.runtime.models.step_times import Calibration
+from octavo.runtime.options.flags import options_of
 from octavo.runtime.transport.endpoints import EndpointError, default_endpoint
-from octavo.worker.cli.model_options import model_options
-from octavo.worker.config import ConfigError, WorkerConfig, default_worker_id
+from octavo.worker.config import ConfigError, ModelSettings, WorkerConfig, default_worker_id
 from octavo.worker.health import Liveness
 from octavo.worker.make_runner import describe, with_runner
 from octavo.worker.runner import Runner
@@ -30,7 +30,7 @@ from octavo.worker.runner import Runner
     show_default=True,
     help="What sequences are sampled with; 0: greedy, which takes less time.",
 )
-@model_options
+@options_of(ModelSettings)
 def calibrate(out: Path, temperature: float, **options: Any) -> None:
     """Measure how long a worker's steps take, for `octavo simulate`.
 
@@ -45,8 +45,6 @@ def calibrate(out: Path, temperature: float, **options: Any) -> None:
             worker_id=default_worker_id(),
             endpoint=default_endpoint("workers"),
             health_address="",
-            insecure_tcp=False,
-            calibrate=True,
             **options,
         )
     except ConfigError as error:

@@ -4,12 +4,12 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
 import zmq
 
+from octavo.runtime.options.flags import config_of, options_of
 from octavo.runtime.telemetry import tracing
 from octavo.runtime.telemetry.logs import say
 from octavo.runtime.telemetry.metrics import MetricsError, expose
@@ -18,10 +18,9 @@ from octavo.runtime.transport.curve_keys import read_client_keys
 from octavo.runtime.transport.endpoints import EndpointError, default_endpoint, runtime_directory
 from octavo.wire.codec import WireError
 from octavo.wire.costs import StepCosts
-from octavo.worker.cli.model_options import model_options
 from octavo.worker.config import ConfigError, WorkerConfig, default_worker_id
 from octavo.worker.health import Liveness, health_server
-from octavo.worker.loop import DRAIN_TIMEOUT_S, serve
+from octavo.worker.loop import serve
 from octavo.worker.make_runner import describe, one_line, with_runner
 from octavo.worker.metrics import WorkerMetrics
 from octavo.worker.process import LastWords
@@ -32,72 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @click.command()
-@model_options
-@click.option(
-    "--worker-endpoint",
-    "endpoint",
-    envvar="OCTAVO_WORKER_ENDPOINT",
-    show_default="ipc://<runtime directory>/workers.sock",
-    help="The scheduler's address for workers.",
-)
-@click.option(
-    "--worker-id",
-    envvar="OCTAVO_WORKER_ID",
-    show_default="<host>-<pid>",
-    help="Name of this worker's place; it may outlive the process.",
-)
-@click.option(
-    "--calibrate/--no-calibrate",
-    envvar="OCTAVO_CALIBRATE",
-    default=True,
-    show_default=True,
-    help="Measure at start what computing prompts and moving blocks cost, for the scheduler's --preemption measured.",
-)
-@click.option(
-    "--health-address",
-    envvar="OCTAVO_HEALTH_ADDRESS",
-    show_default="unix:<runtime directory>/<worker id>-health.sock",
-    help="Where to serve gRPC health: host:port or unix:/path.",
-)
-@click.option(
-    "--drain-timeout",
-    "drain_timeout_s",
-    envvar="OCTAVO_DRAIN_TIMEOUT",
-    type=click.FloatRange(min=0),
-    default=DRAIN_TIMEOUT_S,
-    show_default=True,
-    help="Seconds after Ctrl-C or SIGTERM in which the scheduler may let requests end here, or move them.",
-)
-@click.option(
-    "--curve-keys",
-    envvar="OCTAVO_CURVE_KEYS",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory with worker.secret and scheduler.public, from `octavo keys`: for a scheduler that has keys.",
-)
-@click.option(
-    "--insecure-tcp",
-    envvar="OCTAVO_INSECURE_TCP",
-    is_flag=True,
-    help="Allow an unencrypted scheduler address beyond this machine.",
-)
-@click.option(
-    "--metrics-listen",
-    envvar="OCTAVO_METRICS_LISTEN",
-    default="",
-    help="Where to serve Prometheus metrics, as host:port; never public. Default: nowhere.",
-)
-@click.option(
-    "--insecure-metrics",
-    envvar="OCTAVO_INSECURE_METRICS",
-    is_flag=True,
-    help="Allow a --metrics-listen beyond this machine: it asks nobody for a key.",
-)
-@click.option(
-    "--otlp-endpoint",
-    envvar="OCTAVO_OTLP_ENDPOINT",
-    default="",
-    help="OTLP collector (gRPC) to send traces to, as http://host:port. Default: no traces.",
-)
+@options_of(WorkerConfig)
 def worker(**options: Any) -> None:
     """Run one worker: it loads the model, joins the scheduler and computes its plans until SIGTERM."""
     try:
@@ -176,13 +110,16 @@ def _told(config: WorkerConfig, metrics: WorkerMetrics) -> Iterator[None]:
 
 
 def _configure(**options: Any) -> WorkerConfig:
-    options["worker_id"] = options["worker_id"] or default_worker_id()
-    options["endpoint"] = options["endpoint"] or default_endpoint("workers")
-    if not options["health_address"]:
-        options["health_address"] = f"unix:{runtime_directory()}/{options['worker_id']}-health.sock"
-    if directory := options["curve_keys"]:
-        options["curve_keys"] = read_client_keys(directory, "worker")
-    return WorkerConfig(**options)
+    worker_id = options["worker_id"] or default_worker_id()
+    keys = options["curve_keys"]
+    return config_of(
+        WorkerConfig,
+        options,
+        worker_id=worker_id,
+        endpoint=options["endpoint"] or default_endpoint("workers"),
+        health_address=options["health_address"] or f"unix:{runtime_directory()}/{worker_id}-health.sock",
+        curve_keys=read_client_keys(keys, "worker") if keys else None,
+    )
 
 
 def _measured_costs(runner: Runner, config: WorkerConfig) -> StepCosts | None:
