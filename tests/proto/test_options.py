@@ -43,6 +43,7 @@ class Plain:
     sums: Annotated[int, Option("--sums", "Numbers.", Several(read=lambda texts: sum(map(int, texts))))] = 0
     file: Annotated[Path | None, Option("--file", "A file.", FilePath())] = None
     directory: Annotated[Path | None, Option("--directory", "A directory.", DirectoryPath(), variable=None)] = None
+    absent: Annotated[str | None, Option("--absent", "Nothing.", default=None)] = "something"
     made: Annotated[str, Option("--made", "Made late.", default=lambda: "late", shown_default="late")] = "late"
     # No options: a command says nothing of them.
     seed: int = 7
@@ -71,8 +72,18 @@ def parsed(*arguments: str, config: type = Plain, **environment: str) -> Any:
     return found[0]
 
 
+def test_a_default_that_cannot_be_made_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Placed:
+        place: Annotated[str, Option("--place", "A place.", default=lambda: str(halves("nowhere")))]
+
+    result = CliRunner().invoke(command(Placed, []), [])
+    assert (result.exit_code, "Error: 'nowhere' is no number of halves" in result.output) == (2, True)
+    assert parsed("--place", "here", config=Placed) == Placed("here")
+
+
 def test_without_options_each_field_has_its_own_default() -> None:
-    assert parsed("--name", "n") == Plain(name="n")
+    assert parsed("--name", "n") == Plain(name="n", absent=None)
     assert parsed(config=Struct) == Struct()
 
 
@@ -85,7 +96,7 @@ def test_each_kind_of_value_is_read_from_its_option(tmp_path: Path) -> None:
     file.touch()
     options = (
         "--name n --count 9 --share 0 --most 2 --colour blue --size large --word b --off --quiet --twice 10 --names a"
-        f" --names b,c --sums 3 --sums 4 --file {file} --directory {tmp_path} --made now"
+        f" --names b,c --sums 3 --sums 4 --file {file} --directory {tmp_path} --absent x --made now"
     )
     assert parsed(*options.split()) == Plain(
         name="n",
@@ -102,6 +113,7 @@ def test_each_kind_of_value_is_read_from_its_option(tmp_path: Path) -> None:
         sums=7,
         file=file,
         directory=tmp_path,
+        absent="x",
         made="now",
     )
 
@@ -164,5 +176,5 @@ def test_other_fields_are_given_beside_what_was_parsed() -> None:
 def test_what_marks_a_field_needs_no_parser() -> None:
     tree = ast.parse(Path(option.__file__).read_text(encoding="utf-8"))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert imported == {"collections.abc", "dataclasses"}
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+    imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert imported <= {"collections.abc", "dataclasses", "enum", "typing"}

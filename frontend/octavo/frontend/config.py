@@ -1,78 +1,249 @@
-"""Holds the settings of one frontend, which are read once, at start."""
+"""The settings of a frontend, each with its option; they are read once, at start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
+from octavo.runtime.models.directory import BUNDLED_MODEL, LOAD_FORMATS
+from octavo.runtime.options.common import INSECURE_TCP, OTLP_ENDPOINT
+from octavo.runtime.options.option import DirectoryPath, FilePath, OneOf, Option, Real, Several, Whole
 from octavo.runtime.transport.curve_keys import ClientKeys
+from octavo.runtime.transport.endpoints import default_endpoint
 
-# `auto`: sampling parameters that a request leaves out come from the model's generation_config.json; `none`: they are
-# neutral.
+# Whether the model's generation_config.json says what stands in for what a request leaves out.
 GENERATION_CONFIGS = ("auto", "none")
 # How tool calls are found in an answer: `auto` asks the model's chat template.
 TOOL_PARSERS = ("auto", "hermes", "llama", "none")
 
 
+_COUNT = Whole(at_least=1)
+_BOUND = Whole(at_least=0)
+_SECONDS = Real(at_least=0)
+
+
+def _read_origins(texts: tuple[str, ...]) -> tuple[str, ...]:
+    # Imported here: `--help` of all else needs no web server.
+    from octavo.frontend.http.guards import parse_origins
+
+    return tuple(sorted(parse_origins(texts)))
+
+
 @dataclass(frozen=True)
 class FrontendConfig:
-    """Holds the settings of one frontend. Times are in seconds.
+    """`listen` is a gRPC address (host:port or unix:path), `scheduler_endpoints` are ZMQ ones. Times are in seconds."""
 
-    `listen` is a gRPC address (host:port or unix:path), `scheduler_endpoints` are ZMQ endpoints.
-    """
-
-    model_directory: Path
-    served_model_name: str
-    listen: str
+    model_directory: Annotated[
+        Path,
+        Option(
+            "--model",
+            "Model directory, the bundled model's name, or a model of the Hugging Face hub as org/name[@revision]. The"
+            " workers must be given the same one.",
+            default=BUNDLED_MODEL,
+        ),
+    ]
+    # Where the workers' weights come from: the fingerprint tells.
+    load_format: Annotated[
+        str,
+        Option(
+            "--load-format",
+            "Where the workers' weights come from; they must be given the same.",
+            OneOf(LOAD_FORMATS),
+        ),
+    ] = field(default="auto", kw_only=True)
+    generation_config: Annotated[
+        str,
+        Option(
+            "--generation-config",
+            "What stands in for sampling parameters that a request leaves out: the model's generation_config.json"
+            " (auto), or neutral values (none).",
+            OneOf(GENERATION_CONFIGS),
+        ),
+    ] = field(default="auto", kw_only=True)
+    served_model_name: Annotated[
+        str,
+        Option(
+            "--served-model-name",
+            "What clients call the model.",
+            shown_default="the model's name, or its directory's",
+        ),
+    ]
+    listen: Annotated[str, Option("--listen", "Public gRPC address.", default="127.0.0.1:50051")]
     # One for each scheduler, all of whose workers serve this model.
-    scheduler_endpoints: tuple[str, ...]
-    # CURVE keys; without keys the scheduler must have none either.
-    curve_keys: ClientKeys | None = None
+    scheduler_endpoints: Annotated[
+        tuple[str, ...],
+        Option(
+            "--frontend-endpoint",
+            "Where the scheduler takes frontends. Given several times, requests are spread over as many schedulers,"
+            " each with workers of its own.",
+            Several("ENDPOINT", commas=True),
+            default=lambda: (default_endpoint("frontends"),),
+            shown_default="ipc in the runtime directory",
+        ),
+    ]
+    # Without them the scheduler must have none either.
+    curve_keys: Annotated[
+        ClientKeys | None,
+        Option(
+            "--curve-keys",
+            "Directory with frontend.secret and scheduler.public, from `octavo keys`: for a scheduler that has keys.",
+            DirectoryPath(),
+        ),
+    ] = None
+    insecure_tcp: Annotated[bool, INSECURE_TCP] = False
     # How long a request survives without a scheduler, and how long a new one waits for a first worker.
-    scheduler_grace_s: float = 30.0
-    worker_grace_s: float = 30.0
+    scheduler_grace_s: Annotated[
+        float, Option("--scheduler-grace", "Seconds that requests survive without a scheduler.", _SECONDS)
+    ] = 30.0
+    worker_grace_s: Annotated[
+        float, Option("--worker-grace", "Seconds that a new request waits for a first worker.", _SECONDS)
+    ] = 30.0
     # How long running streams may go on after SIGTERM.
-    drain_timeout_s: float = 30.0
-    # Processes that tokenize, fill chat templates and compile grammars, and the longest that one task may take.
-    text_processes: int = 2
-    text_timeout_s: float = 10.0
+    drain_timeout_s: Annotated[
+        float, Option("--drain-timeout", "Seconds that running streams may go on after SIGTERM.", _SECONDS)
+    ] = 30.0
     # JSON object of names and texts: prefixes that this frontend has the scheduler pin.
-    pinned_prefixes: Path | None = None
-    # Where the workers' weights come from, one of `octavo.runtime.models.directory.LOAD_FORMATS`. The
-    # fingerprint depends on it.
-    load_format: str = "auto"
-    # One of `GENERATION_CONFIGS`.
-    generation_config: str = "auto"
+    pinned_prefixes: Annotated[
+        Path | None,
+        Option(
+            "--pinned-prefixes",
+            'JSON file {"name": "text", ...}: beginnings of prompts that stay computed, for requests to name.',
+            FilePath(),
+        ),
+    ] = None
     # Where HTTP is served (host:port or unix:path); empty: nowhere.
-    http_listen: str = ""
+    http_listen: Annotated[
+        str,
+        Option(
+            "--http-listen",
+            "Public HTTP address: the OpenAI API, metrics and the page; off: no HTTP.",
+            default="127.0.0.1:8000",
+        ),
+    ] = ""
     # Names under which HTTP may be called besides those of loopback and of `http_listen`; see `AllowedHosts`.
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Option(
+            "--allowed-hosts",
+            "A further name under which HTTP may be called, beside loopback's and that of --http-listen: example.com,"
+            " *.example.com, or * for any. Addresses need no naming.",
+            Several("NAME", commas=True),
+        ),
+    ] = ()
     # Origins of web pages that browsers let call HTTP; see `CrossOrigin`.
-    allowed_origins: tuple[str, ...] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Option(
+            "--allowed-origins",
+            "Origin of web pages that may call HTTP from their reader's browser, as https://app.example. Default: none"
+            " but the server's own page.",
+            Several("ORIGIN", commas=True, read=_read_origins),
+        ),
+    ] = ()
     # Where health alone is served, in the clear and without keys (host:port or unix:path); empty: nowhere.
-    health_address: str = ""
-    # JSON file of tenants and their keys; None: nobody is asked for one.
-    api_keys: Path | None = None
-    # PEM files, for gRPC and HTTP alike; with `tls_client_ca` clients must show a certificate of that authority.
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    tls_client_ca: Path | None = None
-    # Bounds of all admitted requests together: their number, and their tokens of work.
-    max_requests: int = 2048
-    max_work_tokens: int = 8_000_000
-    # The same bounds of one tenant, where the file of keys sets none; 0: no bound.
-    tenant_max_requests: int = 0
-    tenant_max_work_tokens: int = 0
-    # Connections over HTTP, and as many over gRPC; one client may have half of them.
-    max_connections: int = 4096
-    # A client that has not read anything for so long is cut off.
-    stall_timeout_s: float = 30.0
-    # The longest that a request may take, and the longest that it is kept without a reader.
-    max_request_s: float = 3600.0
-    max_detach_grace_s: float = 120.0
-    # The scheduler's Admin service, for the live view of the page; empty: none.
-    scheduler_admin: str = ""
-    # How tool calls are found in an answer, one of `TOOL_PARSERS`.
-    tool_parser: str = "auto"
-    # Over HTTP, objects of a JSON schema that says nothing of other properties may have some, as JSON Schema says.
-    open_json_schemas: bool = False
-    # The model's further names.
-    model_aliases: tuple[str, ...] = ()
+    health_address: Annotated[
+        str,
+        Option(
+            "--health-address",
+            "Further address that serves gRPC health alone, in the clear: for probes that have no certificate."
+            " Default: none.",
+            default=None,
+            variable=None,
+        ),
+    ] = ""
+    # None: nobody is asked for a key.
+    api_keys: Annotated[
+        Path | None,
+        Option(
+            "--api-keys",
+            "JSON file of tenants and their API keys; without one nobody is asked for a key.",
+            FilePath(),
+        ),
+    ] = None
+    # For gRPC and HTTP alike; with `tls_client_ca` clients must show a certificate of its.
+    tls_certificate: Annotated[Path | None, Option("--tls-certificate", "PEM file, for gRPC and HTTP.", FilePath())] = (
+        None
+    )
+    tls_key: Annotated[Path | None, Option("--tls-key", "PEM file of the certificate's key.", FilePath())] = None
+    tls_client_ca: Annotated[
+        Path | None,
+        Option(
+            "--tls-client-ca",
+            "PEM file: clients must show a certificate that one of these authorities has signed.",
+            FilePath(),
+        ),
+    ] = None
+    # Of all requests together, at the door.
+    max_requests: Annotated[int, Option("--max-requests", "Requests that are held at once.", _COUNT)] = 2048
+    max_work_tokens: Annotated[
+        int,
+        Option(
+            "--max-work-tokens",
+            "Tokens of prompts and answers that all requests held may be about to take.",
+            _COUNT,
+        ),
+    ] = 8_000_000
+    # The same of one tenant, where the file of keys says nothing of it; 0: no own bound.
+    tenant_max_requests: Annotated[
+        int,
+        Option(
+            "--tenant-max-requests", "Requests of one tenant that are held at once; 0: no bound of its own.", _BOUND
+        ),
+    ] = 0
+    tenant_max_work_tokens: Annotated[
+        int, Option("--tenant-max-work-tokens", "Tokens of work of one tenant; 0: no bound of its own.", _BOUND)
+    ] = 0
+    max_connections: Annotated[
+        int,
+        Option(
+            "--max-connections",
+            "Connections of HTTP, and of gRPC, at once; one client has half of them at most.",
+            Whole(at_least=16),
+        ),
+    ] = 4096
+    stall_timeout_s: Annotated[
+        float, Option("--stall-timeout", "Seconds until a client that reads nothing is cut off.", _SECONDS)
+    ] = 30.0
+    max_request_s: Annotated[
+        float, Option("--max-request-time", "Seconds that a request may take in all.", _SECONDS)
+    ] = 3600.0
+    max_detach_grace_s: Annotated[
+        float,
+        Option("--max-detach-grace", "Seconds that a request is kept without a reader, at most.", _SECONDS),
+    ] = 120.0
+    text_processes: Annotated[
+        int,
+        Option("--text-processes", "Processes that tokenize, fill chat templates and compile grammars.", Whole(1, 64)),
+    ] = 2
+    text_timeout_s: Annotated[
+        float, Option("--text-timeout", "Seconds that one such task may take.", Real(at_least=0.1))
+    ] = 10.0
+    # The scheduler's Admin service; empty: none.
+    scheduler_admin: Annotated[
+        str,
+        Option(
+            "--scheduler-admin",
+            "Admin address of the scheduler, for the page's live view. Default: no live view.",
+            default=None,
+        ),
+    ] = ""
+    open_json_schemas: Annotated[
+        bool,
+        Option(
+            "--open-json-schemas",
+            "Over HTTP, let objects have properties that their JSON schema does not list unless it forbids them, as"
+            " JSON Schema says. Default: they have others only where it allows them.",
+        ),
+    ] = False
+    tool_parser: Annotated[
+        str,
+        Option(
+            "--tool-parser",
+            "How tool calls are found in an answer: in the model's own format (auto), in a given one, or never (none).",
+            OneOf(TOOL_PARSERS),
+        ),
+    ] = "auto"
+    model_aliases: Annotated[
+        tuple[str, ...],
+        Option("--model-alias", "A further name of the model.", Several(), variable="OCTAVO_MODEL_ALIASES"),
+    ] = ()
+    otlp_endpoint: Annotated[str, OTLP_ENDPOINT] = ""

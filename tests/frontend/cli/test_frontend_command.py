@@ -111,7 +111,7 @@ def test_a_variable_switches_http_off(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, said: str, listen: str
 ) -> None:
     asked: list[FrontendConfig] = []
-    monkeypatch.setattr(cli, "_run", lambda config, _: asked.append(config))
+    monkeypatch.setattr(cli, "_run", asked.append)
     monkeypatch.setenv("OCTAVO_HTTP_LISTEN", said)
     result = CliRunner().invoke(frontend, ["--model", str(model_directory), "--frontend-endpoint", "ipc:///tmp/x"])
     assert result.exit_code == 0, result.output
@@ -123,7 +123,7 @@ def test_a_variable_switches_http_off(
 )
 def test_several_schedulers_in_a_variable(model_directory: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     asked: list[FrontendConfig] = []
-    monkeypatch.setattr(cli, "_run", lambda config, _: asked.append(config))
+    monkeypatch.setattr(cli, "_run", asked.append)
     monkeypatch.setenv("OCTAVO_FRONTEND_ENDPOINT", said)
     result = CliRunner().invoke(frontend, ["--model", str(model_directory)])
     assert result.exit_code == 0, result.output
@@ -220,7 +220,7 @@ frontend()
 @pytest.mark.parametrize("said", ["frontend ", "frontend api.example,*.svc"])
 def test_names_are_taken_apart(said: str, model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[FrontendConfig] = []
-    monkeypatch.setattr(cli, "_run", lambda config, _: taken.append(config))
+    monkeypatch.setattr(cli, "_run", taken.append)
     arguments = ["--model", str(model_directory), "--frontend-endpoint", "ipc:///tmp/f"]
     found = CliRunner(env={"OCTAVO_ALLOWED_HOSTS": said}).invoke(frontend, arguments)
     assert found.exit_code == 0, found.output
@@ -229,7 +229,7 @@ def test_names_are_taken_apart(said: str, model_directory: Path, monkeypatch: py
 
 def test_origins_are_taken_apart(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[FrontendConfig] = []
-    monkeypatch.setattr(cli, "_run", lambda config, _: taken.append(config))
+    monkeypatch.setattr(cli, "_run", taken.append)
     arguments = ["--model", str(model_directory), "--frontend-endpoint", "ipc:///tmp/f"]
     for said in ("", "https://App.example:443/ http://localhost:3000,https://app.example"):
         found = CliRunner(env={"OCTAVO_ALLOWED_ORIGINS": said}).invoke(frontend, arguments)

@@ -4,6 +4,10 @@ from typing import Final
 
 from octavo.runtime.options.option import Option
 
+INSECURE_TCP: Final = Option(
+    "--insecure-tcp",
+    "Allow tcp:// endpoints beyond loopback: unencrypted, for networks that only Octavo's processes can reach.",
+)
 METRICS_LISTEN: Final = Option(
     "--metrics-listen", "Where to serve Prometheus metrics, as host:port; never public. Default: nowhere."
 )

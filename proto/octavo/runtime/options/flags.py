@@ -12,7 +12,18 @@ from typing import Annotated, Any, Literal, TypeVar
 import click
 import msgspec
 
-from octavo.runtime.options.option import DirectoryPath, FilePath, OneOf, Option, Parsed, Real, Several, Values, Whole
+from octavo.runtime.options.option import (
+    OF_FIELD,
+    DirectoryPath,
+    FilePath,
+    OneOf,
+    Option,
+    Parsed,
+    Real,
+    Several,
+    Values,
+    Whole,
+)
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Config = TypeVar("_Config")
@@ -72,18 +83,28 @@ def _defaults(config: type) -> dict[str, Any]:
 
 def _made(name: str, kind: Any, option: Option, field_default: Any) -> Callable[[_Command], _Command]:
     attributes: dict[str, Any] = {"envvar": option.envvar, "help": option.help, "hidden": option.hidden}
-    default = field_default if option.default is None else option.default
+    default = field_default if option.default is OF_FIELD else option.default
     attributes |= {"is_flag": True} if _plain(kind) is bool else _accepted(option.values or _by_type(kind))
     if isinstance(default, enum.Enum):
         default = default.value
     # Of several none is the default, and nothing that help could show.
     if default is not None and not (isinstance(option.values, Several) and not default):
-        attributes["default"] = default
+        attributes["default"] = _made_late(default) if callable(default) else default
     if option.shown_default is not None:
         attributes["show_default"] = option.shown_default
     if _is_enum(_plain(kind)):
         attributes["callback"] = _reading(_plain(kind))
     return click.option(option.flag, name, **attributes)
+
+
+def _made_late(make: Callable[[], object]) -> Callable[[], object]:
+    def default() -> object:
+        try:
+            return make()
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+
+    return default
 
 
 def _plain(kind: Any) -> Any:

@@ -3,8 +3,17 @@
 They are plain, so that a configuration that is pure stays pure; `octavo.runtime.options.flags` makes click's options.
 """
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, Literal
+
+
+class _Default(enum.Enum):
+    OF_FIELD = enum.auto()
+
+
+OF_FIELD: Final = _Default.OF_FIELD
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +81,16 @@ class Option:
     """Describes the option that a field is. `flag` is `--name`, or `--name/--no-name` for a switch that is on.
 
     Without `values` the field's type says what is accepted: a switch for `bool`, a word for an enum or a `Literal`,
-    any text else. The default is the field's own, or None where it has none; `default` stands in for it as it would be
-    typed, or as a function that makes it when the command runs. `shown_default` describes the default where help
+    any text else. The default is the field's own, or None where it has none; `default` stands in for it: None, a text
+    as it would be typed, or a function that makes it when the command runs, whose `ValueError` is the user's.
+    `shown_default` describes the default where help
     cannot show it. The variable is named after the flag unless `variable` names it; None: there is none.
     """
 
     flag: str
     help: str
     values: Values | None = None
-    default: str | Callable[[], object] | None = None
+    default: str | Callable[[], object] | Literal[_Default.OF_FIELD] | None = OF_FIELD
     shown_default: str | None = None
     variable: str | None = ""
     hidden: bool = False

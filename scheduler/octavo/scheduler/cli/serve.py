@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 import click
 import zmq
 
-from octavo.runtime.options.common import INSECURE_METRICS, METRICS_LISTEN, OTLP_ENDPOINT
+from octavo.runtime.options.common import INSECURE_METRICS, INSECURE_TCP, METRICS_LISTEN, OTLP_ENDPOINT
 from octavo.runtime.options.flags import config_of, options_of
 from octavo.runtime.options.option import DirectoryPath, FilePath, Option
 from octavo.runtime.process.gc_tuning import collect_seldom
@@ -44,14 +45,6 @@ from octavo.scheduler.server.poller import Wakeup
 _log = logging.getLogger(__name__)
 
 
-def _in_runtime_directory(name: str) -> str:
-    """The default endpoint of this name. Raises `click.UsageError` if there is no place for it."""
-    try:
-        return default_endpoint(name)
-    except EndpointError as error:
-        raise click.UsageError(str(error)) from error
-
-
 @dataclass(frozen=True)
 class _Places:
     """Where the scheduler listens; no keys without their directory."""
@@ -61,7 +54,7 @@ class _Places:
         Option(
             "--frontend-endpoint",
             "Where frontends connect.",
-            default=lambda: _in_runtime_directory("frontends"),
+            default=partial(default_endpoint, "frontends"),
             shown_default="ipc in the runtime directory",
         ),
     ]
@@ -70,7 +63,7 @@ class _Places:
         Option(
             "--worker-endpoint",
             "Where workers connect.",
-            default=lambda: _in_runtime_directory("workers"),
+            default=partial(default_endpoint, "workers"),
             shown_default="ipc in the runtime directory",
         ),
     ]
@@ -96,13 +89,7 @@ class _Places:
             DirectoryPath(),
         ),
     ]
-    insecure_tcp: Annotated[
-        bool,
-        Option(
-            "--insecure-tcp",
-            "Allow tcp:// endpoints beyond loopback: unencrypted, for networks that only Octavo's processes can reach.",
-        ),
-    ]
+    insecure_tcp: Annotated[bool, INSECURE_TCP]
 
     def keys_for(self, peer: Peer) -> ServerKeys | None:
         return None if self.curve_keys is None else read_server_keys(self.curve_keys, peer)
