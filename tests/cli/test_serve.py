@@ -119,6 +119,18 @@ def test_how_the_model_is_computed_is_passed_on(told: dict[str, str]) -> None:
     assert not {"OCTAVO_MODEL_IMPL", "OCTAVO_NUMERICS"} & set(told)
 
 
+def test_only_what_was_given_is_passed_on(told: dict[str, str], tmp_path: Path) -> None:
+    always = {"OCTAVO_MODEL", "OCTAVO_LOAD_FORMAT", "OCTAVO_LISTEN", "OCTAVO_DRAIN_TIMEOUT", "OCTAVO_SCHEDULER_ADMIN"}
+    serve()
+    bare = set(told)
+    assert bare >= always
+    (tmp_path / "keys.json").touch()
+    serve("--api-keys", "keys.json", "--policy", "paper", "--http-listen", "127.0.0.1:6", "--drain-timeout", "4")
+    assert set(told) - bare == {"OCTAVO_API_KEYS", "OCTAVO_POLICY"}
+    assert told["OCTAVO_API_KEYS"] == str(tmp_path / "keys.json")
+    assert (told["OCTAVO_POLICY"], told["OCTAVO_DRAIN_TIMEOUT"]) == ("paper", "4.0")
+
+
 def test_the_bundled_model_keeps_its_name(told: dict[str, str]) -> None:
     serve()
     assert (told["OCTAVO_MODEL"], told["OCTAVO_LOAD_FORMAT"]) == ("smollm2-135m-instruct", "auto")

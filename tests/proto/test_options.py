@@ -168,6 +168,17 @@ def test_help_lists_the_options_in_the_order_of_the_fields() -> None:
     assert "--on / --off" in lines
 
 
+def test_a_file_is_made_absolute_for_processes_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Far:
+        near: Annotated[Path, Option("--near", "A file.", FilePath())]
+        far: Annotated[Path, Option("--far", "A file.", FilePath(absolute=True))]
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert parsed("--near", "file", "--far", "file", config=Far) == Far(Path("file"), tmp_path / "file")
+
+
 def test_other_fields_are_given_beside_what_was_parsed() -> None:
     given = {name: getattr(Plain(name="n"), name) for name in fields_of(Plain)}
     assert config_of(Plain, given, seed=8, name="m") == Plain(name="m", seed=8)

@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Any
 
 import click
 import grpc
@@ -18,12 +20,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.cli.supervision import Child, SupervisionError, alone_with_children
 from octavo.runtime.models.directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
+from octavo.runtime.options.common import API_KEYS, PINNED_PREFIXES, TLS_CERTIFICATE, TLS_CLIENT_CA, TLS_KEY
+from octavo.runtime.options.flags import config_of, fields_of, options_of
+from octavo.runtime.options.option import FilePath, OneOf, Option, Real, Whole
 from octavo.runtime.telemetry.logs import say
 from octavo.runtime.transport.endpoints import AddressTaken, EndpointError, claimed, runtime_directory, unless_off
 
 _log = logging.getLogger(__name__)
 
 _SERVICE = "octavo.v1.GenerationService"
+_HTTP = "OCTAVO_HTTP_LISTEN"
 _PROBE_INTERVAL_S = 0.1
 # Seconds that a process has to end once asked to; a frontend has its drain time before.
 _PATIENCE_S = 5.0
@@ -35,120 +41,116 @@ _FLAGS_FOR = {
     "OCTAVO_TLS_CLIENT_CA": "--client-certificate CERTIFICATE --client-key KEY",
     "OCTAVO_API_KEYS": "--api-key KEY",
 }
-# An absolute path, which the processes find from any directory.
-_FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
+
+
+def _found_anywhere(option: Option) -> Option:
+    """Returns the option of a file so that each process finds the file, wherever it runs."""
+    return replace(option, values=FilePath(absolute=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ServeConfig:
+    """The settings of the service. Those that are None are each process's own choice."""
+
+    model: Annotated[
+        str,
+        Option(
+            "--model",
+            "Model directory, the bundled model's name, or a model of the Hugging Face hub as org/name[@revision].",
+        ),
+    ] = BUNDLED_MODEL
+    load_format: Annotated[
+        str,
+        Option(
+            "--load-format",
+            "Where weights come from: safetensors (auto), or dummy: random numbers, no weight file needed.",
+            OneOf(LOAD_FORMATS),
+        ),
+    ] = "auto"
+    model_impl: Annotated[
+        str | None,
+        Option(
+            "--model-impl",
+            "Who computes the model: Octavo itself (native), transformers, or the first of them that can (auto)."
+            " Default: auto.",
+            OneOf(("auto", "native", "transformers")),
+        ),
+    ] = None
+    numerics: Annotated[
+        str | None,
+        Option(
+            "--numerics",
+            "exact: float32, and a request's tokens and logprobs never depend on what runs beside it; refused where"
+            " that cannot be kept. Default: default.",
+            OneOf(("default", "exact")),
+        ),
+    ] = None
+    listen: Annotated[str, Option("--listen", "Public gRPC address of the frontend.")] = "127.0.0.1:50051"
+    http_listen: Annotated[str, Option("--http-listen", "Public HTTP address of the frontend; off: no HTTP.")] = (
+        "127.0.0.1:8000"
+    )
+    api_keys: Annotated[Path | None, _found_anywhere(API_KEYS)] = None
+    tls_certificate: Annotated[Path | None, _found_anywhere(TLS_CERTIFICATE)] = None
+    tls_key: Annotated[Path | None, _found_anywhere(TLS_KEY)] = None
+    tls_client_ca: Annotated[Path | None, _found_anywhere(TLS_CLIENT_CA)] = None
+    workers: Annotated[int, Option("--workers", "How many workers to start.", Whole(1, 64), variable=None)] = 1
+    ready_timeout: Annotated[
+        float, Option("--ready-timeout", "Seconds to become ready in.", Real(at_least=1), variable=None)
+    ] = 300.0
+    drain_timeout: Annotated[
+        float,
+        Option(
+            "--drain-timeout",
+            "Seconds that running streams may go on after Ctrl-C or SIGTERM.",
+            Real(at_least=0),
+        ),
+    ] = 30.0
+    pinned_prefixes: Annotated[Path | None, _found_anywhere(PINNED_PREFIXES)] = None
+    generation_config: Annotated[
+        str | None,
+        Option(
+            "--generation-config",
+            "What stands in for sampling parameters that a request leaves out: the model's generation_config.json"
+            " (auto), or neutral values (none). Default: auto.",
+            OneOf(("auto", "none")),
+        ),
+    ] = None
+    policy: Annotated[
+        str | None,
+        Option(
+            "--policy",
+            "How the scheduler fills a step. Default: the scheduler's own.",
+            OneOf(("chunked", "paper")),
+        ),
+    ] = None
+    preemption: Annotated[
+        str | None,
+        Option(
+            "--preemption",
+            "What becomes of the KV of a request that must give its blocks up. Default: the scheduler's own.",
+            OneOf(("auto", "recompute", "swap", "measured")),
+        ),
+    ] = None
+    tool_parser: Annotated[
+        str | None,
+        Option(
+            "--tool-parser",
+            "How tool calls are found in an answer: in the model's own format (auto), in a given one, or never (none)."
+            " Default: auto.",
+            OneOf(("auto", "hermes", "llama", "none")),
+        ),
+    ] = None
 
 
 @click.command()
-@click.option(
-    "--model",
-    envvar="OCTAVO_MODEL",
-    default=BUNDLED_MODEL,
-    help="Model directory, the bundled model's name, or a model of the Hugging Face hub as org/name[@revision].",
-)
-@click.option(
-    "--load-format",
-    envvar="OCTAVO_LOAD_FORMAT",
-    type=click.Choice(LOAD_FORMATS),
-    default="auto",
-    help="Where weights come from: safetensors (auto), or dummy: random numbers, no weight file needed.",
-)
-@click.option(
-    "--model-impl",
-    envvar="OCTAVO_MODEL_IMPL",
-    type=click.Choice(["auto", "native", "transformers"]),
-    help="Who computes the model: Octavo itself (native), transformers, or the first of them that can (auto). Default:"
-    " auto.",
-)
-@click.option(
-    "--numerics",
-    envvar="OCTAVO_NUMERICS",
-    type=click.Choice(["default", "exact"]),
-    help="exact: float32, and a request's tokens and logprobs never depend on what runs beside it; refused where that"
-    " cannot be kept. Default: default.",
-)
-@click.option(
-    "--listen",
-    envvar="OCTAVO_LISTEN",
-    default="127.0.0.1:50051",
-    help="Public gRPC address of the frontend.",
-)
-@click.option(
-    "--http-listen",
-    envvar="OCTAVO_HTTP_LISTEN",
-    default="127.0.0.1:8000",
-    help="Public HTTP address of the frontend; off: no HTTP.",
-)
-@click.option(
-    "--api-keys",
-    envvar="OCTAVO_API_KEYS",
-    type=_FILE,
-    help="JSON file of tenants and their API keys; without one nobody is asked for a key.",
-)
-@click.option("--tls-certificate", envvar="OCTAVO_TLS_CERTIFICATE", type=_FILE, help="PEM file, for gRPC and HTTP.")
-@click.option("--tls-key", envvar="OCTAVO_TLS_KEY", type=_FILE, help="PEM file of the certificate's key.")
-@click.option(
-    "--tls-client-ca",
-    envvar="OCTAVO_TLS_CLIENT_CA",
-    type=_FILE,
-    help="PEM file: clients must show a certificate that one of these authorities has signed.",
-)
-@click.option("--workers", type=click.IntRange(1, 64), default=1, help="How many workers to start.")
-@click.option("--ready-timeout", type=click.FloatRange(min=1), default=300.0, help="Seconds to become ready in.")
-@click.option(
-    "--drain-timeout",
-    envvar="OCTAVO_DRAIN_TIMEOUT",
-    type=click.FloatRange(min=0),
-    default=30.0,
-    help="Seconds that running streams may go on after Ctrl-C or SIGTERM.",
-)
-@click.option(
-    "--pinned-prefixes",
-    envvar="OCTAVO_PINNED_PREFIXES",
-    type=_FILE,
-    help='JSON file {"name": "text", ...}: beginnings of prompts that stay computed, for requests to name.',
-)
-@click.option(
-    "--generation-config",
-    envvar="OCTAVO_GENERATION_CONFIG",
-    type=click.Choice(["auto", "none"]),
-    help="What stands in for sampling parameters that a request leaves out: the model's generation_config.json (auto),"
-    " or neutral values (none). Default: auto.",
-)
-@click.option(
-    "--policy",
-    envvar="OCTAVO_POLICY",
-    type=click.Choice(["chunked", "paper"]),
-    help="How the scheduler fills a step. Default: the scheduler's own.",
-)
-@click.option(
-    "--preemption",
-    envvar="OCTAVO_PREEMPTION",
-    type=click.Choice(["auto", "recompute", "swap", "measured"]),
-    help="What becomes of the KV of a request that must give its blocks up. Default: the scheduler's own.",
-)
-@click.option(
-    "--tool-parser",
-    envvar="OCTAVO_TOOL_PARSER",
-    type=click.Choice(["auto", "hermes", "llama", "none"]),
-    help="How tool calls are found in an answer: in the model's own format (auto), in a given one, or never (none)."
-    " Default: auto.",
-)
-def serve(
-    model: str,
-    load_format: str,
-    listen: str,
-    http_listen: str,
-    workers: int,
-    ready_timeout: float,
-    drain_timeout: float,
-    **settings: str | None,
-) -> None:
+@options_of(_ServeConfig)
+def serve(**parsed: Any) -> None:
     """Start frontend, scheduler and workers on this machine and keep them running.
 
     A process that dies is started again; one that keeps dying ends them all with exit status 1. Every setting of the
     single commands can be given by its environment variable, for example OCTAVO_DTYPE=float32 or OCTAVO_THREADS=2.
     """
+    config = config_of(_ServeConfig, parsed)
     try:
         # Its sockets are in the runtime directory: a second service needs another one.
         place = runtime_directory()
@@ -156,11 +158,19 @@ def serve(
             _claimed(place),
             alone_with_children(place / "serve-children.lock", _ORPHANS_PATIENCE_S) as inherited,
         ):
-            model = _locate(model, load_format)
-            environment = _environment(model, listen, drain_timeout, {**settings, "load_format": load_format})
-            environment |= inherited
+            model = _locate(config.model, config.load_format)
+            environment = _environment(replace(config, model=model)) | inherited
+            http_listen = unless_off(config.http_listen)
             asyncio.run(
-                _serve(model, listen, unless_off(http_listen), workers, ready_timeout, drain_timeout, environment)
+                _serve(
+                    model,
+                    config.listen,
+                    http_listen,
+                    config.workers,
+                    config.ready_timeout,
+                    config.drain_timeout,
+                    environment,
+                )
             )
     except (EndpointError, ModelDirectoryError, SupervisionError) as error:
         raise click.ClickException(str(error)) from error
@@ -191,17 +201,15 @@ def _locate(model: str, load_format: str) -> str:
     return model if model == BUNDLED_MODEL else str(resolve_model(model, load_format))
 
 
-def _environment(model: str, listen: str, drain_timeout: float, settings: Mapping[str, str | None]) -> dict[str, str]:
-    """Returns the environment variables of the processes; `settings` that are given go under their own names."""
-    given = {f"OCTAVO_{name.upper()}": value for name, value in settings.items() if value is not None}
+def _environment(config: _ServeConfig) -> dict[str, str]:
+    """Returns the variables of all processes: those of the settings that are given, but for the HTTP address, which the
+    frontend gets as a flag."""
+    given = {option.envvar: getattr(config, name) for name, (_, option) in fields_of(_ServeConfig).items()}
     # For the page's live view.
     admin = os.environ.get("OCTAVO_ADMIN_ADDRESS") or f"unix:{runtime_directory()}/admin.sock"
     return {
-        "OCTAVO_MODEL": model,
-        "OCTAVO_LISTEN": listen,
-        "OCTAVO_DRAIN_TIMEOUT": str(drain_timeout),
         "OCTAVO_SCHEDULER_ADMIN": os.environ.get("OCTAVO_SCHEDULER_ADMIN") or admin,
-        **given,
+        **{name: str(value) for name, value in given.items() if name not in (None, _HTTP) and value is not None},
     }
 
 

@@ -5,8 +5,16 @@ from pathlib import Path
 from typing import Annotated
 
 from octavo.runtime.models.directory import BUNDLED_MODEL, LOAD_FORMATS
-from octavo.runtime.options.common import INSECURE_TCP, OTLP_ENDPOINT
-from octavo.runtime.options.option import DirectoryPath, FilePath, OneOf, Option, Real, Several, Whole
+from octavo.runtime.options.common import (
+    API_KEYS,
+    INSECURE_TCP,
+    OTLP_ENDPOINT,
+    PINNED_PREFIXES,
+    TLS_CERTIFICATE,
+    TLS_CLIENT_CA,
+    TLS_KEY,
+)
+from octavo.runtime.options.option import DirectoryPath, OneOf, Option, Real, Several, Whole
 from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.endpoints import default_endpoint
 
@@ -102,14 +110,7 @@ class FrontendConfig:
         float, Option("--drain-timeout", "Seconds that running streams may go on after SIGTERM.", _SECONDS)
     ] = 30.0
     # JSON object of names and texts: prefixes that this frontend has the scheduler pin.
-    pinned_prefixes: Annotated[
-        Path | None,
-        Option(
-            "--pinned-prefixes",
-            'JSON file {"name": "text", ...}: beginnings of prompts that stay computed, for requests to name.',
-            FilePath(),
-        ),
-    ] = None
+    pinned_prefixes: Annotated[Path | None, PINNED_PREFIXES] = None
     # Where HTTP is served (host:port or unix:path); empty: nowhere.
     http_listen: Annotated[
         str,
@@ -151,27 +152,11 @@ class FrontendConfig:
         ),
     ] = ""
     # None: nobody is asked for a key.
-    api_keys: Annotated[
-        Path | None,
-        Option(
-            "--api-keys",
-            "JSON file of tenants and their API keys; without one nobody is asked for a key.",
-            FilePath(),
-        ),
-    ] = None
+    api_keys: Annotated[Path | None, API_KEYS] = None
     # For gRPC and HTTP alike; with `tls_client_ca` clients must show a certificate of its.
-    tls_certificate: Annotated[Path | None, Option("--tls-certificate", "PEM file, for gRPC and HTTP.", FilePath())] = (
-        None
-    )
-    tls_key: Annotated[Path | None, Option("--tls-key", "PEM file of the certificate's key.", FilePath())] = None
-    tls_client_ca: Annotated[
-        Path | None,
-        Option(
-            "--tls-client-ca",
-            "PEM file: clients must show a certificate that one of these authorities has signed.",
-            FilePath(),
-        ),
-    ] = None
+    tls_certificate: Annotated[Path | None, TLS_CERTIFICATE] = None
+    tls_key: Annotated[Path | None, TLS_KEY] = None
+    tls_client_ca: Annotated[Path | None, TLS_CLIENT_CA] = None
     # Of all requests together, at the door.
     max_requests: Annotated[int, Option("--max-requests", "Requests that are held at once.", _COUNT)] = 2048
     max_work_tokens: Annotated[

@@ -144,7 +144,8 @@ def _accepted(values: Values | None) -> dict[str, Any]:
             read = {} if values.read is None else {"callback": _reading(values.read)}
             return {"multiple": True, "metavar": values.metavar, **text, **read}
         case FilePath():
-            return {"type": click.Path(exists=values.exists, dir_okay=False, path_type=Path)}
+            found = click.Path(exists=values.exists, dir_okay=False, resolve_path=values.absolute, path_type=Path)
+            return {"type": found}
         case DirectoryPath():
             return {"type": click.Path(exists=True, file_okay=False, path_type=Path)}
 

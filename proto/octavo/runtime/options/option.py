@@ -63,9 +63,11 @@ class Several:
 
 @dataclass(frozen=True, slots=True)
 class FilePath:
-    """Accepts the path of a file, which must be there unless `exists` is false."""
+    """Accepts the path of a file, which must be there unless `exists` is false; `absolute` makes it absolute, with
+    links followed, for processes elsewhere."""
 
     exists: bool = True
+    absolute: bool = False
 
 
 @dataclass(frozen=True, slots=True)
