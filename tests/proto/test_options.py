@@ -72,6 +72,24 @@ def parsed(*arguments: str, config: type = Plain, **environment: str) -> Any:
     return found[0]
 
 
+def test_a_type_that_does_not_say_what_is_accepted_is_a_fault() -> None:
+    @dataclass(frozen=True)
+    class Vague:
+        place: Annotated[Path | None, Option("--place", "A place.")] = None
+
+    with pytest.raises(TypeError, match="give the option `values`"):
+        options_of(Vague)
+
+
+def test_a_number_is_one_where_nothing_was_given_before() -> None:
+    @dataclass(frozen=True)
+    class Counted:
+        count: Annotated[int | None, Option("--count", "A count.")] = None
+        time: Annotated[float | None, Option("--time", "A time.")] = None
+
+    assert parsed("--count", "4", "--time", "1", config=Counted) == Counted(4, 1.0)
+
+
 def test_a_default_that_cannot_be_made_is_refused() -> None:
     @dataclass(frozen=True)
     class Placed:

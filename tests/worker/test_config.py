@@ -2,11 +2,21 @@
 
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from octavo.runtime.options.flags import config_of, options_of
 from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.endpoints import EndpointError
-from octavo.worker.config import ConfigError, WorkerConfig, default_worker_id, parse_memory, parse_windows
+from octavo.worker.config import (
+    ConfigError,
+    ModelSettings,
+    WorkerConfig,
+    default_worker_id,
+    parse_memory,
+    parse_windows,
+)
 from octavo.worker.fake.faults import parse_faults
 
 
@@ -92,6 +102,18 @@ def test_an_exact_number_of_blocks_wins_over_memory() -> None:
 def test_there_may_be_nothing_to_swap_to() -> None:
     assert configure(swap_memory=0).swap_memory == 0
     assert configure(num_cpu_blocks=0).num_cpu_blocks == 0
+
+
+def test_without_options_the_settings_of_a_model_have_their_own_defaults() -> None:
+    found: list[ModelSettings] = []
+
+    @click.command()
+    @options_of(ModelSettings)
+    def command(**parsed: Any) -> None:
+        found.append(config_of(ModelSettings, parsed))
+
+    result = CliRunner(env={"OCTAVO_MODEL": None}).invoke(command, [])
+    assert (result.output, found) == ("", [ModelSettings()])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from octavo.runtime.options.common import (
     TLS_CLIENT_CA,
     TLS_KEY,
 )
-from octavo.runtime.options.option import DirectoryPath, OneOf, Option, Real, Several, Whole
+from octavo.runtime.options.option import DirectoryPath, OneOf, Option, Parsed, Real, Several, Whole
 from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.endpoints import default_endpoint
 
@@ -46,6 +46,8 @@ class FrontendConfig:
             "--model",
             "Model directory, the bundled model's name, or a model of the Hugging Face hub as org/name[@revision]. The"
             " workers must be given the same one.",
+            # Its directory is found later.
+            Parsed(str, "TEXT"),
             default=BUNDLED_MODEL,
         ),
     ]

@@ -120,10 +120,16 @@ def _is_enum(kind: Any) -> bool:
 
 
 def _by_type(kind: Any) -> Values | None:
+    """Returns what a type accepts without more words; None for any text. Raises `TypeError` where it says nothing."""
     kind = _plain(kind)
     if typing.get_origin(kind) is Literal:
         return OneOf(typing.get_args(kind))
-    return OneOf(tuple(member.value for member in kind)) if _is_enum(kind) else None
+    if _is_enum(kind):
+        return OneOf(tuple(member.value for member in kind))
+    by_type: dict[Any, Values | None] = {str: None, int: Whole(), float: Real()}
+    if kind not in by_type:
+        raise TypeError(f"{kind} does not say what its option accepts; give the option `values`")
+    return by_type[kind]
 
 
 def _accepted(values: Values | None) -> dict[str, Any]:

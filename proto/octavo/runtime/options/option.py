@@ -83,10 +83,10 @@ class Option:
     """Describes the option that a field is. `flag` is `--name`, or `--name/--no-name` for a switch that is on.
 
     Without `values` the field's type says what is accepted: a switch for `bool`, a word for an enum or a `Literal`,
-    any text else. The default is the field's own, or None where it has none; `default` stands in for it: None, a text
-    as it would be typed, or a function that makes it when the command runs, whose `ValueError` is the user's.
-    `shown_default` describes the default where help
-    cannot show it. The variable is named after the flag unless `variable` names it; None: there is none.
+    any `int`, `float` or `str`. The default is the field's own, or None where it has none; `default` stands in for it:
+    None, a text as it would be typed, or a function that makes it when the command runs, whose `ValueError` is the
+    user's. `shown_default` describes the default where help cannot show it. The variable is named after the flag unless
+    `variable` names it; None: there is none.
     """
 
     flag: str
