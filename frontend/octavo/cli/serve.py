@@ -1,4 +1,4 @@
-"""Implements `octavo serve`, which keeps all kinds of process running on this machine, and stops them together."""
+"""Runs `octavo serve`: it starts all three kinds of process on this machine, and stops them together."""
 
 import asyncio
 import logging
@@ -50,7 +50,7 @@ def _found_anywhere(option: Option) -> Option:
 
 @dataclass(frozen=True, kw_only=True)
 class _ServeConfig:
-    """The settings of the service. Those that are None are each process's own choice."""
+    """Holds the settings of the service. One that is None is left to the process that it is about."""
 
     model: Annotated[
         str,
@@ -194,7 +194,7 @@ def _claimed(directory: Path) -> Iterator[None]:
 
 
 def _locate(model: str, load_format: str) -> str:
-    """Returns the model's directory, or the bundled name, for all processes, so that the hub is asked once.
+    """Returns the model's directory, or the bundled name: all processes get it, so that the hub is asked once.
 
     Raises `ModelDirectoryError`.
     """
@@ -284,7 +284,7 @@ def _check_bindable(http_listen: str) -> None:
 
 
 def _stop_event(children: Sequence[Child]) -> asyncio.Event:
-    """Returns an event that the first SIGTERM or SIGINT sets. The second signal kills the children."""
+    """Returns an event that the first SIGTERM or SIGINT sets. The second kills the children."""
     stop = asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
@@ -322,7 +322,7 @@ async def _announce(probe: str, greeting: str, began: float, timeout: float) -> 
 
 
 def _greeting(listen: str, http_listen: str, environment: Mapping[str, str]) -> str:
-    """Returns the text that says what is served where, with commands that call it."""
+    """Says what is served where, and by which commands it is called."""
     address, http = _reachable(listen), _reachable(http_listen)
     scheme = "https" if "OCTAVO_TLS_CERTIFICATE" in environment else "http"
     program = "octavo" if shutil.which("octavo") else os.path.relpath(Path(sys.executable).with_name("octavo"))
@@ -341,7 +341,7 @@ def _greeting(listen: str, http_listen: str, environment: Mapping[str, str]) -> 
 
 
 async def _status(stub: health_pb2_grpc.HealthStub, service: str) -> int | None:
-    """Returns the health status of `service`; None if the server does not answer."""
+    """Returns the health that the server reports of `service`; None if the server does not answer."""
     try:
         return int((await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=2)).status)
     except grpc.aio.AioRpcError:

@@ -1,4 +1,4 @@
-"""The settings of a frontend, each with its option; they are read once, at start."""
+"""Holds the settings of a frontend, each with its option; they are read once, at start."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +38,8 @@ def _read_origins(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class FrontendConfig:
-    """`listen` is a gRPC address (host:port or unix:path), `scheduler_endpoints` are ZMQ ones. Times are in seconds."""
+    """Holds what one frontend needs to know. `listen` is a gRPC address (host:port or unix:path), `scheduler_endpoints`
+    are ZMQ ones. Times are in seconds."""
 
     model_directory: Annotated[
         Path,

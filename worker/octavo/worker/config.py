@@ -1,4 +1,4 @@
-"""The settings of a worker, each with its option; they are checked once, at start."""
+"""Holds the settings of a worker, each with its option; they are checked once, at start."""
 
 import math
 import os
@@ -45,7 +45,7 @@ class ConfigError(ValueError):
 
 
 def parse_memory(text: str) -> int:
-    """Bytes from `512MiB`, `1.5GiB` or a plain number. Raises `ConfigError` on anything else."""
+    """Returns the bytes that `512MiB`, `1.5GiB` or a plain number says. Raises `ConfigError` on anything else."""
     match = _MEMORY.fullmatch(text.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
@@ -54,7 +54,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_windows(text: str) -> tuple[int, ...]:
-    """Windows of KV groups from `0,128`. Raises `ConfigError` on anything else."""
+    """Returns the windows of KV groups that `0,128` lists, in tokens. Raises `ConfigError` on anything else."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
         raise ConfigError(f"{text!r} is no list of windows; write numbers of tokens like 0,128 (0: no window)")
@@ -345,13 +345,13 @@ class WorkerConfig(ModelSettings):
 
     @property
     def ranks_here(self) -> int:
-        """How many ranks of the replica share this machine with this one, itself included."""
+        """Counts the ranks of the replica that run on this machine, this one included."""
         apart = self.tp_rendezvous is not None and not self.is_local_follower
         return 1 if apart else self.tp
 
     @property
     def is_local_follower(self) -> bool:
-        """Whether the first rank has started this one, and speaks for it."""
+        """Tells whether the first rank has started this one, and speaks for it."""
         return bool(self.tp_rank) and (self.tp_rendezvous or "").startswith(LOCAL_SCHEME)
 
     def _check_ranks(self) -> None:
@@ -405,6 +405,6 @@ class WorkerConfig(ModelSettings):
 
 
 def default_worker_id() -> str:
-    """`<host>-<pid>`, with what may not stand in a worker id left out of the host's name."""
+    """Returns `<host>-<pid>`, with what may not stand in a worker id left out of the host's name."""
     host = re.sub(r"[^A-Za-z0-9.-]", "", socket.gethostname())[:64].strip(".-")
     return f"{host or 'worker'}-{os.getpid()}"

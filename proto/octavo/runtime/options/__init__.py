@@ -1,1 +1,1 @@
-"""Options of commands as fields of configurations: one place for a flag, its variable, its default and its help."""
+"""Makes the options of a command of its configuration's fields, which hold flag, variable, default and help."""

@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the scheduler listens; no keys without their directory."""
+    """Says where the scheduler listens; without a directory of keys it asks nobody for one."""
 
     frontend_endpoint: Annotated[
         str,
@@ -97,8 +97,8 @@ class _Places:
 
 @dataclass(frozen=True)
 class _Records:
-    """What the scheduler tells of itself: a log if there is a file for it, metrics and traces if there is an address
-    for them."""
+    """Says what the scheduler records of itself: a log if there is a file for it, metrics and traces if there is an
+    address for them."""
 
     event_log: Annotated[
         Path | None,
@@ -152,7 +152,7 @@ async def _serve(config: SchedulerConfig, places: _Places, records: _Records) ->
 def _bind(
     places: _Places, records: _Records, held: ExitStack, on_departure: Callable[[], None]
 ) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
-    """The sockets of frontends and of workers; `on_departure` is called when a connection of the latter ends."""
+    """Binds the sockets of frontends and of workers; `on_departure` is called when a connection of the latter ends."""
     for endpoint in (places.frontend_endpoint, places.worker_endpoint):
         check_endpoint(endpoint, insecure_tcp=places.insecure_tcp, has_keys=places.curve_keys is not None)
     check_unguarded(places.admin_address, "the Admin service", "--insecure-admin", allowed=places.insecure_admin)
@@ -174,7 +174,7 @@ def _record(records: _Records, feed: StepFeed, core: Scheduler, held: ExitStack)
 
 @contextmanager
 def _start_errors() -> Iterator[None]:
-    """One line for what keeps the scheduler from starting. Later errors are faults and keep their traceback."""
+    """Reports on one line what keeps the scheduler from starting. Later errors are faults and keep their traceback."""
     try:
         yield
     except (EndpointError, zmq.ZMQError, OSError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""The settings of the scheduler, each with its option and the reason for its default."""
+"""Holds the settings of the scheduler, each with its option and the reason for its default."""
 
 import enum
 import math
@@ -12,15 +12,16 @@ from octavo.wire.steps import MAX_STEPS_IN_FLIGHT
 
 
 class Policy(enum.StrEnum):
-    """How a step is filled: prefill chunks beside decodes, or, as in the paper, prompts and decodes in turns."""
+    """Says how a step is filled: prefill chunks beside decodes, or, as in the paper, prompts and decodes in turns."""
 
     CHUNKED = "chunked"
     PAPER = "paper"
 
 
 class Preemption(enum.StrEnum):
-    """What becomes of the KV of a preempted group: recomputed, swapped to CPU memory, (auto) swapped where several
-    sequences would have to be recomputed, or (measured) whichever takes less time by what the worker has measured."""
+    """Says what becomes of the KV of a preempted group: it is recomputed, swapped to CPU memory, (auto) swapped where
+    several sequences would have to be recomputed, or (measured) whichever takes less time by the worker's measurements.
+    """
 
     AUTO = "auto"
     RECOMPUTE = "recompute"
@@ -55,7 +56,7 @@ _SHARE = Real(at_least=0.0, below=1.0, finite=True)
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of a step and of patience. Raises `ValueError` on values that cannot work."""
+    """Limits steps, and how long the scheduler waits for what. Raises `ValueError` on values that cannot work."""
 
     # A step computes at most this many tokens. None: what suits the replica's device (`TOKEN_BUDGETS`).
     max_num_batched_tokens: Annotated[
@@ -222,16 +223,16 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("tenant weights must be above 0")
 
     def token_budget(self, device: str) -> int:
-        """Tokens that a step on this device (`cpu`, `cuda:1`, `fake`, ...) computes at most."""
+        """Returns the tokens that a step on this device (`cpu`, `cuda:1`, `fake`, ...) computes at most."""
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
         return TOKEN_BUDGETS.get(device.partition(":")[0], TOKEN_BUDGETS["cpu"])
 
     def max_parallel_on(self, device: str) -> int:
-        """Sequences that may run at once on a replica with this device: each may take a token of every step."""
+        """Returns how many sequences may run at once on a replica with this device: each may take a token of a step."""
         return min(self.max_num_seqs, self.token_budget(device))
 
     @property
     def max_parallel(self) -> int:
-        """Sequences that one request may have side by side, whatever the device."""
+        """Returns how many sequences one request may have side by side, whatever the device."""
         return min(self.max_num_seqs, self.max_num_batched_tokens or TOKEN_BUDGETS["cpu"])

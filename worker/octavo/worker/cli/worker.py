@@ -1,4 +1,4 @@
-"""The command `octavo worker`: flags to configuration, configuration to a running worker, errors to one line."""
+"""Runs `octavo worker`: makes a configuration of its options, runs the worker, and reports errors on one line."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -123,7 +123,7 @@ def _configure(**options: Any) -> WorkerConfig:
 
 
 def _measured_costs(runner: Runner, config: WorkerConfig) -> StepCosts | None:
-    """What the scheduler's `--preemption measured` weighs; it does without where nothing was measured."""
+    """Measures what the scheduler's `--preemption measured` weighs; None where nothing was measured."""
     if config.device == "fake":
         from octavo.worker.fake.runner import FAKE_COSTS
 
