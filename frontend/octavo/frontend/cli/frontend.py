@@ -1,6 +1,7 @@
 """Implements `octavo frontend`: reads the flags, and runs the server until a signal."""
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -14,7 +15,17 @@ import uvloop
 from octavo.frontend.access.access import ApiKeysError
 from octavo.frontend.access.connections import allow_open_files
 from octavo.frontend.access.tls import TlsError
+from octavo.frontend.config import FrontendConfig
+from octavo.frontend.scheduler.pinned_prefixes import PinnedPrefixesError
+from octavo.runtime.models.directory import ModelDirectoryError, model_name, resolve_model
+from octavo.runtime.options.flags import config_of, options_of
+from octavo.runtime.process.gc_tuning import collect_seldom
+from octavo.runtime.telemetry import tracing
+from octavo.runtime.transport.curve_keys import read_client_keys
+from octavo.runtime.transport.endpoints import EndpointError, check_endpoint, claimed, unless_off
+from octavo.runtime.transport.sockets import check_library
 
+_log = logging.getLogger(__name__)
 # Thresholds of the garbage collector. With two thousand requests held, a full collection stops the event loop for a
 # tenth of a second, and by Python's default a burst brings several. Young objects are looked at often, few at a time.
 GC_YOUNG, GC_OLDER = 2_000, 50
