@@ -334,4 +334,4 @@ def test_every_import_root_of_this_checkout_is_counted() -> None:
 def test_this_checkout_can_be_measured() -> None:
     found = {figure.name: figure for figure in measure(REPOSITORY)}
     empty = {name for name, figure in found.items() if not figure.value}
-    assert empty <= {"modules in no README"}
+    assert empty <= {"modules in no README", "docstrings with a dangling opening, %"}
