@@ -29,8 +29,17 @@ CAPABILITIES = (80, 86, 89, HOPPER, 120)
 _WARP = 32
 _PACKAGE = "octavo.kernels.triton."
 # Modules with kernels; each yields its variants, some by the compute capability.
-MODULES = ("draw", "gate", "inputs", "moves", "norm", "rope", "stats", "write")
-FITTED_MODULES = ("matmul", "paged_variants")
+MODULES = (
+    "inputs",
+    "layers.gate",
+    "layers.norm",
+    "layers.rope",
+    "moves",
+    "sampling.draw",
+    "sampling.stats",
+    "write",
+)
+FITTED_MODULES = ("layers.matmul", "paged_variants")
 
 
 @dataclass(frozen=True)
