@@ -17,6 +17,11 @@ TESTS_OF_KERNELS := tests/kernels/triton tests/worker/gpu
 TESTS_OF_FAILURES := tests/chaos tests/network
 TESTS_OF_STUDIES := tests/simulation tests/evaluation
 GROUPS := test-doors test-most test-failures test-kernels test-studies test-checks
+# Of `make test-deep`, two at a time; the first to begin take longest. How many seeds the simulation runs, and by how much
+# the long searches of test-long are shortened, fit into its hour.
+DEEP_GROUPS := deep-mutants deep-tests deep-machines deep-simulation
+DEEP_SEEDS ?= 1500
+DEEP_FACTOR ?= 6
 # Of a long search of failures: the campaign, and how often it strikes. Half a day, of which a part can be had by name.
 CAMPAIGNS := kill-workers:500 kill-real-workers:20 kill-schedulers:100 freeze-workers:20 leave:250 overload:60 poison:50 soak:30
 SEEDS ?= 2000
@@ -53,7 +58,7 @@ $(KERNELS): $(NATIVE)/build.py $(wildcard $(NATIVE)/src/*)
 serve: $(READY)  ## Start frontend, scheduler and one worker here, with the bundled model
 	@$(BIN)/octavo serve
 
-test: $(READY)  ## Lint, type-check and run every test this machine can run
+test: $(READY)  ## Lint, type-check and run every test but those marked deep
 	@rm -f $(GROUPS:%=build/%.status) $(GROUPS:%=build/%.txt)
 	@# Three at a time fill two cores: those of doors and failures wait for most of their time. One that fails stops no other.
 	@$(MAKE) --no-print-directory --keep-going --jobs=3 $(GROUPS) || true
@@ -64,12 +69,31 @@ test-checks: $(READY)
 
 # What the others print would get between its lines: it is shown when they are done.
 test-most: $(READY)
-	@OMP_NUM_THREADS=1 tests/group.sh --live $@ $(BIN)/python -m pytest \
+	@OMP_NUM_THREADS=1 tests/group.sh --live $@ $(BIN)/python -m pytest -m "not deep" \
 	  $(addprefix --ignore=,$(TESTS_OF_DOORS) $(TESTS_OF_KERNELS) $(TESTS_OF_FAILURES) $(TESTS_OF_STUDIES))
 
 test-doors test-kernels test-failures test-studies: $(READY)
-	@OMP_NUM_THREADS=1 tests/group.sh $@ $(BIN)/python -m pytest -p no:cacheprovider \
+	@OMP_NUM_THREADS=1 tests/group.sh $@ $(BIN)/python -m pytest -m "not deep" -p no:cacheprovider \
 	  $(TESTS_OF_$(shell echo $(@:test-%=%) | tr a-z A-Z))
+
+test-deep: $(READY)  ## What `make test` leaves out: tests marked deep, long searches, many seeds, all mutants (within an hour)
+	@rm -f $(DEEP_GROUPS:%=build/%.status) $(DEEP_GROUPS:%=build/%.txt)
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(DEEP_GROUPS) || true
+	@echo && tests/verdicts.sh $(DEEP_GROUPS)
+
+deep-tests: $(READY)
+	@OMP_NUM_THREADS=1 tests/group.sh $@ $(BIN)/python -m pytest -m deep -p no:cacheprovider --timeout=1800
+
+deep-machines: $(READY)
+	@OMP_NUM_THREADS=1 OCTAVO_TEST_LONG=$(DEEP_FACTOR) tests/group.sh $@ $(BIN)/python -m pytest -p no:cacheprovider --timeout=3600 \
+	  tests/scheduler/machines tests/engine/test_beam_search_like_transformers.py
+
+deep-simulation: $(READY)
+	@OMP_NUM_THREADS=1 PYTHONPATH=tests/support tests/group.sh $@ $(BIN)/python -m octavo.testing.simulation --seeds $(DEEP_SEEDS)
+
+# One at a time: the other groups have the other core.
+deep-mutants: $(READY)
+	@tests/group.sh $@ $(BIN)/python -m tests.mutants --processes 1
 
 test-machines: $(READY)  ## Run the tests of what computes as on other people's CPUs (an hour); ARGS: --only NAME=VALUE ...
 	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.machines $(ARGS)

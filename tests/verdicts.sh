@@ -12,7 +12,7 @@ for name in "$@"; do
     esac
     [ "$status" = 0 ] || all=1
     # Something may be printed behind the closing line, by what ends last.
-    closing=$(sed -E 's/\x1b\[[0-9;]*m//g' "build/$name.txt" 2>/dev/null | grep -aE '^=+ .* in [0-9.]+s|^checks: ' | tail -n 1)
-    printf '%-14s %-12s %s\n' "$name" "$verdict" "$(tr -d = <<<"$closing" | sed -E 's/^ +//; s/ +$//')"
+    closing=$(sed -E 's/\x1b\[[0-9;]*m//g' "build/$name.txt" 2>/dev/null | grep -aE '^=+ .* in [0-9.]+s|^checks: |^[0-9]+ of [0-9]+ killed|^no score: |^failed: ' | tail -n 1)
+    printf '%-15s %-12s %s\n' "$name" "$verdict" "$(tr -d = <<<"$closing" | sed -E 's/^ +//; s/ +$//')"
 done
 exit "$all"

@@ -87,10 +87,10 @@ def stub(channel: grpc.aio.Channel) -> Any:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], Awaitable[None]]:
-    """Waits until a condition holds; fails after five seconds."""
+    """Waits until a condition holds; fails after a minute."""
 
     async def wait(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.005)
 

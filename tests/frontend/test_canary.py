@@ -97,7 +97,7 @@ HTTP: dict[str, tuple[str, bytes, dict[str, str]]] = {
 
 async def over_grpc(stub: Any, message: pb.GenerateRequest, authorization: str) -> grpc.StatusCode:
     try:
-        await collect(stub.Generate(message, metadata=(("authorization", authorization),), timeout=10))
+        await collect(stub.Generate(message, metadata=(("authorization", authorization),), timeout=60))
     except grpc.aio.AioRpcError as error:
         return error.code()
     return grpc.StatusCode.OK

@@ -211,7 +211,7 @@ async def world(scheduler: FakeScheduler, config: FrontendConfig) -> AsyncIterat
     async with (
         running_frontend(config) as (frontend, _),
         grpc.aio.insecure_channel(f"127.0.0.1:{frontend.port}") as channel,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.http_port}", trust_env=False, timeout=10) as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.http_port}", trust_env=False, timeout=60) as http,
     ):
         world = World(scheduler, frontend, services.GenerationServiceStub(channel), http)
         try:
@@ -271,7 +271,7 @@ async def test_no_scheduler(config: FrontendConfig, row: Row, fake_scheduler: Fa
                 await collect(stub.Generate(pb.GenerateRequest(**MESSAGE)))
         assert (caught.value.code(), reason_of(caught.value)) == (Code.UNAVAILABLE, "SCHEDULER_UNREACHABLE")
         assert (retry_delay_of(caught.value) or 0) > 0
-        async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
             response = await http.post(f"http://127.0.0.1:{frontend.http_port}/v1/completions", json=BODY)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "scheduler_unreachable")
         assert int(response.headers["retry-after"]) >= 1

@@ -16,6 +16,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("--only", metavar="NAME", nargs="+", help="only these mutants")
     parser.add_argument("--list", action="store_true", help="list the mutants, and whether they still fit the code")
+    parser.add_argument("--processes", type=int, default=PROCESSES, help="how many to try at a time")
     options = parser.parse_args()
     try:
         mutants = _choose(load(), options.only)
@@ -25,7 +26,7 @@ def main() -> int:
                 "\n".join(f"{mutant.name:38} {mutant.file.rpartition('/')[2]:22} {mutant.what}" for mutant in mutants)
             )
             return 0
-        return _run(mutants)
+        return _run(mutants, options.processes)
     except (CatalogueError, BaselineError, TestRunError) as error:
         sys.exit(f"no score: {error}")
 
@@ -36,9 +37,9 @@ def _choose(mutants: list[Mutant], names: list[str] | None) -> list[Mutant]:
     return [mutant for mutant in mutants if names is None or mutant.name in names]
 
 
-def _run(mutants: list[Mutant]) -> int:
+def _run(mutants: list[Mutant], processes: int) -> int:
     verdicts = []
-    for verdict in judge(mutants, REPOSITORY, processes=PROCESSES):
+    for verdict in judge(mutants, REPOSITORY, processes=processes):
         print(_line(verdict), flush=True)
         verdicts.append(verdict)
     killed = sum(verdict.killed_by is not None for verdict in verdicts)

@@ -1,13 +1,16 @@
 """That a noisy relay loses and delays messages, and nothing else."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import zmq
 
 from octavo.runtime.transport.sockets import bind_router, connect_dealer
+from octavo.testbed import relay as relays
 from octavo.testbed.relay import Noise, Relay, relayed
 
 _WAIT_MS = 20_000
@@ -57,18 +60,41 @@ def test_it_loses_its_share_and_keeps_the_order_of_the_rest(tmp_path: Path) -> N
     assert noise.lost == 1000 - len(received)
 
 
-def test_it_delays_without_slowing_down(tmp_path: Path) -> None:
-    noise = Noise(delay_s=0.2)
+class HeldTime:
+    """The relay's clock: it stands still, and whoever sleeps by it sleeps until it is let go. Knows for how long each
+    wanted to."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        assert self.goes_on.wait(_WAIT_MS / 1000)
+
+
+def test_it_delays_without_slowing_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = HeldTime()
+    monkeypatch.setattr(relays, "time", held)
+    noise = Noise()
     with wire(tmp_path, noise) as (router, dealer, _):
         dealer.send(b"connected")
         router.recv_multipart()
-        began = time.monotonic()
+        noise.delay_s = 0.2
         for _ in range(50):
             dealer.send(b"late")
-        for _ in range(50):
-            router.recv_multipart()
-        seconds = time.monotonic() - began
-    assert 0.2 <= seconds < 5.0
+        # All are on their way while the first has not arrived.
+        limit = time.monotonic() + _WAIT_MS / 1000
+        while noise.carried < 51:
+            assert time.monotonic() < limit, f"only {noise.carried} messages are on their way"
+            time.sleep(0.001)
+        assert router.poll(0) == 0
+        held.goes_on.set()
+        assert [router.recv_multipart()[1] for _ in range(50)] == [b"late"] * 50
+        assert held.slept == [0.2] * 50
 
 
 def test_a_cut_wire_is_made_again(tmp_path: Path) -> None:

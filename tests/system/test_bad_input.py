@@ -146,7 +146,7 @@ def test_an_unknown_method_is_unimplemented(stack: Stack) -> None:
         response_deserializer=Empty.FromString,
     )
     with pytest.raises(grpc.RpcError) as error:
-        method(Empty(), timeout=10)
+        method(Empty(), timeout=60)
     assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 

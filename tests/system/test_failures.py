@@ -159,7 +159,7 @@ def test_aborting_by_id_ends_the_stream_and_frees_its_blocks(new_stack: StartSta
     stream = stack.stream(token_request(PROMPTS[0], 500, request_id="mine"))
     next(stream)
     request = generation_pb2.AbortRequest(request_ids=["mine", "nobody's"])
-    assert list(stack.generation.Abort(request, timeout=10).aborted) == ["mine"]
+    assert list(stack.generation.Abort(request, timeout=60).aborted) == ["mine"]
     with pytest.raises(grpc.RpcError) as error:
         list(stream)
     assert error.value.code() is grpc.StatusCode.CANCELLED
@@ -191,5 +191,5 @@ def test_a_full_disk_under_the_event_log_ends_the_log_alone(new_stack: StartStac
 
 def metrics_of(stack: Stack, name: str) -> str:
     (url,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", stack.log(name))
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         return str(response.read(), "utf-8")

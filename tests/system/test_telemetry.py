@@ -30,7 +30,7 @@ def scrape(stack: Stack, name: str) -> str:
             assert response.status_code == 200
             return response.text
     (url,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", stack.log(name))
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         body: bytes = response.read()
     return body.decode()
 

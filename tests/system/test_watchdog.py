@@ -55,7 +55,7 @@ def stack(new_stack: StartStack, switch: Path, metrics: str) -> Stack:
 
 def stalled(metrics: str) -> str:
     """The metric's value, as it is written."""
-    text = httpx.get(f"http://{metrics}/metrics", trust_env=False, timeout=10).text
+    text = httpx.get(f"http://{metrics}/metrics", trust_env=False, timeout=60).text
     found = re.search(r'^octavo_worker_stalled\{worker="worker-0"\} (\S+)$', text, flags=re.MULTILINE)
     return found[1] if found else ""
 

@@ -162,7 +162,7 @@ def test_grafana_lets_nobody_in_without_a_password() -> None:
     check = grafana["entrypoint"][2].replace("$$", "$").replace("exec /run.sh", "echo started")
     for password, status, said in (("", 2, ""), ("secret", 0, "started\n")):
         environment = {"GF_SECURITY_ADMIN_PASSWORD": password, "PATH": "/bin:/usr/bin"}
-        result = subprocess.run(["sh", "-c", check], env=environment, capture_output=True, text=True, timeout=10)
+        result = subprocess.run(["sh", "-c", check], env=environment, capture_output=True, text=True, timeout=60)
         assert (bool(result.returncode), result.stdout) == (bool(status), said)
 
 

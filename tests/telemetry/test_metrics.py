@@ -30,7 +30,7 @@ def rendered() -> dict[str, float]:
 
 
 def get(port: int, path: str = "/metrics") -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
         assert response.headers["Content-Type"].startswith("text/plain")
         body: bytes = response.read()
     return body.decode()

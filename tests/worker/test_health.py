@@ -35,7 +35,7 @@ def directory() -> Iterator[Path]:
 def check(address: str, service: str) -> int:
     with grpc.insecure_channel(address) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
-        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=5, wait_for_ready=True).status)
+        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=60, wait_for_ready=True).status)
 
 
 def settles(address: str, alive: int, ready: int) -> bool:

@@ -155,7 +155,7 @@ async def test_probes_have_connections_of_their_own(config: FrontendConfig, open
                     await opened(port)
         async with grpc.aio.insecure_channel(address) as channel:
             probe: Any = health_pb2_grpc.HealthStub(channel)
-            assert (await probe.Check(health_pb2.HealthCheckRequest(), timeout=10)).status == 1
+            assert (await probe.Check(health_pb2.HealthCheckRequest(), timeout=60)).status == 1
 
 
 def connection(fd: int, host: str, silent_ms: int = 0) -> TcpConnection:

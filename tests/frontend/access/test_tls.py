@@ -60,7 +60,7 @@ async def over_grpc(port: int, authority: Pair, client: Pair | None = None) -> i
     pair = (client.key.read_bytes(), client.certificate.read_bytes()) if client else (None, None)
     credentials = grpc.ssl_channel_credentials(authority.certificate.read_bytes(), *pair)
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
-        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
         return int(answer.status)
 
 
@@ -78,7 +78,7 @@ async def over_http(port: int, context: ssl.SSLContext | None) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     try:
         writer.write(b"GET /livez HTTP/1.1\r\nhost: octavo\r\nconnection: close\r\n\r\n")
-        return await asyncio.wait_for(reader.readline(), 5)
+        return await asyncio.wait_for(reader.readline(), 60)
     finally:
         writer.close()
 
@@ -99,7 +99,7 @@ async def test_nothing_is_said_in_the_clear(tls: FrontendConfig, authority: Pair
     async with running_frontend(tls) as (frontend, _):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{frontend.port}") as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert not (await over_http(frontend.http_port, None)).startswith(b"HTTP")
 

@@ -70,7 +70,7 @@ def test_it_lives_without_a_scheduler_and_without_torch_and_ends_well(running: R
     ready = CliRunner().invoke(health, [running.address, "--service", "octavo.v1.GenerationService"])
     assert (ready.exit_code, ready.stdout) == (1, f"{running.address}: NOT_SERVING\n")
     running.process.send_signal(signal.SIGTERM)
-    _, errors = running.process.communicate(timeout=10)
+    _, errors = running.process.communicate(timeout=60)
     assert running.process.returncode == 0, errors
 
 

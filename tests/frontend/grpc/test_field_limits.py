@@ -160,7 +160,7 @@ async def http(frontend: FrontendServer, config: FrontendConfig) -> AsyncIterato
 
 async def grpc_code(stub: Any, request: pb.GenerateRequest) -> grpc.StatusCode:
     try:
-        await collect(stub.Generate(request, timeout=10))
+        await collect(stub.Generate(request, timeout=60))
     except grpc.aio.AioRpcError as error:
         return error.code()
     return grpc.StatusCode.OK

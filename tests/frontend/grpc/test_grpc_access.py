@@ -40,7 +40,7 @@ def call(channel: grpc.aio.Channel, method: str, metadata: Any = ()) -> Any:
     """A call of any method, which may send a stream and may get one."""
     invoke: Any = channel.stream_stream(method, request_serializer=identity, response_deserializer=identity)
     # Nothing is sent, for the refusal does not wait for it, and a message that comes too late is an error of its own.
-    return invoke(iter(()), metadata=metadata, timeout=10)
+    return invoke(iter(()), metadata=metadata, timeout=60)
 
 
 async def methods(channel: grpc.aio.Channel) -> set[str]:

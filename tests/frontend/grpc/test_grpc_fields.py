@@ -303,7 +303,7 @@ async def test_keys_of_one_tenant_do_not_reach_the_requests_of_another(
         call = stub.Generate(ask(request_id="mine"), metadata=bearing("a"))
         await anext(aiter(call))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await collect(stub.Attach(pb.AttachRequest(request_id="mine"), metadata=bearing("b"), timeout=5))
+            await collect(stub.Attach(pb.AttachRequest(request_id="mine"), metadata=bearing("b"), timeout=60))
         assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND")
         for name, aborted in (("b", []), ("ops", ["mine"])):
             answer = await stub.Abort(pb.AbortRequest(request_ids=["mine"]), metadata=bearing(name))

@@ -67,7 +67,7 @@ async def connect(config: FrontendConfig) -> AsyncIterator[Callable[[], Any]]:
 
 async def response_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of the next response."""
-    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).decode().split("\r\n")
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
     body = await reader.readexactly(int(headers.get("content-length", 0)))
     return int(head[0].split()[1]), headers, body
@@ -190,7 +190,7 @@ async def test_a_request_that_does_not_arrive_in_time_is_cut_off(connect: Any, s
     writer.write(sent)
     # A byte now and then does not buy more time.
     dripping = asyncio.create_task(drip(writer)) if b"\r\n\r\n" not in sent else None
-    ended = await asyncio.wait_for(asyncio.gather(reader.read(), return_exceptions=True), 5)
+    ended = await asyncio.wait_for(asyncio.gather(reader.read(), return_exceptions=True), 60)
     assert ended[0] == b"" or isinstance(ended[0], ConnectionError)
     if dripping:
         dripping.cancel()

@@ -37,7 +37,7 @@ async def served(model_directory: Path, tmp_path_factory: pytest.TempPathFactory
     async with (
         FakeScheduler(config.scheduler_endpoints[0], model).serving() as scheduler,
         running_frontend(config) as (frontend, _),
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.http_port}", trust_env=False, timeout=10) as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.http_port}", trust_env=False, timeout=60) as http,
     ):
         yield frontend, scheduler, http
 

@@ -43,5 +43,5 @@ async def test_a_generation_that_fails_ends_those_that_wait_to_be_read() -> None
             await asyncio.sleep(0)
 
     with pytest.raises(Broken, match="no more"):
-        await asyncio.wait_for(read_all(), 5)
+        await asyncio.wait_for(read_all(), 60)
     assert ended == ["endless"] * 2

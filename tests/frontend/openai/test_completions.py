@@ -284,7 +284,7 @@ async def test_what_names_no_temperature_has_the_models_or_that_of_openai(
     async with (
         FakeScheduler(config.scheduler_endpoints[0], model).serving() as scheduler,
         running_frontend(config) as (frontend, _),
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.http_port}", trust_env=False, timeout=10) as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.http_port}", trust_env=False, timeout=60) as http,
     ):
         answer = await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1, **fields})
         assert answer.status_code == 200, answer.text

@@ -62,7 +62,7 @@ def config(config: FrontendConfig) -> FrontendConfig:
 @pytest.fixture
 async def http(frontend: FrontendServer) -> AsyncIterator[httpx.AsyncClient]:
     url = f"http://127.0.0.1:{frontend.http_port}"
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
         yield client
 
 

@@ -41,7 +41,7 @@ async def locked(config: FrontendConfig, tmp_path: Path) -> AsyncIterator[httpx.
         _,
     ):
         url = f"http://127.0.0.1:{server.http_port}"
-        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=10) as client:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
             yield client
 
 

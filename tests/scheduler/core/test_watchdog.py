@@ -254,7 +254,7 @@ async def test_health_and_books_follow_the_core(cluster: Cluster) -> None:
                 async def told() -> set[int]:
                     await health_loop.look()
                     requests = (health_pb2.HealthCheckRequest(service=name) for name in ("", SERVICE))
-                    return {(await stub.Check(request, timeout=5)).status for request in requests}
+                    return {(await stub.Check(request, timeout=60)).status for request in requests}
 
                 assert await told() == {SERVING}
                 cluster.submit(make_request("a", 8, 4))

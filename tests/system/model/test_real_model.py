@@ -125,7 +125,7 @@ def test_without_the_prefix_cache_the_batch_equals_transformers_too(
 
 def test_text_prompts_are_tokenized_as_transformers_does(stack: Stack, references: list[Reference]) -> None:
     for text, reference in list(zip(TEXTS, references, strict=True))[:12]:
-        tokens = stack.generation.Tokenize(generation_pb2.TokenizeRequest(text=text), timeout=10)
+        tokens = stack.generation.Tokenize(generation_pb2.TokenizeRequest(text=text), timeout=60)
         assert list(tokens.ids) == reference.prompt
 
 
