@@ -1,0 +1,27 @@
+"""Which values of a parametrized test `make test` tries; `make test-deep` tries the others.
+
+Where a test has several parameters, `make test` tries the combinations of values none of which is deep.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+
+def deep_unless(is_shallow: Callable[[Any], bool], values: Iterable[Any]) -> list[Any]:
+    """All `values`, in order, as parameters; each that `is_shallow` denies is marked deep."""
+    return [value if is_shallow(value) else pytest.param(value, marks=pytest.mark.deep) for value in values]
+
+
+def every(step: int, values: Iterable[Any], *, first: int = 0) -> list[Any]:
+    """All `values`, in order, as parameters; all but every `step`-th from number `first` on are marked deep."""
+    return [
+        value if number % step == first else pytest.param(value, marks=pytest.mark.deep)
+        for number, value in enumerate(values)
+    ]
+
+
+def deep(*values: Any) -> list[Any]:
+    """These `values` as parameters marked deep."""
+    return deep_unless(lambda _: False, values)
