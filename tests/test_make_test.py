@@ -24,7 +24,8 @@ esac
 case "$*" in
   *tests.mutants*) echo "$((10 - failed)) of 10 killed";;
   *testing.simulation*) echo "failed: $failed";;
-  *) if [ $failed = 1 ]; then echo "===== 1 failed, 2 passed in 0.10s ====="; else echo "===== 3 passed in 0.10s ====="; fi
+  *) [ $failed = 1 ] && tally="1 failed, 2 passed" || tally="3 passed"
+     echo "===== $tally in 0.10s ====="
      echo "a library's last words";;
 esac
 exit $failed
