@@ -79,10 +79,12 @@ def aarch64(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.deep
 def test_sums_of_128_bits_stay_in_registers(aarch64: Path) -> None:
     check_loops(f"{AARCH64}objdump", aarch64 / "variant.o", "portable")
 
 
+@pytest.mark.deep
 def test_the_kernels_compute_on_aarch64_what_plain_loops_do(aarch64: Path) -> None:
     emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
     if emulator is None:

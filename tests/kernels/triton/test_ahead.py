@@ -15,13 +15,25 @@ ANY = Variant("x", None, {}, {})
 OTHERS = [capability for capability in CAPABILITIES if capability != HOPPER]
 
 
+def test_each_kernel_compiles() -> None:
+    """In the configuration of the shortest name."""
+    names: dict[str, list[str]] = {}
+    for variant in all_variants():
+        names.setdefault(variant.kernel.fn.__name__, []).append(variant.name)
+    chosen = [min(names[kernel], key=len) for kernel in names]
+    told = compiled_ahead("--only", *chosen)
+    assert all(f"{name}: " in told for name in chosen)
+
+
 # Two minutes of work, shared by the cores there are.
+@pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_everything_compiles() -> None:
     assert "variants, 0 with a fault" in compiled_ahead()
 
 
-# Those that take most: heads of 256, and the largest product. All of them for all GPUs, the deep run compiles.
+# Those that take most: heads of 256, and the largest product. All of them for all GPUs, `make test-long` compiles.
+@pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_the_largest_compile_for_other_gpus() -> None:
     largest = ("attend: exact fp16 from fp16, groups of 2, heads of 256", "linear 128x256 bf16 4096")

@@ -16,6 +16,7 @@ from octavo.kernels.triton.sampling import cuts, stats
 from octavo.kernels.triton.sampling import draw as module
 from octavo.kernels.triton.sampling.draw import Drawn, draw
 from octavo.kernels.triton.sampling.stats import log_masses
+from octavo.testing.depth import deep
 from octavo.testing.oracles.choosers import assert_follows, chooser, softmax
 from octavo.testing.oracles.plain_sampler import plain_masses
 
@@ -100,7 +101,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WAYS", 256)
 
 
-@pytest.fixture(params=["long rows", "small pieces"])
+@pytest.fixture(params=[pytest.param("long rows", marks=pytest.mark.deep), "small pieces"])
 def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> npt.NDArray[np.float32]:
     """Rows that take more than one of each piece that they are read in; in one case the pieces are small instead."""
     if request.param == "long rows":
@@ -168,7 +169,7 @@ def test_equals_that_straddle_a_cut_are_kept_by_rising_id(device: torch.device) 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("bad", [nan, inf, -inf])
-@pytest.mark.parametrize("cut", [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 20, 0.717, 0.003)])
+@pytest.mark.parametrize("cut", [(0.0, 0, 1.0, 0.0), *deep((1.0, 0, 1.0, 0.0)), (0.7, 20, 0.717, 0.003)])
 def test_a_broken_row_is_told_and_breaks_no_other(bad: float, cut: tuple[float, ...], device: torch.device) -> None:
     logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(2)).to(device)
     parameters = [(0.4, *cut)] * 3
@@ -222,7 +223,9 @@ def test_half_precision_is_drawn_from_as_what_it_stands_for(dtype: torch.dtype, 
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("count", "cut"), [(200, (1.3, 0, 1.0, 0.0)), (60, (1.0, 6, 0.95, 0.02))])
+@pytest.mark.parametrize(
+    ("count", "cut"), [pytest.param(200, (1.3, 0, 1.0, 0.0), marks=pytest.mark.deep), (60, (1.0, 6, 0.95, 0.02))]
+)
 def test_tokens_follow_the_distribution(count: int, cut: tuple[float, ...], device: torch.device) -> None:
     row = random_row("normal", 20, 9)
     numbers = np.random.default_rng(1).random(count)

@@ -5,6 +5,7 @@ import os
 from collections import deque
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -18,6 +19,7 @@ from octavo.wire.requests import CacheKey
 
 from ..shadow_memory import ShadowMemory, Share, Step
 
+_FEW_EXAMPLES = 40
 _EXAMPLES = 125 * int(os.environ.get("OCTAVO_TEST_LONG", "1"))
 _LONGEST = 14
 # Drawing is what takes the time here: one draw stands for all actions of a step, for a prompt, for its continuations.
@@ -487,7 +489,10 @@ def _grown(tables: list[list[int]], growth: Growth) -> list[list[int]]:
     return grown
 
 
-TestBlockManagerMachine = BlockManagerMachine.TestCase
-TestBlockManagerMachine.settings = settings(
-    max_examples=_EXAMPLES, stateful_step_count=25, derandomize=True, deadline=None
-)
+class TestBlockManagerMachine(BlockManagerMachine.TestCase):  # type: ignore[misc,name-defined]
+    settings = settings(max_examples=_FEW_EXAMPLES, stateful_step_count=25, derandomize=True, deadline=None)
+
+
+@pytest.mark.deep
+class TestBlockManagerMachineDeeply(BlockManagerMachine.TestCase):  # type: ignore[misc,name-defined]
+    settings = settings(max_examples=_EXAMPLES, stateful_step_count=25, derandomize=True, deadline=None)

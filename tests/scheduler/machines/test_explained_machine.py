@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 from octavo.scheduler.core.explain import Explanation, explain, homes_of_groups
@@ -10,6 +11,7 @@ from octavo.testing.cluster import Cluster
 
 from .test_scheduler_machine import SchedulerMachine
 
+_FEW_EXAMPLES = 15
 _EXAMPLES = 40 * int(os.environ.get("OCTAVO_TEST_LONG", "1"))
 
 
@@ -57,7 +59,10 @@ class ExplainedMachine(SchedulerMachine):
     make_cluster = JudgedCluster
 
 
-TestExplainedMachine = ExplainedMachine.TestCase
-TestExplainedMachine.settings = settings(
-    max_examples=_EXAMPLES, stateful_step_count=30, derandomize=True, deadline=None
-)
+class TestExplainedMachine(ExplainedMachine.TestCase):  # type: ignore[misc,name-defined]
+    settings = settings(max_examples=_FEW_EXAMPLES, stateful_step_count=30, derandomize=True, deadline=None)
+
+
+@pytest.mark.deep
+class TestExplainedMachineDeeply(ExplainedMachine.TestCase):  # type: ignore[misc,name-defined]
+    settings = settings(max_examples=_EXAMPLES, stateful_step_count=30, derandomize=True, deadline=None)

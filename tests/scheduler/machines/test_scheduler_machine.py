@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -43,6 +44,7 @@ from ..plain_block_map import assert_block_map_agrees
 # Hypothesis makes the machine itself, so no fixture can hand it a directory.
 _MODEL = write_fake_model(Path(tempfile.mkdtemp(prefix="octavo-model-")))
 atexit.register(shutil.rmtree, _MODEL)
+_FEW_EXAMPLES = 50
 _EXAMPLES = 200 * int(os.environ.get("OCTAVO_TEST_LONG", "1"))
 _WINDOWS = [(0,), (0,), (0, 5), (4,), (3, 6)]
 _NAMES = ["north", "south"]
@@ -407,7 +409,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         raise AssertionError("a prefix is never computed")
 
 
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(
-    max_examples=_EXAMPLES, stateful_step_count=30, derandomize=True, deadline=None
-)
+class TestSchedulerMachine(SchedulerMachine.TestCase):  # type: ignore[misc,name-defined]
+    settings = settings(max_examples=_FEW_EXAMPLES, stateful_step_count=30, derandomize=True, deadline=None)
+
+
+@pytest.mark.deep
+class TestSchedulerMachineDeeply(SchedulerMachine.TestCase):  # type: ignore[misc,name-defined]
+    settings = settings(max_examples=_EXAMPLES, stateful_step_count=30, derandomize=True, deadline=None)
