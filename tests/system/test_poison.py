@@ -15,6 +15,7 @@ import pytest
 from octavo.chaos.poison import Supervisor
 from octavo.testbed.grpc_calls import reason_of
 from octavo.testbed.stack import Stack, token_request
+from octavo.testing.depth import deep
 from octavo.v1 import admin_pb2
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
@@ -79,7 +80,7 @@ def test_a_request_that_kills_workers_is_quarantined_and_no_innocent_is_failed(n
     stack.wait_idle()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [*deep(1), 2])
 def test_kills_from_outside_accuse_no_prompt_and_an_operator_clears_what_is_refused(
     new_stack: StartStack, workers: int
 ) -> None:

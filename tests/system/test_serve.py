@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from octavo.testbed.stack import Stack, token_request
+from octavo.testing.depth import deep
 from octavo.v1 import generation_pb2
 
 pytestmark = pytest.mark.system
@@ -73,7 +74,7 @@ def test_serve_announces_itself_and_ends_all_processes_on_sigterm(byte_model: Pa
         assert not [pid for pid in pids if alive(pid)]
 
 
-@pytest.mark.parametrize("victim", ["worker", "scheduler", "frontend"])
+@pytest.mark.parametrize("victim", ["worker", *deep("scheduler", "frontend")])
 def test_a_process_that_is_killed_comes_back(byte_model: Path, victim: str) -> None:
     with serving(byte_model) as stack:
         stack.wait_ready()
@@ -194,6 +195,7 @@ def test_a_second_service_in_the_same_place_is_refused_and_harms_nothing(byte_mo
         assert len(stack.generate(token_request([1, 2, 3], 5)).token_ids) == 5
 
 
+@pytest.mark.deep
 def test_a_second_serve_on_the_same_address_is_refused_and_harms_nothing(byte_model: Path) -> None:
     with serving(byte_model) as stack, tempfile.TemporaryDirectory(prefix="octavo-") as elsewhere:
         stack.wait_ready()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from octavo.testbed.stack import GenerateStream, Generation, Stack, collect, token_request
+from octavo.testing.depth import deep
 from octavo.v1 import admin_pb2 as pb
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
@@ -67,7 +68,7 @@ def worker_line(stack: Stack, worker_id: str) -> list[str]:
     return next((line for line in lines if line[:1] == [worker_id]), [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *deep(signal.SIGINT)])
 def test_a_worker_that_is_asked_to_end_moves_its_requests_and_ends_well(
     new_stack: StartStack, number: signal.Signals
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_prompt_found_in_the_prefix_cache_gives_the_same_tokens(stack: Stack, 
     assert again[1].usage.cached_prompt_tokens == (len(longest[0].prompt) - 1) // 16 * 16
 
 
+@pytest.mark.deep
 def test_without_the_prefix_cache_the_batch_equals_transformers_too(
     bundled_model: Path, references: list[Reference]
 ) -> None:

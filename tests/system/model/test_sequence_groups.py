@@ -7,6 +7,7 @@ import pytest
 
 from octavo.testbed.grpc_calls import reason_of
 from octavo.testbed.stack import Choices, Stack, collect_choices, token_request
+from octavo.testing.depth import deep
 from octavo.v1 import generation_pb2
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
@@ -46,7 +47,7 @@ def run_all(stack: Stack, requests: list[generation_pb2.GenerateRequest]) -> lis
         return list(pool.map(stack.choices, requests))
 
 
-@pytest.mark.parametrize("preemption", ["auto", "recompute"])
+@pytest.mark.parametrize("preemption", ["auto", *deep("recompute")])
 def test_sequences_side_by_side_lose_their_blocks_and_nothing_else(new_stack: StartStack, preemption: str) -> None:
     stack = new_stack(**SMALL, OCTAVO_PREEMPTION=preemption).start_all()
     answers = run_all(stack, [sampled(prompt, 2, seed) for seed, prompt in enumerate(PROMPTS)])

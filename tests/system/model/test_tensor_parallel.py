@@ -139,6 +139,7 @@ def test_a_dead_rank_takes_its_replica_and_no_stream(with_spare: Stack, expected
     stack.wait_idle()
 
 
+@pytest.mark.deep
 def test_a_dead_first_rank_takes_the_others_and_no_stream(with_spare: Stack, expected: list[list[int]]) -> None:
     stack = with_spare
     follower = second_rank(stack)
@@ -151,6 +152,7 @@ def test_a_dead_first_rank_takes_the_others_and_no_stream(with_spare: Stack, exp
     assert not list(stack.directory.glob("tp-*"))
 
 
+@pytest.mark.deep
 def test_a_rank_that_hangs_takes_its_replica_and_no_stream(with_spare: Stack, expected: list[list[int]]) -> None:
     stack = with_spare
     follower = second_rank(stack)

@@ -33,6 +33,7 @@ SIZES: dict[str, Any] = {
     [(OPTConfig, OPTForCausalLM, {"ffn_dim": 96, "word_embed_proj_dim": 64}), (GPT2Config, GPT2LMHeadModel, {})],
     ids=["opt", "gpt2"],
 )
+@pytest.mark.deep
 def test_two_processes_give_the_tokens_of_transformers(
     config_class: Any, architecture: Any, sizes: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from octavo.kernels.triton.sampling import draw as draw_module
 from octavo.kernels.triton.sampling import stats
 from octavo.testbed.tiny_model import END_TOKEN_ID, VOCAB_SIZE, write_byte_model
+from octavo.testing.depth import deep
 from octavo.testing.oracles.choosers import beam, chooser
 from octavo.testing.oracles.plain_sampler import plain_choice, plain_logprobs
 from octavo.testing.small.constraints import DIGITS, WORDS, compiled
@@ -292,8 +293,8 @@ def test_hidden_states_that_are_not_finite_break_their_sequence() -> None:
     assert launched.failures() == broken(hidden, sequences)
 
 
-@pytest.mark.parametrize("size", [1, 2, 60, 255, 5000])
-@pytest.mark.parametrize("count", [1, 3, 40, 200])
+@pytest.mark.parametrize("size", [1, *deep(2, 60), 255, 5000])
+@pytest.mark.parametrize("count", [1, *deep(3), 40, *deep(200)])
 def test_the_largest_are_ranked_as_sorting_ranks_them(size: int, count: int) -> None:
     kinds = np.array([-inf, -3e38, -2.5, -1e-45, -0.0, 0.0, 1e-45, 1.0, 3e38], dtype=np.float32)
     values = np.random.default_rng(size).choice(kinds, size=(6, size))

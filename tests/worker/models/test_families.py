@@ -38,6 +38,7 @@ from octavo.testbed.models import (
     transformers_greedy,
     write_tiny_model,
 )
+from octavo.testing.depth import deep
 from octavo.testing.native import kernels
 from octavo.worker.loading.weights import Checkpoint
 from octavo.worker.models.architectures import ARCHITECTURES
@@ -210,7 +211,7 @@ def assert_windows_are_those_of_transformers(config: Any, groups: list[int], blo
     assert generate(runner, PROMPTS, 30) == tokens
 
 
-@pytest.mark.parametrize("block_size", [1, 8, 32])
+@pytest.mark.parametrize("block_size", [*deep(1), 8, *deep(32)])
 @pytest.mark.parametrize(("config", "groups"), WINDOWS.values(), ids=WINDOWS.keys())
 def test_sliding_windows_give_the_logits_and_tokens_of_transformers(
     config: Any, groups: list[int], block_size: int, tmp_path: Path
@@ -218,7 +219,7 @@ def test_sliding_windows_give_the_logits_and_tokens_of_transformers(
     assert_windows_are_those_of_transformers(config, groups, block_size, tmp_path)
 
 
-@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize("block_size", [8, *deep(16)])
 @pytest.mark.parametrize(("config", "groups"), MORE_WINDOWS.values(), ids=MORE_WINDOWS.keys())
 def test_families_with_windows_give_the_logits_and_tokens_of_transformers(
     config: Any, groups: list[int], block_size: int, tmp_path: Path

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import Gemma2Config, GraniteConfig, LlamaConfig, Olmo2Config, Phi3Config, Qwen3Config
 
 from octavo.testbed.models import write_tiny_model
+from octavo.testing.depth import every
 from octavo.testing.native import kernels, loaded
 from octavo.testing.shard_threads import RankRunner, ThreadGroup, lone_rank, run_ranks
 from octavo.testing.small.tiny_configs import causal_class, causal_model_types, tiny_config
@@ -95,7 +96,8 @@ def assert_like_one_rank(directory: Path, sizes: tuple[int, ...], **options: Any
         assert {len(other.logits) for other in others} == {0}
 
 
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+# Those of one way of computing are alike to the ranks; ways that differ are below.
+@pytest.mark.parametrize("name", every(6, sorted(ARCHITECTURES)))
 def test_logits_and_tokens_of_every_architecture_are_those_of_one_rank(name: str, tmp_path: Path) -> None:
     model_type = MODEL_TYPES[name]
     write_tiny_model(tmp_path, tiny_config(model_type, causal_class(model_type).config_class))
