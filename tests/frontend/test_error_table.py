@@ -39,7 +39,7 @@ class World:
     tasks: list["asyncio.Task[Any]"] = field(default_factory=list)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.005)
 

@@ -30,7 +30,7 @@ async def health(channel: grpc.aio.Channel, service: str) -> str:
 
 
 async def becomes(channel: grpc.aio.Channel, status: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while await health(channel, SERVICE) != status:
             await asyncio.sleep(0.01)
 

@@ -98,7 +98,7 @@ def health(place: Place, service: str) -> int:
 
 
 def comes_to(place: Place, service: str, status: int) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if health(place, service) == status:
             return True

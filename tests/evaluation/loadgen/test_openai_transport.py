@@ -31,7 +31,7 @@ async def transport(scripted: ScriptedServer) -> AsyncIterator[HttpTransport]:
 
 async def ask(transport: HttpTransport, job: Job = JOB) -> Record:
     record = Record(job, sent_s=0.0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await transport.prepare(job, 0)(Answer(record, Gaps(), asyncio.get_running_loop().time))
     return record
 

@@ -56,7 +56,7 @@ def is_gone(pid: int) -> bool:
 
 
 async def until(pool: TextPool, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(pool.pids) < count:
             await asyncio.sleep(0.01)
 
@@ -220,6 +220,6 @@ asyncio.run(main())
     pid = int(await asyncio.wait_for(frontend.stdout.readline(), 60))
     frontend.kill()
     await frontend.wait()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not is_gone(pid):
             await asyncio.sleep(0.01)

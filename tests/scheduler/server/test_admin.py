@@ -16,7 +16,7 @@ from octavo.wire.requests import PrefixesChanged
 
 from ..conftest import Connect, MakeCluster
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
 
 
 def refused(error: "pytest.ExceptionInfo[grpc.aio.AioRpcError]") -> tuple[grpc.StatusCode, str]:

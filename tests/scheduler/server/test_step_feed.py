@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from octavo.scheduler.server.event_log import Entry, StepFeed
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
 
 
 def record(number: int) -> bytes:

@@ -14,7 +14,7 @@ from octavo.wire.requests import Prefix
 
 from ..conftest import Connect, MakeCluster
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
 
 
 async def read(call: Any) -> pb.WatchBlocksResponse:
