@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from octavo.scheduler.core.sequence import Sequence, SequenceStatus
 from octavo.scheduler.kv.blocks import Growth
@@ -489,10 +496,13 @@ def _grown(tables: list[list[int]], growth: Growth) -> list[list[int]]:
     return grown
 
 
-class TestBlockManagerMachine(BlockManagerMachine.TestCase):  # type: ignore[misc,name-defined]
-    settings = settings(max_examples=_FEW_EXAMPLES, stateful_step_count=25, derandomize=True, deadline=None)
+TestBlockManagerMachine = BlockManagerMachine.TestCase
+TestBlockManagerMachine.settings = settings(
+    max_examples=_FEW_EXAMPLES, stateful_step_count=25, derandomize=True, deadline=None
+)
 
 
 @pytest.mark.deep
-class TestBlockManagerMachineDeeply(BlockManagerMachine.TestCase):  # type: ignore[misc,name-defined]
-    settings = settings(max_examples=_EXAMPLES, stateful_step_count=25, derandomize=True, deadline=None)
+def test_many_more_histories() -> None:
+    many = settings(max_examples=_EXAMPLES, stateful_step_count=25, derandomize=True, deadline=None)
+    run_state_machine_as_test(BlockManagerMachine, settings=many)

@@ -4,6 +4,7 @@ import os
 
 import pytest
 from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from octavo.scheduler.core.explain import Explanation, explain, homes_of_groups
 from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
@@ -59,10 +60,13 @@ class ExplainedMachine(SchedulerMachine):
     make_cluster = JudgedCluster
 
 
-class TestExplainedMachine(ExplainedMachine.TestCase):  # type: ignore[misc,name-defined]
-    settings = settings(max_examples=_FEW_EXAMPLES, stateful_step_count=30, derandomize=True, deadline=None)
+TestExplainedMachine = ExplainedMachine.TestCase
+TestExplainedMachine.settings = settings(
+    max_examples=_FEW_EXAMPLES, stateful_step_count=30, derandomize=True, deadline=None
+)
 
 
 @pytest.mark.deep
-class TestExplainedMachineDeeply(ExplainedMachine.TestCase):  # type: ignore[misc,name-defined]
-    settings = settings(max_examples=_EXAMPLES, stateful_step_count=30, derandomize=True, deadline=None)
+def test_many_more_histories() -> None:
+    many = settings(max_examples=_EXAMPLES, stateful_step_count=30, derandomize=True, deadline=None)
+    run_state_machine_as_test(ExplainedMachine, settings=many)

@@ -12,7 +12,14 @@ import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from octavo.scheduler.core.admission import has_capacity
 from octavo.scheduler.core.config import Policy, Preemption
@@ -409,10 +416,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         raise AssertionError("a prefix is never computed")
 
 
-class TestSchedulerMachine(SchedulerMachine.TestCase):  # type: ignore[misc,name-defined]
-    settings = settings(max_examples=_FEW_EXAMPLES, stateful_step_count=30, derandomize=True, deadline=None)
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=_FEW_EXAMPLES, stateful_step_count=30, derandomize=True, deadline=None
+)
 
 
 @pytest.mark.deep
-class TestSchedulerMachineDeeply(SchedulerMachine.TestCase):  # type: ignore[misc,name-defined]
-    settings = settings(max_examples=_EXAMPLES, stateful_step_count=30, derandomize=True, deadline=None)
+def test_many_more_histories() -> None:
+    many = settings(max_examples=_EXAMPLES, stateful_step_count=30, derandomize=True, deadline=None)
+    run_state_machine_as_test(SchedulerMachine, settings=many)
