@@ -20,7 +20,7 @@ GROUPS := test-doors test-most test-failures test-kernels test-studies test-chec
 # Of `make test-deep`, two at a time; the first to begin take longest. How many seeds the simulation runs, and by how much
 # the long searches of test-long are shortened, fit into its hour.
 DEEP_GROUPS := deep-mutants deep-tests deep-machines deep-simulation
-DEEP_SEEDS ?= 1500
+DEEP_SEEDS ?= 5000
 DEEP_FACTOR ?= 6
 # Of a long search of failures: the campaign, and how often it strikes. Half a day, of which a part can be had by name.
 CAMPAIGNS := kill-workers:500 kill-real-workers:20 kill-schedulers:100 freeze-workers:20 leave:250 overload:60 poison:50 soak:30
@@ -86,7 +86,7 @@ deep-tests: $(READY)
 
 deep-machines: $(READY)
 	@OMP_NUM_THREADS=1 OCTAVO_TEST_LONG=$(DEEP_FACTOR) tests/group.sh $@ $(BIN)/python -m pytest -p no:cacheprovider --timeout=3600 \
-	  tests/scheduler/machines tests/engine/test_beam_search_like_transformers.py
+	  tests/scheduler/machines tests/simulation/test_mutants.py tests/engine/test_beam_search_like_transformers.py
 
 deep-simulation: $(READY)
 	@OMP_NUM_THREADS=1 PYTHONPATH=tests/support tests/group.sh $@ $(BIN)/python -m octavo.testing.simulation --seeds $(DEEP_SEEDS)
