@@ -19,6 +19,7 @@ _ROOT = Path(__file__).parents[3]
 # What decides a result.
 _CODE = (
     _ROOT / "proto" / "octavo" / "wire",
+    _ROOT / "proto" / "octavo" / "runtime" / "models" / "step_times.py",
     _ROOT / "scheduler" / "octavo" / "scheduler",
     _EVALUATION / "workload",
     _EVALUATION / "simulator",
