@@ -92,6 +92,18 @@ class TestHowAWorkerDied:
         vanish(suspects, step(A, B), process=7)
         assert not suspects.awaits_word(A)
 
+    def test_is_awaited_of_the_first_where_the_last_is_known_sooner(self) -> None:
+        suspects = PoisonDetector()
+        vanish(suspects, step(A), process=1, worker_id="u")
+        vanish(suspects, step(A), process=2, worker_id="v")
+        suspects.goes_to(A, "w")
+        vanish(suspects, step(A), process=3, worker_id="w")
+        suspects.came_back("w", 103, Predecessor(3, Ending.CRASHED, "signal SIGSEGV"))
+        assert suspects.guilty() == []
+        assert suspects.awaits_word(A)
+        suspects.came_back("u", 101, Predecessor(1, Ending.CRASHED, "signal SIGSEGV"))
+        assert suspects.guilty() == [A]
+
     def test_is_unexplained_once_nobody_has_said_it_in_time(self) -> None:
         suspects = accused(A)
         suspects.died([step(A)], Death("w", 5, 10.0, "its connection has ended"))

@@ -163,9 +163,13 @@ class PoisonDetector:
         return (group for group in self._records if group in self)
 
     def awaits_word(self, group: SequenceGroup) -> bool:
-        """Tells whether the group's guilt depends on how a worker died and that is not known yet."""
+        """Tells whether the group's guilt depends on how workers died and that is not known yet."""
         deaths = self.deaths(group)
-        return len(deaths) >= DEATHS_TO_CONVICT and deaths[-1].is_alone and deaths[-1].verdict is Verdict.OPEN
+        if len(deaths) < DEATHS_TO_CONVICT or not deaths[-1].is_alone:
+            return False
+        # After a crash the others' verdicts decide: the last worker's successor may report before those of the first.
+        decisive = deaths if deaths[-1].verdict is Verdict.CRASHED else deaths[-1:]
+        return any(death.verdict is Verdict.OPEN for death in decisive)
 
     def deaths(self, group: SequenceGroup) -> list[Death]:
         """Returns the deaths that the group is accused of, the oldest first."""
