@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-GROUPS = ["test-doors", "test-most", "test-failures", "test-kernels", "test-studies", "test-checks"]
+GROUPS = [
+    "test-most",
+    "test-interfaces",
+    "test-processes",
+    "test-failures",
+    "test-kernels",
+    "test-studies",
+    "test-checks",
+]
 DEEP_GROUPS = ["deep-mutants", "deep-tests", "deep-machines", "deep-simulation"]
 # In the places of the tools: they note how they are called, fail where a file says so, and print as pytest, the mutants
 # and the simulation do, and pytest more behind it.
@@ -111,7 +119,8 @@ def test_all_pass(clone: Path) -> None:
     ("group", "arguments"),
     [
         ("test-most", "--ignore="),
-        ("test-doors", "cacheprovider tests/frontend"),
+        ("test-interfaces", "cacheprovider tests/frontend"),
+        ("test-processes", "cacheprovider tests/system"),
         ("test-failures", "cacheprovider tests/chaos"),
         ("test-studies", "cacheprovider tests/simulation"),
     ],
