@@ -183,6 +183,8 @@ def tells_the_same_as_curl(reader: Reader) -> str:
     reader.page.fill("#prompt", NASTY)
     reader.page.fill("#temperature", "0.5")
     reader.page.click("#curl summary")
+    # The page writes the command once it hears that its place is open.
+    expect(reader.page.locator("#command")).to_contain_text("0.5")
     command = str(reader.page.locator("#command").text_content())
     assert not re.search("[\x7f\u2028\u202e]", command), "what cannot be seen is written as JSON's escape"
     [*before, body] = arguments_of(command)

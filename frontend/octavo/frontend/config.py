@@ -160,7 +160,7 @@ class FrontendConfig:
     tls_certificate: Annotated[Path | None, TLS_CERTIFICATE] = None
     tls_key: Annotated[Path | None, TLS_KEY] = None
     tls_client_ca: Annotated[Path | None, TLS_CLIENT_CA] = None
-    # Of all requests together, at the door.
+    # Bounds of all requests together, kept before anything is spent on one.
     max_requests: Annotated[int, Option("--max-requests", "Requests that are held at once.", _COUNT)] = 2048
     max_work_tokens: Annotated[
         int,

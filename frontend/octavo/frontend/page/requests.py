@@ -29,6 +29,8 @@ _TIMEOUT_S: Final = 5.0
 _PAUSE_S: Final = 0.1
 # Questions of one tenant that wait or are asked, so that no tenant keeps others from theirs.
 _MOST_WAITING: Final = 4
+# Characters of a request's id that an error repeats.
+_MAX_QUOTED: Final = 128
 
 
 class Explainer:
@@ -85,8 +87,8 @@ class Explainer:
 def _unknown(request_id: str) -> NotFound:
     return NotFound(
         Reason.REQUEST_NOT_FOUND,
-        f"the scheduler holds no request {request_id[:128]!r}: it has ended, or has not come there yet",
-        request_id=request_id[:128],
+        f"the scheduler holds no request {request_id[:_MAX_QUOTED]!r}: it has ended, or has not come there yet",
+        request_id=request_id[:_MAX_QUOTED],
     )
 
 
@@ -111,9 +113,6 @@ def _obstacle(obstacle: pb.Obstacle) -> dict[str, Any]:
         "needed": obstacle.needed,
         "available": obstacle.available,
     }
-
-
-_MAX_QUOTED = 128
 
 
 async def abort_request(api: Api, request: Request) -> Response:
