@@ -1,5 +1,6 @@
 """Prefixes under a name: read from a file, pinned with the scheduler, put before prompts."""
 
+import asyncio
 import dataclasses
 import json
 from pathlib import Path
@@ -133,6 +134,29 @@ async def test_an_unknown_prefix_is_not_found(scheduler: FakeScheduler, stub: An
     assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.NOT_FOUND, "PREFIX_NOT_FOUND")
     assert "pinned are: 'story', 'system'" in (caught.value.details() or "")
     assert scheduler.submitted == []
+
+
+async def test_a_prefix_may_be_named_before_the_news_of_it_has_come(
+    scheduler: FakeScheduler, frontend: FrontendServer, stub: Any, eventually: Any
+) -> None:
+    await eventually(lambda: frontend.scheduler.prefixes.reported)
+    scheduler.pinned = {"late": [5, 6]}
+    await collect(stub.Generate(ask("late", token_ids=pb.TokenIds(ids=[7]))))
+    assert scheduler.submitted[0].prompt_token_ids == [5, 6, 7]
+
+
+async def test_unknown_names_share_questions(
+    scheduler: FakeScheduler, frontend: FrontendServer, stub: Any, eventually: Any
+) -> None:
+    await eventually(lambda: frontend.scheduler.prefixes.reported)
+    hellos = scheduler.num_hellos
+    calls = [collect(stub.Generate(ask(f"tale {i}", text="x"))) for i in range(40)]
+    failures = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(failure, grpc.aio.AioRpcError) for failure in failures)
+    assert {reason_of(failure) for failure in failures if isinstance(failure, grpc.aio.AioRpcError)} == {
+        "PREFIX_NOT_FOUND"
+    }
+    assert 1 <= scheduler.num_hellos - hellos < 40
 
 
 @pytest.mark.parametrize(("tenant", "sees"), [("alice", False), ("gateway", True)])

@@ -402,6 +402,36 @@ def test_the_schedulers_word_on_a_prefix_counts(pinning: SchedulerSession) -> No
     assert pinning.prefixes.reported
 
 
+def test_a_list_of_prefixes_counts_only_once_it_answers_what_was_asked(pinning: SchedulerSession) -> None:
+    pinning.hello()
+    pinning.receive(FrontendWelcome(EPOCH, STATUS), 0.0)
+    pinning.receive(PrefixesChanged(EPOCH, []), 0.0)
+    assert [type(message) for message in pinning.ask_prefixes()] == [FrontendHello]
+    # It was on its way already.
+    pinning.receive(PrefixesChanged(EPOCH, [Prefix("early", [1])]), 0.0)
+    assert not pinning.prefixes.reported
+    assert pinning.receive(FrontendWelcome(EPOCH, STATUS), 0.0) == []
+    pinning.receive(PrefixesChanged(EPOCH, [Prefix("early", [1]), Prefix("late", [2])]), 0.0)
+    assert pinning.prefixes.reported
+    assert "late" in pinning.prefixes.known
+
+
+def test_what_was_asked_in_vain_is_asked_again(pinning: SchedulerSession) -> None:
+    pinning.hello()
+    pinning.receive(FrontendWelcome(EPOCH, STATUS), 0.0)
+    pinning.receive(PrefixesChanged(EPOCH, []), 0.0)
+    assert [type(message) for message in pinning.tick()] == [Renew]
+    pinning.ask_prefixes()
+    assert [type(message) for message in pinning.tick()] == [Renew, FrontendHello]
+    pinning.receive(FrontendWelcome(EPOCH, STATUS), 0.0)
+    pinning.receive(PrefixesChanged(EPOCH, []), 0.0)
+    assert pinning.prefixes.reported
+
+
+def test_nobody_is_asked_while_there_is_no_scheduler(pinning: SchedulerSession) -> None:
+    assert pinning.ask_prefixes() == []
+
+
 def test_more_prefixes_than_a_message_holds() -> None:
     own = {f"own-{i}": [1] for i in range(MAX_PREFIXES)}
     session = SchedulerSession(frontend_id=1, model_fingerprint="model", now=0.0, own_prefixes=own)

@@ -11,8 +11,9 @@ from llguidance import LLParserLimits, LLTokenizer
 
 from octavo.frontend.errors import InvalidRequest, Reason
 from octavo.frontend.request.request import Constraint, ConstraintKind
+from octavo.frontend.request.validation import MAX_CHOICES, MAX_CONSTRAINT_BYTES
 from octavo.frontend.text import grammars
-from octavo.frontend.text.grammars import MAX_CHOICES, MAX_CONSTRAINT_BYTES, grammar_of, load_vocabulary
+from octavo.frontend.text.grammars import grammar_of, load_vocabulary
 from octavo.runtime.models import grammar as grammar_module
 from octavo.runtime.models.grammar import compile_grammar
 from octavo.testbed.tiny_model import write_byte_model

@@ -139,6 +139,10 @@ class SchedulerClient:
             return 0.0
         return max(self.away_s(), time.monotonic() - self._ready_at)
 
+    def ask_prefixes(self) -> None:
+        """Asks the scheduler what is pinned; until it has answered, `prefixes.reported` is False."""
+        self._send(self._session.ask_prefixes())
+
     def submit(self, request: LiveRequest) -> None:
         """Sends a request. Raises `Overloaded` for more requests than one renewal can name."""
         if len(self._session.live) >= MAX_LIVE_REQUESTS:

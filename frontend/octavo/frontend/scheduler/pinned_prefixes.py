@@ -36,7 +36,7 @@ class PinnedPrefixes:
         self._epoch: int | None = None
         self._pinned: dict[str, list[int]] = {}
         self._unconfirmed = dict(own)
-        # The scheduler has said what is pinned, since the last welcome.
+        # The scheduler has said what is pinned, since the last welcome and since it was last asked.
         self.reported = False
 
     @property
@@ -55,9 +55,9 @@ class PinnedPrefixes:
         self.reported = False
         return [Prefix(name, token_ids) for name, token_ids in self._unconfirmed.items()]
 
-    def changed(self, pinned: Iterable[Prefix]) -> None:
-        """Takes the scheduler's list of all prefixes that are pinned now."""
-        self.reported = True
+    def changed(self, pinned: Iterable[Prefix], *, latest: bool = True) -> None:
+        """Takes the scheduler's list of all prefixes that are pinned now; `latest` if it answers all that was asked."""
+        self.reported = self.reported or latest
         self._pinned = {prefix.name: prefix.token_ids for prefix in pinned}
         for name in self._pinned:
             self._unconfirmed.pop(name, None)

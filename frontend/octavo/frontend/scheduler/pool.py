@@ -117,6 +117,11 @@ class SchedulerPool:
         """Returns after the next message or tick, when `availability` may have changed."""
         await self._changed.wait()
 
+    def ask_prefixes(self) -> None:
+        """Asks every scheduler what is pinned; until all at hand have answered, `prefixes.reported` is False."""
+        for link in self.links:
+            link.ask_prefixes()
+
     @property
     def frontend_ids(self) -> list[str]:
         """Returns the name of each link's registration, as the schedulers list it."""

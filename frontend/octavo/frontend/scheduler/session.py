@@ -164,6 +164,8 @@ class SchedulerSession:
         self.live: dict[str, LiveRequest] = {}
         self.prefixes = PinnedPrefixes(own_prefixes or {})
         self._unanswered_renewals = 0
+        # Hellos of this registration, and how many of them were answered; the list of prefixes follows each answer.
+        self._num_hellos = self._num_welcomes = 0
         # One count for all requests: an id may be used again, and answers to its former request may still be under way.
         self._attempts = attempts or count(1)
         self._hand_over = hand_over
@@ -176,7 +178,16 @@ class SchedulerSession:
 
     def hello(self) -> FrontendHello:
         """Returns the first message on a connection, which is repeated until there is an answer."""
+        self._num_hellos += 1
         return FrontendHello(schema_version=SCHEMA_VERSION, frontend_id=self.frontend_id)
+
+    def ask_prefixes(self) -> list[FromFrontend]:
+        """Returns a message that asks anew what is pinned, if this frontend is registered; `prefixes.reported` is False
+        until all that was asked is answered."""
+        if self.epoch is None:
+            return []
+        self.prefixes.reported = False
+        return [self.hello()]
 
     def submit(self, request: LiveRequest, now: float) -> list[FromFrontend]:
         """Takes the request under a lease; returns its submission. A renewal finds out submissions that were lost."""
@@ -205,15 +216,20 @@ class SchedulerSession:
         return [EndSequence(self.epoch, journal.wire_id, journal.attempt, sequence_index)]
 
     def tick(self) -> list[FromFrontend]:
-        """Returns what is sent once a second: the renewal of every lease, or hello."""
+        """Returns what is sent once a second: the renewal of every lease; hello, until the scheduler has answered it."""
         if self._unanswered_renewals >= _MAX_UNANSWERED_RENEWALS:
             self.disconnected()
-        return self._renewal() or [self.hello()]
+        renewal = self._renewal()
+        if renewal and self._num_welcomes >= self._num_hellos:
+            return renewal
+        # What has no answer by now may be lost.
+        self._num_welcomes = self._num_hellos
+        return [*renewal, self.hello()]
 
     def disconnected(self) -> None:
         """Drops the registration: hello, welcome and a renewal must come before all else."""
         self.epoch = None
-        self._unanswered_renewals = 0
+        self._unanswered_renewals = self._num_hellos = self._num_welcomes = 0
 
     def receive(self, message: ToFrontend, now: float) -> list[FromFrontend]:
         """Takes one message; returns the messages that answer it."""
@@ -246,7 +262,7 @@ class SchedulerSession:
             case Notices():
                 self._pass_on(message)
             case PrefixesChanged():
-                self.prefixes.changed(message.prefixes)
+                self.prefixes.changed(message.prefixes, latest=self._num_welcomes >= self._num_hellos)
             case PinRefused():
                 self.prefixes.refused(message.name)
                 _log.warning("the prefix %r is not pinned: %s", message.name, message.detail)
@@ -254,11 +270,11 @@ class SchedulerSession:
 
     def _welcomed(self, message: FrontendWelcome, now: float) -> list[FromFrontend]:
         self.status, self.last_heard = message.status, now
+        self._num_welcomes += 1
         if message.epoch == self.epoch:
-            # The answer to a hello that was repeated before its first answer.
+            # The answer to a hello that was repeated before its first answer, or that asked what is pinned.
             return []
-        self.disconnected()
-        self.epoch = message.epoch
+        self.epoch, self._unanswered_renewals = message.epoch, 0
         return self._pins(message.epoch) + self._renewal()
 
     def _pins(self, epoch: int) -> list[FromFrontend]:

@@ -187,6 +187,9 @@ class Readiness:
         self._scheduler = scheduler
         self._model_name = model_name
         self._worker_grace_s = worker_grace_s
+        self._asking = asyncio.Lock()
+        # Questions what is pinned that were begun, and the latest one that was answered.
+        self._num_asked = self._num_told = 0
 
     async def wait(self) -> ServiceStatus:
         """Returns once there are workers of this frontend's model. Raises `Unavailable`."""
@@ -199,16 +202,30 @@ class Readiness:
         return status
 
     async def prefix(self, name: str, *, tells_names: bool) -> list[int]:
-        """Returns the token ids of a pinned prefix; waits until the scheduler has said which prefixes it has pinned.
+        """Returns the token ids of a pinned prefix; asks the scheduler for one that is not known here.
 
         Raises `NotFound`, with the known names if `tells_names`, and `Unavailable`.
         """
-        prefixes = self._scheduler.prefixes
-        while name not in prefixes.known and not prefixes.reported:
-            await self._scheduler.changed()
-            await self.wait()
-            prefixes = self._scheduler.prefixes
-        return find_prefix(name, prefixes.known, tells_names=tells_names)
+        if name not in self._scheduler.prefixes.known:
+            await self._ask_prefixes()
+        return find_prefix(name, self._scheduler.prefixes.known, tells_names=tells_names)
+
+    async def _ask_prefixes(self) -> None:
+        """Returns once every scheduler at hand has said what is pinned, asked after this call.
+
+        Whoever has pinned a prefix may name it before the news of it is here. All who call meanwhile share the next
+        question, so that unknown names cost the schedulers one question at a time.
+        """
+        begun = self._num_asked
+        async with self._asking:
+            if self._num_told > begun:
+                return
+            self._num_asked += 1
+            self._scheduler.ask_prefixes()
+            while not self._scheduler.prefixes.reported:
+                await self._scheduler.changed()
+                await self.wait()
+            self._num_told = self._num_asked
 
     def _check_worth_waiting(self, availability: Availability, waited_s: float) -> None:
         away_s = self._scheduler.away_s()

@@ -12,6 +12,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from octavo.frontend.errors import InvalidRequest, Reason
 from octavo.frontend.request.request import Constraint, ConstraintKind
+from octavo.frontend.request.validation import MAX_CHOICES, MAX_CONSTRAINT_BYTES
 from octavo.runtime.models.grammar import GrammarError, compile_grammar, is_lost
 from octavo.runtime.models.grammar import load_vocabulary as load_vocabulary
 from octavo.wire.sampling import MAX_GRAMMAR
@@ -151,8 +152,6 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
             yield from _parts(value)
 
 
-MAX_CONSTRAINT_BYTES = 1 << 16
-MAX_CHOICES = 1024
 # The longest part of an error's own words to quote; they may hold all of a grammar.
 _MAX_QUOTED = 400
 

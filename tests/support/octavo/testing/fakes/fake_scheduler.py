@@ -75,6 +75,7 @@ class FakeScheduler:
         self.pinned: dict[str, list[int]] = {}
         self.unpinnable: set[str] = set()
         # The ids of every renewal.
+        self.num_hellos = 0
         self.renewals: list[list[str]] = []
         # As the latest frontend to say hello calls itself.
         self.frontend_id = 0
@@ -150,6 +151,7 @@ class FakeScheduler:
         if self.refusal is not None:
             await self._send(frontend, Refused(detail=self.refusal))
         elif isinstance(message, FrontendHello):
+            self.num_hellos += 1
             self._known.add(frontend)
             self.frontend_id = message.frontend_id
             await self._send(frontend, FrontendWelcome(epoch=self.epoch, status=self._status()))
