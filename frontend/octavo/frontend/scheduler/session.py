@@ -216,7 +216,7 @@ class SchedulerSession:
         return [EndSequence(self.epoch, journal.wire_id, journal.attempt, sequence_index)]
 
     def tick(self) -> list[FromFrontend]:
-        """Returns what is sent once a second: the renewal of every lease; hello, until the scheduler has answered it."""
+        """Returns what is sent once a second: the renewal of every lease; hello, until the scheduler answers it."""
         if self._unanswered_renewals >= _MAX_UNANSWERED_RENEWALS:
             self.disconnected()
         renewal = self._renewal()
