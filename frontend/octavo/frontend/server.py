@@ -16,7 +16,7 @@ from octavo.frontend.access.admission import Admission
 from octavo.frontend.access.connections import connections_that_fit
 from octavo.frontend.access.tls import server_credentials
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.grpc.access import READING, AdmissionInterceptor, interceptors
+from octavo.frontend.grpc.access import AdmissionInterceptor, interceptors, reading
 from octavo.frontend.grpc.connections import BusyPeers, keep_room
 from octavo.frontend.grpc.service import SERVICE_NAME, GenerationService
 from octavo.frontend.http.bodies import Bodies, BodyBound
@@ -35,6 +35,7 @@ from octavo.frontend.vllm_engine.service import add_vllm_engine
 from octavo.runtime.models.directory import fingerprint
 from octavo.runtime.telemetry.metrics import expose
 from octavo.runtime.transport.endpoints import EndpointError
+from octavo.runtime.transport.grpc_reading import READING_OPTIONS
 from octavo.v1 import generation_pb2_grpc as services
 
 V1ALPHA: Final[str] = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].full_name
@@ -58,6 +59,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_PENDING: Final = 100_000
 _OPTIONS: Final[list[tuple[str, int]]] = [
+    *READING_OPTIONS,
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.max_send_message_length", 32 << 20),
     ("grpc.max_metadata_size", 16 << 10),
@@ -143,7 +145,7 @@ class FrontendServer:
         add_reflection(self._server, (SERVICE_NAME, health_name, *engines))
         self.port = _bind(self._server, config.listen, credentials)
         probing = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", _PROBES)]
-        self._probes = grpc.aio.server(interceptors=READING, options=probing)
+        self._probes = grpc.aio.server(interceptors=[reading()], options=probing)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
         if config.health_address:
             _bind(self._probes, config.health_address, None)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from octavo.frontend.access.connections import client_of
+from octavo.runtime.transport.clients import client_of
 
 
 @pytest.mark.parametrize(

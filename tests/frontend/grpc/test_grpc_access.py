@@ -14,8 +14,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from octavo.frontend.access.access import Access, Bounds, read_api_keys
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.grpc.access import READING, caller_of, interceptors
+from octavo.frontend.grpc.access import caller_of, interceptors
 from octavo.frontend.server import V1
+from octavo.runtime.transport.grpc_reading import ReadingInterceptor
 from octavo.testbed.credentials import KEYS, bearer, write_keys
 from octavo.testbed.grpc_calls import collect, reason_of
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
@@ -124,4 +125,5 @@ async def test_each_of_many_streams_knows_its_own_caller(tmp_path: Path) -> None
 
 
 def test_where_no_keys_are_asked_for_only_reading_stands_before_the_methods() -> None:
-    assert interceptors(Access()) == READING
+    [innermost] = interceptors(Access())
+    assert isinstance(innermost, ReadingInterceptor)

@@ -8,6 +8,7 @@ import grpc
 
 from octavo.frontend.server import FrontendServer
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
+from octavo.testing.half_sent import WINDOW, HalfSent
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
 
@@ -33,3 +34,11 @@ def _stub(port: int, stack: ExitStack) -> Any:
 def _wait_for_all(calls: list[Any]) -> None:
     for call in calls:
         call.exception(30)
+
+
+async def test_unfinished_messages_are_not_taken_in_beyond_a_window(frontend: FrontendServer) -> None:
+    client = HalfSent(frontend.port, "/octavo.v1.GenerationService/Generate", num_calls=40)
+    async with asyncio.timeout(120), client:
+        # As many as one client may have read at a time.
+        await client.run(lambda: sum(sent > 3 << 20 for sent in client.sent.values()) == 32)
+        assert sum(sent > WINDOW for sent in client.sent.values()) == 32

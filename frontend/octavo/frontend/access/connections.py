@@ -4,32 +4,10 @@ Where there are too many, the idle connections of the client with most are close
 client, however many connections it opens, keeps another out.
 """
 
-import ipaddress
 import logging
 import resource
 from collections.abc import Callable, Iterable
 from typing import Final
-
-# Bits of an IPv6 address: one client is given a network of that prefix, with all addresses in it.
-_PREFIX = 64
-
-
-def client_of(address: object) -> str:
-    """Returns the client behind a socket's or a call's address (host, port): one host, or one network of IPv6.
-
-    Returns "" where there is no host, as on a unix socket.
-    """
-    if not isinstance(address, tuple | list) or not address:
-        return ""
-    host = str(address[0]).partition("%")[0]
-    try:
-        found = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if isinstance(found, ipaddress.IPv6Address):
-        mapped = found.ipv4_mapped
-        return str(mapped or ipaddress.ip_network((found, _PREFIX), strict=False))
-    return str(found)
 
 
 class Place:

@@ -26,15 +26,16 @@ def interceptors(
     access: Access, *further: "grpc.aio.ServerInterceptor[Any, Any]"
 ) -> "Sequence[grpc.aio.ServerInterceptor[Any, Any]]":
     """Returns the interceptors of a server, outermost first; `further` ones come after the check of the key."""
-    return (*([AccessInterceptor(access)] if access.asks_for_keys else ()), *further, *READING)
+    return (*([AccessInterceptor(access)] if access.asks_for_keys else ()), *further, reading())
 
 
 async def _refuse_unreadable(context: Context, why: str) -> None:
     await abort_with(context, InvalidRequest(Reason.BAD_MESSAGE, why))
 
 
-# The interceptors of a server that asks for no keys.
-READING: Final = (ReadingInterceptor(_refuse_unreadable),)
+def reading() -> ReadingInterceptor:
+    """Makes the innermost interceptor of a server, which reads the messages."""
+    return ReadingInterceptor(_refuse_unreadable)
 
 
 def caller_of(context: Context) -> Caller:

@@ -15,17 +15,14 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
-from urllib.parse import unquote
 
 import grpc
 
-from octavo.frontend.access.connections import client_of
+from octavo.runtime.transport.clients import Peer, client_of, parse_peer, plain
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Details = grpc.HandlerCallDetails
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-# An address and a port.
-Peer = tuple[str, int]
 
 _FILES: Final = Path("/proc/self/fd")
 _INTERVAL_S: Final = 0.25
@@ -84,7 +81,7 @@ class BusyPeers(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def peers(self) -> frozenset[Peer]:
         """Returns the addresses of clients with a running call."""
-        return frozenset(filter(None, map(_peer_of, self._calls)))
+        return frozenset(filter(None, map(parse_peer, self._calls)))
 
 
 def superfluous(connections: Collection[TcpConnection], busy: Collection[Peer], most: int) -> Iterator[TcpConnection]:
@@ -172,16 +169,4 @@ def _connection(fd: int, found: socket.socket, port: int) -> TcpConnection | Non
         info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA + 4)
     except OSError:
         return None
-    return TcpConnection(fd, (_plain(host), peer_port), struct.unpack_from("=I", info, _LAST_DATA)[0])
-
-
-def _peer_of(text: str) -> Peer | None:
-    """Parses gRPC's spelling of a peer, as ipv4:127.0.0.1:5 or ipv6:[::1]:5. Returns None for other kinds."""
-    kind, _, address = unquote(text).partition(":")
-    host, _, port = address.rpartition(":")
-    return (_plain(host.strip("[]")), int(port)) if kind in ("ipv4", "ipv6") and port.isdecimal() else None
-
-
-def _plain(host: str) -> str:
-    """Returns the address in lower case without its zone, and an IPv4 address without the prefix of IPv6 sockets."""
-    return host.partition("%")[0].lower().removeprefix("::ffff:")
+    return TcpConnection(fd, (plain(host), peer_port), struct.unpack_from("=I", info, _LAST_DATA)[0])

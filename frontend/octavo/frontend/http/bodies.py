@@ -11,8 +11,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.frontend.access.connections import client_of
 from octavo.frontend.errors import Overloaded, Reason
+from octavo.runtime.transport.clients import client_of
 
 MAX_UNFINISHED: Final = 64 << 20
 MAX_HELD: Final = 256 << 20

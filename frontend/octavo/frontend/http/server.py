@@ -13,11 +13,12 @@ from typing import Any, Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from octavo.frontend.access.connections import ConnectionBook, Place, client_of, connections_that_fit
+from octavo.frontend.access.connections import ConnectionBook, Place, connections_that_fit
 from octavo.frontend.access.tls import ssl_context_of
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.http.envelope import Envelope
 from octavo.frontend.http.protocol import HttpProtocol
+from octavo.runtime.transport.clients import client_of
 from octavo.runtime.transport.endpoints import EndpointError
 
 _log = logging.getLogger(__name__)

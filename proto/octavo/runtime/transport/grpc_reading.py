@@ -1,5 +1,5 @@
-"""Answers unreadable messages and missing methods for every gRPC server of Octavo, before a method is called. Left to
-the library, each would be a fault of the server and logged whole."""
+"""Reads the messages of every gRPC server of Octavo, a bounded number at a time, and answers unreadable ones and
+missing methods. Left to the library, each of these would be a fault of the server and logged whole."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -8,19 +8,26 @@ from typing import Any, Final, TypeAlias, cast
 import grpc
 from google.protobuf.message import DecodeError
 
+from octavo.runtime.transport.clients import client_of, parse_peer
+from octavo.runtime.transport.reading_room import ReadingRoom
+
 Context = grpc.aio.ServicerContext[Any, Any]
 # Ends the call, saying why.
 Refuse = Callable[[Context, str], Awaitable[object]]
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Details = grpc.HandlerCallDetails
 _UNREADABLE: Final = object()
+# Of servers with this interceptor. Left to itself, gRPC widens the windows of all streams to megabytes, and clients may
+# fill them with messages that nobody has asked for.
+READING_OPTIONS: Final = [("grpc.http2.bdp_probe", 0)]
 
 
 class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Stands before all methods; these may be coroutines or asynchronous generators."""
+    """Stands before all methods; these may be coroutines or asynchronous generators. Works for one server."""
 
-    def __init__(self, refuse: Refuse) -> None:
+    def __init__(self, refuse: Refuse, room: ReadingRoom | None = None) -> None:
         self._refuse = refuse
+        self._room = room or ReadingRoom()
 
     async def intercept_service(
         self, continuation: Callable[[_Details], Awaitable[_Handler]], handler_call_details: _Details
@@ -29,19 +36,30 @@ class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler is None or handler.request_deserializer is None:
             return cast(_Handler, handler)
         request, response = ("stream" if is_so else "unary" for is_so in _streams(handler))
-        make: Any = getattr(grpc, f"{request}_{response}_rpc_method_handler")
+        # All take streams, or the library would ask for the message by itself.
+        make: Any = getattr(grpc, f"stream_{response}_rpc_method_handler")
         answer = self._answering(getattr(handler, f"{request}_{response}"), handler.request_streaming)
         return cast(_Handler, make(answer, _lenient(handler.request_deserializer), handler.response_serializer))
 
     def _answering(self, behaviour: Callable[[Any, Context], Any], takes_stream: bool) -> Any:
-        async def answer(request: Any, context: Context) -> Any:
-            if takes_stream:
-                request = self._readable(request, context)
-            elif request is _UNREADABLE:
-                await self._complain(context)
+        async def answer(requests: Any, context: Context) -> Any:
+            request = self._readable(requests, context)
+            if not takes_stream:
+                request = await self._only(request, context)
             return await _answer(behaviour, request, context)
 
         return answer
+
+    async def _only(self, requests: AsyncIterator[Any], context: Context) -> Any:
+        """Returns the message of a call that has one; waits for a place to read the message in."""
+        try:
+            async with self._room.place(client_of(parse_peer(context.peer()))):
+                return await anext(requests)
+        except TimeoutError:
+            late = "the message took too long while other calls waited to be read; send it again, and whole"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, late)
+        except StopAsyncIteration:
+            await self._refuse(context, "the call has no message; send one")
 
     async def _readable(self, requests: AsyncIterable[Any], context: Context) -> AsyncIterator[Any]:
         async for request in requests:

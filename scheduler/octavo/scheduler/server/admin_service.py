@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from octavo.runtime.transport.grpc_reading import ReadingInterceptor
+from octavo.runtime.transport.grpc_reading import READING_OPTIONS, ReadingInterceptor
 from octavo.scheduler.core.events import (
     Event,
     PrefixPinned,
@@ -260,7 +260,7 @@ async def start_admin_server(
     shell: Operated, feed: StepFeed, address: str, servicer: HealthServicer | None = None
 ) -> grpc.aio.Server:
     """Serves health and Admin on `address` (host:port or unix:path). Raises `RuntimeError` if it cannot be bound."""
-    server = grpc.aio.server(interceptors=[ReadingInterceptor(_refuse)])
+    server = grpc.aio.server(interceptors=[ReadingInterceptor(_refuse)], options=READING_OPTIONS)
     services.add_AdminServiceServicer_to_server(AdminService(shell, feed), server)
     servicer = servicer or HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
