@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from .catalogue import CatalogueError, Mutant, check_fit, load
+from .catalogue import CatalogueError, Mutant, check_fit, load, renew
 from .tree import REPOSITORY, TestRunError
 from .verdicts import BaselineError, Verdict, judge
 
@@ -16,9 +16,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("--only", metavar="NAME", nargs="+", help="only these mutants")
     parser.add_argument("--list", action="store_true", help="list the mutants, and whether they still fit the code")
+    parser.add_argument("--renew", action="store_true", help="write the names and files of today into the list")
     parser.add_argument("--processes", type=int, default=PROCESSES, help="how many to try at a time")
     options = parser.parse_args()
     try:
+        if options.renew:
+            print(f"{renew(REPOSITORY)} mutants renewed")
+            return 0
         mutants = _choose(load(), options.only)
         check_fit(mutants, REPOSITORY)
         if options.list:

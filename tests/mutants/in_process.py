@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 from types import CodeType, FunctionType, ModuleType
 
 import pytest
@@ -16,9 +15,10 @@ def plant(mutant: Mutant, patch: pytest.MonkeyPatch) -> None:
 
     Raises `CatalogueError` if it does not fit the code, or changes none of the module's functions.
     """
-    parts = PurePosixPath(mutant.file).with_suffix("").parts
+    path, text = mutant.mutated(REPOSITORY)
+    parts = path.with_suffix("").relative_to(REPOSITORY).parts
     module = importlib.import_module(".".join(parts[parts.index("octavo") :]))
-    changed = dict(_codes(compile(mutant.mutated(REPOSITORY), str(module.__file__), "exec")))
+    changed = dict(_codes(compile(text, str(module.__file__), "exec")))
     planted = False
     for function in _functions(module):
         code = changed.get(function.__qualname__)

@@ -68,8 +68,9 @@ class Baseline:
     def stages(self, mutant: Mutant) -> Iterator[list[str]]:
         """Tests for a mutant in the order of trying: its own, the other examples, the long searches."""
         found = (path.relative_to(self.tree / "tests") for path in (self.tree / "tests/scheduler").rglob("test_*.py"))
-        rest = sorted(set(map(str, found)) - OTHER_TESTS - set(mutant.tests))
-        yield mutant.tests
+        likeliest = mutant.test_files(self.tree)
+        rest = sorted(set(map(str, found)) - OTHER_TESTS - set(likeliest))
+        yield likeliest
         yield [test for test in rest if test not in SLOW_TESTS]
         yield [test for test in rest if test in SLOW_TESTS]
 
@@ -79,7 +80,7 @@ def judge(mutants: Sequence[Mutant], repository: Path, *, processes: int) -> Ite
     with tempfile.TemporaryDirectory(prefix="octavo-mutants-") as name:
         directory = Path(name)
         baseline = Baseline(repository, directory)
-        baseline.require(sorted({test for mutant in mutants for test in mutant.tests}))
+        baseline.require(sorted({test for mutant in mutants for test in mutant.test_files(repository)}))
         with ThreadPoolExecutor(processes) as pool:
             yield from pool.map(lambda mutant: _judge(mutant, baseline, directory / mutant.name), mutants)
 
