@@ -9,7 +9,6 @@ import urllib.request
 import httpx
 import pytest
 
-from octavo.runtime.telemetry.traceparent import SpanName, write
 from octavo.testbed.stack import Stack, token_request
 from octavo.testing.fakes.otlp_collector import otlp_collector
 
@@ -17,8 +16,8 @@ from .conftest import StartStack
 
 pytestmark = pytest.mark.system
 
-CLIENT = SpanName(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, sampled=True)
-TRACE_ID = f"{CLIENT.trace_id:032x}"
+TRACE_ID, CLIENTS_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CLIENT = f"00-{TRACE_ID}-{CLIENTS_SPAN}-01"
 PROMPT, MAX_NEW_TOKENS = [5, 6, 7, 8], 6
 
 
@@ -78,14 +77,14 @@ def test_one_request_is_one_trace_through_all_processes(new_stack: StartStack) -
     with otlp_collector() as collector:
         stack = new_stack(OCTAVO_OTLP_ENDPOINT=collector.address, OTEL_BSP_SCHEDULE_DELAY="100").start_all()
         request = token_request(PROMPT, MAX_NEW_TOKENS, request_id="traced")
-        list(stack.generation.Generate(request, timeout=60, metadata=[("traceparent", write(CLIENT))]))
+        list(stack.generation.Generate(request, timeout=60, metadata=[("traceparent", CLIENT)]))
         # A worker forgets a sequence with the plan after its last.
         stack.generate(token_request(PROMPT, MAX_NEW_TOKENS))
         stack.wait_for(lambda: len([each for each in collector.spans if each.span.trace_id.hex() == TRACE_ID]) == 3)
         by_service = {each.service: each for each in collector.spans if each.span.trace_id.hex() == TRACE_ID}
     frontend, scheduler, worker = (by_service[f"octavo-{name}"] for name in ("frontend", "scheduler", "worker"))
     assert [each.span.name for each in (frontend, scheduler, worker)] == ["request", "schedule", "sequence"]
-    assert frontend.span.parent_span_id.hex() == f"{CLIENT.span_id:016x}"
+    assert frontend.span.parent_span_id.hex() == CLIENTS_SPAN
     assert scheduler.span.parent_span_id == frontend.span.span_id
     assert worker.span.parent_span_id == scheduler.span.span_id
     assert frontend.attributes["octavo.request_id"] == scheduler.attributes["octavo.request_id"] == "traced"

@@ -1,6 +1,7 @@
 """Spans reach a collector with the right parents, and cost nothing where none is asked for."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from octavo.runtime.telemetry import tracing
-from octavo.runtime.telemetry.traceparent import SpanName, parse, write
 from octavo.testbed.tiny_model import write_byte_model
 from octavo.testing.fakes.otlp_collector import Collector, otlp_collector
 
-CLIENT = SpanName(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, sampled=True)
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CLIENT = f"00-{TRACE}-{SPAN}-01"
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def collector() -> Iterator[Collector]:
 
 
 def test_without_a_collector_nothing_is_traced() -> None:
-    span = tracing.start_span("request", write(CLIENT), model="m")
+    span = tracing.start_span("request", CLIENT, model="m")
     assert span is tracing.NOTHING
     assert span.traceparent == ""
     span.event("first_token")
@@ -49,26 +50,49 @@ def test_a_span_carries_what_it_was_told(collector: Collector) -> None:
 
 
 def test_a_span_belongs_to_the_trace_it_is_given(collector: Collector) -> None:
-    outer = tracing.start_span("request", write(CLIENT))
+    outer = tracing.start_span("request", CLIENT)
     inner = tracing.start_span("schedule", outer.traceparent)
     inner.end()
     outer.end()
     tracing.close()
     by_name = {each.span.name: each.span for each in collector.wait_for(2)}
-    assert {span.trace_id.hex() for span in by_name.values()} == {f"{CLIENT.trace_id:032x}"}
-    assert by_name["request"].parent_span_id.hex() == f"{CLIENT.span_id:016x}"
+    assert {span.trace_id.hex() for span in by_name.values()} == {TRACE}
+    assert by_name["request"].parent_span_id.hex() == SPAN
     assert by_name["schedule"].parent_span_id == by_name["request"].span_id
-    named = parse(outer.traceparent)
-    assert named
-    assert named.span_id.to_bytes(8) == by_name["request"].span_id
+    assert outer.traceparent == f"00-{TRACE}-{by_name['request'].span_id.hex()}-01"
+
+
+def test_later_versions_of_a_name_may_say_more(collector: Collector) -> None:
+    tracing.start_span("request", f"01-{TRACE}-{SPAN}-03-more").end()
+    tracing.close()
+    (received,) = collector.wait_for(1)
+    assert (received.span.trace_id.hex(), received.span.parent_span_id.hex()) == (TRACE, SPAN)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("nonsense", f"{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}", f"00-{TRACE}-{SPAN}-1", f"ff-{TRACE}-{SPAN}-01"),
+        *(f"00-{TRACE}-{SPAN}-01-more", f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01"),
+        *(f"00-{TRACE.upper()}-{SPAN}-01", f"00-{TRACE[:-1]}٣-{SPAN}-01", f"01-{TRACE}-{SPAN}-01-{'long' * 200}"),
+    ],
+)
+def test_what_names_no_span_begins_a_trace_and_is_no_news(
+    collector: Collector, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracing.start_span("request", text).end()
+    tracing.close()
+    (received,) = collector.wait_for(1)
+    assert received.span.trace_id.hex() != TRACE
+    assert not received.span.parent_span_id
+    assert caplog.messages == []
 
 
 def test_a_trace_that_its_beginner_does_not_record_is_not_recorded_here(collector: Collector) -> None:
-    quiet = tracing.start_span("request", write(CLIENT._replace(sampled=False)))
-    named = parse(quiet.traceparent)
-    assert named
-    assert (named.trace_id, named.sampled) == (CLIENT.trace_id, False)
-    quiet.end()
+    for flags in ("00", "fe"):
+        quiet = tracing.start_span("request", f"00-{TRACE}-{SPAN}-{flags}")
+        assert re.fullmatch(f"00-{TRACE}-[0-9a-f]{{16}}-[0-9a-f][02468ace]", quiet.traceparent)
+        quiet.end()
     tracing.start_span("loud").end()
     tracing.close()
     assert [each.span.name for each in collector.wait_for(1)] == ["loud"]

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from octavo.runtime.telemetry import tracing
-from octavo.runtime.telemetry.traceparent import SpanName, write
 from octavo.testbed.tiny_model import write_byte_model
 from octavo.testing.fakes.otlp_collector import Collector, otlp_collector
 from octavo.testing.fakes.spoilable import SpoilableRunner
@@ -18,7 +17,7 @@ from octavo.wire.steps import SequenceFork, SequenceStart, StepPlan, StepTimes, 
 from octavo.worker.metrics import WorkerMetrics
 from octavo.worker.protocol import WorkerProtocol
 
-PARENT = write(SpanName(0xABC, 0xDEF, sampled=True))
+PARENT = f"00-{0xABC:032x}-{0xDEF:016x}-01"
 
 
 class Worker:

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from octavo.runtime.telemetry import tracing
-from octavo.runtime.telemetry.traceparent import SpanName, write
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
 from octavo.testing.cluster import Cluster, make_request, resubmitted
@@ -16,7 +15,7 @@ from octavo.wire.steps import StepPlan
 
 from ..conftest import MakeCluster
 
-PARENT = write(SpanName(0xABC, 0xDEF, sampled=True))
+PARENT = f"00-{0xABC:032x}-{0xDEF:016x}-01"
 
 
 @pytest.fixture

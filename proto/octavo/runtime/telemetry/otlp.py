@@ -9,26 +9,20 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    set_span_in_context,
-)
 from opentelemetry.trace import Span as OpenTelemetrySpan
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from octavo.runtime.telemetry.optional import TRACES, failed, worked
-from octavo.runtime.telemetry.traceparent import SpanName, parse, write
 from octavo.runtime.telemetry.tracing import Attribute, Span, StartSpan
 
 # Of one export: a collector that is away must not keep a process that ends from ending.
 _EXPORT_TIMEOUT_S = 5.0
 _PREFIX = "octavo."
-# It tells of every attempt.
-_EXPORTERS_LOG = "opentelemetry.exporter.otlp.proto.grpc.exporter"
+# One tells of every attempt, the other of every client that sends too long a name.
+_QUIET_LOGS = ("opentelemetry.exporter.otlp.proto.grpc.exporter", "opentelemetry.trace.propagation.tracecontext")
+# Reads and writes the name by which other processes know a span (W3C trace context), under this key.
+_NAMES, _KEY = TraceContextTextMapPropagator(), "traceparent"
 
 
 class _Traced(Span):
@@ -39,8 +33,9 @@ class _Traced(Span):
 
     @property
     def traceparent(self) -> str:
-        context = self._span.get_span_context()
-        return write(SpanName(context.trace_id, context.span_id, context.trace_flags.sampled))
+        carrier: dict[str, str] = {}
+        _NAMES.inject(carrier, set_span_in_context(self._span, Context()))
+        return carrier[_KEY]
 
     def event(self, name: str, **attributes: Attribute) -> None:
         self._span.add_event(name, _prefixed(attributes))
@@ -63,7 +58,6 @@ class _Tolerant(SpanExporter):
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         self._exporter = exporter
         self._endpoint = endpoint
-        logging.getLogger(_EXPORTERS_LOG).setLevel(logging.CRITICAL)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         try:
@@ -90,6 +84,8 @@ class _Tolerant(SpanExporter):
 def provider(endpoint: str, service_name: str) -> TracerProvider:
     """Returns the provider that starts spans. It takes the SDK's usual environment variables into account,
     OTEL_TRACES_SAMPLER and OTEL_RESOURCE_ATTRIBUTES among them."""
+    for name in _QUIET_LOGS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     made = TracerProvider(resource=Resource.create({"service.name": service_name}))
     exporter = OTLPSpanExporter(
         endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=_EXPORT_TIMEOUT_S
@@ -104,21 +100,11 @@ def span_starter(made: TracerProvider) -> StartSpan:
     tracer = made.get_tracer("octavo")
 
     def start(name: str, traceparent: str, attributes: dict[str, Attribute]) -> Span:
-        return _Traced(
-            tracer.start_span(name, _within(traceparent), kind=SpanKind.SERVER, attributes=_prefixed(attributes))
-        )
+        # A context of its own, whatever else the process traces.
+        parent = _NAMES.extract({_KEY: traceparent}, Context())
+        return _Traced(tracer.start_span(name, parent, kind=SpanKind.SERVER, attributes=_prefixed(attributes)))
 
     return start
-
-
-def _within(traceparent: str) -> Context:
-    """Returns a context of its own, whatever else the process traces."""
-    parent = parse(traceparent)
-    if parent is None:
-        return Context()
-    flags = TraceFlags(TraceFlags.SAMPLED if parent.sampled else TraceFlags.DEFAULT)
-    remote = SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=flags)
-    return set_span_in_context(NonRecordingSpan(remote), Context())
 
 
 def _prefixed(attributes: dict[str, Attribute]) -> dict[str, Attribute]:
