@@ -31,7 +31,7 @@ FIRST ?= 0
 # What measures nothing must not overwrite what was measured.
 MEASURED = $(if $(findstring --quick,$(ARGS)),build/paper,docs/paper)
 
-.PHONY: help env serve test upgrade test-checks test-most test-interfaces test-processes test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto lock house docs clean test-machines gpu-wheels gpu-first-hour
+.PHONY: help env serve test upgrade test-checks test-most test-interfaces test-processes test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto client lock house docs clean test-machines gpu-wheels gpu-first-hour
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -221,6 +221,9 @@ compose-test:  ## Build the images and try compose.yaml on this machine's Docker
 
 proto: $(READY)  ## Write the generated code of proto/octavo/v1 anew
 	@$(BIN)/python -m octavo.v1.generate
+
+client: $(READY)  ## Write the Python client without asyncio from the one with it
+	@$(BIN)/python -m octavo.client.generate
 
 # The standard library is enough: no environment is made for it.
 house:  ## The figures by which the sources are kept in order, and their goals; ARGS: --list FIGURE, --json FILE

@@ -360,6 +360,7 @@ DEVELOPERS = (
     "evaluation/octavo/chaos/",
     "evaluation/octavo/testbed/",
     "proto/octavo/v1/generate.py",
+    "frontend/octavo/client/generate.py",
     "kernels/octavo/kernels/triton/ahead.py",
 )
 

@@ -58,6 +58,7 @@ def test_files_and_lines_are_counted_without_generated_code(tmp_path: Path) -> N
             "proto/octavo/v1/one.py": "1\n2\n3\n",
             "proto/octavo/v1/one_pb2.py": "4\n",
             "proto/octavo/v1/one_pb2_grpc.py": "5\n",
+            "frontend/octavo/client/twin.py": "# Written by `make twin` from one.py.\n6\n",
             "proto/outside.py": "6\n",
             "worker/octavo/worker/two.py": "7\n",
         },

@@ -42,7 +42,12 @@ def read_modules(checkout: Path) -> list[Module]:
 
 
 def _sources(root: Path) -> Iterator[Path]:
-    return (path for path in (root / "octavo").rglob("*.py") if "_pb2" not in path.name)
+    return (path for path in (root / "octavo").rglob("*.py") if not _is_generated(path))
+
+
+def _is_generated(path: Path) -> bool:
+    with path.open(encoding="utf-8") as file:
+        return "_pb2" in path.name or file.readline().startswith("# Written by ")
 
 
 def _read(checkout: Path, root: str, path: Path) -> Module:

@@ -124,7 +124,8 @@ class AsyncClient:
     ) -> None:
         """Raises `OSError` for a certificate's file that cannot be read."""
         self._defaults = Defaults(api_key, model, timeout, detach_grace, retries or RetryPolicy())
-        self._channel = open_async_channel(address, tls)
+        # The type stubs of grpc want an argument of `close` that grpc does not.
+        self._channel: Any = open_async_channel(address, tls)
         self._stub: Any = services.GenerationServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -137,7 +138,7 @@ class AsyncClient:
 
     async def aclose(self) -> None:
         """Ends the connection, and with it all calls."""
-        await self._channel.close(None)
+        await self._channel.close()
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
@@ -169,14 +170,16 @@ class AsyncClient:
     async def tokenize(self, prompt: str | Chat, *, add_special_tokens: bool = True) -> list[int]:
         """Returns the prompt's token ids. With `add_special_tokens` a text gets a BOS and the like."""
         request = make_tokenize_request(self._defaults.model, prompt, add_special_tokens)
-        return list((await self._unary(self._stub.Tokenize, request)).ids)
+        response = await self._unary(self._stub.Tokenize, request)
+        return list(response.ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Returns the text of token ids."""
         request = pb.DetokenizeRequest(
             model=self._defaults.model, ids=token_ids, skip_special_tokens=skip_special_tokens
         )
-        return str((await self._unary(self._stub.Detokenize, request)).text)
+        response = await self._unary(self._stub.Detokenize, request)
+        return str(response.text)
 
     async def models(self) -> list[Model]:
         """Returns the models that are served."""
@@ -184,7 +187,8 @@ class AsyncClient:
 
     async def abort(self, *request_ids: str) -> list[str]:
         """Ends requests by their ids; returns the ids of those that were running."""
-        return list((await self._unary(self._stub.Abort, pb.AbortRequest(request_ids=request_ids))).aborted)
+        response = await self._unary(self._stub.Abort, pb.AbortRequest(request_ids=request_ids))
+        return list(response.aborted)
 
     def _open(
         self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None, *, streams: bool

@@ -1,3 +1,4 @@
+# Written by `make client` from async_client.py; change that file.
 """Holds the client for code without asyncio. Any number of threads may use one client at once."""
 
 import contextlib
@@ -35,7 +36,7 @@ class Stream(Iterator[Event]):
         self._metadata = metadata
         self._attempt = Attempt()
         self._ended = False
-        self._call = self._open()
+        self._open()
 
     @property
     def request_id(self) -> str:
@@ -46,7 +47,7 @@ class Stream(Iterator[Event]):
         """Returns the next event. Raises `OctavoError`."""
         while not self._ended:
             try:
-                event = self._job.accept(next(self._call))
+                event = self._job.accept(next(self._messages))
             except StopIteration:
                 self._again(cut_short())
             except grpc.RpcError as failure:
@@ -75,11 +76,13 @@ class Stream(Iterator[Event]):
             with contextlib.suppress(grpc.RpcError):
                 self._stub.Abort(self._job.abort_request(), timeout=_ABORT_S, metadata=self._metadata)
 
-    def _open(self) -> Any:
+    def _open(self) -> None:
         timeout = self._job.recovery.remaining_s()
         if self._attempt.attach:
-            return self._stub.Attach(self._job.attach_request(), timeout=timeout, metadata=self._metadata)
-        return self._stub.Generate(self._job.generate_request(), timeout=timeout, metadata=self._metadata)
+            self._call = self._stub.Attach(self._job.attach_request(), timeout=timeout, metadata=self._metadata)
+        else:
+            self._call = self._stub.Generate(self._job.generate_request(), timeout=timeout, metadata=self._metadata)
+        self._messages = iter(self._call)
 
     def _again(self, error: OctavoError) -> None:
         # The stream was closed meanwhile, by another thread.
@@ -94,7 +97,7 @@ class Stream(Iterator[Event]):
         if self._ended:
             return
         try:
-            self._call = self._open()
+            self._open()
         except ValueError:
             # The whole client was closed.
             self._ended = True
@@ -122,7 +125,8 @@ class Client:
     ) -> None:
         """Raises `OSError` for a certificate's file that cannot be read."""
         self._defaults = Defaults(api_key, model, timeout, detach_grace, retries or RetryPolicy())
-        self._channel = open_channel(address, tls)
+        # The type stubs of grpc want an argument of `close` that grpc does not.
+        self._channel: Any = open_channel(address, tls)
         self._stub: Any = services.GenerationServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -167,14 +171,16 @@ class Client:
     def tokenize(self, prompt: str | Chat, *, add_special_tokens: bool = True) -> list[int]:
         """Returns the prompt's token ids. With `add_special_tokens` a text gets a BOS and the like."""
         request = make_tokenize_request(self._defaults.model, prompt, add_special_tokens)
-        return list(self._unary(self._stub.Tokenize, request).ids)
+        response = self._unary(self._stub.Tokenize, request)
+        return list(response.ids)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Returns the text of token ids."""
         request = pb.DetokenizeRequest(
             model=self._defaults.model, ids=token_ids, skip_special_tokens=skip_special_tokens
         )
-        return str(self._unary(self._stub.Detokenize, request).text)
+        response = self._unary(self._stub.Detokenize, request)
+        return str(response.text)
 
     def models(self) -> list[Model]:
         """Returns the models that are served."""
@@ -182,7 +188,8 @@ class Client:
 
     def abort(self, *request_ids: str) -> list[str]:
         """Ends requests by their ids; returns the ids of those that were running."""
-        return list(self._unary(self._stub.Abort, pb.AbortRequest(request_ids=request_ids)).aborted)
+        response = self._unary(self._stub.Abort, pb.AbortRequest(request_ids=request_ids))
+        return list(response.aborted)
 
     def _open(
         self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None, *, streams: bool
