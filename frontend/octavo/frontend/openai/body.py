@@ -106,8 +106,8 @@ def unsupported_field(name: str, advice: str = "leave it out") -> Unsupported:
 
 
 def _refuse_unsupported(named: Mapping[str, msgspec.Raw], unsupported: Neutral) -> None:
-    for name in named.keys() & unsupported.keys():
-        if bytes(named[name]).strip() not in _NULL + unsupported[name]:
+    for name, raw in named.items():
+        if name in unsupported and bytes(raw).strip() not in _NULL + unsupported[name]:
             raise unsupported_field(name)
 
 
