@@ -1,4 +1,4 @@
-"""Declares the errors that a client can get, over every interface.
+"""Declares the errors that a client can get, and `TABLE`: what each reason is in the terms of every interface.
 
 ServiceError
 ├── InvalidRequest       the request is wrong and stays wrong
@@ -18,6 +18,8 @@ ServiceError
 import enum
 import logging
 import sys
+from dataclasses import dataclass
+from typing import Final
 
 DOMAIN = "octavo"
 
@@ -69,16 +71,14 @@ class ServiceError(Exception):
     """An error that a client gets as its answer. `str()` of the error says what is wrong, why, and what to do.
 
     `metadata` holds the figures of the message for programs. `retry_after_s` (seconds) is set where the same request
-    may succeed later.
+    may succeed later; the reason's `Terms` say after how many where the caller does not.
     """
-
-    retry_after_s: float | None = None
 
     def __init__(self, reason: Reason, message: str, *, retry_after_s: float | None = None, **metadata: object) -> None:
         super().__init__(message)
         self.reason = reason
-        if retry_after_s is not None:
-            self.retry_after_s = retry_after_s
+        self.terms = TERMS[reason]
+        self.retry_after_s = self.terms.retry_after_s if retry_after_s is None else retry_after_s
         self.metadata = {key: str(value) for key, value in metadata.items()}
 
 
@@ -116,13 +116,11 @@ class OutOfRange(ServiceError):
 class Overloaded(ServiceError):
     """The server has no room for the request now."""
 
-    retry_after_s = 1.0
+    retry_after_s: float
 
 
 class Unavailable(ServiceError):
     """The scheduler or the workers are away."""
-
-    retry_after_s = 1.0
 
 
 class DeadlineExceeded(ServiceError):
@@ -135,6 +133,74 @@ class Aborted(ServiceError):
 
 class Broken(ServiceError):
     """Octavo failed; the request may have been fine."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Says an error in the terms of every interface.
+
+    `kind` is the class that is raised, `code` the name of the gRPC status, `status` that of HTTP, `openai_type` the
+    `type` of OpenAI's error object, whose `code` is the reason in small letters. `retry_after_s` (seconds) is None
+    where trying again does not help.
+    """
+
+    kind: type[ServiceError]
+    code: str
+    status: int
+    openai_type: str = "invalid_request_error"
+    retry_after_s: float | None = None
+
+
+TABLE: Final[dict[Terms, tuple[Reason, ...]]] = {
+    Terms(InvalidRequest, "INVALID_ARGUMENT", 400): (
+        Reason.BAD_PARAMETER,
+        Reason.BAD_CONSTRAINT,
+        Reason.BAD_JSON,
+        Reason.BAD_MESSAGE,
+        Reason.PROMPT_TOO_LONG,
+        Reason.NEVER_FITS_KV,
+        Reason.NO_TOKEN_LEFT,
+        Reason.TEXT_TIMEOUT,
+    ),
+    # As gRPC itself answers a message that is too large.
+    Terms(InvalidRequest, "RESOURCE_EXHAUSTED", 413): (Reason.TOO_LARGE,),
+    Terms(Unsupported, "UNIMPLEMENTED", 400): (Reason.UNSUPPORTED_FIELD,),
+    Terms(OutOfRange, "OUT_OF_RANGE", 400): (Reason.ATTACH_OFFSET_GONE,),
+    Terms(Unauthenticated, "UNAUTHENTICATED", 401, "authentication_error"): (Reason.UNAUTHENTICATED,),
+    Terms(Forbidden, "PERMISSION_DENIED", 403): (Reason.CROSS_SITE, Reason.HOST_NOT_ALLOWED),
+    Terms(NotFound, "NOT_FOUND", 404): (
+        Reason.MODEL_NOT_FOUND,
+        Reason.REQUEST_NOT_FOUND,
+        Reason.PREFIX_NOT_FOUND,
+        Reason.ROUTE_NOT_FOUND,
+    ),
+    Terms(AlreadyExists, "ALREADY_EXISTS", 409): (Reason.DUPLICATE_ID,),
+    Terms(Aborted, "CANCELLED", 409): (Reason.ABORTED,),
+    # Nobody cancelled these requests: the server ended the reading of their events.
+    Terms(Aborted, "ABORTED", 409): (Reason.SUPERSEDED, Reason.SLOW_READER),
+    Terms(Overloaded, "RESOURCE_EXHAUSTED", 429, "rate_limit_error", retry_after_s=1.0): (
+        Reason.TOO_MANY_REQUESTS,
+        Reason.TOO_MUCH_WORK,
+        Reason.TENANT_QUOTA,
+        Reason.QUEUE_FULL,
+        Reason.OUT_OF_MEMORY,
+    ),
+    Terms(Broken, "INTERNAL", 500, "server_error"): (
+        Reason.STEP_FAILED,
+        Reason.LOGITS_NOT_FINITE,
+        Reason.QUARANTINED,
+        Reason.STREAM_BROKEN,
+        Reason.INTERNAL,
+    ),
+    Terms(Unavailable, "UNAVAILABLE", 503, "server_error", retry_after_s=1.0): (
+        Reason.NO_WORKER,
+        Reason.DRAINING,
+        Reason.SCHEDULER_UNREACHABLE,
+        Reason.MODEL_MISMATCH,
+    ),
+    Terms(DeadlineExceeded, "DEADLINE_EXCEEDED", 504, "timeout_error"): (Reason.DEADLINE, Reason.QUEUE_TIMEOUT),
+}
+TERMS: Final = {reason: terms for terms, reasons in TABLE.items() for reason in reasons}
 
 
 def internal_error() -> Broken:

@@ -8,41 +8,9 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
-from octavo.frontend.errors import (
-    DOMAIN,
-    Aborted,
-    AlreadyExists,
-    Broken,
-    DeadlineExceeded,
-    Forbidden,
-    InvalidRequest,
-    NotFound,
-    OutOfRange,
-    Overloaded,
-    Reason,
-    ServiceError,
-    Unauthenticated,
-    Unavailable,
-    Unsupported,
-)
+from octavo.frontend.errors import DOMAIN, ServiceError
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
-_CODES: Final[dict[type[ServiceError], grpc.StatusCode]] = {
-    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-    Forbidden: grpc.StatusCode.PERMISSION_DENIED,
-    NotFound: grpc.StatusCode.NOT_FOUND,
-    AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
-    Unsupported: grpc.StatusCode.UNIMPLEMENTED,
-    OutOfRange: grpc.StatusCode.OUT_OF_RANGE,
-    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Unavailable: grpc.StatusCode.UNAVAILABLE,
-    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Aborted: grpc.StatusCode.CANCELLED,
-    Broken: grpc.StatusCode.INTERNAL,
-}
-# Nobody cancelled these requests: the server ended the reading of their events.
-_ABORTED: Final = frozenset({Reason.SUPERSEDED, Reason.SLOW_READER})
 
 
 async def abort_with(context: "grpc.aio.ServicerContext[object, object]", error: ServiceError) -> NoReturn:
@@ -54,7 +22,7 @@ async def abort_with(context: "grpc.aio.ServicerContext[object, object]", error:
 
 def code_of(error: ServiceError) -> grpc.StatusCode:
     """Returns the gRPC status code of the error."""
-    return grpc.StatusCode.ABORTED if error.reason in _ABORTED else _CODES[type(error)]
+    return grpc.StatusCode[error.terms.code]
 
 
 def to_status(error: ServiceError) -> Status:

@@ -7,38 +7,8 @@ from typing import Final
 import msgspec
 from starlette.responses import Response
 
-from octavo.frontend.errors import (
-    Aborted,
-    AlreadyExists,
-    Broken,
-    DeadlineExceeded,
-    Forbidden,
-    InvalidRequest,
-    NotFound,
-    OutOfRange,
-    Overloaded,
-    Reason,
-    ServiceError,
-    Unauthenticated,
-    Unavailable,
-    Unsupported,
-)
+from octavo.frontend.errors import Reason, ServiceError, Unauthenticated, Unsupported
 
-_STATUS: Final[dict[type[ServiceError], int]] = {
-    InvalidRequest: 400,
-    Unauthenticated: 401,
-    Forbidden: 403,
-    NotFound: 404,
-    AlreadyExists: 409,
-    Unsupported: 400,
-    OutOfRange: 400,
-    Overloaded: 429,
-    Unavailable: 503,
-    DeadlineExceeded: 504,
-    Aborted: 409,
-    Broken: 500,
-}
-_TYPES: Final = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
 # Names of fields inside the frontend -> their names in OpenAI's API.
 _NAMES: Final = {
     "num_sequences": "n",
@@ -63,11 +33,6 @@ _ABOUT_THE_PROMPT: Final = {"prompt", "prompt token id", "text_or_ids", "chat.me
 _NAME: Final = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, sorted(_NAMES, key=len, reverse=True)))})(?!\w)")
 
 
-def status_of(error: ServiceError) -> int:
-    """Returns the HTTP status of an error."""
-    return 413 if error.reason is Reason.TOO_LARGE else _STATUS[type(error)]
-
-
 def name_field(error: ServiceError, path: str) -> None:
     """Replaces the name of the field that `error` is about, if any, by its name in the body of the route `path`."""
     field = error.metadata.get("field", "")
@@ -83,12 +48,10 @@ def name_field(error: ServiceError, path: str) -> None:
 
 def error_object(error: ServiceError) -> dict[str, object]:
     """Returns OpenAI's error object; `code` is the error's reason in lower case."""
-    status = status_of(error)
-    kind = _TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
     field = error.metadata.get("field")
     return {
         "message": _NAME.sub(lambda found: _NAMES[found[0]], str(error)),
-        "type": kind,
+        "type": error.terms.openai_type,
         "param": _NAMES.get(field, field) if field else None,
         "code": error.reason.lower(),
     }
@@ -107,4 +70,4 @@ def error_response(error: ServiceError, status: int | None = None) -> Response:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     if isinstance(error, Unauthenticated):
         headers["www-authenticate"] = "Bearer"
-    return Response(error_body(error), status or status_of(error), headers, "application/json")
+    return Response(error_body(error), status or error.terms.status, headers, "application/json")

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from octavo.frontend.access.access import Access
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.errors import InvalidRequest, NotFound, Reason
+from octavo.frontend.errors import NotFound, Reason
 from octavo.frontend.http.errors import error_response
 from octavo.frontend.openai import other_routes, responses
 from octavo.frontend.openai.chat_completions import chat_completions
@@ -56,7 +56,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
     path = request.url.path[:256]
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
-        wrong = InvalidRequest(Reason.ROUTE_NOT_FOUND, f"{path} is not for {request.method}; use {allowed}")
+        wrong = NotFound(Reason.ROUTE_NOT_FOUND, f"{path} is not for {request.method}; use {allowed}")
         refusal = error_response(wrong, 405)
         refusal.headers["allow"] = allowed
         return refusal

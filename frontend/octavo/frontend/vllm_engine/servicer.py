@@ -162,6 +162,6 @@ async def _answering(context: Context) -> AsyncIterator[None]:
         except DeadlineExceeded as error:
             if error.reason is not Reason.QUEUE_TIMEOUT:
                 raise
-            overloaded = Overloaded(error.reason, str(error))
-            overloaded.metadata = error.metadata
+            overloaded = Overloaded(Reason.QUEUE_FULL, str(error))
+            overloaded.reason, overloaded.metadata = error.reason, error.metadata
             raise overloaded from error
