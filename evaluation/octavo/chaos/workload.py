@@ -7,8 +7,10 @@ from itertools import cycle
 from random import Random
 from typing import Final
 
+from octavo.frontend.request.request import bounds_of
 from octavo.testbed.stack import token_request
 from octavo.v1 import generation_pb2 as pb
+from octavo.wire.sampling import NEUTRAL, PENALTIES
 
 PREFIX_NAME: Final = "chaos"
 PREFIX: Final = [(5 * i) % 250 for i in range(37)]
@@ -53,9 +55,10 @@ def _sampled(random: Random, request: pb.GenerateRequest) -> None:
 
 def _penalised(random: Random, request: pb.GenerateRequest) -> None:
     request.sampling.temperature = 1.0
-    request.sampling.presence_penalty = 0.7
-    request.sampling.repetition_penalty = 1.3
-    request.sampling.frequency_penalty = 0.2
+    for name in PENALTIES:
+        # As far as half-way from none to the most.
+        most = bounds_of(name).high
+        setattr(request.sampling, name, random.uniform(NEUTRAL[name], (NEUTRAL[name] + most) / 2))
 
 
 def _with_logprobs(random: Random, request: pb.GenerateRequest) -> None:

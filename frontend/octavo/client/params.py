@@ -1,16 +1,25 @@
 """Declares the parameters of a request, and writes them into an octavo.v1 message."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
 from octavo.client.prompts import Prompt, prompt_fields
 from octavo.v1 import generation_pb2 as pb
 
 _CONSTRAINTS: Final = ("json_object", "json_schema", "regex", "choice", "grammar")
+# octavo.v1's names -> those here, which are vLLM's.
+_NAMES: Final = {
+    "num_sequences": "n",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "include_stop": "include_stop_str_in_output",
+    "top_logprobs": "logprobs",
+}
 _EARLY_STOPPING: Final = {
     None: pb.EARLY_STOPPING_UNSPECIFIED,
     True: pb.EARLY_STOPPING_ON,
@@ -106,9 +115,12 @@ def generate_request(
         return pb.GenerateRequest(
             request_id=options.request_id,
             model=options.model,
-            sampling=_sampling(params),
-            stopping=_stopping(params),
-            response=_response(params, incremental),
+            sampling=pb.SamplingParams(**_given(params, _SAMPLING), beam_search=_beam_search(params.beam_search)),
+            stopping=pb.StoppingCriteria(
+                **_given(params, _STOPPING),
+                stop_strings=(params.stop,) if isinstance(params.stop, str) else params.stop,
+            ),
+            response=pb.ResponseOptions(**_given(params, _RESPONSE), incremental=incremental),
             scheduling=_scheduling(options),
             cache=pb.CacheOptions(salt=options.cache_salt, pinned_prefix=options.pinned_prefix),
             constraint=_constraint(params),
@@ -116,25 +128,6 @@ def generate_request(
         )
     except TypeError as error:
         raise ValueError(f"a parameter has a value of the wrong type: {error}") from error
-
-
-def _sampling(params: SamplingParams) -> pb.SamplingParams:
-    return pb.SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        frequency_penalty=params.frequency_penalty,
-        presence_penalty=params.presence_penalty,
-        repetition_penalty=params.repetition_penalty,
-        seed=params.seed,
-        num_sequences=params.n,
-        best_of=params.best_of,
-        logit_bias=params.logit_bias,
-        allowed_token_ids=params.allowed_token_ids,
-        banned_token_ids=params.banned_token_ids,
-        beam_search=_beam_search(params.beam_search),
-    )
 
 
 def _beam_search(beam: BeamSearch | None) -> pb.BeamSearch | None:
@@ -147,24 +140,19 @@ def _beam_search(beam: BeamSearch | None) -> pb.BeamSearch | None:
     )
 
 
-def _stopping(params: SamplingParams) -> pb.StoppingCriteria:
-    return pb.StoppingCriteria(
-        max_new_tokens=params.max_tokens,
-        min_new_tokens=params.min_tokens,
-        stop_strings=(params.stop,) if isinstance(params.stop, str) else params.stop,
-        stop_token_ids=params.stop_token_ids,
-        include_stop=params.include_stop_str_in_output,
-        ignore_eos=params.ignore_eos,
-    )
+def _shared(kind: type[Message]) -> list[tuple[str, str]]:
+    """Returns the fields of a message that are fields of `SamplingParams`: the name there, and the one here."""
+    own = {each.name for each in fields(SamplingParams)}
+    pairs = [(each.name, _NAMES.get(each.name, each.name)) for each in kind.DESCRIPTOR.fields]
+    # A search is another type here.
+    return [(name, named) for name, named in pairs if named in own - {"beam_search"}]
 
 
-def _response(params: SamplingParams, incremental: bool) -> pb.ResponseOptions:
-    return pb.ResponseOptions(
-        top_logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-        skip_special_tokens=params.skip_special_tokens,
-        incremental=incremental,
-    )
+_SAMPLING, _STOPPING, _RESPONSE = map(_shared, (pb.SamplingParams, pb.StoppingCriteria, pb.ResponseOptions))
+
+
+def _given(params: SamplingParams, shared: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    return {name: getattr(params, named) for name, named in shared}
 
 
 def _scheduling(options: RequestOptions) -> pb.SchedulingHints:

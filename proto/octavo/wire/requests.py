@@ -40,6 +40,9 @@ EXPECTED_ANSWER = 1024
 
 MAX_PREFIXES = 256
 MAX_PRIORITY = 100
+Priority = Annotated[
+    int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description=f"between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+]
 SequenceIndex = Annotated[int, Meta(ge=0, lt=MAX_PARALLEL)]
 
 
@@ -124,7 +127,7 @@ class Request(Value, frozen=True):
     prompt_token_ids: TokenIds
     generated: Annotated[list[GeneratedSequence], Meta(max_length=MAX_PARALLEL)]
     sampling: SamplingParams
-    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+    priority: Priority
     tenant: Annotated[str, Meta(max_length=256)]
     cache_key: CacheKey
     age_ms: Count

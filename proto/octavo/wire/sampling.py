@@ -1,9 +1,10 @@
 """Defines how the next token is chosen and when a sequence ends, as the scheduler and the workers need to know it."""
 
 import enum
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, field
+from msgspec.structs import fields
 
 from octavo.wire.base import MAX_TOKENS, Identity, TokenId, Value
 
@@ -16,8 +17,20 @@ MAX_GRAMMAR = 1 << 18
 # Sequences of one request that run side by side: n, best_of or the width of a beam.
 MAX_PARALLEL = 16
 
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+# The numbers that clients set: what is allowed, and how they are told.
+Temperature = Annotated[float, Meta(ge=0.0, le=100.0, description="between 0 (greedy) and 100")]
+TopK = Annotated[int, Meta(ge=0, le=2**31 - 1, description=f"between 0 (off) and {2**31 - 1}")]
+TopP = Annotated[float, Meta(gt=0.0, le=1.0, description="above 0 and at most 1 (off)")]
+MinP = Annotated[float, Meta(ge=0.0, le=1.0, description="between 0 (off) and 1")]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0, description="between -2 and 2; 0 is off")]
+# Logits are divided by it, and must stay numbers.
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=2.0, description="between 0.01 and 2; 1 is off")]
+Bias = Annotated[
+    float, Meta(ge=-100.0, le=100.0, description="between -100 and 100; use banned_token_ids to exclude a token")
+]
+Parallel = Annotated[int, Meta(ge=1, le=MAX_PARALLEL, description=f"between 1 and {MAX_PARALLEL}")]
+LengthPenalty = Annotated[float, Meta(ge=-100.0, le=100.0, description="between -100 and 100")]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS, description=f"between 0 and {MAX_TOP_LOGPROBS}")]
 
 
 class EarlyStopping(enum.StrEnum):
@@ -36,8 +49,8 @@ class BeamSearch(Value, frozen=True):
     """Search for the likeliest sequences with `width` beams; a hypothesis scores its cumulative logprob divided by its
     length to the power of `length_penalty`."""
 
-    width: Annotated[int, Meta(ge=1, le=MAX_PARALLEL)]
-    length_penalty: Annotated[float, Meta(ge=-100.0, le=100.0)]
+    width: Parallel
+    length_penalty: LengthPenalty
     early_stopping: EarlyStopping
 
 
@@ -60,22 +73,20 @@ class SamplingParams(Value, frozen=True, kw_only=True):
     same for the prompt. Both are of the model's own distribution, before any of the above.
     """
 
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
-    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    temperature: Temperature = 0.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
     seed: Identity = 0
-    num_sequences: Annotated[int, Meta(ge=1, le=MAX_PARALLEL)] = 1
+    num_sequences: Parallel = 1
     beam: BeamSearch | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] = field(default_factory=list)
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=2.0)] = 1.0
+    repetition_penalty: RepetitionPenalty = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    logit_bias: Annotated[
-        list[tuple[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]]], Meta(max_length=MAX_LOGIT_BIAS)
-    ] = field(default_factory=list)
+    logit_bias: Annotated[list[tuple[TokenId, Bias]], Meta(max_length=MAX_LOGIT_BIAS)] = field(default_factory=list)
     allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] = field(default_factory=list)
     banned_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] = field(default_factory=list)
     logprobs: TopLogprobs | None = None
@@ -86,6 +97,20 @@ class SamplingParams(Value, frozen=True, kw_only=True):
     def parallel(self) -> int:
         """Returns the most sequences that run side by side."""
         return self.beam.width if self.beam else self.num_sequences
+
+    @property
+    def is_penalised(self) -> bool:
+        """Tells whether the tokens there are change the logits of the next."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+# What shapes the draw of a token, and means nothing where none is drawn; what penalises the tokens there are; and the
+# value of each that changes nothing.
+DRAWING: Final = ("temperature", "top_k", "top_p", "min_p")
+PENALTIES: Final = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+NEUTRAL: Final[dict[str, float]] = {
+    each.name: each.default for each in fields(SamplingParams) if each.name in (*DRAWING, *PENALTIES)
+}
 
 
 class Logprobs(Value, frozen=True):

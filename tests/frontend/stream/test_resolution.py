@@ -9,17 +9,13 @@ from octavo.frontend.errors import InvalidRequest, NotFound, Reason
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.stream.preparation import MAX_PROMPT_LOGPROBS, Limits, find_prefix, resolve_sampling
 from octavo.frontend.text.model_defaults import ModelDefaults
-from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
+from octavo.wire.sampling import NEUTRAL, BeamSearch, EarlyStopping, SamplingParams
 
 DEFAULTS = ModelDefaults(
     eos_token_ids=frozenset({9}),
     max_model_len=100,
     vocab_size=50,
-    temperature=0.75,
-    top_p=0.5,
-    top_k=20,
-    min_p=0.25,
-    repetition_penalty=1.5,
+    sampling=NEUTRAL | {"temperature": 0.75, "top_p": 0.5, "top_k": 20, "min_p": 0.25, "repetition_penalty": 1.5},
 )
 LIMITS = Limits(vocab_size=50, max_model_len=100, capacity_tokens=1000, max_parallel=8)
 PROMPT = [1] * 10

@@ -25,8 +25,8 @@ def recommend(model: Path, **generation: Any) -> None:
     (model / "generation_config.json").write_text(json.dumps(generation))
 
 
-def sampling(defaults: ModelDefaults) -> tuple[float, float, int, float]:
-    return defaults.temperature, defaults.top_p, defaults.top_k, defaults.min_p
+def sampling(defaults: ModelDefaults) -> tuple[float, ...]:
+    return tuple(defaults.sampling[name] for name in ("temperature", "top_p", "top_k", "min_p"))
 
 
 NEUTRAL = (0.0, 1.0, 0, 0.0)
@@ -73,20 +73,28 @@ def test_it_is_known_whether_a_model_recommends_a_way_to_choose(
 def test_without_a_recommendation_nothing_is_cut_or_penalised(model: Path) -> None:
     (model / "generation_config.json").unlink()
     defaults = read_model_defaults(model)
-    assert (*sampling(defaults), defaults.repetition_penalty, defaults.max_new_tokens) == (*NEUTRAL, 1.0, None)
+    assert (*sampling(defaults), defaults.sampling["repetition_penalty"], defaults.max_new_tokens) == (
+        *NEUTRAL,
+        1.0,
+        None,
+    )
 
 
 def test_lengths_penalties_and_every_eos_are_read_too(model: Path) -> None:
     recommend(model, eos_token_id=[3, 4], repetition_penalty=1.1, max_new_tokens=64)
     defaults = read_model_defaults(model)
     assert defaults.eos_token_ids == {3, 4}
-    assert (defaults.repetition_penalty, defaults.max_new_tokens) == (1.1, 64)
+    assert (defaults.sampling["repetition_penalty"], defaults.max_new_tokens) == (1.1, 64)
 
 
 def test_an_operator_may_want_none_of_it_but_the_end_stays_the_end(model: Path) -> None:
     recommend(model, eos_token_id=[3, 4], do_sample=True, temperature=0.6, repetition_penalty=1.1, max_new_tokens=64)
     defaults = read_model_defaults(model, "none")
-    assert (*sampling(defaults), defaults.repetition_penalty, defaults.max_new_tokens) == (*NEUTRAL, 1.0, None)
+    assert (*sampling(defaults), defaults.sampling["repetition_penalty"], defaults.max_new_tokens) == (
+        *NEUTRAL,
+        1.0,
+        None,
+    )
     assert defaults.eos_token_ids == {3, 4}
 
 

@@ -55,9 +55,7 @@ class WorkerSequence:
     @property
     def reads_generated(self) -> bool:
         """Tells whether choosing the next token needs the values of the generated tokens, not just their number."""
-        sampling = self.sampling
-        penalties = sampling.repetition_penalty - 1, sampling.presence_penalty, sampling.frequency_penalty
-        return any(penalties) or bool(sampling.grammar)
+        return self.sampling.is_penalised or bool(self.sampling.grammar)
 
     def mark_unsent(self, group: int, logical_index: int) -> None:
         """Notes that the entry `logical_index` of the block table of `group` has changed since it was sent to the

@@ -16,12 +16,12 @@ import click
 import torch
 from torch import Tensor
 
-from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
+from octavo.wire.sampling import NEUTRAL, PENALTIES, BeamSearch, EarlyStopping, SamplingParams
 from octavo.worker.sampling.sampler import choose
 from octavo.worker.sequences import WorkerSequence
 
 _PROMPT, _GENERATED = 512, 512
-_PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1}
+_PENALTIES = {name: NEUTRAL[name] + 0.1 for name in PENALTIES}
 FEATURES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "temperature 1": {"temperature": 1.0},
@@ -31,7 +31,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "top-p 0.95": {"temperature": 0.7, "top_p": 0.95},
     "top-k 50, top-p 0.9": {"temperature": 0.7, "top_k": 50, "top_p": 0.9},
     "min-p 0.05": {"temperature": 1.0, "min_p": 0.05},
-    "repetition penalty": {"repetition_penalty": 1.1},
+    **{name.replace("_", " "): {name: value} for name, value in _PENALTIES.items()},
     "all penalties": _PENALTIES,
     "300 biases": {"logit_bias": [(100 * i, 1.0) for i in range(300)]},
     "1024 allowed ids": {"allowed_token_ids": list(range(5000, 6024))},

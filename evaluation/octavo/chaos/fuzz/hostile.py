@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from octavo.chaos.fuzz.connections import HTTP2_PREFACE
 from octavo.chaos.fuzz.neighbour import Target, connection, request_bytes
+from octavo.frontend.request.request import bounds_of
+from octavo.wire.sampling import PENALTIES
 
 # How large an input is, beside what the table of inputs says: 1 is as large as it was when it did harm.
 Hostile = Callable[[Target, float, float], Coroutine[Any, Any, Counter[str]]]
@@ -109,8 +111,7 @@ async def huge_biases(target: Target, scale: float, seconds: float) -> Counter[s
         "n": 16,
         "temperature": 1,
         "logit_bias": {str(i): (-1) ** i * 5 for i in range(200)},
-        "frequency_penalty": 1,
-        "repetition_penalty": 1.5,
+        **{name: bounds_of(name).high for name in PENALTIES},
         "ignore_eos": True,
     }
     return await _ask(target, [("/v1/completions", body)] * round(16 * scale))

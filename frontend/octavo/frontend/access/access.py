@@ -16,8 +16,7 @@ import msgspec
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Reason, Unauthenticated, bad_parameter
-from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest
-from octavo.frontend.request.validation import MAX_LABEL_LENGTH
+from octavo.frontend.request.request import ANYBODY, MAX_LABEL_LENGTH, Caller, GenerationRequest
 
 # Shorter keys can be guessed.
 MIN_KEY_LENGTH: Final = 16

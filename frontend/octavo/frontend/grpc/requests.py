@@ -20,10 +20,10 @@ from octavo.frontend.request.chat import (
     ToolCall,
     check_bytes,
 )
-from octavo.frontend.request.request import Constraint, ConstraintKind, GenerationRequest, Prompt
-from octavo.frontend.request.validation import MAX_CHOICES, MAX_STOP_STRINGS, check_count, check_room
+from octavo.frontend.request.request import FIELDS, Constraint, ConstraintKind, GenerationRequest, Prompt
+from octavo.frontend.request.validation import MAX_CHOICES, check_count, check_room
 from octavo.v1 import generation_pb2 as pb
-from octavo.wire.sampling import MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, BeamSearch, EarlyStopping
+from octavo.wire.sampling import BeamSearch, EarlyStopping
 
 MAX_ABORTED_IDS: Final = 4096
 
@@ -33,11 +33,15 @@ def check_generate(message: pb.GenerateRequest, max_model_len: int) -> None:
     check_room(len(message.token_ids.ids), max_model_len)
     check_chat(message.chat)
     check_count("constraint.choice", message.constraint.choice.choices, MAX_CHOICES)
-    check_count("logit_bias", message.sampling.logit_bias, MAX_LOGIT_BIAS)
-    check_count("allowed_token_ids", message.sampling.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
-    check_count("banned_token_ids", message.sampling.banned_token_ids, MAX_ALLOWED_TOKEN_IDS)
-    check_count("stop_strings", message.stopping.stop_strings, MAX_STOP_STRINGS)
-    check_count("stop_token_ids", message.stopping.stop_token_ids, MAX_STOP_TOKEN_IDS)
+    check_counts(message.sampling, _SAME)
+    check_counts(message.stopping, _SAME)
+
+
+def check_counts(message: Message, names: Mapping[str, str]) -> None:
+    """Raises `InvalidRequest` for too many entries of a field. `names` are as for `values_of`."""
+    for field, value in message.ListFields():
+        if field.is_repeated and field.name in names and (most := FIELDS[names[field.name]].most):
+            check_count(field.name, value, most)
 
 
 def check_chat(chat: pb.ChatPrompt) -> None:
@@ -104,19 +108,8 @@ _EARLY_STOPPING: Final[dict[int, EarlyStopping]] = {
     pb.EARLY_STOPPING_OFF: EarlyStopping.OFF,
     pb.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
 }
-_SAMPLING: Final = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "seed",
-    "best_of",
-)
-# The options of an answer that decide what is generated and how it is cut into events.
-_FIXED: Final = ("top_logprobs", "prompt_logprobs", "skip_special_tokens", "incremental")
+# The fields that octavo.v1 and requests call by the same name.
+_SAME: Final = {name: name for name in FIELDS}
 
 
 def read_request(message: pb.GenerateRequest, metadata: Mapping[str, str]) -> GenerationRequest:
@@ -125,37 +118,31 @@ def read_request(message: pb.GenerateRequest, metadata: Mapping[str, str]) -> Ge
     `metadata` is the call's, by names in lower case. Raises `InvalidRequest` where the message has no prompt, an
     unknown value of an enum, or text that is no JSON.
     """
-    sampling, stopping, response = message.sampling, message.stopping, message.response
-    scheduling = message.scheduling
+    sampling, scheduling = message.sampling, message.scheduling
+    parts = (sampling, message.stopping, message.response, scheduling, message.cache)
     return GenerationRequest(
         prompt=_prompt(message),
         request_id=message.request_id or metadata.get("x-request-id", ""),
         model=message.model,
-        **{field: _optional(sampling, field) for field in _SAMPLING},
-        num_sequences=sampling.num_sequences if sampling.HasField("num_sequences") else 1,
+        **{name: value for part in parts for name, value in values_of(part, _SAME)},
         beam=_beam(sampling.beam_search) if sampling.HasField("beam_search") else None,
-        logit_bias=dict(sampling.logit_bias),
-        allowed_token_ids=tuple(sampling.allowed_token_ids),
-        banned_token_ids=tuple(sampling.banned_token_ids),
-        max_new_tokens=_optional(stopping, "max_new_tokens"),
-        min_new_tokens=stopping.min_new_tokens,
-        stop_strings=tuple(stopping.stop_strings),
-        stop_token_ids=tuple(stopping.stop_token_ids),
-        include_stop=stopping.include_stop,
-        ignore_eos=stopping.ignore_eos,
-        skip_special_tokens=default_true(response, "skip_special_tokens"),
-        top_logprobs=_optional(response, "top_logprobs"),
-        prompt_logprobs=_optional(response, "prompt_logprobs"),
-        incremental=default_true(response, "incremental"),
-        tenant=scheduling.tenant,
-        priority=scheduling.priority,
-        salt=message.cache.salt,
-        pinned_prefix=message.cache.pinned_prefix,
         constraint=_constraint(message.constraint) if message.HasField("constraint") else None,
         max_queue_s=_seconds(scheduling, "max_queue_time"),
         detach_grace_s=_seconds(scheduling, "detach_grace") or 0.0,
         traceparent=metadata.get("traceparent", ""),
     )
+
+
+def values_of(message: Message, names: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    """Yields the fields of a message that are set, as fields of a `GenerationRequest`.
+
+    `names` are the names there of the message's own; fields without one are left out.
+    """
+    for field, value in message.ListFields():
+        # A negative zero is not set where zero stands for "left out", though it is sent.
+        if (name := names.get(field.name)) and (value or field.has_presence):
+            # The only messages are the entries of maps.
+            yield name, value if not field.is_repeated else dict(value) if field.message_type else tuple(value)
 
 
 def read_chat(message: pb.ChatPrompt) -> Chat:
@@ -180,11 +167,10 @@ def default_true(options: pb.ResponseOptions, name: str) -> bool:
 
 def check_options(options: pb.ResponseOptions, request: GenerationRequest) -> None:
     """Raises `InvalidRequest` where `options`, sent to attach to `request`, would need another answer to it."""
-    for field in _FIXED:
-        asked, has = getattr(options, field), getattr(request, field)
-        if options.HasField(field) and asked != has:
+    for name, asked in values_of(options, _SAME):
+        if asked != (has := getattr(request, name)):
             raise bad_parameter(
-                f"response.{field}", asked, f"the request has {has}; leave it out, or set it to the same"
+                f"response.{name}", asked, f"the request has {has}; leave it out, or set it to the same"
             )
 
 

@@ -8,15 +8,11 @@ import msgspec
 from starlette.responses import Response
 
 from octavo.frontend.errors import Reason, ServiceError, Unauthenticated, Unsupported
+from octavo.frontend.request.request import FIELDS
 
 # Names of fields inside the frontend -> their names in OpenAI's API.
-_NAMES: Final = {
-    "num_sequences": "n",
+_NAMES: Final = {name: field.called for name, field in FIELDS.items() if name != field.called} | {
     "beam_width": "n",
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "stop_strings": "stop",
-    "salt": "cache_salt",
     "chat.messages": "messages",
     "chat.messages.role": "messages.role",
     "text_or_ids": "prompt",

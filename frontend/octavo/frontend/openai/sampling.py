@@ -8,7 +8,7 @@ from msgspec import Raw
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.openai.body import Reading, decoded, given, unsupported_field
 from octavo.frontend.openai.schemas import ResponseFormat, Sampling, StructuredOutputs
-from octavo.frontend.request.request import Constraint, ConstraintKind
+from octavo.frontend.request.request import FIELDS, Constraint, ConstraintKind
 from octavo.frontend.text.grammars import unenforced
 from octavo.wire.requests import MAX_PRIORITY
 from octavo.wire.sampling import BeamSearch, EarlyStopping
@@ -106,37 +106,30 @@ _EARLY_STOPPING: Final = {
 }
 
 
+# The bodies' names -> those of a request. A call's id and its longest answer are its route's to read.
+_NAMES: Final = {
+    field.called: name
+    for name, field in FIELDS.items()
+    if field.called in Sampling.__struct_fields__ and name not in ("request_id", "max_new_tokens")
+}
+
+
 def sampling_of(body: Sampling, reading: Reading) -> dict[str, Any]:
     """Returns arguments of `GenerationRequest`. Raises `InvalidRequest`."""
     beam = _beam(body) if body.use_beam_search else None
+    given = {name: value for called, name in _NAMES.items() if (value := getattr(body, called)) is not None}
     return {
-        "model": body.model or "",
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()},
         "temperature": reading.temperature if body.temperature is None and not beam else body.temperature,
-        "top_p": body.top_p,
         # vLLM's users write -1 for "off".
         "top_k": 0 if body.top_k == -1 else body.top_k,
-        "min_p": body.min_p,
-        "frequency_penalty": body.frequency_penalty,
-        "presence_penalty": body.presence_penalty,
-        "repetition_penalty": body.repetition_penalty,
         "seed": _seed(body.seed),
-        "num_sequences": number_of_choices(body),
         "best_of": None if beam else body.best_of,
         "beam": beam,
-        "logit_bias": body.logit_bias or {},
-        "allowed_token_ids": tuple(body.allowed_token_ids or ()),
-        "min_new_tokens": body.min_tokens or 0,
         "stop_strings": _stop(body.stop),
-        "stop_token_ids": tuple(body.stop_token_ids or ()),
-        "include_stop": bool(body.include_stop_str_in_output),
-        "ignore_eos": bool(body.ignore_eos),
-        "skip_special_tokens": body.skip_special_tokens is not False,
-        "prompt_logprobs": body.prompt_logprobs,
         # An answer in one object needs no deltas.
         "incremental": bool(body.stream),
         "priority": _priority(body.priority),
-        "salt": body.cache_salt or "",
-        "pinned_prefix": body.pinned_prefix or "",
         "max_queue_s": seconds("max_queue_time", body.max_queue_time),
         "constraint": constraint_of(body, reading),
     }

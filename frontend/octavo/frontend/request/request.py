@@ -3,9 +3,32 @@
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from octavo.frontend.request.chat import Chat
-from octavo.wire.sampling import BeamSearch
+from octavo.frontend.request.fields import Elsewhere, Range, table_of
+from octavo.wire.requests import Priority
+from octavo.wire.sampling import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_TOKEN_IDS,
+    BeamSearch,
+    Bias,
+    MinP,
+    Parallel,
+    Penalty,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopLogprobs,
+    TopP,
+)
+
+MAX_LABEL_LENGTH: Final = 256
+# The longest that a request may ask to wait or to be kept, in seconds.
+MAX_WAIT_S: Final = 86400.0
 
 
 @dataclass(frozen=True)
@@ -52,13 +75,23 @@ class Constraint:
 
 # Text, token ids, or a chat.
 Prompt = str | Sequence[int] | Chat
+_Label = Annotated[str, Meta(max_length=MAX_LABEL_LENGTH)]
+_Seed = Annotated[int, Meta(ge=0, le=2**64 - 1, description="an unsigned 64-bit number")]
+_NewTokens = Annotated[int, Meta(ge=1, description="at least 1; leave it out for no limit")]
+_Wait = Annotated[
+    float,
+    Meta(ge=0.001, le=MAX_WAIT_S, description=f"between 0.001 and {MAX_WAIT_S:g} seconds; leave it out for no limit"),
+]
+_Grace = Annotated[float, Meta(ge=0, le=MAX_WAIT_S, description=f"between 0 (not kept) and {MAX_WAIT_S:g} seconds")]
+_RECOMMENDED: Final = Elsewhere(recommended=True)
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
     """Holds a client's request, free of the message types of any interface.
 
-    None means "left out", as do empty texts and collections.
+    None means "left out", as do empty texts and collections. The types say what is allowed, and where a field has
+    another name or a recommended value: `FIELDS` is read from them, and what checks or reads requests goes by it.
 
     `top_logprobs` and `prompt_logprobs` are how many alternatives to report with each token's logprob. `max_queue_s` is
     how long the request may wait to be computed, `detach_grace_s` how long it is kept without a reader, in seconds.
@@ -67,39 +100,39 @@ class GenerationRequest:
     """
 
     prompt: Prompt
-    request_id: str = ""
+    request_id: Annotated[str, Meta(max_length=128)] = ""
     model: str = ""
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    num_sequences: int = 1
-    best_of: int | None = None
+    temperature: Annotated[Temperature | None, _RECOMMENDED] = None
+    top_p: Annotated[TopP | None, _RECOMMENDED] = None
+    top_k: Annotated[TopK | None, _RECOMMENDED] = None
+    min_p: Annotated[MinP | None, _RECOMMENDED] = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[RepetitionPenalty | None, _RECOMMENDED] = None
+    seed: _Seed | None = None
+    num_sequences: Annotated[Parallel, Elsewhere("n")] = 1
+    best_of: Parallel | None = None
     beam: BeamSearch | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    allowed_token_ids: Sequence[int] = ()
-    banned_token_ids: Sequence[int] = ()
-    max_new_tokens: int | None = None
-    min_new_tokens: int = 0
-    stop_strings: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    include_stop: bool = False
+    logit_bias: Annotated[Mapping[int, Bias], Meta(max_length=MAX_LOGIT_BIAS)] = field(default_factory=dict)
+    allowed_token_ids: Annotated[Sequence[int], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] = ()
+    banned_token_ids: Annotated[Sequence[int], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] = ()
+    max_new_tokens: Annotated[_NewTokens | None, Elsewhere("max_tokens")] = None
+    min_new_tokens: Annotated[int, Meta(ge=0, description="at least 0"), Elsewhere("min_tokens")] = 0
+    stop_strings: Annotated[Sequence[str], Meta(max_length=8), Elsewhere("stop")] = ()
+    stop_token_ids: Annotated[Sequence[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] = ()
+    include_stop: Annotated[bool, Elsewhere("include_stop_str_in_output")] = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    top_logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    top_logprobs: TopLogprobs | None = None
+    prompt_logprobs: TopLogprobs | None = None
     incremental: bool = True
-    tenant: str = ""
-    priority: int = 0
-    salt: str = ""
+    tenant: _Label = ""
+    priority: Priority = 0
+    salt: Annotated[_Label, Elsewhere("cache_salt")] = ""
     pinned_prefix: str = ""
     constraint: Constraint | None = None
-    max_queue_s: float | None = None
-    detach_grace_s: float = 0.0
+    max_queue_s: Annotated[_Wait | None, Elsewhere("max_queue_time")] = None
+    detach_grace_s: _Grace = 0.0
     add_special_tokens: bool = True
     traceparent: str = ""
 
@@ -107,3 +140,13 @@ class GenerationRequest:
     def parallel(self) -> int:
         """Returns the most sequences of the request that run side by side."""
         return self.beam.width if self.beam else self.best_of or self.num_sequences
+
+
+FIELDS: Final = table_of(GenerationRequest)
+
+
+def bounds_of(name: str) -> Range:
+    """Returns the range of a field that is a number."""
+    found = FIELDS[name].range
+    assert found is not None, f"{name} is no number, or has no limits"
+    return found

@@ -6,74 +6,32 @@ from typing import Final
 from octavo.frontend.errors import InvalidRequest, Reason, Unsupported, bad_parameter
 from octavo.frontend.request import chat as chat_form
 from octavo.frontend.request.chat import Chat, check_bytes, check_label
-from octavo.frontend.request.request import Constraint, ConstraintKind, GenerationRequest, Prompt
-from octavo.wire.requests import MAX_PRIORITY
-from octavo.wire.sampling import (
-    MAX_ALLOWED_TOKEN_IDS,
-    MAX_LOGIT_BIAS,
-    MAX_PARALLEL,
-    MAX_STOP_TOKEN_IDS,
-    MAX_TOP_LOGPROBS,
-)
+from octavo.frontend.request.fields import Range, range_of
+from octavo.frontend.request.request import FIELDS, Constraint, ConstraintKind, GenerationRequest, Prompt
+from octavo.wire.sampling import DRAWING, NEUTRAL, Bias, LengthPenalty, Parallel
 
-MAX_LABEL_LENGTH = 256
-MAX_REQUEST_ID_LENGTH = 128
-MAX_STOP_STRINGS = 8
 MAX_STOP_STRING_BYTES = 256
-MAX_TEMPERATURE = 100.0
 # The longest schema, expression or grammar, and the longest that all choices together may be.
 MAX_CONSTRAINT_BYTES = 65536
 MAX_CHOICES = 1024
-# The longest that a request may ask to wait or to be kept, in seconds.
-MAX_WAIT_S = 86400.0
 # No tokenizer in use needs more bytes for a token on average; a longer text cannot fit and is not worth tokenizing.
 _BYTES_PER_TOKEN = 8
 _SLACK_BYTES = 1024
 # Every message of a chat costs at least one token that the template adds.
 _BYTES_PER_MESSAGE = _BYTES_PER_TOKEN
 
-_PARALLEL: Final = (1, MAX_PARALLEL, f"between 1 and {MAX_PARALLEL}")
-_TOP: Final = (0, MAX_TOP_LOGPROBS, f"between 0 and {MAX_TOP_LOGPROBS}")
-_PENALTY: Final = (-2.0, 2.0, "between -2 and 2; 0 is off")
-# Field of a request -> its least and greatest value, and how to say so.
-RANGES: Final[dict[str, tuple[float, float, str]]] = {
-    "temperature": (0.0, MAX_TEMPERATURE, f"between 0 (greedy) and {MAX_TEMPERATURE:g}"),
-    # 5e-324 is the least number above 0.
-    "top_p": (5e-324, 1.0, "above 0 and at most 1 (off)"),
-    "top_k": (0, 2**31 - 1, f"between 0 (off) and {2**31 - 1}"),
-    "min_p": (0.0, 1.0, "between 0 (off) and 1"),
-    "frequency_penalty": _PENALTY,
-    "presence_penalty": _PENALTY,
-    # Logits are divided by it, and must stay numbers.
-    "repetition_penalty": (0.01, 2.0, "between 0.01 and 2; 1 is off"),
-    "seed": (0, 2**64 - 1, "an unsigned 64-bit number"),
-    "num_sequences": _PARALLEL,
-    "best_of": _PARALLEL,
-    "max_new_tokens": (1, float("inf"), "at least 1; leave it out for no limit"),
-    "min_new_tokens": (0, float("inf"), "at least 0"),
-    "top_logprobs": _TOP,
-    "prompt_logprobs": _TOP,
-    "priority": (-MAX_PRIORITY, MAX_PRIORITY, f"between -{MAX_PRIORITY} and {MAX_PRIORITY}"),
-    "max_queue_s": (0.001, MAX_WAIT_S, f"between 0.001 and {MAX_WAIT_S:g} seconds; leave it out for no limit"),
-    "detach_grace_s": (0.0, MAX_WAIT_S, f"between 0 (not kept) and {MAX_WAIT_S:g} seconds"),
-}
-_BIAS: Final = (-100.0, 100.0, "between -100 and 100; use banned_token_ids to exclude a token")
-_LENGTH_PENALTY: Final = (-100.0, 100.0, "between -100 and 100")
-_MOST: Final = {
-    "logit_bias": MAX_LOGIT_BIAS,
-    "allowed_token_ids": MAX_ALLOWED_TOKEN_IDS,
-    "banned_token_ids": MAX_ALLOWED_TOKEN_IDS,
-    "stop_strings": MAX_STOP_STRINGS,
-    "stop_token_ids": MAX_STOP_TOKEN_IDS,
-}
-_LABELS: Final = {"request_id": MAX_REQUEST_ID_LENGTH, "tenant": MAX_LABEL_LENGTH, "salt": MAX_LABEL_LENGTH}
+_LABELS: Final = {name: field.most for name, field in FIELDS.items() if field.most and field.is_label}
+_RANGES: Final = {name: field.range for name, field in FIELDS.items() if field.range}
+_MOST: Final = {name: field.most for name, field in FIELDS.items() if field.most and not field.is_label}
+_DRAWING: Final = [name for name in FIELDS if name in DRAWING]
+_BIAS, _WIDTH, _LENGTH_PENALTY = range_of(Bias), range_of(Parallel), range_of(LengthPenalty)
 
 
 def check_form(request: GenerationRequest) -> None:
     """Raises `InvalidRequest` for values that no model takes, `Unsupported` for fields that exclude each other."""
     for field, most in _LABELS.items():
         check_label(field, getattr(request, field), most)
-    for field, bounds in RANGES.items():
+    for field, bounds in _RANGES.items():
         _check_range(field, getattr(request, field), bounds)
     for field, most in _MOST.items():
         check_count(field, getattr(request, field), most)
@@ -130,11 +88,9 @@ def check_answer_size(max_new_tokens: int | None, max_model_len: int) -> None:
         raise bad_parameter("max_new_tokens", max_new_tokens, rule)
 
 
-def _check_range(field: str, value: float | None, bounds: tuple[float, float, str]) -> None:
-    low, high, rule = bounds
-    # Written so that NaN fails too.
-    if value is not None and not low <= value <= high:
-        raise bad_parameter(field, value, f"it must be {rule}")
+def _check_range(field: str, value: float | None, bounds: Range) -> None:
+    if value is not None and not bounds.holds(value):
+        raise bad_parameter(field, value, f"it must be {bounds.rule}")
 
 
 def _check_stopping(request: GenerationRequest) -> None:
@@ -159,7 +115,7 @@ def _check_parallel(request: GenerationRequest) -> None:
 def _check_beam(request: GenerationRequest) -> None:
     if (beam := request.beam) is None:
         return
-    _check_range("beam_width", beam.width, _PARALLEL)
+    _check_range("beam_width", beam.width, _WIDTH)
     _check_range("length_penalty", beam.length_penalty, _LENGTH_PENALTY)
     if beam.width < request.num_sequences:
         rule = f"num_sequences is {request.num_sequences}, and a search has no more results than beams"
@@ -175,9 +131,9 @@ def _check_beam(request: GenerationRequest) -> None:
 
 
 def _check_beam_is_not_sampling(request: GenerationRequest) -> None:
-    for field, off in {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0}.items():
-        if (value := getattr(request, field)) not in (None, off):
-            rule = f"a beam search takes the likeliest tokens and samples none; leave it out or set it to {off}"
+    for field in _DRAWING:
+        if (value := getattr(request, field)) not in (None, off := NEUTRAL[field]):
+            rule = f"a beam search takes the likeliest tokens and samples none; leave it out or set it to {off:g}"
             raise bad_parameter(field, value, rule)
 
 

@@ -5,7 +5,6 @@ import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from octavo.frontend.errors import DeadlineExceeded, InvalidRequest, NotFound, Reason, Unavailable, bad_parameter
 from octavo.frontend.request.request import Caller, GenerationRequest
@@ -22,8 +21,6 @@ from octavo.frontend.text.pool import TextPool
 from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.wire.requests import CacheKey, ServiceStatus
 from octavo.wire.sampling import MAX_GRAMMAR, MAX_STOP_TOKEN_IDS, SamplingParams
-
-T = TypeVar("T")
 
 # Logprobs of a prompt travel in one message, of at most 32 MiB, at up to 17 bytes each.
 MAX_PROMPT_LOGPROBS = 1 << 20
@@ -65,17 +62,9 @@ def resolve_sampling(
     _check_prompt_logprobs(request.prompt_logprobs, len(prompt_token_ids))
     stop_token_ids = _stop_token_ids(request, defaults)
     _check_choice(request, stop_token_ids, limits.vocab_size)
-    if request.beam is not None:
-        defaults = defaults.without_sampling()
     return SamplingParams(
-        temperature=_or(request.temperature, defaults.temperature),
-        top_k=_or(request.top_k, defaults.top_k),
-        top_p=_or(request.top_p, defaults.top_p),
-        min_p=_or(request.min_p, defaults.min_p),
-        frequency_penalty=_or(request.frequency_penalty, 0.0),
-        presence_penalty=_or(request.presence_penalty, 0.0),
-        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
-        seed=_or(request.seed, secrets.randbits(64)),
+        **defaults.in_force(request),
+        seed=secrets.randbits(64) if request.seed is None else request.seed,
         num_sequences=request.num_sequences if request.best_of is None else request.best_of,
         beam=request.beam,
         max_tokens=_max_tokens(request, len(prompt_token_ids), limits, defaults.max_new_tokens),
@@ -106,10 +95,6 @@ def find_prefix(name: str, known: Mapping[str, list[int]], *, tells_names: bool)
     names = ", ".join(map(repr, sorted(known))) or "none"
     others = f"pinned are: {names[:2048]}" if tells_names else "ask who runs this server for the names"
     raise NotFound(Reason.PREFIX_NOT_FOUND, f"no prefix {name[:256]!r} is pinned; {others}", pinned_prefix=name[:256])
-
-
-def _or(asked: T | None, default: T) -> T:
-    return default if asked is None else asked
 
 
 def _check_parallel(request: GenerationRequest, most: int) -> None:

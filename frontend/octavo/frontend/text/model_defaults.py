@@ -1,47 +1,53 @@
 """Reads what a model directory says about generation: EOS ids, context length, and recommended sampling."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from octavo.frontend.request.validation import RANGES
+from octavo.frontend.request.request import FIELDS, GenerationRequest, bounds_of
 from octavo.runtime.models.directory import CONTEXT_KEYS, ModelDirectoryError
+from octavo.wire.sampling import DRAWING, NEUTRAL
 
-GREEDY = 0.0
-
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+# The sampling fields that generation_config.json may hold.
+_RECOMMENDED: Final = [name for name, field in FIELDS.items() if field.recommended]
 
 
 @dataclass(frozen=True)
 class ModelDefaults:
-    """Holds the values for parameters that a request leaves out, and the model's limits in tokens."""
+    """Holds the values for parameters that a request leaves out, and the model's limits in tokens.
+
+    `sampling` has a value for each field of `NEUTRAL`.
+    """
 
     eos_token_ids: frozenset[int]
     max_model_len: int
     vocab_size: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
+    sampling: Mapping[str, float]
     # The directory says how to sample, or not to sample.
     recommends_sampling: bool = False
     # None: as many tokens as there is room for.
     max_new_tokens: int | None = None
 
-    def without_sampling(self) -> "ModelDefaults":
-        """Returns these defaults for a search that draws no tokens."""
-        return replace(self, temperature=GREEDY, top_p=1.0, top_k=0, min_p=0.0)
+    @property
+    def recommended(self) -> dict[str, float]:
+        """Returns the values that the directory may recommend."""
+        return {name: self.sampling[name] for name in _RECOMMENDED}
+
+    def in_force(self, request: GenerationRequest) -> dict[str, Any]:
+        """Returns the request's sampling fields, with these defaults for those left out; a beam search draws none."""
+        defaults = {**self.sampling, **({name: NEUTRAL[name] for name in DRAWING} if request.beam else {})}
+        asked = {name: getattr(request, name) for name in defaults}
+        return defaults | {name: value for name, value in asked.items() if value is not None}
 
 
 def read_model_defaults(directory: Path, generation_config: str = "auto") -> ModelDefaults:
     """Reads config.json and generation_config.json (optional); with `generation_config` "none" only its EOS ids.
 
     Tokens are sampled if the file says `do_sample`, or does not say but recommends a way to sample; else they are
-    chosen greedily. Values that the files leave out are neutral (temperature 1, top_p 1, top_k 0, min_p 0,
-    repetition_penalty 1). Raises `ModelDirectoryError` for files with values that cannot be used.
+    chosen greedily. Values that the files leave out are neutral (temperature 1 where tokens are sampled). Raises
+    `ModelDirectoryError` for files with values that cannot be used.
     """
     config = read_json(directory / "config.json")
     generation = read_json(directory / "generation_config.json", missing={})
@@ -52,12 +58,8 @@ def read_model_defaults(directory: Path, generation_config: str = "auto") -> Mod
         eos_token_ids=_eos_token_ids(directory, generation, text_config, vocab_size),
         max_model_len=_size(directory, text_config, CONTEXT_KEYS),
         vocab_size=vocab_size,
-        temperature=_present(recommended, "temperature", 1.0) if _samples(recommended) else GREEDY,
-        top_p=_present(recommended, "top_p", 1.0),
-        top_k=_present(recommended, "top_k", 0),
-        min_p=_present(recommended, "min_p", 0.0),
-        repetition_penalty=_present(recommended, "repetition_penalty", 1.0),
-        recommends_sampling=any(recommended.get(name) is not None for name in (*_SAMPLING, "do_sample")),
+        sampling=_sampling(recommended),
+        recommends_sampling=any(recommended.get(name) is not None for name in (*DRAWING, "do_sample")),
         max_new_tokens=_present(recommended, "max_new_tokens", None),
     )
     _check_ranges(directory, defaults)
@@ -91,21 +93,26 @@ def _text_config(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
 def _check_ranges(directory: Path, defaults: ModelDefaults) -> None:
     """Raises `ModelDirectoryError` for a default out of its range, which no client could mend."""
     path = directory / "generation_config.json"
-    for name in (*_SAMPLING, "repetition_penalty", "max_new_tokens"):
-        low, high, rule = RANGES[name]
-        value = getattr(defaults, name)
-        whole = isinstance(value, int) or name not in ("top_k", "max_new_tokens")
-        if value is not None and not (_is_number(value) and whole and low <= value <= high):
-            raise ModelDirectoryError(f"{path} has a {name} of {value!r}, but it must be {rule}")
+    for name, value in {**defaults.recommended, "max_new_tokens": defaults.max_new_tokens}.items():
+        bounds = bounds_of(name)
+        whole = isinstance(value, int) or not bounds.whole
+        if value is not None and not (_is_number(value) and whole and bounds.holds(value)):
+            raise ModelDirectoryError(f"{path} has a {name} of {value!r}, but it must be {bounds.rule}")
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _sampling(recommended: dict[str, Any]) -> dict[str, Any]:
+    found = {name: _present(recommended, name, NEUTRAL[name]) for name in _RECOMMENDED}
+    temperature = _present(recommended, "temperature", 1.0) if _samples(recommended) else NEUTRAL["temperature"]
+    return {**NEUTRAL, **found, "temperature": temperature}
+
+
 def _samples(recommended: dict[str, Any]) -> bool:
     """Tells whether tokens are drawn for a request that sets no temperature."""
-    names_a_way = any(recommended.get(name) is not None for name in _SAMPLING)
+    names_a_way = any(recommended.get(name) is not None for name in DRAWING)
     return bool(_present(recommended, "do_sample", names_a_way))
 
 

@@ -25,7 +25,6 @@ _TOKENIZER_FILES: Final = (
 _CHUNK_BYTES: Final = 1 << 20
 # One date for all, so that equal files make equal archives.
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
-_SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class ModelFiles:
 
     def default_sampling(self) -> str:
         """Returns the sampling values that replace fields left out of a request, as a JSON object."""
-        return json.dumps({name: getattr(self.defaults, name) for name in _SAMPLING})
+        return json.dumps(self.defaults.recommended)
 
 
 def read_model_files(directory: Path, generation_config: str) -> ModelFiles:

@@ -7,10 +7,9 @@ from array import array
 from typing import Any, Final
 
 from octavo.frontend.errors import Reason, Unsupported, bad_parameter
-from octavo.frontend.grpc.requests import refuse_unknown_fields
-from octavo.frontend.request.request import Constraint, ConstraintKind, GenerationRequest, Prompt
-from octavo.frontend.request.validation import MAX_STOP_STRINGS, check_count, check_room
-from octavo.wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from octavo.frontend.grpc.requests import check_counts, refuse_unknown_fields, values_of
+from octavo.frontend.request.request import FIELDS, Constraint, ConstraintKind, GenerationRequest, Prompt
+from octavo.frontend.request.validation import check_room
 
 # Fields that need another engine: images, and KV that another process computed.
 _UNSUPPORTED: Final = (
@@ -25,15 +24,8 @@ _TEXT_CONSTRAINTS: Final = {
     "regex": ConstraintKind.REGEX,
     "grammar": ConstraintKind.GRAMMAR,
 }
-# Fields in which 0 means "left out": the protocol has no other word for that.
-_OR_NONE: Final = (
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-)
+# The protocol's names -> those of a request. Fields without presence are left out where they are 0.
+_NAMES: Final = {field.called: name for name, field in FIELDS.items()} | {"logprobs": "top_logprobs"}
 
 
 def read_generate(message: Any, max_model_len: int) -> GenerationRequest:
@@ -45,28 +37,14 @@ def read_generate(message: Any, max_model_len: int) -> GenerationRequest:
     return GenerationRequest(
         prompt=_prompt(message),
         request_id=message.request_id,
-        **_given(params),
-        temperature=_optional(params, "temperature"),
-        seed=_optional(params, "seed"),
-        num_sequences=params.n or 1,
-        logit_bias=dict(params.logit_bias),
-        max_new_tokens=_optional(params, "max_tokens"),
-        min_new_tokens=params.min_tokens,
-        stop_strings=tuple(params.stop),
-        stop_token_ids=tuple(params.stop_token_ids),
-        include_stop=params.include_stop_str_in_output,
-        ignore_eos=params.ignore_eos,
-        # Only stop strings are looked for in the text, which itself is not sent.
-        skip_special_tokens=params.skip_special_tokens,
-        top_logprobs=_optional(params, "logprobs"),
-        prompt_logprobs=_optional(params, "prompt_logprobs"),
+        **{
+            **dict(values_of(params, _NAMES)),
+            # Only stop strings are looked for in the text, which itself is not sent.
+            "skip_special_tokens": params.skip_special_tokens,
+        },
         incremental=message.stream,
         constraint=_constraint(params),
     )
-
-
-def _given(params: Any) -> dict[str, Any]:
-    return {field: getattr(params, field) or None for field in _OR_NONE}
 
 
 def _prompt(message: Any) -> Prompt:
@@ -92,11 +70,8 @@ def _constraint(params: Any) -> Constraint | None:
 
 def _check_counts(message: Any, max_model_len: int) -> None:
     """Bounds the fields that are walked over: millions of entries would stop the event loop."""
-    params = message.sampling_params
     check_room(len(message.tokenized.input_ids), max_model_len)
-    check_count("logit_bias", params.logit_bias, MAX_LOGIT_BIAS)
-    check_count("stop", params.stop, MAX_STOP_STRINGS)
-    check_count("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
+    check_counts(message.sampling_params, _NAMES)
 
 
 def _check_supported(message: Any) -> None:
@@ -115,7 +90,3 @@ def _check_supported(message: Any) -> None:
 
 def _unsupported(field: str, what_to_do: str) -> Unsupported:
     return Unsupported(Reason.UNSUPPORTED_FIELD, f"{field} cannot be had from this server; {what_to_do}", field=field)
-
-
-def _optional(message: Any, field: str) -> Any:
-    return getattr(message, field) if message.HasField(field) else None

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from octavo.wire.sampling import Logprobs, SamplingParams
+from octavo.wire.sampling import DRAWING, NEUTRAL, PENALTIES, Logprobs, SamplingParams
 
 
 class NoTokenLeftError(ValueError):
@@ -121,10 +121,9 @@ def _is_set(mask: bytes, token_id: int) -> bool:
 def settings_digest(sampling: SamplingParams, *, drawn: bool) -> bytes:
     """Returns bytes of the settings that shape a choice, drawn or greedy, so that a lost one shows; none if all are
     neutral."""
-    values: list[float] = [sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty]
-    neutral: list[float] = [1, 0, 0]
-    if drawn:
-        values += [sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p]
-        neutral += [1, 0, 1, 0]
+    names = (*PENALTIES, *DRAWING) if drawn else PENALTIES
+    values: list[float] = [getattr(sampling, name) for name in names]
+    # What is drawn at a temperature of 1 is drawn from the model's own distribution.
+    neutral = [1.0 if name == "temperature" else NEUTRAL[name] for name in names]
     values += [number for pair in sampling.logit_bias for number in pair]
     return b"" if values == neutral else hashlib.blake2b(array("d", values).tobytes(), digest_size=16).digest()

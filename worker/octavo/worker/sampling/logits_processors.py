@@ -96,7 +96,7 @@ def is_processed(sequence: WorkerSequence) -> bool:
         or sampling.logit_bias
         or sampling.allowed_token_ids
         or sampling.banned_token_ids
-        or _is_penalised(sequence)
+        or sampling.is_penalised
         or _must_go_on(sequence)
     )
 
@@ -113,11 +113,6 @@ def process(logits: Tensor, sequences: list[WorkerSequence], masks: Masks = NO_M
     _exclude(logits, sequences, edits)
     _add_bias(logits, edits)
     _penalise(logits, sequences, edits)
-
-
-def _is_penalised(sequence: WorkerSequence) -> bool:
-    sampling = sequence.sampling
-    return sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
 
 
 def _must_go_on(sequence: WorkerSequence) -> bool:
@@ -182,7 +177,7 @@ def _penalise(logits: Tensor, sequences: list[WorkerSequence], edits: list[Logit
 def _counts(sequence: WorkerSequence, edits: LogitEdits) -> TokenCounts:
     """Returns the counts of all tokens that the sequence is penalised for; prompt tokens count for the repetition
     penalty alone."""
-    if _is_penalised(sequence):
+    if sequence.sampling.is_penalised:
         first = 0 if sequence.sampling.repetition_penalty != 1 else sequence.prompt_length
         edits.counts.update(sequence.token_ids, first, sequence.prompt_length)
     return edits.counts
