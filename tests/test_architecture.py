@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from octavo.scheduler.kv.memory import KVMemory
+
 ROOT = Path(__file__).parents[1]
 IMPORT_ROOTS = ("proto", "kernels", "frontend", "scheduler", "worker", "evaluation")
 
@@ -66,7 +68,7 @@ PURE = ("octavo.scheduler.core", "octavo.scheduler.kv", "octavo.frontend.request
 
 # Package -> which of its service's folders it may import; what is not named here may import any.
 LAYERS: dict[str, set[str]] = {
-    "octavo.scheduler.kv": {"core.sequence"},
+    "octavo.scheduler.kv": {"core.sequence", "core.config"},
     "octavo.scheduler.core": {"core", "kv"},
     "octavo.scheduler.server": {"core", "kv", "server"},
     "octavo.frontend.request": {"errors", "request"},
@@ -158,6 +160,46 @@ def test_the_rule_of_folders_finds_planted_violations(tmp_path: Path) -> None:
     )
     assert upward("octavo.scheduler.kv", planted) == ["core.replica"]
     assert upward("octavo.scheduler.core", planted) == []
+
+
+# What the scheduler's core and server may import of the memory's package; one name chooses what production serves from.
+MEMORY_INTERFACE = {"octavo.scheduler.kv.memory", "octavo.scheduler.kv.manager.paged_memory"}
+
+
+def memory_internals(path: Path) -> list[str]:
+    """What a file imports of the memory of replicas beside its interface."""
+    inside = [name for name in imports(path) if name.startswith("octavo.scheduler.kv.")]
+    return [name for name in inside if name not in MEMORY_INTERFACE and name.rpartition(".")[0] not in MEMORY_INTERFACE]
+
+
+def asked_of_memory(path: Path) -> set[str]:
+    """The attributes that a file names of a replica's memory, `kv` or `something.kv`."""
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and (getattr(node.value, "id", None) == "kv" or getattr(node.value, "attr", None) == "kv")
+    }
+
+
+def test_the_core_knows_memory_by_its_interface_alone() -> None:
+    """mypy sees that the core asks nothing else of a `KVMemory`; this sees that it asks all of it, and no more."""
+    files = modules_in("octavo.scheduler.core")
+    assert {path.name: names for path in files if (names := memory_internals(path))} == {}
+    members = {name for name in {*vars(KVMemory), *KVMemory.__annotations__} if not name.startswith("_")}
+    asked = set[str]().union(*(asked_of_memory(path) for path in [*files, *modules_in("octavo.scheduler.server")]))
+    assert asked == members
+
+
+def test_the_rule_of_memory_finds_planted_violations(tmp_path: Path) -> None:
+    planted = tmp_path / "planted.py"
+    planted.write_text(
+        "from octavo.scheduler.kv.memory import KVMemory\nfrom octavo.scheduler.kv.manager import KVCacheManager\n"
+        "from octavo.scheduler.kv import swap\ndef f(kv, replica):\n    kv.grow(replica.kv.blocks.pool)\n",
+        encoding="utf-8",
+    )
+    assert memory_internals(planted) == ["octavo.scheduler.kv.manager.KVCacheManager", "octavo.scheduler.kv.swap"]
+    assert asked_of_memory(planted) == {"grow", "blocks"}
 
 
 def test_nothing_outside_the_tests_leans_on_them() -> None:

@@ -5,6 +5,7 @@ from collections import Counter
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.kv.blocks import present
 from octavo.scheduler.server.admin_messages import BlockMap, block_map
+from octavo.testing.oracles.paged import paged
 from octavo.v1 import admin_pb2 as pb
 
 
@@ -24,9 +25,9 @@ def assert_block_map_agrees(replica: Replica) -> BlockMap:
 
 
 def _states(replica: Replica) -> list[int]:
-    kv = replica.kv
+    kv = paged(replica)
     sequences = Counter(block_id for table in kv._tables.values() for block_id in table.block_ids)
-    pins = Counter(block_id for held in kv.pins.by_name.values() for block_id in held)
+    pins = Counter(block_id for held in kv.pinned.values() for block_id in held)
     parked = Counter(block_id for block_ids in kv.blocks.parked.values() for block_id in block_ids)
     states = []
     for block_id in range(kv.num_blocks):
@@ -45,21 +46,22 @@ def _states(replica: Replica) -> list[int]:
 
 
 def _cpu_states(replica: Replica) -> list[int]:
-    space = replica.kv.swapper.space
-    held = {block_id for table in space._tables.values() for block_id in table.block_ids}
+    space = paged(replica).swap_space
+    held = {block_id for table in space.tables.values() for block_id in table.block_ids}
     return [
-        int(pb.BLOCK_STATE_SWAPPED if block_id in held else pb.BLOCK_STATE_FREE) for block_id in range(space.num_blocks)
+        int(pb.BLOCK_STATE_SWAPPED if block_id in held else pb.BLOCK_STATE_FREE)
+        for block_id in range(space.pool.num_blocks)
     ]
 
 
 def _owners(replica: Replica) -> list[tuple[str, bool, set[int], set[int]]]:
     """From the tables: each sequence belongs to one group."""
-    kv = replica.kv
-    owners = [(name, True, set(held), set[int]()) for name, held in kv.pins.by_name.items()]
+    kv = paged(replica)
+    owners = [(name, True, set(held), set[int]()) for name, held in kv.pinned.items()]
     for group in (*replica.running, *replica.swapped):
         members = set(group.sequences)
         tables = [present(t.groups) for s, t in kv._tables.items() if s in members]
-        cpu_tables = [present(t.groups) for s, t in kv.swapper.space._tables.items() if s in members]
+        cpu_tables = [present(t.groups) for s, t in kv.swap_space.tables.items() if s in members]
         name, is_prefix = group.prefix_name or group.request_id, group.prefix_name is not None
         owners.append((name, is_prefix, set().union(*tables), set().union(*cpu_tables)))
     return owners

@@ -15,6 +15,7 @@ from octavo.testing.scenarios import answer, beams, drain, outputs, plan_until, 
 from octavo.wire.requests import GeneratedSequence, Lease, Request
 
 from .conftest import MakeCluster
+from .views import kv_of
 
 LEASE_S = 5.0
 PATIENT: dict[str, Any] = {"lease_s": LEASE_S, **dict.fromkeys(("idle_timeout_s", "step_timeout_s"), 1e9)}
@@ -230,7 +231,7 @@ def sharing_blocks_with_another(make_cluster: MakeCluster) -> Cluster:
     cluster.step()
     cluster.submit(make_request("r", 19, 20, shared=17))
     steps(cluster, 2)
-    kv = cluster.core.replicas[1].kv
+    kv = kv_of(cluster)
     shared = kv.block_table(of(cluster).sequences[0])[0][:4]
     assert [kv.ref_count(block) for block in shared] == [2] * 4
     assert outstanding_with_r(cluster) > 0
@@ -325,7 +326,7 @@ MEANS: list[Callable[[Cluster], None]] = [
 
 def held_by_others(cluster: Cluster) -> set[int]:
     replica = cluster.core.replicas[1]
-    sequences = [sequence for group in replica.running for sequence in replica.holders(group)]
+    sequences = [sequence for group in replica.running for sequence in group.holders]
     tables = [replica.kv.block_table(sequence) for sequence in sequences]
     return {block for table in tables for blocks in table for block in blocks}
 
@@ -370,7 +371,7 @@ def test_what_arrives_for_a_cancelled_request_reaches_nobody(make_cluster: MakeC
 def test_blocks_wait_for_the_last_step_that_may_write_to_them(make_cluster: MakeCluster) -> None:
     """They are not given to others meanwhile, however short blocks are."""
     cluster = in_two_outstanding_steps(make_cluster)
-    kv = cluster.core.replicas[1].kv
+    kv = kv_of(cluster)
     own = set(kv.block_table(of(cluster).sequences[0])[0])
     cluster.abort("r")
     free = kv.num_free

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from octavo.scheduler.core.sequence import Sequence, new_sequences
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup, new_sequences
 from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.testing.cluster import Cluster, FakeReplica, make_request
+from octavo.testing.oracles.paged import paged
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.requests import CacheKey
 from octavo.wire.steps import StepPlan
@@ -24,7 +25,7 @@ def computed(replica: FakeReplica) -> list[int]:
 
 def kv_of(cluster: Cluster, incarnation: int = 1) -> KVCacheManager:
     """The books of a replica's memory."""
-    return cluster.core.replicas[incarnation].kv
+    return paged(cluster.core.replicas[incarnation])
 
 
 def num_held(cluster: Cluster, incarnation: int = 1) -> int:
@@ -66,6 +67,16 @@ def sequence_of(prompt: list[int], *, adapter: str = "", salt: str = "", salted_
     request = msgspec.structs.replace(make_request("r", 1, 64), prompt_token_ids=prompt, cache_key=key)
     (sequence,) = new_sequences(request)
     return sequence
+
+
+def group_of(*sequences: Sequence, prefix_name: str | None = None) -> SequenceGroup:
+    """A group of them, as memory sees it."""
+    return SequenceGroup(make_request("r", 1, 64), 1, 0.0, (0.0, 0), list(sequences), prefix_name=prefix_name)
+
+
+def num_found(kv: KVCacheManager, prompt: list[int]) -> int:
+    """Tokens of a prompt that would not be computed again."""
+    return len(prompt) - kv.num_uncomputed(group_of(sequence_of(prompt)))
 
 
 def step_until(cluster: Cluster, holds: Callable[[], object], max_steps: int = 200) -> None:

@@ -1,4 +1,5 @@
-"""Builds the systems that the paper compares, each as a configuration and a strategy of the production scheduler."""
+"""Builds the systems that the paper compares: each is the production scheduler with a configuration, a KV memory and a
+step policy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,9 @@ from octavo.paper.baselines.contiguous_kv import (
     next_power_of_two,
 )
 from octavo.scheduler.core.config import Policy, Preemption, SchedulerConfig
-from octavo.scheduler.core.step.policies import CHUNKED, StepPolicy, Strategy, configured
+from octavo.scheduler.core.step.policies import CHUNKED, PAPER, StepPolicy
+from octavo.scheduler.kv.manager import paged_memory
+from octavo.scheduler.kv.memory import MakeMemory
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.engine import Cluster, Outcome, Simulation
 from octavo.simulator.timeline import Probe
@@ -35,7 +38,8 @@ class System(NamedTuple):
     """Holds what a cluster needs to be one of these systems."""
 
     config: SchedulerConfig
-    strategy: Strategy
+    make_memory: MakeMemory
+    policy: StepPolicy
 
 
 def common_config(spec: ReplicaSpec, preemption: Preemption = Preemption.AUTO) -> SchedulerConfig:
@@ -51,28 +55,22 @@ def common_config(spec: ReplicaSpec, preemption: Preemption = Preemption.AUTO) -
     )
 
 
-def paged(spec: ReplicaSpec, preemption: Preemption) -> tuple[SchedulerConfig, Strategy]:
-    """Returns vLLM as it was published: the production scheduler's paged memory under its first policy, a step at a
-    time, in blocks of `spec.block_size`. Preempted requests are swapped or recomputed."""
-    config = common_config(spec, preemption)
-    return config, configured(config)
-
-
 def _contiguous(reserve: Reserve, policy: StepPolicy) -> Callable[[ReplicaSpec], System]:
-    return lambda spec: System(common_config(spec), Strategy(policy, contiguous_kv(reserve)))
+    return lambda spec: System(common_config(spec), contiguous_kv(reserve), policy)
 
 
 def _faster_transformer(spec: ReplicaSpec) -> System:
     # A batch's prompts are one step, however many they are.
     slots = spec.num_blocks * spec.block_size
     config = msgspec.structs.replace(common_config(spec), max_num_batched_tokens=slots)
-    return System(config, Strategy(request_level.POLICY, contiguous_kv(longest_possible)))
+    return System(config, contiguous_kv(longest_possible), request_level.POLICY)
 
 
 def vllm_system(spec: ReplicaSpec, preemption: Preemption = Preemption.AUTO) -> System:
-    """Returns the paper's own system. As its release it recomputes what is preempted, and swaps it where several
+    """Returns vLLM as it was published: the production scheduler's paged memory under its first policy, a step at a
+    time, in blocks of `spec.block_size`. As its release it recomputes what is preempted, and swaps it where several
     sequences would have to be recomputed."""
-    return System(*paged(spec, preemption))
+    return System(common_config(spec, preemption), paged_memory, PAPER)
 
 
 FASTER_TRANSFORMER: Final = "FasterTransformer"
@@ -107,7 +105,7 @@ def run(
     if name != VLLM and (preemption is not None or pinned):
         raise ValueError(f"{name} neither preempts nor shares prefixes; only {VLLM} does")
     system = SYSTEMS[name](spec) if preemption is None else vllm_system(spec, preemption)
-    cluster = Cluster(system.config, [spec], strategy=system.strategy, pinned=pinned)
+    cluster = Cluster(system.config, [spec], make_memory=system.make_memory, policy=system.policy, pinned=pinned)
     simulation = Simulation(cluster, seed=seed, sample_every_s=sample_every_s, probe=probe)
     outcome = simulation.run(jobs, horizon_s)
     if name == FASTER_TRANSFORMER:

@@ -17,7 +17,9 @@ from octavo.scheduler.core.events import (
     StepAnswered,
 )
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.core.step.policies import Strategy
+from octavo.scheduler.core.step.policies import StepPolicy
+from octavo.scheduler.kv.manager import paged_memory
+from octavo.scheduler.kv.memory import MakeMemory
 from octavo.simulator.device import Device, ReplicaSpec
 from octavo.wire.requests import Deltas, Prefix, Rejected, Request
 from octavo.wire.steps import StepPlan
@@ -46,11 +48,12 @@ class Cell:
         replicas: Sequence[ReplicaSpec],
         take: Callable[[Deltas | Rejected, float], None],
         *,
-        strategy: Strategy | None = None,
+        make_memory: MakeMemory = paged_memory,
+        policy: StepPolicy | None = None,
         link_s: float = 0.0,
         seed: int = 0,
     ) -> None:
-        self.core = Scheduler(config, epoch=1, strategy=strategy)
+        self.core = Scheduler(config, epoch=1, make_memory=make_memory, policy=policy)
         self.devices: dict[int, Device] = {}
         self._take = take
         self._link_s = link_s

@@ -10,7 +10,9 @@ from typing import Any
 
 from octavo.runtime.process.gc_tuning import collect_seldom
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.step.policies import Strategy
+from octavo.scheduler.core.step.policies import StepPolicy
+from octavo.scheduler.kv.manager import paged_memory
+from octavo.scheduler.kv.memory import MakeMemory
 from octavo.simulator.cell import Cell, SimulationError
 from octavo.simulator.clients import Clients
 from octavo.simulator.device import ReplicaSpec
@@ -29,7 +31,9 @@ class Cluster:
     config: SchedulerConfig
     replicas: Sequence[ReplicaSpec]
     cells: int = 1
-    strategy: Strategy | None = None
+    make_memory: MakeMemory = paged_memory
+    # None: the one that `config` names.
+    policy: StepPolicy | None = None
     # Seconds of a message from scheduler to worker, or back.
     link_s: float = 0.0
     pinned: Sequence[Prefix] = ()
@@ -88,7 +92,8 @@ class Shard:
                 cluster.config,
                 cluster.replicas[number :: cluster.cells],
                 clients.take,
-                strategy=cluster.strategy,
+                make_memory=cluster.make_memory,
+                policy=cluster.policy,
                 link_s=cluster.link_s,
                 seed=seed + number,
             )

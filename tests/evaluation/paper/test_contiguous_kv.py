@@ -9,9 +9,8 @@ from octavo.paper.baselines.contiguous_kv import (
     longest_possible,
     next_power_of_two,
 )
-from octavo.scheduler.core.sequence import Sequence
-from octavo.scheduler.kv.manager import AllocStatus
-from octavo.wire import history
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup, new_sequences
+from octavo.testing.cluster import make_request
 
 BLOCK_SIZE = 4
 MAX_LEN = 64
@@ -21,13 +20,21 @@ def kv_of(num_slots: int = 64, reserve: Reserve = exactly) -> ContiguousKV:
     return ContiguousKV(num_slots // BLOCK_SIZE, BLOCK_SIZE, MAX_LEN, reserve)
 
 
-def sequence_of(prompt: int, output: int) -> Sequence:
-    return Sequence(0, list(range(prompt)), [], history.EMPTY, longest=prompt + output)
+def group_of(prompt: int, output: int, count: int = 1) -> SequenceGroup:
+    request = make_request("r", prompt, output, num_sequences=count, temperature=1.0)
+    return SequenceGroup(request, 1, 0.0, (0.0, 0), new_sequences(request))
 
 
-def start(kv: ContiguousKV, sequence: Sequence, count: int = 1) -> None:
-    assert kv.can_allocate([sequence], count * kv.blocks_for(sequence.longest)) is AllocStatus.OK
-    assert kv.allocate([sequence]) == []
+def can_start(kv: ContiguousKV, group: SequenceGroup) -> bool:
+    return kv.num_needed(group) <= kv.num_free
+
+
+def start(kv: ContiguousKV, prompt: int, output: int, count: int = 1) -> Sequence:
+    """The first sequence of a group that has got its chunks; the others follow it."""
+    group = group_of(prompt, output, count)
+    assert can_start(kv, group)
+    assert kv.allocate(group) == []
+    return group.sequences[0]
 
 
 @pytest.mark.parametrize(
@@ -49,22 +56,19 @@ def test_no_reservation_goes_beyond_the_context() -> None:
 
 def test_each_sequence_has_a_chunk_of_its_own() -> None:
     kv = kv_of()
-    sequences = [sequence_of(5, 8) for _ in range(4)]
-    for sequence in sequences:
-        start(kv, sequence)
+    sequences = [start(kv, 5, 8) for _ in range(4)]
     assert sorted(kv.block_table(sequence)[0][0] for sequence in sequences) == [0, 16, 32, 48]
-    assert kv.can_allocate([sequence_of(1, 1)], 1) is AllocStatus.LATER
+    assert not can_start(kv, group_of(1, 1))
     assert kv.num_free == 0
     kv.free(sequences[1])
-    assert kv.can_allocate([sequence_of(8, 8)], 4) is AllocStatus.OK
-    assert kv.can_allocate([sequence_of(8, 9)], 5) is AllocStatus.LATER
+    assert can_start(kv, group_of(8, 8))
+    assert not can_start(kv, group_of(8, 9))
     kv.check()
 
 
 def test_a_group_reserves_for_all_its_sequences_at_once_and_gives_back_at_its_end() -> None:
     kv = kv_of()
-    parent = sequence_of(5, 8)
-    start(kv, parent, count=3)
+    parent = start(kv, 5, 8, count=3)
     assert kv.num_free == 4
     child = parent.fork(1)
     kv.fork(parent, child)
@@ -78,8 +82,7 @@ def test_a_group_reserves_for_all_its_sequences_at_once_and_gives_back_at_its_en
 
 def test_a_fork_is_copied_when_it_is_computed_next() -> None:
     kv = kv_of()
-    parent = sequence_of(9, 4)
-    start(kv, parent, count=2)
+    parent = start(kv, 9, 4, count=2)
     assert kv.extend(parent) is None
     parent.num_computed = 9
     child = parent.fork(1)
@@ -101,8 +104,7 @@ def test_a_fork_is_copied_when_it_is_computed_next() -> None:
 def test_beams_that_end_make_room_for_those_that_fork() -> None:
     """Two of three beams end, and the third goes on three times: no more chunks than beams."""
     kv = kv_of()
-    first = sequence_of(6, 10)
-    start(kv, first, count=3)
+    first = start(kv, 6, 10, count=3)
     beams = [first, first.fork(1), first.fork(2)]
     for beam in beams[1:]:
         kv.fork(first, beam)
@@ -123,8 +125,7 @@ def test_beams_that_end_make_room_for_those_that_fork() -> None:
 
 def test_a_fork_that_takes_over_its_parents_chunk_is_not_copied() -> None:
     kv = kv_of(32)
-    parent = sequence_of(8, 8)
-    start(kv, parent, count=1)
+    parent = start(kv, 8, 8)
     parent.num_computed = 8
     child = parent.fork(1)
     kv.fork(parent, child)
@@ -135,8 +136,7 @@ def test_a_fork_that_takes_over_its_parents_chunk_is_not_copied() -> None:
 
 def test_chunks_come_back_once_the_outstanding_step_is_answered() -> None:
     kv = kv_of()
-    sequence = sequence_of(8, 8)
-    start(kv, sequence)
+    sequence = start(kv, 8, 8)
     kv.free(sequence, 7)
     kv.check()
     assert kv.num_free == 12
@@ -149,9 +149,20 @@ def test_chunks_come_back_once_the_outstanding_step_is_answered() -> None:
 def test_what_never_fits_is_an_error_and_does_not_wait_for_ever() -> None:
     kv = kv_of(48, longest_possible)
     with pytest.raises(ValueError, match=r"1 sequences of 64 tokens each never fit .* 48 slots"):
-        kv.can_allocate([sequence_of(4, 4)], 2)
+        kv.num_needed(group_of(4, 4))
 
 
 def test_a_prefix_cannot_be_kept() -> None:
-    with pytest.raises(ValueError, match="pin none"):
-        kv_of().can_allocate([sequence_of(4, 0)], 0)
+    with pytest.raises(ValueError, match="never keeps a prefix"):
+        kv_of().reserve("p", 4)
+
+
+def test_slots_that_are_free_and_lie_apart_are_not_enough() -> None:
+    kv = kv_of()
+    sequences = [start(kv, 5, 8) for _ in range(4)]
+    # Twins are merged, so the two that are given back must be none.
+    for sequence in sequences[::2]:
+        kv.free(sequence)
+    assert kv.num_free * BLOCK_SIZE == 32
+    assert kv.num_needed(group_of(16, 16)) > kv.num_free
+    assert can_start(kv, group_of(8, 8, count=2))

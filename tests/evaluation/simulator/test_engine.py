@@ -7,7 +7,7 @@ import pytest
 
 from octavo.runtime.models.step_times import StepShape
 from octavo.scheduler.core.config import Policy, Preemption, SchedulerConfig
-from octavo.scheduler.core.step.policies import Strategy, configured
+from octavo.scheduler.core.step.policies import CHUNKED
 from octavo.simulator.cell import SimulationError
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.engine import Cluster, Outcome, Simulation
@@ -156,9 +156,8 @@ def test_long_pauses_between_requests_are_no_stall() -> None:
 
 
 def test_a_policy_that_admits_nothing_is_found_out() -> None:
-    config = SchedulerConfig()
-    policy = replace(configured(config).policy, admits=lambda builder: False)
-    cluster = Cluster(config, [ReplicaSpec(64, 4, Linear())], strategy=Strategy(policy))
+    policy = replace(CHUNKED, admits=lambda builder: False)
+    cluster = Cluster(SchedulerConfig(), [ReplicaSpec(64, 4, Linear())], policy=policy)
     with pytest.raises(SimulationError, match="nothing has been computed for 600 s"):
         Simulation(cluster).run([Job(0.0, 8, 2)])
 

@@ -219,7 +219,7 @@ def test_a_swapped_request_waits_for_blocks_to_come_back_and_stay(make_cluster: 
     spare = len(group.live)
     [found] = obstacles(explanation).values()
     assert found.kind is ObstacleKind.KV_BLOCKS
-    assert found.needed >= kv.swapper.num_missing(group.live) + spare > found.available == kv.num_free
+    assert found.needed >= kv.num_to_return(group) + spare > found.available == kv.num_free
     assert (explanation.queue_position, ahead(explanation)) == (1, [])
 
 

@@ -181,7 +181,7 @@ class TestPinsOnAReplacement:
         tick(cluster, 2 * INTERVAL_S)
         for _ in range(4):
             cluster.step()
-        assert "system" in kv_of(cluster, 2).pins
+        assert "system" in kv_of(cluster, 2).pinned
         assert cluster.core.replicas[2].owed_prefixes == {}
 
     def test_are_made_where_they_leave_room(self, make_cluster: MakeCluster) -> None:
@@ -222,7 +222,7 @@ class TestPinsOnAReplacement:
         cluster.submit(using := make_request("using", 12, 8, shared=8))
         for _ in range(4):
             cluster.step()
-        assert "system" in kv_of(cluster).pins
+        assert "system" in kv_of(cluster).pinned
         cluster.submit(resubmitted(LARGE, reference_tokens(LARGE)[:2]))
         tick(cluster, INTERVAL_S)
         assert [given_up.name for given_up in cluster.given_up] == ["system"]

@@ -257,5 +257,5 @@ def test_the_schedulers_own_requests_are_not_spoken_of(make_cluster: MakeCluster
     cluster.handle(PrefixPinned(Prefix("p", list(range(9)))))
     cluster.step(fail=True)
     cluster.step()
-    assert "p" in cluster.core.replicas[1].kv.pins
+    assert "p" in cluster.core.replicas[1].kv.pinned
     assert messages(cluster) == []

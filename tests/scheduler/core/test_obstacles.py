@@ -4,16 +4,17 @@ from typing import Any
 
 import pytest
 
-from octavo.scheduler.core.admission import Obstacle, ObstacleKind, obstacle
+from octavo.scheduler.core.admission import Obstacle, ObstacleKind, obstacle, start_obstacle
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.sequence import Sequence, new_sequences
 from octavo.scheduler.core.step.builder import StepBuilder
-from octavo.scheduler.kv.manager import AllocStatus, KVCacheManager
+from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.testing.cluster import Cluster, make_request
 from octavo.testing.scenarios import beams, drain, end_sequence, ids, step_until
 from octavo.wire.requests import RejectReason, Request
 
 from ..conftest import MakeCluster
+from ..views import group_of
 
 BLOCK = 4
 
@@ -25,7 +26,7 @@ def sequence(name: str, num_tokens: int) -> Sequence:
 def decoding(kv: KVCacheManager, num_tokens: int, num_forks: int = 0) -> list[Sequence]:
     """A sequence with `num_tokens` tokens computed and the next one known, and forks of it that have another."""
     first = sequence("decoding", num_tokens)
-    kv.allocate([first])
+    kv.allocate(group_of(first))
     first.num_computed = num_tokens
     forks = [first.fork(index + 1) for index in range(num_forks)]
     for index, each in enumerate((first, *forks)):
@@ -35,43 +36,41 @@ def decoding(kv: KVCacheManager, num_tokens: int, num_forks: int = 0) -> list[Se
     return [first, *forks]
 
 
+def can_start(kv: KVCacheManager, num_tokens: int) -> bool:
+    """Whether a prompt of so many tokens gets its blocks."""
+    return start_obstacle(kv, group_of(sequence("r", num_tokens))) is None
+
+
 class TestCanAllocate:
     """Of 8 blocks, 2 are to stay free while others run."""
 
-    @pytest.mark.parametrize(("num_blocks", "verdict"), [(5, AllocStatus.OK), (6, AllocStatus.LATER)])
-    def test_leaves_the_watermark_free_beside_others(self, num_blocks: int, verdict: AllocStatus) -> None:
+    @pytest.mark.parametrize(("num_blocks", "fits"), [(5, True), (6, False)])
+    def test_leaves_the_watermark_free_beside_others(self, num_blocks: int, fits: bool) -> None:
         kv = KVCacheManager(8, BLOCK, watermark=0.25)
-        kv.allocate([sequence("other", BLOCK)])
-        assert kv.can_allocate([sequence("r", num_blocks * BLOCK)], worst_case_blocks=8) is verdict
+        kv.allocate(group_of(sequence("other", BLOCK)))
+        assert can_start(kv, num_blocks * BLOCK) is fits
 
-    @pytest.mark.parametrize(("num_blocks", "verdict"), [(8, AllocStatus.OK), (9, AllocStatus.LATER)])
-    def test_a_request_that_is_alone_may_have_all(self, num_blocks: int, verdict: AllocStatus) -> None:
+    @pytest.mark.parametrize(("num_blocks", "fits"), [(8, True), (9, False)])
+    def test_a_request_that_is_alone_may_have_all(self, num_blocks: int, fits: bool) -> None:
         kv = KVCacheManager(8, BLOCK, watermark=0.25)
-        assert kv.can_allocate([sequence("r", num_blocks * BLOCK)], worst_case_blocks=8) is verdict
-
-    @pytest.mark.parametrize(("reserved", "worst_case"), [(0, 9), (3, 6)])
-    def test_what_grows_beyond_all_blocks_but_the_pinned_ones_never_runs(self, reserved: int, worst_case: int) -> None:
-        kv = KVCacheManager(8, BLOCK)
-        kv.reserved_blocks = reserved
-        assert kv.can_allocate([sequence("r", BLOCK)], worst_case - 1) is AllocStatus.OK
-        assert kv.can_allocate([sequence("r", BLOCK)], worst_case) is AllocStatus.NEVER
+        assert can_start(kv, num_blocks * BLOCK) is fits
 
     def test_every_kv_group_needs_its_own_blocks(self) -> None:
         kv = KVCacheManager(8, BLOCK, windows=(0, 16))
-        assert kv.can_allocate([sequence("r", 4 * BLOCK)], worst_case_blocks=8) is AllocStatus.OK
-        assert kv.can_allocate([sequence("r", 4 * BLOCK + 1)], worst_case_blocks=8) is AllocStatus.LATER
+        assert can_start(kv, 4 * BLOCK)
+        assert not can_start(kv, 4 * BLOCK + 1)
 
     def test_what_others_hold_costs_nothing_and_what_nobody_holds_is_taken(self) -> None:
         """3 full blocks are known. Held by another, they leave all others free; held by nobody, they are 3 fewer."""
         kv = KVCacheManager(8, BLOCK)
         first = sequence("same", 3 * BLOCK + 1)
-        kv.allocate([first])
+        kv.allocate(group_of(first))
         first.num_computed = 3 * BLOCK + 1
         kv.index(first, step_id=1)
         kv.step_answered(1, valid=True)
-        assert kv.num_needed([sequence("same", 3 * BLOCK + 1)]) == 1
+        assert kv.num_needed(group_of(sequence("same", 3 * BLOCK + 1))) == 1
         kv.free(first)
-        assert kv.num_needed([sequence("same", 3 * BLOCK + 1)]) == 4
+        assert kv.num_needed(group_of(sequence("same", 3 * BLOCK + 1))) == 4
 
 
 class TestCanAppend:
@@ -174,6 +173,19 @@ class TestObstacle:
         cluster.join()
         wanted = Obstacle(ObstacleKind.TOKEN_BUDGET, needed=1, available=0)
         assert self.reason(cluster, make_request("r", 5, 5), budget=0) == wanted
+
+    @pytest.mark.parametrize(("reserved", "worst_case"), [(0, 9), (3, 6)])
+    def test_capacity(self, make_cluster: MakeCluster, reserved: int, worst_case: int) -> None:
+        """What grows beyond all 8 blocks but the pinned ones never runs."""
+        cluster = make_cluster()
+        cluster.join(num_blocks=8, block_size=BLOCK)
+        cluster.core.replicas[1].kv.reserve("p", reserved * BLOCK)
+        fits, never = (make_request(f"r{n}", BLOCK, n * BLOCK - BLOCK) for n in (worst_case - 1, worst_case))
+        assert self.reason(cluster, fits) is None
+        waiting = group_of(sequence("never", BLOCK))
+        waiting.request = never
+        wanted = Obstacle(ObstacleKind.CAPACITY, needed=worst_case, available=8 - reserved)
+        assert obstacle(StepBuilder(cluster.core.replicas[1], 32), waiting) == wanted
 
     def test_kv_blocks(self, make_cluster: MakeCluster) -> None:
         """2 of 8 blocks are another's, 1 is the watermark; 6 are wanted."""

@@ -439,7 +439,7 @@ class TestUnpinning:
         unpin(cluster)
         settle(cluster)
         assert num_held(cluster) == 0
-        assert kv_of(cluster).reserved_blocks == 0
+        assert kv_of(cluster).num_usable == kv_of(cluster).num_blocks
         pin(cluster, prefix_of(30))
         assert kv_of(cluster).num_pinned == 8
 
@@ -461,7 +461,7 @@ class TestReplicas:
         later = cluster.join(2)
         settle(cluster)
         assert sum(computed(later)) == 10 + 6 - 4
-        assert all(name in kv_of(cluster, 2).pins for name in ("a", "b"))
+        assert all(name in kv_of(cluster, 2).pinned for name in ("a", "b"))
 
     def test_one_with_too_small_a_budget_serves_without(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster()
@@ -470,13 +470,13 @@ class TestReplicas:
         pin(cluster, prefix_of(6, "small"))
         cluster.join(2, num_blocks=16)
         settle(cluster)
-        assert [name in kv_of(cluster, 2).pins for name in ("large", "small")] == [False, True]
+        assert [name in kv_of(cluster, 2).pinned for name in ("large", "small")] == [False, True]
         cluster.leave(1)
         request = make_request("r", 44, 4, shared=40)
         run(cluster, request)
         assert cluster.tokens["r"] == reference_tokens(request)
         unpin(cluster, "large")
-        assert kv_of(cluster, 2).reserved_blocks == 2
+        assert kv_of(cluster, 2).num_blocks - kv_of(cluster, 2).num_usable == 2
 
     @pytest.mark.parametrize("steps", range(4))
     def test_a_loss_concerns_no_other_replica(self, make_cluster: MakeCluster, steps: int) -> None:
@@ -492,7 +492,7 @@ class TestReplicas:
         cluster.leave(1)
         cluster.run()
         settle(cluster)
-        assert "system" in kv_of(cluster, 2).pins
+        assert "system" in kv_of(cluster, 2).pinned
         assert cluster.tokens["r"] == reference_tokens(request)
         third = cluster.join(3)
         settle(cluster)
@@ -509,7 +509,7 @@ class TestReplicas:
         for step in range(failing + 1):
             cluster.step(fail=step == failing)
         settle(cluster, 20)
-        assert "system" in kv_of(cluster).pins
+        assert "system" in kv_of(cluster).pinned
         assert cluster.tokens["r"] == reference_tokens(request)
 
     def test_steps_that_keep_failing_give_it_up_and_serve_on(self, make_cluster: MakeCluster) -> None:
@@ -521,7 +521,7 @@ class TestReplicas:
         request = make_request("r", 24, 6, shared=22)
         run(cluster, request)
         assert len(plans(replica)) == 3 + 6
-        assert "system" not in kv_of(cluster).pins
+        assert "system" not in kv_of(cluster).pinned
         assert [each.name for each in cluster.given_up] == ["system"]
         assert capacities(cluster)[-1] == kv_of(cluster).num_blocks * kv_of(cluster).block_size
         unpin(cluster)
@@ -537,7 +537,7 @@ class TestReplicas:
         cluster.join()
         cluster.run()
         assert cluster.tokens["r"] == reference_tokens(request)
-        assert "foreign" not in kv_of(cluster).pins
+        assert "foreign" not in kv_of(cluster).pinned
 
 
 class TestNamedByFrontends:

@@ -8,6 +8,7 @@ from octavo.bench.parts.scheduler_alone import SchedulerAlone, make_request
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.explain import rehearse
 from octavo.scheduler.core.sequence import Sequence
+from octavo.testing.oracles.paged import paged
 from octavo.wire.sampling import SamplingParams
 
 FEW, MANY, A_LITTLE = 8, 40, 20
@@ -48,7 +49,7 @@ def test_copying_takes_little_for_each_sequence() -> None:
 
 
 def books(alone: SchedulerAlone) -> list[object]:
-    kv, replica = alone.replica.kv, alone.replica
+    kv, replica = paged(alone.replica), alone.replica
     sequences: list[Sequence] = [sequence for group in replica.running for sequence in group.sequences]
     return [
         [[getattr(each, name) for name in _BOOKS] for each in sequences],

@@ -16,7 +16,7 @@ from octavo.wire.sampling import BeamSearch, EarlyStopping
 from octavo.worker.fake.runner import expected_tokens
 
 from ..conftest import MakeCluster
-from ..views import cached_tokens, kv_of, num_held, plans, sequence, sequence_of, table
+from ..views import cached_tokens, group_of, kv_of, num_found, num_held, plans, sequence, sequence_of, table
 
 WINDOWS = [(6,), (0, 6), (4, 9), (1,), (5, 5), (0, 0), (3, 0, 8)]
 # Sequences must grow to run out of blocks.
@@ -251,18 +251,18 @@ class TestHits:
         """Windowed blocks go one by one as they are passed, so they are the first to be taken for something else."""
         kv = KVCacheManager(8, block_size=2, windows=(0, 4))
         first = sequence_of(list(range(8)))
-        kv.allocate([first])
+        kv.allocate(group_of(first))
         for step_id in range(1, 5):
             first.num_computed += 2
             kv.index(first, step_id)
             kv.slide(first, step_id)
             kv.step_answered(step_id, valid=True)
         kv.free(first)
-        assert kv.num_found([sequence_of([*range(8), 99])]) == 8
-        kv.allocate([sequence_of([77])])
+        assert num_found(kv, [*range(8), 99]) == 8
+        kv.allocate(group_of(sequence_of([77])))
         # The two that were taken are those that the window had passed: the end is still found, the middle is not.
-        assert kv.num_found([sequence_of([*range(8), 99])]) == 8
-        assert kv.num_found([sequence_of([*range(4), 99])]) == 0
+        assert num_found(kv, [*range(8), 99]) == 8
+        assert num_found(kv, [*range(4), 99]) == 0
 
     def test_of_one_sequence_do_not_serve_another_that_looks_back_further(self) -> None:
         """The first finds its end in the cache, so nothing before its window; the second branches off before that."""
@@ -294,18 +294,18 @@ class TestHits:
 def test_swapped_tables_keep_their_null_blocks_and_what_they_share() -> None:
     kv = KVCacheManager(16, block_size=4, windows=(5, 0), num_cpu_blocks=16)
     parent = sequence_of(list(range(14)))
-    kv.allocate([parent])
+    kv.allocate(group_of(parent))
     parent.num_computed = 14
     kv.slide(parent, step_id=1)
     kv.step_answered(1, valid=True)
     child = parent.fork(index=1)
     kv.fork(parent, child)
-    group = [parent, child]
-    out = kv.swapper.swap_out(group)
+    group = group_of(parent, child)
+    out = kv.swap_out(group)
     # Position 14 sees from position 10 on: two blocks of the window and all four of the other group, once.
     assert len(out) == len({move.source for move in out}) == 2 + 4
     assert (kv.num_free, kv.num_cpu_free) == (16, 10)
-    back = kv.swapper.swap_in(group)
+    back = kv.swap_in(group)
     assert [move.source for move in back] == [move.target for move in out]
     assert kv.block_table(parent) == kv.block_table(child)
     window, everything = kv.block_table(parent)

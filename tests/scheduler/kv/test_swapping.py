@@ -26,6 +26,7 @@ from octavo.wire.requests import Request
 from octavo.wire.steps import StepPlan
 
 from ..conftest import MakeCluster
+from ..views import group_of
 
 Moving = Callable[[StepPlan], bool]
 
@@ -139,7 +140,7 @@ class TestMoves:
         num_own = num_out - 8 * len(windows)
         assert num_own > 0
         drain(cluster)
-        assert kv.swapper.num_missing(group.live) <= num_own + len(windows)
+        assert kv.num_to_return(group) <= num_own + len(windows)
         assert len(plan_until(cluster, swaps_in).moves.swap_in) == num_own
         tables = [kv.block_table(cluster.groups[name].live[0]) for name in ("early", "late")]
         assert [blocks[:8] for blocks in tables[0]] == [blocks[:8] for blocks in tables[1]]
@@ -194,7 +195,7 @@ class TestBlocks:
         """Four sequences of 10 tokens and the next: two that have not computed it yet and so share all blocks, and two
         that have, each with a copy of the partly filled one."""
         first = new_sequences(make_request("r", 10, max_tokens=9))[0]
-        kv.allocate([first])
+        kv.allocate(group_of(first))
         first.num_computed = 10
         others = [first.fork(index) for index in (1, 2, 3)]
         sequences = [first, *others]
@@ -213,12 +214,13 @@ class TestBlocks:
     def test_come_back_shared_as_they_went(self, windows: tuple[int, ...]) -> None:
         kv = KVCacheManager(40, 4, windows=windows, num_cpu_blocks=40)
         sequences = self.family(kv)
+        group = group_of(*sequences)
         before, free = shape(kv, sequences, 3), kv.num_free
-        out = kv.swapper.swap_out(sequences)
+        out = kv.swap_out(group)
         assert kv.num_free == 40
         assert kv.num_cpu_free == 40 - len(out)
-        needed = kv.swapper.num_missing(sequences)
-        back = kv.swapper.swap_in(sequences)
+        needed = kv.num_to_return(group)
+        back = kv.swap_in(group)
         assert shape(kv, sequences, 3) == before
         assert len(back) == len(out) == 40 - free
         assert kv.num_cpu_free == 40
@@ -228,16 +230,17 @@ class TestBlocks:
     def test_need_room_for_what_comes_back_and_for_one_more_token_each(self) -> None:
         kv = KVCacheManager(40, 4, num_cpu_blocks=40)
         sequences = self.family(kv)
-        kv.swapper.swap_out(sequences)
-        needed = kv.swapper.num_missing(sequences)
-        kv.swapper.swap_in(sequences)
+        group = group_of(*sequences)
+        kv.swap_out(group)
+        needed = kv.num_to_return(group)
+        kv.swap_in(group)
         assert needed == 40 - kv.num_free + kv.num_missing(sequences)
 
     def test_do_not_go_where_there_is_no_room(self) -> None:
         """2 blocks of all, one of two, and one each of the others."""
         for num_cpu_blocks, fits in ((4, False), (5, True)):
             kv = KVCacheManager(40, 4, num_cpu_blocks=num_cpu_blocks)
-            assert kv.swapper.can_swap_out(self.family(kv)) is fits
+            assert kv.can_swap_out(group_of(*self.family(kv))) is fits
 
     def test_of_a_sequence_that_ends_meanwhile_are_free_but_for_what_others_share(
         self, make_cluster: MakeCluster

@@ -12,7 +12,7 @@ from octavo.wire.requests import Request
 from octavo.wire.steps import BlockMove, Remap
 
 from ..conftest import MakeCluster
-from ..views import kv_of, plans, sequence_of, table
+from ..views import group_of, kv_of, plans, sequence_of, table
 
 # "Four score and seven years ago our" and "It was the best of".
 FOUR_SCORE = list(range(10, 17))
@@ -24,7 +24,7 @@ def arrange(kv: KVCacheManager, block_ids: Iterable[int]) -> None:
     fillers = {}
     for _ in range(kv.num_blocks):
         filler = sequence_of([0])
-        kv.allocate([filler])
+        kv.allocate(group_of(filler))
         ((block_id,),) = kv.block_table(filler)
         fillers[block_id] = filler
     wanted = list(block_ids)
@@ -117,7 +117,7 @@ class Beams:
 
     def start(self, prompt: list[int]) -> Sequence:
         beam = sequence_of(prompt)
-        self.kv.allocate([beam])
+        self.kv.allocate(group_of(beam))
         self._computed(beam, len(prompt))
         return beam
 

@@ -3,7 +3,6 @@ whatever was shared, copied, moved or given up; and what it counts beforehand is
 
 import os
 from collections import deque
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import settings
@@ -17,14 +16,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from octavo.scheduler.core.sequence import Sequence, SequenceStatus
-from octavo.scheduler.kv.blocks import Growth
-from octavo.scheduler.kv.manager import AllocStatus, KVCacheManager
+from octavo.scheduler.core.admission import start_obstacle
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.kv.manager import KVCacheManager
+from octavo.scheduler.kv.memory import Growth
 from octavo.wire import history
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.requests import CacheKey
 
 from ..shadow_memory import ShadowMemory, Share, Step
+from ..views import group_of
 
 _FEW_EXAMPLES = 40
 _EXAMPLES = 125 * int(os.environ.get("OCTAVO_TEST_LONG", "1"))
@@ -45,16 +46,6 @@ _PROMPTS = [tuple(number >> bit & 1 for bit in range(length)) for length in rang
 _CONTINUATIONS = [((),), ((),), ((1,), (0,)), ((), (0,)), ((0, 1, 1), (0, 1, 0), (1,)), ((0, 0, 0, 0), (0, 0))]
 _KEYS = [CacheKey(), CacheKey(), CacheKey(salt="salt"), CacheKey(salt="other", salted_from=3)]
 _WINDOWS = [(0,), (0,), (0, 4), (3, 5)]
-
-
-@dataclass(eq=False)
-class Group:
-    """Sequences that start and are swapped together; with a name, a prefix that is to be pinned."""
-
-    sequences: list[Sequence] = field(repr=False)
-    prefix_name: str | None = None
-    # The last step that it took part in.
-    last_step_id: int = 0
 
 
 class BlockManagerMachine(RuleBasedStateMachine):
@@ -89,8 +80,10 @@ class BlockManagerMachine(RuleBasedStateMachine):
             num_cpu_blocks=num_cpu_blocks * len(windows),
         )
         self.memory = ShadowMemory(block_size, windows)
-        self.running: list[Group] = []
-        self.swapped: list[Group] = []
+        self.running: list[SequenceGroup] = []
+        self.swapped: list[SequenceGroup] = []
+        # The last step that each group took part in.
+        self.last_step_ids: dict[SequenceGroup, int] = {}
         self.outstanding: deque[Step] = deque()
         self.pinned: dict[str, tuple[Sequence, list[list[int]]]] = {}
         self.num_steps = self.num_prefixes = self.num_sequences = self.num_prompts = 0
@@ -170,7 +163,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         sequence.num_computed += num_tokens
         sequence.last_step_id = step.step_id
         step.shares.append(Share(sequence, tables, start, sequence.num_computed))
-        self._group(sequence).last_step_id = step.step_id
+        self.last_step_ids[self._group(sequence)] = step.step_id
         if not sequence.num_uncomputed:
             self._choose(data, step, sequence)
         self._index(sequence)
@@ -213,24 +206,24 @@ class BlockManagerMachine(RuleBasedStateMachine):
         key: CacheKey = _KEYS[0],
         *,
         is_prefix: bool = False,
-    ) -> Group | None:
+    ) -> SequenceGroup | None:
         sequences = [
             self._named(Sequence(index, prompt, list(tokens), history.EMPTY, key, is_prefix=is_prefix))
             for index, tokens in enumerate(known)
         ]
-        if self.kv.can_allocate(sequences, 0) is not AllocStatus.OK:
+        group = group_of(*sequences, prefix_name=f"prefix {self.num_prefixes + 1}" if is_prefix else None)
+        if start_obstacle(self.kv, group) is not None:
             return None
-        needed, free = self.kv.num_needed(sequences), self.kv.num_free
-        step.copies += self.kv.allocate(sequences)
+        needed, free = self.kv.num_needed(group), self.kv.num_free
+        step.copies += self.kv.allocate(group)
         assert free - self.kv.num_free == needed
         for sequence in sequences:
             sequence.status = SequenceStatus.RUNNING
             self.memory.tokens[sequence] = prompt + sequence.generated_token_ids
             assert sequence.num_computed < sequence.num_known, "nothing is left to compute"
         self.num_prefixes += is_prefix
-        group = Group(sequences, f"prefix {self.num_prefixes}" if is_prefix else None)
         self.running.append(group)
-        group.last_step_id = step.step_id
+        self.last_step_ids[group] = step.step_id
         return group
 
     def _named(self, sequence: Sequence) -> Sequence:
@@ -245,25 +238,25 @@ class BlockManagerMachine(RuleBasedStateMachine):
             if group.prefix_name is None
             and self._is_ready(group)
             and all(sequence.num_computed and sequence.num_uncomputed for sequence in group.sequences)
-            and self.kv.swapper.can_swap_out(group.sequences)
+            and self.kv.can_swap_out(group)
         ]
         if not able:
             return
         group = data.draw(st.sampled_from(able))
-        step.swap_out += self.kv.swapper.swap_out(group.sequences)
-        group.last_step_id = step.step_id
+        step.swap_out += self.kv.swap_out(group)
+        self.last_step_ids[group] = step.step_id
         self.running.remove(group)
         self.swapped.append(group)
 
     def _swap_in(self, data: st.DataObject, step: Step) -> None:
-        able = [g for g in self.swapped if self.kv.swapper.num_missing(g.sequences) <= self.kv.num_free]
+        able = [g for g in self.swapped if self.kv.num_to_return(g) <= self.kv.num_free]
         if not able:
             return
         group = data.draw(st.sampled_from(able))
-        needed, free = self.kv.swapper.num_missing(group.sequences), self.kv.num_free
-        step.swap_in += self.kv.swapper.swap_in(group.sequences)
+        needed, free = self.kv.num_to_return(group), self.kv.num_free
+        step.swap_in += self.kv.swap_in(group)
         assert free - self.kv.num_free + self.kv.num_missing(group.sequences) == needed
-        group.last_step_id = step.step_id
+        self.last_step_ids[group] = step.step_id
         self.swapped.remove(group)
         self.running.append(group)
 
@@ -302,7 +295,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         if sequence.num_known >= _LONGEST:
             self._free(sequence)
 
-    def _fork(self, group: Group, sequence: Sequence, token_id: int) -> None:
+    def _fork(self, group: SequenceGroup, sequence: Sequence, token_id: int) -> None:
         """As beams fork: both go on, each with a token of its own."""
         child = self._named(sequence.fork(len(group.sequences)))
         self.kv.fork(sequence, child)
@@ -312,10 +305,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
             each.append(token)
             self._end(each)
 
-    def _pin(self, group: Group) -> None:
+    def _pin(self, group: SequenceGroup) -> None:
         (sequence,) = group.sequences
         tables = self._tables(sequence)
         assert group.prefix_name is not None
+        self.kv.reserve(group.prefix_name, sequence.num_prompt)
         self.kv.pin(group.prefix_name, sequence)
         self.pinned[group.prefix_name] = (sequence, tables)
         self.running.remove(group)
@@ -328,9 +322,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self.kv.step_answered(step.step_id, valid=False)
             self.memory.spoil(step)
         first = steps[0].step_id
-        for group in [group for group in self.swapped if group.last_step_id >= first]:
+        for group in [group for group in self.swapped if self.last_step_ids[group] >= first]:
             self._drop_swapped(group)
-        for group in [group for group in self.running if group.last_step_id >= first]:
+        for group in [group for group in self.running if self.last_step_ids[group] >= first]:
             for sequence in list(group.sequences):
                 self._free(sequence)
 
@@ -372,7 +366,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self._compute(data, step, again.sequences[0], again.sequences[0].num_uncomputed)
         self._send(step)
 
-    def _fail_sequence(self, data: st.DataObject, failing: Group) -> None:
+    def _fail_sequence(self, data: st.DataObject, failing: SequenceGroup) -> None:
         """A sequence fails in a step, and what the next has of it is skipped: its group ends, and whoever has built on
         what was skipped starts anew, once all is answered."""
         first, second = self.outstanding
@@ -393,7 +387,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self._free(sequence)
 
     @staticmethod
-    def _builds_on(group: Group, names: set[int], answered_step_id: int) -> bool:
+    def _builds_on(group: SequenceGroup, names: set[int], answered_step_id: int) -> bool:
         builds_on = [each for sequence in group.sequences for each in sequence.builds_on]
         return any(step_id > answered_step_id and name in names for step_id, name in builds_on)
 
@@ -411,7 +405,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 self._drop_swapped(data.draw(st.sampled_from(self.swapped)))
             case "pin" if self.pinned:
                 name = data.draw(st.sampled_from(sorted(self.pinned)))
-                self.kv.pins.unpin(name)
+                self.kv.unpin(name)
                 del self.pinned[name]
 
     def _unawaited(self) -> list[Sequence]:
@@ -428,19 +422,19 @@ class BlockManagerMachine(RuleBasedStateMachine):
         if not group.sequences:
             self.running.remove(group)
 
-    def _drop_swapped(self, group: Group) -> None:
+    def _drop_swapped(self, group: SequenceGroup) -> None:
         self.swapped.remove(group)
         for sequence in group.sequences:
-            self.kv.swapper.space.drop(sequence)
+            self.kv.free(sequence)
 
     def _tables(self, sequence: Sequence) -> list[list[int]]:
         """A copy of them."""
         return [list(blocks) for blocks in self.kv.block_table(sequence)]
 
-    def _group(self, sequence: Sequence) -> Group:
+    def _group(self, sequence: Sequence) -> SequenceGroup:
         return next(group for group in self.running if sequence in group.sequences)
 
-    def _is_ready(self, group: Group) -> bool:
+    def _is_ready(self, group: SequenceGroup) -> bool:
         return all(sequence.is_ready for sequence in group.sequences)
 
     def _is_outstanding(self, sequence: Sequence) -> bool:
@@ -454,7 +448,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         tables = [self.kv.block_table(sequence) for group in self.running for sequence in group.sequences]
         tables += [blocks for _, blocks in self.pinned.values()]
         held = {block_id for groups in tables for blocks in groups for block_id in blocks} - {NULL_BLOCK}
-        assert len(held) + self.kv.blocks.num_parked + self.kv.num_free == self.kv.num_blocks
+        assert len(held) + self.kv.num_parked + self.kv.num_free == self.kv.num_blocks
 
     @invariant()
     def what_is_outstanding_is_not_free(self) -> None:
@@ -482,8 +476,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         for group in list(self.swapped):
             self._drop_swapped(group)
         for name in self.pinned:
-            self.kv.pins.unpin(name)
-        assert self.kv.num_free == self.kv.num_blocks
+            self.kv.unpin(name)
+        assert self.kv.num_free == self.kv.num_usable == self.kv.num_blocks
         assert self.kv.num_cpu_free == self.kv.num_cpu_blocks
 
 

@@ -401,7 +401,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._run()
         self.journal.assert_all_came()
         for replica in core.replicas.values():
-            assert all(name in replica.kv.pins for name in replica.prefix_names)
+            assert all(name in replica.kv.pinned for name in replica.prefix_names)
             assert replica.kv.num_free + replica.kv.num_pinned == replica.kv.num_blocks
             assert replica.kv.num_cpu_free == replica.kv.num_cpu_blocks
 

@@ -23,10 +23,9 @@ from octavo.bench.parts.scheduler_alone import SchedulerAlone, make_request, the
 from octavo.runtime.process.gc_tuning import collect_seldom
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import SendToFrontend, SendToReplica
-from octavo.scheduler.core.sequence import Sequence
+from octavo.scheduler.core.sequence import SequenceGroup, new_sequences
 from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.scheduler.kv.prefix_cache import block_hashes
-from octavo.wire import history
 from octavo.wire.codec import decode_from_worker, encode
 from octavo.wire.sampling import SamplingParams
 
@@ -88,23 +87,25 @@ def block_costs(repeat: int = 200) -> BlockCosts:
 
 def _life(kv: KVCacheManager, index: int) -> list[tuple[str, float]]:
     """A prompt is computed and goes; another one like it comes, and finds all of its full blocks."""
-    first, twin = _sequence(index), _sequence(index)
+    first_group, twin_group = _group(index), _group(index)
+    (first,), (twin,) = first_group.sequences, twin_group.sequences
     block_hashes(twin, _BLOCK_SIZE)
-    costs = [("hash", timed(block_hashes, first, _BLOCK_SIZE)[1]), ("allocate", timed(kv.allocate, [first])[1])]
+    costs = [("hash", timed(block_hashes, first, _BLOCK_SIZE)[1]), ("allocate", timed(kv.allocate, first_group)[1])]
     first.num_computed = first.num_known
     costs.append(("index", timed(kv.index, first, index)[1]))
     kv.step_answered(index, valid=True)
     costs.append(("free", timed(kv.free, first)[1]))
-    found, look_up = timed(kv.num_found, [twin])
-    assert found == _NUM_BLOCKS * _BLOCK_SIZE, f"{found} tokens found"
-    costs += [("look_up", look_up), ("share", timed(kv.allocate, [twin])[1])]
+    uncomputed, look_up = timed(kv.num_uncomputed, twin_group)
+    assert uncomputed == 1, f"{uncomputed} tokens are not found"
+    costs += [("look_up", look_up), ("share", timed(kv.allocate, twin_group)[1])]
     kv.free(twin)
     return costs
 
 
-def _sequence(index: int) -> Sequence:
+def _group(index: int) -> SequenceGroup:
     tokens = list(range(index, index + _NUM_BLOCKS * _BLOCK_SIZE + 1))
-    return Sequence(index=0, prompt_token_ids=tokens, generated_token_ids=[], history_hash=history.EMPTY)
+    request = make_request("r", tokens, SamplingParams(max_tokens=1))
+    return SequenceGroup(request, None, 0.0, (0.0, index), new_sequences(request))
 
 
 _LONG_PROMPT = 4096

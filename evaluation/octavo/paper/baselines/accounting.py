@@ -46,10 +46,10 @@ def _of_blocks(replica: Replica) -> Shares:
     filled: dict[int, int] = {}
     to_fill: dict[int, int] = {}
     for group in replica.running:
-        for sequence in replica.holders(group):
+        for sequence in group.holders:
             block_ids = present(kv.block_table(sequence))
             _fill(filled, block_ids, size, sequence.num_computed)
-            _fill(to_fill, block_ids, size, sequence.longest)
+            _fill(to_fill, block_ids, size, group.longest)
     return _shares(kv.num_blocks * size, sum(filled.values()), sum(to_fill.values()), len(filled) * size)
 
 

@@ -2,17 +2,15 @@
 on."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Ordered
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
 
 from octavo.paper.baselines.buddy import BuddyAllocator
-from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.sequence import Sequence
-from octavo.scheduler.kv.blocks import Growth
-from octavo.scheduler.kv.manager import AllocStatus, KVCacheManager
-from octavo.wire.steps import BlockMove, Remap, WorkerHello
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup
+from octavo.scheduler.kv.memory import Growth, MakeMemory, TokenRun
+from octavo.wire.steps import BlockMove, Remap
 
 # How many slots a sequence asks for, by the tokens of its prompt, those of its output, and the model's longest.
 Reserve = Callable[[int, int, int], int]
@@ -57,34 +55,45 @@ class Holding:
     source: int = 0
 
 
-class ContiguousKV(KVCacheManager):
-    """Manages a buddy pool over all slots of the replica's blocks, with single tokens as units.
+class ContiguousKV:
+    """Is a `KVMemory` whose groups have a chunk for each of their sequences from admission to the end of the last, out
+    of a buddy pool over all slots of the replica's blocks, with single tokens as units.
 
-    A group has a chunk for each of its sequences from admission to the end of the last; nothing is shared, found again
-    or preempted. A fork copies what is computed into its own chunk when it is computed next: in moves of `block_size`
-    tokens, so that a latency model charges them as it charges blocks. What the inherited blocks would count is counted
-    in slots, and reported in blocks where the scheduler compares.
+    Nothing is shared, found again, preempted or pinned. A fork copies what is computed into its own chunk when it is
+    computed next: in moves of `block_size` tokens, so that a latency model charges them as it charges blocks. What the
+    scheduler counts in blocks is rounded from slots.
     """
 
+    slides = False
+    watermark_blocks = num_cpu_blocks = num_cpu_free = num_cached = num_parked = num_pinned = 0
+    cached_free_block_ids = parked_block_ids = frozenset[int]()
+    pinned: Mapping[str, list[int]] = {}
+
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int, reserve: Reserve) -> None:
-        super().__init__(num_blocks, block_size, prefix_caching=False)
+        self.block_size = block_size
+        self.num_blocks = self.num_usable = num_blocks
         self.buddy = BuddyAllocator(num_blocks * block_size)
         self._max_model_len = max_model_len
         self._reserve = reserve
         self._held: dict[Sequence, Holding] = {}
         # By the step whose answer frees them.
         self._parked: defaultdict[int, list[Allotment]] = defaultdict(list)
-        # How many chunks groups need of which it was asked whether they fit, by the first of their sequences.
-        self._wanted: dict[Sequence, int] = {}
 
     @property
     def num_free(self) -> int:
         return self.buddy.num_free // self.block_size
 
     @property
+    def capacity_tokens(self) -> int:
+        return self.buddy.size
+
+    @property
     def holdings(self) -> dict[Sequence, Holding]:
         """Returns what each sequence holds; callers only read it."""
         return self._held
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
 
     def holds(self, sequence: Sequence) -> bool:
         return sequence in self._held
@@ -96,39 +105,31 @@ class ContiguousKV(KVCacheManager):
 
     # -- start ------------------------------------------------------------------------------------------------------
 
-    def can_allocate(self, sequences: Ordered[Sequence], worst_case_blocks: int) -> AllocStatus:
+    def num_needed(self, group: SequenceGroup) -> int:
         """Raises `ValueError` for a group that an empty pool has no chunks for, which would wait for ever."""
-        leader = sequences[0]
-        asked, count = self._asked(leader), worst_case_blocks // self.blocks_for(leader.longest)
-        if not count:
-            raise ValueError("contiguous memory keeps no prefix for others: pin none")
+        asked, count = self._asked(group), group.parallel
         if not self.buddy.can_ever_allocate(asked, count):
             raise ValueError(
                 f"{count} sequences of {asked} tokens each never fit into a buddy pool of {self.buddy.size} slots"
             )
-        self._wanted[leader] = count
-        return AllocStatus.OK if self.buddy.can_allocate(asked, count) else AllocStatus.LATER
+        needed = count * self.blocks_for(asked)
+        return needed if self.buddy.can_allocate(asked, count) else max(needed, self.num_free + 1)
 
-    def num_needed(self, sequences: Ordered[Sequence]) -> int:
-        return self._wanted[sequences[0]] * self.blocks_for(self._asked(sequences[0]))
+    def num_uncomputed(self, group: SequenceGroup) -> int:
+        return sum(sequence.num_known for sequence in group.leaders())
 
-    def num_found(self, sequences: Ordered[Sequence]) -> int:
-        return 0
-
-    def allocate(self, sequences: Ordered[Sequence]) -> list[BlockMove]:
-        """Allocates the chunks of a group of which `can_allocate` was asked."""
-        leader = sequences[0]
-        asked, count = self._asked(leader), self._wanted.pop(leader)
-        chunks = [self.buddy.allocate(asked) for _ in range(count)]
-        allotment = Allotment(self.buddy.size_of(chunks[0]), asked, leader.longest, chunks, list(chunks))
-        for sequence in sequences:
+    def allocate(self, group: SequenceGroup) -> list[BlockMove]:
+        asked = self._asked(group)
+        chunks = [self.buddy.allocate(asked) for _ in range(group.parallel)]
+        allotment = Allotment(self.buddy.size_of(chunks[0]), asked, group.longest, chunks, list(chunks))
+        for sequence in group.leaders():
             self._hold(sequence, Holding(allotment, allotment.spare.pop()))
             sequence.num_computed = 0
             sequence.shares_last_block = False
         return []
 
-    def _asked(self, sequence: Sequence) -> int:
-        return self._reserve(sequence.num_prompt, sequence.longest - sequence.num_prompt, self._max_model_len)
+    def _asked(self, group: SequenceGroup) -> int:
+        return self._reserve(len(group.request.prompt_token_ids), group.max_tokens, self._max_model_len)
 
     def _hold(self, sequence: Sequence, holding: Holding) -> None:
         self._held[sequence] = holding
@@ -159,10 +160,16 @@ class ContiguousKV(KVCacheManager):
     def index(self, sequence: Sequence, step_id: int) -> list[Remap]:
         return []
 
+    def slide(self, sequence: Sequence, step_id: int) -> None:
+        """Does nothing: a chunk keeps all tokens."""
+
     # -- give up ----------------------------------------------------------------------------------------------------
 
     def distrust(self, sequence_id: int, sequence: Sequence | None) -> None:
         """Does nothing: nothing of one sequence is another's."""
+
+    def withdraw(self, sequence_ids: AbstractSet[int], after_step: int) -> None:
+        """Does nothing: nothing of one sequence is found by another."""
 
     def holds_distrusted(self, sequence: Sequence) -> bool:
         return False
@@ -189,6 +196,39 @@ class ContiguousKV(KVCacheManager):
         for chunk in allotment.chunks:
             self.buddy.free(chunk)
 
+    # -- what it does not do ----------------------------------------------------------------------------------------
+
+    def can_swap_out(self, group: SequenceGroup) -> bool:
+        return False
+
+    def num_to_swap(self, group: SequenceGroup) -> int:
+        raise _never("swaps")
+
+    def num_own(self, group: SequenceGroup) -> int:
+        raise _never("swaps")
+
+    def lost_by(self, group: SequenceGroup, num_taken: int) -> list[TokenRun]:
+        raise _never("swaps")
+
+    def swap_out(self, group: SequenceGroup) -> list[BlockMove]:
+        raise _never("swaps")
+
+    def num_to_return(self, group: SequenceGroup) -> int:
+        raise _never("swaps")
+
+    def swap_in(self, group: SequenceGroup) -> list[BlockMove]:
+        raise _never("swaps")
+
+    def reserve(self, name: str, num_tokens: int) -> None:
+        """Raises `ValueError`."""
+        raise _never("keeps a prefix for others")
+
+    def pin(self, name: str, sequence: Sequence) -> None:
+        raise _never("keeps a prefix for others")
+
+    def unpin(self, name: str) -> None:
+        raise _never("keeps a prefix for others")
+
     # -- invariants -------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -208,10 +248,10 @@ class ContiguousKV(KVCacheManager):
             assert sequence.num_computed <= allotment.used <= allotment.asked <= allotment.size, "a chunk is too short"
 
 
-def contiguous_kv(reserve: Reserve) -> Callable[[WorkerHello, SchedulerConfig], KVCacheManager]:
-    """Makes the memory of replicas that reserve so."""
+def _never(does: str) -> ValueError:
+    return ValueError(f"contiguous memory never {does}")
 
-    def make(hello: WorkerHello, config: SchedulerConfig) -> KVCacheManager:
-        return ContiguousKV(hello.num_blocks, hello.block_size, hello.model.max_model_len, reserve)
 
-    return make
+def contiguous_kv(reserve: Reserve) -> MakeMemory:
+    """Returns what makes the memory of replicas that reserve so."""
+    return lambda hello, config: ContiguousKV(hello.num_blocks, hello.block_size, hello.model.max_model_len, reserve)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.step.builder import StepBuilder
-from octavo.scheduler.kv.manager import AllocStatus
+from octavo.scheduler.kv.memory import KVMemory
 from octavo.wire.requests import RejectReason, Request
 from octavo.wire.steps import ModelInfo
 
@@ -69,11 +69,11 @@ def worst_case_blocks(request: Request, replica: Replica) -> int:
 
 def has_capacity(request: Request, replica: Replica) -> bool:
     """Tells whether the request fits an otherwise empty replica, whatever it grows to."""
-    return worst_case_blocks(request, replica) <= replica.kv.num_blocks - replica.kv.reserved_blocks
+    return worst_case_blocks(request, replica) <= replica.kv.num_usable
 
 
 def _may_accept(request: Request, replica: Replica) -> bool:
-    free = replica.kv.num_blocks - replica.kv.reserved_blocks - sum(replica.owed_prefixes.values())
+    free = replica.kv.num_usable - sum(replica.owed_prefixes.values())
     return worst_case_blocks(request, replica) <= free
 
 
@@ -119,19 +119,22 @@ def obstacle(builder: StepBuilder, group: SequenceGroup, *, whole_prompt: bool =
         return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
     if builder.budget < 1:
         return Obstacle(ObstacleKind.TOKEN_BUDGET, 1, builder.budget)
-    leaders = group.leaders()
-    if whole_prompt and builder.num_tokens:
-        uncomputed = sum(leader.num_known for leader in leaders) - replica.kv.num_found(leaders)
-        if uncomputed > builder.budget:
-            return Obstacle(ObstacleKind.TOKEN_BUDGET, uncomputed, builder.budget)
-    worst_case = worst_case_blocks(group.request, replica)
-    match replica.kv.can_allocate(leaders, worst_case):
-        case AllocStatus.NEVER:
-            return Obstacle(ObstacleKind.CAPACITY, worst_case, replica.kv.num_blocks - replica.kv.reserved_blocks)
-        case AllocStatus.LATER:
-            needed = replica.kv.num_needed(leaders) + replica.kv.watermark_blocks
-            return Obstacle(ObstacleKind.KV_BLOCKS, needed, replica.kv.num_free)
-    return None
+    kv = replica.kv
+    if whole_prompt and builder.num_tokens and (uncomputed := kv.num_uncomputed(group)) > builder.budget:
+        return Obstacle(ObstacleKind.TOKEN_BUDGET, uncomputed, builder.budget)
+    return capacity_obstacle(group.request, replica) or start_obstacle(kv, group)
+
+
+def capacity_obstacle(request: Request, replica: Replica) -> Obstacle | None:
+    """Returns the obstacle of a request that does not fit the replica, however empty that is; None if it does."""
+    worst_case, usable = worst_case_blocks(request, replica), replica.kv.num_usable
+    return Obstacle(ObstacleKind.CAPACITY, worst_case, usable) if worst_case > usable else None
+
+
+def start_obstacle(kv: KVMemory, group: SequenceGroup) -> Obstacle | None:
+    """Returns what keeps a group from getting the blocks of its known tokens now; None if nothing does."""
+    needed = kv.num_needed(group) + kv.watermark_blocks
+    return Obstacle(ObstacleKind.KV_BLOCKS, needed, kv.num_free) if needed > kv.num_free else None
 
 
 def return_obstacle(builder: StepBuilder, group: SequenceGroup) -> Obstacle | None:
@@ -143,13 +146,13 @@ def return_obstacle(builder: StepBuilder, group: SequenceGroup) -> Obstacle | No
     replica, kv = builder.replica, builder.replica.kv
     if builder.has_preempted:
         return Obstacle(ObstacleKind.PREEMPTION, 0, len(builder.swapped_out) + len(builder.evicted))
-    slots, holders = replica.max_parallel - replica.num_running_seqs, replica.holders(group)
+    slots = replica.max_parallel - replica.num_running_seqs
     if group.parallel > slots:
         return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
     # A group alone may be wider than a step computes: the rest of it is computed in the next.
-    num_tokens = len(holders) if replica.running else 1
+    num_tokens = len(group.holders) if replica.running else 1
     if num_tokens > builder.budget:
         return Obstacle(ObstacleKind.TOKEN_BUDGET, num_tokens, builder.budget)
     spare = kv.watermark_blocks + group.parallel * kv.blocks_for(1) if replica.running else 0
-    needed = kv.swapper.num_missing(holders) + spare
+    needed = kv.num_to_return(group) + spare
     return Obstacle(ObstacleKind.KV_BLOCKS, needed, kv.num_free) if needed > kv.num_free else None

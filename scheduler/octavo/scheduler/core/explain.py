@@ -8,10 +8,9 @@ from typing import TypeVar
 from octavo.scheduler.core.admission import (
     Obstacle,
     ObstacleKind,
-    has_capacity,
+    capacity_obstacle,
     obstacle,
     return_obstacle,
-    worst_case_blocks,
 )
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.scheduler import Scheduler
@@ -220,9 +219,8 @@ def _isolation_obstacles(core: Scheduler, suspect: SequenceGroup) -> list[Replic
 def _admission_obstacle(
     core: Scheduler, replica: Replica, group: SequenceGroup, head: SequenceGroup, now: float
 ) -> Obstacle | None:
-    if not has_capacity(group.request, replica):
-        worst_case = worst_case_blocks(group.request, replica)
-        return Obstacle(ObstacleKind.CAPACITY, worst_case, replica.kv.num_blocks - replica.kv.reserved_blocks)
+    if lacks := capacity_obstacle(group.request, replica):
+        return lacks
     policy, rehearsal = core.policy, rehearse(core, replica, head, now)
     builder = rehearsal.builder
     if rehearsal.preempts:
@@ -258,5 +256,5 @@ def _return_obstacle(
     found = return_obstacle(rehearsal.builder, double)
     if found is None and not ahead:
         # A step of prompts alone brings nothing back.
-        return Obstacle(ObstacleKind.TOKEN_BUDGET, len(replica.holders(group)), 0)
+        return Obstacle(ObstacleKind.TOKEN_BUDGET, len(group.holders), 0)
     return found

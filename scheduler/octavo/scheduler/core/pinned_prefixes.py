@@ -51,7 +51,7 @@ class PrefixPins:
         blocks, budget = replica.kv.blocks_for(len(prefix.token_ids)), replica.pinned_budget
         # Prefixes that are owed will take their blocks again.
         owed = sum(blocks for name, blocks in replica.owed_prefixes.items() if name != prefix.name)
-        taken = replica.kv.reserved_blocks + owed
+        taken = replica.kv.num_blocks - replica.kv.num_usable + owed
         if taken + blocks <= budget:
             return None
         return (
@@ -77,9 +77,7 @@ class PrefixPins:
     def give_up(self, name: str, replica: Replica) -> None:
         """Lets the replica, which has or was to have the prefix, go on without it."""
         replica.prefix_names.remove(name)
-        replica.kv.reserved_blocks -= replica.kv.blocks_for(len(self._prefixes[name].token_ids))
-        if name in replica.kv.pins:
-            replica.kv.pins.unpin(name)
+        replica.kv.unpin(name)
         for group in [group for group in replica.running if group.prefix_name == name]:
             replica.drop(group)
         replica.prefixes = [group for group in replica.prefixes if group.prefix_name != name]
@@ -108,7 +106,7 @@ class PrefixPins:
         """Returns the prefixes without which the replica could hold the group, the latest first; None if it never
         could."""
         kv, names = replica.kv, list[str]()
-        lacking = worst_case_blocks(group.request, replica) - (kv.num_blocks - kv.reserved_blocks)
+        lacking = worst_case_blocks(group.request, replica) - kv.num_usable
         for prefix in reversed([each for each in self.all if each.name in replica.prefix_names]):
             if lacking <= 0:
                 break
@@ -148,7 +146,7 @@ class PrefixPins:
 
     def _add(self, prefix: Prefix, replica: Replica) -> None:
         replica.prefix_names.add(prefix.name)
-        replica.kv.reserved_blocks += replica.kv.blocks_for(len(prefix.token_ids))
+        replica.kv.reserve(prefix.name, len(prefix.token_ids))
         replica.prefixes.append(self._group(prefix, replica))
 
     def _group(self, prefix: Prefix, replica: Replica) -> SequenceGroup:
@@ -206,7 +204,7 @@ def _claimant(
 def _still_fits(group: SequenceGroup, replica: Replica, prefix: Prefix) -> bool:
     kv = replica.kv
     needed = worst_case_blocks(group.request, replica) + kv.blocks_for(len(prefix.token_ids))
-    return needed <= kv.num_blocks - kv.reserved_blocks
+    return needed <= kv.num_usable
 
 
 def making_way_for(group: SequenceGroup) -> str:

@@ -81,9 +81,7 @@ def _mean_rate(builders: list[StepBuilder]) -> float:
 def _wait(replica: Replica, group: SequenceGroup, usual_rate: float) -> float:
     """Returns the seconds, or any unit in which all replicas are measured, until the group's prompt would be computed:
     so a prefix hit counts by the tokens it saves, and a fast replica by its speed."""
-    leaders = group.leaders()
-    uncached = sum(leader.num_known for leader in leaders) - replica.kv.num_found(leaders)
-    return (replica.load + uncached) / (replica.stats.token_rate or usual_rate)
+    return (replica.load + replica.kv.num_uncomputed(group)) / (replica.stats.token_rate or usual_rate)
 
 
 # Accepted requests that no registered replica can hold: pinned prefixes make way for them, or they are rejected in the

@@ -3,13 +3,12 @@
 import bisect
 import enum
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.core.step_limits import StepDeadlines, StepSize
-from octavo.scheduler.kv.manager import KVCacheManager
+from octavo.scheduler.kv.memory import KVMemory
 from octavo.wire.requests import RejectReason
 from octavo.wire.steps import BlockMove, Remap, StepResult, WorkerHello
 
@@ -68,18 +67,6 @@ class ReplicaStats:
         self.sample_us += result.times.sample_us
 
 
-def paged_kv(hello: WorkerHello, config: SchedulerConfig) -> KVCacheManager:
-    """Makes a manager of blocks of one size, which sequences get as they grow (paper §4.2)."""
-    return KVCacheManager(
-        hello.num_blocks,
-        hello.block_size,
-        watermark=config.watermark,
-        prefix_caching=config.prefix_caching,
-        windows=[group.window for group in hello.kv_groups],
-        num_cpu_blocks=hello.num_cpu_blocks,
-    )
-
-
 def _order(group: SequenceGroup) -> tuple[float, int]:
     return group.order
 
@@ -91,8 +78,8 @@ class Replica:
     hello: WorkerHello
     config: SchedulerConfig
     registered_at: float
+    kv: KVMemory
     is_cordoned: bool = False
-    make_kv: Callable[[WorkerHello, SchedulerConfig], KVCacheManager] = paged_kv
     # While draining: until when requests may go on that another replica could take; and whether the worker has said
     # that its process is to end.
     drain_until: float | None = None
@@ -102,7 +89,6 @@ class Replica:
     # The suspect that this replica isolates, or is to: no other group comes, and while the suspect runs, no other is in
     # a step.
     suspect: SequenceGroup | None = None
-    kv: KVCacheManager = field(init=False)
     # In order of arrival; changed by `add` and `remove` alone.
     running: list[SequenceGroup] = field(default_factory=list)
     num_running_seqs: int = 0
@@ -128,7 +114,6 @@ class Replica:
     stats: ReplicaStats = field(default_factory=ReplicaStats)
 
     def __post_init__(self) -> None:
-        self.kv = self.make_kv(self.hello, self.config)
         device = self.hello.device
         budget, max_seqs = self.config.token_budget(device), self.config.max_parallel_on(device)
         self.size = StepSize(budget, max_seqs, min_tokens=self.hello.block_size)
@@ -270,11 +255,9 @@ class Replica:
         if sequence.leader is not None:
             # A follower has no blocks of its own yet.
             return
-        if sequence.status is SequenceStatus.SWAPPED:
-            self.kv.swapper.space.drop(sequence)
-        else:
-            in_flight = self.outstanding and sequence.last_step_id >= self.outstanding[0].step_id
-            self.kv.free(sequence, sequence.last_step_id if in_flight else None)
+        in_flight = self.outstanding and sequence.last_step_id >= self.outstanding[0].step_id
+        self.kv.free(sequence, sequence.last_step_id if in_flight else None)
+        if sequence.status is not SequenceStatus.SWAPPED:
             self.forget.append(sequence.sequence_id)
 
     def finish(self, group: SequenceGroup, sequence: Sequence) -> None:
@@ -301,30 +284,24 @@ class Replica:
 
     def swap_out(self, group: SequenceGroup) -> list[BlockMove]:
         """Moves a whole group to CPU memory and returns the block moves; no step with it may be outstanding."""
-        holders = self.holders(group)
         self.remove(group)
         bisect.insort(self.swapped, group, key=_order)
-        moves = self.kv.swapper.swap_out(holders)
-        self.forget += [sequence.sequence_id for sequence in holders]
+        moves = self.kv.swap_out(group)
+        self.forget += [sequence.sequence_id for sequence in group.holders]
         for sequence in group.live:
             sequence.leave(SequenceStatus.SWAPPED)
         return moves
 
     def swap_in(self, group: SequenceGroup) -> list[BlockMove]:
         """Brings a swapped group back and returns the block moves; its sequences are new to the worker."""
-        holders = self.holders(group)
         self.swapped.remove(group)
-        moves = self.kv.swapper.swap_in(holders)
+        moves = self.kv.swap_in(group)
         self.add(group)
         for sequence in group.live:
             sequence.status = SequenceStatus.RUNNING
-        for sequence in holders:
+        for sequence in group.holders:
             sequence.sequence_id = self.new_sequence_id()
         return moves
-
-    def holders(self, group: SequenceGroup) -> list[Sequence]:
-        """Returns the live sequences of `group` that have blocks of their own."""
-        return [sequence for sequence in group.live if sequence.leader is None]
 
     def pin(self, group: SequenceGroup) -> None:
         """Keeps the blocks of the prefix that `group` has computed, and ends the group."""

@@ -21,8 +21,7 @@ from octavo.scheduler.core.poison import Death, Quarantine, Verdict
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import SequenceGroup
-from octavo.scheduler.core.step.policies import Strategy
-from octavo.scheduler.kv.manager import KVCacheManager
+from octavo.scheduler.kv.memory import MakeMemory
 from octavo.wire.requests import NoticeKind, RejectReason, ServiceStatus, StatusChanged
 from octavo.wire.steps import ModelInfo, WorkerDismissed, WorkerHello, WorkerRefused, WorkerWelcome
 
@@ -38,7 +37,7 @@ class ReplicaTable:
         outbox: Outbox,
         observer: SchedulerObserver,
         quarantine: Quarantine,
-        strategy: Strategy,
+        make_memory: MakeMemory,
     ) -> None:
         self.replicas: dict[int, Replica] = {}
         # The first worker's model; replicas that serve another are refused for the life of this scheduler.
@@ -55,7 +54,7 @@ class ReplicaTable:
         self._outbox = outbox
         self._observer = observer
         self._quarantine = quarantine
-        self._strategy = strategy
+        self._make_memory = make_memory
 
     def of_worker(self, worker_id: str) -> Replica | None:
         """Returns the replica that the worker named `worker_id` registered last; None if it is not registered."""
@@ -113,7 +112,8 @@ class ReplicaTable:
 
     def status(self) -> ServiceStatus:
         """Returns what frontends need to know of the replicas: the model, their number, the limits."""
-        largest = max((replica.kv for replica in self.replicas.values()), key=_capacity, default=None)
+        memories = (replica.kv for replica in self.replicas.values())
+        largest = max(memories, key=lambda kv: kv.capacity_tokens, default=None)
         capacity, block_size = (largest.capacity_tokens, largest.block_size) if largest else (0, 1)
         work_tokens = sum(self._request_table.work_tokens.values())
         max_parallel = self._config.max_parallel
@@ -145,8 +145,8 @@ class ReplicaTable:
         if refusal := self._refusal(hello):
             self._outbox.to_replica(hello.incarnation, WorkerRefused(refusal))
             return
-        is_cordoned = hello.worker_id in self.cordoned
-        replica = Replica(hello, self._config, now, is_cordoned, self._strategy.make_kv)
+        memory, is_cordoned = self._make_memory(hello, self._config), hello.worker_id in self.cordoned
+        replica = Replica(hello, self._config, now, memory, is_cordoned)
         self.replicas[hello.incarnation] = replica
         for name, group in self._prefixes.equip(
             replica, self.replicas.values(), list(self._request_table.waiting)
@@ -243,10 +243,6 @@ class ReplicaTable:
             # Other requests may have the same payload.
             if group is guilty or self._quarantine.refusal(group.request, now):
                 self._request_table.reject(group, RejectReason.QUARANTINED, detail)
-
-
-def _capacity(kv: KVCacheManager) -> int:
-    return kv.capacity_tokens
 
 
 def _describe(model: ModelInfo) -> str:

@@ -36,10 +36,12 @@ from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.step import grammar_time
 from octavo.scheduler.core.step.builder import StepBuilder
-from octavo.scheduler.core.step.policies import Strategy, configured
+from octavo.scheduler.core.step.policies import POLICIES, StepPolicy
 from octavo.scheduler.core.step.results import StepResults
 from octavo.scheduler.core.waiting_queue import WaitingQueue, describe_wait
 from octavo.scheduler.core.watchdog import Watchdog
+from octavo.scheduler.kv.manager import paged_memory
+from octavo.scheduler.kv.memory import MakeMemory
 from octavo.wire.requests import NoticeKind, PinRefused, Prefix, RejectReason, ServiceStatus
 from octavo.wire.steps import ModelInfo
 
@@ -48,7 +50,7 @@ class Scheduler:
     """Holds the queues, replicas and leases. Its caller hands every event to `handle`, then calls `schedule` once for
     all that arrived together.
 
-    An experiment may bring a `strategy` of its own instead of the configured one.
+    `make_memory` makes the KV memory of each replica that joins; `policy` fills the steps (None: the configured one).
     """
 
     def __init__(
@@ -56,7 +58,8 @@ class Scheduler:
         config: SchedulerConfig,
         epoch: int,
         observer: SchedulerObserver | None = None,
-        strategy: Strategy | None = None,
+        make_memory: MakeMemory = paged_memory,
+        policy: StepPolicy | None = None,
     ) -> None:
         self.config = config
         self.epoch = epoch
@@ -65,10 +68,9 @@ class Scheduler:
         self.prefixes = PrefixPins()
         self.request_table = RequestTable(config, self._outbox, self._observer)
         self.quarantine = quarantine = Quarantine(config.quarantine_s)
-        strategy = strategy or configured(config)
-        self.policy = strategy.policy
+        self.policy = policy or POLICIES[config.policy]
         self.replica_table = ReplicaTable(
-            config, self.request_table, self.prefixes, self._outbox, self._observer, quarantine, strategy
+            config, self.request_table, self.prefixes, self._outbox, self._observer, quarantine, make_memory
         )
         parts = (config, self.request_table, self.replica_table, self.prefixes, self._outbox, self._observer)
         self._frontends = FrontendLeases(*parts, quarantine)

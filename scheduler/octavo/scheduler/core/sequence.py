@@ -57,8 +57,6 @@ class Sequence:
     bypasses_cache: bool = False
     # The sequence is a pinned prefix: its blocks are indexed even where caching is off.
     is_prefix: bool = False
-    # Tokens, with the prompt's, that the sequence can grow to; 0 where nobody asks.
-    longest: int = 0
     # Hashes of full blocks, by block size.
     block_hashes: dict[int, list[bytes]] = field(default_factory=dict)
     sequence_id: int = 0
@@ -146,7 +144,6 @@ class Sequence:
             history_hash=self.history_hash,
             cache_key=self.cache_key,
             block_hashes={size: list(hashes) for size, hashes in self.block_hashes.items()},
-            longest=self.longest,
             status=self.status,
             num_computed=self.num_computed,
             last_step_id=self.last_step_id,
@@ -245,6 +242,11 @@ class SequenceGroup:
         return [sequence for sequence in self.sequences if sequence.status is not SequenceStatus.FINISHED]
 
     @property
+    def holders(self) -> list[Sequence]:
+        """Returns the live sequences that have blocks of their own where the group runs: those without a leader."""
+        return [sequence for sequence in self.live if sequence.leader is None]
+
+    @property
     def is_finished(self) -> bool:
         return all(sequence.status is SequenceStatus.FINISHED for sequence in self.sequences)
 
@@ -335,7 +337,6 @@ def new_sequences(request: Request) -> list[Sequence]:
             history_hash=history.extend(history.EMPTY, known.token_ids),
             cache_key=request.cache_key,
             bypasses_cache=sampling.prompt_logprobs is not None,
-            longest=len(request.prompt_token_ids) + sampling.max_tokens,
             status=SequenceStatus.FINISHED if known.is_over(sampling.max_tokens) else SequenceStatus.WAITING,
         )
         for index, known in enumerate(generated)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, KeysView
 from dataclasses import dataclass, field
 
 from octavo.wire.base import NULL_BLOCK
-from octavo.wire.steps import BlockMove, Remap
 
 
 class BlockPool:
@@ -114,16 +113,6 @@ class BlockTable:
     def block_ids(self) -> list[int]:
         """Returns all blocks of all groups, without null entries."""
         return present(self.groups)
-
-
-@dataclass(slots=True)
-class Growth:
-    """Changes of a sequence's tables that its worker must make too: blocks appended (one list per KV group, or none at
-    all), entries that changed, and blocks to copy first."""
-
-    new_block_ids: list[list[int]] = field(default_factory=list)
-    remaps: list[Remap] = field(default_factory=list)
-    copies: list[BlockMove] = field(default_factory=list)
 
 
 def present(groups: Iterable[Iterable[int]]) -> list[int]:

@@ -1,36 +1,28 @@
-"""The KV cache manager of one replica: which blocks each sequence holds, which are shared, and whether more may be
-had."""
+"""The KV cache manager of one replica: which blocks each sequence holds, and which are shared."""
 
-import enum
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
 
-from octavo.scheduler.core.sequence import Sequence
-from octavo.scheduler.kv.blocks import BlockTable, Growth, first_visible, present
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup
+from octavo.scheduler.kv.blocks import BlockTable, first_visible, present
 from octavo.scheduler.kv.device_blocks import DeviceBlocks, PinnedBlocks
+from octavo.scheduler.kv.memory import Growth, TokenRun
 from octavo.scheduler.kv.prefix_cache import Begin, CachedBlock, PrefixLookup, block_hashes
-from octavo.scheduler.kv.swap import Swapper
+from octavo.scheduler.kv.swap import SwapSpace
 from octavo.wire.base import NULL_BLOCK
-from octavo.wire.steps import BlockMove, Remap
-
-
-class AllocStatus(enum.Enum):
-    """Answers to whether sequences can be given their blocks: OK, now; LATER, once others have freed theirs; NEVER on
-    this replica."""
-
-    OK = enum.auto()
-    LATER = enum.auto()
-    NEVER = enum.auto()
+from octavo.wire.steps import BlockMove, Remap, WorkerHello
 
 
 class KVCacheManager:
-    """Holds the block tables of the sequences with KV on one replica, and the prefix cache over all its blocks.
+    """Is the paged `KVMemory`: sequences get blocks of one size as they grow, and share those with equal content. It
+    holds the block tables of the sequences with KV on one replica, and the prefix cache over all its blocks.
 
-    `windows`: one per KV group, in tokens, 0 for none. Blocks that a sequence gives up while a step with it is
-    outstanding are parked until that step is answered, because until then the worker may still use them.
+    `windows`: one per KV group, in tokens, 0 for none. `watermark`: the share of all blocks that must be left free when
+    a group starts beside others.
 
     A block enters the prefix cache as soon as a plan fills it, before the step is answered: a replica runs its plans in
     order, and writes a step's KV before it reads any, so a sequence that shares the block finds it filled. If the step
@@ -48,7 +40,9 @@ class KVCacheManager:
         num_cpu_blocks: int = 0,
     ) -> None:
         self.block_size = block_size
-        self.watermark_blocks = math.ceil(num_blocks * watermark)
+        self.num_usable = num_blocks
+        self.slides = any(windows)
+        self._watermark = math.ceil(num_blocks * watermark)
         self._windows = tuple(windows)
         self._windowed = [group for group, window in enumerate(windows) if window]
         self._prefix_caching = prefix_caching
@@ -57,10 +51,10 @@ class KVCacheManager:
         self._take, self._release = self.blocks.take, self.blocks.release
         self._tables: dict[Sequence, BlockTable] = {}
         self._lookup = PrefixLookup(self._cache, block_size, self._windows)
-        self.pins = PinnedBlocks(self.blocks, block_size, self._lookup.tails)
-        self.swapper = Swapper(num_cpu_blocks, block_size, self.blocks, self._tables)
-        # Blocks set aside for pinned prefixes, those still to be computed too.
-        self.reserved_blocks = 0
+        self._pins = PinnedBlocks(self.blocks, block_size, self._lookup.tails)
+        # Blocks set aside for each prefix, those still to be computed too.
+        self._reserved: dict[str, int] = {}
+        self.swap_space = SwapSpace(num_cpu_blocks, block_size, self.blocks, self._tables)
 
     # -- counts -----------------------------------------------------------------------------------------------------
 
@@ -70,43 +64,49 @@ class KVCacheManager:
 
     @property
     def num_free(self) -> int:
-        """Counts the blocks that may be taken, those with cached content too."""
         return self._pool.num_free
 
     @property
+    def watermark_blocks(self) -> int:
+        return self._watermark if self._tables else 0
+
+    @property
     def num_cached(self) -> int:
-        """Counts the blocks that a prefix hit would find."""
         return len(self._cache)
 
     @property
-    def num_pinned(self) -> int:
-        """Counts the blocks that pinned prefixes keep for good."""
-        return len(self.pins.block_ids)
+    def cached_free_block_ids(self) -> AbstractSet[int]:
+        return self.blocks.cached_free_block_ids
+
+    @property
+    def num_parked(self) -> int:
+        return self.blocks.num_parked
+
+    @property
+    def parked_block_ids(self) -> Collection[int]:
+        return self.blocks.parked_block_ids
 
     @property
     def num_cpu_blocks(self) -> int:
-        return self.swapper.space.num_blocks
+        return self.swap_space.pool.num_blocks
 
     @property
     def num_cpu_free(self) -> int:
-        return self.swapper.space.num_free
+        return self.swap_space.pool.num_free
 
     @property
     def capacity_tokens(self) -> int:
-        """Returns the most tokens that one sequence can hold here."""
-        return (self.num_blocks - self.reserved_blocks) // len(self._windows) * self.block_size
+        return self.num_usable // len(self._windows) * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Returns how many blocks, of all KV groups together, hold `num_tokens` tokens of one sequence."""
         return -(-num_tokens // self.block_size) * len(self._windows)
 
     def holds(self, sequence: Sequence) -> bool:
-        """Tells whether the sequence has blocks on the device."""
         return sequence in self._tables
 
     def block_table(self, sequence: Sequence) -> list[list[int]]:
-        """Returns the sequence's blocks, one list per KV group; not to be changed."""
-        return self._tables[sequence].groups
+        table = self._tables.get(sequence)
+        return (self.swap_space.tables[sequence] if table is None else table).groups
 
     def ref_count(self, block_id: int) -> int:
         """Returns how many tables, parking lots and pins hold a block."""
@@ -114,39 +114,26 @@ class KVCacheManager:
 
     # -- start ------------------------------------------------------------------------------------------------------
 
-    def can_allocate(self, sequences: Ordered[Sequence], worst_case_blocks: int) -> AllocStatus:
-        """Tells whether the blocks for all known tokens of `sequences`, which start together, can be had.
-
-        `worst_case_blocks` is the number that the group can grow to with nothing shared. The watermark stays free,
-        unless nothing else holds any block.
-        """
-        if worst_case_blocks > self.num_blocks - self.reserved_blocks:
-            return AllocStatus.NEVER
-        reserve = self.watermark_blocks if self._tables else 0
-        return AllocStatus.OK if self.num_needed(sequences) + reserve <= self.num_free else AllocStatus.LATER
-
-    def num_needed(self, sequences: Ordered[Sequence]) -> int:
-        """Counts the free blocks that a start of `sequences` would use up: all but those that others hold already."""
-        begins = self._lookup.begins(sequences)
+    def num_needed(self, group: SequenceGroup) -> int:
+        leaders = group.leaders()
+        begins = self._lookup.begins(leaders)
         taken = sum(
             self.blocks_for(sequence.num_known) - begin.num_blocks * len(self._windows)
-            for sequence, begin in zip(sequences, begins, strict=True)
+            for sequence, begin in zip(leaders, begins, strict=True)
         )
         found = {block_id for begin in begins for block_id in present(begin.found)}
         return taken + sum(self._pool.ref_count(block_id) == 0 for block_id in found)
 
-    def num_found(self, sequences: Ordered[Sequence]) -> int:
-        """Counts the known tokens of `sequences` that would not be computed again."""
-        return sum(begin.num_blocks for begin in self._lookup.begins(sequences)) * self.block_size
+    def num_uncomputed(self, group: SequenceGroup) -> int:
+        leaders = group.leaders()
+        num_found = sum(begin.num_blocks for begin in self._lookup.begins(leaders)) * self.block_size
+        return sum(leader.num_known for leader in leaders) - num_found
 
-    def allocate(self, sequences: Ordered[Sequence]) -> list[BlockMove]:
-        """Gives sequences of one group, which hold nothing, the blocks of all their known tokens; returns the copies
-        that the worker must make.
-
-        Each sequence learns how many tokens it need not compute, and for which of the others it must wait: equal
-        beginnings inside a group share blocks, cached or not. Taking all blocks at the start rather than chunk by chunk
-        keeps half-prefilled prompts from starving each other.
-        """
+    def allocate(self, group: SequenceGroup) -> list[BlockMove]:
+        """Gives each leader the blocks of all its known tokens (see `KVMemory`): equal beginnings inside a group share
+        blocks, cached or not. Taking all blocks at the start rather than chunk by chunk keeps half-prefilled prompts
+        from starving each other."""
+        sequences = group.leaders()
         begins = self._lookup.begins(sequences)
         # Found blocks are shared before any is taken: those that are free and cached could be taken otherwise.
         for begin in begins:
@@ -187,7 +174,7 @@ class KVCacheManager:
     # -- grow -------------------------------------------------------------------------------------------------------
 
     def num_missing(self, sequences: Iterable[Sequence]) -> int:
-        """Counts the blocks that one more token for each of `sequences` takes: new ones, and copies of shared ones."""
+        """Counts the new blocks, and the copies of shared ones, that one more token for each of `sequences` takes."""
         missing = 0
         writers: dict[int, int] = defaultdict(int)
         size, ref_count = self.block_size, self._pool.ref_count
@@ -204,8 +191,6 @@ class KVCacheManager:
         return missing + sum(min(count, ref_count(block_id) - 1) for block_id, count in writers.items())
 
     def extend(self, sequence: Sequence) -> Growth | None:
-        """Makes room for the sequence's next token, in blocks of its own; returns what that changes, None if
-        nothing."""
         index, offset = divmod(sequence.num_computed, self.block_size)
         if offset and not sequence.shares_last_block:
             return None
@@ -236,17 +221,13 @@ class KVCacheManager:
         growth.remaps.append(Remap(sequence.sequence_id, group, index, blocks[index]))
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Gives `child` a share of all blocks of `parent`."""
         table = self._tables[child] = self._tables[parent].copy()
         parent.shares_last_block = child.shares_last_block = True
         self._pool.share(table.block_ids)
 
     def index(self, sequence: Sequence, step_id: int) -> list[Remap]:
-        """Offers to the prefix cache the blocks that known and computed tokens have filled since the last call.
-
-        `step_id` fills them at the latest. Where an older block holds the same, the sequence's table is pointed at that
-        and its own is given up; the returned remaps must reach the worker in a plan after `step_id`.
-        """
+        """Offers full blocks to the prefix cache (see `KVMemory`). Where an older block holds the same, the sequence's
+        table is pointed at that and its own is given up."""
         table = self._tables[sequence]
         num_full = min(sequence.num_computed, sequence.num_known) // self.block_size
         first, table.num_indexed = table.num_indexed, max(num_full, table.num_indexed)
@@ -292,58 +273,86 @@ class KVCacheManager:
                     blocks[logical] = NULL_BLOCK
             table.num_passed[group] = max(first, passed)
 
-    @property
-    def slides(self) -> bool:
-        """Tells whether any KV group has a window."""
-        return bool(self._windowed)
-
     # -- distrust ---------------------------------------------------------------------------------------------------
 
     def distrust(self, sequence_id: int, sequence: Sequence | None) -> None:
-        """Keeps everything that was computed of a sequence from being found again in the prefix cache: what outstanding
-        steps fill with it and, if it is still held, its whole table; pinned blocks excepted.
-
-        To be called before the step that brought this to light is booked as answered.
-        """
+        """Takes out of the prefix cache what outstanding steps fill with the sequence and, if it is still held, its
+        whole table; pinned blocks excepted."""
         held = self._tables[sequence].block_ids if sequence is not None else []
-        self.blocks.distrust({*self._cache.filled_by(sequence_id), *held} - self.pins.block_ids)
+        self.blocks.distrust({*self._cache.filled_by(sequence_id), *held} - self._pins.block_ids)
 
     def withdraw(self, sequence_ids: AbstractSet[int], after_step: int) -> None:
-        """Takes out of the prefix cache what outstanding steps after `after_step` were to compute of these
-        sequences."""
         self._cache.withdraw(sequence_ids, after_step)
 
     def holds_distrusted(self, sequence: Sequence) -> bool:
-        """Tells whether the sequence has held a block since before it was distrusted."""
         return self.blocks.any_distrusted(self._tables[sequence].block_ids)
 
     # -- give up ----------------------------------------------------------------------------------------------------
 
     def free(self, sequence: Sequence, outstanding_step_id: int | None = None) -> None:
-        """Takes the sequence's blocks back, at once or when `outstanding_step_id` is answered."""
-        block_ids = self._tables.pop(sequence).block_ids
-        if outstanding_step_id is None:
-            self._release(block_ids)
+        table = self._tables.pop(sequence, None)
+        if table is None:
+            self.swap_space.drop(sequence)
+        elif outstanding_step_id is None:
+            self._release(table.block_ids)
         else:
-            self.blocks.parked[outstanding_step_id] += block_ids
+            self.blocks.parked[outstanding_step_id] += table.block_ids
 
     def step_answered(self, step_id: int, *, valid: bool) -> None:
-        """Frees the blocks that were parked for this step; the content it wrote is relied on only if it is `valid`."""
         self.blocks.step_answered(step_id, valid=valid)
+
+    # -- swap -------------------------------------------------------------------------------------------------------
+
+    def can_swap_out(self, group: SequenceGroup) -> bool:
+        return self.num_to_swap(group) <= self.num_cpu_free
+
+    def num_to_swap(self, group: SequenceGroup) -> int:
+        return self.swap_space.num_to_swap(group.holders)
+
+    def num_own(self, group: SequenceGroup) -> int:
+        return self.swap_space.num_own(group.holders)
+
+    def lost_by(self, group: SequenceGroup, num_taken: int) -> list[TokenRun]:
+        return self.swap_space.lost_by(group.holders, num_taken)
+
+    def swap_out(self, group: SequenceGroup) -> list[BlockMove]:
+        return self.swap_space.swap_out(group.holders)
+
+    def num_to_return(self, group: SequenceGroup) -> int:
+        return self.swap_space.num_to_return(group.holders)
+
+    def swap_in(self, group: SequenceGroup) -> list[BlockMove]:
+        return self.swap_space.swap_in(group.holders)
 
     # -- pin --------------------------------------------------------------------------------------------------------
 
+    @property
+    def pinned(self) -> dict[str, list[int]]:
+        return self._pins.by_name
+
+    @property
+    def num_pinned(self) -> int:
+        return len(self._pins.block_ids)
+
+    def reserve(self, name: str, num_tokens: int) -> None:
+        self._reserved[name] = self.blocks_for(num_tokens)
+        self.num_usable -= self._reserved[name]
+
     def pin(self, name: str, sequence: Sequence) -> None:
-        """Keeps the blocks of a sequence's prompt, all computed, under a name; the sequence holds nothing any more."""
-        self.pins.pin(name, sequence, self._tables.pop(sequence))
+        self._pins.pin(name, sequence, self._tables.pop(sequence))
+
+    def unpin(self, name: str) -> None:
+        self.num_usable += self._reserved.pop(name)
+        if name in self._pins:
+            self._pins.unpin(name)
 
     # -- invariants -------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Asserts that every block is free, in a table, parked or pinned, and counted right."""
         tables = [table.block_ids for table in self._tables.values()]
-        self._pool.check([*tables, *self.blocks.parked.values(), *self.pins.by_name.values()])
-        self.swapper.space.check()
+        self._pool.check([*tables, *self.blocks.parked.values(), *self.pinned.values()])
+        self.swap_space.check()
         self._cache.check()
         # Sequences that wait for a block want what is written to it; others must know that they share one.
         awaited = {sequence.waits_for[0] for sequence in self._tables if sequence.waits_for is not None}
@@ -352,3 +361,15 @@ class KVCacheManager:
             if offset and not sequence.shares_last_block and sequence not in awaited:
                 shared = [blocks[index] for blocks in table.groups if self.ref_count(blocks[index]) > 1]
                 assert not shared, f"blocks {shared} would be written to by one of several holders"
+
+
+def paged_memory(hello: WorkerHello, config: SchedulerConfig) -> KVCacheManager:
+    """Makes the memory of a replica that joins: blocks as its worker has them, kept as `config` says."""
+    return KVCacheManager(
+        hello.num_blocks,
+        hello.block_size,
+        watermark=config.watermark,
+        prefix_caching=config.prefix_caching,
+        windows=[group.window for group in hello.kv_groups],
+        num_cpu_blocks=hello.num_cpu_blocks,
+    )

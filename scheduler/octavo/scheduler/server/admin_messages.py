@@ -54,8 +54,8 @@ def block_map(replica: Replica) -> BlockMap:
     kv = replica.kv
     # Each kind of holder covers those before it.
     states = bytearray([_FREE]) * kv.num_blocks
-    _mark(states, kv.blocks.cached_free_block_ids, _CACHED)
-    _mark(states, kv.blocks.parked_block_ids, _PARKED)
+    _mark(states, kv.cached_free_block_ids, _CACHED)
+    _mark(states, kv.parked_block_ids, _PARKED)
     owners = [_running_owner(replica, group, states) for group in replica.running]
     cpu_states = bytearray([_FREE]) * kv.num_cpu_blocks
     owners += [_swapped_owner(replica, group, cpu_states) for group in replica.swapped]
@@ -69,7 +69,7 @@ def _mark(states: bytearray, block_ids: Iterable[int], state: int) -> None:
 
 
 def _running_owner(replica: Replica, group: SequenceGroup, states: bytearray) -> Owner:
-    tables = [present(replica.kv.block_table(sequence)) for sequence in replica.holders(group)]
+    tables = _tables(replica, group)
     for block_ids in tables:
         for block_id in block_ids:
             states[block_id] = _WITH_ONE_MORE[states[block_id]]
@@ -77,17 +77,20 @@ def _running_owner(replica: Replica, group: SequenceGroup, states: bytearray) ->
 
 
 def _swapped_owner(replica: Replica, group: SequenceGroup, cpu_states: bytearray) -> Owner:
-    block_ids = _joined(
-        [present(replica.kv.swapper.space.table(sequence).groups) for sequence in replica.holders(group)]
-    )
+    block_ids = _joined(_tables(replica, group))
     _mark(cpu_states, block_ids, _SWAPPED)
     return Owner(group.request_id, False, [], block_ids)
 
 
 def _pinned_owners(replica: Replica, states: bytearray) -> Iterator[Owner]:
-    for name, block_ids in replica.kv.pins.by_name.items():
+    for name, block_ids in replica.kv.pinned.items():
         _mark(states, block_ids, _PINNED)
         yield Owner(name, True, block_ids, [])
+
+
+def _tables(replica: Replica, group: SequenceGroup) -> list[list[int]]:
+    """Returns the blocks of each of the group's sequences that has any."""
+    return [present(replica.kv.block_table(sequence)) for sequence in group.holders]
 
 
 def _joined(tables: list[list[int]]) -> list[int]:
@@ -177,7 +180,7 @@ def write_load(core: Scheduler, dropped_messages: int) -> pb.GetLoadResponse:
 
 def _worker(replica: Replica) -> pb.Worker:
     hello, stats, kv = replica.hello, replica.stats, replica.kv
-    parked, pinned = kv.blocks.num_parked, kv.num_pinned
+    parked, pinned = kv.num_parked, kv.num_pinned
     return pb.Worker(
         id=hello.worker_id,
         state=_WORKER_STATES[replica.state],
@@ -191,7 +194,7 @@ def _worker(replica: Replica) -> pb.Worker:
         blocks_total=kv.num_blocks,
         blocks_free=kv.num_free,
         blocks_cached=kv.num_cached,
-        blocks_cached_free=len(kv.blocks.cached_free_block_ids),
+        blocks_cached_free=len(kv.cached_free_block_ids),
         blocks_parked=parked,
         blocks_pinned=pinned,
         blocks_referenced=kv.num_blocks - kv.num_free - parked - pinned,
@@ -298,8 +301,8 @@ def write_prefix(prefix: Prefix, core: Scheduler) -> pb.PinnedPrefix:
     return pb.PinnedPrefix(
         name=prefix.name,
         tokens=len(prefix.token_ids),
-        ready_worker_ids=[r.hello.worker_id for r in there if prefix.name in r.kv.pins],
-        pending_worker_ids=[r.hello.worker_id for r in there if prefix.name not in r.kv.pins],
+        ready_worker_ids=[r.hello.worker_id for r in there if prefix.name in r.kv.pinned],
+        pending_worker_ids=[r.hello.worker_id for r in there if prefix.name not in r.kv.pinned],
     )
 
 

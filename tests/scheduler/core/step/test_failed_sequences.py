@@ -7,6 +7,7 @@ import pytest
 
 from octavo.scheduler.core.events import PrefixPinned, StepAnswered
 from octavo.testing.cluster import Cluster, FakeReplica, make_request, reference_tokens
+from octavo.testing.oracles.paged import paged
 from octavo.wire.requests import FinishReason, Prefix, RejectReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
 from octavo.wire.steps import FailureReason, SampledToken, SequenceFailure, StepResult
@@ -28,7 +29,7 @@ def assert_served(cluster: Cluster, *requests: Request) -> None:
             assert cluster.ended[request.request_id, index] is FinishReason.LENGTH
     for replica in cluster.core.replicas.values():
         assert replica.kv.num_free + replica.kv.num_pinned == replica.kv.num_blocks
-        assert not replica.kv.blocks._distrusted
+        assert not paged(replica).blocks._distrusted
 
 
 @IN_FLIGHT
@@ -245,8 +246,8 @@ def test_a_prefix_that_is_not_finite_is_not_pinned(make_cluster: MakeCluster) ->
     spoiled = {each.sequence_id for group in cluster.core.replicas[1].running for each in group.live}
     cluster.handle(StepAnswered(1, replica.execute(spoil=spoiled)))
     kv = cluster.core.replicas[1].kv
-    assert "p" not in kv.pins
-    assert kv.reserved_blocks == 0
+    assert "p" not in kv.pinned
+    assert kv.num_usable == kv.num_blocks
     assert [(each.replica_id, each.name) for each in cluster.given_up] == [(1, "p")]
     assert "not finite" in cluster.given_up[0].reason
     other = make_request("r", 12, 5, shared=9)

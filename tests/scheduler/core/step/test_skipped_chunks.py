@@ -125,11 +125,11 @@ def test_a_prefix_that_shares_such_a_block_is_pinned_only_once_it_is_computed(ma
     assert prefix.live[0].num_computed == 13
     cluster.answer(1, spoil_output="x")
     cluster.answer(1)
-    assert "p" not in cluster.core.replicas[1].kv.pins
+    assert "p" not in cluster.core.replicas[1].kv.pinned
     cluster.run()
     cluster.step()
     cluster.step()
-    assert "p" in cluster.core.replicas[1].kv.pins
+    assert "p" in cluster.core.replicas[1].kv.pinned
     cluster.submit(other := sharer("y", 17, 13))
     assert_served(cluster, other)
     assert cluster.deltas["y", 0][0].cached_prompt_tokens == 13

@@ -83,7 +83,7 @@ def blocks_of(cluster: Cluster, plan: StepPlan) -> set[int]:
     """All that the plan's step may touch: the tables of its sequences as they are now."""
     replica = cluster.core.replicas[1]
     ids = {sequence_id for work in plan.work for sequence_id in (work.sequence_id, *work.follower_ids)}
-    sequences = [s for group in replica.running for s in replica.holders(group) if s.sequence_id in ids]
+    sequences = [s for group in replica.running for s in group.holders if s.sequence_id in ids]
     return {block for s in sequences for blocks in replica.kv.block_table(s) for block in blocks}
 
 

@@ -124,7 +124,7 @@ class Promises:
 
     def _check_idleness(self, core: Scheduler, replica: Replica, waited: set[SequenceGroup]) -> None:
         # The paper's policy looks at the head of the queue alone, and an experiment's memory is no paged one.
-        if core.policy.lookahead == 1 or type(replica.kv) is not KVCacheManager or not _idles(replica):
+        if core.policy.lookahead == 1 or not isinstance(replica.kv, KVCacheManager) or not _idles(replica):
             return
         for group in core.waiting:
             # One that waits since this turn may find its place in the next.

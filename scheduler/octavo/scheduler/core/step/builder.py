@@ -8,7 +8,7 @@ from octavo.scheduler.core.replica import OutstandingStep, Replica
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.core.step import grammar_time
 from octavo.scheduler.core.step.preemption import GrowthBefore, prefers_swapping
-from octavo.scheduler.kv.blocks import Growth
+from octavo.scheduler.kv.memory import Growth
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import BlockMove, BlockMoves, Remap, SequenceFork, SequenceStart, SequenceWork, StepPlan
 
@@ -179,7 +179,7 @@ class StepBuilder:
         """
         leaders = group.leaders()
         self.replica.add(group)
-        self.copies += self.replica.kv.allocate(leaders)
+        self.copies += self.replica.kv.allocate(group)
         for sequence in group.live:
             sequence.status = SequenceStatus.RUNNING
         for sequence in leaders:
@@ -192,7 +192,7 @@ class StepBuilder:
 
     def prefill(self, group: SequenceGroup) -> None:
         """Computes known tokens of a running group, as many as the budget allows, but for those it decodes."""
-        self._compute_known(group, [each for each in self.replica.holders(group) if not each.is_decoding])
+        self._compute_known(group, [each for each in group.holders if not each.is_decoding])
 
     def _compute_known(self, group: SequenceGroup, sequences: list[Sequence]) -> None:
         """Adds as many tokens of each sequence as the budget allows; where it is not its grammar's turn, all but the
@@ -230,19 +230,18 @@ class StepBuilder:
     def _can_swap(self, group: SequenceGroup) -> bool:
         """Tells whether a group may be swapped out: never a prefix, nor a suspect, which comes back alone or not at
         all, nor a group in which one sequence waits for another's prefill: that is quickly computed."""
-        holders = self.replica.holders(group)
         return (
             group.prefix_name is None
             and group is not self.replica.suspect
-            and all(sequence.is_ready and sequence.num_computed and sequence.num_uncomputed for sequence in holders)
-            and self.replica.kv.swapper.can_swap_out(holders)
+            and all(each.is_ready and each.num_computed and each.num_uncomputed for each in group.holders)
+            and self.replica.kv.can_swap_out(group)
         )
 
     def resume(self, group: SequenceGroup) -> None:
         """Brings a swapped group back and computes on."""
         self.swap_in += self.replica.swap_in(group)
         self.resumed.append(group)
-        self._compute_known(group, self.replica.holders(group))
+        self._compute_known(group, group.holders)
 
     # -- send -------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Policies for filling a replica's steps: the chunked one, the paper's, and whatever an experiment puts in their place.
+"""Policies for filling a replica's steps: the chunked one, and the paper's.
 
 Chunked: decode and prefill share a step; prefill chunks fill what decodes leave of the token budget.
 
@@ -13,13 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.scheduler.core.admission import Obstacle, ObstacleKind, returns_before
-from octavo.scheduler.core.config import Policy, SchedulerConfig
-from octavo.scheduler.core.replica import paged_kv
+from octavo.scheduler.core.config import Policy
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.step import running
 from octavo.scheduler.core.step.builder import StepBuilder
-from octavo.scheduler.kv.manager import KVCacheManager
-from octavo.wire.steps import WorkerHello
 
 
 def _nothing(builder: StepBuilder, head: SequenceGroup, now: float) -> None:
@@ -130,20 +127,4 @@ def _decode(builder: StepBuilder) -> bool:
 PAPER = StepPolicy(_begin_paper, _admits_paper, _end_paper, lookahead=1, whole_prompts=True, keeps_out=_keeps_out)
 
 
-# -- by configuration, or an experiment's own -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """A policy for filling steps, and a maker of the KV memory of a replica that joins."""
-
-    policy: StepPolicy
-    make_kv: Callable[[WorkerHello, SchedulerConfig], KVCacheManager] = paged_kv
-
-
-_POLICIES = {Policy.CHUNKED: CHUNKED, Policy.PAPER: PAPER}
-
-
-def configured(config: SchedulerConfig) -> Strategy:
-    """Returns the strategy of a production scheduler: paged memory, and the policy that `config` names."""
-    return Strategy(_POLICIES[config.policy])
+POLICIES = {Policy.CHUNKED: CHUNKED, Policy.PAPER: PAPER}

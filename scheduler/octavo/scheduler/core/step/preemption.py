@@ -27,12 +27,8 @@ def prefers_swapping(replica: Replica, group: SequenceGroup, growth: GrowthBefor
 
 def swap_seconds(replica: Replica, group: SequenceGroup, costs: SwapCosts) -> float:
     """Returns the seconds to move all KV of the group out, and in again what others do not hold."""
-    kv, holders = replica.kv, replica.holders(group)
-    return (
-        2 * costs.moves_s
-        + kv.swapper.num_to_swap(holders) * costs.block_out_s
-        + kv.swapper.num_own(holders) * costs.block_in_s
-    )
+    kv = replica.kv
+    return 2 * costs.moves_s + kv.num_to_swap(group) * costs.block_out_s + kv.num_own(group) * costs.block_in_s
 
 
 def recompute_seconds(
@@ -41,10 +37,10 @@ def recompute_seconds(
     """Returns the seconds to compute again what will be lost of the group: in steps that decode others as well, so that
     a step as such costs only where the group fills all of it."""
     num_taken = blocks_taken_meanwhile(replica, group, growth)
-    spans = replica.kv.swapper.lost_by(replica.holders(group), num_taken)
+    lost = replica.kv.lost_by(group, num_taken)
     windows = [group.window for group in replica.hello.kv_groups]
-    num_tokens = sum(span.num_tokens for span in spans)
-    num_pairs = sum(attended_pairs(span.context, span.num_tokens, windows) for span in spans)
+    num_tokens = sum(run.num_tokens for run in lost)
+    num_pairs = sum(attended_pairs(run.context, run.num_tokens, windows) for run in lost)
     return num_tokens * costs.token_s + num_pairs * costs.pair_s + num_tokens // replica.token_budget * costs.step_s
 
 

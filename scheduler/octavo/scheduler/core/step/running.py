@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from octavo.scheduler.core.admission import Obstacle, ObstacleKind, return_obstacle, returns_before
+from octavo.scheduler.core.admission import Obstacle, ObstacleKind, return_obstacle, returns_before, start_obstacle
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.core.step import grammar_time
 from octavo.scheduler.core.step.builder import StepBuilder
-from octavo.scheduler.kv.manager import AllocStatus
 
 Decode = tuple[SequenceGroup, Sequence]
 
@@ -38,7 +37,7 @@ def runnable(replica: Replica) -> Runnable:
             elif not in_flight or group.may_compute(sequence):
                 decodes.append((group, sequence))
             continue
-        sequences = _unanswered(replica, group)
+        sequences = _unanswered(group)
         ready = [
             (group, sequence)
             for sequence in sequences
@@ -54,9 +53,9 @@ def runnable(replica: Replica) -> Runnable:
     return found
 
 
-def _unanswered(replica: Replica, group: SequenceGroup) -> list[Sequence]:
+def _unanswered(group: SequenceGroup) -> list[Sequence]:
     """Returns the group's sequences with blocks, but for beams that have their candidates and wait for other beams."""
-    return [sequence for sequence in replica.holders(group) if sequence.candidates is None]
+    return [sequence for sequence in group.holders if sequence.candidates is None]
 
 
 def decode(builder: StepBuilder, decodes: list[Decode]) -> bool:
@@ -89,7 +88,7 @@ def start_prefixes(builder: StepBuilder) -> None:
     if replica.isolates:
         return
     for group in list(replica.prefixes):
-        fits = replica.kv.can_allocate(group.leaders(), 0) is AllocStatus.OK
+        fits = start_obstacle(replica.kv, group) is None
         if builder.budget and fits and replica.num_running_seqs < replica.max_parallel:
             replica.prefixes.remove(group)
             builder.admit(group)

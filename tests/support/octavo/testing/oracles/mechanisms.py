@@ -26,6 +26,7 @@ from octavo.scheduler.core.events import Effect, Event, ReplicaLost, RequestSubm
 from octavo.scheduler.core.replica import Replica, ReplicaState
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.testing.oracles.paged import paged
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import StepOutcome, StepPlan
 
@@ -280,7 +281,7 @@ class MechanismWatch:
                 if group is not None:
                     self._marks[group][mechanism] = step
 
-        pinned = replica.kv.pins.block_ids
+        pinned = {block_id for blocks in replica.kv.pinned.values() for block_id in blocks}
         copied = {move.target for move in plan.moves.copy}
         brought = {move.target for move in plan.moves.swap_in}
         mark(Mechanism.SWAP, *booked.swapped_out)
@@ -346,7 +347,7 @@ class MechanismWatch:
         blocks = {block_id for sequence in held for block_id in _blocks(replica, sequence)}
         if group.status is SequenceStatus.SWAPPED:
             found.add(Mechanism.SWAP)
-        if group.prefix_name is not None or not blocks.isdisjoint(replica.kv.pins.block_ids):
+        if group.prefix_name is not None or any(not blocks.isdisjoint(held) for held in replica.kv.pinned.values()):
             found.add(Mechanism.PIN)
         if any(NULL_BLOCK in blocks for each in held for blocks in replica.kv.block_table(each)):
             found.add(Mechanism.WINDOW)
@@ -378,11 +379,11 @@ def _finds_more(replica: Replica, group: SequenceGroup, brought: set[int]) -> bo
     size = replica.kv.block_size
     blocks = {
         block_id
-        for sequence in replica.holders(group)
+        for sequence in group.holders
         for table in replica.kv.block_table(sequence)
         for block_id in table[: min(sequence.num_computed, sequence.num_known - 1) // size]
     }
-    return any(each not in brought and each != NULL_BLOCK and replica.kv.ref_count(each) > 1 for each in blocks)
+    return any(each not in brought and each != NULL_BLOCK and paged(replica).ref_count(each) > 1 for each in blocks)
 
 
 def _held(replica: Replica) -> list[SequenceGroup]:
