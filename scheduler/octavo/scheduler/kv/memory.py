@@ -52,12 +52,10 @@ class KVMemory(Protocol):
     @property
     def num_free(self) -> int:
         """Counts the blocks that may be taken, those with cached content too."""
-        ...
 
     @property
     def watermark_blocks(self) -> int:
         """Counts the free blocks that must be left when a group starts: 0 while no sequence holds any."""
-        ...
 
     @property
     def num_cpu_blocks(self) -> int: ...
@@ -68,54 +66,44 @@ class KVMemory(Protocol):
     @property
     def capacity_tokens(self) -> int:
         """Returns the most tokens that one sequence can hold here."""
-        ...
 
     def blocks_for(self, num_tokens: int) -> int:
         """Returns how many blocks hold `num_tokens` tokens of one sequence."""
-        ...
 
     def holds(self, sequence: Sequence) -> bool:
         """Tells whether the sequence has blocks on the device."""
-        ...
 
     def block_table(self, sequence: Sequence) -> list[list[int]]:
         """Returns the sequence's blocks, one list per KV group: CPU blocks while it is swapped out. Not to be changed.
 
         Raises `KeyError` for a sequence that holds none.
         """
-        ...
 
     # -- what operators are shown -----------------------------------------------------------------------------------
 
     @property
     def num_cached(self) -> int:
         """Counts the blocks that a prefix hit would find."""
-        ...
 
     @property
     def cached_free_block_ids(self) -> AbstractSet[int]:
         """Returns the free blocks among them."""
-        ...
 
     @property
     def num_parked(self) -> int:
         """Counts the blocks that will be free as soon as outstanding steps are answered."""
-        ...
 
     @property
     def parked_block_ids(self) -> Collection[int]:
         """Returns the blocks that wait for outstanding steps; sequences may hold them too."""
-        ...
 
     # -- start ------------------------------------------------------------------------------------------------------
 
     def num_needed(self, group: SequenceGroup) -> int:
         """Counts the free blocks that a start of the group would use up; more than are free where those will not do."""
-        ...
 
     def num_uncomputed(self, group: SequenceGroup) -> int:
         """Counts the known tokens of the group that a start would leave to compute."""
-        ...
 
     def allocate(self, group: SequenceGroup) -> list[BlockMove]:
         """Gives each holder of the group, which has nothing, the blocks of all its known tokens; returns the copies
@@ -124,24 +112,20 @@ class KVMemory(Protocol):
         Sets how many tokens each sequence need not compute, and for which of the others it must wait. Raises
         `ValueError` if more is needed than is free.
         """
-        ...
 
     # -- grow -------------------------------------------------------------------------------------------------------
 
     def num_missing(self, sequences: Iterable[Sequence]) -> int:
         """Counts the blocks that one more token for each of `sequences` takes."""
-        ...
 
     def extend(self, sequence: Sequence) -> Growth | None:
         """Makes room for the sequence's next token, in blocks of its own; returns what that changes, None if nothing.
 
         Raises `ValueError` if no block is free.
         """
-        ...
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Lets `child`, which holds nothing, go on from all that `parent` holds."""
-        ...
 
     def index(self, sequence: Sequence, step_id: int) -> list[Remap]:
         """Offers the blocks that known and computed tokens have filled since the last call to others with the same
@@ -149,11 +133,9 @@ class KVMemory(Protocol):
 
         Returns changes of the sequence's table, which must reach the worker in a plan after `step_id`.
         """
-        ...
 
     def slide(self, sequence: Sequence, step_id: int) -> None:
         """Gives up blocks that no token after those computed in `step_id` can see."""
-        ...
 
     # -- distrust ---------------------------------------------------------------------------------------------------
 
@@ -162,89 +144,71 @@ class KVMemory(Protocol):
 
         To be called before the step that brought this to light is booked as answered.
         """
-        ...
 
     def withdraw(self, sequence_ids: AbstractSet[int], after_step: int) -> None:
         """Lets nobody find any more what outstanding steps after `after_step` were to compute of these sequences."""
-        ...
 
     def holds_distrusted(self, sequence: Sequence) -> bool:
         """Tells whether the sequence has held a block since before it was distrusted."""
-        ...
 
     # -- give up ----------------------------------------------------------------------------------------------------
 
     def free(self, sequence: Sequence, outstanding_step_id: int | None = None) -> None:
         """Takes the sequence's blocks back, at once or when `outstanding_step_id` is answered. Raises `KeyError` if it
         holds none."""
-        ...
 
     def step_answered(self, step_id: int, *, valid: bool) -> None:
         """Frees what was parked for this step; the content it wrote is relied on only if it is `valid`."""
-        ...
 
     # -- swap -------------------------------------------------------------------------------------------------------
 
     def can_swap_out(self, group: SequenceGroup) -> bool:
         """Tells whether CPU memory has room for the blocks of the group."""
-        ...
 
     def num_to_swap(self, group: SequenceGroup) -> int:
         """Counts the blocks that a swap-out of the group moves."""
-        ...
 
     def num_own(self, group: SequenceGroup) -> int:
         """Counts those of these blocks that no other group holds."""
-        ...
 
     def lost_by(self, group: SequenceGroup, num_taken: int) -> list[TokenRun]:
         """Returns the tokens that would have to be computed again if the group gave up its blocks and `num_taken` of
         these were taken before it came back: a run for each holder."""
-        ...
 
     def swap_out(self, group: SequenceGroup) -> list[BlockMove]:
         """Moves a group, of which no step may be outstanding, to CPU blocks; returns the moves. Its device blocks are
         free at once."""
-        ...
 
     def num_to_return(self, group: SequenceGroup) -> int:
         """Counts the blocks that a swapped group needs to come back and compute one more token for each sequence."""
-        ...
 
     def swap_in(self, group: SequenceGroup) -> list[BlockMove]:
         """Moves a swapped group back, with room for all its known tokens; returns the moves."""
-        ...
 
     # -- pin --------------------------------------------------------------------------------------------------------
 
     @property
     def pinned(self) -> Mapping[str, list[int]]:
         """Returns the blocks of each pinned prefix by its name; prefixes may share blocks."""
-        ...
 
     @property
     def num_pinned(self) -> int:
         """Counts the blocks that pinned prefixes keep for good."""
-        ...
 
     def reserve(self, name: str, num_tokens: int) -> None:
         """Sets blocks aside for a prefix of `num_tokens` tokens that is to be pinned under this name."""
-        ...
 
     def pin(self, name: str, sequence: Sequence) -> None:
         """Keeps the blocks of a sequence's prompt, all computed, as this prefix's; the sequence holds nothing any
         more."""
-        ...
 
     def unpin(self, name: str) -> None:
         """Gives up what is set aside for a prefix, and its blocks if it has any. Raises `KeyError` if nothing is."""
-        ...
 
     # -- invariants -------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Asserts that every block is free or held, and counted right."""
-        ...
 
 
 # Makes the memory of a replica that joins.
