@@ -40,6 +40,35 @@ async def test_a_deadline_ends_a_request_where_nobody_takes_its_events(
         [event async for event in events]
 
 
+async def test_the_deadline_of_who_attaches_ends_the_reading_alone(
+    scheduler: FakeScheduler, frontend: FrontendServer, eventually: Any
+) -> None:
+    scheduler.hold_after = 3
+    await eventually(lambda: frontend.generation.ready)
+    loop = asyncio.get_running_loop()
+    first = frontend.generation.generate(dataclasses.replace(REQUEST, detach_grace_s=60.0))
+    told = [await anext(first)]
+    await first.aclose()
+
+    async def read_on() -> None:
+        async for emitted in frontend.generation.attach("mine", len(told), deadline=loop.time() + 0.2):
+            told.append(emitted)
+
+    with pytest.raises(DeadlineExceeded):
+        await read_on()
+    # Between two events too.
+    late = frontend.generation.attach("mine", 0, deadline=loop.time() + 0.05)
+    assert await anext(late) == told[0]
+    await asyncio.sleep(0.1)
+    with pytest.raises(DeadlineExceeded):
+        await anext(late)
+    assert frontend.generation.num_running == 1
+    scheduler.hold_after = 1 << 30
+    again = [emitted async for emitted in frontend.generation.attach("mine", 0)]
+    assert again[: len(told)] == told
+    assert [emitted.offset for emitted in again] == list(range(1, len(again) + 1))
+
+
 async def test_no_request_takes_longer_than_the_server_lets_it(
     scheduler: FakeScheduler, config: FrontendConfig
 ) -> None:

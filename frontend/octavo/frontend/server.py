@@ -131,7 +131,7 @@ class FrontendServer:
             admission=admission,
             observer=self._metrics,
             worker_grace_s=config.worker_grace_s,
-            patience=Timeouts(config.max_request_s, config.max_detach_grace_s, config.stall_timeout_s),
+            timeouts=Timeouts(config.max_request_s, config.max_detach_grace_s, config.stall_timeout_s),
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._busy, self._max_connections = BusyPeers(), connections_that_fit(config.max_connections)

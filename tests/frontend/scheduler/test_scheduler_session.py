@@ -1,5 +1,6 @@
 """The link's rules, one message at a time: when to say hello, renew, submit again, and when not to."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -8,8 +9,7 @@ import pytest
 from octavo.frontend.errors import AlreadyExists, Broken, InvalidRequest, Overloaded, ServiceError, Unavailable
 from octavo.frontend.request import events
 from octavo.frontend.scheduler.journal import Journal
-from octavo.frontend.scheduler.reader import Reader
-from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
+from octavo.frontend.scheduler.session import SchedulerSession
 from octavo.wire import history
 from octavo.wire.requests import (
     MAX_PREFIXES,
@@ -47,6 +47,25 @@ STATUS = ServiceStatus(replicas=1, model=None, capacity_tokens=10, max_parallel=
 SAMPLING = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=7, max_tokens=6, stop_token_ids=[])
 
 
+@dataclass(eq=False)
+class Asked:
+    """A request as a session knows it, and all that it was told."""
+
+    journal: Journal
+    failure: ServiceError | None = None
+    has_news: bool = False
+    notices: list[events.Notice] = field(default_factory=list)
+
+    def notify(self) -> None:
+        self.has_news = True
+
+    def tell(self, notice: events.Notice) -> None:
+        self.notices.append(notice)
+
+    def fail(self, failure: ServiceError) -> None:
+        self.failure = self.failure or failure
+
+
 @pytest.fixture
 def session() -> SchedulerSession:
     session = SchedulerSession(frontend_id=1, model_fingerprint="model", now=0.0)
@@ -55,9 +74,8 @@ def session() -> SchedulerSession:
     return session
 
 
-def live(session: SchedulerSession, request_id: str = "r", **sampling: Any) -> LiveRequest:
-    journal = Journal(request_id, [1], msgspec.structs.replace(SAMPLING, **sampling), 0.0)
-    request = LiveRequest(journal, Reader())
+def live(session: SchedulerSession, request_id: str = "r", **sampling: Any) -> Asked:
+    request = Asked(Journal(request_id, [1], msgspec.structs.replace(SAMPLING, **sampling), 0.0))
     session.submit(request, 0.0)
     return request
 
@@ -99,7 +117,7 @@ def test_hello_until_welcomed_then_renewals() -> None:
 
 def test_a_request_made_before_the_welcome_is_found_missing_and_submitted() -> None:
     session = SchedulerSession(frontend_id=1, model_fingerprint="model", now=0.0)
-    request = LiveRequest(Journal("r", [1], SAMPLING, 0.0), Reader())
+    request = Asked(Journal("r", [1], SAMPLING, 0.0))
     assert session.submit(request, 0.0) == []
     [renewal] = session.receive(FrontendWelcome(epoch=EPOCH, status=STATUS), 0.0)
     assert isinstance(renewal, Renew)
@@ -120,7 +138,7 @@ def test_an_id_used_again_gets_no_answer_of_its_former_request(session: Schedule
     assert session.receive(deltas(0, [10], attempt=1), 1.0) == []
     session.receive(Rejected(EPOCH, "r", 1, RejectReason.STEP_FAILED, "why"), 1.0)
     assert session.receive(renewed("r", attempt=1), 1.0) == []
-    assert (request.journal.sequences[0].token_ids, request.reader.failure) == ([], None)
+    assert (request.journal.sequences[0].token_ids, request.failure) == ([], None)
     session.receive(deltas(0, [11], attempt=2), 1.0)
     assert request.journal.sequences[0].token_ids == [11]
 
@@ -132,7 +150,7 @@ def test_attempts_rise_over_all_requests(session: SchedulerSession) -> None:
 
 
 def test_submissions_say_whether_they_are_the_first_and_for_which_model(session: SchedulerSession) -> None:
-    request = LiveRequest(Journal("r", [1], SAMPLING, 0.0), Reader())
+    request = Asked(Journal("r", [1], SAMPLING, 0.0))
     messages = [*session.submit(request, 0.0), *session.receive(renewed("r"), 1.0)]
     submitted = [message.request for message in messages if isinstance(message, Submit)]
     assert [(r.resubmitted, r.model_fingerprint) for r in submitted] == [(False, "model"), (True, "model")]
@@ -243,8 +261,8 @@ def test_every_rejection_has_its_error(
 ) -> None:
     request = live(session)
     session.receive(Rejected(epoch=EPOCH, request_id="r", attempt=1, reason=reason, detail="why"), 1.0)
-    assert type(request.reader.failure) is kind
-    assert str(request.reader.failure).startswith("why")
+    assert type(request.failure) is kind
+    assert str(request.failure).startswith("why")
 
 
 def test_what_was_rejected_is_neither_renewed_nor_aborted(session: SchedulerSession) -> None:
@@ -263,7 +281,7 @@ def test_the_rejection_of_an_earlier_attempt_is_ignored(session: SchedulerSessio
     request.journal.start_attempt(2)
     reason = RejectReason.STEP_FAILED
     session.receive(Rejected(epoch=EPOCH, request_id="r", attempt=1, reason=reason, detail="why"), 1.0)
-    assert request.reader.failure is None
+    assert request.failure is None
 
 
 def test_notices_go_to_the_request_that_they_are_about_as_long_as_it_runs(session: SchedulerSession) -> None:
@@ -271,23 +289,23 @@ def test_notices_go_to_the_request_that_they_are_about_as_long_as_it_runs(sessio
     kinds = [NoticeKind.QUEUED, NoticeKind.PREEMPTED, NoticeKind.WORKER_LOST]
     told = [Notice("r", 1, kinds[0], 2), Notice("r", 0, kinds[1], 1), Notice("other", 1, kinds[2], 1)]
     assert session.receive(Notices(EPOCH, told), 0.0) == []
-    assert request.reader.take_notices() == [events.Notice(NoticeKind.QUEUED, 2)]
+    assert request.notices == [events.Notice(NoticeKind.QUEUED, 2)]
     session.receive(deltas(0, [1, 2, 3, 4, 5, 6]), 0.0)
     session.receive(Notices(EPOCH, told), 0.0)
-    assert request.reader.take_notices() == []
+    assert request.notices == [events.Notice(NoticeKind.QUEUED, 2)]
 
 
 def test_no_rejection_is_without_an_error(session: SchedulerSession) -> None:
     for number, reason in enumerate(RejectReason):
         request = live(session, f"r{number}")
         session.receive(Rejected(EPOCH, f"r{number}", request.journal.attempt, reason, "why"), 1.0)
-        assert request.reader.failure is not None, reason
+        assert request.failure is not None, reason
 
 
 def test_tokens_without_the_logprobs_asked_for_end_the_request(session: SchedulerSession) -> None:
     request = live(session, logprobs=0)
     assert session.receive(deltas(0, [10]), 1.0) == []
-    assert isinstance(request.reader.failure, Broken)
+    assert isinstance(request.failure, Broken)
 
 
 def test_a_sequence_that_ends_here_is_told_while_others_run(session: SchedulerSession) -> None:

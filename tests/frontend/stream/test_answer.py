@@ -4,9 +4,10 @@ import pytest
 
 from octavo.frontend.errors import Broken
 from octavo.frontend.request.events import Finished, FinishReason, TextDelta, num_numbers
+from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.scheduler.journal import Journal, Verdict
-from octavo.frontend.stream.answer import MAX_PIECE_NUMBERS, Answer, Completion, EndRules
-from octavo.frontend.text.detokenizer import StopStrings, Vocabulary, make_detokenizer
+from octavo.frontend.stream.answer import MAX_PIECE_NUMBERS, Answer
+from octavo.frontend.text.detokenizer import Vocabulary
 from octavo.testing.small.tokenizers import byte_level_tokenizer
 from octavo.wire import history
 from octavo.wire.requests import Delta
@@ -24,17 +25,10 @@ class RunningRequest:
         ranked = num_results is not None
         sampling = SamplingParams(max_tokens=3, num_sequences=num_sequences, logprobs=0 if ranked else None)
         self.journal = Journal("r", [1], sampling, 0.0)
-        rules = EndRules(3, 0, frozenset(), frozenset(), include_stop=False)
-        vocabulary = Vocabulary(TOKENIZER)
-        completions = [
-            Completion(
-                rules, make_detokenizer(vocabulary, skip_special_tokens=True), StopStrings((".",), include_stop=False)
-            )
-            for _ in self.journal.sequences
-        ]
-        self.answer = Answer(
-            self.journal, completions, num_results=num_results or num_sequences, incremental=incremental
+        request = GenerationRequest(
+            [1], num_sequences=num_results or num_sequences, incremental=incremental, stop_strings=(".",)
         )
+        self.answer = Answer(self.journal, request, "m", Vocabulary(TOKENIZER), frozenset())
 
     def get(self, index: int, *token_ids: int, reason: Reason | None = None) -> None:
         sequence = self.journal.sequences[index]
@@ -54,9 +48,15 @@ class RunningRequest:
         )
         assert self.journal.accept(delta, 1.0) is Verdict.ACCEPTED
 
+    def events(self) -> list[TextDelta | Finished]:
+        """What is due of its sequences."""
+        if not self.answer.has_begun:
+            self.answer.advance()
+        return [event for _, event in self.answer.advance() if isinstance(event, TextDelta | Finished)]
+
     def advance(self) -> list[tuple[int, str]]:
         """(index, text) of pieces; an end has the text "|"."""
-        return [(e.index, e.text if isinstance(e, TextDelta) else "|") for e in self.answer.advance()]
+        return [(e.index, e.text if isinstance(e, TextDelta) else "|") for e in self.events()]
 
 
 def test_what_came_since_the_last_turn_comes_in_one_piece() -> None:
@@ -112,7 +112,7 @@ def test_an_end_has_the_sum_of_its_logprobs() -> None:
     running = RunningRequest(num_sequences=2, num_results=1)
     running.get(0, Y, X, Y)
     running.get(1, X, X, X)
-    assert running.answer.advance()[-1] == Finished(FinishReason.LENGTH, None, -2.0, 0)
+    assert running.events()[-1] == Finished(FinishReason.LENGTH, None, -2.0, 0)
 
 
 def test_a_stop_string_ends_a_sequence_here_that_runs_there() -> None:
@@ -121,39 +121,40 @@ def test_a_stop_string_ends_a_sequence_here_that_runs_there() -> None:
     running.get(1, Y, Y, DOT)
     running.advance()
     # The other has reached its limit as well, which the scheduler sees by itself.
-    assert running.answer.ended_here() == [0]
+    assert running.answer.ended_here == [0]
+    running.advance()
+    assert running.answer.ended_here == []
 
 
 def test_an_end_that_no_token_shows_is_a_fault() -> None:
     running = RunningRequest()
     running.get(0, X, reason=Reason.STOP)
     running.advance()
-    with pytest.raises(Broken, match="after 1 tokens without a reason"):
-        running.answer.check_ends()
+    assert isinstance(running.answer.fault, Broken)
+    assert "after 1 tokens without a reason" in str(running.answer.fault)
 
 
 def test_an_end_that_is_still_unread_is_none() -> None:
     running = RunningRequest(num_sequences=1)
     running.get(0, X, DOT, reason=Reason.STOP)
-    running.answer.check_ends()
+    running.answer.advance()
+    assert running.answer.fault is None
     running.advance()
-    running.answer.check_ends()
+    assert running.answer.fault is None
 
 
 @pytest.mark.parametrize("incremental", [False, True])
 def test_many_logprobs_come_in_several_pieces(incremental: bool) -> None:
     top, count = 20, 1000
     journal = Journal("r", [1], SamplingParams(max_tokens=count, logprobs=top), 0.0)
-    rules = EndRules(count, 0, frozenset(), frozenset(), include_stop=False)
-    detokenizer = make_detokenizer(Vocabulary(TOKENIZER), skip_special_tokens=True)
-    completion = Completion(rules, detokenizer, StopStrings((), include_stop=False))
-    answer = Answer(journal, [completion], num_results=1, incremental=incremental)
+    request = GenerationRequest([1], incremental=incremental)
+    answer = Answer(journal, request, "m", Vocabulary(TOKENIZER), frozenset())
     logprobs = [Logprobs(-float(i), 1, [X] * top, [-1.0] * top) for i in range(count)]
     delta = Delta("r", 0, 0, 0, history.EMPTY, [X] * count, Reason.LENGTH, 0, 0, 0, logprobs)
     assert journal.accept(delta, 1.0) is Verdict.ACCEPTED
     pieces = []
     while not answer.finished:
-        pieces += [event for event in answer.advance() if isinstance(event, TextDelta)]
+        pieces += [event for _, event in answer.advance() if isinstance(event, TextDelta)]
     assert "".join(piece.text for piece in pieces) == "x" * count
     assert [token_id for piece in pieces for token_id in piece.token_ids] == [X] * count
     assert [entry for piece in pieces for entry in piece.logprobs] == logprobs

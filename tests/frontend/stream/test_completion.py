@@ -1,13 +1,16 @@
 """The token that ends a completion, what it is called, and the text before it."""
 
+from collections.abc import Collection
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.frontend.request.events import Finished, FinishReason, Match, MatchKind
-from octavo.frontend.stream.answer import Completion, EndRules
-from octavo.frontend.text.detokenizer import StopStrings, Vocabulary, make_detokenizer
+from octavo.frontend.request.request import GenerationRequest
+from octavo.frontend.stream.completion import Completion
+from octavo.frontend.text.detokenizer import Vocabulary
 from octavo.testing.small.tokenizers import byte_level_tokenizer, id_of
-from octavo.wire.sampling import Logprobs
+from octavo.wire.sampling import Logprobs, SamplingParams
 
 TOKENIZER = byte_level_tokenizer()
 VOCABULARY = Vocabulary(TOKENIZER)
@@ -22,14 +25,14 @@ def completion(
     *,
     max_tokens: int = 100,
     min_tokens: int = 0,
-    stop_ids: set[int] | None = None,
+    stop_ids: Collection[int] = (),
     stops: tuple[str, ...] = (),
     include: bool = False,
     skip: bool = True,
 ) -> Completion:
-    rules = EndRules(max_tokens, min_tokens, frozenset(stop_ids or {END}), frozenset({END}), include)
-    detokenizer = make_detokenizer(VOCABULARY, skip_special_tokens=skip)
-    return Completion(rules, detokenizer, StopStrings(stops, include_stop=include))
+    request = GenerationRequest("", stop_strings=stops, stop_token_ids=sorted(stop_ids), include_stop=include)
+    sampling = SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=sorted(stop_ids or {END}))
+    return Completion(request, sampling, frozenset({END}), VOCABULARY.detokenizer(skip_special_tokens=skip))
 
 
 def test_the_limit_ends_it_and_flushes_what_was_held() -> None:

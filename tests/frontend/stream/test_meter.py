@@ -4,16 +4,21 @@ from typing import Any
 
 from octavo.frontend.access.admission import Admission
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.errors import Broken, Reason
-from octavo.frontend.request.events import Emitted, Finished, FinishReason, Notice, Started, TextDelta, Usage
-from octavo.frontend.request.request import GenerationRequest
-from octavo.frontend.scheduler.journal import Journal
-from octavo.frontend.stream.meter import Meter, Observer
+from octavo.frontend.errors import Broken, Reason, ServiceError
+from octavo.frontend.request.events import FinishReason, Notice, Usage
+from octavo.frontend.request.request import ANYBODY, GenerationRequest
+from octavo.frontend.scheduler.journal import Journal, Verdict
+from octavo.frontend.stream.answer import Answer
+from octavo.frontend.stream.meter import Observer, note_end, note_events, note_prepared
+from octavo.frontend.stream.running import RunningRequest
+from octavo.frontend.text.detokenizer import Vocabulary
 from octavo.runtime.telemetry.tracing import Span
-from octavo.wire.requests import NoticeKind
+from octavo.testing.small.tokenizers import byte_level_tokenizer
+from octavo.wire import history
+from octavo.wire.requests import Delta, NoticeKind
 from octavo.wire.sampling import SamplingParams
 
-USAGE = Usage(3, 4, 0, 0, 2, 0.5, 1.5)
+VOCABULARY = Vocabulary(byte_level_tokenizer())
 
 
 class Told(Observer, Span):
@@ -29,22 +34,34 @@ class Told(Observer, Span):
 
 
 class Metered:
-    """A meter of a request of three prompt tokens and at most four new ones, and who it tells."""
+    """A request of three prompt tokens and at most four new ones, and who is told of it."""
 
     def __init__(self, tmp_path: Any) -> None:
         self.told = Told()
         config = FrontendConfig(model_directory=tmp_path, served_model_name="m", listen="", scheduler_endpoints=())
         self.admission = Admission(config)
-        ticket = self.admission.admit(GenerationRequest(prompt=[1, 2, 3], max_new_tokens=100), "")
-        self.meter = Meter(self.told, ticket, self.told, arrived_at=10.0)
-        self.journal = Journal("r", [1, 2, 3], SamplingParams(max_tokens=4), 10.0)
-        self.journal.cached_prompt_tokens = 2
-        self.meter.prepared(self.journal)
+        request = GenerationRequest(prompt=[1, 2, 3], max_new_tokens=100)
+        ticket = self.admission.admit(request, "")
+        self.running = RunningRequest(request, "r", "", ANYBODY, 10.0, ticket, self.told)
+        journal = Journal("r", [1, 2, 3], SamplingParams(max_tokens=4), 10.0)
+        self.running.answer = Answer(journal, request, "m", VOCABULARY, frozenset())
+        note_prepared(self.running)
 
-    def advance(self, num_tokens: int, at: float, *events: Any) -> None:
-        self.journal.first_token_at = self.journal.first_token_at or at
-        self.journal.last_token_at = at
-        self.meter.advanced(self.journal, num_tokens, [Emitted(1, event) for event in events])
+    def read(self, at: float, *token_ids: int) -> None:
+        """What has come of its only sequence is taken; the first time the request is seen to have begun alone."""
+        journal, answer = self.running.journal, self.running.answer
+        assert answer
+        if token_ids:
+            [sequence] = journal.sequences
+            start, before = len(sequence.token_ids), history.extend(history.EMPTY, sequence.token_ids)
+            delta = Delta("r", 0, 0, start, before, list(token_ids), None, 0, 0, cached_prompt_tokens=2)
+            assert journal.accept(delta, at) is Verdict.ACCEPTED
+        before_tokens = answer.num_tokens
+        events = answer.advance(self.running.take_notices())
+        note_events(self.told, self.running, events, answer.num_tokens - before_tokens)
+
+    def end(self, error: ServiceError | None = None) -> None:
+        note_end(self.told, self.running, error)
 
     def named(self, *names: str) -> list[tuple[Any, ...]]:
         return [call for call in self.told.calls if call[0] in names]
@@ -52,10 +69,10 @@ class Metered:
 
 def test_tokens_are_counted_with_the_time_since_those_before(tmp_path: Any) -> None:
     metered = Metered(tmp_path)
-    metered.advance(0, 10.5, Started("r", "m", [1, 2, 3], 0, []))
-    metered.advance(1, 10.5, TextDelta("x", [5]))
-    metered.advance(3, 11.0, TextDelta("y", [6, 7]))
-    metered.advance(3, 11.0)
+    metered.read(10.5, 5)
+    metered.read(10.5)
+    metered.read(11.0, 6, 7)
+    metered.read(11.0)
     assert metered.named("prompt_tokens", "first_token", "tokens") == [
         ("prompt_tokens", 3, 2),
         ("first_token", 0.5),
@@ -67,27 +84,38 @@ def test_tokens_are_counted_with_the_time_since_those_before(tmp_path: Any) -> N
 def test_its_work_is_what_it_may_take_less_what_is_done(tmp_path: Any) -> None:
     metered = Metered(tmp_path)
     assert metered.admission.work_tokens == 7
-    metered.advance(1, 10.5, Started("r", "m", [1, 2, 3], 0, []))
+    metered.read(10.5, 5)
+    assert metered.admission.work_tokens == 4
+    metered.read(10.5)
     assert metered.admission.work_tokens == 3
-    metered.meter.ended(None)
+    metered.end()
     assert (metered.admission.work_tokens, metered.admission.requests) == (0, 1)
-    metered.meter.forgotten()
+    metered.running.ticket.release()
     assert metered.admission.requests == 0
+
+
+def test_work_that_never_began_is_given_back_at_the_end(tmp_path: Any) -> None:
+    metered = Metered(tmp_path)
+    metered.end()
+    assert metered.admission.work_tokens == 0
 
 
 def test_notices_are_events_of_its_span(tmp_path: Any) -> None:
     metered = Metered(tmp_path)
-    metered.advance(0, 10.5, Notice(NoticeKind.PREEMPTED), Notice(NoticeKind.RESUMED))
+    for kind in (NoticeKind.PREEMPTED, NoticeKind.RESUMED):
+        metered.running.tell(Notice(kind))
+    metered.read(10.5)
     assert metered.named("event") == [("event", "preempted"), ("event", "resumed")]
 
 
 def test_an_answer_to_its_end_is_finished(tmp_path: Any) -> None:
     metered = Metered(tmp_path)
-    metered.advance(4, 12.0, TextDelta("x", [5]), Finished(FinishReason.LENGTH, None), USAGE)
-    metered.meter.ended(None)
+    metered.read(10.5, 5)
+    metered.read(12.0, 6, 7, 8)
+    metered.end()
     assert metered.named("sequence_finished", "finished", "end") == [
         ("sequence_finished", FinishReason.LENGTH),
-        ("finished", USAGE, 2.0),
+        ("finished", Usage(3, 4, 0, 0, 2, 0.5, 1.5), 2.0),
         ("end", ""),
     ]
 
@@ -95,9 +123,9 @@ def test_an_answer_to_its_end_is_finished(tmp_path: Any) -> None:
 def test_an_error_is_a_refusal_until_something_is_told(tmp_path: Any) -> None:
     error = Broken(Reason.STEP_FAILED, "why")
     first, second = Metered(tmp_path), Metered(tmp_path)
-    second.advance(1, 10.5, TextDelta("x", [5]))
+    second.read(10.5, 5)
     for metered in (first, second):
-        metered.meter.ended(error)
+        metered.end(error)
         assert metered.named("end") == [("end", "STEP_FAILED")]
     assert first.named("refused", "failed") == [("refused", error)]
     assert second.named("refused", "failed") == [("failed", error)]
@@ -105,6 +133,6 @@ def test_an_error_is_a_refusal_until_something_is_told(tmp_path: Any) -> None:
 
 def test_the_end_of_an_unfinished_one_is_that_its_client_left(tmp_path: Any) -> None:
     metered = Metered(tmp_path)
-    metered.advance(1, 10.5, TextDelta("x", [5]))
-    metered.meter.ended(None)
+    metered.read(10.5, 5)
+    metered.end()
     assert metered.named("left", "finished", "failed") == [("left",)]

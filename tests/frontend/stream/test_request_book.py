@@ -10,12 +10,13 @@ from unittest.mock import Mock
 import grpc
 import pytest
 
+from octavo.frontend.access.admission import Ticket
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest
 from octavo.frontend.server import FrontendServer
-from octavo.frontend.stream.meter import Meter
 from octavo.frontend.stream.registry import RequestBook
 from octavo.frontend.stream.running import RunningRequest
+from octavo.runtime.telemetry import tracing
 from octavo.testbed.credentials import bearer, write_keys
 from octavo.testbed.grpc_calls import collect, ids_of, reason_of
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
@@ -27,7 +28,7 @@ ALICE, BOB, GATEWAY = Caller("alice", False), Caller("bob", False), Caller("gate
 
 
 def running(tenant: str, request_id: str = "mine") -> RunningRequest:
-    return RunningRequest(GenerationRequest("x"), request_id, tenant, "", 0.0, 0.0, Mock(spec=Meter))
+    return RunningRequest(GenerationRequest("x"), request_id, tenant, ANYBODY, 0.0, Mock(spec=Ticket), tracing.NOTHING)
 
 
 def test_an_id_means_each_tenant_its_own_request() -> None:

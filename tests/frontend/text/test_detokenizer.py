@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
-from octavo.frontend.text.detokenizer import UnsupportedDecoder, Vocabulary, make_detokenizer
+from octavo.frontend.text.detokenizer import UnsupportedDecoder, Vocabulary
 from octavo.testing.small import tokenizers as make
 
 FAMILIES: list[Callable[[], Tokenizer]] = [
@@ -33,7 +33,7 @@ quickly = settings(max_examples=80, deadline=None, derandomize=True)
 
 
 def stream(family: str, chunks: list[list[int]], skip_special_tokens: bool) -> list[str]:
-    detokenizer = make_detokenizer(VOCABULARIES[family], skip_special_tokens=skip_special_tokens)
+    detokenizer = VOCABULARIES[family].detokenizer(skip_special_tokens=skip_special_tokens)
     return [*(detokenizer.feed(chunk) for chunk in chunks), detokenizer.finish()]
 
 
@@ -156,7 +156,7 @@ def test_work_per_token_does_not_grow(run: str, skip: bool, before: list[str], m
         return decode(token_ids)
 
     monkeypatch.setattr(vocabulary, "decode", counted)
-    detokenizer = make_detokenizer(vocabulary, skip_special_tokens=skip)
+    detokenizer = vocabulary.detokenizer(skip_special_tokens=skip)
     text = "".join([detokenizer.feed([token_id]) for token_id in ids]) + detokenizer.finish()
     assert text == tokenizer.decode(ids, skip_special_tokens=skip)
     assert decoded <= 10 * len(ids)

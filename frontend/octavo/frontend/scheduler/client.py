@@ -169,7 +169,7 @@ class SchedulerClient:
         """Fails all requests that still wait for the scheduler."""
         for request in self._session.live.values():
             if not request.journal.complete:
-                request.reader.fail(unreachable(self.away_s()))
+                request.fail(unreachable(self.away_s()))
 
     async def run(self) -> None:
         """Keeps the conversation going until cancelled. Raises `SchedulerRefused`; may then be run again."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from octavo.frontend.request.events import LogprobTable
 from octavo.wire import history
 from octavo.wire.requests import NO_CACHE_KEY, CacheKey, Delta, GeneratedSequence, Lease, Request, answer_work
-from octavo.wire.sampling import SamplingParams
+from octavo.wire.sampling import Logprobs, SamplingParams
 
 
 class Verdict(enum.Enum):
@@ -36,7 +36,7 @@ class SequenceJournal:
     def __init__(self, sampling: SamplingParams) -> None:
         self.token_ids: list[int] = []
         # One entry per token, if logprobs were asked for.
-        self.logprobs = LogprobTable()
+        self.logprobs: Sequence[Logprobs] = () if sampling.logprobs is None else LogprobTable()
         # The score of a beam search's result, from the scheduler.
         self.cumulative_logprob: float | None = None
         self.ended = False
@@ -64,7 +64,7 @@ class SequenceJournal:
     def extend(self, delta: Delta) -> None:
         """Appends a `delta` that continues the sequence."""
         self.token_ids.extend(delta.token_ids)
-        if delta.logprobs:
+        if isinstance(self.logprobs, LogprobTable):
             self.logprobs.extend(delta.logprobs)
         self.cumulative_logprob = delta.cumulative_logprob
         self.ended = delta.finish_reason is not None

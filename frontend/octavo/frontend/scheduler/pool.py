@@ -18,7 +18,6 @@ from octavo.frontend.scheduler.client import Availability, SchedulerClient, Sche
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.pinned_prefixes import NamedPrefixes
 from octavo.frontend.scheduler.prefix_router import CellLoad, PrefixRouter
-from octavo.frontend.scheduler.reader import Reader
 from octavo.frontend.scheduler.session import LiveRequest
 from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.wire.requests import RejectReason, ServiceStatus
@@ -129,25 +128,25 @@ class SchedulerPool:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def submit(self, journal: Journal, reader: Reader) -> LiveRequest:
+    def submit(self, request: LiveRequest) -> None:
         """Sends a request to a cell. Raises `Overloaded` for more requests than one renewal can name."""
-        request = LiveRequest(journal, reader)
         # Where no cell can take the request, the first one says why.
-        self._place(request, self._choose(journal, lambda _: True) or self.links[0])
-        return request
+        self._place(request, self._choose(request.journal, lambda _: True) or self.links[0])
 
-    def listing(self, request: LiveRequest) -> Listing:
-        """Returns the name under which its scheduler lists a submitted request."""
-        return Listing(self._home[request].frontend_id, request.journal.wire_id)
+    def listing(self, request: LiveRequest) -> Listing | None:
+        """Returns the name under which a scheduler lists the request; None for a request that none holds."""
+        link = self._home.get(request)
+        return None if link is None else Listing(link.frontend_id, request.journal.wire_id)
 
     def end_sequence(self, request: LiveRequest, sequence_index: int) -> None:
-        """Ends one sequence of a request whose others may run on."""
+        """Ends one sequence of a submitted request whose others may run on."""
         self._home[request].end_sequence(request, sequence_index)
 
     def release(self, request: LiveRequest) -> None:
-        """Ends a request, whatever its state; must be called for every submitted one."""
-        self._home.pop(request).release(request)
-        self._full.pop(request, None)
+        """Ends a request, whatever its state; must be called for every submitted one. Idempotent."""
+        if (link := self._home.pop(request, None)) is not None:
+            link.release(request)
+            self._full.pop(request, None)
 
     def _place(self, request: LiveRequest, link: SchedulerClient) -> None:
         link.submit(request)
@@ -247,7 +246,7 @@ class SchedulerPool:
         gone = availability is Availability.MODEL_MISMATCH or link.unready_s() > _HANDOVER_S
         for request in link.live:
             may_wait = not gone and request.journal.first_token_at is not None
-            if may_wait or request.journal.complete or request.reader.failure:
+            if may_wait or request.journal.complete or request.failure:
                 continue
             other = self._choose(request.journal, lambda other: other.availability is Availability.READY)
             if other is None:

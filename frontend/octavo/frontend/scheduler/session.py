@@ -7,8 +7,8 @@ reconnection and a new scheduler.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain, count
+from typing import Protocol
 
 from octavo.frontend.errors import (
     AlreadyExists,
@@ -23,7 +23,6 @@ from octavo.frontend.errors import (
 from octavo.frontend.request import events
 from octavo.frontend.scheduler.journal import Journal, Verdict
 from octavo.frontend.scheduler.pinned_prefixes import PinnedPrefixes
-from octavo.frontend.scheduler.reader import Reader
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.requests import (
     MAX_PREFIXES,
@@ -125,12 +124,30 @@ _log = logging.getLogger(__name__)
 _MAX_UNANSWERED_RENEWALS = 3
 
 
-@dataclass(frozen=True)
-class LiveRequest:
-    """Pairs the journal of a submitted request with its reader, who hears when the journal has grown or has failed."""
+class LiveRequest(Protocol):
+    """Describes a submitted request: its journal, and how its reader hears of news. Compared by identity."""
 
-    journal: Journal
-    reader: Reader
+    @property
+    def journal(self) -> Journal:
+        """Returns the journal."""
+        ...
+
+    @property
+    def failure(self) -> ServiceError | None:
+        """Returns the error that ended the request, if any."""
+        ...
+
+    def notify(self) -> None:
+        """Wakes the reader, for the journal has grown."""
+        ...
+
+    def tell(self, notice: events.Notice) -> None:
+        """Keeps a notice for the reader, and wakes the reader."""
+        ...
+
+    def fail(self, failure: ServiceError) -> None:
+        """Ends the request for its reader; the first failure stays."""
+        ...
 
 
 HandOver = Callable[[LiveRequest, RejectReason], bool]
@@ -304,15 +321,15 @@ class SchedulerSession:
         answers: list[FromFrontend] = []
         for delta in message.deltas:
             request = self.live.get(delta.request_id)
-            if request is None or request.reader.failure is not None:
+            if request is None or request.failure is not None:
                 continue
             match request.journal.accept(delta, now):
                 case Verdict.ACCEPTED:
-                    request.reader.notify()
+                    request.notify()
                 case Verdict.BROKEN:
                     answers += self._resubmission(request.journal, now)
                 case Verdict.FAULTY:
-                    request.reader.fail(_lacking())
+                    request.fail(_lacking())
         return answers
 
     def _resubmission(self, journal: Journal, now: float) -> list[FromFrontend]:
@@ -335,7 +352,7 @@ class SchedulerSession:
         for notice in message.notices:
             request = self.live.get(notice.request_id)
             if request is not None and request.journal.attempt == notice.attempt and not request.journal.complete:
-                request.reader.tell(events.Notice(notice.kind, notice.queue_position))
+                request.tell(events.Notice(notice.kind, notice.queue_position))
 
     def _reject(self, message: Rejected) -> None:
         request = self.live.get(message.request_id)
@@ -344,7 +361,7 @@ class SchedulerSession:
             del self.live[message.request_id]
             self._work.drop(request.journal)
             if not self._hand_over(request, message.reason):
-                request.reader.fail(rejection(message))
+                request.fail(rejection(message))
 
 
 def _lacking() -> Broken:

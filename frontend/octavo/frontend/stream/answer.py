@@ -1,200 +1,111 @@
-"""Turns the tokens of a request's sequences into pieces of text for the client, and finds where each sequence ends."""
+"""Makes the numbered events of one request from its journal, and makes those that were sent before again."""
 
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
-
-from msgspec import structs
+from array import array
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import replace
+from itertools import islice
+from typing import Final
 
 from octavo.frontend.errors import Broken, Reason
-from octavo.frontend.request.events import Finished, FinishReason, Match, MatchKind, TextDelta, Usage, chosen
-from octavo.frontend.scheduler.journal import Journal
-from octavo.frontend.text.detokenizer import Detokenizer, StopStrings
+from octavo.frontend.request.events import Emitted, Event, Finished, Notice, Started, TextDelta, Usage
+from octavo.frontend.request.request import GenerationRequest
+from octavo.frontend.scheduler.journal import Journal, SequenceJournal
+from octavo.frontend.stream.completion import Completion
+from octavo.frontend.text.detokenizer import DetokenizerSource
 from octavo.wire.base import MAX_TOKENS
-from octavo.wire.sampling import Logprobs
-
-
-@dataclass(frozen=True)
-class EndRules:
-    """Tells when a completion ends besides its stop strings. `eos_token_ids` is part of `stop_token_ids`.
-
-    Nothing ends a completion before `min_tokens`: until then the workers choose no stop token, and stop strings are
-    not looked for.
-    """
-
-    max_tokens: int
-    min_tokens: int
-    stop_token_ids: Set[int]
-    eos_token_ids: Set[int]
-    include_stop: bool
-
-
-class Completion:
-    """Turns one sequence into text. `finished` is set with the token that ends the sequence; later ones are ignored."""
-
-    def __init__(self, rules: EndRules, detokenizer: Detokenizer, stop_strings: StopStrings) -> None:
-        self._rules = rules
-        self._detokenizer = detokenizer
-        self._stop_strings = stop_strings
-        self.num_tokens = 0
-        # The sum over the tokens counted, where they came with logprobs.
-        self.cumulative_logprob = 0.0
-        self.finished: Finished | None = None
-
-    def feed(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> TextDelta:
-        """Takes tokens up to the one that ends the completion; returns those with the text that is certain.
-
-        `logprobs` has one entry per token, or none at all.
-        """
-        before, text = self.num_tokens, []
-        for token_id in token_ids:
-            if self.finished:
-                break
-            self.num_tokens += 1
-            text.append(self._feed_one(token_id))
-        taken = self.num_tokens - before
-        if logprobs:
-            logprobs = logprobs[:taken]
-            for logprob in chosen(logprobs):
-                # One by one, so that the sum does not depend on how the tokens were cut into pieces.
-                self.cumulative_logprob += logprob
-        return TextDelta("".join(text), list(token_ids[:taken]), logprobs)
-
-    def _feed_one(self, token_id: int) -> str:
-        if token_id in self._rules.stop_token_ids:
-            return self._end_with_token(token_id)
-        text = self._scan(self._detokenizer.feed((token_id,)))
-        if self.num_tokens < self._rules.max_tokens or self.finished:
-            return text
-        text += self._flush()
-        self.finished = self.finished or Finished(FinishReason.LENGTH, None)
-        return text
-
-    def _end_with_token(self, token_id: int) -> str:
-        text = self._detokenizer.feed((token_id,)) if self._rules.include_stop else ""
-        kind = MatchKind.EOS_TOKEN if token_id in self._rules.eos_token_ids else MatchKind.STOP_TOKEN
-        text = self._scan(text) + self._flush()
-        self.finished = self.finished or Finished(FinishReason.STOP, Match(kind, token_id))
-        return text
-
-    def _flush(self) -> str:
-        if self.finished:
-            return ""
-        text = self._scan(self._detokenizer.finish())
-        return text if self.finished else text + self._stop_strings.flush()
-
-    def _scan(self, text: str) -> str:
-        if not self._stop_strings:
-            return text
-        scanned = self._stop_strings.feed(text, searching=self.num_tokens >= self._rules.min_tokens)
-        if scanned.matched is not None:
-            self.finished = Finished(FinishReason.STOP, Match(MatchKind.STOP_STRING, scanned.matched))
-        return scanned.text
-
+from octavo.wire.sampling import MAX_PARALLEL
 
 # The most tokens of a sequence in one turn, so that one message to a slow reader, and one turn of the event loop, stay
 # small; and the most logprobs in any event.
-MAX_PIECE_TOKENS = 512
-MAX_PIECE_NUMBERS = 2048
-
-
-@dataclass(slots=True)
-class _Held:
-    """Holds the text of a sequence's tokens that were not sent yet, in parts, with the number of tokens of each."""
-
-    num_tokens: list[int] = field(default_factory=list)
-    texts: list[list[str]] = field(default_factory=list)
-
-    def add(self, piece: TextDelta, most_tokens: int) -> None:
-        """Appends `piece` to the last part, or begins a part if the last would hold more than `most_tokens`."""
-        if self.num_tokens and self.num_tokens[-1] + len(piece.token_ids) <= most_tokens:
-            self.num_tokens[-1] += len(piece.token_ids)
-            self.texts[-1].append(piece.text)
-        else:
-            self.num_tokens.append(len(piece.token_ids))
-            self.texts.append([piece.text])
+MAX_PIECE_TOKENS: Final = 512
+MAX_PIECE_NUMBERS: Final = 2048
+# Events that are made again at once; others get their turn in between.
+_REPLAYED_AT_ONCE: Final = 256
 
 
 class Answer:
-    """Decides which sequences of one request the client gets, under which index, and when.
+    """Makes the events of one request from its journal, whoever reads them.
 
-    Sequences are sent as they grow, or each whole where `incremental` is off. Where `num_results` are chosen among
-    more, or found by a beam search, they are sent whole once all have ended, best first.
+    Sequences are sent as they grow, or each whole where the request is not `incremental`. Where the request's
+    `num_sequences` are chosen among more, or found by a beam search, they are sent whole once all have ended, best
+    first. An event that was sent once is the same whenever it is sent again, for it is made from the same tokens.
     """
 
     def __init__(
-        self, journal: Journal, completions: Sequence[Completion], *, num_results: int, incremental: bool
+        self,
+        journal: Journal,
+        request: GenerationRequest,
+        model: str,
+        detokenizers: DetokenizerSource,
+        eos_token_ids: Set[int],
     ) -> None:
-        self._journal = journal
-        self._completions = list(completions)
-        self._num_results = num_results
-        self._incremental = incremental
-        self._is_ranked = journal.sampling.beam is not None or num_results < len(self._completions)
-        top = journal.sampling.logprobs
-        self._is_scored = top is not None
+        self.journal = journal
+        self._request = request
+        self._model = model
+        self._detokenizers = detokenizers
+        self._eos_token_ids = eos_token_ids
+        self._completions = self._fresh_completions()
+        sampling = journal.sampling
+        self._is_ranked = sampling.beam is not None or request.num_sequences < len(self._completions)
         # The most tokens of an event; with few logprobs any number, once a sequence has ended.
-        self._most_tokens = max(1, MAX_PIECE_NUMBERS // (1 + top)) if top else MAX_TOKENS
-        # Pieces that were not sent yet, by sequence: the latest where each is sent at once, or all since the start.
-        self._sends_at_once = incremental and not self._is_ranked
-        self._latest: dict[int, TextDelta] = {}
-        self._held = [_Held() for _ in self._completions]
-        self._num_sent = [0] * len(self._completions)
-        self._end_sent: set[int] = set()
-        # The latest `advance` has left some tokens.
-        self.behind = False
+        self._most_tokens = max(1, MAX_PIECE_NUMBERS // (1 + sampling.logprobs)) if sampling.logprobs else MAX_TOKENS
+        self._num_running = len(self._completions)
+        self._has_begun = False
         # Tokens taken, of all sequences together.
         self.num_tokens = 0
-        self._num_running = len(self._completions)
+        # More events are due after the latest `advance`.
+        self.behind = False
+        # Sequences that the latest `advance` has found ended by a stop string, which the scheduler does not see.
+        self.ended_here: list[int] = []
+        # The fault that no more events can follow.
+        self.fault: Broken | None = None
+        # Of each event that was made: of a `TextDelta` its number of tokens and its index in one number, else 0; and
+        # all other events themselves.
+        self._marks = array("I")
+        self._others: list[Started | Finished | Usage | Notice] = []
+
+    @property
+    def num_events(self) -> int:
+        """Returns how many events were made."""
+        return len(self._marks)
+
+    @property
+    def has_begun(self) -> bool:
+        """Tells whether `Started` was made."""
+        return self._has_begun
 
     @property
     def finished(self) -> bool:
-        """Tells whether all sequences have ended."""
+        """Tells whether all events were made, `Usage` last."""
         return not self._num_running
 
-    def advance(self) -> list[TextDelta | Finished]:
-        """Takes the journal's new tokens, as many as one turn may, and returns the events that are due.
+    def advance(self, notices: Iterable[Notice] = ()) -> list[Emitted]:
+        """Takes the journal's new tokens, as many as one turn may, and returns `notices` and the events that are
+        due.
 
-        All tokens since the last call come in one piece, so a slow reader gets fewer, larger pieces.
+        All tokens of a sequence since the last call come in one piece, so a slow reader gets fewer, larger pieces.
         """
-        self.behind = False
-        for index, (sequence, completion) in enumerate(zip(self._journal.sequences, self._completions, strict=True)):
-            start = completion.num_tokens
-            end = min(len(sequence.token_ids), start + min(MAX_PIECE_TOKENS, self._most_tokens))
-            if completion.finished is None and end > start:
-                logprobs = sequence.logprobs[start:end] if self._is_scored else ()
-                piece = completion.feed(sequence.token_ids[start:end], logprobs)
-                if self._sends_at_once:
-                    self._latest[index] = piece
-                else:
-                    self._held[index].add(piece, self._most_tokens)
-                self.num_tokens += completion.num_tokens - start
-                if completion.finished:
-                    self._num_running -= 1
-                elif end < len(sequence.token_ids):
-                    self.behind = True
-        return [event for place, index in self._due() for event in self._flush(place, index)]
+        events: list[Event] = [*notices]
+        self.behind, self.ended_here = False, []
+        if self._has_begun:
+            events += self._news()
+            if self.finished:
+                events.append(self.usage())
+        elif self.journal.begun:
+            # Alone, so that all tokens that come until the client takes it come in one piece.
+            self._has_begun = self.behind = True
+            events.append(self._start())
+        return [self._record(event) for event in events]
 
-    def sequence_of(self, place: int) -> int:
-        """Returns the index in the journal of the sequence that has the index `place` in the answer."""
-        return self._best()[place] if self._is_ranked else place
-
-    def ended_here(self) -> list[int]:
-        """Returns the sequences that have ended by a stop string, which the scheduler does not see and runs on."""
-        pairs = zip(self._completions, self._journal.sequences, strict=True)
-        return [index for index, (c, sequence) in enumerate(pairs) if c.finished and not sequence.complete]
-
-    def check_ends(self) -> None:
-        """Raises `Broken` for a sequence that the scheduler ended without a reason that its tokens show."""
-        for sequence, completion in zip(self._journal.sequences, self._completions, strict=True):
-            if sequence.ended and not completion.finished and completion.num_tokens == len(sequence.token_ids):
-                raise Broken(
-                    Reason.STREAM_BROKEN,
-                    f"the scheduler ended the request after {completion.num_tokens} tokens without a reason that its"
-                    " tokens show; this is a fault of the server",
-                )
+    def sent_after(self, offset: int) -> Iterator[list[Emitted]]:
+        """Yields the events after `offset` that were made already, some at a time (maybe none)."""
+        sent = self._sent()
+        while batch := list(islice(sent, _REPLAYED_AT_ONCE)):
+            yield [emitted for emitted in batch if emitted.offset > offset]
 
     def usage(self) -> Usage:
         """Returns what the request has taken so far."""
-        journal = self._journal
+        journal = self.journal
         first = journal.arrived_at if journal.first_token_at is None else journal.first_token_at
         last = first if journal.last_token_at is None else journal.last_token_at
         return Usage(
@@ -207,42 +118,101 @@ class Answer:
             decode_time_s=last - first,
         )
 
-    def _due(self) -> list[tuple[int, int]]:
-        """Returns (index in the answer, index in the journal) of the sequences that may be sent now."""
-        if self._is_ranked:
-            return list(enumerate(self._best())) if self.finished else []
-        return [(i, i) for i, completion in enumerate(self._completions) if self._incremental or completion.finished]
+    def _start(self) -> Started:
+        journal = self.journal
+        return Started(
+            request_id=journal.request_id,
+            model=self._model,
+            prompt_token_ids=journal.prompt_token_ids,
+            seed=journal.sampling.seed,
+            prompt_logprobs=journal.prompt_logprobs or [],
+        )
+
+    def _news(self) -> Iterator[Event]:
+        for index, (sequence, completion) in enumerate(zip(self.journal.sequences, self._completions, strict=True)):
+            if not completion.finished:
+                yield from self._grown(index, sequence, completion)
+        if self._is_ranked and self.finished:
+            for place, index in enumerate(self._best()):
+                yield from self._whole(place, index)
+
+    def _grown(self, index: int, sequence: SequenceJournal, completion: Completion) -> Iterator[Event]:
+        """Takes one sequence's new tokens; yields the events that are due of a sequence that is not ranked."""
+        start, there = completion.num_tokens, len(sequence.token_ids)
+        if there > start:
+            part = slice(start, start + min(MAX_PIECE_TOKENS, self._most_tokens))
+            piece = completion.feed(sequence.token_ids[part], sequence.logprobs[part], index)
+            self.num_tokens += completion.num_tokens - start
+            if self._request.incremental and not self._is_ranked:
+                yield piece
+            else:
+                completion.keep(piece, self._most_tokens)
+        if completion.finished:
+            self._num_running -= 1
+            if not sequence.complete:
+                self.ended_here.append(index)
+            if not self._is_ranked:
+                yield from self._whole(index, index)
+        elif completion.num_tokens < there:
+            self.behind = True
+        elif sequence.ended:
+            self.fault = Broken(
+                Reason.STREAM_BROKEN,
+                f"the scheduler ended the request after {there} tokens without a reason that its tokens show; this is a"
+                " fault of the server",
+            )
+
+    def _whole(self, place: int, index: int) -> Iterator[Event]:
+        """Yields what was kept of a sequence that has ended, and its end."""
+        sequence, completion, start = self.journal.sequences[index], self._completions[index], 0
+        for num_tokens, text in completion.kept():
+            part = slice(start, start + num_tokens)
+            start += num_tokens
+            yield TextDelta(text, sequence.token_ids[part], sequence.logprobs[part], place)
+        assert completion.finished
+        scored = self.journal.sampling.logprobs is not None
+        total = completion.cumulative_logprob if scored else sequence.cumulative_logprob
+        yield replace(completion.finished, index=place, cumulative_logprob=total)
 
     def _best(self) -> list[int]:
+        """Returns the indices in the journal of the sequences that a ranked answer has, best first."""
         # A beam search has ranked its results itself, by more than their logprobs.
         order = list(range(len(self._completions)))
-        if self._journal.sampling.beam is None:
+        if self.journal.sampling.beam is None:
             order.sort(key=lambda index: -self._completions[index].cumulative_logprob)
-        return order[: self._num_results]
+        return order[: self._request.num_sequences]
 
-    def _flush(self, place: int, index: int) -> Iterator[TextDelta | Finished]:
-        held = self._held[index]
-        if (latest := self._latest.pop(index, None)) is not None:
-            self._num_sent[index] += len(latest.token_ids)
-            yield structs.replace(latest, index=place) if place else latest
-        elif held.num_tokens:
-            self._held[index] = _Held()
-            yield from self._pieces(held, place, index)
-        finished = self._completions[index].finished
-        if finished and index not in self._end_sent:
-            self._end_sent.add(index)
-            yield replace(finished, index=place, cumulative_logprob=self._cumulative_logprob(index))
+    def _record(self, event: Event) -> Emitted:
+        if isinstance(event, TextDelta):
+            self._marks.append(len(event.token_ids) * MAX_PARALLEL + event.index)
+        else:
+            self._marks.append(0)
+            self._others.append(event)
+        return Emitted(len(self._marks), event)
 
-    def _pieces(self, held: _Held, place: int, index: int) -> Iterator[TextDelta]:
-        sequence = self._journal.sequences[index]
-        for num_tokens, texts in zip(held.num_tokens, held.texts, strict=True):
-            start = self._num_sent[index]
-            part = slice(start, start + num_tokens)
-            self._num_sent[index] += num_tokens
-            logprobs = sequence.logprobs[part] if sequence.logprobs else ()
-            yield TextDelta("".join(texts), sequence.token_ids[part], logprobs, place)
+    def _sent(self) -> Iterator[Emitted]:
+        completions, others = self._fresh_completions(), iter(self._others)
+        for offset, mark in enumerate(self._marks, 1):
+            yield Emitted(offset, self._piece(*divmod(mark, MAX_PARALLEL), completions) if mark else next(others))
 
-    def _cumulative_logprob(self, index: int) -> float | None:
-        if self._journal.sampling.logprobs is not None:
-            return self._completions[index].cumulative_logprob
-        return self._journal.sequences[index].cumulative_logprob
+    def _piece(self, num_tokens: int, place: int, completions: Sequence[Completion]) -> TextDelta:
+        index = self._sequence_at(place)
+        sequence, completion = self.journal.sequences[index], completions[index]
+        part = slice(completion.num_tokens, completion.num_tokens + num_tokens)
+        return completion.feed(sequence.token_ids[part], sequence.logprobs[part], place)
+
+    def _sequence_at(self, place: int) -> int:
+        """Returns the index in the journal of the sequence that has the index `place` in the answer."""
+        return self._best()[place] if self._is_ranked else place
+
+    def _fresh_completions(self) -> list[Completion]:
+        request, sampling = self._request, self.journal.sampling
+        return [
+            Completion(
+                request,
+                sampling,
+                self._eos_token_ids,
+                self._detokenizers.detokenizer(skip_special_tokens=request.skip_special_tokens),
+            )
+            for _ in self.journal.sequences
+        ]

@@ -6,7 +6,6 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from functools import partial
 
 from octavo.frontend.access.access import Access
 from octavo.frontend.access.admission import Admission
@@ -26,12 +25,11 @@ from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest, 
 from octavo.frontend.request.validation import check_answer_size, check_form, check_prompt_size
 from octavo.frontend.scheduler.client import Availability
 from octavo.frontend.scheduler.pool import Listing, SchedulerPool
-from octavo.frontend.stream.meter import Latencies, Meter, Observer
+from octavo.frontend.stream.meter import Latencies, Observer, note_prepared
 from octavo.frontend.stream.pacing import Turns
 from octavo.frontend.stream.preparation import Preparation, Readiness, check_token_ids, model_len
 from octavo.frontend.stream.registry import Registry, Timeouts
 from octavo.frontend.stream.running import RunningRequest
-from octavo.frontend.stream.stream import Stream
 from octavo.frontend.text.model_defaults import ModelDefaults
 from octavo.frontend.text.pool import TextPool
 from octavo.frontend.text.tokenizer import ModelTokenizer
@@ -54,7 +52,7 @@ class Generation:
         admission: Admission,
         observer: Observer,
         worker_grace_s: float,
-        patience: Timeouts,
+        timeouts: Timeouts,
     ) -> None:
         self.model_names = tuple(model_names)
         self.tokenizer = tokenizer
@@ -67,7 +65,7 @@ class Generation:
         self._observer = observer
         self._turns = Turns()
         self.beginnings = Turns.of_beginnings()
-        self._registry = Registry(scheduler, patience, self._turns)
+        self._registry = Registry(scheduler, timeouts, observer, self._turns)
         readiness = Readiness(scheduler, self.model_name, worker_grace_s)
         self._preparation = Preparation(self.model_name, tokenizer, defaults, text, readiness)
 
@@ -79,7 +77,7 @@ class Generation:
     @property
     def stall_timeout_s(self) -> float:
         """Returns the seconds that an interface may wait until its client takes an event; see `pacing.paced`."""
-        return self._registry.patience.stall_timeout_s
+        return self._registry.timeouts.stall_timeout_s
 
     @property
     def num_running(self) -> int:
@@ -122,16 +120,22 @@ class Generation:
         status = self._scheduler.status
         return self.max_model_len if status and status.model else 0
 
-    def generate(
+    async def generate(
         self, request: GenerationRequest, caller: Caller = ANYBODY, deadline: float | None = None
     ) -> AsyncGenerator[Emitted]:
         """Runs a request and yields its events. `deadline` is a time of the event loop's clock.
 
         Raises `ServiceError`. Closing the iterator aborts the request, unless it may run on without a reader.
         """
-        return self._registry.read(partial(self._open, request, caller, deadline), 0)
+        running = self._admit(request, caller)
+        self._registry.add(running, deadline)
+        # In a task of its own, for the reader may go away and another come meanwhile.
+        running.preparing = asyncio.create_task(self._prepare(running))
+        async with contextlib.aclosing(self._registry.read(running)) as events:
+            async for emitted in events:
+                yield emitted
 
-    def attach(
+    async def attach(
         self, request_id: str, after: int, caller: Caller = ANYBODY, deadline: float | None = None
     ) -> AsyncGenerator[Emitted]:
         """Yields the events of a request after the offset `after`; events that were sent before come again unchanged.
@@ -139,7 +143,10 @@ class Generation:
         The call takes over from an earlier reader. `deadline` ends the reading, not the request. Raises
         `ServiceError`. Closing the iterator is the same as closing that of `generate`.
         """
-        return self._registry.read(partial(self._registry.attachable, request_id, after, caller), after, deadline)
+        running = self._registry.find(request_id, caller, after)
+        async with contextlib.aclosing(self._registry.read(running, after, deadline)) as events:
+            async for emitted in events:
+                yield emitted
 
     def request_of(self, request_id: str, caller: Caller = ANYBODY) -> GenerationRequest:
         """Returns the caller's request with that id. Raises `NotFound`."""
@@ -148,7 +155,7 @@ class Generation:
     def prompt_tokens_of(self, request_id: str, caller: Caller = ANYBODY) -> int | None:
         """Returns the tokens in the prompt of the caller's request with that id; None before they are known."""
         running = self._registry.get(request_id, caller)
-        return len(running.stream.journal.prompt_token_ids) if running and running.stream else None
+        return len(running.journal.prompt_token_ids) if running and running.answer else None
 
     def call_came(self) -> None:
         """Notes that a call was taken in, and another may be behind it: other work gives way for a moment."""
@@ -183,7 +190,7 @@ class Generation:
 
         Raises `NotFound`.
         """
-        return self._registry.listing(self._registry.find(request_id, caller))
+        return self._scheduler.listing(self._registry.find(request_id, caller))
 
     def cut_off(self) -> None:
         """Ends all requests that still run, at the end of a drain."""
@@ -228,32 +235,27 @@ class Generation:
         finally:
             ticket.release()
 
-    def _open(self, request: GenerationRequest, caller: Caller, deadline: float | None) -> RunningRequest:
+    def _admit(self, request: GenerationRequest, caller: Caller) -> RunningRequest:
+        """Checks a request by its form, books its work, and counts it as arrived, or as refused."""
         self._observer.arrived()
         try:
-            running = self._admit(request, caller)
+            self._check(request)
+            request_id = self._free_id(request.request_id, caller)
+            tenant = self._access.tenant(request, caller)
+            ticket = self._admission.admit(request, tenant)
         except ServiceError as error:
             self._observer.refused(error)
             raise
-        self._registry.add(running, deadline)
-        running.preparing = asyncio.create_task(self._begin(running))
-        return running
+        span = tracing.start_span("request", request.traceparent, request_id=request_id, model=self.model_name)
+        return RunningRequest(request, request_id, tenant, caller, time.monotonic(), ticket, span)
 
-    def _admit(self, request: GenerationRequest, caller: Caller) -> RunningRequest:
+    def _check(self, request: GenerationRequest) -> None:
         if self.draining:
             raise Unavailable(Reason.DRAINING, "this frontend is shutting down; send the request to another one")
         self.check_model(request.model)
         check_form(request)
         check_prompt_size(request.prompt, self.max_model_len)
         check_answer_size(request.max_new_tokens, self.max_model_len)
-        request_id = self._free_id(request.request_id, caller)
-        tenant, salt = self._access.tenant(request, caller), self._access.salt(request, caller)
-        ticket = self._admission.admit(request, tenant)
-        span = tracing.start_span("request", request.traceparent, request_id=request_id, model=self.model_name)
-        arrived_at = time.monotonic()
-        meter = Meter(self._observer, ticket, span, arrived_at)
-        grace_s = min(request.detach_grace_s, self._registry.patience.max_detach_grace_s)
-        return RunningRequest(request, request_id, tenant, salt, arrived_at, grace_s, meter, caller)
 
     def _free_id(self, request_id: str, caller: Caller) -> str:
         if self._registry.get(request_id, caller):
@@ -265,17 +267,16 @@ class Generation:
             )
         return request_id or secrets.token_hex(16)
 
-    async def _begin(self, running: RunningRequest) -> None:
-        """Prepares and submits a request, in a task of its own, for its reader may go away and another come."""
+    async def _prepare(self, running: RunningRequest) -> None:
+        """Prepares a request, and submits it to a scheduler, which wakes the request's reader from then on."""
         try:
             await self.beginnings.take()
-            journal = await self._preparation.journal(running)
-            running.meter.prepared(journal)
-            shape = self._preparation.shape(running.request, journal.sampling)
-            running.stream = Stream(journal, running.reader, shape)
-            running.live = self._scheduler.submit(journal, running.reader)
+            salt = self._access.salt(running.request, running.caller)
+            running.answer = await self._preparation.answer(running, salt)
+            note_prepared(running)
+            self._scheduler.submit(running)
         except ServiceError as error:
-            running.reader.fail(error)
+            running.fail(error)
         except Exception:
             log_failure(_log, "a request could not be prepared")
-            running.reader.fail(internal_error())
+            running.fail(internal_error())

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.frontend.access.admission import Ticket
 from octavo.frontend.errors import ServiceError
 from octavo.frontend.request.events import Emitted, Finished, FinishReason, Notice, Started, Usage
-from octavo.frontend.scheduler.journal import Journal
-from octavo.runtime.telemetry.tracing import Span
+from octavo.frontend.stream.running import RunningRequest
 
 
 @dataclass(frozen=True)
@@ -58,81 +56,51 @@ class Observer:
         return Latencies()
 
 
-class Meter:
-    """Measures one request from its admission on. Times are seconds of one monotonic clock."""
+def note_prepared(running: RunningRequest) -> None:
+    """Takes the request's work from its journal, once its prompt is tokenized and its limits are resolved."""
+    prompt_tokens, sampling = len(running.journal.prompt_token_ids), running.journal.sampling
+    running.ticket.correct(prompt_tokens + sampling.parallel * sampling.max_tokens)
+    running.span.set(prompt_tokens=prompt_tokens, max_tokens=sampling.max_tokens, sequences=sampling.parallel)
 
-    def __init__(self, observer: Observer, ticket: Ticket, span: Span, arrived_at: float) -> None:
-        self._observer = observer
-        self._ticket = ticket
-        self._span = span
-        self._arrived_at = arrived_at
-        self._sent_any = False
-        self._usage: Usage | None = None
-        # Generated tokens that are counted, and when the latest of them came.
-        self._num_tokens = 0
-        self._last_token_at: float | None = None
-        self._work_done = 0
 
-    @property
-    def traceparent(self) -> str:
-        """Returns the W3C trace context of which the spans of other processes are parts."""
-        return self._span.traceparent
+def note_events(observer: Observer, running: RunningRequest, events: Sequence[Emitted], num_tokens: int) -> None:
+    """Reports the `events` that were made, and `num_tokens` generated tokens that were taken with them."""
+    for emitted in events:
+        match emitted.event:
+            case Started():
+                _note_start(observer, running)
+            case Finished(reason):
+                observer.sequence_finished(reason)
+            case Notice(kind):
+                running.span.event(kind.value)
+    if num_tokens:
+        now, before = running.journal.last_token_at, running.last_token_at
+        observer.tokens(num_tokens, None if now is None or before is None else now - before)
+        running.last_token_at = now
+        running.ticket.progress(num_tokens)
 
-    def prepared(self, journal: Journal) -> None:
-        """Takes the request's work from its journal, once its prompt is tokenized and its limits are resolved."""
-        prompt_tokens, sampling = len(journal.prompt_token_ids), journal.sampling
-        self._ticket.correct(prompt_tokens + sampling.parallel * sampling.max_tokens)
-        self._span.set(prompt_tokens=prompt_tokens, max_tokens=sampling.max_tokens, sequences=sampling.parallel)
 
-    def advanced(self, journal: Journal, num_tokens: int, events: Sequence[Emitted]) -> None:
-        """Reports the `events` that were made; `num_tokens` counts the request's generated tokens by now."""
-        for emitted in events:
-            self._sent_any = True
-            match emitted.event:
-                case Started():
-                    self._started(journal)
-                case Finished(reason):
-                    self._observer.sequence_finished(reason)
-                case Notice(kind):
-                    self._span.event(kind.value)
-                case Usage() as usage:
-                    self._usage = usage
-        if num_tokens > self._num_tokens:
-            self._tokens(journal, num_tokens - self._num_tokens)
+def note_end(observer: Observer, running: RunningRequest, error: ServiceError | None) -> None:
+    """Reports the outcome: `error`, or else an answer that is complete, or a client that has left."""
+    answer = running.answer
+    if error is not None:
+        (observer.failed if running.num_sent else observer.refused)(error)
+    elif answer is not None and answer.finished:
+        usage = answer.usage()
+        observer.finished(usage, usage.time_to_first_token_s + usage.decode_time_s)
+    else:
+        observer.left()
+    # Work that is not done now will never be.
+    begun = answer if answer and answer.has_begun else None
+    running.ticket.correct(len(begun.journal.prompt_token_ids) + begun.num_tokens if begun else 0)
+    running.span.end("" if error is None else error.reason.value)
 
-    def ended(self, error: ServiceError | None) -> None:
-        """Reports the outcome: `error`, or else an answer that is complete, or a client that has left."""
-        if error is not None and not self._sent_any:
-            self._observer.refused(error)
-        elif error is not None:
-            self._observer.failed(error)
-        elif self._usage is not None:
-            self._observer.finished(self._usage, self._usage.time_to_first_token_s + self._usage.decode_time_s)
-        else:
-            self._observer.left()
-        # Work that is not done now will never be.
-        self._ticket.correct(self._work_done)
-        self._span.end("" if error is None else error.reason.value)
 
-    def forgotten(self) -> None:
-        """Releases the request's share of what is admitted, once nothing of the request is kept."""
-        self._ticket.release()
-
-    def _started(self, journal: Journal) -> None:
-        prompt_tokens = len(journal.prompt_token_ids)
-        self._observer.prompt_tokens(prompt_tokens, journal.cached_prompt_tokens)
-        if journal.first_token_at is not None:
-            self._observer.first_token(journal.first_token_at - self._arrived_at)
-        self._span.event("first_token", cached_prompt_tokens=journal.cached_prompt_tokens)
-        self._work(prompt_tokens)
-
-    def _tokens(self, journal: Journal, count: int) -> None:
-        now, before = journal.last_token_at, self._last_token_at
-        self._observer.tokens(count, None if now is None or before is None else now - before)
-        self._num_tokens += count
-        self._last_token_at = now
-        self._work(count)
-
-    def _work(self, tokens: int) -> None:
-        self._work_done += tokens
-        self._ticket.progress(tokens)
+def _note_start(observer: Observer, running: RunningRequest) -> None:
+    journal = running.journal
+    prompt_tokens = len(journal.prompt_token_ids)
+    observer.prompt_tokens(prompt_tokens, journal.cached_prompt_tokens)
+    if journal.first_token_at is not None:
+        observer.first_token(journal.first_token_at - running.arrived_at)
+    running.span.event("first_token", cached_prompt_tokens=journal.cached_prompt_tokens)
+    running.ticket.progress(prompt_tokens)

@@ -12,10 +12,8 @@ from octavo.frontend.request.validation import check_prompt_size, check_room
 from octavo.frontend.scheduler.client import Availability, unreachable
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.pool import SchedulerPool
-from octavo.frontend.stream.answer import Completion, EndRules
+from octavo.frontend.stream.answer import Answer
 from octavo.frontend.stream.running import RunningRequest
-from octavo.frontend.stream.stream import Shape
-from octavo.frontend.text.detokenizer import StopStrings
 from octavo.frontend.text.model_defaults import ModelDefaults
 from octavo.frontend.text.pool import TextPool
 from octavo.frontend.text.tokenizer import ModelTokenizer
@@ -252,8 +250,11 @@ class Preparation:
         self._text = text
         self._readiness = readiness
 
-    async def journal(self, running: RunningRequest) -> Journal:
-        """Returns the journal with which `running` is submitted. Raises `ServiceError`."""
+    async def answer(self, running: RunningRequest, salt: str) -> Answer:
+        """Returns the answer, not begun, of a journal with which `running` can be submitted.
+
+        `salt` keeps its cached prefixes apart from those of others. Raises `ServiceError`.
+        """
         request = running.request
         limits = await self._limits_in_time(request.max_queue_s)
         prefix = await self._prefix(request.pinned_prefix, running.caller) if request.pinned_prefix else []
@@ -261,25 +262,19 @@ class Preparation:
         own = await self._text.encode(request.prompt, add_special_tokens=request.add_special_tokens and not prefix)
         prompt_token_ids = prefix + own
         grammar = await self._grammar(request)
-        return Journal(
+        journal = Journal(
             running.request_id,
             prompt_token_ids,
             resolve_sampling(request, prompt_token_ids, self._defaults, limits, grammar),
             running.arrived_at,
             priority=request.priority,
             tenant=running.tenant,
-            cache_key=CacheKey(salt=running.salt, salted_from=len(prefix)),
+            cache_key=CacheKey(salt=salt, salted_from=len(prefix)),
             max_queue_s=request.max_queue_s,
-            traceparent=running.meter.traceparent,
+            traceparent=running.span.traceparent,
         )
-
-    def shape(self, request: GenerationRequest, sampling: SamplingParams) -> Shape:
-        """Returns how the request's tokens become events."""
-        return Shape(
-            model=request.model or self._model_name,
-            num_results=request.num_sequences,
-            incremental=request.incremental,
-            completion=lambda: self._completion(request, sampling),
+        return Answer(
+            journal, request, request.model or self._model_name, self._tokenizer, self._defaults.eos_token_ids
         )
 
     async def _prefix(self, name: str, caller: Caller) -> list[int]:
@@ -319,14 +314,3 @@ class Preparation:
                 " something simpler",
             )
         return grammar
-
-    def _completion(self, request: GenerationRequest, sampling: SamplingParams) -> Completion:
-        rules = EndRules(
-            max_tokens=sampling.max_tokens,
-            min_tokens=sampling.min_tokens,
-            stop_token_ids=frozenset(sampling.stop_token_ids),
-            eos_token_ids=self._defaults.eos_token_ids - set(request.stop_token_ids),
-            include_stop=request.include_stop,
-        )
-        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
-        return Completion(rules, detokenizer, StopStrings(request.stop_strings, include_stop=request.include_stop))

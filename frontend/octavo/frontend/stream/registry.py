@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
 from octavo.frontend.errors import (
@@ -18,7 +18,7 @@ from octavo.frontend.errors import (
 from octavo.frontend.request.events import Emitted
 from octavo.frontend.request.request import Caller
 from octavo.frontend.scheduler.pool import Listing, SchedulerPool
-from octavo.frontend.scheduler.reader import ReadLease
+from octavo.frontend.stream.meter import Observer, note_end, note_events
 from octavo.frontend.stream.pacing import Turns, slow_reader
 from octavo.frontend.stream.running import RunningRequest
 
@@ -68,10 +68,11 @@ class Timeouts:
 class Registry:
     """Reads requests for their clients, ends them, and forgets them. Belongs to one event loop."""
 
-    def __init__(self, scheduler: SchedulerPool, patience: Timeouts, turns: Turns | None = None) -> None:
-        self.patience = patience
-        self._turns = turns or Turns()
+    def __init__(self, scheduler: SchedulerPool, timeouts: Timeouts, observer: Observer, turns: Turns) -> None:
+        self.timeouts = timeouts
         self._scheduler = scheduler
+        self._observer = observer
+        self._turns = turns
         self._requests = RequestBook()
         # Tasks that read requests without a reader.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -85,8 +86,11 @@ class Registry:
         """Returns the caller's request with that id, or None: see `RequestBook.get`."""
         return self._requests.get(request_id, caller)
 
-    def find(self, request_id: str, caller: Caller) -> RunningRequest:
-        """Returns the caller's request with that id. Raises `NotFound`."""
+    def find(self, request_id: str, caller: Caller, after: int = 0) -> RunningRequest:
+        """Returns the caller's request with that id.
+
+        Raises `NotFound`, and `OutOfRange` if the request has sent fewer than `after` events.
+        """
         running = self._requests.get(request_id, caller)
         if running is None:
             raise NotFound(
@@ -94,28 +98,6 @@ class Registry:
                 f"no request with id {request_id[:128]!r} runs here, or is kept; send it as a new one",
                 request_id=request_id[:128],
             )
-        return running
-
-    def listing(self, running: RunningRequest) -> Listing | None:
-        """Returns the name under which a scheduler lists the request; None while no scheduler holds it."""
-        return None if running.live is None else self._scheduler.listing(running.live)
-
-    def listed(self, listing: Listing) -> RunningRequest | None:
-        """Returns the request that a scheduler lists under that name, or None."""
-        return next((running for running in self._requests if self.listing(running) == listing), None)
-
-    def add(self, running: RunningRequest, deadline: float | None) -> None:
-        """Enters a new request, to be ended at `deadline` (event loop's clock) or after `max_request_s` seconds."""
-        self._requests.add(running)
-        latest = asyncio.get_running_loop().time() + self.patience.max_request_s
-        running.fail_at(latest if deadline is None else min(deadline, latest), lambda: self.end(running, too_late()))
-
-    def attachable(self, request_id: str, after: int, caller: Caller) -> RunningRequest:
-        """Returns the caller's request with that id.
-
-        Raises `NotFound`, and `OutOfRange` if the request has sent fewer than `after` events.
-        """
-        running = self.find(request_id, caller)
         if after > running.num_sent:
             raise OutOfRange(
                 Reason.ATTACH_OFFSET_GONE,
@@ -125,14 +107,65 @@ class Registry:
             )
         return running
 
+    def listed(self, listing: Listing) -> RunningRequest | None:
+        """Returns the request that a scheduler lists under that name, or None."""
+        return next((running for running in self._requests if self._scheduler.listing(running) == listing), None)
+
+    def add(self, running: RunningRequest, deadline: float | None) -> None:
+        """Enters a new request, to be ended at `deadline` (event loop's clock) or after `max_request_s` seconds."""
+        self._requests.add(running)
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + self.timeouts.max_request_s
+        until = latest if deadline is None else min(deadline, latest)
+        running.deadline = loop.call_at(until, self._end_late, running)
+
+    async def read(
+        self, running: RunningRequest, after: int = 0, deadline: float | None = None
+    ) -> AsyncGenerator[Emitted]:
+        """Yields the events of a request after the offset `after`.
+
+        `deadline` ends the reading. Closing the iterator leaves the request without a reader.
+        """
+        loop = asyncio.get_running_loop()
+        news = running.take()
+        _keep(running)
+        timer = None if deadline is None else loop.call_at(deadline, news.set)
+        sent, handed_at = running.sent_after(after), loop.time()
+        try:
+            while (events := await self._next(running, news, sent)) is not None:
+                _check_time(timer)
+                for emitted in events:
+                    handed_at = loop.time()
+                    yield emitted
+                    running.check(news)
+                    _check_time(timer)
+            self.end(running, None)
+        except GeneratorExit:
+            self._check_pace(running, news, loop.time() - handed_at)
+            raise
+        except Exception as error:
+            self._note(running, error)
+            raise
+        finally:
+            if timer:
+                timer.cancel()
+            if running.is_read_by(news):
+                self._left(running)
+
     def end(self, running: RunningRequest, error: ServiceError | None) -> None:
         """Ends a request with `error`, or with None if it was answered or its client left. The first outcome counts."""
         if running.ended:
             return
-        self._release(running)
-        running.end(error)
-        if not running.is_read:
-            running.expire(self._forget)
+        self._scheduler.release(running)
+        running.ended_at = asyncio.get_running_loop().time()
+        for waiting in (running.deadline, running.preparing):
+            if waiting:
+                waiting.cancel()
+        if error is not None:
+            running.fail(error)
+        note_end(self._observer, running, error)
+        if running.expiry:
+            self._expire(running)
 
     def cut_off(self) -> None:
         """Ends all requests that still run, at the end of a drain."""
@@ -140,111 +173,108 @@ class Registry:
         for running in self._requests:
             self.end(running, Unavailable(Reason.DRAINING, message))
 
-    async def read(
-        self, find: Callable[[], RunningRequest], after: int, deadline: float | None = None
-    ) -> AsyncGenerator[Emitted]:
-        """Yields the events after the offset `after` of the request that `find` returns.
-
-        `deadline` ends the reading. Closing the iterator leaves the request without a reader.
-        """
-        running, loop = find(), asyncio.get_running_loop()
-        turn = running.reader.take()
-        running.keep()
-        timer = None if deadline is None else loop.call_at(deadline, turn.end, too_late())
-        sent, handed_at = running.sent_after(after), loop.time()
-        try:
-            while (events := await self._next(running, turn, sent)) is not None:
-                for emitted in events:
-                    handed_at = loop.time()
-                    yield emitted
-                    turn.check()
-            self.end(running, None)
-        except GeneratorExit:
-            self._check_pace(running, turn, loop.time() - handed_at)
-            raise
-        except Exception as error:
-            self._note(running, turn, error)
-            raise
-        finally:
-            if timer:
-                timer.cancel()
-            if running.reader.is_held_by(turn):
-                self._left(running)
-
     async def _next(
-        self, running: RunningRequest, turn: ReadLease, sent: Iterator[list[Emitted]]
+        self, running: RunningRequest, news: asyncio.Event, sent: Iterator[list[Emitted]]
     ) -> list[Emitted] | None:
         """Returns the next events, maybe none; None after the last. Events of `sent` come first."""
         for events in sent:
             await asyncio.sleep(0)
-            turn.check()
+            running.check(news)
             return events
         if running.finished:
             return None
-        await turn.wait()
+        await running.wait(news)
         await self._turns.take()
-        turn.check()
+        running.check(news)
         return self._advance(running)
 
     def _advance(self, running: RunningRequest) -> list[Emitted]:
         """Makes and returns the events that are due, and tells the scheduler of sequences that have ended here."""
-        if (stream := running.stream) is None:
+        if (answer := running.answer) is None:
             return []
-        events = stream.advance()
-        running.meter.advanced(stream.journal, stream.num_tokens, events)
-        if running.live:
-            for index in stream.ended_here():
-                self._scheduler.end_sequence(running.live, index)
-        if stream.finished:
-            self._release(running)
+        before = answer.num_tokens
+        events = answer.advance(running.take_notices())
+        note_events(self._observer, running, events, answer.num_tokens - before)
+        for index in answer.ended_here:
+            self._scheduler.end_sequence(running, index)
+        if answer.finished:
+            self._scheduler.release(running)
+        elif answer.fault:
+            running.fail(answer.fault)
+        elif answer.behind:
+            running.notify()
         return events
 
-    def _note(self, running: RunningRequest, turn: ReadLease, error: Exception) -> None:
+    def _note(self, running: RunningRequest, error: Exception) -> None:
         """Ends the request with the error that ended its reading, unless that error is of the reading alone."""
-        if error is not turn.failure:
-            self.end(running, error if isinstance(error, ServiceError) else internal_error())
+        if not isinstance(error, ServiceError):
+            self.end(running, internal_error())
+        elif running.failure:
+            self.end(running, running.failure)
 
-    def _check_pace(self, running: RunningRequest, turn: ReadLease, taken_s: float) -> None:
+    def _check_pace(self, running: RunningRequest, news: asyncio.Event, taken_s: float) -> None:
         """Ends a request without grace if its client took too long for an event, with the error for slow readers."""
-        if taken_s >= self.patience.stall_timeout_s and not running.grace_s and running.reader.is_held_by(turn):
-            self.end(running, slow_reader(self.patience.stall_timeout_s))
+        limit_s = self.timeouts.stall_timeout_s
+        if taken_s >= limit_s and not self._grace_s(running) and running.is_read_by(news):
+            self.end(running, slow_reader(limit_s))
 
     def _left(self, running: RunningRequest) -> None:
         """Handles a request that has lost its reader: it is forgotten now, or after its grace."""
-        if not running.grace_s:
+        if not self._grace_s(running):
             self._forget(running)
             return
-        running.expire(self._forget)
+        self._expire(running)
         if not running.ended:
-            # The lease is taken here, for a reader may take over before the task has begun.
-            task = asyncio.create_task(self._run_on(running, running.reader.take()))
+            # The right to read is taken here, for a reader may take over before the task has begun.
+            task = asyncio.create_task(self._run_on(running, running.take()))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _run_on(self, running: RunningRequest, turn: ReadLease) -> None:
+    async def _run_on(self, running: RunningRequest, news: asyncio.Event) -> None:
         """Reads a request without a reader, so that its end is noticed, until a reader takes over."""
         try:
-            while await self._next(running, turn, iter(())) is not None:
+            while await self._next(running, news, iter(())) is not None:
                 pass
             self.end(running, None)
         except Exception as error:
             if not isinstance(error, ServiceError):
                 log_failure(_log, "a request failed that nobody reads")
-            self._note(running, turn, error)
+            self._note(running, error)
 
-    def _release(self, running: RunningRequest) -> None:
-        """Gives the request up at the scheduler, if the scheduler still holds it."""
-        live, running.live = running.live, None
-        if live is not None:
-            self._scheduler.release(live)
+    def _end_late(self, running: RunningRequest) -> None:
+        self.end(running, too_late())
+
+    def _grace_s(self, running: RunningRequest) -> float:
+        """Returns how many seconds the request is kept without a reader."""
+        return min(running.request.detach_grace_s, self.timeouts.max_detach_grace_s)
+
+    def _expire(self, running: RunningRequest) -> None:
+        """Notes that nobody reads the request, which is forgotten its grace after now, or after an earlier end."""
+        loop = asyncio.get_running_loop()
+        _keep(running)
+        since = loop.time() if running.ended_at is None else running.ended_at
+        running.expiry = loop.call_at(since + self._grace_s(running), self._forget, running)
 
     def _forget(self, running: RunningRequest) -> None:
-        running.keep()
+        _keep(running)
         self.end(running, None)
         self._requests.remove(running)
         # Ends `_run_on`, if that reads the request.
-        running.reader.take()
-        running.meter.forgotten()
+        running.take()
+        running.ticket.release()
+
+
+def _keep(running: RunningRequest) -> None:
+    """Notes that the request has a reader, and does not expire."""
+    if running.expiry:
+        running.expiry.cancel()
+    running.expiry = None
+
+
+def _check_time(timer: asyncio.TimerHandle | None) -> None:
+    """Raises `DeadlineExceeded` once `timer` is due."""
+    if timer and timer.when() <= asyncio.get_running_loop().time():
+        raise too_late()
 
 
 def too_late() -> DeadlineExceeded:

@@ -78,6 +78,11 @@ class Vocabulary:
         """Returns the text of exactly these tokens, special ones included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
+    def detokenizer(self, *, skip_special_tokens: bool) -> "Detokenizer":
+        """Makes a detokenizer for a new stream."""
+        kind = _ByteLevelDetokenizer if self.byte_level else _WindowDetokenizer
+        return kind(self, skip_special_tokens)
+
     def is_special(self, token: str) -> bool:
         """Tells whether `token` is the text of a special token."""
         return self._tokenizer.token_to_id(token) in self._special_ids
@@ -147,57 +152,32 @@ def _byte_of_character() -> dict[str, int]:
 
 
 class Scanned(NamedTuple):
-    """Holds the `text` that may be sent, and the stop string that ends the text here, if one was found."""
+    """Holds the `text` that may be sent, the text `held` back behind it, and the stop string that ends it, if any."""
 
     text: str
+    held: str
     matched: str | None = None
 
 
-class StopStrings:
-    """Finds stop strings in a text that arrives in pieces, and holds back only what could begin a stop string.
+def scan(stop_strings: Sequence[str], held: str, text: str, *, include_stop: bool, searching: bool = True) -> Scanned:
+    """Finds stop strings in a text that arrives in pieces: `text` is the next piece, `held` what was held back before.
 
-    The match that is complete first wins, and the longest among matches that are complete at once. So the result does
-    not depend on how the text was cut into pieces.
+    Only what could begin a stop string is held back. The match that is complete first wins, and the longest among
+    matches that are complete at once, so the result does not depend on how the text was cut into pieces. While
+    `searching` is off no stop string is found that ends in `text`; a stop string may begin there.
     """
+    buffer = held + text
+    if searching and (found := _matches(stop_strings, buffer, len(held))):
+        end, start, stop = min(found)
+        return Scanned(buffer[: end if include_stop else start], "", stop)
+    sent = len(buffer) - max((_overlap(buffer, stop) for stop in stop_strings), default=0)
+    return Scanned(buffer[:sent], buffer[sent:])
 
-    def __init__(self, stop_strings: Sequence[str], *, include_stop: bool) -> None:
-        self._stop_strings = tuple(stop_strings)
-        self._include_stop = include_stop
-        self._held = ""
 
-    def __bool__(self) -> bool:
-        """Tells whether there is any stop string to find."""
-        return bool(self._stop_strings)
-
-    def feed(self, text: str, *, searching: bool = True) -> Scanned:
-        """Takes the next piece; after a match nothing more may be fed.
-
-        While `searching` is off no stop string is found that ends in `text`; a stop string may begin there.
-        """
-        if not self._stop_strings:
-            return Scanned(text)
-        buffer = self._held + text
-        if searching and (found := self._matches(buffer)):
-            end, start, stop = min(found)
-            self._held = ""
-            return Scanned(buffer[: end if self._include_stop else start], stop)
-        keep = self._longest_possible_start(buffer)
-        self._held = buffer[len(buffer) - keep :]
-        return Scanned(buffer[: len(buffer) - keep])
-
-    def flush(self) -> str:
-        """Returns the text that was held back, once it is known that nothing follows."""
-        held, self._held = self._held, ""
-        return held
-
-    def _matches(self, buffer: str) -> list[tuple[int, int, str]]:
-        """Returns (end, start, stop string) for each stop string's first match that ends in new text of `buffer`."""
-        held = len(self._held)
-        starts = [(buffer.find(stop, max(0, held - len(stop) + 1)), stop) for stop in self._stop_strings]
-        return [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
-
-    def _longest_possible_start(self, buffer: str) -> int:
-        return max(_overlap(buffer, stop) for stop in self._stop_strings)
+def _matches(stop_strings: Sequence[str], buffer: str, held: int) -> list[tuple[int, int, str]]:
+    """Returns (end, start, stop string) for each stop string's first match in `buffer` that ends beyond `held`."""
+    starts = [(buffer.find(stop, max(0, held - len(stop) + 1)), stop) for stop in stop_strings]
+    return [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
 
 
 def _overlap(buffer: str, stop: str) -> int:
@@ -224,10 +204,12 @@ class Detokenizer(Protocol):
         ...
 
 
-def make_detokenizer(vocabulary: Vocabulary, *, skip_special_tokens: bool) -> Detokenizer:
-    """Makes a detokenizer for a new stream."""
-    kind = _ByteLevelDetokenizer if vocabulary.byte_level else _WindowDetokenizer
-    return kind(vocabulary, skip_special_tokens)
+class DetokenizerSource(Protocol):
+    """Makes a detokenizer for each stream."""
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """Makes a detokenizer for a new stream."""
+        ...
 
 
 class _ByteLevelDetokenizer:

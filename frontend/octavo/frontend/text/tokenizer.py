@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from octavo.frontend.request.chat import Chat
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.control_tokens import ControlTokens
-from octavo.frontend.text.detokenizer import Detokenizer, Vocabulary, make_detokenizer
+from octavo.frontend.text.detokenizer import Detokenizer, Vocabulary
 from octavo.frontend.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from octavo.runtime.models.directory import ModelDirectoryError
 
@@ -92,7 +92,7 @@ class ModelTokenizer:
 
     def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
         """Makes a detokenizer for a new stream; its pieces, joined, are what `decode` gives for all of the ids."""
-        return make_detokenizer(self._vocabulary, skip_special_tokens=skip_special_tokens)
+        return self._vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
 
     def _encoded(self, text: str, is_control: bool) -> list[int]:
         tokenizer = self._tokenizer if is_control else self._literal_tokenizer

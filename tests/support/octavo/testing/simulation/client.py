@@ -5,12 +5,10 @@ from collections.abc import Iterable
 
 from octavo.frontend.errors import ServiceError
 from octavo.frontend.request.events import Emitted, Finished, Notice, TextDelta
+from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.scheduler.journal import Journal
-from octavo.frontend.scheduler.reader import Reader
-from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
-from octavo.frontend.stream.answer import Completion, EndRules
-from octavo.frontend.stream.stream import Shape, Stream
-from octavo.frontend.text.detokenizer import StopStrings
+from octavo.frontend.scheduler.session import SchedulerSession
+from octavo.frontend.stream.answer import Answer
 from octavo.testbed.history import Came, Choice, ChoiceEnded, Closed, Notified, Tokens
 from octavo.testing.simulation.reference import Reference, reference
 from octavo.testing.simulation.watch import Key, Watch
@@ -28,37 +26,28 @@ class _Words:
         return ""
 
 
-class _ClientReader(Reader):
-    """Notes that there is something to see; nobody waits here."""
+class _Speech:
+    """Makes detokenizers of words."""
 
-    def __init__(self, journal: Journal) -> None:
-        super().__init__()
-        self.has_news = False
-        self._journal = journal
-
-    def tell(self, notice: Notice) -> None:
-        assert not self._journal.complete, f"{self._journal.request_id} has all its tokens, and is told {notice}"
-        super().tell(notice)
-
-    def notify(self) -> None:
-        self.has_news = True
-
-    def fail(self, failure: ServiceError) -> None:
-        super().fail(failure)
-        self.has_news = True
+    def detokenizer(self, *, skip_special_tokens: bool) -> _Words:
+        return _Words()
 
 
 class Client:
     """A request from its submission to the end of its stream: `is_served` whole, or without its `failure`. What comes
-    of it is shown to `watch`, under `key`."""
+    of it is shown to `watch`, under `key`. A session runs it as a `LiveRequest`; nobody waits here."""
 
     def __init__(self, plan: ClientPlan, model: Model, now: float, key: Key, watch: Watch) -> None:
         self.plan = plan
         self._key = key
         self._watch = watch
         self.is_served = False
+        # The error with which the stream ended before its time.
+        self.failure: ServiceError | None = None
+        self._has_news = False
+        self._notices: dict[NoticeKind, Notice] = {}
         self._reference: Reference = reference(plan, model)
-        self._journal = Journal(
+        self.journal = Journal(
             plan.request_id,
             plan.prompt_token_ids,
             plan.sampling,
@@ -68,38 +57,54 @@ class Client:
             cache_key=CacheKey(salt=plan.salt),
             max_queue_s=plan.max_queue_s,
         )
-        self._reader = _ClientReader(self._journal)
-        self.live = LiveRequest(self._journal, self._reader)
-        shape = Shape("model", plan.num_results, plan.incremental, lambda: _completion(plan, model))
-        self._stream = Stream(self._journal, self._reader, shape)
+        asked = GenerationRequest(
+            plan.prompt_token_ids,
+            num_sequences=plan.num_results,
+            incremental=plan.incremental,
+            stop_strings=() if plan.stop_token_id is None else (_word(plan.stop_token_id),),
+        )
+        self._answer = Answer(self.journal, asked, "model", _Speech(), frozenset(model.vocabulary.eos_token_ids))
         self._told: list[Emitted] = []
-        self._num_checked = [0] * len(self._journal.sequences)
+        self._num_checked = [0] * len(self.journal.sequences)
         answer = [Choice(self._reference.delivered[index]) for index in self._reference.order]
         watch.see(Came(watch.awake_s, key, answer))
 
-    @property
-    def failure(self) -> ServiceError | None:
-        """Returns the error with which the stream ended before its time."""
-        return self._reader.failure
+    def notify(self) -> None:
+        self._has_news = True
+
+    def tell(self, notice: Notice) -> None:
+        assert not self.journal.complete, f"{self.journal.request_id} has all its tokens, and is told {notice}"
+        self._notices.pop(notice.kind, None)
+        self._notices[notice.kind] = notice
+        self.notify()
 
     def fail(self, failure: ServiceError) -> None:
+        self.failure = self.failure or failure
+        self.notify()
+
+    def give_up(self, failure: ServiceError) -> None:
         """The frontend gives the request up, unless all of it has come."""
-        if not self._journal.complete:
-            self._reader.fail(failure)
+        if not self.journal.complete:
+            self.fail(failure)
 
     def advance(self, session: SchedulerSession) -> list[FromFrontend]:
         """Reads what has come; what is to be said to the scheduler. Raises `AssertionError` on a wrong token."""
         messages: list[FromFrontend] = []
-        while self._reader.has_news and not (self.failure or self.is_served):
-            self._reader.has_news = False
+        while self._has_news and not (self.failure or self.is_served):
+            self._has_news = False
             self._check_journal()
-            for emitted in self._stream.advance():
+            notices, self._notices = self._notices, {}
+            for emitted in self._answer.advance(notices.values()):
                 self._take(emitted)
-            for index in self._stream.ended_here():
-                messages += session.end_sequence(self.live, index)
-            if self._stream.finished:
+            for index in self._answer.ended_here:
+                messages += session.end_sequence(self, index)
+            if self._answer.finished:
                 self._check_whole()
                 self.is_served = True
+            elif self._answer.fault:
+                self.fail(self._answer.fault)
+            elif self._answer.behind:
+                self.notify()
         return messages
 
     def _take(self, emitted: Emitted) -> None:
@@ -118,7 +123,7 @@ class Client:
     def _check_journal(self) -> None:
         """Checks that what the frontend has accepted begins what was to be generated."""
         for index, (sequence, expected) in enumerate(
-            zip(self._journal.sequences, self._reference.generated, strict=True)
+            zip(self.journal.sequences, self._reference.generated, strict=True)
         ):
             done, count = self._num_checked[index], len(sequence.token_ids)
             assert sequence.token_ids[done:] == expected[done:count], (
@@ -128,25 +133,13 @@ class Client:
 
     def _check_whole(self) -> None:
         self._watch.see(Closed(self._watch.awake_s, self._key))
-        assert self._journal.prompt_logprobs == self._reference.prompt_logprobs, "other prompt logprobs"
-        again = [emitted for batch in self._stream.sent_after(0) for emitted in batch]
+        assert self.journal.prompt_logprobs == self._reference.prompt_logprobs, "other prompt logprobs"
+        again = [emitted for batch in self._answer.sent_after(0) for emitted in batch]
         assert again == self._told, f"{self.plan.request_id} reads something else when it reads again"
-        totals = [sequence.cumulative_logprob for sequence in self._journal.sequences]
+        totals = [sequence.cumulative_logprob for sequence in self.journal.sequences]
         assert totals == self._reference.cumulative_logprobs, "other scores"
-        for sequence, logprobs in zip(self._journal.sequences, self._reference.logprobs, strict=True):
-            assert sequence.logprobs == logprobs[: len(sequence.logprobs)], "other logprobs"
-
-
-def _completion(plan: ClientPlan, model: Model) -> Completion:
-    rules = EndRules(
-        max_tokens=plan.sampling.max_tokens,
-        min_tokens=plan.sampling.min_tokens,
-        stop_token_ids=frozenset(plan.sampling.stop_token_ids),
-        eos_token_ids=frozenset(model.vocabulary.eos_token_ids),
-        include_stop=False,
-    )
-    stop_strings = [] if plan.stop_token_id is None else [_word(plan.stop_token_id)]
-    return Completion(rules, _Words(), StopStrings(stop_strings, include_stop=False))
+        for sequence, logprobs in zip(self.journal.sequences, self._reference.logprobs, strict=True):
+            assert list(sequence.logprobs) == logprobs[: len(sequence.logprobs)], "other logprobs"
 
 
 def _word(token_id: int) -> str:

@@ -88,7 +88,7 @@ class Crowd:
             self.num_open -= 1
 
     def _count_served(self, client: Client) -> None:
-        counts, journal, kind = self._simulation.watch.counts, client.live.journal, client.plan.kind
+        counts, journal, kind = self._simulation.watch.counts, client.journal, client.plan.kind
         counts[f"served: {kind}"] += 1
         counts[f"served after a preemption: {kind}"] += journal.preemptions > 0
         counts[f"served after a swap: {kind}"] += journal.swaps > 0

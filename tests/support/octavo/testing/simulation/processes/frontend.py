@@ -71,12 +71,12 @@ class FrontendProcess(Process):
 
     def submit(self, client: Client) -> None:
         self.clients.append(client)
-        self._send(self.session.submit(client.live, self.clock.now))
+        self._send(self.session.submit(client, self.clock.now))
 
     def release(self, client: Client) -> None:
         """The client has all it wanted, or has gone."""
         self.clients.remove(client)
-        self._send(self.session.release(client.live))
+        self._send(self.session.release(client))
 
     def _serve(self, client: Client) -> None:
         self._send(client.advance(self.session))
@@ -89,7 +89,7 @@ class FrontendProcess(Process):
         away_s = self.clock.now - self.session.last_heard
         if away_s > self._grace_s:
             for client in self.clients:
-                client.fail(unreachable(away_s))
+                client.give_up(unreachable(away_s))
         self._ticks_at = self.clock.now + (RENEW_INTERVAL_S if self.session.epoch is not None else _HELLO_INTERVAL_S)
 
     def _send(self, messages: list[FromFrontend]) -> None:

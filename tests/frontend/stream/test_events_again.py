@@ -4,22 +4,20 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.frontend.errors import Broken
 from octavo.frontend.request.events import Emitted, Finished, Notice, Started, TextDelta, Usage
+from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.scheduler.journal import Journal, Verdict
-from octavo.frontend.scheduler.reader import Reader
-from octavo.frontend.stream.answer import MAX_PIECE_TOKENS, Completion, EndRules
-from octavo.frontend.stream.stream import Shape, Stream
-from octavo.frontend.text.detokenizer import StopStrings, Vocabulary, make_detokenizer
+from octavo.frontend.stream.answer import MAX_PIECE_TOKENS, Answer
+from octavo.frontend.text.detokenizer import Vocabulary
 from octavo.testing.fakes.fake_answers import made_up
 from octavo.testing.small.tokenizers import byte_level_tokenizer
 from octavo.wire import history
 from octavo.wire.requests import Delta, FinishReason, NoticeKind
-from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
+from octavo.wire.sampling import MAX_PARALLEL, BeamSearch, EarlyStopping, SamplingParams
 
 TOKENIZER = byte_level_tokenizer()
 VOCABULARY = Vocabulary(TOKENIZER)
@@ -34,20 +32,19 @@ class Request:
     num_results: int
     incremental: bool = True
     stop_strings: tuple[str, ...] = ()
-    reader: Reader = field(default_factory=Reader)
     attempt: int = 0
+    notices: list[Notice] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.journal = Journal("r", [1, 2], self.sampling, 0.0)
-        self.stream = Stream(
-            self.journal, self.reader, Shape("m", self.num_results, self.incremental, self._completion)
+        asked = GenerationRequest(
+            [1, 2], num_sequences=self.num_results, incremental=self.incremental, stop_strings=self.stop_strings
         )
+        self.answer = Answer(self.journal, asked, "m", VOCABULARY, frozenset())
 
-    def _completion(self) -> Completion:
-        sampling = self.sampling
-        rules = EndRules(sampling.max_tokens, sampling.min_tokens, frozenset(), frozenset(), include_stop=False)
-        detokenizer = make_detokenizer(VOCABULARY, skip_special_tokens=True)
-        return Completion(rules, detokenizer, StopStrings(self.stop_strings, include_stop=False))
+    def advance(self) -> list[Emitted]:
+        notices, self.notices = self.notices, []
+        return self.answer.advance(notices)
 
     def get(self, index: int, token_ids: list[int], reason: FinishReason | None = None) -> Verdict:
         """Tokens of a sequence, as they continue it."""
@@ -71,8 +68,8 @@ class Request:
         return self.journal.accept(delta, 1.0)
 
 
-def replayed(stream: Stream, after: int) -> list[Emitted]:
-    return [emitted for batch in stream.sent_after(after) for emitted in batch]
+def replayed(answer: Answer, after: int) -> list[Emitted]:
+    return [emitted for batch in answer.sent_after(after) for emitted in batch]
 
 
 def ids_of(text: str) -> list[int]:
@@ -106,7 +103,7 @@ def run_by_chance(request: Request, rng: random.Random) -> list[Emitted]:
     """All its events, its tokens having come in pieces and turns as chance has it, and notices between them."""
     told: list[Emitted] = []
     answers = [ids_of("".join(rng.choices(TEXTS, k=12))) for _ in request.journal.sequences]
-    while not request.stream.finished:
+    while not request.answer.finished:
         for index, sequence in enumerate(request.journal.sequences):
             start = len(sequence.token_ids)
             count = rng.randrange(4) if request.sampling.beam is None else request.sampling.max_tokens
@@ -114,8 +111,8 @@ def run_by_chance(request: Request, rng: random.Random) -> list[Emitted]:
             if new and not sequence.complete:
                 assert request.get(index, new) is Verdict.ACCEPTED
         if rng.random() < 0.3:
-            request.reader.tell(Notice(rng.choice(list(NoticeKind)), rng.randrange(3)))
-        told += request.stream.advance()
+            request.notices.append(Notice(rng.choice(list(NoticeKind)), rng.randrange(3)))
+        told += request.advance()
     return told
 
 
@@ -125,7 +122,7 @@ def test_events_told_again_are_the_same_after_every_offset(request: Request, see
     assert [emitted.offset for emitted in told] == list(range(1, len(told) + 1))
     assert isinstance(told[-1].event, Usage)
     for after in range(len(told) + 1):
-        assert replayed(request.stream, after) == told[after:]
+        assert replayed(request.answer, after) == told[after:]
 
 
 def test_what_was_told_so_far_is_told_again_while_it_runs() -> None:
@@ -134,47 +131,62 @@ def test_what_was_told_so_far_is_told_again_while_it_runs() -> None:
     told = []
     for token_id in token_ids:
         request.get(0, [token_id])
-        told += request.stream.advance()
-        assert replayed(request.stream, 0) == told
-    told += request.stream.advance()
-    assert request.stream.finished
-    assert replayed(request.stream, 0) == told
+        told += request.advance()
+        assert replayed(request.answer, 0) == told
+    told += request.advance()
+    assert request.answer.finished
+    assert replayed(request.answer, 0) == told
 
 
 def test_a_notice_comes_before_the_start_and_between_tokens() -> None:
     request = Request(SamplingParams(max_tokens=2), num_results=1)
-    request.reader.tell(Notice(NoticeKind.QUEUED, 4))
-    kinds = [type(e) for _, e in request.stream.advance()]
+    request.notices.append(Notice(NoticeKind.QUEUED, 4))
+    kinds = [type(e) for _, e in request.advance()]
     request.get(0, [5])
-    kinds += [type(e) for _, e in itertools.chain(request.stream.advance(), request.stream.advance())]
-    request.reader.tell(Notice(NoticeKind.PREEMPTED))
+    kinds += [type(e) for _, e in itertools.chain(request.advance(), request.advance())]
+    request.notices.append(Notice(NoticeKind.PREEMPTED))
     request.get(0, [6])
-    kinds += [type(e) for _, e in request.stream.advance()]
+    kinds += [type(e) for _, e in request.advance()]
     assert kinds == [Notice, Started, TextDelta, Notice, TextDelta, Finished, Usage]
 
 
-async def test_a_long_answer_comes_in_pieces_of_a_bounded_size() -> None:
+def test_a_long_answer_comes_in_pieces_of_a_bounded_size() -> None:
     count = 2 * MAX_PIECE_TOKENS + 1
     request = Request(SamplingParams(max_tokens=count, logprobs=0), num_results=1)
-    turn = request.reader.take()
     request.get(0, [5] * count)
     told: list[Emitted] = []
-    while not request.stream.finished:
-        # Each turn asks for the next.
-        await turn.wait()
-        told += request.stream.advance()
+    behind = []
+    while not request.answer.finished:
+        told += request.advance()
+        behind.append(request.answer.behind)
+    # Each turn but the last asks for the next.
+    assert behind == [True, True, True, False]
     sizes = [len(e.token_ids) for _, e in told if isinstance(e, TextDelta)]
     assert sizes == [MAX_PIECE_TOKENS, MAX_PIECE_TOKENS, 1]
-    assert replayed(request.stream, 0) == told
+    assert replayed(request.answer, 0) == told
 
 
-async def test_an_end_that_no_token_shows_fails_it_once_all_is_told() -> None:
+def test_a_whole_answer_of_any_length_and_place_comes_again() -> None:
+    count = 1 << 20
+    request = Request(SamplingParams(max_tokens=count, num_sequences=MAX_PARALLEL), MAX_PARALLEL, incremental=False)
+    told: list[Emitted] = []
+    request.get(MAX_PARALLEL - 1, [5] * count)
+    for index in range(MAX_PARALLEL - 1):
+        request.get(index, [5], FinishReason.STOP)
+    while not any(isinstance(event, Finished) for _, event in told):
+        told += request.advance()
+    [whole] = [event for _, event in told if isinstance(event, TextDelta)]
+    assert (whole.index, len(whole.token_ids)) == (MAX_PARALLEL - 1, count)
+    assert [(e.index, e.token_ids) for _, e in replayed(request.answer, 0) if isinstance(e, TextDelta)] == [
+        (whole.index, whole.token_ids)
+    ]
+
+
+def test_an_end_that_no_token_shows_is_a_fault_once_all_is_told() -> None:
     request = Request(SamplingParams(max_tokens=9), num_results=1)
-    turn = request.reader.take()
     request.get(0, [5], FinishReason.STOP)
-    await turn.wait()
-    assert [type(e) for _, e in request.stream.advance()] == [Started]
-    await turn.wait()
-    assert [type(e) for _, e in request.stream.advance()] == [TextDelta]
-    with pytest.raises(Broken, match="without a reason"):
-        await turn.wait()
+    assert [type(e) for _, e in request.advance()] == [Started]
+    assert (request.answer.behind, request.answer.fault) == (True, None)
+    assert [type(e) for _, e in request.advance()] == [TextDelta]
+    assert isinstance(request.answer.fault, Broken)
+    assert "without a reason" in str(request.answer.fault)

@@ -1,0 +1,114 @@
+"""Turns the tokens of one sequence into text for the client, and finds where the sequence ends."""
+
+from collections.abc import Iterator, Sequence, Set
+
+from octavo.frontend.request.events import Finished, FinishReason, Match, MatchKind, TextDelta, chosen
+from octavo.frontend.request.request import GenerationRequest
+from octavo.frontend.text.detokenizer import Detokenizer, scan
+from octavo.wire.sampling import Logprobs, SamplingParams
+
+
+class Completion:
+    """Turns one sequence into text. `finished` is set with the token that ends the sequence; later ones are ignored.
+
+    Nothing ends a sequence before `min_tokens`: until then the workers choose no stop token, and stop strings are not
+    looked for.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        sampling: SamplingParams,
+        eos_token_ids: Set[int],
+        detokenizer: Detokenizer,
+    ) -> None:
+        self._request = request
+        self._sampling = sampling
+        self._stop_token_ids = frozenset(sampling.stop_token_ids)
+        self._eos_token_ids = eos_token_ids
+        self._detokenizer = detokenizer
+        # Text that a stop string may begin with.
+        self._held = ""
+        self.num_tokens = 0
+        # The sum over the tokens counted, where they came with logprobs.
+        self.cumulative_logprob = 0.0
+        self.finished: Finished | None = None
+        # The text that waits for the end, in parts, and the number of tokens of each.
+        self._waiting: list[list[str]] = []
+        self._num_waiting: list[int] = []
+
+    def feed(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs] = (), index: int = 0) -> TextDelta:
+        """Takes tokens up to the one that ends the sequence; returns those with the text that is certain.
+
+        `logprobs` has one entry per token, or none at all. `index` is the index of the sequence in the answer.
+        """
+        before, text = self.num_tokens, []
+        for token_id in token_ids:
+            if self.finished:
+                break
+            self.num_tokens += 1
+            text.append(self._feed_one(token_id))
+        taken = self.num_tokens - before
+        if logprobs:
+            logprobs = logprobs[:taken]
+            for logprob in chosen(logprobs):
+                # One by one, so that the sum does not depend on how the tokens were cut into pieces.
+                self.cumulative_logprob += logprob
+        return TextDelta("".join(text), list(token_ids[:taken]), logprobs, index)
+
+    def keep(self, piece: TextDelta, most_tokens: int) -> None:
+        """Keeps the text of a piece until the end, in parts of at most `most_tokens` tokens."""
+        if self._num_waiting and self._num_waiting[-1] + len(piece.token_ids) <= most_tokens:
+            self._num_waiting[-1] += len(piece.token_ids)
+            self._waiting[-1].append(piece.text)
+        else:
+            self._num_waiting.append(len(piece.token_ids))
+            self._waiting.append([piece.text])
+
+    def kept(self) -> Iterator[tuple[int, str]]:
+        """Yields the parts that were kept, each as a number of tokens and their text."""
+        waiting, self._waiting = self._waiting, []
+        return zip(self._num_waiting, map("".join, waiting), strict=True)
+
+    def _feed_one(self, token_id: int) -> str:
+        if token_id in self._stop_token_ids:
+            return self._end_with_token(token_id)
+        text = self._scan(self._detokenizer.feed((token_id,)))
+        if self.num_tokens < self._sampling.max_tokens or self.finished:
+            return text
+        text += self._flush()
+        self.finished = self.finished or Finished(FinishReason.LENGTH, None)
+        return text
+
+    def _end_with_token(self, token_id: int) -> str:
+        request = self._request
+        text = self._detokenizer.feed((token_id,)) if request.include_stop else ""
+        is_eos = token_id in self._eos_token_ids and token_id not in request.stop_token_ids
+        text = self._scan(text) + self._flush()
+        match = Match(MatchKind.EOS_TOKEN if is_eos else MatchKind.STOP_TOKEN, token_id)
+        self.finished = self.finished or Finished(FinishReason.STOP, match)
+        return text
+
+    def _flush(self) -> str:
+        if self.finished:
+            return ""
+        text = self._scan(self._detokenizer.finish())
+        if self.finished:
+            return text
+        held, self._held = self._held, ""
+        return text + held
+
+    def _scan(self, text: str) -> str:
+        request = self._request
+        if not request.stop_strings:
+            return text
+        text, self._held, stop = scan(
+            request.stop_strings,
+            self._held,
+            text,
+            include_stop=request.include_stop,
+            searching=self.num_tokens >= self._sampling.min_tokens,
+        )
+        if stop is not None:
+            self.finished = Finished(FinishReason.STOP, Match(MatchKind.STOP_STRING, stop))
+        return text

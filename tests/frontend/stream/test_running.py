@@ -1,0 +1,89 @@
+"""A reader sees what comes, and the first reason why nothing more will; another may take its place."""
+
+import asyncio
+from unittest.mock import Mock
+
+import pytest
+
+from octavo.frontend.access.admission import Ticket
+from octavo.frontend.errors import Aborted, Broken, Reason
+from octavo.frontend.request.events import Notice
+from octavo.frontend.request.request import ANYBODY, GenerationRequest
+from octavo.frontend.stream.running import RunningRequest
+from octavo.runtime.telemetry import tracing
+from octavo.wire.requests import NoticeKind
+
+
+@pytest.fixture
+def running() -> RunningRequest:
+    return RunningRequest(GenerationRequest("x"), "mine", "", ANYBODY, 0.0, Mock(spec=Ticket), tracing.NOTHING)
+
+
+async def waits(running: RunningRequest, news: asyncio.Event) -> bool:
+    try:
+        async with asyncio.timeout(0):
+            await running.wait(news)
+    except TimeoutError:
+        return True
+    return False
+
+
+async def test_every_wait_but_the_first_is_for_something_new(running: RunningRequest) -> None:
+    news = running.take()
+    assert not await waits(running, news)
+    assert await waits(running, news)
+    running.notify()
+    running.notify()
+    assert not await waits(running, news)
+    assert await waits(running, news)
+
+
+async def test_the_first_failure_stays_for_every_reader(running: RunningRequest) -> None:
+    running.fail(Aborted(Reason.ABORTED, "first"))
+    running.fail(Broken(Reason.STEP_FAILED, "second"))
+    for _ in range(2):
+        with pytest.raises(Aborted, match="first"):
+            await running.wait(running.take())
+
+
+async def test_a_reader_that_is_superseded_is_woken_and_told_so(running: RunningRequest) -> None:
+    first = running.take()
+    await running.wait(first)
+    waiting = asyncio.create_task(running.wait(first))
+    await asyncio.sleep(0)
+    second = running.take()
+    with pytest.raises(Aborted) as caught:
+        await waiting
+    assert caught.value.reason is Reason.SUPERSEDED
+    with pytest.raises(Aborted):
+        running.check(first)
+    running.check(second)
+    assert (running.is_read_by(first), running.is_read_by(second)) == (False, True)
+    assert not await waits(running, second)
+
+
+async def test_news_are_for_who_reads_now(running: RunningRequest) -> None:
+    running.take()
+    news = running.take()
+    await running.wait(news)
+    running.notify()
+    assert not await waits(running, news)
+
+
+async def test_of_a_kind_of_notice_the_latest_is_kept_in_the_order_of_time(running: RunningRequest) -> None:
+    news = running.take()
+    await running.wait(news)
+    for notice in (
+        Notice(NoticeKind.QUEUED, 3),
+        Notice(NoticeKind.PREEMPTED),
+        Notice(NoticeKind.QUEUED, 1),
+        Notice(NoticeKind.RESUMED),
+    ):
+        running.tell(notice)
+    assert not await waits(running, news)
+    assert running.take_notices() == [
+        Notice(NoticeKind.PREEMPTED),
+        Notice(NoticeKind.QUEUED, 1),
+        Notice(NoticeKind.RESUMED),
+    ]
+    assert running.take_notices() == []
