@@ -1,16 +1,17 @@
 """What one request goes through: `python -m tests.house.request_path`.
 
-A frontend and a scheduler run in this process, and a worker of the fake model in a thread of its own. Functions that
-one gRPC request enters are counted by the interpreter's profiler; the kinds of object that a request lies in, by what
+A frontend and a scheduler run in this process, beside a worker of the fake model. Functions that one gRPC request
+enters are counted by the interpreter's profiler; the kinds of object that a request lies in, by what
 grows with the number of requests that run.
 """
 
 import asyncio
 import contextlib
 import gc
+import os
+import subprocess
 import sys
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,18 +24,13 @@ import zmq
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.server import FrontendServer
-from octavo.runtime.transport.sockets import bind_router, connect_dealer
+from octavo.runtime.transport.sockets import bind_router
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.server.loop import SchedulerShell
 from octavo.testbed.tiny_model import write_byte_model
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
-from octavo.worker.fake.runner import FakeRunner
-from octavo.worker.health import Liveness
-from octavo.worker.loop import WorkerLoop
-from octavo.worker.process import StopSignal
-from octavo.worker.protocol import WorkerProtocol
 
 from .tree import REPOSITORY
 
@@ -66,7 +62,7 @@ async def _serving(directory: Path) -> AsyncIterator[tuple[FrontendServer, Any]]
         zmq.Context() as context,
         bind_router(context, frontends) as frontend_socket,
         bind_router(context, workers) as worker_socket,
-        _working(directory / "model", workers),
+        _working(directory, workers),
     ):
         shell = asyncio.create_task(
             SchedulerShell(Scheduler(SchedulerConfig(), 1), frontend_socket, worker_socket).run()
@@ -103,24 +99,18 @@ async def _running(frontend: FrontendServer) -> AsyncIterator[FrontendServer]:
 
 
 @contextlib.contextmanager
-def _working(model: Path, endpoint: str) -> Iterator[None]:
-    """Runs a worker of the fake model inside the block."""
-    stop = StopSignal()
-
-    def work() -> None:
-        runner = FakeRunner(model, block_size=16, num_blocks=4096)
-        protocol = WorkerProtocol("worker", runner, lambda: 1)
-        with zmq.Context() as context, connect_dealer(context, endpoint) as socket:
-            WorkerLoop(socket, protocol, Liveness(), stop, drain_timeout_s=0.0).run()
-
-    thread = threading.Thread(target=work)
-    thread.start()
+def _working(directory: Path, endpoint: str) -> Iterator[None]:
+    """Runs a worker of the fake model in a process of its own inside the block."""
+    command = [sys.executable, "-m", "octavo.cli.main", "worker", "--device", "fake", "--drain-timeout", "0"]
+    places = ["--model", str(directory / "model"), "--worker-endpoint", endpoint]
+    environment = {**os.environ, "OCTAVO_RUNTIME_DIR": str(directory)}
+    with (directory / "worker.log").open("wb") as log:
+        worker = subprocess.Popen([*command, *places], env=environment, stdout=log, stderr=log)
     try:
         yield
     finally:
-        # The second signal ends it at once.
-        stop.requested = stop.insisted = True
-        thread.join()
+        worker.terminate()
+        worker.wait()
 
 
 async def _generate(stub: Any, tokens: int = _TOKENS) -> None:
