@@ -20,7 +20,6 @@ LIES_IN: Final = {
 }
 # Of the call that reads it, and the events that it was sent.
 READING: Final = {
-    "grpc.messages.EventWriter",
     "stream.pacing.Watch",
     "request.events.Emitted",
     "request.events.Started",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.frontend.grpc.messages import EventWriter
+from octavo.frontend.grpc.messages import shown_fields, write, written
 from octavo.frontend.request.events import FEW_LOGPROBS, Emitted, Started
 from octavo.testing.fakes.watched import Watched
 from octavo.v1 import generation_pb2 as pb
@@ -13,8 +13,8 @@ from octavo.wire.sampling import Logprobs
 async def test_many_logprobs_of_a_prompt_are_written_off_the_event_loop(more: int) -> None:
     logprobs = Watched([Logprobs(-0.5, 1, [7], [-0.5])] * (FEW_LOGPROBS + more))
     started = Started("r", "m", [4] * (len(logprobs) + 1), 0, logprobs)
-    writer = EventWriter(pb.ResponseOptions(), lambda token_id: b"x")
-    message = await writer.written(Emitted(1, started))
+    rest = shown_fields(pb.ResponseOptions()), lambda token_id: b"x"
+    message = await written(Emitted(1, started), *rest)
     assert len(message.started.prompt_logprobs) == len(logprobs)
-    assert message == writer.write(Emitted(1, started))
+    assert message == write(Emitted(1, started), *rest)
     assert logprobs.apart == {bool(more), False}

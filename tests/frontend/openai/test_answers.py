@@ -36,6 +36,11 @@ class Choice:
         yield b'"%s"' % threading.current_thread().name.encode()
 
 
+class Format(AnswerFormat):
+    def choice(self, index: int) -> Choice:
+        return Choice()
+
+
 async def events(
     prompt_logprobs: list[Logprobs], logprobs: Sequence[Logprobs] = ()
 ) -> AsyncGenerator[tuple[int, Event]]:
@@ -47,7 +52,7 @@ async def events(
 
 @pytest.mark.parametrize("scored", [False, True])
 async def test_many_logprobs_of_a_prompt_are_written_off_the_event_loop(scored: bool) -> None:
-    form = AnswerFormat("text_completion", "id", "model", 1, lambda index: Choice())
+    form = Format(kind="text_completion", id="id", model="model", n=1)
     logprobs = [Logprobs(-1.0, 1, [], [])] * (FEW_LOGPROBS + scored)
     streamed = b"".join([chunk async for chunk in stream(form, events(logprobs))])
     whole = await gathered(form, events(logprobs))
@@ -59,7 +64,7 @@ async def test_many_logprobs_of_a_prompt_are_written_off_the_event_loop(scored: 
 
 @pytest.mark.parametrize("many", [False, True])
 async def test_many_logprobs_of_an_answer_are_written_off_the_event_loop(many: bool) -> None:
-    form = AnswerFormat("text_completion", "id", "model", 1, lambda index: Choice())
+    form = Format(kind="text_completion", id="id", model="model", n=1)
     logprobs = [Logprobs(-1.0, 1, [7] * 20, [-1.0] * 20)] * (300 if many else 2)
     chunks = [chunk async for chunk in stream(form, events([], logprobs))]
     assert (threading.main_thread().name.encode() not in chunks[1]) is many

@@ -6,20 +6,20 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from octavo.frontend.errors import Broken, Reason
-from octavo.frontend.openai.endpoint import _merged
-from octavo.frontend.request.events import Event, TextDelta
+from octavo.frontend.openai.endpoint import IndexedEvent, _merged
+from octavo.frontend.request.events import TextDelta
 
 
-async def endless(ended: list[str]) -> AsyncGenerator[Event]:
+async def endless(ended: list[str]) -> AsyncGenerator[IndexedEvent]:
     try:
         while True:
-            yield TextDelta("x", [1])
+            yield 0, TextDelta("x", [1])
     finally:
         ended.append("endless")
 
 
-async def failing() -> AsyncGenerator[Event]:
-    yield TextDelta("x", [1])
+async def failing() -> AsyncGenerator[IndexedEvent]:
+    yield 0, TextDelta("x", [1])
     raise Broken(Reason.INTERNAL, "no more")
 
 

@@ -1,6 +1,6 @@
 """Writes the events of a generation as octavo.v1 messages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Final
 
@@ -33,34 +33,32 @@ _NOTICES: Final = {
 Pieces = Callable[[int], bytes]
 
 
-class EventWriter:
-    """Writes the messages of one stream. Deltas carry the fields that `options` ask for."""
+def shown_fields(options: pb.ResponseOptions) -> frozenset[str]:
+    """Returns the fields of a `TokenDelta` that `options` ask for, of text, token_ids and logprobs."""
+    # Events may have logprobs for the server's own use.
+    logprobs = {"logprobs"} if options.HasField("top_logprobs") else set()
+    return frozenset(logprobs | {name for name in ("text", "token_ids") if default_true(options, name)})
 
-    def __init__(self, options: pb.ResponseOptions, piece: Pieces) -> None:
-        self._shows_text = default_true(options, "text")
-        self._shows_ids = default_true(options, "token_ids")
-        # Events may have logprobs for the server's own use.
-        self._shows_logprobs = options.HasField("top_logprobs")
-        self._piece = piece
 
-    async def written(self, emitted: events.Emitted) -> pb.GenerateResponse:
-        """Does the same as `write`, but in a thread where the event is long, so that other calls go on."""
-        return await apart(partial(self.write, emitted)) if events.is_long(emitted.event) else self.write(emitted)
+async def written(emitted: events.Emitted, shown: Set[str], piece: Pieces) -> pb.GenerateResponse:
+    """Does the same as `write`, but in a thread where the event is long, so that other calls go on."""
+    if events.is_long(emitted.event):
+        return await apart(partial(write, emitted, shown, piece))
+    return write(emitted, shown, piece)
 
-    def write(self, emitted: events.Emitted) -> pb.GenerateResponse:
-        """Returns the event as a message."""
-        offset, event = emitted
-        if isinstance(event, events.TextDelta):
-            return pb.GenerateResponse(event_offset=offset, delta=self._delta(event))
-        return _rare(offset, event, self._piece)
 
-    def _delta(self, event: events.TextDelta) -> pb.TokenDelta:
-        return pb.TokenDelta(
-            index=event.index,
-            text=event.text if self._shows_text else "",
-            token_ids=event.token_ids if self._shows_ids else (),
-            logprobs=_logprobs(event.token_ids, event.logprobs, self._piece) if self._shows_logprobs else (),
-        )
+def write(emitted: events.Emitted, shown: Set[str], piece: Pieces) -> pb.GenerateResponse:
+    """Returns the event as a message; deltas have the fields in `shown`."""
+    offset, event = emitted
+    if not isinstance(event, events.TextDelta):
+        return _rare(offset, event, piece)
+    delta = pb.TokenDelta(
+        index=event.index,
+        text=event.text if "text" in shown else "",
+        token_ids=event.token_ids if "token_ids" in shown else (),
+        logprobs=_logprobs(event.token_ids, event.logprobs, piece) if "logprobs" in shown else (),
+    )
+    return pb.GenerateResponse(event_offset=offset, delta=delta)
 
 
 def _rare(

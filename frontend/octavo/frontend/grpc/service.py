@@ -4,18 +4,17 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from typing import Any, Final
 
 import grpc
-from google.protobuf.message import Message
 
 from octavo.frontend.access.access import tenant_from_headers
 from octavo.frontend.errors import ServiceError, bad_parameter, internal_error, log_failure
 from octavo.frontend.grpc.access import caller_of
 from octavo.frontend.grpc.errors import abort_with
-from octavo.frontend.grpc.messages import EventWriter
+from octavo.frontend.grpc.messages import shown_fields, written
 from octavo.frontend.grpc.requests import (
     check_abort,
     check_chat,
@@ -59,7 +58,7 @@ class GenerationService(services.GenerationServiceServicer):
             tenant = asked.tenant or tenant_from_headers(metadata, caller)
             asked = replace(asked, tenant=tenant, request_id=asked.request_id or secrets.token_hex(16))
             events = self._generation.generate(asked, caller, deadline_of(context))
-            await self._answer(events, asked.request_id, request.response, context, lambda event: event)
+            await self._answer(events, asked.request_id, request.response, context)
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:
         async with answering(context):
@@ -67,9 +66,7 @@ class GenerationService(services.GenerationServiceServicer):
             caller, after = caller_of(context), request.after_event_offset
             check_options(request.response, self._generation.request_of(request.request_id, caller))
             events = self._generation.attach(request.request_id, after, caller, deadline_of(context))
-            await self._answer(
-                events, request.request_id, request.response, context, lambda event: pb.AttachResponse(event=event)
-            )
+            await self._answer(events, request.request_id, request.response, context, attaches=True)
 
     async def _answer(
         self,
@@ -77,17 +74,18 @@ class GenerationService(services.GenerationServiceServicer):
         request_id: str,
         options: pb.ResponseOptions,
         context: Context,
-        wrap: Callable[[pb.GenerateResponse], Message],
+        *,
+        attaches: bool = False,
     ) -> None:
-        write_event = EventWriter(options, self._generation.tokenizer.piece).written
-        has_begun = False
+        shown, piece, has_begun = shown_fields(options), self._generation.tokenizer.piece, False
         async with paced(self._generation.stall_timeout_s) as pace, contextlib.aclosing(events):
             async for emitted in events:
                 if not has_begun:
                     has_begun = True
                     await context.send_initial_metadata(self._initial_metadata(request_id, caller_of(context)))
                 with pace:
-                    await context.write(wrap(await write_event(emitted)))
+                    message = await written(emitted, shown, piece)
+                    await context.write(pb.AttachResponse(event=message) if attaches else message)
 
     def _initial_metadata(self, request_id: str, caller: Caller) -> tuple[tuple[str, str], ...]:
         prompt_tokens = self._generation.prompt_tokens_of(request_id, caller)

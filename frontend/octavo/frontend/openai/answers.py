@@ -1,6 +1,7 @@
 """Turns the events of a call's generations into its answer: one JSON object, or a stream of chunks."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,20 +63,25 @@ class ChoiceWriter(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class AnswerFormat:
+@dataclass(frozen=True, kw_only=True)
+class AnswerFormat(ABC):
     """Describes a call's answer. Generation `place` of the call has the `n` choices from `place * n` on."""
 
     kind: str
     id: str
     model: str
     n: int
-    make_choice: Callable[[int], ChoiceWriter]
     include_usage: bool = False
     continuous_usage: bool = False
-    # Further fields of an answer that is no stream, and of a stream's first chunk.
-    extra: Callable[[Started], dict[str, Any]] = lambda _: {}
     created: int = field(default_factory=unix_time)
+
+    @abstractmethod
+    def choice(self, index: int) -> ChoiceWriter:
+        """Makes the writer of a choice."""
+
+    def extra(self, started: Started) -> dict[str, Any]:
+        """Returns further fields of an answer that is no stream, and of a stream's first chunk."""
+        return {}
 
     def head(self, kind: str) -> dict[str, Any]:
         """Returns the fields that every object of the answer begins with."""
@@ -125,7 +131,7 @@ async def stream(form: AnswerFormat, events: AsyncGenerator[IndexedEvent]) -> As
                     yield chunks.of(found)
                 case Started():
                     for index in range(place * form.n, (place + 1) * form.n):
-                        choices[index] = form.make_choice(index)
+                        choices[index] = form.choice(index)
                         begin = partial(choices[index].begin, event)
                         begun = await apart(begin) if is_long(event) else begin()
                         yield chunks.of(begun, form.extra(event) if index == 0 else None)
@@ -197,7 +203,7 @@ async def gathered(form: AnswerFormat, events: AsyncGenerator[IndexedEvent]) -> 
         yield encode(form.head(form.kind))[:-1] + b',"choices":['
         for place, index in enumerate(sorted(finished)):
             yield b"," if place else b""
-            choice = form.make_choice(index)
+            choice = form.choice(index)
             yield from choice.whole(started[index // form.n], pieces.pop(index, ()), finished[index])
         yield b"]," + encode({"usage": usage.object(), **form.extra(started[0])})[1:]
 

@@ -52,7 +52,16 @@ async def chat_completions(api: Api, request: Request) -> Response:
     tools = _tools(api, body, sampling["constraint"], reading)
     asked = _asked(api, body, tools, {**sampling, "constraint": tools.constraint}, call, request, unknown)
     events = generations(api, request, [asked], seconds("timeout", body.timeout))
-    form = _form(api, body, tools, f"chatcmpl-{call}")
+    form = _ChatFormat(
+        kind="chat.completion",
+        id=f"chatcmpl-{call}",
+        model=body.model or api.generation.model_name,
+        n=number_of_choices(body),
+        body=body,
+        tools=tools,
+        tokenizer=api.generation.tokenizer,
+        **usage_options(body),
+    )
     return await respond(api, request, form, events, unknown, streams=bool(body.stream))
 
 
@@ -96,22 +105,23 @@ def _asked(
     return replace(asked, skip_special_tokens=False) if tools.keeps_special_tokens else asked
 
 
-def _form(api: Api, body: ChatBody, tools: _Tools, call: str) -> AnswerFormat:
-    tokenizer = api.generation.tokenizer
+@dataclass(frozen=True, kw_only=True)
+class _ChatFormat(AnswerFormat):
+    """Describes the answer of a call for chat completions."""
 
-    def make_choice(index: int) -> _Choice:
-        return _Choice(index, tokenizer, body, tools)
+    body: ChatBody
+    tools: _Tools
+    tokenizer: ModelTokenizer
 
-    def extra(started: Started) -> dict[str, Any]:
+    def choice(self, index: int) -> "_Choice":
+        return _Choice(index, self.tokenizer, self.body, self.tools)
+
+    def extra(self, started: Started) -> dict[str, Any]:
         ids = started.prompt_token_ids
-        found: dict[str, Any] = {"prompt_token_ids": list(ids)} if body.return_token_ids else {}
-        if body.prompt_logprobs is not None:
-            found["prompt_logprobs"] = prompt_logprobs_of(tokenizer, ids, started.prompt_logprobs)
+        found: dict[str, Any] = {"prompt_token_ids": list(ids)} if self.body.return_token_ids else {}
+        if self.body.prompt_logprobs is not None:
+            found["prompt_logprobs"] = prompt_logprobs_of(self.tokenizer, ids, started.prompt_logprobs)
         return found
-
-    model = body.model or api.generation.model_name
-    n = number_of_choices(body)
-    return AnswerFormat("chat.completion", call, model, n, make_choice, extra=extra, **usage_options(body))
 
 
 class _Choice:

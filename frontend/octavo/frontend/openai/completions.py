@@ -91,7 +91,16 @@ async def completions(api: Api, request: Request) -> Response:
         _asked(body, prompts, call, request, api.reading(unknown)),
         seconds("timeout", body.timeout),
     )
-    form = _form(api, body, f"cmpl-{call}", texts)
+    form = _CompletionFormat(
+        kind="text_completion",
+        id=f"cmpl-{call}",
+        model=body.model or api.generation.model_name,
+        n=number_of_choices(body),
+        body=body,
+        texts=texts,
+        tokenizer=api.generation.tokenizer,
+        **usage_options(body),
+    )
     if body.max_tokens == 0:
         events = _without_answers(events)
     return await respond(api, request, form, events, unknown, streams=bool(body.stream))
@@ -134,15 +143,17 @@ def _asked(
     return [GenerationRequest(prompt=prompt, request_id=i, **fields) for prompt, i in zip(prompts, ids, strict=True)]
 
 
-def _form(api: Api, body: CompletionBody, call: str, texts: Sequence[str]) -> AnswerFormat:
-    n = number_of_choices(body)
+@dataclass(frozen=True, kw_only=True)
+class _CompletionFormat(AnswerFormat):
+    """Describes the answer of a call for completions. `texts` are those of the prompts, where the call asks for an
+    echo."""
 
-    def make_choice(index: int) -> _Choice:
-        echo = texts[index // n] if texts else None
-        return _Choice(index, api.generation.tokenizer, body, echo)
+    body: CompletionBody
+    texts: Sequence[str]
+    tokenizer: ModelTokenizer
 
-    model = body.model or api.generation.model_name
-    return AnswerFormat("text_completion", call, model, n, make_choice, **usage_options(body))
+    def choice(self, index: int) -> "_Choice":
+        return _Choice(index, self.tokenizer, self.body, self.texts[index // self.n] if self.texts else None)
 
 
 async def _without_answers(events: AsyncGenerator[IndexedEvent]) -> AsyncGenerator[IndexedEvent]:

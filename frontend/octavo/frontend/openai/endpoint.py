@@ -132,32 +132,26 @@ def generations(
     is closed.
     """
     deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-    sources = [_events(api, one, request, deadline) for one in asked]
-    return _placed(sources[0]) if len(sources) == 1 else _merged(sources)
+    sources = [_events(api, place, one, request, deadline) for place, one in enumerate(asked)]
+    return sources[0] if len(sources) == 1 else _merged(sources)
 
 
 async def _events(
-    api: Api, asked: GenerationRequest, request: Request, deadline: float | None
-) -> AsyncGenerator[Event]:
+    api: Api, place: int, asked: GenerationRequest, request: Request, deadline: float | None
+) -> AsyncGenerator[IndexedEvent]:
     try:
         async with contextlib.aclosing(api.generation.generate(asked, caller_of(request), deadline)) as emitted:
             async for _, event in emitted:
-                yield event
+                yield place, event
     except ServiceError as error:
         name_field(error, request.url.path)
         raise
 
 
-async def _placed(source: AsyncGenerator[Event]) -> AsyncGenerator[IndexedEvent]:
-    async with contextlib.aclosing(source):
-        async for event in source:
-            yield 0, event
-
-
-async def _merged(sources: Sequence[AsyncGenerator[Event]]) -> AsyncGenerator[IndexedEvent]:
+async def _merged(sources: Sequence[AsyncGenerator[IndexedEvent]]) -> AsyncGenerator[IndexedEvent]:
     # Bounded, so that what a slow client leaves here is merged where it is made.
     fed: asyncio.Queue[_Fed] = asyncio.Queue(len(sources))
-    tasks = [asyncio.create_task(_feed(place, source, fed)) for place, source in enumerate(sources)]
+    tasks = [asyncio.create_task(_feed(source, fed)) for source in sources]
     running = len(tasks)
     try:
         while running:
@@ -174,13 +168,13 @@ async def _merged(sources: Sequence[AsyncGenerator[Event]]) -> AsyncGenerator[In
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _feed(place: int, source: AsyncGenerator[Event], fed: "asyncio.Queue[_Fed]") -> None:
+async def _feed(source: AsyncGenerator[IndexedEvent], fed: "asyncio.Queue[_Fed]") -> None:
     """Puts the source's events into `fed`, then None or the error that ended the source. Puts no end when cancelled,
     for nobody would take it."""
     try:
         async with contextlib.aclosing(source):
             async for event in source:
-                await fed.put((place, event))
+                await fed.put(event)
     except Exception as error:
         await fed.put(error)
     else:
