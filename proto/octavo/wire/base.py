@@ -40,6 +40,18 @@ class Message(Value, frozen=True, tag=True):
     """Is a whole message: a `Value` whose first array element is its class name."""
 
 
+class Fenced(Message, frozen=True):
+    """Belongs to one start of the scheduler, its `epoch`, and is acted on in that one alone."""
+
+    epoch: Identity
+
+
+class FencedWork(Fenced, frozen=True):
+    """Belongs to one life of a worker's blocks too, its `incarnation`."""
+
+    incarnation: Identity
+
+
 def since(version: int) -> Meta:
     """Marks a field that came with a version: `Annotated[bool, since(9)] = False` (`octavo.wire.versions`)."""
     return Meta(extra={"since": version})

@@ -15,6 +15,7 @@ from octavo.wire.base import (
     MAX_SEQUENCES,
     MAX_TOKENS,
     Count,
+    Fenced,
     Identity,
     Message,
     Name,
@@ -146,10 +147,9 @@ class FrontendHello(Message, frozen=True):
     frontend_id: Identity
 
 
-class Submit(Message, frozen=True):
+class Submit(Fenced, frozen=True):
     """Run this request; replaces a copy with a lower attempt."""
 
-    epoch: Identity
     request: Request
 
 
@@ -160,24 +160,21 @@ class Lease(Value, frozen=True):
     attempt: Attempt
 
 
-class Renew(Message, frozen=True):
+class Renew(Fenced, frozen=True):
     """Names all live requests of the frontend. The scheduler drops those it holds that are not named."""
 
-    epoch: Identity
     live: Annotated[list[Lease], Meta(max_length=MAX_LIVE_REQUESTS)]
 
 
-class Abort(Message, frozen=True):
+class Abort(Fenced, frozen=True):
     """Drop these requests now instead of at the end of their lease. Unknown ids are ignored."""
 
-    epoch: Identity
     request_ids: RequestIds
 
 
-class EndSequence(Message, frozen=True):
+class EndSequence(Fenced, frozen=True):
     """One sequence of a request has ended by a rule that only the frontend can see, a stop string. The others go on."""
 
-    epoch: Identity
     request_id: Name
     attempt: Attempt
     sequence_index: SequenceIndex
@@ -190,11 +187,10 @@ class Prefix(Value, frozen=True):
     token_ids: Annotated[TokenIds, Meta(min_length=1)]
 
 
-class PinPrefixes(Message, frozen=True):
+class PinPrefixes(Fenced, frozen=True):
     """Names the prefixes that the frontend knows of, from its file or an earlier scheduler. Those pinned already are
     left alone."""
 
-    epoch: Identity
     prefixes: Annotated[list[Prefix], Meta(max_length=MAX_PREFIXES)]
 
 
@@ -216,39 +212,34 @@ class ServiceStatus(Value, frozen=True):
     stalled: Annotated[bool, since(9)] = False
 
 
-class FrontendWelcome(Message, frozen=True):
+class FrontendWelcome(Fenced, frozen=True):
     """The frontend is known; `epoch` names this start of the scheduler."""
 
-    epoch: Identity
     status: ServiceStatus
 
 
-class StatusChanged(Message, frozen=True):
+class StatusChanged(Fenced, frozen=True):
     """Reports that a replica came or went, or stands still, or no longer."""
 
-    epoch: Identity
     status: ServiceStatus
 
 
-class PrefixesChanged(Message, frozen=True):
+class PrefixesChanged(Fenced, frozen=True):
     """Lists all prefixes that are pinned now; sent after the welcome and with every change."""
 
-    epoch: Identity
     prefixes: Annotated[list[Prefix], Meta(max_length=MAX_PREFIXES)]
 
 
-class PinRefused(Message, frozen=True):
+class PinRefused(Fenced, frozen=True):
     """Says that a prefix which a frontend named is not pinned, and why."""
 
-    epoch: Identity
     name: Name
     detail: Text
 
 
-class Renewed(Message, frozen=True):
+class Renewed(Fenced, frozen=True):
     """Answer to `Renew`: of what it named, what the scheduler does not hold and wants submitted again."""
 
-    epoch: Identity
     unknown: Annotated[list[Lease], Meta(max_length=MAX_LIVE_REQUESTS)]
     status: ServiceStatus
 
@@ -281,10 +272,9 @@ class Delta(Value, frozen=True):
     cumulative_logprob: float | None = None
 
 
-class Deltas(Message, frozen=True):
+class Deltas(Fenced, frozen=True):
     """Holds all that one step produced for one frontend."""
 
-    epoch: Identity
     deltas: Annotated[list[Delta], Meta(max_length=MAX_SEQUENCES)]
 
 
@@ -308,17 +298,15 @@ class Notice(Value, frozen=True):
     queue_position: ToldCount
 
 
-class Notices(Message, frozen=True):
+class Notices(Fenced, frozen=True):
     """Reports to one frontend the progress of its requests besides their tokens."""
 
-    epoch: Identity
     notices: Annotated[list[Notice], Meta(max_length=MAX_LIVE_REQUESTS)]
 
 
-class Rejected(Message, frozen=True):
+class Rejected(Fenced, frozen=True):
     """The request will not run; nothing is held for it."""
 
-    epoch: Identity
     request_id: Name
     attempt: Attempt
     reason: RejectReason
@@ -331,10 +319,8 @@ class Refused(Message, frozen=True):
     detail: Text
 
 
-class Unregistered(Message, frozen=True):
+class Unregistered(Fenced, frozen=True):
     """The scheduler does not know the sender, or the sender does not know this scheduler: say hello again."""
-
-    epoch: Identity
 
 
 FromFrontend = FrontendHello | Submit | Renew | Abort | EndSequence | PinPrefixes

@@ -16,6 +16,8 @@ from octavo.wire.base import (
     MAX_TOKENS,
     BlockId,
     Count,
+    Fenced,
+    FencedWork,
     Identity,
     Message,
     Name,
@@ -103,10 +105,8 @@ class WorkerHello(Message, frozen=True):
     predecessor: Annotated[Predecessor | None, since(9)] = None
 
 
-class WorkerWelcome(Message, frozen=True):
+class WorkerWelcome(Fenced, frozen=True):
     """The worker's replica will get plans of this epoch."""
-
-    epoch: Identity
 
 
 class WorkerRefused(Message, frozen=True):
@@ -116,34 +116,25 @@ class WorkerRefused(Message, frozen=True):
     detail: Text
 
 
-class WorkerDismissed(Message, frozen=True):
+class WorkerDismissed(Fenced, frozen=True):
     """Nothing is left to do for a worker that is drained: it may end."""
 
-    epoch: Identity
 
-
-class WorkerUnregistered(Message, frozen=True):
+class WorkerUnregistered(Fenced, frozen=True):
     """The scheduler does not hold this incarnation: forget every block and say hello with a new one."""
 
-    epoch: Identity
 
-
-class Heartbeat(Message, frozen=True):
+class Heartbeat(FencedWork, frozen=True):
     """Says that the worker's main loop turns, and is never sent by a thread beside it; it also comes while the loop
     waits for a step. A worker that is `draining` wants to end: it gets nothing new, and is dismissed once nothing is
     left."""
 
-    epoch: Identity
-    incarnation: Identity
     last_step_id: Count
     draining: bool = False
 
 
-class WorkerGoodbye(Message, frozen=True):
+class WorkerGoodbye(FencedWork, frozen=True):
     """The worker is leaving; its sequences are to be recomputed elsewhere."""
-
-    epoch: Identity
-    incarnation: Identity
 
 
 class BlockMove(Value, frozen=True):
@@ -224,15 +215,13 @@ class SequenceWork(Value, frozen=True):
     follower_ids: Annotated[list[Identity], Meta(max_length=MAX_PARALLEL)] = field(default_factory=list)
 
 
-class StepPlan(Message, frozen=True):
+class StepPlan(FencedWork, frozen=True):
     """Plans one forward pass: first forget, move blocks, start, fork and remap, then compute all work as one batch.
 
     `answered_step_id` is the last step whose result the scheduler had when it made this plan (0: none). After a failed
     step the worker skips every plan made without knowing of the failure.
     """
 
-    epoch: Identity
-    incarnation: Identity
     step_id: Annotated[int, Meta(ge=1, le=2**53)]
     answered_step_id: Count
     forget: Annotated[list[Identity], Meta(max_length=MAX_SEQUENCES)]
@@ -314,7 +303,7 @@ class StepTimes(Value, frozen=True):
     )
 
 
-class StepResult(Message, frozen=True):
+class StepResult(FencedWork, frozen=True):
     """Answers one plan, in the order of its work, a sequence before its followers.
 
     It holds what was `sampled`, the `candidates` of sequences that are beams, `prompt_logprobs` of those that want them
@@ -327,8 +316,6 @@ class StepResult(Message, frozen=True):
     `NOT_FINITE` has written to its blocks is not to be relied on.
     """
 
-    epoch: Identity
-    incarnation: Identity
     step_id: Count
     outcome: StepOutcome
     sampled: Annotated[list[SampledToken], Meta(max_length=MAX_SEQUENCES)]
