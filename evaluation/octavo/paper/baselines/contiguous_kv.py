@@ -2,7 +2,7 @@
 on."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
@@ -67,11 +67,11 @@ class ContiguousKV:
     slides = False
     watermark_blocks = num_cpu_blocks = num_cpu_free = num_cached = num_parked = num_pinned = 0
     cached_free_block_ids = parked_block_ids = frozenset[int]()
-    pinned: Mapping[str, list[int]] = {}
 
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int, reserve: Reserve) -> None:
         self.block_size = block_size
         self.num_blocks = self.num_usable = num_blocks
+        self.pinned: dict[str, list[int]] = {}
         self.buddy = BuddyAllocator(num_blocks * block_size)
         self._max_model_len = max_model_len
         self._reserve = reserve

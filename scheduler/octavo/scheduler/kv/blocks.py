@@ -1,10 +1,12 @@
-"""Blocks and block tables: the pool counts references to one device's KV blocks, a table maps a sequence's logical
-blocks to physical ones."""
+"""Blocks and block tables: a pool counts references to blocks, a table maps a sequence's logical blocks to physical
+ones, and a device's blocks are those of its pool with what is known of them: cached, parked, distrusted."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, KeysView
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from octavo.scheduler.kv.prefix_cache import PrefixCache
 from octavo.wire.base import NULL_BLOCK
 
 
@@ -84,6 +86,84 @@ class BlockPool:
         assert sorted(self._free) == [i for i, count in enumerate(expected) if count == 0], "free list is wrong"
 
 
+class DeviceBlocks:
+    """Joins a pool with the prefix cache over all its blocks."""
+
+    def __init__(self, num_blocks: int, num_kv_groups: int, *, prefix_caching: bool) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.cache = PrefixCache(num_kv_groups)
+        self.prefix_caching = prefix_caching
+        # Parked blocks by the step whose answer frees them.
+        self.parked: dict[int, list[int]] = defaultdict(list)
+        # Blocks that a non-finite sequence held or filled, and that others still hold.
+        self._distrusted: set[int] = set()
+
+    def take(self, count: int) -> list[int]:
+        """Takes `count` free blocks for new content. Raises `ValueError` if fewer are free."""
+        block_ids = self.pool.allocate(count)
+        for block_id in block_ids:
+            self.cache.remove(block_id)
+        return block_ids
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        """Drops references. Of the blocks that become free those without cached content are taken again first, then the
+        longest unused; of those given up together the ones with the longest prefix go before the others, so that a
+        chain is eaten from its tail."""
+        unused = [block_id for block_id in block_ids if self.pool.release(block_id)]
+        self._distrusted.difference_update(unused)
+        cached = []
+        for block_id in reversed(unused):
+            if not self.prefix_caching:
+                self.cache.remove(block_id)
+            content = self.cache.content(block_id)
+            if content is None:
+                self.pool.give_back(block_id, first=True)
+            else:
+                cached.append((-content.depth, block_id))
+        for _, block_id in sorted(cached):
+            self.pool.give_back(block_id)
+
+    def surviving(self, own: set[int], num_taken: int) -> set[int]:
+        """Returns which blocks of `own`, given up together, a prefix hit would still find after `num_taken` of them
+        have been taken: what is not cached goes first, then chains from their tails."""
+        contents = ((self.cache.content(block_id), block_id) for block_id in own if self.prefix_caching)
+        cached = sorted((content.depth, block_id) for content, block_id in contents if content is not None)
+        return {block_id for _, block_id in cached[: max(0, min(len(cached), len(own) - num_taken))]}
+
+    def step_answered(self, step_id: int, *, valid: bool) -> None:
+        """Frees the blocks that were parked for this step; the content it wrote is relied on only if it is `valid`."""
+        self.cache.step_answered(step_id, valid=valid)
+        self.release(self.parked.pop(step_id, []))
+
+    @property
+    def parked_block_ids(self) -> list[int]:
+        """Returns the blocks that wait for outstanding steps, once for each; sequences may hold them too."""
+        return [block_id for block_ids in self.parked.values() for block_id in block_ids]
+
+    @property
+    def num_parked(self) -> int:
+        """Counts the blocks that will be free as soon as outstanding steps are answered."""
+        parked = Counter(self.parked_block_ids)
+        return sum(self.pool.ref_count(block_id) == count for block_id, count in parked.items())
+
+    @property
+    def cached_free_block_ids(self) -> AbstractSet[int]:
+        """Returns the free blocks that a prefix hit would find: a walk over the fewer of all that are free and all that
+        are cached."""
+        return self.pool.free_block_ids & self.cache.block_ids
+
+    def distrust(self, block_ids: Iterable[int]) -> None:
+        """Makes sure that none of these blocks is found again in the prefix cache."""
+        for block_id in block_ids:
+            self.cache.remove(block_id)
+            if self.pool.ref_count(block_id):
+                self._distrusted.add(block_id)
+
+    def any_distrusted(self, block_ids: Iterable[int]) -> bool:
+        """Tells whether one of these blocks has been held since before it was distrusted."""
+        return bool(self._distrusted) and not self._distrusted.isdisjoint(block_ids)
+
+
 @dataclass(slots=True)
 class BlockTable:
     """The blocks of one sequence, one list per KV group, all of one length; `NULL_BLOCK` where a window has passed.
@@ -118,12 +198,6 @@ class BlockTable:
 def present(groups: Iterable[Iterable[int]]) -> list[int]:
     """Returns all entries that are blocks."""
     return [block_id for blocks in groups for block_id in blocks if block_id != NULL_BLOCK]
-
-
-def first_visible(window: int, position: int, block_size: int) -> int:
-    """Returns the first logical block that the token at `position` can see, in a KV group of this `window` in tokens
-    (0: all)."""
-    return max(0, position - window + 1) // block_size if window else 0
 
 
 def _leading_nulls(blocks: list[int]) -> int:

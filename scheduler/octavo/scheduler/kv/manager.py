@@ -8,10 +8,17 @@ from collections.abc import Set as AbstractSet
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup
-from octavo.scheduler.kv.blocks import BlockTable, first_visible, present
-from octavo.scheduler.kv.device_blocks import DeviceBlocks, PinnedBlocks
+from octavo.scheduler.kv.blocks import BlockTable, DeviceBlocks, present
 from octavo.scheduler.kv.memory import Growth, TokenRun
-from octavo.scheduler.kv.prefix_cache import Begin, CachedBlock, PrefixLookup, block_hashes
+from octavo.scheduler.kv.prefix_cache import (
+    Begin,
+    CachedBlock,
+    PrefixLookup,
+    Tail,
+    block_hashes,
+    first_visible,
+    root_hash,
+)
 from octavo.scheduler.kv.swap import SwapSpace
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import BlockMove, Remap, WorkerHello
@@ -51,7 +58,7 @@ class KVCacheManager:
         self._take, self._release = self.blocks.take, self.blocks.release
         self._tables: dict[Sequence, BlockTable] = {}
         self._lookup = PrefixLookup(self._cache, block_size, self._windows)
-        self._pins = PinnedBlocks(self.blocks, block_size, self._lookup.tails)
+        self.pinned: dict[str, list[int]] = {}
         # Blocks set aside for each prefix, those still to be computed too.
         self._reserved: dict[str, int] = {}
         self.swap_space = SwapSpace(num_cpu_blocks, block_size, self.blocks, self._tables)
@@ -279,7 +286,7 @@ class KVCacheManager:
         """Takes out of the prefix cache what outstanding steps fill with the sequence and, if it is still held, its
         whole table; pinned blocks excepted."""
         held = self._tables[sequence].block_ids if sequence is not None else []
-        self.blocks.distrust({*self._cache.filled_by(sequence_id), *held} - self._pins.block_ids)
+        self.blocks.distrust({*self._cache.filled_by(sequence_id), *held} - self._pinned_block_ids)
 
     def withdraw(self, sequence_ids: AbstractSet[int], after_step: int) -> None:
         self._cache.withdraw(sequence_ids, after_step)
@@ -327,24 +334,38 @@ class KVCacheManager:
     # -- pin --------------------------------------------------------------------------------------------------------
 
     @property
-    def pinned(self) -> dict[str, list[int]]:
-        return self._pins.by_name
+    def num_pinned(self) -> int:
+        return len(self._pinned_block_ids)
 
     @property
-    def num_pinned(self) -> int:
-        return len(self._pins.block_ids)
+    def _pinned_block_ids(self) -> set[int]:
+        return {block_id for block_ids in self.pinned.values() for block_id in block_ids}
 
     def reserve(self, name: str, num_tokens: int) -> None:
         self._reserved[name] = self.blocks_for(num_tokens)
         self.num_usable -= self._reserved[name]
 
     def pin(self, name: str, sequence: Sequence) -> None:
-        self._pins.pin(name, sequence, self._tables.pop(sequence))
+        """Keeps the blocks (see `KVMemory`), the last of them as a tail if it is partly filled."""
+        table, size = self._tables.pop(sequence), self.block_size
+        hashes, num_full = block_hashes(sequence, size), sequence.num_prompt // size
+        for group, blocks in enumerate(table.groups):
+            for logical, block_id in enumerate(blocks[:num_full]):
+                if block_id != NULL_BLOCK:
+                    # Where another block holds the same, this one is to be found, for that one may go.
+                    self._cache.replace(CachedBlock(hashes[logical], group, logical), block_id)
+        if sequence.num_prompt % size:
+            tokens = sequence.known_tokens(num_full * size, sequence.num_prompt)
+            parent = hashes[num_full - 1] if num_full else root_hash(sequence.cache_key)
+            self._lookup.tails[name] = Tail(parent, tokens, [blocks[num_full] for blocks in table.groups])
+        self.pinned[name] = table.block_ids
 
     def unpin(self, name: str) -> None:
+        """Gives a prefix up (see `KVMemory`); with prefix caching its blocks stay as cached content until they are
+        taken."""
         self.num_usable += self._reserved.pop(name)
-        if name in self._pins:
-            self._pins.unpin(name)
+        self._lookup.tails.pop(name, None)
+        self._release(self.pinned.pop(name, []))
 
     # -- invariants -------------------------------------------------------------------------------------------------
 

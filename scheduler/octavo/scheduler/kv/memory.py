@@ -1,7 +1,7 @@
 """The KV memory of one replica as the scheduler's core uses it: what it asks before it fills a step, and what a step
 takes and gives back."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -43,6 +43,8 @@ class KVMemory(Protocol):
     num_usable: int
     # Some KV group has a window.
     slides: bool
+    # Blocks of each pinned prefix by its name; prefixes may share blocks.
+    pinned: dict[str, list[int]]
 
     # -- counts -----------------------------------------------------------------------------------------------------
 
@@ -186,10 +188,6 @@ class KVMemory(Protocol):
         """Moves a swapped group back, with room for all its known tokens; returns the moves."""
 
     # -- pin --------------------------------------------------------------------------------------------------------
-
-    @property
-    def pinned(self) -> Mapping[str, list[int]]:
-        """Returns the blocks of each pinned prefix by its name; prefixes may share blocks."""
 
     @property
     def num_pinned(self) -> int:

@@ -9,14 +9,12 @@ continues, if it does. The KV group a block belongs to is part of the key.
 import hashlib
 import sys
 from array import array
-from collections import defaultdict
 from collections.abc import KeysView
 from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from octavo.scheduler.core.sequence import Sequence
-from octavo.scheduler.kv.blocks import first_visible
 from octavo.wire.base import NULL_BLOCK, Value
 from octavo.wire.requests import CacheKey
 
@@ -62,6 +60,12 @@ def _content(sequence: Sequence, start: int, stop: int) -> bytes:
     return tokens.tobytes()
 
 
+def first_visible(window: int, position: int, block_size: int) -> int:
+    """Returns the first logical block that the token at `position` can see, in a KV group of this `window` in tokens
+    (0: all)."""
+    return max(0, position - window + 1) // block_size if window else 0
+
+
 class CachedBlock(Value, frozen=True):
     """Content of a block: `depth` blocks come before it in its chain. (A `Value`, for the garbage collector has nothing
     to do with these, and there is one per cached block.)"""
@@ -87,13 +91,11 @@ class PrefixCache:
         self._content_of: dict[int, CachedBlock] = {}
         # Blocks that an outstanding step fills, those steps, and the sequences (by id) that it computes there.
         self._filled_by: dict[int, tuple[int, int]] = {}
-        self._provisional: dict[int, list[int]] = defaultdict(list)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "PrefixCache":
         double = PrefixCache(0)
         double._block_of = [dict(blocks) for blocks in self._block_of]
         double._content_of, double._filled_by = dict(self._content_of), dict(self._filled_by)
-        double._provisional.update((step_id, list(blocks)) for step_id, blocks in self._provisional.items())
         return double
 
     def __len__(self) -> int:
@@ -134,7 +136,6 @@ class PrefixCache:
             return False
         blocks[content.value] = block_id
         self._content_of[block_id] = content
-        self._provisional[step_id].append(block_id)
         self._filled_by[block_id] = step_id, sequence_id
         return True
 
@@ -150,11 +151,11 @@ class PrefixCache:
 
     def step_answered(self, step_id: int, *, valid: bool) -> None:
         """Confirms the entries of a step, or takes them out."""
-        for block_id in self._provisional.pop(step_id, ()):
-            if self._filled_by.get(block_id, (None, 0))[0] == step_id:
+        for block_id in [block_id for block_id, (filler, _) in self._filled_by.items() if filler == step_id]:
+            if not valid:
+                self.remove(block_id)
+            else:
                 del self._filled_by[block_id]
-                if not valid:
-                    self.remove(block_id)
 
     def withdraw(self, sequence_ids: AbstractSet[int], after_step: int) -> None:
         """Takes out what outstanding steps after `after_step` were to fill with these sequences."""
@@ -202,7 +203,8 @@ class PrefixLookup:
     """Looks up in the cache how sequences begin that are about to start."""
 
     def __init__(self, cache: PrefixCache, block_size: int, windows: Ordered[int]) -> None:
-        self.tails: list[Tail] = []
+        # Of pinned prefixes, by their names.
+        self.tails: dict[str, Tail] = {}
         self._cache = cache
         self._block_size = block_size
         self._windows = windows
@@ -283,7 +285,7 @@ class PrefixLookup:
         parent = hashes[num_blocks - 1] if num_blocks else root_hash(sequence.cache_key)
         tails = [
             tail
-            for tail in self.tails
+            for tail in self.tails.values()
             if tail.parent == parent
             and start + len(tail.token_ids) <= stop
             and tail.token_ids == sequence.known_tokens(start, start + len(tail.token_ids))

@@ -7,8 +7,7 @@ from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
 
 from octavo.scheduler.core.sequence import Sequence
-from octavo.scheduler.kv.blocks import BlockPool, BlockTable, present
-from octavo.scheduler.kv.device_blocks import DeviceBlocks
+from octavo.scheduler.kv.blocks import BlockPool, BlockTable, DeviceBlocks, present
 from octavo.scheduler.kv.memory import TokenRun
 from octavo.scheduler.kv.prefix_cache import block_hashes
 from octavo.wire.base import NULL_BLOCK
