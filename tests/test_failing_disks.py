@@ -28,7 +28,7 @@ from octavo.frontend.text import tokenizer_cache
 from octavo.kernels.native import build
 from octavo.llm.engine import Engine, EngineError
 from octavo.loadgen import cli as loadgen_cli
-from octavo.loadgen.outcome import Outcome
+from octavo.loadgen.report import Outcome
 from octavo.runtime.models.hub import HubError, fetch
 from octavo.runtime.models.step_times import Calibration, StepTimeModel, TokenTime
 from octavo.runtime.telemetry import optional
@@ -58,8 +58,7 @@ from octavo.worker.loading.publish import PublishError, publish
 from octavo.worker.models import kernel_race
 from octavo.worker.process import LastWords
 from octavo.worker.tensor_parallel.ranks import LocalRanks
-from octavo.workload.job import Job
-from octavo.workload.trace import write_csv
+from octavo.workload.job import Job, write_csv
 
 ROOT = Path(__file__).parents[1]
 FAILURES = {"read-only": READ_ONLY, "no inode": NO_INODE, "full": FULL, "broken": BROKEN}
@@ -349,7 +348,7 @@ TRIED: dict[str, tuple[Try, tuple[str, ...]]] = {
     "worker/octavo/worker/tensor_parallel/ranks.py": (meeting_of_ranks, MAKING),
     "evaluation/octavo/loadgen/cli.py": (figures_of_a_load, MAKING + WRITING),
     "evaluation/octavo/simulator/cli.py": (figures_of_a_simulation, MAKING + WRITING),
-    "evaluation/octavo/workload/trace.py": (trace_of_a_load, MAKING + WRITING),
+    "evaluation/octavo/workload/job.py": (trace_of_a_load, MAKING + WRITING),
 }
 # Tried below by itself; memory that has a file's descriptor.
 OTHERWISE = {"proto/octavo/runtime/telemetry/logs.py", "worker/octavo/worker/tensor_parallel/links.py"}

@@ -14,14 +14,12 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from octavo.loadgen.failures import TargetError
-from octavo.loadgen.outcome import Outcome, make_outcome, outcome_text
-from octavo.loadgen.requests import Asking
+from octavo.loadgen.report import Outcome, make_outcome, outcome_text
+from octavo.loadgen.servers import Asking, Secrets, Target, TargetError
 from octavo.loadgen.session import Session, Side
-from octavo.loadgen.targets import Secrets, Target
 from octavo.workload.job import Job
+from octavo.workload.measures import Targets
 from octavo.workload.options import read_jobs, workload_options
-from octavo.workload.targets import Targets
 
 T = TypeVar("T")
 # What a shell says of a command that Ctrl-C ended.

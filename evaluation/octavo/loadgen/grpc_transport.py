@@ -21,11 +21,7 @@ from octavo.client import (
     Usage,
 )
 from octavo.client.retries import STREAM_LOST
-from octavo.loadgen.failures import Failure, TargetError
-from octavo.loadgen.records import Answer
-from octavo.loadgen.requests import Asking
-from octavo.loadgen.targets import Secrets, Target
-from octavo.loadgen.transports import Call, Lot
+from octavo.loadgen.servers import Answer, Asking, Call, Failure, Lot, Secrets, Target, TargetError
 from octavo.runtime.transport.no_server import explain_no_server
 from octavo.workload.job import Job
 

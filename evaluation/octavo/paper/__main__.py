@@ -9,8 +9,7 @@ from typing import Final
 
 import click
 
-from octavo.paper.drawing import draw
-from octavo.paper.figure import Figure, Results, read_results
+from octavo.paper.figure import Figure, Results, draw, read_results
 from octavo.paper.figures import FIGURES
 from octavo.paper.lab import Lab
 from octavo.paper.measured import with_measured

@@ -5,7 +5,7 @@ from typing import Final
 
 from octavo.paper.digits import DIGITS
 from octavo.paper.figure import Figure, Results, Row, Table
-from octavo.paper.search import LIMIT_S
+from octavo.paper.lab import LIMIT_S
 
 _HEAD: Final = f"""\
 # The paper's evaluation, from our own code

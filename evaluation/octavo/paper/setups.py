@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from octavo.runtime.models.step_times import StepShape
-from octavo.simulator.catalog import GPUS, MODELS, Gpu, ModelShape
 from octavo.simulator.device import LatencyModel, ReplicaSpec
-from octavo.simulator.memory import kv_slots
-from octavo.simulator.roofline import PAPER_OVERHEAD, Roofline
-from octavo.workload.lengths import DATASETS, Chatbot, Dataset, LogNormal
+from octavo.simulator.hardware import GPUS, MODELS, PAPER_OVERHEAD, Gpu, ModelShape, Roofline, kv_slots
+from octavo.workload.synthetic import DATASETS, Chatbot, Dataset, LogNormal
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,14 @@
 """Builds the systems that the paper compares: each is the production scheduler with a configuration, a KV memory and a
 step policy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Final, NamedTuple
 
 import msgspec
 
-from octavo.paper.baselines import request_level
-from octavo.paper.baselines.contiguous_kv import (
+from octavo.paper.contiguous_kv import (
     Reserve,
     contiguous_kv,
     exactly,
@@ -17,14 +16,77 @@ from octavo.paper.baselines.contiguous_kv import (
     next_power_of_two,
 )
 from octavo.scheduler.core.config import Policy, Preemption, SchedulerConfig
+from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.step import running
+from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.core.step.policies import CHUNKED, PAPER, StepPolicy
 from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.kv.memory import MakeMemory
+from octavo.simulator.cell import Probe
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.engine import Cluster, Outcome, Simulation
-from octavo.simulator.timeline import Probe
 from octavo.wire.requests import Prefix
 from octavo.workload.job import Job
+from octavo.workload.measures import Served
+
+# -- batches of whole requests ----------------------------------------------------------------------------------------
+
+
+def _begin_batch(builder: StepBuilder, head: SequenceGroup | None, now: float) -> bool:
+    """Goes on with the batch, if there is one."""
+    replica = builder.replica
+    builder.prefills = not replica.running
+    if builder.prefills:
+        return True
+    found = running.runnable(replica)
+    if not running.decode(builder, found.decodes):
+        return False
+    running.continue_prefills(builder, found.prefilling)
+    return True
+
+
+def _admits_to_batch(builder: StepBuilder) -> bool:
+    """Returns whether this step begins a batch, which others may still join."""
+    return builder.prefills and builder.budget > 0
+
+
+def _end_batch(builder: StepBuilder) -> bool:
+    """Returns True: nothing is left to be added once the waiting queue has been looked at."""
+    return True
+
+
+REQUEST_LEVEL: Final = StepPolicy(_begin_batch, _admits_to_batch, _end_batch, lookahead=1, whole_prompts=True)
+
+
+def hand_out_by_batch(served: Iterable[Served]) -> None:
+    """Moves the answers of one replica's requests to the end of their batch.
+
+    All of a batch have their first tokens before its end, and those of the next after it. What has not ended has no
+    batch that has.
+    """
+    batch: list[Served] = []
+    batch_end = 0.0
+    for each in sorted((each for each in served if each.first_token_s is not None), key=_first_token_s):
+        if batch and _first_token_s(each) > batch_end:
+            _hand_out(batch, batch_end)
+            batch = []
+        batch.append(each)
+        batch_end = max(batch_end, float("inf") if each.finished_s is None else each.finished_s)
+    _hand_out(batch, batch_end)
+
+
+def _first_token_s(served: Served) -> float:
+    assert served.first_token_s is not None
+    return served.first_token_s
+
+
+def _hand_out(batch: list[Served], end: float) -> None:
+    for each in batch:
+        each.first_token_s = each.finished_s = None if end == float("inf") else end
+
+
+# -- systems ----------------------------------------------------------------------------------------------------------
+
 
 # Limits of vLLM's first release: tokens that a step computes at most, and sequences side by side.
 MAX_NUM_BATCHED_TOKENS = 2560
@@ -63,7 +125,7 @@ def _faster_transformer(spec: ReplicaSpec) -> System:
     # A batch's prompts are one step, however many they are.
     slots = spec.num_blocks * spec.block_size
     config = msgspec.structs.replace(common_config(spec), max_num_batched_tokens=slots)
-    return System(config, contiguous_kv(longest_possible), request_level.POLICY)
+    return System(config, contiguous_kv(longest_possible), REQUEST_LEVEL)
 
 
 def vllm_system(spec: ReplicaSpec, preemption: Preemption = Preemption.AUTO) -> System:
@@ -109,5 +171,5 @@ def run(
     simulation = Simulation(cluster, seed=seed, sample_every_s=sample_every_s, probe=probe)
     outcome = simulation.run(jobs, horizon_s)
     if name == FASTER_TRANSFORMER:
-        request_level.hand_out_by_batch(outcome.served)
+        hand_out_by_batch(outcome.served)
     return outcome

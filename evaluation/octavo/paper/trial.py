@@ -5,20 +5,19 @@ from statistics import fmean
 
 from msgspec import Struct
 
-from octavo.paper.baselines.accounting import MemoryProbe, Shares
+from octavo.paper.accounting import MemoryProbe, Shares
 from octavo.paper.setups import SETUPS, with_lengths
 from octavo.paper.systems import run as run_system
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.simulator.cell import Probe
 from octavo.simulator.device import BEAM_GAP
 from octavo.simulator.engine import Outcome
-from octavo.simulator.timeline import Probe
 from octavo.wire.requests import Prefix
-from octavo.workload.arrivals import Poisson
 from octavo.workload.job import Job, prompt_token_ids
-from octavo.workload.synthetic import Workload
+from octavo.workload.synthetic import Poisson, Workload
 
 
 class SharingProbe:

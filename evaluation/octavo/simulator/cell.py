@@ -1,8 +1,11 @@
-"""Runs one scheduler and its replicas in virtual time."""
+"""Runs one scheduler, its replicas and its clients in virtual time, from event to event: requests come, steps end, the
+scheduler plans."""
 
+import heapq
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import (
@@ -21,8 +24,94 @@ from octavo.scheduler.core.step.policies import StepPolicy
 from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.kv.memory import MakeMemory
 from octavo.simulator.device import Device, ReplicaSpec
-from octavo.wire.requests import Deltas, Prefix, Rejected, Request
+from octavo.wire.requests import CacheKey, Deltas, Prefix, Rejected, Request
+from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.wire.steps import StepPlan
+from octavo.workload.job import Job
+from octavo.workload.measures import Gaps, Served
+
+# -- clients ----------------------------------------------------------------------------------------------------------
+
+
+_NO_CACHE_KEY = CacheKey()
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Holds an open request, and when each of its sequences had its last token."""
+
+    served: Served
+    num_open: int
+    last_at: dict[int, float] = field(default_factory=dict)
+
+
+class Clients:
+    """Records what becomes of every request, with the number of its job."""
+
+    def __init__(self) -> None:
+        self.served: list[tuple[int, Served]] = []
+        self.gaps = Gaps()
+        self._open: dict[str, _Stream] = {}
+
+    def expect(self, index: int, job: Job) -> None:
+        """Expects the answers to the job's request, which comes now."""
+        served = Served(job, None, None, 0)
+        self.served.append((index, served))
+        self._open[_request_id(index)] = _Stream(served, job.n)
+
+    def take(self, message: Deltas | Rejected, now: float) -> None:
+        """Takes a message for clients at the virtual time `now`."""
+        if isinstance(message, Rejected):
+            self._open.pop(message.request_id).served.error = f"{message.reason.value}: {message.detail}"
+            return
+        add_gap = self.gaps.add
+        for delta in message.deltas:
+            stream = self._open[delta.request_id]
+            served, last_at, index = stream.served, stream.last_at, delta.sequence_index
+            served.num_tokens += len(delta.token_ids)
+            if served.first_token_s is None:
+                served.first_token_s = now
+            if index in last_at:
+                add_gap(now - last_at[index])
+            last_at[index] = now
+            if delta.finish_reason is not None:
+                stream.num_open -= 1
+                if not stream.num_open:
+                    served.finished_s = now
+                    served.preemptions = delta.preemptions
+                    del self._open[delta.request_id]
+
+
+def ask(index: int, job: Job, prompt_token_ids: list[int], model_fingerprint: str) -> Request:
+    """Makes the request of job number `index`."""
+    return Request(
+        request_id=_request_id(index),
+        attempt=1,
+        resubmitted=False,
+        model_fingerprint=model_fingerprint,
+        prompt_token_ids=prompt_token_ids,
+        generated=[],
+        sampling=_sampling(job, index),
+        priority=job.priority,
+        tenant=job.tenant,
+        cache_key=_NO_CACHE_KEY,
+        age_ms=0,
+    )
+
+
+def _request_id(index: int) -> str:
+    return str(index)
+
+
+def _sampling(job: Job, seed: int) -> SamplingParams:
+    if job.beam_width:
+        beam = BeamSearch(job.beam_width, length_penalty=1.0, early_stopping=EarlyStopping.OFF)
+        return SamplingParams(max_tokens=job.output_tokens, num_sequences=job.n, beam=beam)
+    return SamplingParams(max_tokens=job.output_tokens, temperature=1.0, num_sequences=job.n, seed=seed)
+
+
+# -- the scheduler and its replicas -----------------------------------------------------------------------------------
+
 
 _FRONTEND = 1
 
@@ -113,3 +202,124 @@ class Cell:
                     self._take(message, now)
                 case ReplicaLost(_, cause, reason):
                     raise SimulationError(f"a replica was lost: {cause}, {reason}")
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+# A shell looks at its core so often even if nothing happens: for what waits for time alone, and for the second step in
+# flight. It is given up after so long without any step.
+_TICK_S = 0.1
+_STALLED_S = 600.0
+
+Probe = Callable[[float, Scheduler], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Describes a moment: requests that wait, run or are swapped out, sequences that run, and blocks, of all cells
+    together."""
+
+    time: float
+    waiting: int
+    running: int
+    swapped: int
+    sequences: int
+    blocks_used: int
+    blocks_cached: int
+    blocks: int
+
+    @classmethod
+    def of(cls, time: float, core: Scheduler) -> "Sample":
+        """Returns one cell's share of the sample."""
+        replicas = core.replicas.values()
+        return cls(
+            time,
+            len(core.waiting),
+            sum(len(replica.running) for replica in replicas),
+            sum(len(replica.swapped) for replica in replicas),
+            sum(replica.num_running_seqs for replica in replicas),
+            sum(replica.kv.num_blocks - replica.kv.num_free for replica in replicas),
+            sum(replica.kv.num_cached for replica in replicas),
+            sum(replica.kv.num_blocks for replica in replicas),
+        )
+
+    @classmethod
+    def total(cls, shares: Sequence["Sample"]) -> "Sample":
+        """Returns the sum of shares at the same time."""
+        columns = zip(*map(astuple, shares), strict=True)
+        next(columns)
+        return cls(shares[0].time, *map(sum, columns))
+
+
+class Timeline:
+    """Holds a cell and what is still to happen to it. The cell is sampled each `sample_every_s` (0: never), where
+    `probe` sees its core too."""
+
+    def __init__(self, cell: Cell, sample_every_s: float, probe: Probe | None) -> None:
+        self.cell = cell
+        self.steps = 0
+        # When a request came or a step ended last.
+        self.moved_at = 0.0
+        self.samples: list[Sample] = []
+        self._sample_every_s = sample_every_s
+        self._probe = probe
+        self._arrivals: deque[tuple[float, Request]] = deque()
+        # When, in which order, and on which replica a step ends; 0: nothing ends, it is time to look again.
+        self._events: list[tuple[float, int, int]] = []
+        self._num_events = 0
+        self._is_ticking = False
+
+    @property
+    def next_at(self) -> float:
+        """Returns the time at which something happens next; infinite if nothing does."""
+        next_arrival = self._arrivals[0][0] if self._arrivals else float("inf")
+        return min(next_arrival, self._events[0][0]) if self._events else next_arrival
+
+    def expect(self, request: Request, time: float) -> None:
+        """Expects a request that will come, after all that were expected before."""
+        self._arrivals.append((time, request))
+
+    def run(self, until: float) -> None:
+        """Runs everything that happens before then. Raises `SimulationError` if the cell cannot go on."""
+        while (now := self.next_at) < until:
+            self._sample_before(now)
+            while self._arrivals and self._arrivals[0][0] <= now:
+                self.cell.submit(self._arrivals.popleft()[1], now)
+                self.moved_at = now
+            while self._events and self._events[0][0] <= now:
+                self._end(heapq.heappop(self._events)[2], now)
+            self._plan(now)
+            if now - self.moved_at > _STALLED_S and not self._arrivals:
+                raise SimulationError(f"nothing has been computed for {_STALLED_S:g} s, though requests wait")
+
+    def _end(self, incarnation: int, now: float) -> None:
+        if not incarnation:
+            self._is_ticking = False
+            return
+        self.cell.answer(incarnation, now)
+        self.steps += 1
+        self.moved_at = now
+
+    def _plan(self, now: float) -> None:
+        for pending in self.cell.plan(now):
+            self._push(pending.time, pending.incarnation)
+        if not self._is_ticking and not self.cell.is_idle:
+            self._is_ticking = True
+            self._push(now + _TICK_S, 0)
+
+    def _push(self, time: float, incarnation: int) -> None:
+        self._num_events += 1
+        heapq.heappush(self._events, (time, self._num_events, incarnation))
+
+    def finish(self, end: float) -> None:
+        """Takes the samples that are due until the end of the simulation, and no later ones."""
+        self._sample_before(end)
+        self.samples = [sample for sample in self.samples if sample.time <= end]
+
+    def _sample_before(self, now: float) -> None:
+        """Takes the samples that are due up to `now`, for which the present state holds."""
+        while self._sample_every_s and (time := len(self.samples) * self._sample_every_s) <= now:
+            self.samples.append(Sample.of(time, self.cell.core))
+            if self._probe is not None:
+                self._probe(time, self.cell.core)

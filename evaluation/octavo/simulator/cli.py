@@ -16,16 +16,14 @@ from octavo.runtime.process.gc_tuning import collect_seldom
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.server.event_log import EventLogError
 from octavo.simulator.cell import SimulationError
-from octavo.simulator.cluster_options import cluster_options, read_replica
+from octavo.simulator.cluster_options import CellRoute, cluster_options, read_replica
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.engine import Cluster, Simulation
-from octavo.simulator.plan import make_plan, plan_text, replicas_text
 from octavo.simulator.recorded import jobs_of_log
-from octavo.simulator.report import Report, make_report, report_text
-from octavo.simulator.routing import CellRoute
+from octavo.simulator.report import Report, make_plan, make_report, plan_text, replicas_text, report_text
 from octavo.workload.job import Job
+from octavo.workload.measures import Targets, time_text
 from octavo.workload.options import flags_given, read_jobs, workload_options
-from octavo.workload.targets import Targets, time_text
 
 _LINE_EVERY_S: Final = 10.0
 _TERMINAL_EVERY_S: Final = 0.5

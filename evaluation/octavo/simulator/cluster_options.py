@@ -1,7 +1,7 @@
 """Describes the simulated cluster as flags of a command: a model on a GPU by arithmetic, or a worker that was
-calibrated."""
+measured; and routes requests to its cells as frontends do."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -9,11 +9,13 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from octavo.frontend.scheduler.prefix_router import CellLoad, PrefixRouter
 from octavo.runtime.models.step_times import Calibration, CalibrationError, read_calibration
-from octavo.simulator import memory
-from octavo.simulator.catalog import GPUS, MODELS
+from octavo.simulator import hardware
 from octavo.simulator.device import ReplicaSpec
-from octavo.simulator.roofline import Overhead
+from octavo.simulator.engine import Standing
+from octavo.simulator.hardware import GPUS, MODELS, Overhead
+from octavo.wire.requests import Request, answer_work
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _SECONDS: Final = click.FloatRange(min=0.0, max=3600.0)
@@ -109,7 +111,7 @@ def _computed(given: Mapping[str, Any], num_blocks: int | None, num_cpu_blocks: 
     )
     model, gpu, tp = MODELS[given["model"]], GPUS[given["gpu"]], given.get("tp", 1)
     try:
-        return memory.replica(
+        return hardware.replica(
             model,
             gpu,
             tp,
@@ -120,3 +122,31 @@ def _computed(given: Mapping[str, Any], num_blocks: int | None, num_cpu_blocks: 
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+# -- routes -----------------------------------------------------------------------------------------------------------
+
+
+# How often a scheduler tells what it has to do.
+_REPORTED_EVERY_S: Final = 1.0
+
+
+class CellRoute:
+    """Routes as a frontend before `num_cells` cells would: it knows the work that they reported in this second and what
+    it has sent to them since, and nothing of what has ended since."""
+
+    def __init__(self, num_cells: int) -> None:
+        self._router = PrefixRouter(num_cells)
+        self._work = [0] * num_cells
+        self._reported_in = -1.0
+
+    def __call__(self, request: Request, now: float, cells: Sequence[Standing]) -> int:
+        if (second := now // _REPORTED_EVERY_S) != self._reported_in:
+            self._reported_in = second
+            self._work = [cell.work_tokens for cell in cells]
+        loads = [CellLoad(cell.num_replicas, work) for cell, work in zip(cells, self._work, strict=True)]
+        chosen = self._router.choose(request.prompt_token_ids, request.cache_key, loads)
+        assert chosen is not None, "every cell has replicas"
+        sampling = request.sampling
+        self._work[chosen] += len(request.prompt_token_ids) + sampling.parallel * answer_work(sampling.max_tokens, 0)
+        return chosen

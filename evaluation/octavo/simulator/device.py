@@ -25,7 +25,7 @@ from octavo.wire.steps import (
 
 class LatencyModel(Protocol):
     """Computes the seconds of a step from its shape: measured (`octavo.runtime.models.step_times`) or computed
-    (`octavo.simulator.roofline`)."""
+    (`octavo.simulator.hardware`)."""
 
     def seconds(self, shape: StepShape) -> float: ...
 

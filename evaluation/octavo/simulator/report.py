@@ -1,16 +1,19 @@
-"""Reports a simulation as one document for programs and one page for people."""
+"""Reports a simulation as one document for programs and one page for people, and finds how many replicas a load needs:
+the smallest number with which the targets are kept."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
+from octavo.simulator.cell import Sample
 from octavo.simulator.engine import Outcome
-from octavo.simulator.timeline import Sample
-from octavo.workload.measures import summarise, to_text
-from octavo.workload.served import Served, Summary
-from octavo.workload.targets import Targets, time_text
+from octavo.workload.job import Job
+from octavo.workload.measures import Served, Summary, Targets, summarise, time_text, to_text
+
+# -- one simulation ---------------------------------------------------------------------------------------------------
+
 
 _WIDTH: Final = 60
 _BARS: Final = " ▁▂▃▄▅▆▇█"
@@ -99,3 +102,124 @@ def sparkline(values: Sequence[float], width: int) -> str:
     peaks = [max(values[first:last]) for first, last in pairwise(bounds)]
     top = max(peaks)
     return "".join(_BARS[-int(-peak / top * (len(_BARS) - 1) // 1)] if top else _BARS[0] for peak in peaks)
+
+
+# -- a plan -----------------------------------------------------------------------------------------------------------
+
+
+# Simulates the jobs on so many replicas.
+SimulateOn = Callable[[Sequence[Job], int], Report]
+_NUM_ALONE: Final = 100
+# Longer than any request takes.
+_APART_S: Final = 1e5
+
+
+def replicas_text(count: int) -> str:
+    return f"{count} replica" if count == 1 else f"{count} replicas"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Holds the targets that a number of replicas did not keep (none: they suffice), and the run's figures."""
+
+    replicas: int
+    unmet: list[str]
+    summary: Summary
+    busy_share: float
+
+    def __str__(self) -> str:
+        return f"{replicas_text(self.replicas)}: {'; '.join(self.unmet) or 'all targets kept'}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Holds the smallest number of replicas that suffices, as does the next larger one (None: none up to the limit),
+    with all that was tried; and what even a replica that is always idle when a request comes does not keep."""
+
+    replicas: int | None
+    tried: list[Tried]
+    unmet_alone: list[str]
+
+
+def make_plan(
+    run: SimulateOn, jobs: Sequence[Job], least: int, most: int, report: Callable[[Tried], None] = lambda _: None
+) -> Plan:
+    """Searches for the smallest number of replicas, from `least` to `most`, that keeps the targets.
+
+    More replicas are not always better, as where a prefix is cached depends on chance: so a number counts only if one
+    more suffices too, and one below the answer does not suffice. `report` gets each number that was tried.
+    """
+    search = _Search(run, jobs, most, report)
+    unmet_alone = run(alone(jobs), 1).unmet
+    # The sample may be harder than the whole: what is certain is what the most replicas do.
+    if unmet_alone and not search.suffices(most):
+        return Plan(None, search.tried, unmet_alone)
+    found = search.smallest(least)
+    return Plan(found, search.tried, unmet_alone if found is None else [])
+
+
+def alone(jobs: Sequence[Job]) -> list[Job]:
+    """Returns some of the jobs, spread over all of them, each long after the one before."""
+    step = max(1, len(jobs) // _NUM_ALONE)
+    return [replace(job, arrival_s=place * _APART_S) for place, job in enumerate(jobs[::step])]
+
+
+class _Search:
+    def __init__(self, run: SimulateOn, jobs: Sequence[Job], most: int, report: Callable[[Tried], None]) -> None:
+        self._run = run
+        self._report = report
+        self._jobs = jobs
+        self._most = most
+        self._found: dict[int, Tried] = {}
+
+    @property
+    def tried(self) -> list[Tried]:
+        """Returns all runs by number of replicas."""
+        return [self._found[replicas] for replicas in sorted(self._found)]
+
+    def suffices(self, replicas: int) -> bool:
+        if replicas not in self._found:
+            report = self._run(self._jobs, replicas)
+            self._found[replicas] = Tried(replicas, report.unmet, report.summary, report.busy_share)
+            self._report(self._found[replicas])
+        return not self._found[replicas].unmet
+
+    def smallest(self, least: int) -> int | None:
+        """Searches by doubling, then by halving what is left; then upwards until a number and the next both suffice."""
+        below, above = least - 1, least
+        while not self.suffices(above):
+            if above == self._most:
+                return None
+            below, above = above, min(2 * above, self._most)
+        while above - below > 1:
+            middle = (below + above) // 2
+            below, above = (below, middle) if self.suffices(middle) else (middle, above)
+        while above < self._most and not self.suffices(above + 1):
+            above += 1
+            while not self.suffices(above):
+                if above == self._most:
+                    return None
+                above += 1
+        return above
+
+
+def plan_text(plan: Plan, targets: Targets, least: int, most: int) -> str:
+    """Returns the plan as text for people."""
+    lines = [str(each) for each in plan.tried]
+    wanted = ", ".join(map(str, (*targets.of_all, *targets.of_each)))
+    if plan.replicas is not None:
+        [found] = (each for each in plan.tried if each.replicas == plan.replicas)
+        return "\n".join(
+            [
+                *lines,
+                "",
+                f"{wanted}: {replicas_text(plan.replicas)}",
+                "",
+                to_text(found.summary),
+                f"replicas busy {found.busy_share:.1%} of the time",
+            ]
+        )
+    answer = f"no number of replicas from {least} to {most} keeps {wanted}"
+    if plan.unmet_alone:
+        answer += f", because even on an idle replica {'; '.join(plan.unmet_alone)}"
+    return "\n".join([*lines, "", answer])

@@ -9,11 +9,20 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from octavo.workload.arrivals import Arrivals, AtOnce, Poisson, Regular
-from octavo.workload.job import Job
-from octavo.workload.lengths import DATASETS, Chatbot, Dataset, Fixed, Lengths, LogNormal
-from octavo.workload.synthetic import Workload
-from octavo.workload.trace import TraceError, read_csv
+from octavo.workload.job import Job, TraceError, read_csv
+from octavo.workload.synthetic import (
+    DATASETS,
+    Arrivals,
+    AtOnce,
+    Chatbot,
+    Dataset,
+    Fixed,
+    Lengths,
+    LogNormal,
+    Poisson,
+    Regular,
+    Workload,
+)
 
 MAX_REQUESTS: Final = 10_000_000
 _Command = TypeVar("_Command", bound=Callable[..., Any])

@@ -11,14 +11,13 @@ from octavo.bench.measured.beams import BlockCount, prompts
 from octavo.bench.measured.experiment import Figure, Machine
 from octavo.bench.measured.kernel import SMOLLM, HeadShape
 from octavo.bench.measured.live import Live, scaled, summed_up
-from octavo.loadgen.open_loop import Run
-from octavo.loadgen.records import Record
+from octavo.loadgen.servers import Record
+from octavo.loadgen.session import Run
 from octavo.scheduler.core.config import Preemption, SchedulerConfig
 from octavo.testbed.tiny_model import write_byte_model
 from octavo.worker.fake.runner import FakeRunner
-from octavo.workload.arrivals import AtOnce, Poisson
 from octavo.workload.job import Job
-from octavo.workload.synthetic import Workload
+from octavo.workload.synthetic import AtOnce, Poisson, Workload
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from octavo.loadgen.targets import Target
+from octavo.loadgen.servers import Target
 
 
 class ScriptedServer:

@@ -1,7 +1,6 @@
 import pytest
 
-from octavo.loadgen.failures import Failure, one_line
-from octavo.loadgen.records import Answer, Record
+from octavo.loadgen.servers import Answer, Failure, Record, one_line
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps
 

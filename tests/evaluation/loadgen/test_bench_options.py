@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from octavo.loadgen.cli import bench
-from octavo.loadgen.failures import Failure
-from octavo.loadgen.records import Record
+from octavo.loadgen.servers import Failure, Record
 from octavo.loadgen.session import Progress
 from octavo.testbed.stack import free_address
 from octavo.workload.job import Job

@@ -14,13 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 from octavo.loadgen.cli import bench
-from octavo.loadgen.requests import Asking
+from octavo.loadgen.servers import Asking, Secrets, Target
 from octavo.loadgen.session import Session, Side
-from octavo.loadgen.targets import Secrets, Target
 from octavo.testbed.stack import Stack, free_address
 from octavo.testbed.tiny_model import write_byte_model
-from octavo.workload.job import Job
-from octavo.workload.trace import write_csv
+from octavo.workload.job import Job, write_csv
 
 pytestmark = pytest.mark.system
 

@@ -4,11 +4,9 @@ import ssl
 import grpc
 import pytest
 
-from octavo.loadgen.failures import TargetError
 from octavo.loadgen.grpc_transport import GrpcTransport
 from octavo.loadgen.http_transport import HttpTransport
-from octavo.loadgen.requests import Asking
-from octavo.loadgen.targets import Secrets, Target
+from octavo.loadgen.servers import Asking, Secrets, Target, TargetError
 from octavo.testbed.credentials import Pair, make_authority, make_certificate
 from octavo.testing.fakes.fake_frontend import FakeFrontend, serving
 

@@ -1,12 +1,10 @@
 import pytest
 
-from octavo.loadgen.failures import Failure
-from octavo.loadgen.open_loop import Run
-from octavo.loadgen.records import Record
 from octavo.loadgen.report import Report, make_report, report_text
+from octavo.loadgen.servers import Failure, Record
+from octavo.loadgen.session import Run
 from octavo.workload.job import Job
-from octavo.workload.measures import Gaps
-from octavo.workload.targets import Targets
+from octavo.workload.measures import Gaps, Targets
 
 
 def served(arrival_s: float = 0.0, *, lag_s: float = 0.0, ttft: float = 0.1, tokens: int = 5) -> Record:

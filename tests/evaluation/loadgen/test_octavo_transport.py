@@ -6,11 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import pytest
 
-from octavo.loadgen.failures import Failure, TargetError
 from octavo.loadgen.grpc_transport import GrpcTransport
-from octavo.loadgen.records import Answer, Record
-from octavo.loadgen.requests import Asking
-from octavo.loadgen.targets import Secrets, Target
+from octavo.loadgen.servers import Answer, Asking, Failure, Record, Secrets, Target, TargetError
 from octavo.testbed.stack import free_address
 from octavo.testing.fakes.fake_frontend import FakeFrontend, script, serving, status
 from octavo.v1 import generation_pb2 as pb

@@ -3,10 +3,8 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from octavo.loadgen.failures import Failure
-from octavo.loadgen.open_loop import OpenLoop, ahead, warm_up_jobs
-from octavo.loadgen.records import Answer, Record
-from octavo.loadgen.transports import Call, Lot
+from octavo.loadgen.servers import Answer, Call, Failure, Lot, Record
+from octavo.loadgen.session import OpenLoop, ahead, warm_up_jobs
 from octavo.workload.job import Job
 
 JOBS = [Job(float(second), 8, 2) for second in range(4)]

@@ -5,11 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from octavo.loadgen.failures import Failure, TargetError
 from octavo.loadgen.http_transport import HttpTransport
-from octavo.loadgen.records import Answer, Record
-from octavo.loadgen.requests import Asking
-from octavo.loadgen.targets import Secrets, Target
+from octavo.loadgen.servers import Answer, Asking, Failure, Record, Secrets, Target, TargetError
 from octavo.testbed.stack import free_address
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps

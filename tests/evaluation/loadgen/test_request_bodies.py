@@ -1,4 +1,4 @@
-from octavo.loadgen.requests import WORDS, Asking
+from octavo.loadgen.servers import WORDS, Asking
 from octavo.workload.job import Job
 
 EXTENSIONS = {"ignore_eos", "min_tokens", "use_beam_search", "best_of", "priority", "return_token_ids"}

@@ -1,6 +1,6 @@
 import pytest
 
-from octavo.loadgen.targets import Target
+from octavo.loadgen.servers import Target
 
 
 @pytest.mark.parametrize(

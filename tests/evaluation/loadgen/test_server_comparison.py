@@ -1,9 +1,8 @@
 import pytest
 
-from octavo.loadgen.open_loop import Run
-from octavo.loadgen.outcome import Ratio, ratios, ratios_text
-from octavo.loadgen.records import Record
-from octavo.loadgen.report import Report, make_report
+from octavo.loadgen.report import Ratio, Report, make_report, ratios, ratios_text
+from octavo.loadgen.servers import Record
+from octavo.loadgen.session import Run
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps
 

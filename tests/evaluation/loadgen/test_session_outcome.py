@@ -1,11 +1,8 @@
 import msgspec
 
-from octavo.loadgen.open_loop import Run
-from octavo.loadgen.outcome import make_outcome, outcome_text
-from octavo.loadgen.records import Record
-from octavo.loadgen.requests import Asking
-from octavo.loadgen.session import Side
-from octavo.loadgen.targets import Secrets, Target
+from octavo.loadgen.report import make_outcome, outcome_text
+from octavo.loadgen.servers import Asking, Record, Secrets, Target
+from octavo.loadgen.session import Run, Side
 from octavo.workload.job import Job
 
 

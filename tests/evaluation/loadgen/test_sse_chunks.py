@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.loadgen.failures import Failure
-from octavo.loadgen.records import Answer, Record
-from octavo.loadgen.sse import ChunkReader, Lines, decode_chunk, error_of
+from octavo.loadgen.http_transport import ChunkReader, Lines, decode_chunk, error_of
+from octavo.loadgen.servers import Answer, Failure, Record
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps
 

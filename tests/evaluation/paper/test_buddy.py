@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from octavo.paper.baselines.buddy import BuddyAllocator
+from octavo.paper.contiguous_kv import BuddyAllocator
 
 
 class BuddyMachine(RuleBasedStateMachine):

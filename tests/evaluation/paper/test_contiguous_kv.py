@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.paper.baselines.contiguous_kv import (
+from octavo.paper.contiguous_kv import (
     ContiguousKV,
     Reserve,
     exactly,

@@ -2,13 +2,11 @@
 
 import pytest
 
-from octavo.paper.baselines.accounting import MemoryProbe
+from octavo.paper.accounting import MemoryProbe
 from octavo.paper.systems import run
 from octavo.runtime.models.step_times import StepShape
 from octavo.simulator.device import ReplicaSpec
-from octavo.workload.arrivals import Poisson
-from octavo.workload.lengths import DATASETS
-from octavo.workload.synthetic import Workload
+from octavo.workload.synthetic import DATASETS, Poisson, Workload
 
 
 class ConstantTime:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo.paper.baselines.accounting import MemoryProbe, Shares, shares_of
+from octavo.paper.accounting import MemoryProbe, Shares, shares_of
 from octavo.paper.systems import run
 from octavo.runtime.models.step_times import StepShape
 from octavo.scheduler.core.scheduler import Scheduler

@@ -7,10 +7,9 @@ from click.testing import CliRunner
 
 from octavo.paper import __main__ as command
 from octavo.paper.digits import DIGITS, Digit
-from octavo.paper.drawing import draw
-from octavo.paper.figure import Figure, How, Kind, Panel, Results, Row, Series, Table, read_results
+from octavo.paper.figure import Figure, How, Kind, Panel, Results, Row, Series, Table, draw, read_results
 from octavo.paper.figures import FIGURES
-from octavo.paper.figures.block_size import BLOCK_SIZES, good_sizes
+from octavo.paper.figures.blocks import BLOCK_SIZES, good_sizes
 from octavo.paper.lab import Lab
 from octavo.paper.measured import with_measured
 from octavo.paper.page import page

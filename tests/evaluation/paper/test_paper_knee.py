@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.paper.search import Curve, NoKneeError, sustained
+from octavo.paper.lab import Curve, NoKneeError, sustained
 
 
 def latency_of_a_queue(capacity: float, idle_s: float = 0.05) -> Curve:

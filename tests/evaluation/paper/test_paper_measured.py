@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from octavo.paper.digits import DIGITS
-from octavo.paper.drawing import draw
-from octavo.paper.figure import Figure, How, Results
+from octavo.paper.figure import Figure, How, Results, draw
 from octavo.paper.measured import with_measured
 
 SIZES = (8, 16, 32, 64)

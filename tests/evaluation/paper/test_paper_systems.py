@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.paper.baselines.accounting import shares_of
-from octavo.paper.baselines.contiguous_kv import ContiguousKV
+from octavo.paper.accounting import shares_of
+from octavo.paper.contiguous_kv import ContiguousKV
 from octavo.paper.systems import SYSTEMS, VLLM, run
 from octavo.runtime.models.step_times import StepShape
 from octavo.scheduler.core.config import Preemption
@@ -15,7 +15,7 @@ from octavo.scheduler.core.scheduler import Scheduler
 from octavo.simulator.device import ReplicaSpec
 from octavo.wire.requests import Prefix
 from octavo.workload.job import Job
-from octavo.workload.served import Served
+from octavo.workload.measures import Served
 
 MAX_LEN = 64
 

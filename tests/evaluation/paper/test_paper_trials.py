@@ -6,10 +6,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from octavo.paper import search
+from octavo.paper import lab as labs
 from octavo.paper.figures.common import ALL
-from octavo.paper.lab import Lab
-from octavo.paper.search import run_once
+from octavo.paper.lab import Lab, run_once
 from octavo.paper.setups import SETUPS
 from octavo.paper.trial import Result, Trial, run
 from octavo.simulator.cell import SimulationError
@@ -83,11 +82,11 @@ def test_what_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monk
     def fail(_: Trial) -> Result:
         raise SimulationError("run again")
 
-    monkeypatch.setattr(search, "run", fail)
+    monkeypatch.setattr(labs, "run", fail)
     assert run_once(SHORT, tmp_path) == first
     with pytest.raises(SimulationError):
         run_once(replace(SHORT, rate=19.0), tmp_path)
-    monkeypatch.setattr(search, "_code", lambda: b"other code")
+    monkeypatch.setattr(labs, "_code", lambda: b"other code")
     with pytest.raises(SimulationError):
         run_once(SHORT, tmp_path)
 
@@ -101,7 +100,7 @@ def test_a_search_ends_at_a_rate_that_is_sustained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # What even seconds show.
-    monkeypatch.setattr(search, "LIMIT_S", 0.1)
+    monkeypatch.setattr(labs, "LIMIT_S", 0.1)
     with Lab(tmp_path, quick=True) as lab:
         (knee,) = lab.search([replace(SHORT, seconds=180.0)])
     assert knee.rates == sorted(knee.rates)

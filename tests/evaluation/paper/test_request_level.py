@@ -1,11 +1,10 @@
 """Batches of whole requests: nobody joins one that runs, and all of it is answered at its end."""
 
-from octavo.paper.baselines.request_level import hand_out_by_batch
-from octavo.paper.systems import FASTER_TRANSFORMER, run
+from octavo.paper.systems import FASTER_TRANSFORMER, hand_out_by_batch, run
 from octavo.runtime.models.step_times import StepShape
 from octavo.simulator.device import ReplicaSpec
 from octavo.workload.job import Job
-from octavo.workload.served import Served
+from octavo.workload.measures import Served
 
 
 class OneSecond:

@@ -8,10 +8,9 @@ import pytest
 from octavo.runtime.models.step_times import StepTimeModel, TokenTime
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.simulator.cell import SimulationError
+from octavo.simulator.cluster_options import CellRoute
 from octavo.simulator.device import ReplicaSpec
-from octavo.simulator.engine import Cluster, Outcome, Simulation
-from octavo.simulator.routing import CellRoute
-from octavo.simulator.shard import Arrival, ShardProcess
+from octavo.simulator.engine import Arrival, Cluster, Outcome, ShardProcess, Simulation
 from octavo.wire.requests import Prefix
 from octavo.workload.job import Job
 

@@ -6,12 +6,9 @@ from itertools import pairwise
 import pytest
 
 from octavo.simulator.engine import Outcome
-from octavo.simulator.plan import alone, make_plan, plan_text
-from octavo.simulator.report import Report, make_report
-from octavo.workload.gaps import Gaps
+from octavo.simulator.report import Report, alone, make_plan, make_report, plan_text
 from octavo.workload.job import Job
-from octavo.workload.served import Served
-from octavo.workload.targets import Targets
+from octavo.workload.measures import Gaps, Served, Targets
 
 JOBS = [Job(float(place), 10, 2) for place in range(1000)]
 TARGETS = Targets.parse("ttft_p99<1s")

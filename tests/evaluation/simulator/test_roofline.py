@@ -3,9 +3,18 @@
 import pytest
 
 from octavo.runtime.models.step_times import StepShape
-from octavo.simulator.catalog import GIB, GPUS, MODELS
-from octavo.simulator.memory import kv_bytes, kv_slots, replica
-from octavo.simulator.roofline import PAPER_OVERHEAD, Efficiency, Overhead, Roofline
+from octavo.simulator.hardware import (
+    GIB,
+    GPUS,
+    MODELS,
+    PAPER_OVERHEAD,
+    Efficiency,
+    Overhead,
+    Roofline,
+    kv_bytes,
+    kv_slots,
+    replica,
+)
 
 IDEAL = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0)
 NO_OVERHEAD = Overhead(0.0, 0.0, 0.0, 0.0)

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from octavo.cli.main import main
 from octavo.runtime.models.step_times import Calibration, StepTimeModel, TokenTime
-from octavo.simulator.catalog import GPUS, MODELS
+from octavo.simulator.hardware import GPUS, MODELS
 
 HARDWARE = ["--model", "opt-13b", "--gpu", "a100-40gb"]
 LOAD = ["--rate", "2", "--seconds", "20"]

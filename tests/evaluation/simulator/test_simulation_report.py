@@ -2,13 +2,11 @@
 
 import pytest
 
+from octavo.simulator.cell import Sample
 from octavo.simulator.engine import Outcome
 from octavo.simulator.report import ErrorCount, make_report, report_text, sparkline
-from octavo.simulator.timeline import Sample
-from octavo.workload.gaps import Gaps
 from octavo.workload.job import Job
-from octavo.workload.served import Served
-from octavo.workload.targets import Targets
+from octavo.workload.measures import Gaps, Served, Targets
 
 
 def _outcome(*served: Served) -> Outcome:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.workload.gaps import Gaps, Spread, percentile
+from octavo.workload.measures import Gaps, Spread, percentile
 
 TIMES = st.lists(st.floats(1e-6, 1e5), min_size=1, max_size=50)
 SHARES = st.floats(0, 100)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.workload.lengths import DATASETS, Chatbot, Dataset, Fixed, Lengths, LogNormal, Uniform, _bounded_mean, _mu
+from octavo.workload.synthetic import DATASETS, Chatbot, Dataset, Fixed, Lengths, LogNormal, Uniform, _bounded_mean, _mu
 
 SHAREGPT = (LogNormal(161.31, 1.12), LogNormal(337.99, 1.02))
 ALPACA = (LogNormal(19.31, 0.72), LogNormal(58.45, 0.88))

@@ -5,9 +5,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from octavo.workload.arrivals import Arrivals, AtOnce, Poisson, Regular
-from octavo.workload.lengths import DATASETS, Dataset, Fixed
-from octavo.workload.synthetic import Workload
+from octavo.workload.synthetic import DATASETS, Arrivals, AtOnce, Dataset, Fixed, Poisson, Regular, Workload
 
 SHAREGPT = Workload(DATASETS["sharegpt"], Poisson(2.0), num_requests=200)
 

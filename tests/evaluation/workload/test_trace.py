@@ -4,8 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo.workload.job import Job
-from octavo.workload.trace import TraceError, read_csv, write_csv
+from octavo.workload.job import Job, TraceError, read_csv, write_csv
 
 HEADER = "arrival_s,prompt_tokens,output_tokens"
 JOBS = st.builds(

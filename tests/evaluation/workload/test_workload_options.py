@@ -6,12 +6,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from octavo.workload.arrivals import Poisson
-from octavo.workload.job import Job
-from octavo.workload.lengths import DATASETS
+from octavo.workload.job import Job, write_csv
 from octavo.workload.options import read_jobs, workload_options
-from octavo.workload.synthetic import Workload
-from octavo.workload.trace import write_csv
+from octavo.workload.synthetic import DATASETS, Poisson, Workload
 
 Read = Callable[[str], list[Job]]
 AT_ONCE = "--arrivals at-once --requests 50"

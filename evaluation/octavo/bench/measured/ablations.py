@@ -17,15 +17,12 @@ from pathlib import Path
 from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Figure, Options, Value
 from octavo.bench.measured.live import scaled, summed_up
 from octavo.loadgen.grpc_transport import GrpcTransport
-from octavo.loadgen.open_loop import OpenLoop, Run
-from octavo.loadgen.requests import Asking
-from octavo.loadgen.targets import Secrets, Target
+from octavo.loadgen.servers import Asking, Secrets, Target
+from octavo.loadgen.session import OpenLoop, Run
 from octavo.testbed.stack import Stack
-from octavo.workload.arrivals import AtOnce, Poisson
-from octavo.workload.gaps import Spread
 from octavo.workload.job import Job
-from octavo.workload.measures import Summary
-from octavo.workload.synthetic import Workload
+from octavo.workload.measures import Spread, Summary
+from octavo.workload.synthetic import AtOnce, Poisson, Workload
 
 _TIMEOUT_S = 300.0
 # Of what the default sustains when all requests come at once.

@@ -12,8 +12,7 @@ from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.worker.step.model_runner import ModelRunner
-from octavo.workload.arrivals import AtOnce
-from octavo.workload.synthetic import Workload
+from octavo.workload.synthetic import AtOnce, Workload
 
 _PARAGRAPHS = (
     "Explain how a lighthouse keeper of two hundred years ago spent an ordinary winter night, and what could go wrong.",

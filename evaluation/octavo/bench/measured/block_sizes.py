@@ -8,10 +8,9 @@ from statistics import fmean
 
 from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Figure, Options, Value
 from octavo.bench.measured.live import Live, scaled, summed_up
-from octavo.workload.arrivals import AtOnce, Poisson
 from octavo.workload.job import Job
 from octavo.workload.measures import Summary
-from octavo.workload.synthetic import Workload
+from octavo.workload.synthetic import AtOnce, Poisson, Workload
 
 # Of what blocks of 16 tokens sustain when all requests come at once.
 _LOAD = 0.7

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 from octavo.bench.in_process import ONE_STEP, Engine
 from octavo.bench.parts.scheduler_alone import make_request
-from octavo.loadgen.open_loop import Run
-from octavo.loadgen.records import Answer, Record
+from octavo.loadgen.servers import Answer, Record
+from octavo.loadgen.session import Run
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.wire.costs import StepCosts
 from octavo.wire.requests import Delta, Prefix
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.worker.runner import Runner
 from octavo.workload.job import Job, prompt_token_ids
-from octavo.workload.lengths import DATASETS, Dataset, Lengths, LogNormal
 from octavo.workload.measures import Summary, summarise
+from octavo.workload.synthetic import DATASETS, Dataset, Lengths, LogNormal
 
 
 def scaled(name: str, scale: float) -> Dataset:

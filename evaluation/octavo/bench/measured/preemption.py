@@ -14,9 +14,8 @@ from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves
 from octavo.worker.sequences import WorkerSequence, WorkItem
 from octavo.worker.step.model_runner import ModelRunner
-from octavo.workload.arrivals import AtOnce
 from octavo.workload.measures import Summary
-from octavo.workload.synthetic import Workload
+from octavo.workload.synthetic import AtOnce, Workload
 
 _TOKENS = 256
 _SEQUENCE_ID = 1

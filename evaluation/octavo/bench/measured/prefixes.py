@@ -9,10 +9,8 @@ from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Figure, Options
 from octavo.bench.measured.live import Live, summed_up
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.worker.step.model_runner import ModelRunner
-from octavo.workload.arrivals import AtOnce
 from octavo.workload.job import prompt_token_ids
-from octavo.workload.lengths import Dataset, LogNormal
-from octavo.workload.synthetic import Workload
+from octavo.workload.synthetic import AtOnce, Dataset, LogNormal, Workload
 
 # The paper gives the lengths of its two prefixes, but not those of the sentences.
 _SENTENCES = Dataset("sentences", LogNormal(30.0, 0.5), LogNormal(30.0, 0.5))

@@ -13,11 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from octavo.loadgen.open_loop import Run
 from octavo.loadgen.report import make_report
-from octavo.loadgen.requests import Asking
-from octavo.loadgen.session import Session, Side
-from octavo.loadgen.targets import Secrets, Target
+from octavo.loadgen.servers import Asking, Secrets, Target
+from octavo.loadgen.session import Run, Session, Side
 from octavo.runtime.models.step_times import Calibration
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.simulator.cluster_options import calibrated

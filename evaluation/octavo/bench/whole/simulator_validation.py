@@ -27,10 +27,8 @@ from octavo.loadgen.report import MAX_LAG_S
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 from octavo.runtime.models.step_times import Calibration, read_calibration
 from octavo.testbed.stack import Stack
-from octavo.workload.arrivals import AtOnce, Poisson
 from octavo.workload.job import Job
-from octavo.workload.lengths import Dataset, LogNormal
-from octavo.workload.synthetic import Workload
+from octavo.workload.synthetic import AtOnce, Dataset, LogNormal, Poisson, Workload
 
 # ShareGPT's shape at about a third of its size, so that enough requests end in a minute on two cores.
 LENGTHS = Dataset("a third of ShareGPT", LogNormal(54.0, 1.12, 4, 341), LogNormal(113.0, 1.02, 4, 341), 683)

@@ -4,13 +4,10 @@ from collections.abc import Callable
 from typing import Final
 
 from octavo.paper.figure import Figure
-from octavo.paper.figures.block_size import fig18a, fig18b
-from octavo.paper.figures.many_sequences import fig14, fig15
+from octavo.paper.figures.basic_sampling import fig11, fig12
+from octavo.paper.figures.blocks import fig18a, fig18b, fig19
 from octavo.paper.figures.memory import fig2, fig13, table1
-from octavo.paper.figures.one_sequence import fig12
-from octavo.paper.figures.preemption import fig19
-from octavo.paper.figures.prompts import fig16, fig17
-from octavo.paper.figures.traces import fig11
+from octavo.paper.figures.requests import fig14, fig15, fig16, fig17
 from octavo.paper.lab import Lab
 
 FIGURES: Final[dict[str, Callable[[Lab], Figure]]] = {

@@ -5,7 +5,7 @@ from typing import Final
 
 from octavo.paper.digits import DIGITS
 from octavo.paper.figure import How, Kind, Panel, Row, Series
-from octavo.paper.search import LIMIT_S, Knee
+from octavo.paper.lab import LIMIT_S, Knee
 from octavo.paper.systems import FASTER_TRANSFORMER, VLLM
 from octavo.paper.trial import Trial
 

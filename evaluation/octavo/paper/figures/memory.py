@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from octavo.paper.baselines.accounting import Shares
+from octavo.paper.accounting import Shares
 from octavo.paper.figure import Figure, How, Kind, Panel, Row, Series, Table
 from octavo.paper.figures.common import ALPACA, MODELS, ORCAS, SHAREGPT, SIGMAS, TITLES, bars, simulated
 from octavo.paper.lab import Lab

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from octavo.paper.baselines.contiguous_kv import ContiguousKV
+from octavo.paper.contiguous_kv import ContiguousKV
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.kv.blocks import present
