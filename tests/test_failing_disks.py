@@ -28,7 +28,7 @@ from octavo.frontend.text import tokenizer_cache
 from octavo.kernels.native import build
 from octavo.llm.engine import Engine, EngineError
 from octavo.loadgen import cli as loadgen_cli
-from octavo.loadgen.report import Outcome
+from octavo.loadgen.report import SessionOutcome
 from octavo.runtime.models.hub import HubError, fetch
 from octavo.runtime.models.step_times import Calibration, StepTimeModel, TokenTime
 from octavo.runtime.telemetry import optional
@@ -307,7 +307,7 @@ def meeting_of_ranks(trial: Trial) -> None:
 
 def figures_of_a_load(trial: Trial) -> None:
     with trial.breaks(), pytest.raises(click.ClickException, match="the figures are above") as refused:
-        loadgen_cli._tell(Outcome(0, [], []), trial.place / "outcome.json")
+        loadgen_cli._tell(SessionOutcome(0, [], []), trial.place / "outcome.json")
     trial.assert_told(refused.value.message)
 
 

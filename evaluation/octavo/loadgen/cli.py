@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from octavo.loadgen.report import Outcome, make_outcome, outcome_text
-from octavo.loadgen.servers import Asking, Secrets, Target, TargetError
+from octavo.loadgen.report import SessionOutcome, make_outcome, outcome_text
+from octavo.loadgen.servers import Asking, Secrets, ServerAddress, TargetError
 from octavo.loadgen.session import Session, Side
 from octavo.workload.job import Job
 from octavo.workload.measures import Targets
@@ -46,8 +46,10 @@ def bench() -> None:
 
 
 @bench.command(context_settings={"show_default": True})
-@click.argument("server", callback=_by(Target.parse), envvar="OCTAVO_SERVER")
-@click.option("--compare", "other", callback=_by(Target.parse), help="A second server: both are measured in turn.")
+@click.argument("server", callback=_by(ServerAddress.parse), envvar="OCTAVO_SERVER")
+@click.option(
+    "--compare", "other", callback=_by(ServerAddress.parse), help="A second server: both are measured in turn."
+)
 @click.option("--rounds", type=click.IntRange(min=1), default=1, help="How often; with --compare: A B A B ...")
 @click.option("--model", default="", help="Default: the first that the server names.")
 @click.option("--compare-model", default="", help="That of the second server.")
@@ -78,8 +80,8 @@ def bench() -> None:
 @click.option("--ca-certificate", envvar="OCTAVO_CA_CERTIFICATE", type=_FILE, help="PEM file; else the system's.")
 @workload_options
 def serve(
-    server: Target,
-    other: Target | None,
+    server: ServerAddress,
+    other: ServerAddress | None,
     rounds: int,
     model: str,
     compare_model: str,
@@ -169,7 +171,7 @@ def _prepare_process() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _tell(outcome: Outcome, file: Path | None) -> None:
+def _tell(outcome: SessionOutcome, file: Path | None) -> None:
     """Prints what there is, and writes it."""
     click.echo(outcome_text(outcome))
     if file is None:

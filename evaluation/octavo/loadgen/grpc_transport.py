@@ -21,7 +21,7 @@ from octavo.client import (
     Usage,
 )
 from octavo.client.retries import STREAM_LOST
-from octavo.loadgen.servers import Answer, Asking, Call, Failure, Lot, Secrets, Target, TargetError
+from octavo.loadgen.servers import AnswerRecorder, Asking, Call, Failure, Lot, Secrets, ServerAddress, TargetError
 from octavo.runtime.transport.no_server import explain_no_server
 from octavo.workload.job import Job
 
@@ -36,7 +36,7 @@ _NO_RETRIES: Final = RetryPolicy(max_retries=0, reconnect_s=0.0)
 class GrpcTransport:
     """Belongs to one event loop."""
 
-    def __init__(self, target: Target, asking: Asking, secrets: Secrets) -> None:
+    def __init__(self, target: ServerAddress, asking: Asking, secrets: Secrets) -> None:
         self._target = target
         self._asking = asking
         self._secrets = secrets
@@ -74,7 +74,9 @@ class GrpcTransport:
         options = RequestOptions(model=self._asking.model, priority=job.priority or None, tenant=job.tenant)
         return partial(self._ask, self._asking.prompt(job, index), _sampling(job, self._asking.temperature), options)
 
-    async def _ask(self, prompt: Prompt, params: SamplingParams, options: RequestOptions, answer: Answer) -> None:
+    async def _ask(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions, answer: AnswerRecorder
+    ) -> None:
         number = self._lot.take()
         try:
             async with self._lot.members[number].stream(prompt, params, options) as stream:
@@ -102,7 +104,7 @@ def _sampling(job: Job, temperature: float) -> SamplingParams:
     )
 
 
-def _tell(answer: Answer, event: Event) -> None:
+def _tell(answer: AnswerRecorder, event: Event) -> None:
     match event:
         case Delta() if event.token_ids:
             answer.tokens(event.index, len(event.token_ids))

@@ -10,7 +10,17 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from octavo.loadgen.servers import Answer, Asking, Call, Failure, Lot, Secrets, Target, TargetError, one_line
+from octavo.loadgen.servers import (
+    AnswerRecorder,
+    Asking,
+    Call,
+    Failure,
+    Lot,
+    Secrets,
+    ServerAddress,
+    TargetError,
+    one_line,
+)
 from octavo.workload.job import Job
 
 # -- server-sent events -----------------------------------------------------------------------------------------------
@@ -132,11 +142,11 @@ class Lines:
 
 
 class ChunkReader:
-    """Tells an `Answer` what is in its chunks."""
+    """Tells an `AnswerRecorder` what is in its chunks."""
 
     __slots__ = ("_answer", "_open", "_usage")
 
-    def __init__(self, answer: Answer, sequences: int) -> None:
+    def __init__(self, answer: AnswerRecorder, sequences: int) -> None:
         self._answer = answer
         self._open = sequences
         self._usage: Counts | None = None
@@ -175,7 +185,7 @@ _TIMEOUT: Final = httpx.Timeout(None, connect=30.0)
 class HttpTransport:
     """Belongs to one event loop."""
 
-    def __init__(self, target: Target, asking: Asking, secrets: Secrets) -> None:
+    def __init__(self, target: ServerAddress, asking: Asking, secrets: Secrets) -> None:
         self._target = target
         self._asking = asking
         self._secrets = secrets
@@ -225,7 +235,7 @@ class HttpTransport:
         headers = {"x-tenant-id": job.tenant} if job.tenant and self._asking.extensions else {}
         return partial(self._ask, _encode(self._asking.body(job, index)), headers, job.n)
 
-    async def _ask(self, body: bytes, headers: dict[str, str], sequences: int, answer: Answer) -> None:
+    async def _ask(self, body: bytes, headers: dict[str, str], sequences: int, answer: AnswerRecorder) -> None:
         async with self._borrowed() as client:
             try:
                 async with client.stream("POST", self._url, content=body, headers=headers) as response:

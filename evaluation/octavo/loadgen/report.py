@@ -1,14 +1,22 @@
 """Reports one or more runs from their records, for people and as JSON, with two servers compared in ratios."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from octavo.loadgen.servers import Record
-from octavo.loadgen.session import Run, Side
-from octavo.workload.measures import Gaps, Spread, Summary, Targets, summarise, time_text, to_text
+from octavo.loadgen.session import LoadRun, Side
+from octavo.workload.measures import (
+    ErrorCount,
+    Gaps,
+    Spread,
+    Summary,
+    Targets,
+    count_errors,
+    summarise,
+    time_text,
+    to_text,
+)
 
 # -- one server -------------------------------------------------------------------------------------------------------
 
@@ -18,16 +26,7 @@ MAX_LAG_S: Final = 0.05
 
 
 @dataclass(frozen=True)
-class ErrorCount:
-    """Requests that failed in one way, with the message that the first of them got."""
-
-    kind: str
-    count: int
-    example: str
-
-
-@dataclass(frozen=True)
-class Report:
+class LoadReport:
     """Reports one or more runs against one server.
 
     `lag` is how much later than due requests were sent, in seconds, and `late` says that the load generator could not
@@ -53,7 +52,7 @@ class Report:
         return self.summary.failed > 0 and self.summary.finished == 0
 
 
-def make_report(runs: Sequence[Run], targets: Targets | None = None) -> Report:
+def make_report(runs: Sequence[LoadRun], targets: Targets | None = None) -> LoadReport:
     """Makes one report of all requests of the runs; their times are added up."""
     records = [record for run in runs for record in run.records]
     sent = [record for record in records if record.sent_s is not None]
@@ -62,11 +61,11 @@ def make_report(runs: Sequence[Run], targets: Targets | None = None) -> Report:
         gaps.merge(run.gaps)
     summary = summarise([record.served() for record in sent], gaps, sum(run.seconds for run in runs), targets)
     lag = Spread.of([record.lag_s for record in sent if record.lag_s is not None])
-    return Report(
+    return LoadReport(
         summary=summary,
         lag=lag,
         late=lag is not None and lag.p99 > MAX_LAG_S,
-        errors=_errors(sent),
+        errors=count_errors((record.failure.kind, record.failure.detail) for record in sent if record.failure),
         short=sum(record.is_short for record in sent),
         unsent=len(records) - len(sent),
         unfinished=sum(record.finished_s is None and record.failure is None for record in sent),
@@ -82,19 +81,12 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def _errors(records: Sequence[Record]) -> list[ErrorCount]:
-    failures = [record.failure for record in records if record.failure]
-    first = {failure.kind: failure.detail for failure in reversed(failures)}
-    counts = Counter(failure.kind for failure in failures)
-    return [ErrorCount(kind, count, first[kind]) for kind, count in counts.most_common()]
-
-
-def report_text(report: Report) -> str:
+def report_text(report: LoadReport) -> str:
     """Returns the report as text for people."""
     return "\n".join([to_text(report.summary).rstrip(), *_remarks(report)])
 
 
-def _remarks(report: Report) -> Iterator[str]:
+def _remarks(report: LoadReport) -> Iterator[str]:
     for error in report.errors:
         yield f"failed {error.count}: {error.kind}" + (f" ({error.example})" if error.example else "")
     if report.unsent or report.unfinished:
@@ -137,7 +129,7 @@ class Ratio:
     high: float
 
 
-def ratios(first: Sequence[Report], second: Sequence[Report]) -> list[Ratio]:
+def ratios(first: Sequence[LoadReport], second: Sequence[LoadReport]) -> list[Ratio]:
     """Returns one ratio for every metric that both servers have in every round; the reports are in order of their
     rounds."""
     pairs = [(_values(a.summary), _values(b.summary)) for a, b in zip(first, second, strict=True)]
@@ -171,49 +163,49 @@ def ratios_text(found: Sequence[Ratio]) -> str:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ServerReport:
     """Reports one server: all rounds together, and each."""
 
     server: str
     model: str
-    report: Report
-    rounds: list[Report]
+    report: LoadReport
+    rounds: list[LoadReport]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SessionOutcome:
     """Reports the servers of which there is any result. `ratios` are of the rounds that both of two have whole. The
     same `prompt_seed` makes the same prompts."""
 
     prompt_seed: int
-    servers: list[Measured]
+    servers: list[ServerReport]
     ratios: list[Ratio]
 
 
-def make_outcome(sides: Sequence[Side], targets: Targets | None, prompt_seed: int) -> Outcome:
+def make_outcome(sides: Sequence[Side], targets: Targets | None, prompt_seed: int) -> SessionOutcome:
     """Sums up all runs so far."""
     whole = [[make_report([run], targets) for run in side.runs if not run.interrupted] for side in sides]
     rounds = min(map(len, whole))
-    return Outcome(
+    return SessionOutcome(
         prompt_seed=prompt_seed,
         servers=[_measured(side, targets) for side in sides if side.runs],
         ratios=ratios(whole[0][:rounds], whole[1][:rounds]) if len(sides) == 2 else [],
     )
 
 
-def _measured(side: Side, targets: Targets | None) -> Measured:
-    def report(runs: Sequence[Run]) -> Report:
+def _measured(side: Side, targets: Targets | None) -> ServerReport:
+    def report(runs: Sequence[LoadRun]) -> LoadReport:
         return make_report(runs, targets)
 
-    return Measured(str(side.target), side.model, report(side.runs), [report([run]) for run in side.runs])
+    return ServerReport(str(side.target), side.model, report(side.runs), [report([run]) for run in side.runs])
 
 
-def outcome_text(outcome: Outcome) -> str:
+def outcome_text(outcome: SessionOutcome) -> str:
     """Blocks with an empty line between them."""
     return "\n\n".join(_blocks(outcome))
 
 
-def _blocks(outcome: Outcome) -> Iterator[str]:
+def _blocks(outcome: SessionOutcome) -> Iterator[str]:
     for name, measured in zip("AB", outcome.servers, strict=False):
         head = f"{name}: " if len(outcome.servers) > 1 else ""
         yield f"{head}{measured.server}, model {measured.model or 'without a name'}\n{report_text(measured.report)}"

@@ -47,7 +47,7 @@ _FORMS: Final = (
 
 
 @dataclass(frozen=True)
-class Target:
+class ServerAddress:
     """Names a server. `address` is a base URL of HTTP without its /v1, or an address of gRPC. `socket` is the path of
     the unix socket that HTTP goes over."""
 
@@ -244,7 +244,7 @@ class Record:
         return replace(job, prompt_tokens=prompt_tokens, output_tokens=output_tokens, prefix_tokens=prefix_tokens)
 
 
-class Answer:
+class AnswerRecorder:
     """Takes from a transport what comes of one answer, as it comes. The pauses between what a sequence brings go to
     `gaps`: tokens that come together have one."""
 
@@ -289,7 +289,7 @@ class Answer:
 
 T = TypeVar("T")
 # Sends one request and tells what comes of it. Raises `Failure`.
-Call = Callable[[Answer], Awaitable[None]]
+Call = Callable[[AnswerRecorder], Awaitable[None]]
 
 
 class Transport(Protocol):

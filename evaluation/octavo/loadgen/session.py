@@ -17,7 +17,18 @@ from tqdm import tqdm
 
 from octavo.loadgen.grpc_transport import GrpcTransport
 from octavo.loadgen.http_transport import HttpTransport
-from octavo.loadgen.servers import Answer, Asking, Call, Clock, Failure, Record, Secrets, Target, TargetError, Transport
+from octavo.loadgen.servers import (
+    AnswerRecorder,
+    Asking,
+    Call,
+    Clock,
+    Failure,
+    Record,
+    Secrets,
+    ServerAddress,
+    TargetError,
+    Transport,
+)
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps
 
@@ -30,7 +41,7 @@ _AHEAD: Final = 1000
 
 
 @dataclass
-class Run:
+class LoadRun:
     """Holds the results of jobs that were sent one by one: a record for each job, in their order, over `seconds` from
     the start of the run to the last answer. `interrupted`: the user ended the run."""
 
@@ -62,9 +73,9 @@ class OpenLoop:
         self._start = 0.0
         self._sender: asyncio.Task[None] | None = None
         self._answers: set[asyncio.Task[None]] = set()
-        self.run = Run([Record(job) for job in sorted(jobs, key=lambda job: job.arrival_s)])
+        self.run = LoadRun([Record(job) for job in sorted(jobs, key=lambda job: job.arrival_s)])
 
-    async def serve(self) -> Run:
+    async def serve(self) -> LoadRun:
         """Runs it until the last answer, or until it is stopped."""
         self._sender = asyncio.create_task(self._send_all())
         await asyncio.wait([self._sender])
@@ -103,7 +114,7 @@ class OpenLoop:
         self._changed(record)
         try:
             async with asyncio.timeout(self._timeout_s):
-                await call(Answer(record, self.run.gaps, self._now))
+                await call(AnswerRecorder(record, self.run.gaps, self._now))
         except Failure as failure:
             record.failure = failure
         except TimeoutError:
@@ -143,7 +154,7 @@ _LINE_EVERY_S: Final = 10.0
 _BAR_EVERY_S: Final = 0.2
 
 
-class Progress:
+class SessionProgress:
     """Shows the progress of `total` requests on stderr, in a `with` block: a bar on a terminal, a line now and then
     elsewhere. `quiet` shows nothing."""
 
@@ -189,7 +200,7 @@ class Progress:
         return f"{self._sent - self._ended} under way, {self._failed} failed"
 
 
-_TRANSPORTS: Final[dict[str, Callable[[Target, Asking, Secrets], Transport]]] = {
+_TRANSPORTS: Final[dict[str, Callable[[ServerAddress, Asking, Secrets], Transport]]] = {
     "http": HttpTransport,
     "grpc": GrpcTransport,
 }
@@ -199,11 +210,11 @@ _TRANSPORTS: Final[dict[str, Callable[[Target, Asking, Secrets], Transport]]] = 
 class Side:
     """Holds a server with all that was asked of it: a run for each round. `model` is known after the first."""
 
-    target: Target
+    target: ServerAddress
     asking: Asking
     secrets: Secrets
     model: str = ""
-    runs: list[Run] = field(default_factory=list)
+    runs: list[LoadRun] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -234,7 +245,7 @@ class Session:
         try:
             side.model = await transport.open()
             await self._warm(side, transport, f"{label}, warm-up")
-            with Progress(label, len(self.jobs)) as progress:
+            with SessionProgress(label, len(self.jobs)) as progress:
                 loop = OpenLoop(self.jobs, transport.prepare, timeout_s=self.timeout_s, changed=progress.changed)
                 with _interrupting(loop.stop):
                     side.runs.append(await loop.serve())
@@ -246,7 +257,7 @@ class Session:
             return transport.prepare(job, len(self.jobs) + index)
 
         jobs = warm_up_jobs(self.jobs, self.warm_up)
-        with Progress(label, len(jobs), quiet=not jobs) as progress:
+        with SessionProgress(label, len(jobs), quiet=not jobs) as progress:
             run = await OpenLoop(jobs, prepare, timeout_s=self.timeout_s, changed=progress.changed).serve()
         failures = [record.failure for record in run.records if record.failure]
         if failures and len(failures) == self.warm_up:

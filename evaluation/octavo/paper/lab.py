@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from octavo.paper.trial import Result, Trial, run
+from octavo.paper.trial import Trial, TrialResult, run
 from octavo.runtime.process.gc_tuning import collect_seldom
 
 # -- one search -------------------------------------------------------------------------------------------------------
@@ -36,13 +36,13 @@ _CODE = (
 )
 
 
-def run_once(trial: Trial, directory: Path) -> Result:
+def run_once(trial: Trial, directory: Path) -> TrialResult:
     """Reads the result if the same trial of the same code is known in the directory; otherwise runs it and writes the
     result there."""
     key = hashlib.sha256(_code() + msgspec.json.encode(trial)).hexdigest()[:24]
     path = directory / f"{key}.json"
     if path.exists():
-        return msgspec.json.decode(path.read_bytes(), type=Result)
+        return msgspec.json.decode(path.read_bytes(), type=TrialResult)
     result = run(trial)
     # Others may write the same at the same time.
     written = path.with_suffix(f".{os.getpid()}")
@@ -185,7 +185,7 @@ class Lab:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def run(self, trials: Sequence[Trial]) -> list[Result]:
+    def run(self, trials: Sequence[Trial]) -> list[TrialResult]:
         """Returns the results in the order of the trials."""
         return self._map(partial(run_once, directory=self._directory), [self._hurried(each) for each in trials], _name)
 

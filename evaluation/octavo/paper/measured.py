@@ -15,7 +15,7 @@ from octavo.paper.figure import Figure, How, Kind, Panel, Results, Row, Series
 Value = str | int | float | None
 
 
-class Measured(Struct, frozen=True):
+class MeasuredRows(Struct, frozen=True):
     """Holds a file of `make paper-measured`: rows of named values, whose names end with their units."""
 
     name: str
@@ -53,7 +53,7 @@ _BLOCK_SIZE: Final = 16
 _CPU_BLOCKS: Final = "blocks of 16 and more run our CPU kernels, smaller ones a slower way"
 
 
-def _row(digit: str, measured: Measured, value: float | None, text: str, why: str) -> Row:
+def _row(digit: str, measured: MeasuredRows, value: float | None, text: str, why: str) -> Row:
     return Row(digit=digit, value=value, text=text, how=How.MEASURED, on=measured.on, why=why)
 
 
@@ -63,7 +63,7 @@ def _by_block_size(title: str, y_label: str, series: list[Series]) -> Panel:
     )
 
 
-def _kernel(measured: Measured) -> Addition:
+def _kernel(measured: MeasuredRows) -> Addition:
     """Shows the default block size, over contexts."""
     batches = sorted({(str(row["heads"]), int(row["batch"] or 0)) for row in measured.rows})
     ratios = measured.column("over_contiguous_x", block_size=_BLOCK_SIZE)
@@ -89,7 +89,7 @@ def _kernel(measured: Measured) -> Addition:
     return Addition([panel], [_row("fig18a", measured, median(ratios), _span(ratios), why)])
 
 
-def _beams(measured: Measured) -> Addition:
+def _beams(measured: MeasuredRows) -> Addition:
     panels, rows = [], []
     for dataset in dict.fromkeys(str(row["dataset"]) for row in measured.rows):
         widths, saved = measured.column("width", dataset=dataset), measured.column("saved_share", dataset=dataset)
@@ -111,7 +111,7 @@ def _beams(measured: Measured) -> Addition:
     return Addition(panels, rows)
 
 
-def _prefixes(measured: Measured) -> Addition:
+def _prefixes(measured: MeasuredRows) -> Addition:
     why = "over the same engine without sharing, not over Orca; a CPU is bound by computation, which sharing saves"
     rows = []
     for tokens in dict.fromkeys(int(row["prefix_tokens"] or 0) for row in measured.rows):
@@ -120,21 +120,21 @@ def _prefixes(measured: Measured) -> Addition:
     return Addition([], rows)
 
 
-def _block_sizes(measured: Measured) -> Addition:
+def _block_sizes(measured: MeasuredRows) -> Addition:
     datasets = dict.fromkeys(str(row["dataset"]) for row in measured.rows)
     series = [measured.series(each, "normalised_latency_ms", dataset=each) for each in datasets]
     panel = _by_block_size("measured on the CPU worker", "normalised latency, ms/token", series)
     return Addition([panel], [_best_sizes(measured, dataset) for dataset in datasets])
 
 
-def _best_sizes(measured: Measured, dataset: str) -> Row:
+def _best_sizes(measured: MeasuredRows, dataset: str) -> Row:
     sizes, latencies = (measured.column(name, dataset=dataset) for name in ("block_size", "normalised_latency_ms"))
     good = [size for size, each in zip(sizes, latencies, strict=True) if each <= 1.1 * min(latencies)]
     text = f"{good[0]:g} to {good[-1]:g}" if len(good) > 1 else f"{good[0]:g}"
     return _row(f"fig18b/{dataset}", measured, None, text, f"within 10 % of the least latency; {_CPU_BLOCKS}")
 
 
-def _overheads(measured: Measured) -> Addition:
+def _overheads(measured: MeasuredRows) -> Addition:
     columns = {
         "recompute": "recompute_ms",
         "swap in": "swap_in_ms",
@@ -154,7 +154,7 @@ def _overheads(measured: Measured) -> Addition:
     return Addition([panel], [_row("fig19/steep", measured, None, text, f"{why}; {_CPU_BLOCKS}")])
 
 
-def _preemption(measured: Measured) -> Addition:
+def _preemption(measured: MeasuredRows) -> Addition:
     series = [measured.series(mode, f"{mode}_s") for mode in ("recompute", "swap")]
     panel = _by_block_size("(b) measured on the CPU worker", "seconds for all requests", series)
     ratios = [1 / ratio for size in (16, 32, 64) for ratio in measured.column("swap_over_recompute_x", block_size=size)]
@@ -168,7 +168,7 @@ def _span(ratios: Iterable[float]) -> str:
 
 
 # By figure: the files that add to it, how, and the digit that is said not to have been measured without them.
-_ADDITIONS: Final[dict[str, list[tuple[str, Callable[[Measured], Addition], str]]]] = {
+_ADDITIONS: Final[dict[str, list[tuple[str, Callable[[MeasuredRows], Addition], str]]]] = {
     "fig15": [("beams", _beams, "fig15/alpaca/beam/2")],
     "fig16": [("prefixes", _prefixes, "fig16/80")],
     "fig18a": [("kernel", _kernel, "fig18a")],
@@ -187,7 +187,7 @@ def _complete(figure: Figure, directory: Path) -> Figure:
     for name, add, digit in _ADDITIONS.get(figure.name, []):
         path = directory / f"measured_{name}.json"
         if path.exists():
-            addition = add(msgspec.json.decode(path.read_bytes(), type=Measured))
+            addition = add(msgspec.json.decode(path.read_bytes(), type=MeasuredRows))
         else:
             addition = Addition([], [_not_run(digit)])
         figure = replace(figure, panels=figure.panels + addition.panels, rows=figure.rows + addition.rows)

@@ -24,7 +24,7 @@ from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.kv.memory import MakeMemory
 from octavo.simulator.cell import Probe
 from octavo.simulator.device import ReplicaSpec
-from octavo.simulator.engine import Cluster, Outcome, Simulation
+from octavo.simulator.engine import Cluster, Simulation, SimulationOutcome
 from octavo.wire.requests import Prefix
 from octavo.workload.job import Job
 from octavo.workload.measures import Served
@@ -158,7 +158,7 @@ def run(
     horizon_s: float = inf,
     preemption: Preemption | None = None,
     pinned: Sequence[Prefix] = (),
-) -> Outcome:
+) -> SimulationOutcome:
     """Runs jobs on one replica under a system of `SYSTEMS` and returns what became of them.
 
     FasterTransformer's answers come at the end of their batch; the outcome's gaps are still those between tokens as

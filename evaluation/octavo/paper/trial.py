@@ -14,7 +14,7 @@ from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.simulator.cell import Probe
 from octavo.simulator.device import BEAM_GAP
-from octavo.simulator.engine import Outcome
+from octavo.simulator.engine import SimulationOutcome
 from octavo.wire.requests import Prefix
 from octavo.workload.job import Job, prompt_token_ids
 from octavo.workload.synthetic import Poisson, Workload
@@ -88,7 +88,7 @@ class Trial(Struct, frozen=True):
         ).jobs(self.seed)
 
 
-class Result(Struct, frozen=True):
+class TrialResult(Struct, frozen=True):
     """Holds the figures of a trial. `batched`: requests that ran, on average over the trace but for its beginning.
     `memory`: the shares while requests waited for memory (None: none did). `saved`: the share of blocks that sharing
     saved (None: nothing can be shared)."""
@@ -106,7 +106,7 @@ class Result(Struct, frozen=True):
     saved: float | None
 
 
-def run(trial: Trial) -> Result:
+def run(trial: Trial) -> TrialResult:
     """Simulates it. Raises `SimulationError`, and `ValueError` if it is so short that nothing comes of it."""
     warm_up_s = trial.seconds * _WARM_UP_SHARE
     memory = MemoryProbe(warm_up_s)
@@ -151,13 +151,13 @@ def _prefix(job: Job, vocab_size: int, seed: int) -> Prefix:
 
 
 def _result(
-    outcome: Outcome, warm_up_s: float, end_s: float, memory: MemoryProbe, sharing: SharingProbe | None
-) -> Result:
+    outcome: SimulationOutcome, warm_up_s: float, end_s: float, memory: MemoryProbe, sharing: SharingProbe | None
+) -> TrialResult:
     latencies = [each.normalised_latency for each in outcome.served if each.normalised_latency is not None]
     if not latencies:
         raise ValueError(f"no request was answered within {end_s:g} s: make the trace longer, or let it drain")
     batched = [sample.running for sample in outcome.samples if warm_up_s <= sample.time <= end_s]
-    return Result(
+    return TrialResult(
         requests=len(outcome.served),
         failed=sum(bool(each.error) for each in outcome.served),
         normalised_latency_s=fmean(latencies),

@@ -20,7 +20,7 @@ from octavo.simulator.cluster_options import CellRoute, cluster_options, read_re
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.engine import Cluster, Simulation
 from octavo.simulator.recorded import jobs_of_log
-from octavo.simulator.report import Report, make_plan, make_report, plan_text, replicas_text, report_text
+from octavo.simulator.report import SimulationReport, make_plan, make_report, plan_text, replicas_text, report_text
 from octavo.workload.job import Job
 from octavo.workload.measures import Targets, time_text
 from octavo.workload.options import flags_given, read_jobs, workload_options
@@ -29,7 +29,7 @@ _LINE_EVERY_S: Final = 10.0
 _TERMINAL_EVERY_S: Final = 0.5
 
 
-class Progress:
+class SimulationProgress:
     """Shows people how much time has passed in simulations. What ends soon shows nothing."""
 
     def __init__(self) -> None:
@@ -158,7 +158,9 @@ class _Simulator:
     sample_every_s: float
     targets: Targets | None
 
-    def run(self, jobs: Sequence[Job], replicas: int, passed: Callable[[float], None] | None = None) -> Report:
+    def run(
+        self, jobs: Sequence[Job], replicas: int, passed: Callable[[float], None] | None = None
+    ) -> SimulationReport:
         cells = min(self.cells, replicas)
         simulation = Simulation(
             Cluster(self.config, [self.replica] * replicas, cells, link_s=self.link_s),
@@ -172,7 +174,7 @@ class _Simulator:
 
 def _simulate(simulator: _Simulator, jobs: Sequence[Job], replicas: int, file: Path | None) -> None:
     collect_seldom()
-    progress = Progress()
+    progress = SimulationProgress()
     progress.begin(replicas_text(replicas), jobs[-1].arrival_s if jobs else 0.0)
     report = simulator.run(jobs, replicas, progress)
     wall_s = progress.end()
@@ -186,9 +188,9 @@ def _simulate(simulator: _Simulator, jobs: Sequence[Job], replicas: int, file: P
 
 def _plan(simulator: _Simulator, jobs: Sequence[Job], targets: Targets, most: int, file: Path | None) -> None:
     collect_seldom()
-    progress = Progress()
+    progress = SimulationProgress()
 
-    def run(load: Sequence[Job], replicas: int) -> Report:
+    def run(load: Sequence[Job], replicas: int) -> SimulationReport:
         # Those that never meet: short, for all the time that they take.
         alone = load is not jobs
         used = replace(simulator, sample_every_s=0.0) if alone else simulator

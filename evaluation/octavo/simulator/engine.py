@@ -228,7 +228,7 @@ Route = Callable[[Request, float, Sequence[Standing]], int]
 
 
 @dataclass
-class Outcome:
+class SimulationOutcome:
     """Holds the results of a simulation, jobs in the order of arrival. `busy_share` is the share of the replicas' time
     in which they computed."""
 
@@ -281,7 +281,7 @@ class Simulation:
 
     def run(
         self, jobs: Sequence[Job], horizon_s: float = float("inf"), passed: Callable[[float], None] | None = None
-    ) -> Outcome:
+    ) -> SimulationOutcome:
         """Runs until all jobs are done, or `horizon_s` has come. Calls `passed` now and then with the time that has
         been simulated. Raises `SimulationError` if the simulation cannot go on."""
         with ExitStack() as stack:
@@ -300,7 +300,7 @@ class Simulation:
         jobs: Sequence[Job],
         horizon_s: float,
         passed: Callable[[float], None] | None,
-    ) -> Outcome:
+    ) -> SimulationOutcome:
         arrivals = deque(sorted(enumerate(jobs), key=lambda each: each[1].arrival_s))
         standings = _interleaved([self._here.standings(), *(process.end_start() for process in others)])
         while (begin := _next_at(arrivals, standings)) < horizon_s:
@@ -329,14 +329,14 @@ class Simulation:
         cell = self._route(request, job.arrival_s, standings) if self._route is not None else 0
         return Arrival(cell, index, job, request)
 
-    def _outcome(self, cells: Sequence[CellOutcome], seconds: float) -> Outcome:
+    def _outcome(self, cells: Sequence[CellOutcome], seconds: float) -> SimulationOutcome:
         served = [each for cell in cells for each in cell.served]
         served.sort(key=lambda each: (each[1].job.arrival_s, each[0]))
         gaps = Gaps()
         for cell in cells:
             gaps.merge(cell.gaps)
         replica_s = seconds * len(self._cluster.replicas)
-        return Outcome(
+        return SimulationOutcome(
             served=[each for _, each in served],
             gaps=gaps,
             seconds=seconds,

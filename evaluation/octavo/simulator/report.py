@@ -1,16 +1,15 @@
 """Reports a simulation as one document for programs and one page for people, and finds how many replicas a load needs:
 the smallest number with which the targets are kept."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
 from octavo.simulator.cell import Sample
-from octavo.simulator.engine import Outcome
+from octavo.simulator.engine import SimulationOutcome
 from octavo.workload.job import Job
-from octavo.workload.measures import Served, Summary, Targets, summarise, time_text, to_text
+from octavo.workload.measures import ErrorCount, Summary, Targets, count_errors, summarise, time_text, to_text
 
 # -- one simulation ---------------------------------------------------------------------------------------------------
 
@@ -27,16 +26,7 @@ _CURVES: Final[dict[str, Callable[[Sample], float]]] = {
 
 
 @dataclass(frozen=True)
-class ErrorCount:
-    """Requests that were refused alike, with the message that the first of them got."""
-
-    kind: str
-    count: int
-    example: str
-
-
-@dataclass(frozen=True)
-class Report:
+class SimulationReport:
     """Reports a simulated run. `preemptions` are those that the schedulers made, of which `swaps` kept the KV in CPU
     memory; `unmet` is what of the targets was not kept."""
 
@@ -50,12 +40,12 @@ class Report:
     unmet: list[str]
 
 
-def make_report(outcome: Outcome, targets: Targets | None = None) -> Report:
+def make_report(outcome: SimulationOutcome, targets: Targets | None = None) -> SimulationReport:
     """Makes a report that depends on nothing but the simulation: the same seed, the same report."""
     summary = summarise(outcome.served, outcome.gaps, outcome.seconds, targets)
-    return Report(
+    return SimulationReport(
         summary=summary,
-        errors=_errors(outcome.served),
+        errors=count_errors(each.error.partition(": ")[::2] for each in outcome.served if each.error),
         steps=outcome.steps,
         busy_share=outcome.busy_share,
         preemptions=outcome.preemptions,
@@ -65,13 +55,7 @@ def make_report(outcome: Outcome, targets: Targets | None = None) -> Report:
     )
 
 
-def _errors(served: Sequence[Served]) -> list[ErrorCount]:
-    split = [each.error.partition(": ") for each in served if each.error]
-    first = {kind: detail for kind, _, detail in reversed(split)}
-    return [ErrorCount(kind, count, first[kind]) for kind, count in Counter(kind for kind, _, _ in split).most_common()]
-
-
-def report_text(report: Report) -> str:
+def report_text(report: SimulationReport) -> str:
     """Returns the report as text for people."""
     lines = [to_text(report.summary)]
     lines += [f"refused {error.count}: {error.kind} ({error.example})" for error in report.errors]
@@ -108,7 +92,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 # Simulates the jobs on so many replicas.
-SimulateOn = Callable[[Sequence[Job], int], Report]
+SimulateOn = Callable[[Sequence[Job], int], SimulationReport]
 _NUM_ALONE: Final = 100
 # Longer than any request takes.
 _APART_S: Final = 1e5

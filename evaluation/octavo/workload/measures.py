@@ -322,6 +322,25 @@ def _spread(metric: str, finished: Iterable[Served]) -> Spread | None:
     return Spread.of([value for each in finished if (value := of(each)) is not None])
 
 
+@dataclass(frozen=True)
+class ErrorCount:
+    """Requests that failed, or were refused, in one way, with the message that the first of them got."""
+
+    kind: str
+    count: int
+    example: str
+
+
+def count_errors(errors: Iterable[tuple[str, str]]) -> list[ErrorCount]:
+    """Counts the requests by the kind of their error, the most frequent first; takes the kind and the message of
+    each."""
+    messages: dict[str, list[str]] = {}
+    for kind, message in errors:
+        messages.setdefault(kind, []).append(message)
+    counts = [ErrorCount(kind, len(found), found[0]) for kind, found in messages.items()]
+    return sorted(counts, key=lambda each: each.count, reverse=True)
+
+
 def to_text(summary: Summary) -> str:
     """Returns the summary as a table for people."""
     lines = [

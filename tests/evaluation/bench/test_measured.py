@@ -12,7 +12,7 @@ from octavo.bench.measured.experiment import Figure, Machine
 from octavo.bench.measured.kernel import SMOLLM, HeadShape
 from octavo.bench.measured.live import Live, scaled, summed_up
 from octavo.loadgen.servers import Record
-from octavo.loadgen.session import Run
+from octavo.loadgen.session import LoadRun
 from octavo.scheduler.core.config import Preemption, SchedulerConfig
 from octavo.testbed.tiny_model import write_byte_model
 from octavo.worker.fake.runner import FakeRunner
@@ -63,7 +63,7 @@ def test_a_pinned_prefix_is_found_by_all_though_nothing_else_is_cached(model: Pa
 def test_a_request_that_got_too_little_spoils_the_figures() -> None:
     record = Record(Job(0.0, 5, 10), first_token_s=1.0, finished_s=2.0, num_tokens=9)
     with pytest.raises(RuntimeError, match="9 tokens"):
-        summed_up(Run([record], seconds=2.0))
+        summed_up(LoadRun([record], seconds=2.0))
 
 
 # -- loads ------------------------------------------------------------------------------------------------------------

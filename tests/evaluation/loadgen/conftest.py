@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from octavo.loadgen.servers import Target
+from octavo.loadgen.servers import ServerAddress
 
 
 class ScriptedServer:
@@ -22,7 +22,7 @@ class ScriptedServer:
         self.bodies: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.headers: dict[str, str] = {}
-        self.target = Target("http", "")
+        self.target = ServerAddress("http", "")
 
     async def serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -64,5 +64,5 @@ async def scripted() -> AsyncIterator[ScriptedServer]:
     server = await asyncio.start_server(scripted.serve_one, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        scripted.target = Target("http", f"http://127.0.0.1:{port}")
+        scripted.target = ServerAddress("http", f"http://127.0.0.1:{port}")
         yield scripted

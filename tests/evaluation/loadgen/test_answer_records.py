@@ -1,6 +1,6 @@
 import pytest
 
-from octavo.loadgen.servers import Answer, Failure, Record, one_line
+from octavo.loadgen.servers import AnswerRecorder, Failure, Record, one_line
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps
 
@@ -14,9 +14,9 @@ class Watch:
         return self.now
 
 
-def answer(job: Job) -> tuple[Answer, Gaps, Watch]:
+def answer(job: Job) -> tuple[AnswerRecorder, Gaps, Watch]:
     gaps, watch = Gaps(), Watch()
-    return Answer(Record(job, sent_s=job.arrival_s), gaps, watch), gaps, watch
+    return AnswerRecorder(Record(job, sent_s=job.arrival_s), gaps, watch), gaps, watch
 
 
 def test_times_are_those_of_first_token_of_the_pauses_and_of_the_end() -> None:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from octavo.loadgen.cli import bench
 from octavo.loadgen.servers import Failure, Record
-from octavo.loadgen.session import Progress
+from octavo.loadgen.session import SessionProgress
 from octavo.testbed.stack import free_address
 from octavo.workload.job import Job
 
@@ -69,7 +69,7 @@ def ended(failure: Failure | None = None) -> Record:
 
 
 def test_progress_is_a_line_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("a server", 3) as progress:
+    with SessionProgress("a server", 3) as progress:
         for record in (Record(Job(0.0, 1, 1), sent_s=0.0),) * 3 + (ended(), ended(Failure("timeout"))):
             progress.changed(record)
     assert capsys.readouterr().err == "a server: 2 of 3 requests ended, 1 under way, 1 failed\n"
@@ -77,7 +77,7 @@ def test_progress_is_a_line_where_nobody_watches(capsys: pytest.CaptureFixture[s
 
 def test_progress_is_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with Progress("a server", 2) as progress:
+    with SessionProgress("a server", 2) as progress:
         for record in (Record(Job(0.0, 1, 1), sent_s=0.0), ended()):
             progress.changed(record)
     shown = capsys.readouterr().err
@@ -90,7 +90,7 @@ def test_the_bar_moves_before_any_request_has_ended(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with Progress("a server", 2) as progress:
+    with SessionProgress("a server", 2) as progress:
         progress._shown_at -= 1.0
         progress.changed(Record(Job(0.0, 1, 1), sent_s=0.0))
         assert "1 under way" in capsys.readouterr().err

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from octavo.loadgen.cli import bench
-from octavo.loadgen.servers import Asking, Secrets, Target
+from octavo.loadgen.servers import Asking, Secrets, ServerAddress
 from octavo.loadgen.session import Session, Side
 from octavo.testbed.stack import Stack, free_address
 from octavo.testbed.tiny_model import write_byte_model
@@ -41,7 +41,7 @@ def addresses(stack: Stack) -> dict[str, str]:
 
 def measured(address: str, jobs: Sequence[Job], rounds: int = 1, **asking: Any) -> Side:
     """What comes of runs without a warm-up."""
-    side = Side(Target.parse(address), Asking(**asking), Secrets())
+    side = Side(ServerAddress.parse(address), Asking(**asking), Secrets())
     asyncio.run(Session(jobs, rounds, timeout_s=30.0).run([side]))
     return side
 
@@ -99,7 +99,9 @@ def test_two_servers_are_compared_round_by_round(stack: Stack, tmp_path: Path) -
     assert result.stdout.count("16 kept the targets") == 2
     assert "B / A" in result.stdout
     places = [
-        result.stderr.index(f"round {number}: {Target.parse(doors[door])}") for number in (1, 2) for door in doors
+        result.stderr.index(f"round {number}: {ServerAddress.parse(doors[door])}")
+        for number in (1, 2)
+        for door in doors
     ]
     assert places == sorted(places)
     found = json.loads(report.read_bytes())
@@ -168,7 +170,7 @@ def test_ctrl_c_tells_what_there_is_and_leaves_nothing_behind(stack: Stack) -> N
 
 async def test_a_server_that_dies_in_the_middle_is_counted(stack: Stack) -> None:
     jobs = [Job(0.05 * i, 10, 2 if i == 0 else 2000) for i in range(20)]
-    side = Side(Target.parse(stack.address_of("frontend-1")), Asking(), Secrets())
+    side = Side(ServerAddress.parse(stack.address_of("frontend-1")), Asking(), Secrets())
     running = asyncio.create_task(Session(jobs, timeout_s=30.0).run([side]))
     await asyncio.to_thread(stack.wait_for, lambda: stack.load().running >= 5)
     stack.kill("frontend-1")

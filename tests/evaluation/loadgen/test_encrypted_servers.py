@@ -6,7 +6,7 @@ import pytest
 
 from octavo.loadgen.grpc_transport import GrpcTransport
 from octavo.loadgen.http_transport import HttpTransport
-from octavo.loadgen.servers import Asking, Secrets, Target, TargetError
+from octavo.loadgen.servers import Asking, Secrets, ServerAddress, TargetError
 from octavo.testbed.credentials import Pair, make_authority, make_certificate
 from octavo.testing.fakes.fake_frontend import FakeFrontend, serving
 
@@ -28,7 +28,7 @@ async def test_https_is_for_those_that_know_the_authority(authority: Pair, serve
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(server.certificate, server.key)
     async with await asyncio.start_server(scripted.serve_one, "127.0.0.1", 0, ssl=context) as listener:
-        target = Target.parse(f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+        target = ServerAddress.parse(f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
         assert await opened(HttpTransport(target, Asking(), Secrets(ca_certificate=authority.certificate))) == "m"
         with pytest.raises(TargetError, match="CERTIFICATE_VERIFY_FAILED"):
             await opened(HttpTransport(target, Asking(), Secrets()))
@@ -37,7 +37,7 @@ async def test_https_is_for_those_that_know_the_authority(authority: Pair, serve
 async def test_grpcs_is_for_those_that_know_the_authority(authority: Pair, server: Pair) -> None:
     files = server.key.read_bytes(), server.certificate.read_bytes()
     with serving(FakeFrontend(), grpc.ssl_server_credentials([files])) as address:
-        target = Target.parse(f"grpcs://{address}")
+        target = ServerAddress.parse(f"grpcs://{address}")
         assert await opened(GrpcTransport(target, Asking(), Secrets(ca_certificate=authority.certificate))) == "m"
         with pytest.raises(TargetError, match="cannot ask grpcs://"):
             await opened(GrpcTransport(target, Asking(), Secrets()))

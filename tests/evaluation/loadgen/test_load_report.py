@@ -1,8 +1,8 @@
 import pytest
 
-from octavo.loadgen.report import Report, make_report, report_text
+from octavo.loadgen.report import LoadReport, make_report, report_text
 from octavo.loadgen.servers import Failure, Record
-from octavo.loadgen.session import Run
+from octavo.loadgen.session import LoadRun
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps, Targets
 
@@ -24,8 +24,8 @@ def failed(kind: str, detail: str = "") -> Record:
     return Record(Job(0.0, 10, 5), sent_s=0.0, failure=Failure(kind, detail))
 
 
-def report_of(*records: Record, targets: str | None = None, interrupted: bool = False) -> Report:
-    run = Run(list(records), Gaps(), seconds=2.0, interrupted=interrupted)
+def report_of(*records: Record, targets: str | None = None, interrupted: bool = False) -> LoadReport:
+    run = LoadRun(list(records), Gaps(), seconds=2.0, interrupted=interrupted)
     return make_report([run], Targets.parse(targets) if targets else None)
 
 
@@ -93,7 +93,7 @@ def test_goodput_is_of_the_requests_that_kept_every_limit() -> None:
 
 
 def test_runs_are_put_together() -> None:
-    runs = [Run([served(ttft=ttft)], Gaps(), seconds=2.0) for ttft in (0.1, 0.3)]
+    runs = [LoadRun([served(ttft=ttft)], Gaps(), seconds=2.0) for ttft in (0.1, 0.3)]
     for run, pause in zip(runs, (0.01, 0.03), strict=True):
         run.gaps.add(pause)
     summary = make_report(runs).summary

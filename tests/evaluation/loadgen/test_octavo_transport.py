@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from octavo.loadgen.grpc_transport import GrpcTransport
-from octavo.loadgen.servers import Answer, Asking, Failure, Record, Secrets, Target, TargetError
+from octavo.loadgen.servers import AnswerRecorder, Asking, Failure, Record, Secrets, ServerAddress, TargetError
 from octavo.testbed.stack import free_address
 from octavo.testing.fakes.fake_frontend import FakeFrontend, script, serving, status
 from octavo.v1 import generation_pb2 as pb
@@ -32,7 +32,7 @@ def address(frontend: FakeFrontend) -> Iterator[str]:
 
 @pytest.fixture
 async def transport(address: str) -> AsyncIterator[GrpcTransport]:
-    transport = GrpcTransport(Target("grpc", address), Asking(), Secrets("a-secret-key"))
+    transport = GrpcTransport(ServerAddress("grpc", address), Asking(), Secrets("a-secret-key"))
     yield transport
     await transport.aclose()
 
@@ -40,7 +40,7 @@ async def transport(address: str) -> AsyncIterator[GrpcTransport]:
 async def ask(transport: GrpcTransport, job: Job = JOB) -> Record:
     record = Record(job, sent_s=0.0)
     async with asyncio.timeout(60):
-        await transport.prepare(job, 0)(Answer(record, Gaps(), asyncio.get_running_loop().time))
+        await transport.prepare(job, 0)(AnswerRecorder(record, Gaps(), asyncio.get_running_loop().time))
     return record
 
 
@@ -83,7 +83,7 @@ async def test_a_stream_that_is_lost_is_counted_and_not_taken_up_again(
 
 
 async def test_nobody_there_is_told_before_the_run_and_counted_in_it() -> None:
-    transport = GrpcTransport(Target("grpc", free_address()), Asking(), Secrets())
+    transport = GrpcTransport(ServerAddress("grpc", free_address()), Asking(), Secrets())
     with pytest.raises(TargetError, match=r"cannot ask grpc://.*: nothing listens there.*For HTTP, write http://"):
         await transport.open()
     with pytest.raises(Failure, match="connection lost: nothing listens there"):
@@ -98,7 +98,7 @@ async def test_what_is_no_octavo_server_is_said_to_be_none() -> None:
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        target = Target("grpc", f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        target = ServerAddress("grpc", f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
         transport = GrpcTransport(target, Asking(), Secrets())
         with pytest.raises(TargetError) as caught:
             await transport.open()
@@ -118,14 +118,14 @@ class Suspicious(FakeFrontend):
 
 async def test_a_key_that_is_missing_is_told() -> None:
     with serving(Suspicious()) as address:
-        transport = GrpcTransport(Target("grpc", address), Asking(), Secrets())
+        transport = GrpcTransport(ServerAddress("grpc", address), Asking(), Secrets())
         with pytest.raises(TargetError, match="asks for an API key; set OCTAVO_API_KEY"):
             await transport.open()
         await transport.aclose()
 
 
 async def test_a_model_that_is_not_served_is_told_with_those_that_are(address: str) -> None:
-    transport = GrpcTransport(Target("grpc", address), Asking(model="mine"), Secrets())
+    transport = GrpcTransport(ServerAddress("grpc", address), Asking(model="mine"), Secrets())
     with pytest.raises(TargetError, match="has no model 'mine'; it has m"):
         await transport.open()
     await transport.aclose()

@@ -3,7 +3,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from octavo.loadgen.servers import Answer, Call, Failure, Lot, Record
+from octavo.loadgen.servers import AnswerRecorder, Call, Failure, Lot, Record
 from octavo.loadgen.session import OpenLoop, ahead, warm_up_jobs
 from octavo.workload.job import Job
 
@@ -40,7 +40,7 @@ def loop_of(
     )
 
 
-async def at_once(answer: Answer) -> None:
+async def at_once(answer: AnswerRecorder) -> None:
     answer.usage(8, 2)
     answer.end()
 
@@ -48,7 +48,7 @@ async def at_once(answer: Answer) -> None:
 async def test_requests_are_sent_when_they_are_due_though_no_answer_has_come() -> None:
     all_sent, sent = asyncio.Event(), []
 
-    async def slow(answer: Answer) -> None:
+    async def slow(answer: AnswerRecorder) -> None:
         sent.append(answer.record)
         if len(sent) == len(JOBS):
             all_sent.set()
@@ -74,7 +74,7 @@ async def test_the_generators_own_lag_is_kept() -> None:
 
 
 async def test_a_request_that_takes_too_long_has_failed() -> None:
-    async def never(answer: Answer) -> None:
+    async def never(answer: AnswerRecorder) -> None:
         await asyncio.Event().wait()
 
     run = await loop_of(JOBS[:1], never, VirtualTime(), timeout_s=0.001).serve()
@@ -86,7 +86,7 @@ async def test_a_request_that_takes_too_long_has_failed() -> None:
     ("error", "kind"), [(Failure("HTTP 429", "full"), "HTTP 429"), (ZeroDivisionError("oh"), "ZeroDivisionError")]
 )
 async def test_one_request_that_fails_in_any_way_ends_no_other(error: Exception, kind: str) -> None:
-    async def fails(answer: Answer) -> None:
+    async def fails(answer: AnswerRecorder) -> None:
         if answer.record.job is JOBS[1]:
             raise error
         await at_once(answer)
@@ -103,7 +103,7 @@ async def test_what_was_not_sent_or_answered_when_it_was_stopped_is_told() -> No
         if len(changes) == 3:
             loop.stop()
 
-    async def first_only(answer: Answer) -> None:
+    async def first_only(answer: AnswerRecorder) -> None:
         if answer.record.job is not JOBS[0]:
             await asyncio.Event().wait()
         await at_once(answer)
@@ -127,7 +127,7 @@ async def test_an_error_of_the_one_who_prepares_is_raised() -> None:
 async def test_numbers_of_jobs_are_those_of_their_arrival() -> None:
     prepared: list[tuple[Job, int]] = []
 
-    def prepare(job: Job, index: int) -> Callable[[Answer], Awaitable[None]]:
+    def prepare(job: Job, index: int) -> Callable[[AnswerRecorder], Awaitable[None]]:
         prepared.append((job, index))
         return at_once
 

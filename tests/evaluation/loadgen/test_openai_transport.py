@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from octavo.loadgen.http_transport import HttpTransport
-from octavo.loadgen.servers import Answer, Asking, Failure, Record, Secrets, Target, TargetError
+from octavo.loadgen.servers import AnswerRecorder, Asking, Failure, Record, Secrets, ServerAddress, TargetError
 from octavo.testbed.stack import free_address
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps
@@ -29,7 +29,7 @@ async def transport(scripted: ScriptedServer) -> AsyncIterator[HttpTransport]:
 async def ask(transport: HttpTransport, job: Job = JOB) -> Record:
     record = Record(job, sent_s=0.0)
     async with asyncio.timeout(60):
-        await transport.prepare(job, 0)(Answer(record, Gaps(), asyncio.get_running_loop().time))
+        await transport.prepare(job, 0)(AnswerRecorder(record, Gaps(), asyncio.get_running_loop().time))
     return record
 
 
@@ -94,7 +94,7 @@ async def test_an_answer_that_is_none_is_a_failure_of_its_kind(
 
 
 async def test_nobody_there_is_told_before_the_run_and_counted_in_it() -> None:
-    transport = HttpTransport(Target("http", f"http://{free_address()}"), Asking(), Secrets())
+    transport = HttpTransport(ServerAddress("http", f"http://{free_address()}"), Asking(), Secrets())
     with pytest.raises(TargetError, match=r"cannot reach http://127.0.0.1:\d+: .*is it running\?"):
         await transport.open()
     with pytest.raises(Failure, match="cannot connect"):

@@ -1,21 +1,21 @@
 import pytest
 
-from octavo.loadgen.report import Ratio, Report, make_report, ratios, ratios_text
+from octavo.loadgen.report import LoadReport, Ratio, make_report, ratios, ratios_text
 from octavo.loadgen.servers import Record
-from octavo.loadgen.session import Run
+from octavo.loadgen.session import LoadRun
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps
 
 
-def report(latency_s: float) -> Report:
+def report(latency_s: float) -> LoadReport:
     """Of one request, without a pause between tokens."""
     record = Record(
         Job(0.0, 4, 2), sent_s=0.0, first_token_s=latency_s / 2, finished_s=latency_s, num_tokens=2, deliveries=2
     )
-    return make_report([Run([record], Gaps(), seconds=latency_s)])
+    return make_report([LoadRun([record], Gaps(), seconds=latency_s)])
 
 
-def found(first: list[Report], second: list[Report]) -> dict[str, Ratio]:
+def found(first: list[LoadReport], second: list[LoadReport]) -> dict[str, Ratio]:
     return {ratio.metric: ratio for ratio in ratios(first, second)}
 
 
@@ -26,7 +26,7 @@ def test_a_ratio_is_the_second_by_the_first_in_each_round() -> None:
 
 
 def test_what_one_of_them_does_not_have_has_no_ratio() -> None:
-    failed = make_report([Run([Record(Job(0.0, 4, 2), sent_s=0.0)], Gaps(), seconds=1.0)])
+    failed = make_report([LoadRun([Record(Job(0.0, 4, 2), sent_s=0.0)], Gaps(), seconds=1.0)])
     assert "ttft_p50" not in found([report(1.0)], [failed])
     # Nothing can be divided by the rate of none.
     assert "requests_per_s" not in found([failed], [report(1.0)])

@@ -1,18 +1,18 @@
 import msgspec
 
 from octavo.loadgen.report import make_outcome, outcome_text
-from octavo.loadgen.servers import Asking, Record, Secrets, Target
-from octavo.loadgen.session import Run, Side
+from octavo.loadgen.servers import Asking, Record, Secrets, ServerAddress
+from octavo.loadgen.session import LoadRun, Side
 from octavo.workload.job import Job
 
 
-def run(latency_s: float, *, interrupted: bool = False) -> Run:
+def run(latency_s: float, *, interrupted: bool = False) -> LoadRun:
     record = Record(Job(0.0, 4, 2), sent_s=0.0, first_token_s=0.1, finished_s=latency_s, num_tokens=2, deliveries=2)
-    return Run([record], seconds=latency_s, interrupted=interrupted)
+    return LoadRun([record], seconds=latency_s, interrupted=interrupted)
 
 
-def side(port: int, *runs: Run) -> Side:
-    return Side(Target("grpc", f"h:{port}"), Asking(), Secrets("a-secret-key"), "m", list(runs))
+def side(port: int, *runs: LoadRun) -> Side:
+    return Side(ServerAddress("grpc", f"h:{port}"), Asking(), Secrets("a-secret-key"), "m", list(runs))
 
 
 def test_only_whole_rounds_of_both_are_compared() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.loadgen.http_transport import ChunkReader, Lines, decode_chunk, error_of
-from octavo.loadgen.servers import Answer, Failure, Record
+from octavo.loadgen.servers import AnswerRecorder, Failure, Record
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps
 
@@ -23,7 +23,7 @@ def test_payloads_are_the_same_wherever_the_bytes_are_cut(cuts: list[int]) -> No
 
 def read(*chunks: bytes, n: int = 1) -> tuple[Record, ChunkReader]:
     record = Record(Job(0.0, 4, 4, n=n))
-    reader = ChunkReader(Answer(record, Gaps(), lambda: 1.0), n)
+    reader = ChunkReader(AnswerRecorder(record, Gaps(), lambda: 1.0), n)
     for chunk in chunks:
         reader.read(decode_chunk(chunk))
     return record, reader

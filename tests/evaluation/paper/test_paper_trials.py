@@ -10,7 +10,7 @@ from octavo.paper import lab as labs
 from octavo.paper.figures.common import ALL
 from octavo.paper.lab import Lab, run_once
 from octavo.paper.setups import SETUPS
-from octavo.paper.trial import Result, Trial, run
+from octavo.paper.trial import Trial, TrialResult, run
 from octavo.simulator.cell import SimulationError
 
 SHORT = Trial("vLLM", "opt-13b", "alpaca", rate=20.0, seconds=6.0)
@@ -79,7 +79,7 @@ def test_a_trace_in_which_nothing_happens_is_an_error() -> None:
 def test_what_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run_once(SHORT, tmp_path)
 
-    def fail(_: Trial) -> Result:
+    def fail(_: Trial) -> TrialResult:
         raise SimulationError("run again")
 
     monkeypatch.setattr(labs, "run", fail)
@@ -93,7 +93,7 @@ def test_what_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_results_survive_their_file() -> None:
     result = run(SHORT)
-    assert msgspec.json.decode(msgspec.json.encode(result), type=Result) == result
+    assert msgspec.json.decode(msgspec.json.encode(result), type=TrialResult) == result
 
 
 def test_a_search_ends_at_a_rate_that_is_sustained(

@@ -10,7 +10,7 @@ from octavo.scheduler.core.config import SchedulerConfig
 from octavo.simulator.cell import SimulationError
 from octavo.simulator.cluster_options import CellRoute
 from octavo.simulator.device import ReplicaSpec
-from octavo.simulator.engine import Arrival, Cluster, Outcome, ShardProcess, Simulation
+from octavo.simulator.engine import Arrival, Cluster, ShardProcess, Simulation, SimulationOutcome
 from octavo.wire.requests import Prefix
 from octavo.workload.job import Job
 
@@ -23,7 +23,7 @@ def _simulation(replicas: int, cells: int, processes: int = 1) -> Simulation:
     return Simulation(cluster, route=CellRoute(cells), sample_every_s=0.5, processes=processes)
 
 
-def _run(jobs: list[Job], replicas: int, cells: int, processes: int = 1) -> Outcome:
+def _run(jobs: list[Job], replicas: int, cells: int, processes: int = 1) -> SimulationOutcome:
     return _simulation(replicas, cells, processes).run(jobs)
 
 

@@ -10,7 +10,7 @@ from octavo.scheduler.core.config import Policy, Preemption, SchedulerConfig
 from octavo.scheduler.core.step.policies import CHUNKED
 from octavo.simulator.cell import SimulationError
 from octavo.simulator.device import ReplicaSpec
-from octavo.simulator.engine import Cluster, Outcome, Simulation
+from octavo.simulator.engine import Cluster, Simulation, SimulationOutcome
 from octavo.workload.job import Job
 
 STEP_S = 0.25
@@ -29,7 +29,7 @@ class Linear:
 
 def run(
     jobs: list[Job], *, replicas: int = 1, latency: Linear | None = None, link_s: float = 0.0, **settings: Any
-) -> Outcome:
+) -> SimulationOutcome:
     """`settings` are those of the replicas and of the configuration, by their names."""
     spec = ReplicaSpec(num_blocks=256, block_size=4, latency=latency or Linear(), max_model_len=1024)
     of_spec = {name: settings.pop(name) for name in list(settings) if hasattr(spec, name)}

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from octavo.simulator.engine import Outcome
-from octavo.simulator.report import Report, alone, make_plan, make_report, plan_text
+from octavo.simulator.engine import SimulationOutcome
+from octavo.simulator.report import SimulationReport, alone, make_plan, make_report, plan_text
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps, Served, Targets
 
@@ -14,9 +14,9 @@ JOBS = [Job(float(place), 10, 2) for place in range(1000)]
 TARGETS = Targets.parse("ttft_p99<1s")
 
 
-def _report(ttft: float) -> Report:
+def _report(ttft: float) -> SimulationReport:
     served = [Served(Job(0.0, 10, 2), ttft, ttft + 1.0, 2)]
-    return make_report(Outcome(served, Gaps(), 1.0, 1, 1.0, 0, 0), TARGETS)
+    return make_report(SimulationOutcome(served, Gaps(), 1.0, 1, 1.0, 0, 0), TARGETS)
 
 
 class _Planted:
@@ -27,7 +27,7 @@ class _Planted:
         self._ttft = ttft
         self._idle_s = idle_s
 
-    def __call__(self, jobs: Sequence[Job], replicas: int) -> Report:
+    def __call__(self, jobs: Sequence[Job], replicas: int) -> SimulationReport:
         if jobs is not JOBS:
             assert replicas == 1
             return _report(self._idle_s)

@@ -3,17 +3,17 @@
 import pytest
 
 from octavo.simulator.cell import Sample
-from octavo.simulator.engine import Outcome
-from octavo.simulator.report import ErrorCount, make_report, report_text, sparkline
+from octavo.simulator.engine import SimulationOutcome
+from octavo.simulator.report import make_report, report_text, sparkline
 from octavo.workload.job import Job
-from octavo.workload.measures import Gaps, Served, Targets
+from octavo.workload.measures import ErrorCount, Gaps, Served, Targets
 
 
-def _outcome(*served: Served) -> Outcome:
+def _outcome(*served: Served) -> SimulationOutcome:
     gaps = Gaps()
     gaps.add(0.02, 9)
     samples = [Sample(float(time), time, 2 * time, 0, 2 * time, 10 * time, 0, 100) for time in range(5)]
-    return Outcome(list(served), gaps, 4.0, 40, 0.5, 3, 1, samples)
+    return SimulationOutcome(list(served), gaps, 4.0, 40, 0.5, 3, 1, samples)
 
 
 DONE = Served(Job(0.0, 100, 10), 1.0, 2.0, 10)

@@ -17,8 +17,8 @@ from pathlib import Path
 from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Figure, Options, Value
 from octavo.bench.measured.live import scaled, summed_up
 from octavo.loadgen.grpc_transport import GrpcTransport
-from octavo.loadgen.servers import Asking, Secrets, Target
-from octavo.loadgen.session import OpenLoop, Run
+from octavo.loadgen.servers import Asking, Secrets, ServerAddress
+from octavo.loadgen.session import LoadRun, OpenLoop
 from octavo.testbed.stack import Stack
 from octavo.workload.job import Job
 from octavo.workload.measures import Spread, Summary
@@ -156,9 +156,9 @@ def _stack(options: Options, variant: _Variant, load: _Load, directory: Path) ->
     return Stack(options.model, directory, environment)
 
 
-async def _run(stack: Stack, jobs: list[Job], seed: int) -> Run:
+async def _run(stack: Stack, jobs: list[Job], seed: int) -> LoadRun:
     """Sends all jobs when they are due, with prompts of this seed."""
-    transport = GrpcTransport(Target.parse(stack.address), Asking(seed=seed, temperature=0.0), Secrets())
+    transport = GrpcTransport(ServerAddress.parse(stack.address), Asking(seed=seed, temperature=0.0), Secrets())
     await transport.open()
     try:
         return await OpenLoop(jobs, transport.prepare, timeout_s=_TIMEOUT_S).serve()

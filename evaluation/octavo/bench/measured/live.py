@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from octavo.bench.in_process import ONE_STEP, Engine
 from octavo.bench.parts.scheduler_alone import make_request
-from octavo.loadgen.servers import Answer, Record
-from octavo.loadgen.session import Run
+from octavo.loadgen.servers import AnswerRecorder, Record
+from octavo.loadgen.session import LoadRun
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.wire.costs import StepCosts
 from octavo.wire.requests import Delta, Prefix
@@ -40,26 +40,26 @@ class Live:
     def __init__(self, runner: Runner, config: SchedulerConfig = ONE_STEP, costs: StepCosts | None = None) -> None:
         self.engine = Engine(runner, self._hear, config, costs)
         self._vocab_size = runner.model.vocab_size
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, AnswerRecorder] = {}
         self._left: dict[str, int] = {}
 
-    def serve_drawn(self, jobs: Sequence[Job], seed: int, after_step: Callable[[], None] | None = None) -> Run:
+    def serve_drawn(self, jobs: Sequence[Job], seed: int, after_step: Callable[[], None] | None = None) -> LoadRun:
         """Serves `jobs` with prompts of random tokens."""
         prompts = [prompt_token_ids(job, index, self._vocab_size, seed) for index, job in enumerate(jobs)]
         return self.serve(jobs, prompts, after_step)
 
     def serve(
         self, jobs: Sequence[Job], prompts: Sequence[list[int]], after_step: Callable[[], None] | None = None
-    ) -> Run:
+    ) -> LoadRun:
         """Serves each job, in order of arrival, with its prompt; until all are done."""
         engine, began = self.engine, self.engine.now()
-        run = Run([Record(job) for job in jobs])
+        run = LoadRun([Record(job) for job in jobs])
         coming = deque(enumerate(zip(run.records, prompts, strict=True)))
         while coming or not engine.is_idle:
             now = engine.now() - began
             while coming and coming[0][1][0].job.arrival_s <= now:
                 index, (record, prompt) = coming.popleft()
-                answer = Answer(record, run.gaps, lambda: engine.now() - began)
+                answer = AnswerRecorder(record, run.gaps, lambda: engine.now() - began)
                 self._submit(str(index), answer, prompt)
             if engine.is_idle:
                 time.sleep(max(0.0, coming[0][1][0].job.arrival_s - (engine.now() - began)))
@@ -76,7 +76,7 @@ class Live:
         while not self.engine.replica.kv.num_pinned:
             self.engine.step()
 
-    def _submit(self, request_id: str, answer: Answer, prompt: list[int]) -> None:
+    def _submit(self, request_id: str, answer: AnswerRecorder, prompt: list[int]) -> None:
         job = answer.record.job
         answer.record.sent_s = job.arrival_s
         self._answers[request_id], self._left[request_id] = answer, job.n
@@ -102,7 +102,7 @@ def _sampling(job: Job) -> SamplingParams:
     return SamplingParams(max_tokens=job.output_tokens, num_sequences=job.n, temperature=float(job.n > 1), seed=1)
 
 
-def summed_up(run: Run) -> Summary:
+def summed_up(run: LoadRun) -> Summary:
     """Raises `RuntimeError` if a request failed or got fewer tokens than it asked for: then the figures are worth
     nothing."""
     for record in run.records:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from octavo.loadgen.report import make_report
-from octavo.loadgen.servers import Asking, Secrets, Target
-from octavo.loadgen.session import Run, Session, Side
+from octavo.loadgen.servers import Asking, Secrets, ServerAddress
+from octavo.loadgen.session import LoadRun, Session, Side
 from octavo.runtime.models.step_times import Calibration
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.simulator.cluster_options import calibrated
@@ -61,7 +61,7 @@ class Server:
         """Sends every job when it comes. Raises `RuntimeError` if one fails, or had been computed before."""
         self._runs += 1
         asking = Asking(vocab_size=self._vocab_size, seed=self._runs, temperature=_TEMPERATURE)
-        side = Side(Target.parse(self._stack.address), asking, Secrets())
+        side = Side(ServerAddress.parse(self._stack.address), asking, Secrets())
         before = self._worker()
         asyncio.run(Session(jobs).run([side]))
         after = self._worker()
@@ -76,7 +76,7 @@ class Server:
         return worker.steps, (worker.times.prepare_us + worker.times.model_us + worker.times.sample_us) / 1e6
 
 
-def _check(run: Run) -> None:
+def _check(run: LoadRun) -> None:
     for record in run.records:
         if record.failure or record.is_short:
             raise RuntimeError(f"a request failed: {record.failure or 'it got fewer tokens than it asked for'}")

@@ -9,7 +9,7 @@ from octavo.paper.figures.common import ALPACA, MODELS, ORCAS, SHAREGPT, SIGMAS,
 from octavo.paper.lab import Lab
 from octavo.paper.setups import SETUPS
 from octavo.paper.systems import VLLM
-from octavo.paper.trial import Result, Trial
+from octavo.paper.trial import Trial, TrialResult
 
 _BATCHED: Final = (*ORCAS, VLLM)
 _ON: Final = "production scheduler, OPT-13B on one A100-40GB, 15.7K slots"
@@ -81,7 +81,7 @@ def fig2(lab: Lab) -> Figure:
     )
 
 
-def _memory(result: Result) -> Shares:
+def _memory(result: TrialResult) -> Shares:
     """Returns the memory's shares while requests waited for it."""
     if result.memory is None:
         raise ValueError("no request ever waited for memory: the trace is too short, or the rate too low")
@@ -132,7 +132,7 @@ def _batched_row(dataset: str, system: str, value: float) -> Row:
     return simulated(f"fig13/{dataset}/{system}", value, f"{value:.2f}", _ON, why)
 
 
-def _sensitivity(lab: Lab, dataset: str, title: str, show: Callable[[Result], str]) -> Table:
+def _sensitivity(lab: Lab, dataset: str, title: str, show: Callable[[TrialResult], str]) -> Table:
     """Shows a result by the assumed spread, from shorter traces."""
     trials = [_trial(system, dataset, sigma, _SENSITIVITY_S) for system in _BATCHED for sigma in SIGMAS]
     shown = iter([show(result) for result in lab.run(trials)])
@@ -140,9 +140,9 @@ def _sensitivity(lab: Lab, dataset: str, title: str, show: Callable[[Result], st
     return Table(f"{title} ({_SENSITIVITY_S / 60:g} minutes)", ["", *(f"sigma × {sigma:g}" for sigma in SIGMAS)], rows)
 
 
-def _useful(result: Result) -> str:
+def _useful(result: TrialResult) -> str:
     return "nothing waited" if result.memory is None else f"{100 * result.memory.tokens:.1f} %"
 
 
-def _batched(result: Result) -> str:
+def _batched(result: TrialResult) -> str:
     return f"{result.batched:.2f}"
