@@ -15,9 +15,9 @@ Serving with PagedAttention*, SOSP 2023) compares vLLM with Orca and FasterTrans
 
 *Simulated*: the production scheduler and block manager in virtual time. In place of workers there is a replica that
 takes as long as arithmetic says: bytes to read and products to compute over what the GPU's data sheet gives, times
-fixed efficiencies, with the overhead of a step that a Python server of 2023 had. The baselines are strategies of the
-same scheduler. Orca reserves contiguous memory for each sequence by a buddy allocator: for as many tokens as the model
-allows (Max), for the next power of two of the true output (Pow2), or for the true output (Oracle); requests join
+fixed efficiencies, with the overhead of a step that a Python server of 2023 had. The baselines are the same scheduler
+with other memory. Orca reserves contiguous memory for each sequence by a buddy allocator: for as many tokens as the
+model allows (Max), for the next power of two of the true output (Pow2), or for the true output (Oracle); requests join
 between iterations. FasterTransformer computes the earliest requests as one batch, with memory as in Orca (Max), until
 all of them have ended. *Measured*: the real engine, on what the row says. *Computed*: arithmetic alone.
 
