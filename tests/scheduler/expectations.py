@@ -69,21 +69,23 @@ def assert_worker_agrees(replica: Replica, worker: FakeReplica) -> None:
     known = {sequence.sequence_id: sequence for sequence in worker.table}
     for group in replica.running:
         for sequence in group.live:
-            if sequence.is_introduced:
-                theirs = known.pop(sequence.sequence_id)
-                num_sent = sequence.num_sent if group.search else sequence.num_known
+            if sequence.placement.is_introduced:
+                theirs = known.pop(sequence.placement.sequence_id)
+                num_sent = sequence.placement.num_sent if group.search else sequence.num_known
                 assert theirs.token_ids == list(sequence.known_tokens(0, num_sent))
-                assert theirs.num_computed == sequence.num_computed
+                assert theirs.num_computed == sequence.placement.num_computed
                 _assert_same_tables(replica, sequence, theirs.block_tables)
-    assert known.keys() <= set(replica.forget), "the worker keeps sequences that are nobody's"
+    assert known.keys() <= set(replica.next_plan.forget), "the worker keeps sequences that are nobody's"
 
 
 def _assert_same_tables(replica: Replica, sequence: Sequence, theirs: list[list[int]]) -> None:
     told = [list(blocks) for blocks in theirs]
-    for owner, remap in replica.remaps:
+    for owner, remap in replica.next_plan.remaps:
         if owner is sequence:
             told[remap.kv_group][remap.logical_index] = remap.block_id
     for group, ours, blocks in zip(replica.hello.kv_groups, replica.kv.block_table(sequence), told, strict=True):
-        first = max(0, sequence.num_computed - group.window + 1) // replica.kv.block_size if group.window else 0
+        first = (
+            max(0, sequence.placement.num_computed - group.window + 1) // replica.kv.block_size if group.window else 0
+        )
         assert len(ours) == len(blocks)
         assert ours[first:] == blocks[first:]

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.sequence import PrefixGroup
 from octavo.scheduler.kv.blocks import present
 from octavo.scheduler.server.admin_messages import BlockMap, block_map
 from octavo.testing.oracles.paged import paged
@@ -62,6 +63,7 @@ def _owners(replica: Replica) -> list[tuple[str, bool, set[int], set[int]]]:
         members = set(group.sequences)
         tables = [present(t.groups) for s, t in kv._tables.items() if s in members]
         cpu_tables = [present(t.groups) for s, t in kv.swap_space.tables.items() if s in members]
-        name, is_prefix = group.prefix_name or group.request_id, group.prefix_name is not None
+        is_prefix = isinstance(group, PrefixGroup)
+        name = group.prefix_name if isinstance(group, PrefixGroup) else group.request_id
         owners.append((name, is_prefix, set().union(*tables), set().union(*cpu_tables)))
     return owners

@@ -24,7 +24,7 @@ from octavo.scheduler.core.events import (
     WorkerReadmitted,
 )
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.sequence import RequestGroup, SequenceGroup
 from octavo.testing.cluster import FRONTEND, Cluster, make_request
 from octavo.testing.oracles.mechanisms import MechanismWatch, Meetings
 from octavo.wire.requests import Prefix, RejectReason, Request
@@ -134,7 +134,9 @@ class RandomHistory:
         self._journal.assert_all_came()
         for _ in range(100):
             cluster.step()
-            if not any(each.prefixes or each.running or each.outstanding for each in cluster.core.replicas.values()):
+            if not any(
+                each.prefixes.to_compute or each.running or each.outstanding for each in cluster.core.replicas.values()
+            ):
                 break
         for replica in cluster.core.replicas.values():
             assert replica.kv.num_free + replica.kv.num_pinned == replica.kv.num_blocks
@@ -178,15 +180,15 @@ class RandomHistory:
         incarnation = self._busy()
         if incarnation is None:
             return
-        groups = [group for group in cluster.core.replicas[incarnation].outstanding[0].groups if group.frontend_id]
-        held = [group for group in groups if not group.is_finished]
+        groups = cluster.core.replicas[incarnation].outstanding[0].groups
+        held = [group for group in groups if isinstance(group, RequestGroup) and not group.is_finished]
         if not held:
             return
         self._spoil_group(incarnation, self._random.choice(held), self._random.choice(["spoil", "spoil_output"]))
 
     def _spoil_group(self, incarnation: int, group: SequenceGroup, what: str) -> None:
         cluster = self._cluster
-        how: dict[str, Any] = {what: {each.sequence_id for each in group.live}}
+        how: dict[str, Any] = {what: {each.placement.sequence_id for each in group.live}}
         cluster.handle(StepAnswered(incarnation, cluster.replicas[incarnation].execute(**how)))
         if rejection := cluster.rejected.pop(group.request_id, None):
             assert rejection.reason is RejectReason.NOT_FINITE

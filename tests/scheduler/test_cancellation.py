@@ -10,6 +10,7 @@ import pytest
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.events import LeaseRenewed, SequenceEnded
 from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
+from octavo.scheduler.core.step.beam_search import BeamSearch
 from octavo.testing.cluster import FRONTEND, Cluster, make_request
 from octavo.testing.scenarios import answer, beams, drain, outputs, plan_until, references, step_until
 from octavo.wire.requests import GeneratedSequence, Lease, Request
@@ -60,6 +61,12 @@ def of(cluster: Cluster) -> SequenceGroup:
     return cluster.groups["r"]
 
 
+def search_of(cluster: Cluster) -> BeamSearch:
+    search = of(cluster).search
+    assert search is not None
+    return search
+
+
 def outstanding_with_r(cluster: Cluster) -> int:
     return sum(of(cluster) in step.groups for step in cluster.core.replicas[1].outstanding)
 
@@ -76,14 +83,14 @@ def first_chunk_outstanding(make_cluster: MakeCluster) -> Cluster:
     cluster = cluster_with(make_cluster, make_request("r", 20, 9))
     cluster.schedule()
     assert outstanding_with_r(cluster) == 1
-    assert of(cluster).sequences[0].num_computed == 4
+    assert of(cluster).sequences[0].placement.num_computed == 4
     return cluster
 
 
 def after_two_chunks_of_five(make_cluster: MakeCluster) -> Cluster:
     cluster = steps(cluster_with(make_cluster, make_request("r", 20, 9)), 2)
     assert outstanding_with_r(cluster) == 0
-    assert of(cluster).sequences[0].num_computed == 8
+    assert of(cluster).sequences[0].placement.num_computed == 8
     return cluster
 
 
@@ -118,14 +125,14 @@ def ends_with_the_outstanding_step(make_cluster: MakeCluster) -> Cluster:
 def follower_not_forked_yet(make_cluster: MakeCluster) -> Cluster:
     request = make_request("r", 20, 9, num_sequences=3, temperature=1.0)
     cluster = steps(cluster_with(make_cluster, request), 2)
-    assert [sequence.leader is None for sequence in of(cluster).sequences] == [True, False, False]
+    assert [sequence.placement.leader is None for sequence in of(cluster).sequences] == [True, False, False]
     return cluster
 
 
 def followers_being_forked(make_cluster: MakeCluster) -> Cluster:
     cluster = cluster_with(make_cluster, make_request("r", 4, 9, num_sequences=3, temperature=1.0))
     cluster.schedule()
-    assert [sequence.num_in_flight for sequence in of(cluster).sequences] == [1, 1, 1]
+    assert [sequence.placement.num_in_flight for sequence in of(cluster).sequences] == [1, 1, 1]
     return cluster
 
 
@@ -152,7 +159,7 @@ def unequal_sequences_that_wait_for_one_another(make_cluster: MakeCluster) -> Cl
     known = [GeneratedSequence(tokens[index][: index + 1], finished=False) for index in range(3)]
     cluster = cluster_with(make_cluster, msgspec.structs.replace(request, resubmitted=True, generated=known))
     cluster.step()
-    assert any(sequence.waits_for for sequence in of(cluster).sequences)
+    assert any(sequence.placement.waits_for for sequence in of(cluster).sequences)
     return cluster
 
 
@@ -166,7 +173,7 @@ def beams_between_steps(make_cluster: MakeCluster) -> Cluster:
 def beams_in_flight(make_cluster: MakeCluster) -> Cluster:
     cluster = beams_between_steps(make_cluster)
     cluster.schedule()
-    assert [beam.num_in_flight for beam in of(cluster).live] == [1, 1, 1]
+    assert [beam.placement.num_in_flight for beam in of(cluster).live] == [1, 1, 1]
     return cluster
 
 
@@ -174,8 +181,8 @@ def beams_of_which_one_has_its_candidates(make_cluster: MakeCluster) -> Cluster:
     """A failed step made all start over; they do not come back in one step."""
     cluster = beams_between_steps(make_cluster)
     cluster.step(fail=True)
-    step_until(cluster, lambda: any(beam.candidates for beam in of(cluster).live))
-    assert not all(beam.candidates for beam in of(cluster).live)
+    step_until(cluster, lambda: bool(search_of(cluster).candidates))
+    assert len(search_of(cluster).candidates) < len(of(cluster).live)
     return cluster
 
 
@@ -245,8 +252,8 @@ def whose_blocks_are_being_remapped(make_cluster: MakeCluster) -> Cluster:
     request, other = make_request("r", 4, 12), make_request("other", 9, 12)
     longer = request.prompt_token_ids + references(request)["r"][0][:5]
     cluster.submit(msgspec.structs.replace(other, prompt_token_ids=longer), request)
-    step_until(cluster, lambda: bool(cluster.core.replicas[1].remaps))
-    assert [owner for owner, _ in cluster.core.replicas[1].remaps] == of(cluster).sequences
+    step_until(cluster, lambda: bool(cluster.core.replicas[1].next_plan.remaps))
+    assert [owner for owner, _ in cluster.core.replicas[1].next_plan.remaps] == of(cluster).sequences
     return cluster
 
 

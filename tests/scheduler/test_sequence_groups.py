@@ -60,7 +60,7 @@ def test_the_others_fork_in_the_plan_that_computes_the_last_prompt_token(make_cl
     for _ in range(3):
         cluster.step()
     first, second, last = plans(replica)
-    leader, *others = (each.sequence_id for each in cluster.groups["r"].sequences)
+    leader, *others = (each.placement.sequence_id for each in cluster.groups["r"].sequences)
     assert (first.forks, second.forks) == ([], [])
     assert last.forks == [SequenceFork(leader, other, index) for index, other in enumerate(others, 1)]
     assert [(work.sequence_id, work.num_tokens, work.follower_ids) for work in last.work] == [(leader, 2, others)]

@@ -17,8 +17,8 @@ def test_prompt_logprobs_are_not_booked_to_one_that_had_the_name_on_another_repl
         cluster.step()
     mover, chunked = cluster.groups["mover"].sequences, cluster.groups["long"].sequences
     # Of the mover's equal sequences the second follows the first for a prefill, and has no name of its own then.
-    assert mover[1].sequence_id == chunked[0].sequence_id
-    assert 0 < chunked[0].num_computed < 60
+    assert mover[1].placement.sequence_id == chunked[0].placement.sequence_id
+    assert 0 < chunked[0].placement.num_computed < 60
     cluster.leave(1)
     cluster.run()
     (report,) = (delta.prompt_logprobs for delta in cluster.deltas["long", 0] if delta.prompt_logprobs)

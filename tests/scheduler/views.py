@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from octavo.scheduler.core.sequence import Sequence, SequenceGroup, new_sequences
+from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, Sequence, SequenceGroup, new_sequences
 from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.testing.cluster import Cluster, FakeReplica, make_request
 from octavo.testing.oracles.paged import paged
@@ -71,7 +71,12 @@ def sequence_of(prompt: list[int], *, adapter: str = "", salt: str = "", salted_
 
 def group_of(*sequences: Sequence, prefix_name: str | None = None) -> SequenceGroup:
     """A group of them, as memory sees it."""
-    return SequenceGroup(make_request("r", 1, 64), 1, 0.0, (0.0, 0), list(sequences), prefix_name=prefix_name)
+    request = make_request("r", 1, 64)
+    group: SequenceGroup = RequestGroup(request, 0.0, (0.0, 0), frontend_id=1)
+    if prefix_name is not None:
+        group = PrefixGroup(request, 0.0, (0.0, 0), prefix_name=prefix_name)
+    group.sequences = list(sequences)
+    return group
 
 
 def num_found(kv: KVCacheManager, prompt: list[int]) -> int:

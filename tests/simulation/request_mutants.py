@@ -14,7 +14,7 @@ from octavo.frontend.scheduler.journal import Journal, SequenceJournal
 from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
 from octavo.scheduler.core.frontends import FrontendLeases
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import RequestGroup, Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.core.step.results import StepResults
 from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.scheduler.kv.prefix_cache import PrefixCache
@@ -97,7 +97,7 @@ def shared_blocks_are_written_to(patch: Patch) -> None:
 def swapped_blocks_do_not_come_back(patch: Patch) -> None:
     swap_in = Replica.swap_in
 
-    def lose(self: Replica, group: SequenceGroup) -> list[BlockMove]:
+    def lose(self: Replica, group: RequestGroup) -> list[BlockMove]:
         swap_in(self, group)
         return []
 

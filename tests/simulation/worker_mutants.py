@@ -9,13 +9,14 @@ import msgspec
 
 from octavo.scheduler.core.isolation import Isolation
 from octavo.scheduler.core.poison import PoisonDetector, Quarantine
-from octavo.scheduler.core.replica import OutstandingStep, Replica
+from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import Draining, ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable
-from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.core.step import outputs as results
 from octavo.scheduler.core.step import results as answers
 from octavo.scheduler.core.step_limits import StepSize
+from octavo.scheduler.core.steps_in_flight import OutstandingStep
 from octavo.scheduler.server import loop as shell
 from octavo.scheduler.server.loop import SchedulerShell
 from octavo.wire.requests import NoticeKind
@@ -38,18 +39,17 @@ def a_worker_is_let_go_with_requests(patch: Patch) -> None:
 def a_worker_is_let_go_in_a_step(patch: Patch) -> None:
     see_off = Draining._see_off
 
-    def at_once(self: Draining, replica: Replica, now: float) -> None:
+    def at_once(self: Draining, replica: Replica, is_over: bool) -> None:
         if self._is_done(replica):
             self._replica_table.dismiss(replica)
         else:
-            see_off(self, replica, now)
+            see_off(self, replica, is_over)
 
     patch.setattr(Draining, "_see_off", at_once)
 
 
 def a_drain_is_told_as_a_loss(patch: Patch) -> None:
-    def move(self: Draining, replica: Replica, group: SequenceGroup) -> None:
-        group.preemptions += 1
+    def move(self: Draining, replica: Replica, group: RequestGroup) -> None:
         replica.evict(group)
         self._request_table.requeue(group, NoticeKind.WORKER_LOST)
 
@@ -97,7 +97,7 @@ def whoever_is_there_is_guilty(patch: Patch) -> None:
 def deaths_are_forgotten(patch: Patch) -> None:
     requeue = RequestTable.requeue
 
-    def forgive(self: RequestTable, group: SequenceGroup, why: NoticeKind) -> None:
+    def forgive(self: RequestTable, group: RequestGroup, why: NoticeKind) -> None:
         self.suspects.forget(group)
         requeue(self, group, why)
 

@@ -23,8 +23,9 @@ from octavo.scheduler.core.events import (
     SendToReplica,
     StepAnswered,
 )
-from octavo.scheduler.core.replica import Replica, ReplicaStats
+from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.core.steps_in_flight import ReplicaStats
 from octavo.wire.costs import StepCosts
 from octavo.wire.requests import Delta, Deltas, Prefix, Rejected, Request
 from octavo.wire.sampling import SamplingParams

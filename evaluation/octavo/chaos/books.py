@@ -49,6 +49,6 @@ def _planned(core: Scheduler, effects: list[Effect], now: float) -> Iterator[Ste
                 frozenset(
                     group.request_id
                     for group in groups
-                    if any(sequence.sequence_id in working for sequence in group.live)
+                    if any(sequence.placement.sequence_id in working for sequence in group.live)
                 ),
             )

@@ -34,7 +34,9 @@ def shares_of(replica: Replica) -> Shares:
 def _of_chunks(kv: ContiguousKV) -> Shares:
     """A group's spare chunks, of beams that are still to be forked, count as reserved as far as they will be filled."""
     allotments = list({holding.allotment: None for holding in kv.holdings.values()})
-    tokens = sum(sequence.num_computed for sequence, holding in kv.holdings.items() if holding.chunk is not None)
+    tokens = sum(
+        sequence.placement.num_computed for sequence, holding in kv.holdings.items() if holding.chunk is not None
+    )
     asked = sum(each.asked * len(each.chunks) for each in allotments)
     used = sum(each.used * len(each.chunks) for each in allotments)
     return _shares(kv.buddy.size, tokens, used, asked)
@@ -48,7 +50,7 @@ def _of_blocks(replica: Replica) -> Shares:
     for group in replica.running:
         for sequence in group.holders:
             block_ids = present(kv.block_table(sequence))
-            _fill(filled, block_ids, size, sequence.num_computed)
+            _fill(filled, block_ids, size, sequence.placement.num_computed)
             _fill(to_fill, block_ids, size, group.longest)
     return _shares(kv.num_blocks * size, sum(filled.values()), sum(to_fill.values()), len(filled) * size)
 

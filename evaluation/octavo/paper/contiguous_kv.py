@@ -230,12 +230,12 @@ class ContiguousKV:
         allotment = Allotment(self.buddy.size_of(chunks[0]), asked, group.longest, chunks, list(chunks))
         for sequence in group.leaders():
             self._hold(sequence, Holding(allotment, allotment.spare.pop()))
-            sequence.num_computed = 0
-            sequence.shares_last_block = False
+            sequence.placement.num_computed = 0
+            sequence.placement.shares_last_block = False
         return []
 
     def _asked(self, group: SequenceGroup) -> int:
-        return self._reserve(len(group.request.prompt_token_ids), group.max_tokens, self._max_model_len)
+        return self._reserve(len(group.request.prompt_token_ids), group.sampling.max_tokens, self._max_model_len)
 
     def _hold(self, sequence: Sequence, holding: Holding) -> None:
         self._held[sequence] = holding
@@ -254,7 +254,7 @@ class ContiguousKV:
         if chunk == holding.source:
             # Its parent has ended since, and left it where it was.
             return None
-        offsets = range(0, sequence.num_computed, self.block_size)
+        offsets = range(0, sequence.placement.num_computed, self.block_size)
         return Growth(copies=[BlockMove(holding.source + offset, chunk + offset) for offset in offsets])
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -351,7 +351,9 @@ class ContiguousKV:
             assert sorted(allotment.spare + in_use) == sorted(allotment.chunks), "a chunk is nobody's, or held twice"
         for sequence, holding in self._held.items():
             allotment = holding.allotment
-            assert sequence.num_computed <= allotment.used <= allotment.asked <= allotment.size, "a chunk is too short"
+            assert sequence.placement.num_computed <= allotment.used <= allotment.asked <= allotment.size, (
+                "a chunk is too short"
+            )
 
 
 def _never(does: str) -> ValueError:

@@ -41,7 +41,7 @@ class SharingProbe:
 
 def _unshared_blocks(replica: Replica, group: SequenceGroup) -> int:
     """A beam search is one sequence at first; its copies would be as many as its beams then too."""
-    blocks = [len(replica.kv.block_table(sequence.leader or sequence)[0]) for sequence in group.live]
+    blocks = [len(replica.kv.block_table(sequence.placement.leader or sequence)[0]) for sequence in group.live]
     return sum(blocks) * group.parallel // len(blocks)
 
 

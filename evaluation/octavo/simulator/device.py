@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.runtime.models.step_times import StepShape
-from octavo.scheduler.core.replica import OutstandingStep
 from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.steps_in_flight import OutstandingStep
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.costs import StepCosts, attended_pairs
 from octavo.wire.steps import (
@@ -127,10 +127,10 @@ class Device:
         self._next_token = tokens.stop
         vocab_size = self.spec.vocab_size
         sampled = [
-            SampledToken(sequence.sequence_id, token % vocab_size)
+            SampledToken(sequence.placement.sequence_id, token % vocab_size)
             for (_, sequence), token in zip(step.samplers, tokens, strict=True)
         ]
-        candidates = [self._candidates(group, beam.sequence_id) for group, beam in step.beams]
+        candidates = [self._candidates(group, beam.placement.sequence_id) for group, beam in step.beams]
         times = StepTimes(0, int(self._durations.pop(0) * 1e6), 0)
         return StepResult(
             epoch, self._incarnation, step.step_id, StepOutcome.DONE, sampled, candidates, [], [], times, ""

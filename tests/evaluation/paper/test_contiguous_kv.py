@@ -9,7 +9,7 @@ from octavo.paper.contiguous_kv import (
     longest_possible,
     next_power_of_two,
 )
-from octavo.scheduler.core.sequence import Sequence, SequenceGroup, new_sequences
+from octavo.scheduler.core.sequence import RequestGroup, Sequence, SequenceGroup
 from octavo.testing.cluster import make_request
 
 BLOCK_SIZE = 4
@@ -22,7 +22,7 @@ def kv_of(num_slots: int = 64, reserve: Reserve = exactly) -> ContiguousKV:
 
 def group_of(prompt: int, output: int, count: int = 1) -> SequenceGroup:
     request = make_request("r", prompt, output, num_sequences=count, temperature=1.0)
-    return SequenceGroup(request, 1, 0.0, (0.0, 0), new_sequences(request))
+    return RequestGroup(request, 0.0, (0.0, 0), frontend_id=1)
 
 
 def can_start(kv: ContiguousKV, group: SequenceGroup) -> bool:
@@ -84,7 +84,7 @@ def test_a_fork_is_copied_when_it_is_computed_next() -> None:
     kv = kv_of()
     parent = start(kv, 9, 4, count=2)
     assert kv.extend(parent) is None
-    parent.num_computed = 9
+    parent.placement.num_computed = 9
     child = parent.fork(1)
     kv.fork(parent, child)
     assert kv.block_table(child) == [[]]
@@ -110,7 +110,7 @@ def test_beams_that_end_make_room_for_those_that_fork() -> None:
         kv.fork(first, beam)
     for beam in beams:
         kv.extend(beam)
-        beam.num_computed = 7
+        beam.placement.num_computed = 7
     children = [beams[1].fork(3), beams[1].fork(4)]
     for child in children:
         kv.fork(beams[1], child)
@@ -126,7 +126,7 @@ def test_beams_that_end_make_room_for_those_that_fork() -> None:
 def test_a_fork_that_takes_over_its_parents_chunk_is_not_copied() -> None:
     kv = kv_of(32)
     parent = start(kv, 8, 8)
-    parent.num_computed = 8
+    parent.placement.num_computed = 8
     child = parent.fork(1)
     kv.fork(parent, child)
     kv.free(parent)

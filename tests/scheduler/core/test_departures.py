@@ -277,9 +277,9 @@ def test_readmission_ends_a_drain(make_cluster: MakeCluster) -> None:
     drain(cluster, grace_s=0.0)
     # It waits for what is outstanding.
     cluster.schedule()
-    assert cluster.core.replicas[1].is_paused
+    assert cluster.core.replicas[1].availability.is_paused
     cluster.handle(WorkerReadmitted("worker-1"))
-    assert cluster.core.replicas[1].state is ReplicaState.READY
+    assert cluster.core.replicas[1].availability.state is ReplicaState.READY
     cluster.handle(WorkerCordoned("worker-2"))
     cluster.submit(make_request("new", 8, 4))
     cluster.run()

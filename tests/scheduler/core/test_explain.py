@@ -250,8 +250,8 @@ def test_the_delay_is_over_at_its_very_end(make_cluster: MakeCluster) -> None:
     cluster.step()
     cluster.submit(make_request("r1", 4, max_tokens=2))
     group, replica = cluster.groups["r1"], cluster.core.replicas[1]
-    cluster.now = group.arrival + 3.0 * replica.prefill_latency
-    assert cluster.now - group.arrival == 3.0 * replica.prefill_latency
+    cluster.now = group.arrival + 3.0 * replica.steps.prefill_latency
+    assert cluster.now - group.arrival == 3.0 * replica.steps.prefill_latency
     assert obstacles(explained(cluster, "r1")) == {}
     cluster.schedule()
     assert group.status is SequenceStatus.RUNNING

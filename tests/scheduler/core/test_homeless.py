@@ -182,13 +182,13 @@ class TestPinsOnAReplacement:
         for _ in range(4):
             cluster.step()
         assert "system" in kv_of(cluster, 2).pinned
-        assert cluster.core.replicas[2].owed_prefixes == {}
+        assert cluster.core.replicas[2].prefixes.owed == {}
 
     def test_are_made_where_they_leave_room(self, make_cluster: MakeCluster) -> None:
         cluster = self.pinned_since(make_cluster)
         cluster.handle(PrefixPinned(PREFIX))
         cluster.join(3, num_blocks=18)
-        assert cluster.core.replicas[3].prefix_names == {"system"}
+        assert cluster.core.replicas[3].prefixes.names == {"system"}
         assert cluster.given_up == []
         cluster.run()
 
@@ -197,9 +197,9 @@ class TestPinsOnAReplacement:
         cluster.submit(make_request("a", 10, 54))
         cluster.handle(PrefixPinned(PREFIX))
         cluster.join(1, num_blocks=16)
-        assert cluster.core.replicas[1].prefix_names == set()
+        assert cluster.core.replicas[1].prefixes.names == set()
         cluster.join(2, num_blocks=18)
-        assert cluster.core.replicas[2].prefix_names == {"system"}
+        assert cluster.core.replicas[2].prefixes.names == {"system"}
         tick(cluster, INTERVAL_S)
         cluster.run()
 
@@ -209,11 +209,11 @@ class TestPinsOnAReplacement:
         cluster.handle(PrefixPinned(PREFIX))
         cluster.handle(PrefixPinned(OTHER_PREFIX))
         cluster.join(1, num_blocks=18)
-        assert cluster.core.replicas[1].prefix_names == {"system"}
-        assert cluster.core.replicas[1].owed_prefixes == {"other": 2}
+        assert cluster.core.replicas[1].prefixes.names == {"system"}
+        assert cluster.core.replicas[1].prefixes.owed == {"other": 2}
         cluster.run()
         tick(cluster, INTERVAL_S)
-        assert cluster.core.replicas[1].prefix_names == {"system", "other"}
+        assert cluster.core.replicas[1].prefixes.names == {"system", "other"}
 
     def test_make_way_for_what_comes_from_a_scheduler_before_this_one(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster(watermark=0.0)
@@ -250,7 +250,7 @@ class TestPinsOnAReplacement:
         cluster.join(1, num_blocks=16)
         cluster.handle(PrefixPinned(PREFIX))
         cluster.schedule()
-        assert [group.prefix_name for group in cluster.core.replicas[1].running] == ["system"]
+        assert [group.request_id for group in cluster.core.replicas[1].running] == ["prefix system"]
         cluster.submit(resubmitted(LARGE, reference_tokens(LARGE)[:2]))
         tick(cluster, INTERVAL_S)
         while cluster.replicas[1].plans:
@@ -275,7 +275,7 @@ class TestPinsOnAReplacement:
         cluster.handle(PrefixPinned(PREFIX))
         cluster.join(1, num_blocks=16)
         cluster.core.prefixes.unpin("system", cluster.core.replicas.values())
-        assert cluster.core.replicas[1].owed_prefixes == {}
+        assert cluster.core.replicas[1].prefixes.owed == {}
         cluster.run()
         tick(cluster, INTERVAL_S)
 

@@ -27,7 +27,7 @@ def decoding(kv: KVCacheManager, num_tokens: int, num_forks: int = 0) -> list[Se
     """A sequence with `num_tokens` tokens computed and the next one known, and forks of it that have another."""
     first = sequence("decoding", num_tokens)
     kv.allocate(group_of(first))
-    first.num_computed = num_tokens
+    first.placement.num_computed = num_tokens
     forks = [first.fork(index + 1) for index in range(num_forks)]
     for index, each in enumerate((first, *forks)):
         if each is not first:
@@ -65,7 +65,7 @@ class TestCanAllocate:
         kv = KVCacheManager(8, BLOCK)
         first = sequence("same", 3 * BLOCK + 1)
         kv.allocate(group_of(first))
-        first.num_computed = 3 * BLOCK + 1
+        first.placement.num_computed = 3 * BLOCK + 1
         kv.index(first, step_id=1)
         kv.step_answered(1, valid=True)
         assert kv.num_needed(group_of(sequence("same", 3 * BLOCK + 1))) == 1

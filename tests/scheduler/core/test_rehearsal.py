@@ -1,19 +1,20 @@
 """A rehearsal copies little of each sequence, and leaves the books as they are."""
 
 import sys
+from dataclasses import fields
 from types import FrameType
 from typing import Any, Final
 
 from octavo.bench.parts.scheduler_alone import SchedulerAlone, make_request
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.explain import rehearse
-from octavo.scheduler.core.sequence import Sequence
+from octavo.scheduler.core.sequence import Placement, Sequence
 from octavo.testing.oracles.paged import paged
 from octavo.wire.sampling import SamplingParams
 
 FEW, MANY, A_LITTLE = 8, 40, 20
 # What tells one sequence's books from those of another time.
-_BOOKS: Final = ("status", "num_known", "num_computed", "num_in_flight", "last_step_id", "sequence_id", "is_introduced")
+_BOOKS: Final = ("status", "num_known")
 
 
 def running(count: int) -> SchedulerAlone:
@@ -53,10 +54,11 @@ def books(alone: SchedulerAlone) -> list[object]:
     sequences: list[Sequence] = [sequence for group in replica.running for sequence in group.sequences]
     return [
         [[getattr(each, name) for name in _BOOKS] for each in sequences],
+        [[getattr(each.placement, field.name) for field in fields(Placement)] for each in sequences],
         [[list(blocks) for blocks in kv.block_table(each)] for each in sequences],
         [list(each.generated_token_ids) for each in sequences],
         [kv.ref_count(block_id) for block_id in range(kv.num_blocks)],
-        (kv.num_free, kv.num_cached, replica.num_running_seqs, replica.next_step_id, len(replica.outstanding)),
+        (kv.num_free, kv.num_cached, replica.num_running_seqs, replica.next_plan.step_id, len(replica.outstanding)),
     ]
 
 
@@ -69,8 +71,8 @@ def test_the_books_stay_as_they_are_and_the_copy_is_of_the_next_step() -> None:
     assert books(alone) == before
     alone.replica.check()
     rehearsal.builder.replica.kv.check()
-    doubles = [rehearsal.double(group) for group in alone.replica.running]
+    doubles = [rehearsal.double(group) for group in alone.replica.requests]
     assert all(double is not group for double, group in zip(doubles, alone.replica.running, strict=True))
-    assert [double.sequences[0].num_computed for double in doubles] == [
-        group.sequences[0].num_computed + 1 for group in alone.replica.running
+    assert [double.sequences[0].placement.num_computed for double in doubles] == [
+        group.sequences[0].placement.num_computed + 1 for group in alone.replica.running
     ]

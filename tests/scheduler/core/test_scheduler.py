@@ -492,7 +492,8 @@ class TestFailedSteps:
         cluster.schedule()
         cluster.handle(StepAnswered(1, replica.execute(fail=True)))
         cluster.handle(StepAnswered(1, replica.execute()))
-        assert {name: group.failed_steps for name, group in cluster.groups.items()} == {"failed": 1, "skipped": 0}
+        failed_steps = {name: group.faults.failed_steps for name, group in cluster.groups.items()}
+        assert failed_steps == {"failed": 1, "skipped": 0}
 
 
 class TestLeases:

@@ -10,19 +10,22 @@ from octavo.scheduler.core.poison import (
     PoisonDetector,
     Verdict,
 )
-from octavo.scheduler.core.replica import OutstandingStep
-from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus, new_sequences
+from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.steps_in_flight import OutstandingStep
 from octavo.testing.cluster import FRONTEND, make_request
 from octavo.wire.steps import Ending, Predecessor
 
 
-def make_group(name: str, prefix_name: str | None = None) -> SequenceGroup:
-    request = make_request(name, 4, 4)
-    return SequenceGroup(request, FRONTEND, 0.0, (0.0, 0), new_sequences(request), prefix_name=prefix_name)
+def make_group(name: str) -> RequestGroup:
+    return RequestGroup(make_request(name, 4, 4), 0.0, (0.0, 0), frontend_id=FRONTEND)
+
+
+def make_prefix(name: str) -> PrefixGroup:
+    return PrefixGroup(make_request(name, 4, 4), 0.0, (0.0, 0), prefix_name=name)
 
 
 def step(*groups: SequenceGroup, choosing: bool = True) -> OutstandingStep:
-    samplers = [(group, group.sequences[0]) for group in groups if choosing]
+    samplers: list[tuple[SequenceGroup, Sequence]] = [(group, group.sequences[0]) for group in groups if choosing]
     return OutstandingStep(1, list(groups), [], [], samplers, [], len(groups), prefills=False, sent_at=0.0)
 
 
@@ -236,14 +239,14 @@ def test_one_that_is_cleared_starts_with_a_clean_record() -> None:
 
 
 def test_prefixes_and_what_has_ended_are_never_accused() -> None:
-    prefix, ended = make_group("p", prefix_name="p"), make_group("e")
+    prefix, ended = make_prefix("p"), make_group("e")
     ended.sequences[0].leave(SequenceStatus.FINISHED)
     assert list(accused(prefix, ended)) == []
 
 
 def test_a_prefix_beside_it_makes_the_guilt_of_a_suspect_uncertain() -> None:
     suspects = accused(A)
-    crash(suspects, step(A, make_group("p", prefix_name="p")))
+    crash(suspects, step(A, make_prefix("p")))
     assert suspects.guilty() == []
 
 

@@ -132,7 +132,7 @@ def test_each_worker_is_looked_at_by_itself(make_cluster: MakeCluster) -> None:
     # It waits for the answer to a step that is not under way.
     still.restarts[still.running[0]] = (RejectReason.STEP_FAILED, "")
     for _ in range(12):
-        assert stalls(cluster) == [] or cluster.now > still.answered_at + 10.0
+        assert stalls(cluster) == [] or cluster.now > still.steps.answered_at + 10.0
         cluster.now += 1.0
         cluster.step()
     assert [stall.replica for stall in cluster.core.watchdog.stalls(cluster.now)] == [still]
@@ -142,7 +142,7 @@ def test_what_a_worker_is_to_give_up_is_no_stall(cluster: Cluster) -> None:
     cluster.submit(make_request("a", 8, 40))
     cluster.step()
     drain(cluster)
-    cluster.core.replicas[1].is_paused = True
+    cluster.core.replicas[1].availability.is_paused = True
     assert stalled_after(1e6, cluster) == []
 
 

@@ -125,7 +125,7 @@ class TestBlocksBehindTheWindow:
         cluster.submit(make_request("r", 5, 40))
         for num_computed in range(5, 41):
             cluster.step()
-            assert sequence(cluster, "r").num_computed == num_computed
+            assert sequence(cluster, "r").placement.num_computed == num_computed
             everything, window = (table(cluster, "r", kv_group=group) for group in (0, 1))
             passed = first_visible(6, num_computed, 4)
             assert len(everything) == len(window) == -(-num_computed // 4)
@@ -253,7 +253,7 @@ class TestHits:
         first = sequence_of(list(range(8)))
         kv.allocate(group_of(first))
         for step_id in range(1, 5):
-            first.num_computed += 2
+            first.placement.num_computed += 2
             kv.index(first, step_id)
             kv.slide(first, step_id)
             kv.step_answered(step_id, valid=True)
@@ -295,7 +295,7 @@ def test_swapped_tables_keep_their_null_blocks_and_what_they_share() -> None:
     kv = KVCacheManager(16, block_size=4, windows=(5, 0), num_cpu_blocks=16)
     parent = sequence_of(list(range(14)))
     kv.allocate(group_of(parent))
-    parent.num_computed = 14
+    parent.placement.num_computed = 14
     kv.slide(parent, step_id=1)
     kv.step_answered(1, valid=True)
     child = parent.fork(index=1)

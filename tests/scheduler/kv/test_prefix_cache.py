@@ -225,7 +225,7 @@ class TestDuplicates:
         assert table(cluster, "late")[1] == shared
         assert [kv_of(cluster).ref_count(block_id) for block_id in (shared, own)] == [2, 1]
         assert plans(replica)[-1].remaps == []
-        late_id = sequence(cluster, "late").sequence_id
+        late_id = sequence(cluster, "late").placement.sequence_id
         cluster.handle(StepAnswered(1, replica.execute()))
         assert kv_of(cluster).ref_count(own) == 0
         cluster.schedule()
@@ -500,7 +500,7 @@ class TestEviction:
         """A sequence whose full blocks are indexed."""
         one = sequence_of(prompt)
         kv.allocate(group_of(one))
-        one.num_computed = len(prompt)
+        one.placement.num_computed = len(prompt)
         kv.index(one, step_id)
         return one
 

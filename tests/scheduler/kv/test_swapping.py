@@ -118,7 +118,7 @@ class TestMoves:
         kv, late = cluster.core.replicas[1].kv, cluster.groups["late"]
         step_until(cluster, lambda: late.swaps > 0)
         (out,) = [plan for plan in plans(cluster.replicas[1]) if swaps_out(plan)]
-        num_full, num_own = 5 // 2, -(-late.live[0].num_computed // 2) - 5 // 2
+        num_full, num_own = 5 // 2, -(-late.live[0].placement.num_computed // 2) - 5 // 2
         assert len(out.moves.swap_out) == num_full + 2 * num_own == kv.num_cpu_blocks - kv.num_cpu_free
         assert len({move.source for move in out.moves.swap_out}) == len(out.moves.swap_out)
         assert len({move.target for move in out.moves.swap_out}) == len(out.moves.swap_out)
@@ -196,7 +196,7 @@ class TestBlocks:
         that have, each with a copy of the partly filled one."""
         first = new_sequences(make_request("r", 10, max_tokens=9))[0]
         kv.allocate(group_of(first))
-        first.num_computed = 10
+        first.placement.num_computed = 10
         others = [first.fork(index) for index in (1, 2, 3)]
         sequences = [first, *others]
         for other in others:
@@ -205,7 +205,7 @@ class TestBlocks:
             each.append(index)
             if index > 1:
                 kv.extend(each)
-                each.num_computed += 1
+                each.placement.num_computed += 1
             kv.slide(each, step_id=1)
         kv.step_answered(1, valid=True)
         return sequences
@@ -314,7 +314,7 @@ class TestPrefill:
         cluster.submit(cut)
         group = cluster.groups["cut"]
         step_until(cluster, lambda: group.swaps == 1)
-        assert (group.status, group.sequences[0].num_computed) == (SequenceStatus.SWAPPED, 6)
+        assert (group.status, group.sequences[0].placement.num_computed) == (SequenceStatus.SWAPPED, 6)
         cluster.run()
         (resumed,) = [plan for plan in plans(replica) if swaps_in(plan)]
         assert [start.num_computed for start in resumed.starts] == [6]

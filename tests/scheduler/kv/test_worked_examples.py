@@ -47,7 +47,7 @@ def request_of(name: str, prompt: list[int], max_tokens: int, **sampling: Any) -
 
 def filled(cluster: Cluster, name: str) -> list[int]:
     """How many slots of each block of a request's first sequence are filled."""
-    computed = cluster.groups[name].sequences[0].num_computed
+    computed = cluster.groups[name].sequences[0].placement.num_computed
     return [min(4, computed - start) for start in range(0, computed, 4)]
 
 
@@ -98,10 +98,12 @@ def test_two_samples_share_their_prompt_until_one_writes(make_cluster: MakeClust
     assert [kv.ref_count(block_id) for block_id in (7, 1, 3)] == [2, 1, 1]
     a1, a2 = cluster.groups["A"].sequences
     prompt, first = plans(replica)
-    assert [(fork.parent_id, fork.sequence_id) for fork in prompt.forks] == [(a1.sequence_id, a2.sequence_id)]
+    assert [(fork.parent_id, fork.sequence_id) for fork in prompt.forks] == [
+        (a1.placement.sequence_id, a2.placement.sequence_id)
+    ]
     assert [(work.num_tokens, work.new_block_ids) for work in prompt.work] == [(7, [[7, 1]])]
     assert first.moves.copy == [BlockMove(source=1, target=3)]
-    assert first.remaps == [Remap(a1.sequence_id, kv_group=0, logical_index=1, block_id=3)]
+    assert first.remaps == [Remap(a1.placement.sequence_id, kv_group=0, logical_index=1, block_id=3)]
     cluster.run()
     assert cluster.outputs("A") == [reference_tokens(request, index) for index in (0, 1)]
     assert kv.num_free == 9
@@ -135,7 +137,7 @@ class Beams:
 
     def _computed(self, beam: Sequence, num_tokens: int) -> None:
         self._step_id += 1
-        beam.num_computed += num_tokens
+        beam.placement.num_computed += num_tokens
         assert self.kv.index(beam, self._step_id) == []
         self.kv.step_answered(self._step_id, valid=True)
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from octavo.scheduler.core.admission import start_obstacle
-from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import CacheUse, PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.scheduler.kv.memory import Growth
 from octavo.wire import history
@@ -151,18 +151,18 @@ class BlockManagerMachine(RuleBasedStateMachine):
             sequence
             for group in self.running
             for sequence in group.sequences
-            if sequence.is_ready and sequence.num_uncomputed and sequence not in step.sequences
-            if not (group.prefix_name and sequence.num_in_flight)
+            if sequence.placement.is_ready and sequence.num_uncomputed and sequence not in step.sequences
+            if not (isinstance(group, PrefixGroup) and sequence.placement.num_in_flight)
         ]
 
     def _compute(self, data: st.DataObject, step: Step, sequence: Sequence, num_tokens: int) -> None:
         before, growth = self._tables(sequence), self.kv.extend(sequence) or Growth()
-        tables, start = self._tables(sequence), sequence.num_computed
+        tables, start = self._tables(sequence), sequence.placement.num_computed
         assert _grown(before, growth) == tables
         step.copies += growth.copies
-        sequence.num_computed += num_tokens
-        sequence.last_step_id = step.step_id
-        step.shares.append(Share(sequence, tables, start, sequence.num_computed))
+        sequence.placement.num_computed += num_tokens
+        sequence.placement.last_step_id = step.step_id
+        step.shares.append(Share(sequence, tables, start, sequence.placement.num_computed))
         self.last_step_ids[self._group(sequence)] = step.step_id
         if not sequence.num_uncomputed:
             self._choose(data, step, sequence)
@@ -170,13 +170,13 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.kv.slide(sequence, step.step_id)
 
     def _index(self, sequence: Sequence) -> None:
-        before, remaps = self._tables(sequence), self.kv.index(sequence, sequence.last_step_id)
+        before, remaps = self._tables(sequence), self.kv.index(sequence, sequence.placement.last_step_id)
         assert _grown(before, Growth(remaps=remaps)) == self._tables(sequence)
 
     def _choose(self, data: st.DataObject, step: Step, sequence: Sequence) -> None:
         """The next token, and those of followers that are forked for theirs."""
         group = self._group(sequence)
-        can_fork = group.prefix_name is None and len(group.sequences) < 4 and not sequence.num_in_flight
+        can_fork = isinstance(group, RequestGroup) and len(group.sequences) < 4 and not sequence.placement.num_in_flight
         for _ in range(data.draw(st.sampled_from([0, 0, 1, 2])) if can_fork else 0):
             follower = self._named(sequence.fork(len(group.sequences)))
             self.kv.fork(sequence, follower)
@@ -187,7 +187,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def _sample(self, step: Step, sequence: Sequence) -> None:
         token_id = (sequence.num_tokens + sequence.index) // 2 % 2
-        sequence.num_in_flight += 1
+        sequence.placement.num_in_flight += 1
         self.memory.tokens[sequence].append(token_id)
         step.sampled.append((sequence, token_id))
 
@@ -208,7 +208,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
         is_prefix: bool = False,
     ) -> SequenceGroup | None:
         sequences = [
-            self._named(Sequence(index, prompt, list(tokens), history.EMPTY, key, is_prefix=is_prefix))
+            self._named(
+                Sequence(
+                    index, prompt, list(tokens), history.EMPTY, key, CacheUse.PINNED if is_prefix else CacheUse.SHARED
+                )
+            )
             for index, tokens in enumerate(known)
         ]
         group = group_of(*sequences, prefix_name=f"prefix {self.num_prefixes + 1}" if is_prefix else None)
@@ -220,7 +224,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         for sequence in sequences:
             sequence.status = SequenceStatus.RUNNING
             self.memory.tokens[sequence] = prompt + sequence.generated_token_ids
-            assert sequence.num_computed < sequence.num_known, "nothing is left to compute"
+            assert sequence.placement.num_computed < sequence.num_known, "nothing is left to compute"
         self.num_prefixes += is_prefix
         self.running.append(group)
         self.last_step_ids[group] = step.step_id
@@ -228,16 +232,16 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def _named(self, sequence: Sequence) -> Sequence:
         self.num_sequences += 1
-        sequence.sequence_id = self.num_sequences
+        sequence.placement.sequence_id = self.num_sequences
         return sequence
 
     def _swap_out(self, data: st.DataObject, step: Step) -> None:
         able = [
             group
             for group in self.running
-            if group.prefix_name is None
+            if isinstance(group, RequestGroup)
             and self._is_ready(group)
-            and all(sequence.num_computed and sequence.num_uncomputed for sequence in group.sequences)
+            and all(sequence.placement.num_computed and sequence.num_uncomputed for sequence in group.sequences)
             and self.kv.can_swap_out(group)
         ]
         if not able:
@@ -277,8 +281,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
             if not self.kv.holds(sequence):
                 continue
             group = self._group(sequence)
-            sequence.num_in_flight -= 1
-            if group.prefix_name is not None:
+            sequence.placement.num_in_flight -= 1
+            if isinstance(group, PrefixGroup):
                 self._pin(group)
             elif not self._is_outstanding(sequence) and len(group.sequences) < 4 and data.draw(st.booleans()):
                 self._fork(group, sequence, token_id)
@@ -288,7 +292,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def _append(self, sequence: Sequence, token_id: int) -> None:
         sequence.append(token_id)
-        if sequence.num_known % self.size == 0 and sequence.num_computed == sequence.num_known:
+        if sequence.num_known % self.size == 0 and sequence.placement.num_computed == sequence.num_known:
             self._index(sequence)
 
     def _end(self, sequence: Sequence) -> None:
@@ -305,10 +309,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
             each.append(token)
             self._end(each)
 
-    def _pin(self, group: SequenceGroup) -> None:
+    def _pin(self, group: PrefixGroup) -> None:
         (sequence,) = group.sequences
         tables = self._tables(sequence)
-        assert group.prefix_name is not None
         self.kv.reserve(group.prefix_name, sequence.num_prompt)
         self.kv.pin(group.prefix_name, sequence)
         self.pinned[group.prefix_name] = (sequence, tables)
@@ -372,12 +375,12 @@ class BlockManagerMachine(RuleBasedStateMachine):
         first, second = self.outstanding
         groups = [failing]
         self.memory.skip(second, failing.sequences)
-        names = {sequence.sequence_id for sequence in failing.sequences}
+        names = {sequence.placement.sequence_id for sequence in failing.sequences}
         for group in self.running:
             # In their order: whoever builds on another started after it.
             if group is not failing and self._builds_on(group, names, first.step_id):
                 groups.append(group)
-                names |= {sequence.sequence_id for sequence in group.sequences}
+                names |= {sequence.placement.sequence_id for sequence in group.sequences}
         self.kv.withdraw(names, first.step_id)
         gone = [sequence for group in groups for sequence in group.sequences]
         for step in (first, second):
@@ -388,7 +391,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     @staticmethod
     def _builds_on(group: SequenceGroup, names: set[int], answered_step_id: int) -> bool:
-        builds_on = [each for sequence in group.sequences for each in sequence.builds_on]
+        builds_on = [each for sequence in group.sequences for each in sequence.placement.builds_on]
         return any(step_id > answered_step_id and name in names for step_id, name in builds_on)
 
     # -- ends -------------------------------------------------------------------------------------------------------
@@ -411,11 +414,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def _unawaited(self) -> list[Sequence]:
         """Sequences that may end before others of their group."""
         sequences = [sequence for group in self.running for sequence in group.sequences]
-        awaited = [s.waits_for[0] for s in sequences if not s.is_ready and s.waits_for]
+        awaited = [s.placement.waits_for[0] for s in sequences if not s.placement.is_ready and s.placement.waits_for]
         return [sequence for sequence in sequences if sequence not in awaited]
 
     def _free(self, sequence: Sequence) -> None:
-        self.kv.free(sequence, sequence.last_step_id if self._is_outstanding(sequence) else None)
+        self.kv.free(sequence, sequence.placement.last_step_id if self._is_outstanding(sequence) else None)
         sequence.leave(SequenceStatus.FINISHED)
         group = self._group(sequence)
         group.sequences.remove(sequence)
@@ -435,10 +438,10 @@ class BlockManagerMachine(RuleBasedStateMachine):
         return next(group for group in self.running if sequence in group.sequences)
 
     def _is_ready(self, group: SequenceGroup) -> bool:
-        return all(sequence.is_ready for sequence in group.sequences)
+        return all(sequence.placement.is_ready for sequence in group.sequences)
 
     def _is_outstanding(self, sequence: Sequence) -> bool:
-        return bool(self.outstanding) and sequence.last_step_id >= self.outstanding[0].step_id
+        return bool(self.outstanding) and sequence.placement.last_step_id >= self.outstanding[0].step_id
 
     # -- what must be true ------------------------------------------------------------------------------------------
 
@@ -460,9 +463,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def every_table_leads_to_its_own_history(self) -> None:
         for group in self.running:
             for sequence in group.sequences:
-                if sequence.is_ready:
+                if sequence.placement.is_ready:
                     tables = self.kv.block_table(sequence)
-                    self.memory.assert_readable(sequence, tables, sequence.num_computed, sequence.num_computed)
+                    self.memory.assert_readable(
+                        sequence, tables, sequence.placement.num_computed, sequence.placement.num_computed
+                    )
         for sequence, tables in self.pinned.values():
             self.memory.assert_readable(sequence, tables, sequence.num_prompt, sequence.num_prompt)
 

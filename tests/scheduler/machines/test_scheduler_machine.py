@@ -215,7 +215,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self._spoil(incarnation, group, is_kv_sound)
 
     def _spoil(self, incarnation: int, group: SequenceGroup, is_kv_sound: bool) -> None:
-        spoiled = {each.sequence_id for each in group.live}
+        spoiled = {each.placement.sequence_id for each in group.live}
         how: dict[str, Any] = {"spoil_output" if is_kv_sound else "spoil": spoiled}
         self.cluster.handle(StepAnswered(incarnation, self.cluster.replicas[incarnation].execute(**how)))
         if rejection := self.cluster.rejected.pop(group.request_id, None):
@@ -401,7 +401,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._run()
         self.journal.assert_all_came()
         for replica in core.replicas.values():
-            assert all(name in replica.kv.pinned for name in replica.prefix_names)
+            assert all(name in replica.kv.pinned for name in replica.prefixes.names)
             assert replica.kv.num_free + replica.kv.num_pinned == replica.kv.num_blocks
             assert replica.kv.num_cpu_free == replica.kv.num_cpu_blocks
 
@@ -411,7 +411,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.cluster.step()
             self.workers_agree()
             replicas = self.cluster.core.replicas.values()
-            if not self._busy() and not any(replica.prefixes or replica.running for replica in replicas):
+            if not self._busy() and not any(replica.prefixes.to_compute or replica.running for replica in replicas):
                 return
         raise AssertionError("a prefix is never computed")
 

@@ -20,9 +20,9 @@ import pytest
 
 from octavo.scheduler.core.config import Policy, Preemption
 from octavo.scheduler.core.events import PrefixPinned, PrefixUnpinned, SequenceEnded, StepAnswered, Tick
-from octavo.scheduler.core.replica import ReplicaStats
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.step_limits import StepDeadlines
+from octavo.scheduler.core.steps_in_flight import ReplicaStats
 from octavo.scheduler.core.waiting_queue import WaitingQueue
 from octavo.testing.cluster import FRONTEND, Cluster, Stream, make_request, reference_tokens, write_fake_model
 from octavo.testing.depth import deep_unless
@@ -92,7 +92,7 @@ class World:
             case ("spoil", name):
                 self.failures += 1
                 replica = cluster.replicas[1]
-                failing = {each.sequence_id for each in cluster.groups[name].live}
+                failing = {each.placement.sequence_id for each in cluster.groups[name].live}
                 cluster.handle(StepAnswered(1, replica.execute(spoil_output=failing)))
             case (outcome, incarnation):
                 self.failures += outcome != "answer"
@@ -133,7 +133,7 @@ class World:
         cluster.core.prefixes._count = 0
         for replica in cluster.core.replicas.values():
             replica.stats = ReplicaStats()
-            replica.non_finite_at.clear()
+            replica.steps.non_finite_at.clear()
             # A step that has been made smaller stays so.
             replica.size._passed = 0
         for worker in cluster.replicas.values():
@@ -141,7 +141,7 @@ class World:
             assert isinstance(worker.runner, SpoilableRunner)
             worker.runner.to_spoil = worker.runner.to_fail = ()
         for group in cluster.core.groups:
-            group.preemptions = group.swaps = group.failed_steps = 0
+            group.preemptions = group.swaps = group.faults.failed_steps = 0
 
 
 def _parts(plan: StepPlan) -> set[str]:
@@ -521,5 +521,5 @@ def join(cluster: Cluster, scope: Scope, incarnation: int, num_blocks: int) -> N
     """A worker of this size comes, whose steps take no time and whose names are known from all other numbers."""
     cluster.join(incarnation, num_blocks=num_blocks, block_size=scope.block_size, num_cpu_blocks=scope.num_cpu_blocks)
     replica = cluster.core.replicas[incarnation]
-    replica.next_step_id = replica._next_sequence_id = _FIRST_NAME
-    replica._deadlines = cast(StepDeadlines, NoDeadlines())
+    replica.next_plan.step_id = replica.next_plan.sequence_id = _FIRST_NAME
+    replica.steps.deadlines = cast(StepDeadlines, NoDeadlines())

@@ -130,7 +130,7 @@ async def test_cordon_readmit_and_drain_say_what_they_did(operated: Cluster) -> 
     assert await output("cordon", "worker-2") == "cordoned worker-2\n"
     assert await output("readmit", "worker-2") == "readmitted worker-2\n"
     assert await output("drain", "worker-1", "--grace", "0.5") == "draining worker-1\n"
-    assert operated.core.replicas[1].drain_until == operated.now + 0.5
+    assert operated.core.replicas[1].availability.drain_until == operated.now + 0.5
     result = await run("readmit", "worker-3")
     assert (result.exit_code, result.output) == (
         1,
@@ -140,7 +140,7 @@ async def test_cordon_readmit_and_drain_say_what_they_did(operated: Cluster) -> 
 
 async def test_drain_waits_until_the_worker_is_let_go(operated: Cluster) -> None:
     waiting = asyncio.create_task(output("drain", "worker-1", "--grace", "0", "--wait"))
-    while operated.core.replicas[1].drain_until is None:
+    while operated.core.replicas[1].availability.drain_until is None:
         await asyncio.sleep(0.01)
     assert not waiting.done()
     operated.step()
@@ -150,7 +150,7 @@ async def test_drain_waits_until_the_worker_is_let_go(operated: Cluster) -> None
 
 async def test_drain_says_if_the_worker_was_readmitted_meanwhile(operated: Cluster) -> None:
     waiting = asyncio.create_task(run("drain", "worker-1", "--wait"))
-    while operated.core.replicas[1].drain_until is None:
+    while operated.core.replicas[1].availability.drain_until is None:
         await asyncio.sleep(0.01)
     await output("readmit", "worker-1")
     result = await waiting

@@ -80,7 +80,7 @@ class BlockCount:
 def unshared_blocks(replica: Replica, group: SequenceGroup) -> int:
     """Returns how many blocks as many sequences would hold without any sharing. A beam search is one sequence at first;
     its copies would be there from the start."""
-    held = [len(replica.kv.block_table(sequence.leader or sequence)[0]) for sequence in group.live]
+    held = [len(replica.kv.block_table(sequence.placement.leader or sequence)[0]) for sequence in group.live]
     return sum(held) * group.parallel // len(held)
 
 

@@ -62,7 +62,7 @@ def kv_waste(lengths: list[tuple[int, int]]) -> float:
     for alone in _steps(lengths, SamplingParams(max_tokens=1)):
         kv = alone.replica.kv
         reserved += (kv.num_blocks - kv.num_free) * BLOCK_SIZE
-        filled += sum(sequence.num_computed for group in alone.replica.running for sequence in group.live)
+        filled += sum(sequence.placement.num_computed for group in alone.replica.running for sequence in group.live)
     return 1.0 - filled / reserved
 
 
@@ -89,7 +89,7 @@ def _savings(lengths: list[tuple[int, int]], sampling: SamplingParams) -> float:
 def _unshared_blocks(alone: SchedulerAlone, group: SequenceGroup) -> int:
     """A beam search is one sequence at first; its copies would be `width` then too."""
     kv = alone.replica.kv
-    blocks = [len(kv.block_table(sequence.leader or sequence)[0]) for sequence in group.live]
+    blocks = [len(kv.block_table(sequence.placement.leader or sequence)[0]) for sequence in group.live]
     return sum(blocks) * group.parallel // len(blocks)
 
 

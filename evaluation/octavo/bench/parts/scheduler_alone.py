@@ -135,8 +135,10 @@ class SchedulerAlone:
             incarnation=_INCARNATION,
             step_id=step.step_id,
             outcome=StepOutcome.DONE,
-            sampled=[SampledToken(s.sequence_id, token) for (_, s), token in zip(samplers, tokens, strict=True)],
-            candidates=[self._candidates(group, beam.sequence_id) for group, beam in beams],
+            sampled=[
+                SampledToken(s.placement.sequence_id, token) for (_, s), token in zip(samplers, tokens, strict=True)
+            ],
+            candidates=[self._candidates(group, beam.placement.sequence_id) for group, beam in beams],
             prompt_logprobs=[],
             failed=[],
             times=StepTimes(0, 0, 0),

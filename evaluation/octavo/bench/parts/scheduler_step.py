@@ -23,7 +23,7 @@ from octavo.bench.parts.scheduler_alone import SchedulerAlone, make_request, the
 from octavo.runtime.process.gc_tuning import collect_seldom
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import SendToFrontend, SendToReplica
-from octavo.scheduler.core.sequence import SequenceGroup, new_sequences
+from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.scheduler.kv.prefix_cache import block_hashes
 from octavo.wire.codec import decode_from_worker, encode
@@ -91,7 +91,7 @@ def _life(kv: KVCacheManager, index: int) -> list[tuple[str, float]]:
     (first,), (twin,) = first_group.sequences, twin_group.sequences
     block_hashes(twin, _BLOCK_SIZE)
     costs = [("hash", timed(block_hashes, first, _BLOCK_SIZE)[1]), ("allocate", timed(kv.allocate, first_group)[1])]
-    first.num_computed = first.num_known
+    first.placement.num_computed = first.num_known
     costs.append(("index", timed(kv.index, first, index)[1]))
     kv.step_answered(index, valid=True)
     costs.append(("free", timed(kv.free, first)[1]))
@@ -102,10 +102,10 @@ def _life(kv: KVCacheManager, index: int) -> list[tuple[str, float]]:
     return costs
 
 
-def _group(index: int) -> SequenceGroup:
+def _group(index: int) -> RequestGroup:
     tokens = list(range(index, index + _NUM_BLOCKS * _BLOCK_SIZE + 1))
     request = make_request("r", tokens, SamplingParams(max_tokens=1))
-    return SequenceGroup(request, None, 0.0, (0.0, index), new_sequences(request))
+    return RequestGroup(request, 0.0, (0.0, index), frontend_id=1)
 
 
 _LONG_PROMPT = 4096

@@ -98,7 +98,7 @@ class _Reader:
         self._running[replica_id] = [group.request_id for group in groups]
         begun = {start.sequence_id for start in plan.starts}
         for group in groups:
-            if begun.intersection(sequence.sequence_id for sequence in group.live):
+            if begun.intersection(sequence.placement.sequence_id for sequence in group.live):
                 for loss in self.losses:
                     if (moved := loss.moved.get(group.request_id)) and not moved.planned_at:
                         moved.planned_at = now

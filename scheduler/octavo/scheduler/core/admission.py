@@ -73,7 +73,7 @@ def has_capacity(request: Request, replica: Replica) -> bool:
 
 
 def _may_accept(request: Request, replica: Replica) -> bool:
-    free = replica.kv.num_usable - sum(replica.owed_prefixes.values())
+    free = replica.kv.num_usable - sum(replica.prefixes.owed.values())
     return worst_case_blocks(request, replica) <= free
 
 

@@ -2,7 +2,7 @@
 books."""
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
 from octavo.scheduler.core.admission import (
@@ -14,11 +14,12 @@ from octavo.scheduler.core.admission import (
 )
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import Placement, PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.core.step.running import shortage
 
-_Part = TypeVar("_Part", SequenceGroup, Sequence)
+_Part = TypeVar("_Part", SequenceGroup, Sequence, Placement)
+_FIELDS = {kind: [each.name for each in fields(kind)] for kind in (RequestGroup, PrefixGroup, Sequence, Placement)}
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,14 @@ class Rehearsal:
         """Tells whether any group loses its blocks in the step, or in one as soon as outstanding steps are answered."""
         return self.builder.has_preempted or not self.stands
 
-    def double(self, group: SequenceGroup) -> SequenceGroup:
-        """Returns the copy of a group that is on the replica."""
+    def double(self, group: RequestGroup) -> RequestGroup:
+        """Returns the copy of a request that is on the replica."""
         double = self._copies[id(group)]
-        assert isinstance(double, SequenceGroup)
+        assert isinstance(double, RequestGroup)
         return double
 
 
-def rehearse(core: Scheduler, replica: Replica, head: SequenceGroup | None, now: float) -> Rehearsal:
+def rehearse(core: Scheduler, replica: Replica, head: RequestGroup | None, now: float) -> Rehearsal:
     """Plans the next step of `replica` on a copy; `head` is the first of the waiting queue. Copying takes some
     microseconds for each sequence that is there, so this is for those who ask, not for every step."""
     copies: dict[int, object] = {id(part): part for part in _unchanged(replica)}
@@ -56,30 +57,39 @@ def _double_groups(replica: Replica, copies: dict[int, object]) -> None:
     """Adds copies of all groups and sequences on the replica to `copies`, by the `id` of the original. They share
     everything that the originals hold but each other: planning sets fields anew, and changes nothing that is in
     them."""
-    groups = [(group, _double(group)) for group in (*replica.running, *replica.swapped, *replica.prefixes)]
+    groups = [(group, _double(group)) for group in (*replica.running, *replica.swapped, *replica.prefixes.to_compute)]
     copies.update((id(group), double) for group, double in groups)
     doubles = [(sequence, _double(sequence)) for group, _ in groups for sequence in group.sequences]
     copies.update((id(sequence), double) for sequence, double in doubles)
     for _, double in groups:
         double.sequences = copy.deepcopy(double.sequences, copies)
     for sequence, twin in doubles:
+        here, there = sequence.placement, _double(sequence.placement)
+        twin.placement = there
         # Few sequences have any of these.
-        if sequence.leader is not None or sequence.parent is not None or sequence.waits_for is not None:
-            others = (sequence.leader, sequence.parent, sequence.waits_for)
-            twin.leader, twin.parent, twin.waits_for = copy.deepcopy(others, copies)
+        if here.leader is not None or here.parent is not None or here.waits_for is not None:
+            others = (here.leader, here.parent, here.waits_for)
+            there.leader, there.parent, there.waits_for = copy.deepcopy(others, copies)
 
 
 def _double(original: _Part) -> _Part:
     """Makes another object with the same fields."""
     double = object.__new__(type(original))
-    for name in type(original).__slots__:
+    for name in _FIELDS[type(original)]:
         setattr(double, name, getattr(original, name))
     return double
 
 
 def _unchanged(replica: Replica) -> list[object]:
     """Returns the objects that planning reads and leaves as they are, besides what groups and sequences hold."""
-    found: list[object] = [replica.hello, replica.config, replica.stats, replica.outstanding]
+    found: list[object] = [
+        replica.hello,
+        replica.config,
+        replica.stats,
+        replica.size,
+        replica.steps,
+        replica.availability,
+    ]
     if replica.suspect is not None and not replica.isolates:
         found.append(replica.suspect)
     return found
@@ -106,10 +116,10 @@ class Explanation:
     group ahead and no obstacle it joins the next step.
     """
 
-    group: SequenceGroup
+    group: RequestGroup
     replica: Replica | None
     queue_position: int
-    ahead: list[SequenceGroup] = field(default_factory=list)
+    ahead: list[RequestGroup] = field(default_factory=list)
     obstacles: list[ReplicaObstacle] = field(default_factory=list)
     step_ids: list[int] = field(default_factory=list)
 
@@ -142,7 +152,7 @@ def homes_of_groups(core: Scheduler) -> dict[SequenceGroup, Replica]:
     return {group: replica for replica in core.replicas.values() for group in (*replica.running, *replica.swapped)}
 
 
-def _explain(core: Scheduler, group: SequenceGroup, home: Replica | None, now: float) -> Explanation:
+def _explain(core: Scheduler, group: RequestGroup, home: Replica | None, now: float) -> Explanation:
     if home is None:
         ahead = _ahead(core, group)
         obstacles = _admission_obstacles(core, group, ahead, now)
@@ -166,7 +176,7 @@ def _stands_still(core: Scheduler, replica: Replica) -> bool:
     return obstacle(core.builder(replica), suspect) is None
 
 
-def _isolation(core: Scheduler, group: SequenceGroup) -> Obstacle:
+def _isolation(core: Scheduler, group: RequestGroup) -> Obstacle:
     """Returns the obstacle of a group that waits for the isolation of others (`octavo.scheduler.core.isolation`)."""
     return Obstacle(ObstacleKind.ISOLATION, 0, sum(other is not group for other in core.request_table.suspects))
 
@@ -174,7 +184,7 @@ def _isolation(core: Scheduler, group: SequenceGroup) -> Obstacle:
 # -- waiting --------------------------------------------------------------------------------------------------------
 
 
-def _ahead(core: Scheduler, group: SequenceGroup) -> list[SequenceGroup]:
+def _ahead(core: Scheduler, group: RequestGroup) -> list[RequestGroup]:
     """Returns the waiting groups that come before `group`. Groups that no replica could ever hold are passed over;
     suspects have a queue of their own."""
     queue = list(core.waiting)
@@ -185,7 +195,7 @@ def _ahead(core: Scheduler, group: SequenceGroup) -> list[SequenceGroup]:
 
 
 def _admission_obstacles(
-    core: Scheduler, group: SequenceGroup, ahead: list[SequenceGroup], now: float
+    core: Scheduler, group: RequestGroup, ahead: list[RequestGroup], now: float
 ) -> list[ReplicaObstacle]:
     replicas = [replica for replica in core.replicas.values() if core.replica_table.may_take(replica, group)]
     if not replicas:
@@ -205,7 +215,7 @@ def _admission_obstacles(
     return obstacles
 
 
-def _isolation_obstacles(core: Scheduler, suspect: SequenceGroup) -> list[ReplicaObstacle]:
+def _isolation_obstacles(core: Scheduler, suspect: RequestGroup) -> list[ReplicaObstacle]:
     """Returns the obstacles of a suspect: it is another's turn, or the replica that is to isolate it lacks
     something."""
     homes = (replica for replica in core.replicas.values() if core.isolation.suspect_of(replica) is suspect)
@@ -217,7 +227,7 @@ def _isolation_obstacles(core: Scheduler, suspect: SequenceGroup) -> list[Replic
 
 
 def _admission_obstacle(
-    core: Scheduler, replica: Replica, group: SequenceGroup, head: SequenceGroup, now: float
+    core: Scheduler, replica: Replica, group: RequestGroup, head: RequestGroup, now: float
 ) -> Obstacle | None:
     if lacks := capacity_obstacle(group.request, replica):
         return lacks
@@ -233,18 +243,18 @@ def _admission_obstacle(
 # -- swapped out ----------------------------------------------------------------------------------------------------
 
 
-def _ahead_of_swapped(core: Scheduler, replica: Replica, group: SequenceGroup) -> list[SequenceGroup]:
+def _ahead_of_swapped(core: Scheduler, replica: Replica, group: RequestGroup) -> list[RequestGroup]:
     """Returns the groups that come back to the replica before `group`: swapped out too, or to be computed again."""
     waiting = core.replica_table.returning(replica)
     return sorted((other for other in (*replica.swapped, *waiting) if other.order < group.order), key=_order)
 
 
-def _order(group: SequenceGroup) -> tuple[float, int]:
+def _order(group: RequestGroup) -> tuple[float, int]:
     return group.order
 
 
 def _return_obstacle(
-    core: Scheduler, replica: Replica, group: SequenceGroup, ahead: list[SequenceGroup], now: float
+    core: Scheduler, replica: Replica, group: RequestGroup, ahead: list[RequestGroup], now: float
 ) -> Obstacle | None:
     head = next(core.waiting.candidates(1, core.replica_table.can_hold), None)
     rehearsal = rehearse(core, replica, head if head and core.replica_table.takes(replica, head) else None, now)

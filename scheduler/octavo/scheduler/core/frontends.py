@@ -7,8 +7,7 @@ from octavo.scheduler.core.pinned_prefixes import PrefixPins
 from octavo.scheduler.core.poison import Quarantine
 from octavo.scheduler.core.replica_table import ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable
-from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus, new_sequences
-from octavo.scheduler.core.step.beam_search import BeamSearch
+from octavo.scheduler.core.sequence import RequestGroup, Sequence, SequenceStatus
 from octavo.wire.requests import (
     FinishReason,
     FrontendWelcome,
@@ -119,15 +118,11 @@ class FrontendLeases:
             return None
         return refuse_misfit(request, model, self._replica_table.replicas.values(), was_accepted=request.resubmitted)
 
-    def _new_group(self, request: Request, frontend_id: int, now: float) -> SequenceGroup:
+    def _new_group(self, request: Request, frontend_id: int, now: float) -> RequestGroup:
         arrival = now - request.age_ms / 1000.0
         order = (arrival - request.priority * self._config.priority_ageing_s, self._next_serial)
         self._next_serial += 1
-        sampling = request.sampling
-        group = SequenceGroup(request, frontend_id, arrival, order, new_sequences(request))
-        if sampling.beam is not None:
-            group.search = BeamSearch(sampling.beam, sampling.max_tokens, group.stop_token_ids)
-        return group
+        return RequestGroup(request, arrival, order, frontend_id=frontend_id)
 
     def abort(self, frontend_id: int, request_ids: list[str]) -> None:
         """Ends requests that a frontend no longer wants; unknown ones are ignored."""
@@ -150,7 +145,7 @@ class FrontendLeases:
         elif ended:
             self._end_one(group, ended[0])
 
-    def _end_one(self, group: SequenceGroup, sequence: Sequence) -> None:
+    def _end_one(self, group: RequestGroup, sequence: Sequence) -> None:
         replica = self._request_table.replica_of(group)
         if replica is None:
             sequence.leave(SequenceStatus.FINISHED)

@@ -9,7 +9,7 @@ from octavo.scheduler.core.admission import has_capacity, obstacle
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable
-from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import RequestGroup, SequenceStatus
 from octavo.scheduler.core.step.builder import StepBuilder
 
 
@@ -33,13 +33,13 @@ class Isolation:
         to lose."""
         for replica in self._replica_table.replicas.values():
             if replica.suspect is not None and not self._goes_on(replica, replica.suspect):
-                replica.suspect = None
+                replica.isolate(None)
         if found := self.upcoming():
             suspect, home = found
-            home.suspect = suspect
+            home.isolate(suspect)
             self._request_table.suspects.goes_to(suspect, home.hello.worker_id)
 
-    def upcoming(self) -> tuple[SequenceGroup, Replica] | None:
+    def upcoming(self) -> tuple[RequestGroup, Replica] | None:
         """Returns the next suspect, and the replica that isolates it from the next planning on; None if one is isolated
         already or none can be."""
         replicas = self._replica_table.replicas.values()
@@ -47,7 +47,7 @@ class Isolation:
             return self._next()
         return None
 
-    def suspect_of(self, replica: Replica) -> SequenceGroup | None:
+    def suspect_of(self, replica: Replica) -> RequestGroup | None:
         """Returns the suspect that `replica` isolates, or will from the next planning on; None if there is none."""
         if self._is_taken(replica):
             return replica.suspect
@@ -57,11 +57,11 @@ class Isolation:
     def _is_taken(self, replica: Replica) -> bool:
         return replica.suspect is not None and self._goes_on(replica, replica.suspect)
 
-    def _goes_on(self, replica: Replica, suspect: SequenceGroup) -> bool:
+    def _goes_on(self, replica: Replica, suspect: RequestGroup) -> bool:
         is_here = self._request_table.replica_of(suspect) is replica
         return suspect in self._request_table.suspects and (is_here or self._is_home(replica, suspect))
 
-    def _next(self) -> tuple[SequenceGroup, Replica] | None:
+    def _next(self) -> tuple[RequestGroup, Replica] | None:
         for suspect in sorted(self._request_table.suspects, key=_order):
             homes = [replica for replica in self._replica_table.replicas.values() if self._is_home(replica, suspect)]
             if homes:
@@ -70,14 +70,14 @@ class Isolation:
                 return suspect, min(homes, key=lambda home: (home.hello.worker_id in known, _at_stake(home)))
         return None
 
-    def _is_home(self, replica: Replica, suspect: SequenceGroup) -> bool:
+    def _is_home(self, replica: Replica, suspect: RequestGroup) -> bool:
         return (
             not self._request_table.suspects.awaits_word(suspect)
             and self._replica_table.may_take(replica, suspect)
             and has_capacity(suspect.request, replica)
         )
 
-    def comer(self, replica: Replica) -> SequenceGroup | None:
+    def comer(self, replica: Replica) -> RequestGroup | None:
         """Returns the suspect that comes to `replica` as soon as nothing is outstanding there, if the replica has room
         for it now; else None."""
         suspect = replica.suspect
@@ -86,10 +86,10 @@ class Isolation:
         return None if obstacle(StepBuilder(replica, replica.token_budget), suspect) else suspect
 
 
-def _order(group: SequenceGroup) -> tuple[float, int]:
+def _order(group: RequestGroup) -> tuple[float, int]:
     return group.order
 
 
 def _at_stake(replica: Replica) -> int:
     """Counts the tokens that would have to be computed again if the replica were lost."""
-    return sum(sequence.num_computed for group in replica.requests for sequence in group.live)
+    return sum(sequence.placement.num_computed for group in replica.requests for sequence in group.live)

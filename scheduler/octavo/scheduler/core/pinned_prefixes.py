@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from octavo.scheduler.core.admission import has_capacity, worst_case_blocks
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.sequence import SequenceGroup, new_sequences
+from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup
 from octavo.wire.requests import MAX_PREFIXES, NO_CACHE_KEY, Prefix, Request
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import ModelInfo
@@ -29,7 +29,7 @@ class PrefixPins:
         prefix: Prefix,
         model: ModelInfo | None,
         replicas: Collection[Replica],
-        groups: Iterable[SequenceGroup],
+        groups: Iterable[RequestGroup],
     ) -> str | None:
         """Returns why `prefix` cannot be pinned; None if it can."""
         if prefix.name in self._prefixes:
@@ -50,7 +50,7 @@ class PrefixPins:
     def _budget_refusal(self, prefix: Prefix, replica: Replica) -> str | None:
         blocks, budget = replica.kv.blocks_for(len(prefix.token_ids)), replica.pinned_budget
         # Prefixes that are owed will take their blocks again.
-        owed = sum(blocks for name, blocks in replica.owed_prefixes.items() if name != prefix.name)
+        owed = sum(blocks for name, blocks in replica.prefixes.owed.items() if name != prefix.name)
         taken = replica.kv.num_blocks - replica.kv.num_usable + owed
         if taken + blocks <= budget:
             return None
@@ -68,46 +68,40 @@ class PrefixPins:
 
     def unpin(self, name: str, replicas: Iterable[Replica]) -> None:
         """Makes the prefix ordinary cached content. Raises `KeyError` for an unknown name."""
+        prefix = self._prefixes.pop(name)
         for replica in replicas:
-            replica.owed_prefixes.pop(name, None)
-            if name in replica.prefix_names:
-                self.give_up(name, replica)
-        del self._prefixes[name]
+            replica.give_up_prefix(prefix)
 
     def give_up(self, name: str, replica: Replica) -> None:
         """Lets the replica, which has or was to have the prefix, go on without it."""
-        replica.prefix_names.remove(name)
-        replica.kv.unpin(name)
-        for group in [group for group in replica.running if group.prefix_name == name]:
-            replica.drop(group)
-        replica.prefixes = [group for group in replica.prefixes if group.prefix_name != name]
+        replica.give_up_prefix(self._prefixes[name])
 
     def equip(
-        self, replica: Replica, replicas: Collection[Replica], waiting: Collection[SequenceGroup]
-    ) -> dict[str, SequenceGroup]:
+        self, replica: Replica, replicas: Collection[Replica], waiting: Collection[RequestGroup]
+    ) -> dict[str, RequestGroup]:
         """Has a replica that joins compute the prefixes that fit its budget, in the order of pinning.
 
         A prefix is owed to the replica instead while it takes blocks without which a request that was accepted would
         have no home among `replicas`. Returns these requests by the names of the prefixes.
         """
-        claimants: dict[str, SequenceGroup] = {}
+        claimants: dict[str, RequestGroup] = {}
         for prefix in self._prefixes.values():
             # The prefix may have been pinned before any worker had named its model.
             if _model_refusal(prefix, replica.hello.model) or self._budget_refusal(prefix, replica):
                 continue
             if claimant := _claimant(prefix, replica, replicas, waiting):
                 claimants[prefix.name] = claimant
-                replica.owed_prefixes[prefix.name] = replica.kv.blocks_for(len(prefix.token_ids))
+                replica.owe_prefix(prefix)
             else:
                 self._add(prefix, replica)
         return claimants
 
-    def in_the_way(self, group: SequenceGroup, replica: Replica) -> list[str] | None:
+    def in_the_way(self, group: RequestGroup, replica: Replica) -> list[str] | None:
         """Returns the prefixes without which the replica could hold the group, the latest first; None if it never
         could."""
         kv, names = replica.kv, list[str]()
         lacking = worst_case_blocks(group.request, replica) - kv.num_usable
-        for prefix in reversed([each for each in self.all if each.name in replica.prefix_names]):
+        for prefix in reversed([each for each in self.all if each.name in replica.prefixes.names]):
             if lacking <= 0:
                 break
             names.append(prefix.name)
@@ -117,17 +111,16 @@ class PrefixPins:
     def owe(self, name: str, replica: Replica) -> None:
         """Lets the replica go on without the prefix until `make_owed` finds that no request needs its blocks any
         more."""
-        self.give_up(name, replica)
-        replica.owed_prefixes[name] = replica.kv.blocks_for(len(self._prefixes[name].token_ids))
+        replica.owe_prefix(self._prefixes[name])
 
-    def make_owed(self, replicas: Collection[Replica], waiting: Collection[SequenceGroup]) -> bool:
+    def make_owed(self, replicas: Collection[Replica], waiting: Collection[RequestGroup]) -> bool:
         """Has replicas compute the prefixes they are owed, where no request needs the blocks any more. Returns whether
         there were any."""
         made = [
             (prefix, replica)
             for replica in replicas
             for prefix in self.all
-            if prefix.name in replica.owed_prefixes and self._make_owed(prefix, replica, replicas, waiting)
+            if prefix.name in replica.prefixes.owed and self._make_owed(prefix, replica, replicas, waiting)
         ]
         return bool(made)
 
@@ -136,20 +129,17 @@ class PrefixPins:
         prefix: Prefix,
         replica: Replica,
         replicas: Collection[Replica],
-        waiting: Collection[SequenceGroup],
+        waiting: Collection[RequestGroup],
     ) -> bool:
         if self._budget_refusal(prefix, replica) or _claimant(prefix, replica, replicas, waiting):
             return False
-        del replica.owed_prefixes[prefix.name]
         self._add(prefix, replica)
         return True
 
     def _add(self, prefix: Prefix, replica: Replica) -> None:
-        replica.prefix_names.add(prefix.name)
-        replica.kv.reserve(prefix.name, len(prefix.token_ids))
-        replica.prefixes.append(self._group(prefix, replica))
+        replica.keep_prefix(self._group(prefix, replica))
 
-    def _group(self, prefix: Prefix, replica: Replica) -> SequenceGroup:
+    def _group(self, prefix: Prefix, replica: Replica) -> PrefixGroup:
         self._count += 1
         request = Request(
             request_id=f"prefix {prefix.name}",
@@ -165,10 +155,8 @@ class PrefixPins:
             cache_key=NO_CACHE_KEY,
             age_ms=0,
         )
-        sequences = new_sequences(request)
-        sequences[0].is_prefix = True
-        order = (float("-inf"), self._count)
-        return SequenceGroup(request, None, float("-inf"), order, sequences, prefix_name=prefix.name)
+        first = float("-inf")
+        return PrefixGroup(request, first, (first, self._count), prefix_name=prefix.name)
 
 
 def _model_refusal(prefix: Prefix, model: ModelInfo) -> str | None:
@@ -179,15 +167,15 @@ def _model_refusal(prefix: Prefix, model: ModelInfo) -> str | None:
     return None
 
 
-def _homes(group: SequenceGroup, replicas: Collection[Replica]) -> Collection[Replica]:
+def _homes(group: RequestGroup, replicas: Collection[Replica]) -> Collection[Replica]:
     """Returns the replicas where a group can go on: the one where it runs or is swapped out, or all."""
     at_home = [replica for replica in replicas if group in replica.running or group in replica.swapped]
     return at_home or replicas
 
 
 def _claimant(
-    prefix: Prefix, replica: Replica, replicas: Collection[Replica], waiting: Collection[SequenceGroup]
-) -> SequenceGroup | None:
+    prefix: Prefix, replica: Replica, replicas: Collection[Replica], waiting: Collection[RequestGroup]
+) -> RequestGroup | None:
     """Returns a request that was accepted and would have no home any more if the replica kept the prefix; None if there
     is none."""
     ready_others = [other for other in replicas if other is not replica and other.is_ready]
@@ -201,12 +189,12 @@ def _claimant(
     return next((group for group in replica.requests if not _still_fits(group, replica, prefix)), None)
 
 
-def _still_fits(group: SequenceGroup, replica: Replica, prefix: Prefix) -> bool:
+def _still_fits(group: RequestGroup, replica: Replica, prefix: Prefix) -> bool:
     kv = replica.kv
     needed = worst_case_blocks(group.request, replica) + kv.blocks_for(len(prefix.token_ids))
     return needed <= kv.num_usable
 
 
-def making_way_for(group: SequenceGroup) -> str:
+def making_way_for(group: RequestGroup) -> str:
     """Says why a replica is without a prefix for a while."""
     return f"request {group.request_id}, which no other worker can hold, may need its blocks; it is computed after that"

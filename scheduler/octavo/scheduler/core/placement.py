@@ -9,7 +9,7 @@ from octavo.scheduler.core.pinned_prefixes import PrefixPins, making_way_for
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable
-from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.core.step.policies import StepPolicy
 from octavo.scheduler.core.waiting_queue import WaitingQueue
@@ -26,7 +26,7 @@ def next_admission(
     policy: StepPolicy,
     config: SchedulerConfig,
     now: float,
-) -> tuple[SequenceGroup, StepBuilder] | None:
+) -> tuple[RequestGroup, StepBuilder] | None:
     """Returns the group that is admitted next, and the step that it joins; None if none fits.
 
     A group that does not fit may be overtaken by those behind it until it has waited `overtaking_s`, so that a long
@@ -64,7 +64,7 @@ def next_admission(
     return None
 
 
-def _quickest(builders: list[StepBuilder], group: SequenceGroup) -> StepBuilder:
+def _quickest(builders: list[StepBuilder], group: RequestGroup) -> StepBuilder:
     # Adding up a load costs a walk over all that runs, so only where there is a choice.
     if len(builders) == 1:
         return builders[0]
@@ -78,7 +78,7 @@ def _mean_rate(builders: list[StepBuilder]) -> float:
     return sum(rates) / len(rates) if rates else 1.0
 
 
-def _wait(replica: Replica, group: SequenceGroup, usual_rate: float) -> float:
+def _wait(replica: Replica, group: RequestGroup, usual_rate: float) -> float:
     """Returns the seconds, or any unit in which all replicas are measured, until the group's prompt would be computed:
     so a prefix hit counts by the tokens it saves, and a fast replica by its speed."""
     return (replica.load + replica.kv.num_uncomputed(group)) / (replica.stats.token_rate or usual_rate)
@@ -115,7 +115,7 @@ class Homeless:
         self._prefixes = prefixes
         self._outbox = outbox
         # Groups that no replica could hold, and since when that is known.
-        self._since: dict[SequenceGroup, float] = {}
+        self._since: dict[RequestGroup, float] = {}
         self._looked_at = float("-inf")
 
     def look(self, now: float) -> None:
@@ -134,11 +134,11 @@ class Homeless:
             if now - since >= self._config.misfit_grace_s:
                 self._reject(group)
 
-    def _is_homeless(self, group: SequenceGroup) -> bool:
+    def _is_homeless(self, group: RequestGroup) -> bool:
         replicas = self._replica_table.replicas.values()
         return bool(replicas) and not any(has_capacity(group.request, replica) for replica in replicas)
 
-    def _make_way(self, group: SequenceGroup) -> None:
+    def _make_way(self, group: RequestGroup) -> None:
         """Gives up prefixes where the fewest are in the group's way, if that makes room for it anywhere."""
         ready = [replica for replica in self._replica_table.replicas.values() if replica.is_ready]
         ways = {replica.replica_id: self._prefixes.in_the_way(group, replica) for replica in ready}
@@ -151,7 +151,7 @@ class Homeless:
             self._outbox.add(PrefixGivenUp(replica_id, name, making_way_for(group)))
         self._replica_table.send_status()
 
-    def _reject(self, group: SequenceGroup) -> None:
+    def _reject(self, group: RequestGroup) -> None:
         assert self._replica_table.model is not None
         refusal = refuse_misfit(
             group.request, self._replica_table.model, self._replica_table.replicas.values(), was_accepted=False

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from octavo.scheduler.core.replica import OutstandingStep
-from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.sequence import RequestGroup
+from octavo.scheduler.core.steps_in_flight import OutstandingStep
 from octavo.wire.requests import Request
 from octavo.wire.steps import Ending, Predecessor
 
@@ -151,18 +151,18 @@ class PoisonDetector:
     """
 
     def __init__(self) -> None:
-        self._records: dict[SequenceGroup, _Record] = {}
+        self._records: dict[RequestGroup, _Record] = {}
         self._open: list[Death] = []
 
-    def __contains__(self, group: SequenceGroup) -> bool:
+    def __contains__(self, group: RequestGroup) -> bool:
         """Tells whether the group is a suspect, which is to be computed alone."""
         record = self._records.get(group)
         return record is not None and len(record.deaths) >= DEATHS_TO_SUSPECT
 
-    def __iter__(self) -> Iterator[SequenceGroup]:
+    def __iter__(self) -> Iterator[RequestGroup]:
         return (group for group in self._records if group in self)
 
-    def awaits_word(self, group: SequenceGroup) -> bool:
+    def awaits_word(self, group: RequestGroup) -> bool:
         """Tells whether the group's guilt depends on how workers died and that is not known yet."""
         deaths = self.deaths(group)
         if len(deaths) < DEATHS_TO_CONVICT or not deaths[-1].is_alone:
@@ -171,16 +171,16 @@ class PoisonDetector:
         decisive = deaths if deaths[-1].verdict is Verdict.CRASHED else deaths[-1:]
         return any(death.verdict is Verdict.OPEN for death in decisive)
 
-    def deaths(self, group: SequenceGroup) -> list[Death]:
+    def deaths(self, group: RequestGroup) -> list[Death]:
         """Returns the deaths that the group is accused of, the oldest first."""
         record = self._records.get(group)
         return record.deaths if record else []
 
-    def worker_ids(self, group: SequenceGroup) -> set[str]:
+    def worker_ids(self, group: RequestGroup) -> set[str]:
         """Returns the names of the workers that have died over the group."""
         return {death.worker_id for death in self.deaths(group)}
 
-    def goes_to(self, suspect: SequenceGroup, worker_id: str) -> None:
+    def goes_to(self, suspect: RequestGroup, worker_id: str) -> None:
         """Notes that `suspect` is to be computed alone by the worker `worker_id`. `Isolation` chooses one that has not
         died over the suspect wherever such a worker takes it."""
         self._records[suspect].had_fresh_worker = worker_id not in self.worker_ids(suspect)
@@ -194,7 +194,7 @@ class PoisonDetector:
         if death.verdict is Verdict.OPEN:
             self._open.append(death)
         for group in groups:
-            if group.prefix_name is None and not group.is_finished:
+            if isinstance(group, RequestGroup) and not group.is_finished:
                 record = self._records.setdefault(group, _Record())
                 record.deaths.append(death)
                 record.steps = 0
@@ -234,21 +234,22 @@ class PoisonDetector:
         """Credits the groups that have chosen tokens in a step that is done."""
         if self._records:
             for group in dict.fromkeys(group for group, _ in (*step.samplers, *step.beams)):
-                self._credit(group)
+                if isinstance(group, RequestGroup):
+                    self._credit(group)
 
-    def _credit(self, group: SequenceGroup) -> None:
+    def _credit(self, group: RequestGroup) -> None:
         if record := self._records.get(group):
             record.steps += 1
             if record.steps >= STEPS_TO_CLEAR:
                 del self._records[group]
 
-    def forget(self, group: SequenceGroup) -> None:
+    def forget(self, group: RequestGroup) -> None:
         """Drops the record of a group that has ended."""
         self._records.pop(group, None)
 
     # -- convict ----------------------------------------------------------------------------------------------------
 
-    def guilty(self) -> list[SequenceGroup]:
+    def guilty(self) -> list[RequestGroup]:
         """Returns the groups that are convicted, as far as is known now."""
         return [group for group, record in self._records.items() if _is_guilty(record)]
 

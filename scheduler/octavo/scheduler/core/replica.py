@@ -1,4 +1,4 @@
-"""A replica as the scheduler knows it: its blocks, its running groups, its outstanding steps."""
+"""A replica as the scheduler knows it: its blocks, its groups, and whether it gets new ones."""
 
 import bisect
 import enum
@@ -6,11 +6,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from octavo.scheduler.core.step_limits import StepDeadlines, StepSize
+from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.step_limits import StepSize
+from octavo.scheduler.core.steps_in_flight import NextPlan, OutstandingStep, ReplicaStats, StepsInFlight
 from octavo.scheduler.kv.memory import KVMemory
-from octavo.wire.requests import RejectReason
-from octavo.wire.steps import BlockMove, Remap, StepResult, WorkerHello
+from octavo.wire.requests import Prefix, RejectReason
+from octavo.wire.steps import BlockMove, Remap, StepOutcome, StepResult, WorkerHello
 
 
 class ReplicaState(enum.Enum):
@@ -22,49 +23,58 @@ class ReplicaState(enum.Enum):
     DRAINING = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class OutstandingStep:
-    """A plan that has been sent and whose result is not back."""
+@dataclass(slots=True)
+class Availability:
+    """Says what operators and the worker itself have made of a replica: whether it gets new requests, and whether its
+    plans leave."""
 
-    step_id: int
-    # Groups that compute in the step, once for each of their sequences that does; and groups whose blocks it swaps out.
-    groups: list[SequenceGroup]
-    swapped_out: list[SequenceGroup]
-    # Sequences whose tables the plan changes, whether they compute in the step or not.
-    remapped: list[Sequence]
-    # Sequences that sample, and beams that want candidates, each in the plan's order, with their groups.
-    samplers: list[tuple[SequenceGroup, Sequence]]
-    beams: list[tuple[SequenceGroup, Sequence]]
-    num_tokens: int
-    # A prompt is computed in the step.
-    prefills: bool
-    sent_at: float
+    is_cordoned: bool = False
+    # While draining: until when requests may go on that another replica could take; and whether the worker has said
+    # that its process is to end.
+    drain_until: float | None = None
+    wants_to_leave: bool = False
+    # No plan leaves: once outstanding steps are answered, requests move away or the worker ends.
+    is_paused: bool = False
+
+    @property
+    def state(self) -> ReplicaState:
+        if self.drain_until is not None:
+            return ReplicaState.DRAINING
+        return ReplicaState.CORDONED if self.is_cordoned else ReplicaState.READY
+
+    def cordon(self) -> None:
+        """Gives the replica no new requests until it is readmitted."""
+        self.is_cordoned = True
+
+    def drain(self, until: float) -> None:
+        """Gives the replica no new requests; those there may go on until `until`, if others could take them."""
+        self.drain_until = until
+
+    def ask_to_leave(self, until: float) -> None:
+        """Notes that the worker's process is to end; drains it, unless it is drained already."""
+        self.wants_to_leave = True
+        if self.drain_until is None:
+            self.drain_until = until
+
+    def readmit(self) -> None:
+        """Takes a cordon or a drain back."""
+        self.is_cordoned = self.is_paused = False
+        self.drain_until = None
+
+    def pause(self, is_paused: bool) -> None:
+        """Lets no plan leave, or lets them leave again."""
+        self.is_paused = is_paused
 
 
 @dataclass(slots=True)
-class ReplicaStats:
-    """Totals since the worker registered; times are in microseconds."""
+class ReplicaPrefixes:
+    """The pinned prefixes of one replica: the names of those it has or is to have; the groups that are still to compute
+    some, before anything else that is new there; and by name, with the blocks that each takes, those it is without
+    while a request that was accepted needs their blocks."""
 
-    steps: int = 0
-    tokens_computed: int = 0
-    tokens_sampled: int = 0
-    prepare_us: int = 0
-    model_us: int = 0
-    sample_us: int = 0
-
-    @property
-    def token_rate(self) -> float:
-        """Returns tokens computed per second of work; 0 before the first step."""
-        busy = self.prepare_us + self.model_us + self.sample_us
-        return self.tokens_computed * 1e6 / busy if busy else 0.0
-
-    def add(self, step: OutstandingStep, result: StepResult) -> None:
-        self.steps += 1
-        self.tokens_computed += step.num_tokens
-        self.tokens_sampled += len(result.sampled) + len(result.candidates)
-        self.prepare_us += result.times.prepare_us
-        self.model_us += result.times.model_us
-        self.sample_us += result.times.sample_us
+    names: set[str] = field(default_factory=set)
+    to_compute: list[PrefixGroup] = field(default_factory=list)
+    owed: dict[str, int] = field(default_factory=dict)
 
 
 def _order(group: SequenceGroup) -> tuple[float, int]:
@@ -77,84 +87,61 @@ class Replica:
 
     hello: WorkerHello
     config: SchedulerConfig
-    registered_at: float
+    steps: StepsInFlight
+    availability: Availability
     kv: KVMemory
-    is_cordoned: bool = False
-    # While draining: until when requests may go on that another replica could take; and whether the worker has said
-    # that its process is to end.
-    drain_until: float | None = None
-    wants_to_leave: bool = False
-    # No plan leaves: once outstanding steps are answered, requests move away or the worker ends.
-    is_paused: bool = False
     # The suspect that this replica isolates, or is to: no other group comes, and while the suspect runs, no other is in
     # a step.
-    suspect: SequenceGroup | None = None
+    suspect: RequestGroup | None = None
+    size: StepSize = field(init=False)
     # In order of arrival; changed by `add` and `remove` alone.
     running: list[SequenceGroup] = field(default_factory=list)
     num_running_seqs: int = 0
     # In order of arrival.
-    swapped: list[SequenceGroup] = field(default_factory=list)
-    # Prefixes to be pinned here, by name; and those still to be computed, which come before everything else.
-    prefix_names: set[str] = field(default_factory=set)
-    prefixes: list[SequenceGroup] = field(default_factory=list)
-    # Prefixes that the replica is without while a request that was accepted needs their blocks, and how many blocks.
-    owed_prefixes: dict[str, int] = field(default_factory=dict)
-    outstanding: deque[OutstandingStep] = field(default_factory=deque)
+    swapped: list[RequestGroup] = field(default_factory=list)
+    prefixes: ReplicaPrefixes = field(default_factory=ReplicaPrefixes)
+    next_plan: NextPlan = field(default_factory=NextPlan)
     # Groups that start over once nothing is outstanding, and why: their step failed, or was skipped after one that did;
     # or what they shared with one that failed made them fail too.
     restarts: dict[SequenceGroup, tuple[RejectReason, str]] = field(default_factory=dict)
-    # Sequences to forget, and changed table entries with their sequences, for the next plan to report.
-    forget: list[int] = field(default_factory=list)
-    remaps: list[tuple[Sequence, Remap]] = field(default_factory=list)
-    answered_step_id: int = 0
-    # Seconds that the last step with a prompt in it took.
-    prefill_latency: float = 0.0
-    # Times of steps in which several groups chose and none got anything finite.
-    non_finite_at: list[float] = field(default_factory=list)
     stats: ReplicaStats = field(default_factory=ReplicaStats)
 
     def __post_init__(self) -> None:
         device = self.hello.device
         budget, max_seqs = self.config.token_budget(device), self.config.max_parallel_on(device)
         self.size = StepSize(budget, max_seqs, min_tokens=self.hello.block_size)
-        self._deadlines = StepDeadlines(self.config)
-        self.next_step_id = 1
-        self._next_sequence_id = 1
-        self._heard_at = self.registered_at
-        self._answered_at = self.registered_at
 
     @property
     def replica_id(self) -> int:
         return self.hello.incarnation
 
     @property
-    def state(self) -> ReplicaState:
-        if self.drain_until is not None:
-            return ReplicaState.DRAINING
-        return ReplicaState.CORDONED if self.is_cordoned else ReplicaState.READY
+    def outstanding(self) -> deque[OutstandingStep]:
+        """Returns the steps that are under way, in the order in which they were sent."""
+        return self.steps.outstanding
 
     @property
     def is_ready(self) -> bool:
         """Tells whether this replica gets new requests."""
-        return self.drain_until is None and not self.is_cordoned
+        return self.availability.state is ReplicaState.READY
 
     @property
-    def requests(self) -> list[SequenceGroup]:
+    def requests(self) -> list[RequestGroup]:
         """Returns the groups held here for frontends, running or swapped out."""
-        return [group for group in (*self.running, *self.swapped) if group.prefix_name is None]
+        return [group for group in (*self.running, *self.swapped) if isinstance(group, RequestGroup)]
 
     @property
     def may_plan(self) -> bool:
         """Tells whether another plan may leave now."""
         # Every replica is asked whenever one has answered, so what most often decides comes first.
-        if (num_outstanding := len(self.outstanding)) >= self.config.max_steps_in_flight:
+        if (num_outstanding := len(self.steps.outstanding)) >= self.config.max_steps_in_flight:
             return False
-        return not (self.restarts or self.is_paused or (num_outstanding and self.isolates))
+        return not (self.restarts or self.availability.is_paused or (num_outstanding and self.isolates))
 
     @property
     def has_work(self) -> bool:
         """Tells whether a step could go on with, or begin, anything that is here."""
-        return bool(self.running or self.swapped or self.prefixes or self.suspect)
+        return bool(self.running or self.swapped or self.prefixes.to_compute or self.suspect)
 
     @property
     def isolates(self) -> bool:
@@ -186,55 +173,38 @@ class Replica:
         """Returns how many blocks pinned prefixes may take."""
         return int(self.kv.num_blocks * self.config.max_pinned_share)
 
-    @property
-    def answered_at(self) -> float:
-        """Returns when the worker last answered a step, or else registered, on the scheduler's clock."""
-        return self._answered_at
+    def sent(self, step: OutstandingStep, remaps: list[tuple[Sequence, Remap]]) -> None:
+        """Books a plan that leaves; `remaps` are changes that the one after it tells the worker."""
+        self.steps.outstanding.append(step)
+        self.next_plan.sent(remaps)
 
-    @property
-    def step_allowance(self) -> float:
-        """Returns how many seconds the oldest outstanding step may take; 0 if none is outstanding."""
-        return self._deadlines.allowance(self.outstanding[0].num_tokens) if self.outstanding else 0.0
-
-    def new_sequence_id(self) -> int:
-        """Draws a name for one stay of a sequence on this replica."""
-        self._next_sequence_id += 1
-        return self._next_sequence_id - 1
-
-    def heard(self, now: float) -> None:
-        self._heard_at = now
-
-    def answered(self, step: OutstandingStep, now: float, *, done: bool) -> float:
+    def answered(self, step: OutstandingStep, result: StepResult, now: float) -> float:
         """Books the answer to `step`, the oldest that is outstanding; returns how long the step took, in seconds."""
-        assert self.outstanding[0] is step
-        seconds = now - max(step.sent_at, self._answered_at)
-        self._deadlines.observe(step.num_tokens, seconds)
-        if step.prefills:
-            self.prefill_latency = seconds
-        self._heard_at = self._answered_at = now
-        self.answered_step_id = step.step_id
-        self.outstanding.popleft()
+        seconds, done = self.steps.answered(step, now), result.outcome is StepOutcome.DONE
+        self.next_plan.answered_step_id = step.step_id
         self.kv.step_answered(step.step_id, valid=done)
+        if done:
+            self.stats.add(step, result)
+            self.size.passed()
         return seconds
 
-    def step_elapsed(self, now: float) -> float:
-        """Returns how many seconds the oldest outstanding step has taken; 0 if none is outstanding."""
-        # Plans run in order: the clock of a step starts at the answer before it.
-        return now - max(self.outstanding[0].sent_at, self._answered_at) if self.outstanding else 0.0
+    def restart_later(self, group: SequenceGroup, reason: RejectReason, detail: str) -> None:
+        """Lets a group start over once nothing is outstanding, for the first reason that is given."""
+        self.restarts.setdefault(group, (reason, detail))
 
-    def overdue(self, now: float) -> str | None:
-        """Returns why the worker counts as lost: its step is late, or it has nothing to compute and is silent. Returns
-        None if it does not."""
-        if not self.outstanding:
-            silence = now - self._heard_at
-            return f"silent for {silence:.1f} s" if silence > self.config.idle_timeout_s else None
-        step = self.outstanding[0]
-        elapsed = self.step_elapsed(now)
-        allowance = self.step_allowance
-        return f"step {step.step_id} has taken {elapsed:.1f} s of {allowance:.1f} s" if elapsed > allowance else None
+    def take_restarts(self) -> dict[SequenceGroup, tuple[RejectReason, str]]:
+        """Returns the groups that start over now, and why."""
+        restarts, self.restarts = self.restarts, {}
+        return restarts
+
+    def isolate(self, suspect: RequestGroup | None) -> None:
+        """Keeps this replica for `suspect` alone, or for nobody in particular any more."""
+        self.suspect = suspect
 
     def add(self, group: SequenceGroup) -> None:
         """Adds a group to those that run here."""
+        if isinstance(group, PrefixGroup):
+            self.prefixes.to_compute.remove(group)
         bisect.insort(self.running, group, key=_order)
         group.num_slots = group.parallel
         self.num_running_seqs += group.num_slots
@@ -252,13 +222,23 @@ class Replica:
 
     def release(self, sequence: Sequence) -> None:
         """Takes back the blocks of a sequence that leaves this replica, once no outstanding step can touch them."""
-        if sequence.leader is not None:
+        placement = sequence.placement
+        if placement.leader is not None:
             # A follower has no blocks of its own yet.
             return
-        in_flight = self.outstanding and sequence.last_step_id >= self.outstanding[0].step_id
-        self.kv.free(sequence, sequence.last_step_id if in_flight else None)
+        in_flight = self.outstanding and placement.last_step_id >= self.outstanding[0].step_id
+        self.kv.free(sequence, placement.last_step_id if in_flight else None)
         if sequence.status is not SequenceStatus.SWAPPED:
-            self.forget.append(sequence.sequence_id)
+            self.next_plan.forget.append(placement.sequence_id)
+
+    def fork(self, group: SequenceGroup, beam: Sequence) -> Sequence:
+        """Makes another beam of the group that goes on from `beam`, and shares its blocks."""
+        assert group.search is not None
+        group.search.num_forks += 1
+        child = beam.fork(group.search.num_forks)
+        child.placement.sequence_id = self.next_plan.new_sequence_id()
+        self.kv.fork(beam, child)
+        return child
 
     def finish(self, group: SequenceGroup, sequence: Sequence) -> None:
         """Ends one sequence; the others of its group go on without it."""
@@ -280,19 +260,21 @@ class Replica:
         self._take_out(group)
         for sequence in group.live:
             self.release(sequence)
-            sequence.restart()
+        group.restart()
 
-    def swap_out(self, group: SequenceGroup) -> list[BlockMove]:
+    def swap_out(self, group: RequestGroup) -> list[BlockMove]:
         """Moves a whole group to CPU memory and returns the block moves; no step with it may be outstanding."""
+        group.preemptions += 1
+        group.swaps += 1
         self.remove(group)
         bisect.insort(self.swapped, group, key=_order)
         moves = self.kv.swap_out(group)
-        self.forget += [sequence.sequence_id for sequence in group.holders]
+        self.next_plan.forget += [sequence.placement.sequence_id for sequence in group.holders]
         for sequence in group.live:
             sequence.leave(SequenceStatus.SWAPPED)
         return moves
 
-    def swap_in(self, group: SequenceGroup) -> list[BlockMove]:
+    def swap_in(self, group: RequestGroup) -> list[BlockMove]:
         """Brings a swapped group back and returns the block moves; its sequences are new to the worker."""
         self.swapped.remove(group)
         moves = self.kv.swap_in(group)
@@ -300,20 +282,55 @@ class Replica:
         for sequence in group.live:
             sequence.status = SequenceStatus.RUNNING
         for sequence in group.holders:
-            sequence.sequence_id = self.new_sequence_id()
+            sequence.placement.sequence_id = self.next_plan.new_sequence_id()
         return moves
 
-    def pin(self, group: SequenceGroup) -> None:
+    def index(self, sequence: Sequence) -> None:
+        """Offers the blocks that the latest tokens have filled to the prefix cache; what that changes in the sequence's
+        table is for the next plan to tell."""
+        remaps = self.kv.index(sequence, sequence.placement.last_step_id)
+        self.next_plan.remaps += [(sequence, remap) for remap in remaps]
+
+    # -- pinned prefixes --------------------------------------------------------------------------------------------
+
+    def keep_prefix(self, group: PrefixGroup) -> None:
+        """Sets blocks aside for a prefix, and has `group` compute it before anything else that is new here."""
+        self.prefixes.owed.pop(group.prefix_name, None)
+        self.prefixes.names.add(group.prefix_name)
+        self.kv.reserve(group.prefix_name, len(group.request.prompt_token_ids))
+        self.prefixes.to_compute.append(group)
+
+    def recompute_prefix(self, group: PrefixGroup) -> None:
+        """Lets a group that was evicted compute its prefix from the beginning."""
+        self.prefixes.to_compute.append(group)
+
+    def give_up_prefix(self, prefix: Prefix) -> None:
+        """Goes on without a prefix, as far as this replica has it, or is to have it."""
+        self.prefixes.owed.pop(prefix.name, None)
+        if prefix.name not in self.prefixes.names:
+            return
+        self.prefixes.names.remove(prefix.name)
+        self.kv.unpin(prefix.name)
+        running = (group for group in self.running if isinstance(group, PrefixGroup))
+        for group in [group for group in running if group.prefix_name == prefix.name]:
+            self.drop(group)
+        self.prefixes.to_compute = [each for each in self.prefixes.to_compute if each.prefix_name != prefix.name]
+
+    def owe_prefix(self, prefix: Prefix) -> None:
+        """Goes on without a prefix until its blocks are needed by nobody else."""
+        self.give_up_prefix(prefix)
+        self.prefixes.owed[prefix.name] = self.kv.blocks_for(len(prefix.token_ids))
+
+    def pin(self, group: PrefixGroup) -> None:
         """Keeps the blocks of the prefix that `group` has computed, and ends the group."""
-        assert group.prefix_name is not None
         self.remove(group)
         for sequence in group.live:
             self.kv.pin(group.prefix_name, sequence)
-            self.forget.append(sequence.sequence_id)
+            self.next_plan.forget.append(sequence.placement.sequence_id)
             sequence.leave(SequenceStatus.FINISHED)
 
     def _take_out(self, group: SequenceGroup) -> None:
-        if group.status is SequenceStatus.SWAPPED:
+        if isinstance(group, RequestGroup) and group.status is SequenceStatus.SWAPPED:
             self.swapped.remove(group)
         else:
             self.remove(group)
@@ -324,10 +341,11 @@ class Replica:
         assert self.num_running_seqs == sum(group.num_slots for group in self.running) <= self.size.max_seqs
         if self.isolates:
             assert all(group is self.suspect for step in self.outstanding for group in step.groups), "not alone"
-        for groups, status in ((self.running, SequenceStatus.RUNNING), (self.swapped, SequenceStatus.SWAPPED)):
+        for status, groups in ((SequenceStatus.RUNNING, self.running), (SequenceStatus.SWAPPED, [*self.swapped])):
             for group in groups:
                 assert group.num_slots >= len(group.live)
                 for sequence in group.live:
                     assert sequence.status is status
-                    assert 0 <= sequence.num_computed <= sequence.num_tokens
-                    assert self.kv.holds(sequence) == (status is SequenceStatus.RUNNING and sequence.leader is None)
+                    assert 0 <= sequence.placement.num_computed <= sequence.num_tokens
+                    is_holder = status is SequenceStatus.RUNNING and sequence.placement.leader is None
+                    assert self.kv.holds(sequence) == is_holder

@@ -18,9 +18,11 @@ from octavo.scheduler.core.events import (
 )
 from octavo.scheduler.core.pinned_prefixes import PrefixPins, making_way_for
 from octavo.scheduler.core.poison import Death, Quarantine, Verdict
-from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.replica import Availability, Replica
 from octavo.scheduler.core.request_table import RequestTable
-from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.sequence import RequestGroup
+from octavo.scheduler.core.step_limits import StepDeadlines
+from octavo.scheduler.core.steps_in_flight import StepsInFlight
 from octavo.scheduler.kv.memory import MakeMemory
 from octavo.wire.requests import NoticeKind, RejectReason, ServiceStatus, StatusChanged
 from octavo.wire.steps import ModelInfo, WorkerDismissed, WorkerHello, WorkerRefused, WorkerWelcome
@@ -60,7 +62,7 @@ class ReplicaTable:
         """Returns the replica that the worker named `worker_id` registered last; None if it is not registered."""
         return next((r for r in self.replicas.values() if r.hello.worker_id == worker_id), None)
 
-    def has_ready_home(self, group: SequenceGroup, besides: Replica | None = None) -> bool:
+    def has_ready_home(self, group: RequestGroup, besides: Replica | None = None) -> bool:
         """Tells whether any replica that gets new requests, other than `besides`, could ever hold the group. A group
         may have none once a larger replica, which held it, was lost."""
         return any(
@@ -68,37 +70,37 @@ class ReplicaTable:
             for replica in self.replicas.values()
         )
 
-    def takes(self, replica: Replica, group: SequenceGroup) -> bool:
+    def takes(self, replica: Replica, group: RequestGroup) -> bool:
         """Tells whether the group may be admitted to `replica`; one that isolates a suspect takes no other group."""
         return replica.suspect in (None, group) and self.may_take(replica, group)
 
-    def may_take(self, replica: Replica, group: SequenceGroup) -> bool:
+    def may_take(self, replica: Replica, group: RequestGroup) -> bool:
         """Tells whether the group may be admitted to `replica`, whichever suspect that isolates.
 
         A group that has lost its blocks on a replica that gets nothing new may come back to it, if it can go nowhere
         else. A group to which a replica gave nothing finite goes to another one if it can.
         """
-        if replica.replica_id == group.non_finite_on and self.has_ready_home(group, besides=replica):
+        if replica.replica_id == group.faults.non_finite_on and self.has_ready_home(group, besides=replica):
             return False
         return replica.is_ready or (replica.replica_id == group.former_replica_id and not self.has_ready_home(group))
 
-    def can_hold(self, group: SequenceGroup) -> bool:
+    def can_hold(self, group: RequestGroup) -> bool:
         """Tells whether any replica that takes the group in its turn could ever hold it; suspects wait for no turn."""
         return group not in self._request_table.suspects and self.has_home(group)
 
-    def has_home(self, group: SequenceGroup) -> bool:
+    def has_home(self, group: RequestGroup) -> bool:
         """Tells whether any replica that takes the group could ever hold it."""
         if self.has_ready_home(group):
             return True
         former = self.replicas.get(group.former_replica_id or 0)
         return former is not None and not former.is_ready and has_capacity(group.request, former)
 
-    def returning(self, replica: Replica) -> Iterator[SequenceGroup]:
+    def returning(self, replica: Replica) -> Iterator[RequestGroup]:
         """Yields the waiting groups that have lost their blocks and that `replica` takes and could ever hold, in their
         order."""
         return (group for group in self._request_table.waiting.returning if self._takes_back(replica, group))
 
-    def _takes_back(self, replica: Replica, group: SequenceGroup) -> bool:
+    def _takes_back(self, replica: Replica, group: RequestGroup) -> bool:
         # A suspect comes to the replica that isolates it, if any does.
         is_its_place = replica.suspect is group or group not in self._request_table.suspects
         return is_its_place and self.takes(replica, group) and has_capacity(group.request, replica)
@@ -145,8 +147,9 @@ class ReplicaTable:
         if refusal := self._refusal(hello):
             self._outbox.to_replica(hello.incarnation, WorkerRefused(refusal))
             return
-        memory, is_cordoned = self._make_memory(hello, self._config), hello.worker_id in self.cordoned
-        replica = Replica(hello, self._config, now, memory, is_cordoned)
+        steps = StepsInFlight(self._config, StepDeadlines(self._config), heard_at=now, answered_at=now)
+        availability = Availability(is_cordoned=hello.worker_id in self.cordoned)
+        replica = Replica(hello, self._config, steps, availability, self._make_memory(hello, self._config))
         self.replicas[hello.incarnation] = replica
         for name, group in self._prefixes.equip(
             replica, self.replicas.values(), list(self._request_table.waiting)
@@ -179,7 +182,7 @@ class ReplicaTable:
     def lose_overdue(self, now: float) -> None:
         """Loses workers that are silent, or late with a step."""
         for replica in list(self.replicas.values()):
-            if reason := replica.overdue(now):
+            if reason := replica.steps.overdue(now):
                 self.lose(replica.replica_id, LossCause.OVERDUE, reason, now)
 
     def dismiss(self, replica: Replica) -> None:
@@ -205,15 +208,13 @@ class ReplicaTable:
         death ends."""
         replica = self._forget(replica_id)
         # A worker that was asked to end, and did not in time, was killed for that.
-        if cause.is_death and (cause.is_explained or not replica.wants_to_leave):
+        if cause.is_death and (cause.is_explained or not replica.availability.wants_to_leave):
             verdict = Verdict.CRASHED if cause.is_explained else Verdict.OPEN
-            is_late = replica.step_elapsed(now) > self._config.step_timeout_s
+            is_late = replica.steps.elapsed(now) > self._config.step_timeout_s
             death = Death(replica.hello.worker_id, replica.hello.process, now, reason, verdict, is_late)
             self._request_table.suspects.died(replica.outstanding, death)
         for group in replica.requests:
-            group.preemptions += 1
-            for sequence in group.live:
-                sequence.restart()
+            group.restart()
             self._request_table.requeue(group, NoticeKind.WORKER_LOST)
         self._observer.replica_lost(cause)
         self._outbox.add(ReplicaLost(replica_id, cause, reason, replica.hello.worker_id))
@@ -230,7 +231,7 @@ class ReplicaTable:
             if not guilty.is_finished:
                 self._quarantine_payload(guilty, now)
 
-    def _quarantine_payload(self, guilty: SequenceGroup, now: float) -> None:
+    def _quarantine_payload(self, guilty: RequestGroup, now: float) -> None:
         *before, last = self._request_table.suspects.deaths(guilty)
         detail = (
             f"{len(before)} workers were lost while they computed this request, {', '.join(map(str, before))}, and then"
@@ -264,47 +265,44 @@ class Draining:
         """Gives the worker of this name no new requests, under this registration or a later one."""
         self._replica_table.cordoned.add(worker_id)
         if replica := self._replica_table.of_worker(worker_id):
-            replica.is_cordoned = True
+            replica.availability.cordon()
 
     def drain(self, worker_id: str, grace_s: float | None, now: float) -> None:
         """Gives the worker of this name no new requests and lets it go once it holds none; groups that run there for
         longer than `grace_s` are moved."""
         if replica := self._replica_table.of_worker(worker_id):
-            replica.drain_until = now + (self._config.drain_grace_s if grace_s is None else grace_s)
+            replica.availability.drain(now + (self._config.drain_grace_s if grace_s is None else grace_s))
 
     def wants_to_leave(self, replica: Replica, now: float) -> None:
         """Drains a worker that says, at every heartbeat, that its process is to end."""
-        replica.wants_to_leave = True
-        if replica.drain_until is None:
-            replica.drain_until = now + self._config.drain_grace_s
+        replica.availability.ask_to_leave(now + self._config.drain_grace_s)
 
     def readmit(self, worker_id: str) -> None:
         """Gives the worker of this name requests again."""
         self._replica_table.cordoned.discard(worker_id)
         if replica := self._replica_table.of_worker(worker_id):
-            replica.is_cordoned = replica.is_paused = False
-            replica.drain_until = None
+            replica.availability.readmit()
 
     def see_off(self, now: float) -> None:
         """Takes every drain as far as it goes now."""
-        for replica in [each for each in self._replica_table.replicas.values() if each.drain_until is not None]:
-            self._see_off(replica, now)
+        for replica in list(self._replica_table.replicas.values()):
+            if (until := replica.availability.drain_until) is not None:
+                self._see_off(replica, now >= until)
 
-    def _see_off(self, replica: Replica, now: float) -> None:
-        assert replica.drain_until is not None
-        moving = self._movable(replica) if now >= replica.drain_until else []
+    def _see_off(self, replica: Replica, is_over: bool) -> None:
+        moving = self._movable(replica) if is_over else []
         # Groups that move, and a worker that ends, must be in no step.
-        replica.is_paused = bool(moving) or self._is_done(replica)
-        if not replica.is_paused or replica.outstanding:
+        replica.availability.pause(bool(moving) or self._is_done(replica))
+        if not replica.availability.is_paused or replica.outstanding:
             return
         for group in moving:
             self._move(replica, group)
         # Groups that stay can go on at once.
-        replica.is_paused = False
+        replica.availability.pause(False)
         if self._is_done(replica):
             self._replica_table.dismiss(replica)
 
-    def _movable(self, replica: Replica) -> list[SequenceGroup]:
+    def _movable(self, replica: Replica) -> list[RequestGroup]:
         return [group for group in replica.requests if self._replica_table.has_ready_home(group)]
 
     def _is_done(self, replica: Replica) -> bool:
@@ -314,7 +312,6 @@ class Draining:
             self._replica_table.takes(replica, group) for group in self._request_table.waiting
         )
 
-    def _move(self, replica: Replica, group: SequenceGroup) -> None:
-        group.preemptions += 1
+    def _move(self, replica: Replica, group: RequestGroup) -> None:
         replica.evict(group)
         self._request_table.requeue(group, NoticeKind.PREEMPTED)

@@ -7,12 +7,12 @@ from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import Outbox, SchedulerObserver
 from octavo.scheduler.core.poison import PoisonDetector
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.sequence import RequestGroup, SequenceGroup
 from octavo.scheduler.core.waiting_queue import QueueTimes, WaitingQueue
 from octavo.wire.requests import Notice, NoticeKind, Notices, Rejected, RejectReason, Request
 
 # Finds the positions of groups that wait or are swapped out, each in its queue, from 1 on.
-Positions = Callable[[list[SequenceGroup]], list[int]]
+Positions = Callable[[list[RequestGroup]], list[int]]
 # The number of waiting groups whose positions are followed, and the least seconds between two notices of a position.
 _FOLLOWED = 256
 _INTERVAL_S = 1.0
@@ -36,16 +36,16 @@ class ProgressNotices:
     """
 
     def __init__(self) -> None:
-        self._newcomers: dict[SequenceGroup, NoticeKind] = {}
-        self._pending: dict[SequenceGroup, NoticeKind] = {}
+        self._newcomers: dict[RequestGroup, NoticeKind] = {}
+        self._pending: dict[RequestGroup, NoticeKind] = {}
         # The last notices about groups whose frontends know that they wait.
-        self._sent: dict[SequenceGroup, _SentNotice] = {}
+        self._sent: dict[RequestGroup, _SentNotice] = {}
         self._followed_at = float("-inf")
 
     def __len__(self) -> int:
         return len(self._pending)
 
-    def enters(self, group: SequenceGroup) -> None:
+    def enters(self, group: RequestGroup) -> None:
         """Notes that a new group waits."""
         self._newcomers[group] = NoticeKind.QUEUED
 
@@ -54,23 +54,22 @@ class ProgressNotices:
         self._pending.update(self._newcomers)
         self._newcomers.clear()
 
-    def stops(self, group: SequenceGroup, kind: NoticeKind) -> None:
+    def stops(self, group: RequestGroup, kind: NoticeKind) -> None:
         """Notes that a group has lost its blocks."""
-        if group.frontend_id is not None:
-            self._pending[group] = kind
+        self._pending[group] = kind
 
-    def runs(self, group: SequenceGroup) -> None:
+    def runs(self, group: RequestGroup) -> None:
         """Notes that a group has been given its blocks."""
         self._newcomers.pop(group, None)
         if group in self._sent:
             self._pending[group] = NoticeKind.RESUMED
 
-    def forget(self, group: SequenceGroup) -> None:
+    def forget(self, group: RequestGroup) -> None:
         """Drops all notes about a group that is no longer held."""
         for groups in (self._newcomers, self._pending, self._sent):
             groups.pop(group, None)
 
-    def follow(self, waiting: Iterable[SequenceGroup], now: float) -> None:
+    def follow(self, waiting: Iterable[RequestGroup], now: float) -> None:
         """Queues notices of new positions for the first of the waiting groups, at most once a second."""
         if now - self._followed_at < _INTERVAL_S:
             return
@@ -88,7 +87,6 @@ class ProgressNotices:
         places = dict(zip(stopped, positions(stopped), strict=True))
         notices: dict[int, list[Notice]] = {}
         for group, kind in pending.items():
-            assert group.frontend_id is not None
             place = places.get(group, 0)
             notice = Notice(group.request_id, group.request.attempt, kind, place)
             notices.setdefault(group.frontend_id, []).append(notice)
@@ -105,40 +103,40 @@ class RequestTable:
     def __init__(self, config: SchedulerConfig, outbox: Outbox, observer: SchedulerObserver) -> None:
         self.waiting = WaitingQueue(config.tenant_weights)
         # Groups that are held for each registered frontend, by request id.
-        self.held: dict[int, dict[str, SequenceGroup]] = {}
+        self.held: dict[int, dict[str, RequestGroup]] = {}
         # Tokens of work of each frontend's groups, as counted at the frontend's latest renewal: counting walks over all
         # that is held.
         self.work_tokens: dict[int, int] = {}
         self.notices = ProgressNotices()
         self.queue_times = QueueTimes()
         self.suspects = PoisonDetector()
-        self._replica_of: dict[SequenceGroup, Replica] = {}
+        self._replica_of: dict[RequestGroup, Replica] = {}
         self._outbox = outbox
         self._observer = observer
 
     @property
-    def groups(self) -> list[SequenceGroup]:
+    def groups(self) -> list[RequestGroup]:
         """Returns all groups that are held for frontends: waiting, running or swapped out."""
         return [group for groups in self.held.values() for group in groups.values()]
 
-    def replica_of(self, group: SequenceGroup) -> Replica | None:
+    def replica_of(self, group: RequestGroup) -> Replica | None:
         """Returns the replica where `group` runs or is swapped out; None if it waits."""
         return self._replica_of.get(group)
 
-    def enter(self, frontend_id: int, group: SequenceGroup) -> None:
+    def enter(self, frontend_id: int, group: RequestGroup) -> None:
         """Adds a new group, which waits."""
         self.held[frontend_id][group.request_id] = group
         self.waiting.enter(group)
         self.queue_times.add(group)
         self.notices.enters(group)
 
-    def place(self, group: SequenceGroup, replica: Replica) -> None:
+    def place(self, group: RequestGroup, replica: Replica) -> None:
         """Moves a waiting group to `replica`, where it runs."""
         self.waiting.remove(group)
         self.queue_times.discard(group)
         self._replica_of[group] = replica
 
-    def requeue(self, group: SequenceGroup, why: NoticeKind) -> None:
+    def requeue(self, group: RequestGroup, why: NoticeKind) -> None:
         """Moves a group from its replica back to the waiting queue."""
         del self._replica_of[group]
         self.waiting.resume(group)
@@ -146,28 +144,28 @@ class RequestTable:
 
     def come_back(self, replica: Replica, group: SequenceGroup) -> None:
         """Lets a group that `replica` has evicted start over: a prefix there, any other group anywhere."""
-        if group.prefix_name is None:
+        if isinstance(group, RequestGroup):
             group.former_replica_id = replica.replica_id
             self.requeue(group, NoticeKind.PREEMPTED)
         else:
-            replica.prefixes.append(group)
+            replica.recompute_prefix(group)
 
-    def stopped(self, group: SequenceGroup, why: NoticeKind) -> None:
+    def stopped(self, group: RequestGroup, why: NoticeKind) -> None:
         """Reports that a group has lost its blocks, and `why`."""
         self.notices.stops(group, why)
         self._observer.traced(group.request.traceparent, why.name.lower())
 
-    def finish(self, group: SequenceGroup) -> None:
+    def finish(self, group: RequestGroup) -> None:
         """Forgets a group that has ended of itself and left its replica."""
         del self._replica_of[group]
         self._forget(group)
 
-    def abandon(self, group: SequenceGroup) -> None:
+    def abandon(self, group: RequestGroup) -> None:
         """Ends a group that no frontend waits for any more."""
         self._observer.aborted()
         self.drop(group)
 
-    def drop(self, group: SequenceGroup) -> None:
+    def drop(self, group: RequestGroup) -> None:
         """Ends a group, running, swapped out or waiting; its blocks come back once outstanding steps are answered."""
         replica = self._replica_of.pop(group, None)
         if replica is None:
@@ -176,18 +174,16 @@ class RequestTable:
             replica.drop(group)
         self._forget(group)
 
-    def _forget(self, group: SequenceGroup) -> None:
+    def _forget(self, group: RequestGroup) -> None:
         self.waiting.leave(group)
         self.queue_times.discard(group)
         self.suspects.forget(group)
         self.notices.forget(group)
         self._observer.ended(group.request.traceparent)
-        if group.frontend_id is not None:
-            del self.held[group.frontend_id][group.request_id]
+        del self.held[group.frontend_id][group.request_id]
 
-    def reject(self, group: SequenceGroup, reason: RejectReason, detail: str) -> None:
+    def reject(self, group: RequestGroup, reason: RejectReason, detail: str) -> None:
         """Ends a group that was accepted, and reports the reason to its frontend."""
-        assert group.frontend_id is not None
         self.refuse(group.frontend_id, group.request, reason, detail)
         self.drop(group)
 
@@ -204,15 +200,16 @@ class RequestTable:
             for frontend_id, notices in self.notices.take(self._positions, now).items():
                 self._outbox.to_frontend(frontend_id, Notices(self._outbox.epoch, notices))
 
-    def _positions(self, groups: list[SequenceGroup]) -> list[int]:
+    def _positions(self, groups: list[RequestGroup]) -> list[int]:
         """Returns each group's position, from 1 on, in the queue where it waits or is swapped out."""
         waiting = [group for group in groups if group not in self._replica_of]
         found = dict(zip(waiting, self.waiting.positions(waiting), strict=True))
         return [found.get(group) or self._replica_of[group].swapped.index(group) + 1 for group in groups]
 
-    def check(self, placed: list[SequenceGroup]) -> None:
-        """Asserts that every group is in one place, `placed` on replicas or waiting, and counted with its tenant."""
+    def check(self, num_placed: int) -> None:
+        """Asserts that every group is in one place, of `num_placed` on replicas or waiting, and counted with its
+        tenant."""
         groups = self.groups
-        assert len([group for group in placed if group.prefix_name is None]) + len(self.waiting) == len(groups)
+        assert num_placed + len(self.waiting) == len(groups)
         assert sum(tenant.num_groups for tenant in self.waiting.tenants) == len(groups)
         assert all(tenant.num_groups for tenant in self.waiting.tenants), "an account is kept for nobody"

@@ -33,7 +33,7 @@ from octavo.scheduler.core.poison import Quarantine
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import Draining, ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable
-from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.core.step import grammar_time
 from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.core.step.policies import POLICIES, StepPolicy
@@ -99,7 +99,7 @@ class Scheduler:
         return len(self._frontends)
 
     @property
-    def groups(self) -> list[SequenceGroup]:
+    def groups(self) -> list[RequestGroup]:
         """Returns all groups that are held for frontends: waiting, running or swapped out."""
         return self.request_table.groups
 
@@ -137,7 +137,7 @@ class Scheduler:
             case ReplicaLeft(replica_id, cause, reason):
                 self.replica_table.lose(replica_id, cause, reason, now)
             case ReplicaHeard(replica_id, draining):
-                self.replicas[replica_id].heard(now)
+                self.replicas[replica_id].steps.heard(now)
                 if draining:
                     self._draining.wants_to_leave(self.replicas[replica_id], now)
             case WorkerCordoned(worker_id):
@@ -181,7 +181,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Asserts every invariant."""
-        self.request_table.check([group for r in self.replicas.values() for group in (*r.running, *r.swapped)])
+        self.request_table.check(sum(len(replica.requests) for replica in self.replicas.values()))
         for replica in self.replicas.values():
             replica.check()
             if not replica.running and not replica.outstanding:
@@ -228,7 +228,7 @@ class Scheduler:
             next(self.replica_table.returning(replica), None) if replica.swapped else None,
         )
 
-    def _builder(self, replica: Replica, head: SequenceGroup | None, now: float) -> StepBuilder | None:
+    def _builder(self, replica: Replica, head: RequestGroup | None, now: float) -> StepBuilder | None:
         """Begins a step of a replica that may plan; returns None if it has to wait for an outstanding answer."""
         if head is not None and not self.replica_table.takes(replica, head):
             head = None
@@ -240,7 +240,7 @@ class Scheduler:
             return builder
         return builder if self.policy.begin(builder, head, now) else None
 
-    def _admit(self, group: SequenceGroup, builder: StepBuilder, now: float) -> None:
+    def _admit(self, group: RequestGroup, builder: StepBuilder, now: float) -> None:
         has_run, is_new_here = group.has_run, group.cached_prompt_tokens is None
         self.request_table.place(group, builder.replica)
         self.waiting.charge(group, builder.admit(group))
@@ -255,11 +255,11 @@ class Scheduler:
         plan = builder.send(self.epoch, now)
         if plan is not None:
             self._outbox.to_replica(builder.replica.replica_id, plan)
-            served = [group for group, _ in (*builder.samplers, *builder.beams) if group.prefix_name is None]
+            served = [group for group, _ in (*builder.samplers, *builder.beams) if isinstance(group, RequestGroup)]
             self.waiting.charge_each(served)
             for group in served:
-                if group.has_grammar:
-                    self.waiting.charge(group, grammar_time.tokens_worth(group, builder.replica))
+                if group.grammar is not None:
+                    self.waiting.charge(group, grammar_time.tokens_worth(group.grammar, builder.replica))
 
     def _requeue_preempted(self, builder: StepBuilder) -> None:
         self.preemptions += len(builder.evicted) + len(builder.swapped_out)

@@ -2,8 +2,9 @@
 computed."""
 
 import enum
+from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -18,7 +19,6 @@ from octavo.wire.requests import (
     answer_work,
 )
 from octavo.wire.sampling import Logprobs, SamplingParams
-from octavo.wire.steps import Candidates
 
 # The assumed cost of a token whose grammar has not been timed yet: it is compiled, and its first mask filled.
 _UNKNOWN_GRAMMAR_US = 1_000
@@ -35,40 +35,34 @@ class SequenceStatus(enum.Enum):
     FINISHED = enum.auto()
 
 
+class CacheUse(enum.Enum):
+    """Says what a sequence has to do with the prefix cache: it shares blocks as others do; it looks nothing up, for its
+    prompt's logprobs are wanted; or it is a pinned prefix, whose blocks are indexed even where caching is off."""
+
+    SHARED = enum.auto()
+    BYPASSED = enum.auto()
+    PINNED = enum.auto()
+
+
 @dataclass(slots=True, eq=False)
-class Sequence:
-    """One continuation of a prompt: it has tokens, and KV of the first of them.
+class Placement:
+    """Holds what a replica has of a sequence, and what its worker knows of it: filled from admission on, dropped at a
+    restart. A sequence that waits has an empty one.
 
-    Its tokens are the *known* ones (prompt and generated) and, after them, `num_in_flight` that outstanding steps
-    sample. The first `num_computed` of all these have their KV computed, or planned in an outstanding step.
-    `sequence_id` names one stay on one replica: it is drawn anew whenever the sequence comes (back) to a device.
+    The first `num_computed` tokens of the sequence have their KV computed, or planned in an outstanding step;
+    `num_in_flight` tokens are still to come of such steps. `sequence_id` names one stay on the device: it is drawn anew
+    whenever the sequence comes (back) to it.
 
-    A sequence with a `leader` has the same tokens as that one and no blocks of its own yet: it is computed along, and
-    forked where the leader's next token is chosen. A sequence that `waits_for` another shares the blocks of its first
-    tokens with that one, which computes them.
+    A placement with a `leader` is of a sequence with the same tokens as that one and no blocks of its own yet: it is
+    computed along, and forked where the leader's next token is chosen. One that `waits_for` another sequence shares the
+    blocks of its first tokens with that one, which computes them.
     """
 
-    index: int
-    prompt_token_ids: list[int]
-    generated_token_ids: list[int]
-    history_hash: int
-    # Besides tokens, this must be equal for KV to be shared.
-    cache_key: CacheKey = NO_CACHE_KEY
-    bypasses_cache: bool = False
-    # The sequence is a pinned prefix: its blocks are indexed even where caching is off.
-    is_prefix: bool = False
-    # Hashes of full blocks, by block size.
-    block_hashes: dict[int, list[bytes]] = field(default_factory=dict)
     sequence_id: int = 0
-    status: SequenceStatus = SequenceStatus.WAITING
-    num_prompt: int = field(init=False)
-    num_known: int = field(init=False)
     num_computed: int = 0
     num_in_flight: int = 0
     # The last step planned with the sequence.
     last_step_id: int = 0
-    finish_reason: FinishReason | None = None
-    cumulative_logprob: float = 0.0
     leader: "Sequence | None" = None
     waits_for: "tuple[Sequence, int] | None" = None
     # Outstanding steps that were still to fill blocks found at the start, each with the id of the sequence it computes.
@@ -82,10 +76,49 @@ class Sequence:
     parent: "Sequence | None" = None
     # Known tokens that the worker knows; a beam's next one is sent with the work that computes it.
     num_sent: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Tells whether the tokens that the sequence shares with the one it waits for are computed, or planned to
+        be."""
+        if self.waits_for is not None:
+            leader, num_tokens = self.waits_for
+            if leader.placement.is_ready and leader.placement.num_computed >= num_tokens:
+                self.waits_for = None
+        return self.waits_for is None
+
+    def leave_device(self) -> None:
+        """Makes the worker know nothing of the sequence; tokens that outstanding steps sample of it are discarded."""
+        self.num_in_flight = 0
+        self.is_introduced = False
+        self.parent = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One continuation of a prompt: its tokens, and by its `placement` what a replica holds of them.
+
+    Its tokens are the *known* ones (prompt and generated) and, after them, those in flight that outstanding steps
+    sample.
+    """
+
+    index: int
+    prompt_token_ids: list[int]
+    generated_token_ids: list[int]
+    history_hash: int
+    # Besides tokens, this must be equal for KV to be shared.
+    cache_key: CacheKey = NO_CACHE_KEY
+    cache_use: CacheUse = CacheUse.SHARED
+    # Tokens, with the prompt's, that the sequence can grow to; 0 where nobody asks.
+    longest: int = 0
+    # Hashes of full blocks, by block size.
+    block_hashes: dict[int, list[bytes]] = field(default_factory=dict)
+    status: SequenceStatus = SequenceStatus.WAITING
+    placement: Placement = field(default_factory=Placement)
+    num_prompt: int = field(init=False)
+    num_known: int = field(init=False)
     # The frontend has ended the sequence, which goes on only until others no longer need what is computed of it.
     is_unwanted: bool = False
-    # Tokens that a beam may go on with; kept until all beams of its group have theirs.
-    candidates: Candidates | None = None
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.prompt_token_ids)
@@ -100,11 +133,12 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         """Counts known tokens and those in flight."""
-        return self.num_known + self.num_in_flight
+        return self.num_known + self.placement.num_in_flight
 
     @property
     def num_uncomputed(self) -> int:
-        return self.num_known + self.num_in_flight - self.num_computed
+        placement = self.placement
+        return self.num_known + placement.num_in_flight - placement.num_computed
 
     @property
     def num_generated(self) -> int:
@@ -117,17 +151,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Tells whether the next step with this sequence computes just the token chosen last."""
-        return self.num_uncomputed == 1 and self.num_computed >= self.num_prompt
-
-    @property
-    def is_ready(self) -> bool:
-        """Tells whether the tokens that this sequence shares with the one it waits for are computed, or planned to
-        be."""
-        if self.waits_for is not None:
-            leader, num_tokens = self.waits_for
-            if leader.is_ready and leader.num_computed >= num_tokens:
-                self.waits_for = None
-        return self.waits_for is None
+        num_computed = self.placement.num_computed
+        return num_computed + 1 == self.num_known + self.placement.num_in_flight and num_computed >= self.num_prompt
 
     def append(self, token_id: int) -> None:
         """Adds a token that a step has sampled, or that was chosen for a beam."""
@@ -137,6 +162,7 @@ class Sequence:
 
     def fork(self, index: int) -> "Sequence":
         """Makes a beam that goes on from here beside this one."""
+        here = self.placement
         return Sequence(
             index=index,
             prompt_token_ids=self.prompt_token_ids,
@@ -145,82 +171,84 @@ class Sequence:
             cache_key=self.cache_key,
             block_hashes={size: list(hashes) for size, hashes in self.block_hashes.items()},
             status=self.status,
-            num_computed=self.num_computed,
-            last_step_id=self.last_step_id,
-            cumulative_logprob=self.cumulative_logprob,
-            parent=self,
-            num_sent=self.num_sent,
+            placement=Placement(
+                num_computed=here.num_computed, last_step_id=here.last_step_id, parent=self, num_sent=here.num_sent
+            ),
         )
 
     def leave(self, status: SequenceStatus) -> None:
-        """Takes the sequence off its device; tokens that outstanding steps sample of it are discarded."""
+        """Takes the sequence off its device."""
         self.status = status
-        self.num_in_flight = 0
-        self.is_introduced = False
-        self.parent = None
+        self.placement.leave_device()
 
     def restart(self) -> None:
-        """Puts the sequence back to waiting with its known tokens, none of them computed (paper §4.5,
-        recomputation)."""
-        self.leave(SequenceStatus.FINISHED if self.is_unwanted else SequenceStatus.WAITING)
-        # Steps are counted by replica, and the sequence may come to another.
-        self.num_computed = self.last_step_id = 0
-        self.leader = self.waits_for = self.candidates = None
-        self.builds_on, self.shares_distrusted = frozenset(), False
+        """Makes the sequence wait, if it is live and wanted, and forgets where it was."""
+        if self.is_live:
+            self.status = SequenceStatus.FINISHED if self.is_unwanted else SequenceStatus.WAITING
+        self.placement = Placement()
+
+
+@dataclass(slots=True)
+class GrammarCost:
+    """Says what a grammar takes for a token of one sequence, in microseconds: as it is reckoned, and as it was for the
+    last token. A single long time may have other causes."""
+
+    us: int = _UNKNOWN_GRAMMAR_US
+    last_us: int = _UNKNOWN_GRAMMAR_US
+
+    def took(self, microseconds: int) -> None:
+        """Notes what the grammar took for the latest token of each sequence, on average."""
+        microseconds = min(microseconds, _MOST_GRAMMAR_US)
+        self.us, self.last_us = min(microseconds, self.last_us), microseconds
+
+
+@dataclass(slots=True)
+class Faults:
+    """Counts what went wrong with a group's steps: those that failed; the smallest ones that ran out of memory with
+    nothing else in them. `non_finite_on` is the replica that last gave the group nothing finite, where that was not
+    held against the group."""
+
+    failed_steps: int = 0
+    memory_failures: int = 0
+    non_finite_on: int | None = None
 
 
 @dataclass(slots=True, eq=False)
-class SequenceGroup:
-    """A request and its sequences: they are admitted, preempted and aborted together.
-
-    `frontend_id` is None for the scheduler's own requests, which compute pinned prefixes.
-    """
+class _Group:
+    """A request and its sequences: they are admitted, preempted and aborted together."""
 
     request: Request
-    frontend_id: int | None
     # Scheduler's clock; earlier for a request that was submitted before.
     arrival: float
     # The sort key among groups: the arrival, moved by the priority, and a serial number of submission.
     order: tuple[float, int]
-    sequences: list[Sequence]
-    search: BeamSearch | None = None
-    # The name of the prefix that the group computes to be pinned, if it does.
-    prefix_name: str | None = None
+    sequences: list[Sequence] = field(init=False)
+    search: BeamSearch | None = field(init=False)
+    sampling: SamplingParams = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
+    # Tokens, with the prompt's, that a sequence of the group can grow to.
+    longest: int = field(init=False)
+    grammar: GrammarCost | None = field(init=False)
     preemptions: int = 0
     swaps: int = 0
     # Prompt tokens that the first admission found computed; None before that.
     cached_prompt_tokens: int | None = None
-    failed_steps: int = 0
-    # Smallest steps that ran out of memory with nothing else in them.
-    memory_failures: int = 0
-    # The replica that last gave the group nothing finite, where that was not held against the group.
-    non_finite_on: int | None = None
+    faults: Faults = field(default_factory=Faults)
     # The replica where the group ran until it lost its blocks.
     former_replica_id: int | None = None
     # By position; kept until the first token of sequence 0 takes them along.
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
-    # Beams forked so far: names for new ones.
-    num_forks: int = 0
     # Sequence slots that the group takes up where it runs.
     num_slots: int = 0
-    # Microseconds that the grammar is reckoned to take for a token of one sequence, and took for the last one: a single
-    # long time may have other causes.
-    grammar_us: int = _UNKNOWN_GRAMMAR_US
-    last_grammar_us: int = _UNKNOWN_GRAMMAR_US
-    has_grammar: bool = field(init=False)
-    sampling: SamplingParams = field(init=False)
-    max_tokens: int = field(init=False)
-    # Tokens, with the prompt's, that a sequence of the group can grow to.
-    longest: int = field(init=False)
-    stop_token_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sampling = self.request.sampling
-        self.has_grammar = bool(self.sampling.grammar)
-        self.max_tokens = self.sampling.max_tokens
-        self.longest = len(self.request.prompt_token_ids) + self.max_tokens
-        self.stop_token_ids = frozenset(self.sampling.stop_token_ids)
-        if self.sampling.prompt_logprobs is not None and any(s.generated_token_ids for s in self.sequences):
+        self.sampling = sampling = self.request.sampling
+        self.sequences = new_sequences(self.request)
+        self.stop_token_ids = frozenset(sampling.stop_token_ids)
+        self.search = BeamSearch(sampling.beam, sampling.max_tokens, self.stop_token_ids) if sampling.beam else None
+        self.longest = len(self.request.prompt_token_ids) + sampling.max_tokens
+        self.grammar = GrammarCost() if sampling.grammar else None
+        if sampling.prompt_logprobs is not None and any(s.generated_token_ids for s in self.sequences):
             self.prompt_logprobs_delivered()
 
     @property
@@ -244,7 +272,7 @@ class SequenceGroup:
     @property
     def holders(self) -> list[Sequence]:
         """Returns the live sequences that have blocks of their own where the group runs: those without a leader."""
-        return [sequence for sequence in self.live if sequence.leader is None]
+        return [sequence for sequence in self.live if sequence.placement.leader is None]
 
     @property
     def is_finished(self) -> bool:
@@ -267,29 +295,47 @@ class SequenceGroup:
         live = self.live
         known = max((sequence.num_uncomputed for sequence in live), default=0)
         longest = max((sequence.num_generated for sequence in live), default=0)
-        return known + self.parallel * answer_work(self.max_tokens, longest) if live else 0
+        return known + self.parallel * answer_work(self.sampling.max_tokens, longest) if live else 0
 
     def leaders(self) -> list[Sequence]:
-        """Returns the live sequences with different tokens, each the first of its kind; makes the others follow
-        theirs."""
+        """Returns the live sequences with different tokens, each the first of its kind."""
         leaders: list[Sequence] = []
         for sequence in self.live:
-            same = (leader for leader in leaders if leader.generated_token_ids == sequence.generated_token_ids)
-            sequence.leader = next(same, None)
-            if sequence.leader is None:
+            if _leader(sequence, leaders) is None:
                 leaders.append(sequence)
         return leaders
+
+    def place(self) -> list[Sequence]:
+        """Begins a stay on a replica, where the first sequence of each kind leads those with the same tokens; returns
+        the leaders."""
+        leaders: list[Sequence] = []
+        for sequence in self.live:
+            sequence.status = SequenceStatus.RUNNING
+            leader = sequence.placement.leader = _leader(sequence, leaders)
+            if leader is None:
+                leaders.append(sequence)
+        return leaders
+
+    def restart(self) -> None:
+        """Puts the live sequences back to waiting with their known tokens, none of them computed (paper §4.5,
+        recomputation). Of a beam the candidates are to be found again."""
+        self.preemptions += 1
+        for sequence in self.sequences:
+            sequence.restart()
+        if self.search is not None:
+            self.search = replace(self.search, candidates={})
 
     def followers(self, leader: Sequence) -> list[Sequence]:
         """Returns the live sequences that are computed along with `leader`."""
         if len(self.sequences) == 1:
             return []
-        return [sequence for sequence in self.sequences if sequence.leader is leader and sequence.is_live]
+        return [sequence for sequence in self.sequences if sequence.placement.leader is leader and sequence.is_live]
 
     def needs(self, sequence: Sequence) -> bool:
         """Tells whether other sequences still need what is computed of `sequence`: they follow it, or wait for it."""
+        placements = [other.placement for other in self.live]
         return bool(self.followers(sequence)) or any(
-            other.waits_for is not None and other.waits_for[0] is sequence and not other.is_ready for other in self.live
+            each.waits_for is not None and each.waits_for[0] is sequence and not each.is_ready for each in placements
         )
 
     def may_compute(self, sequence: Sequence) -> int:
@@ -298,10 +344,11 @@ class SequenceGroup:
         Returns 0 once the tokens in flight reach `max_tokens`: whatever they are, the sequence ends with them. Returns
         0 for a beam whose last result is not back: its next token is still to be chosen.
         """
-        in_flight = sequence.num_in_flight
+        placement = sequence.placement
+        in_flight = placement.num_in_flight
         if in_flight and (self.search is not None or sequence.num_known + in_flight >= self.longest):
             return 0
-        return sequence.num_known + in_flight - sequence.num_computed
+        return sequence.num_known + in_flight - placement.num_computed
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
         """Returns why the token that `sequence` ends with now is its last; None if it is not."""
@@ -310,18 +357,40 @@ class SequenceGroup:
             return FinishReason.STOP
         return FinishReason.LENGTH if sequence.num_known >= self.longest else None
 
-    def took_for_grammar(self, microseconds: int) -> None:
-        """Notes what the grammar took for the latest token of each of its sequences, on average."""
-        microseconds = min(microseconds, _MOST_GRAMMAR_US)
-        self.grammar_us = min(microseconds, self.last_grammar_us)
-        self.last_grammar_us = microseconds
-
     def prompt_logprobs_delivered(self) -> None:
         """Drops the prompt's logprobs, which the frontend has: recomputing the prompt need not report them again."""
         self.prompt_logprobs = {}
         self.sampling = msgspec.structs.replace(self.sampling, prompt_logprobs=None)
         for sequence in self.sequences:
-            sequence.bypasses_cache = False
+            sequence.cache_use = CacheUse.SHARED
+
+
+@dataclass(slots=True, eq=False)
+class RequestGroup(_Group):
+    """A request that is held for a frontend."""
+
+    frontend_id: int = field(kw_only=True)
+
+
+@dataclass(slots=True, eq=False)
+class PrefixGroup(_Group):
+    """The scheduler's own request, which computes the prefix of this name on one replica, to be pinned there. It is
+    never swapped out, accused of a worker's death or tried on another replica."""
+
+    prefix_name: str = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        # `super()` finds no class that slots have made anew.
+        _Group.__post_init__(self)
+        self.sequences[0].cache_use = CacheUse.PINNED
+
+
+SequenceGroup = RequestGroup | PrefixGroup
+
+
+def _leader(sequence: Sequence, leaders: Iterable[Sequence]) -> Sequence | None:
+    """Returns the one of `leaders` that has the same tokens; None if none has."""
+    return next((each for each in leaders if each.generated_token_ids == sequence.generated_token_ids), None)
 
 
 def new_sequences(request: Request) -> list[Sequence]:
@@ -336,7 +405,7 @@ def new_sequences(request: Request) -> list[Sequence]:
             generated_token_ids=list(known.token_ids),
             history_hash=history.extend(history.EMPTY, known.token_ids),
             cache_key=request.cache_key,
-            bypasses_cache=sampling.prompt_logprobs is not None,
+            cache_use=CacheUse.SHARED if sampling.prompt_logprobs is None else CacheUse.BYPASSED,
             status=SequenceStatus.FINISHED if known.is_over(sampling.max_tokens) else SequenceStatus.WAITING,
         )
         for index, known in enumerate(generated)

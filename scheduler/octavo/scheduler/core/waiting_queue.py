@@ -15,7 +15,7 @@ from itertools import accumulate, islice
 
 from octavo.scheduler.core.admission import obstacle
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.core.step.builder import StepBuilder
 
 
@@ -27,7 +27,7 @@ class Tenant:
     weight: float
     virtual_time: float = 0.0
     num_groups: int = 0
-    waiting: list[SequenceGroup] = field(default_factory=list)
+    waiting: list[RequestGroup] = field(default_factory=list)
 
 
 class WaitingQueue:
@@ -36,7 +36,7 @@ class WaitingQueue:
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = dict(weights or {})
-        self._resumed: list[SequenceGroup] = []
+        self._resumed: list[RequestGroup] = []
         self._tenants: dict[str, Tenant] = {}
         # The tenant whose queue was the last to become empty.
         self._last = Tenant("", 1.0)
@@ -47,20 +47,20 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._size
 
-    def __iter__(self) -> Iterator[SequenceGroup]:
+    def __iter__(self) -> Iterator[RequestGroup]:
         """Yields groups in the order in which they would be admitted if all fitted and all were equally long."""
         yield from self._resumed
         for tenant in self._by_service():
             yield from tenant.waiting
 
-    def positions(self, groups: Iterable[SequenceGroup]) -> list[int]:
+    def positions(self, groups: Iterable[RequestGroup]) -> list[int]:
         """Returns the position of each of `groups`, which wait, in that order, from 1 on. Asserts that each waits."""
         tenants = self._by_service()
         before = list(accumulate((len(tenant.waiting) for tenant in tenants), initial=len(self._resumed)))
         first = {tenant.name: count for tenant, count in zip(tenants, before, strict=False)}
         return [self._position(group, first) for group in groups]
 
-    def _position(self, group: SequenceGroup, first: Mapping[str, int]) -> int:
+    def _position(self, group: RequestGroup, first: Mapping[str, int]) -> int:
         """Returns the position of `group`; `first` counts the groups before each tenant's."""
         place = _place(self._resumed, group)
         if place is None:
@@ -70,7 +70,7 @@ class WaitingQueue:
         return place + 1
 
     @property
-    def returning(self) -> Iterator[SequenceGroup]:
+    def returning(self) -> Iterator[RequestGroup]:
         """Yields the groups that ran and lost their blocks, in their order."""
         return iter(self._resumed)
 
@@ -79,7 +79,7 @@ class WaitingQueue:
         """Returns the accounts of tenants for which any group is held."""
         return list(self._tenants.values())
 
-    def enter(self, group: SequenceGroup) -> None:
+    def enter(self, group: RequestGroup) -> None:
         """Adds a new group."""
         tenant = self.tenant(group)
         if not tenant.waiting:
@@ -87,11 +87,11 @@ class WaitingQueue:
         tenant.num_groups += 1
         self._insert(tenant.waiting, group)
 
-    def resume(self, group: SequenceGroup) -> None:
+    def resume(self, group: RequestGroup) -> None:
         """Adds a group that ran and lost its blocks, in front of those that never ran."""
         self._insert(self._resumed, group)
 
-    def remove(self, group: SequenceGroup) -> None:
+    def remove(self, group: RequestGroup) -> None:
         """Takes a group out of the queue. Raises `ValueError` if it does not wait."""
         tenant = self.tenant(group)
         if not (_remove(self._resumed, group) or _remove(tenant.waiting, group)):
@@ -100,7 +100,7 @@ class WaitingQueue:
         if not tenant.waiting:
             self._last = tenant
 
-    def leave(self, group: SequenceGroup) -> None:
+    def leave(self, group: RequestGroup) -> None:
         """Closes the account of a group that does not wait and is no longer held."""
         tenant = self.tenant(group)
         tenant.num_groups -= 1
@@ -109,19 +109,19 @@ class WaitingQueue:
             self._debts[tenant.name] = tenant.virtual_time
             self._settle()
 
-    def charge(self, group: SequenceGroup, num_tokens: int) -> None:
+    def charge(self, group: RequestGroup, num_tokens: int) -> None:
         """Counts `num_tokens` tokens as served to the group's tenant."""
         tenant = self.tenant(group)
         tenant.virtual_time += num_tokens / tenant.weight
 
-    def charge_each(self, groups: Iterable[SequenceGroup]) -> None:
+    def charge_each(self, groups: Iterable[RequestGroup]) -> None:
         """Counts a token for each group. A tenant that is alone need not count: whoever comes starts where it
         stands."""
         if len(self._tenants) > 1:
             for group in groups:
                 self.charge(group, 1)
 
-    def tenant(self, group: SequenceGroup) -> Tenant:
+    def tenant(self, group: RequestGroup) -> Tenant:
         """Returns the account of a group's tenant; opens one if there is none."""
         name = group.request.tenant
         tenant = self._tenants.get(name)
@@ -140,7 +140,7 @@ class WaitingQueue:
         floor = self._floor()
         self._debts = {name: time for name, time in self._debts.items() if self._tenants and time > floor}
 
-    def candidates(self, limit: int, has_place: Callable[[SequenceGroup], bool]) -> Iterator[SequenceGroup]:
+    def candidates(self, limit: int, has_place: Callable[[RequestGroup], bool]) -> Iterator[RequestGroup]:
         """Yields the next group to be admitted, then those that may go in its place where it does not fit, `limit` in
         all.
 
@@ -148,7 +148,7 @@ class WaitingQueue:
         """
         return islice(filter(has_place, self), limit)
 
-    def has_run_before(self, group: SequenceGroup) -> bool:
+    def has_run_before(self, group: RequestGroup) -> bool:
         """Tells whether a waiting group has run and lost its blocks."""
         return _place(self._resumed, group) is not None
 
@@ -156,12 +156,12 @@ class WaitingQueue:
         waiting = [tenant for tenant in self._tenants.values() if tenant.waiting]
         return sorted(waiting, key=lambda tenant: (tenant.virtual_time, tenant.waiting[0].order))
 
-    def _insert(self, groups: list[SequenceGroup], group: SequenceGroup) -> None:
+    def _insert(self, groups: list[RequestGroup], group: RequestGroup) -> None:
         bisect.insort(groups, group, key=lambda waiting: waiting.order)
         self._size += 1
 
 
-def _remove(groups: list[SequenceGroup], group: SequenceGroup) -> bool:
+def _remove(groups: list[RequestGroup], group: RequestGroup) -> bool:
     place = _place(groups, group)
     if place is None:
         return False
@@ -169,7 +169,7 @@ def _remove(groups: list[SequenceGroup], group: SequenceGroup) -> bool:
     return True
 
 
-def _place(groups: list[SequenceGroup], group: SequenceGroup) -> int | None:
+def _place(groups: list[RequestGroup], group: RequestGroup) -> int | None:
     place = bisect.bisect_left(groups, group.order, key=lambda waiting: waiting.order)
     return place if place < len(groups) and groups[place] is group else None
 
@@ -184,14 +184,14 @@ class QueueTimes:
     """
 
     def __init__(self) -> None:
-        self._groups: list[SequenceGroup] = []
+        self._groups: list[RequestGroup] = []
 
-    def add(self, group: SequenceGroup) -> None:
+    def add(self, group: RequestGroup) -> None:
         """Keeps a group that begins to wait, if its time is limited."""
         if group.request.max_queue_ms is not None and not group.has_run:
             bisect.insort(self._groups, group, key=_end)
 
-    def discard(self, group: SequenceGroup) -> None:
+    def discard(self, group: RequestGroup) -> None:
         """Forgets a group that is admitted or dropped."""
         if group.request.max_queue_ms is None or not self._groups:
             return
@@ -199,7 +199,7 @@ class QueueTimes:
         if place < len(self._groups) and self._groups[place] is group:
             del self._groups[place]
 
-    def overdue(self, now: float) -> list[SequenceGroup]:
+    def overdue(self, now: float) -> list[RequestGroup]:
         """Returns the groups that have waited longer than they may, in the order in which their time ran out."""
         count = 0
         while count < len(self._groups) and _end(self._groups[count])[0] < now:
@@ -207,12 +207,12 @@ class QueueTimes:
         return self._groups[:count]
 
 
-def _end(group: SequenceGroup) -> tuple[float, int]:
+def _end(group: RequestGroup) -> tuple[float, int]:
     """Returns the end of the group's time on the scheduler's clock, and its serial number of submission."""
     return group.arrival + (group.request.max_queue_ms or 0) / 1000.0, group.order[1]
 
 
-def describe_wait(group: SequenceGroup, position: int, replicas: Collection[Replica], now: float) -> str:
+def describe_wait(group: RequestGroup, position: int, replicas: Collection[Replica], now: float) -> str:
     """Says how long a group waited that is at `position` in the queue, and for what."""
     limit_s = (group.request.max_queue_ms or 0) / 1000.0
     return (
@@ -221,7 +221,7 @@ def describe_wait(group: SequenceGroup, position: int, replicas: Collection[Repl
     )
 
 
-def _cause(group: SequenceGroup, position: int, replicas: Collection[Replica]) -> str:
+def _cause(group: RequestGroup, position: int, replicas: Collection[Replica]) -> str:
     ready = [replica for replica in replicas if replica.is_ready]
     if not ready:
         return "for a worker: there is none that takes requests"

@@ -15,7 +15,7 @@ from octavo.scheduler.core.events import Outbox, ReplicaMovedOn, ReplicaStalled,
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable
-from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.sequence import RequestGroup, SequenceGroup
 
 # A step under way is given this many times its deadline, by which its worker should have been lost.
 _FACTOR = 3.0
@@ -81,18 +81,18 @@ class Watchdog:
         self._observer.stalled([replica.hello.worker_id for replica in found])
         self._replica_table.send_status()
 
-    def _first(self, replica: Replica, head: SequenceGroup | None) -> SequenceGroup | None:
+    def _first(self, replica: Replica, head: RequestGroup | None) -> SequenceGroup | None:
         """Returns the first group of a replica's work; the queue's head, if the replica holds nothing and could take
         that; None if there is nothing for it to do."""
-        if replica.is_paused:
+        if replica.availability.is_paused:
             return None
         if replica.has_work:
-            groups = [*replica.running, *replica.swapped, *replica.prefixes]
+            groups = [*replica.running, *replica.swapped, *replica.prefixes.to_compute]
             return groups[0] if groups else replica.suspect
         takes = head is not None and self._replica_table.takes(replica, head) and has_capacity(head.request, replica)
         return head if takes else None
 
     def _stall(self, replica: Replica, group: SequenceGroup, now: float) -> Stall | None:
-        silent = now - max(self._busy_since[replica], replica.answered_at)
-        allowance = max(self._config.watchdog_s, _FACTOR * replica.step_allowance)
+        silent = now - max(self._busy_since[replica], replica.steps.answered_at)
+        allowance = max(self._config.watchdog_s, _FACTOR * replica.steps.allowance)
         return Stall(replica, group, silent, allowance) if silent > allowance else None

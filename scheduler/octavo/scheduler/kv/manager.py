@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
 
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.sequence import Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import CacheUse, Sequence, SequenceGroup
 from octavo.scheduler.kv.blocks import BlockTable, DeviceBlocks, present
 from octavo.scheduler.kv.memory import Growth, TokenRun
 from octavo.scheduler.kv.prefix_cache import (
@@ -140,7 +140,7 @@ class KVCacheManager:
         """Gives each leader the blocks of all its known tokens (see `KVMemory`): equal beginnings inside a group share
         blocks, cached or not. Taking all blocks at the start rather than chunk by chunk keeps half-prefilled prompts
         from starving each other."""
-        sequences = group.leaders()
+        sequences = group.holders
         begins = self._lookup.begins(sequences)
         # Found blocks are shared before any is taken: those that are free and cached could be taken otherwise.
         for begin in begins:
@@ -152,20 +152,20 @@ class KVCacheManager:
         ]
 
     def _begin_table(self, sequence: Sequence, begin: Begin) -> list[BlockMove]:
-        groups = begin.found
+        groups, placement = begin.found, sequence.placement
         if begin.leader is not None:
             groups = self._shared_with(begin.leader, begin.num_blocks)
-            sequence.waits_for = (begin.leader, begin.num_blocks * self.block_size)
+            placement.waits_for = (begin.leader, begin.num_blocks * self.block_size)
         missing = self.blocks_for(sequence.num_known) // len(self._windows) - begin.num_blocks
         table = BlockTable([[*blocks, *self._take(missing)] for blocks in groups], num_indexed=begin.num_blocks)
         self._tables[sequence] = table
-        sequence.num_computed = begin.num_blocks * self.block_size
-        sequence.shares_last_block = False
+        placement.num_computed = begin.num_blocks * self.block_size
+        placement.shares_last_block = False
         fillers = (self._cache.filler(block_id) for block_id in present(begin.found))
-        sequence.builds_on = frozenset(filler for filler in fillers if filler is not None)
+        placement.builds_on = frozenset(filler for filler in fillers if filler is not None)
         if begin.tail is None:
             return []
-        sequence.num_computed += len(begin.tail.token_ids)
+        placement.num_computed += len(begin.tail.token_ids)
         targets = (blocks[begin.num_blocks] for blocks in table.groups)
         return [BlockMove(source, target) for source, target in zip(begin.tail.block_ids, targets, strict=True)]
 
@@ -187,7 +187,7 @@ class KVCacheManager:
         size, ref_count = self.block_size, self._pool.ref_count
         for sequence in sequences:
             groups = self._tables[sequence].groups
-            index, offset = divmod(sequence.num_computed, size)
+            index, offset = divmod(sequence.placement.num_computed, size)
             if offset:
                 for blocks in groups:
                     if ref_count(blocks[index]) > 1:
@@ -198,10 +198,11 @@ class KVCacheManager:
         return missing + sum(min(count, ref_count(block_id) - 1) for block_id, count in writers.items())
 
     def extend(self, sequence: Sequence) -> Growth | None:
-        index, offset = divmod(sequence.num_computed, self.block_size)
-        if offset and not sequence.shares_last_block:
+        placement = sequence.placement
+        offset = placement.num_computed % self.block_size
+        if offset and not placement.shares_last_block:
             return None
-        groups = self._tables[sequence].groups
+        groups, index = self._tables[sequence].groups, placement.num_computed // self.block_size
         if not offset:
             return self._append(sequence, groups) if index >= len(groups[0]) else None
         if all(self._pool.ref_count(blocks[index]) == 1 for blocks in groups):
@@ -213,7 +214,7 @@ class KVCacheManager:
         return growth
 
     def _append(self, sequence: Sequence, groups: list[list[int]]) -> Growth:
-        sequence.shares_last_block = False
+        sequence.placement.shares_last_block = False
         new = [self._take(1) for _ in groups]
         for blocks, block_ids in zip(groups, new, strict=True):
             blocks += block_ids
@@ -225,24 +226,24 @@ class KVCacheManager:
         (blocks[index],) = self._take(1)
         self._pool.release(shared)
         growth.copies.append(BlockMove(shared, blocks[index]))
-        growth.remaps.append(Remap(sequence.sequence_id, group, index, blocks[index]))
+        growth.remaps.append(Remap(sequence.placement.sequence_id, group, index, blocks[index]))
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         table = self._tables[child] = self._tables[parent].copy()
-        parent.shares_last_block = child.shares_last_block = True
+        parent.placement.shares_last_block = child.placement.shares_last_block = True
         self._pool.share(table.block_ids)
 
     def index(self, sequence: Sequence, step_id: int) -> list[Remap]:
         """Offers full blocks to the prefix cache (see `KVMemory`). Where an older block holds the same, the sequence's
         table is pointed at that and its own is given up."""
         table = self._tables[sequence]
-        num_full = min(sequence.num_computed, sequence.num_known) // self.block_size
+        num_full = min(sequence.placement.num_computed, sequence.num_known) // self.block_size
         first, table.num_indexed = table.num_indexed, max(num_full, table.num_indexed)
-        if first >= num_full or not (self._prefix_caching or sequence.is_prefix):
+        if first >= num_full or not (self._prefix_caching or sequence.cache_use is CacheUse.PINNED):
             return []
         hashes = block_hashes(sequence, self.block_size)
         return [
-            Remap(sequence.sequence_id, group, logical, table.groups[group][logical])
+            Remap(sequence.placement.sequence_id, group, logical, table.groups[group][logical])
             for logical in range(first, num_full)
             for group in range(len(self._windows))
             if self._index_block(sequence, CachedBlock(hashes[logical], group, logical), step_id)
@@ -252,7 +253,7 @@ class KVCacheManager:
         """Offers one block; returns whether another block took its place in the sequence's table."""
         blocks = self._tables[sequence].groups[content.kv_group]
         own = blocks[content.depth]
-        if own == NULL_BLOCK or self._cache.insert(content, own, step_id, sequence.sequence_id):
+        if own == NULL_BLOCK or self._cache.insert(content, own, step_id, sequence.placement.sequence_id):
             return False
         older = self._cache.confirmed_block(content.kv_group, content.value)
         # A block that nobody holds is left alone: to take it would need a free block that this step may count on.
@@ -268,8 +269,8 @@ class KVCacheManager:
 
         A prefix keeps what is seen from the end of its last full block, which is where a hit begins.
         """
-        table, position = self._tables[sequence], sequence.num_computed
-        if sequence.is_prefix:
+        table, position = self._tables[sequence], sequence.placement.num_computed
+        if sequence.cache_use is CacheUse.PINNED:
             position -= position % self.block_size
         for group in self._windowed:
             blocks, passed = table.groups[group], table.num_passed[group]
@@ -376,10 +377,10 @@ class KVCacheManager:
         self.swap_space.check()
         self._cache.check()
         # Sequences that wait for a block want what is written to it; others must know that they share one.
-        awaited = {sequence.waits_for[0] for sequence in self._tables if sequence.waits_for is not None}
+        awaited = {waits_for[0] for each in self._tables if (waits_for := each.placement.waits_for) is not None}
         for sequence, table in self._tables.items():
-            index, offset = divmod(sequence.num_computed, self.block_size)
-            if offset and not sequence.shares_last_block and sequence not in awaited:
+            index, offset = divmod(sequence.placement.num_computed, self.block_size)
+            if offset and not sequence.placement.shares_last_block and sequence not in awaited:
                 shared = [blocks[index] for blocks in table.groups if self.ref_count(blocks[index]) > 1]
                 assert not shared, f"blocks {shared} would be written to by one of several holders"
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from octavo.scheduler.core.sequence import Sequence
+from octavo.scheduler.core.sequence import CacheUse, Sequence
 from octavo.wire.base import NULL_BLOCK, Value
 from octavo.wire.requests import CacheKey
 
@@ -233,7 +233,7 @@ class PrefixLookup:
     def _limit(self, sequence: Sequence) -> int:
         """Counts the blocks that may be found computed: a hit never covers the last known token, whose logits are
         needed."""
-        return 0 if sequence.bypasses_cache else (sequence.num_known - 1) // self._block_size
+        return 0 if sequence.cache_use is CacheUse.BYPASSED else (sequence.num_known - 1) // self._block_size
 
     def _find(self, sequence: Sequence) -> Begin:
         """Finds the longest beginning of the sequence that all KV groups hold."""
@@ -276,7 +276,7 @@ class PrefixLookup:
 
     def _find_tail(self, sequence: Sequence, num_blocks: int) -> Tail | None:
         """Finds the longest partly filled pinned block that goes on with the sequence's tokens after `num_blocks`."""
-        if not self.tails or sequence.bypasses_cache:
+        if not self.tails or sequence.cache_use is CacheUse.BYPASSED:
             return None
         start, stop = num_blocks * self._block_size, sequence.num_known - 1
         if sequence.cache_key.salt:

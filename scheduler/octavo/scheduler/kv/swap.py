@@ -75,7 +75,7 @@ class SwapSpace:
 
     def _computed(self, sequence: Sequence) -> list[list[int]]:
         """Returns the blocks with any computed token in them, one list per KV group."""
-        count = -(-sequence.num_computed // self._block_size)
+        count = -(-sequence.placement.num_computed // self._block_size)
         return [blocks[:count] for blocks in self._device_tables[sequence].groups]
 
     def _computed_blocks(self, sequences: Iterable[Sequence]) -> set[int]:
@@ -99,7 +99,7 @@ class SwapSpace:
             if cpu_block != NULL_BLOCK and block_id is None
         }
         new = sum(self._num_new(sequence) * len(self.tables[sequence].groups) for sequence in sequences)
-        begun = [sequence for sequence in sequences if sequence.num_computed % self._block_size]
+        begun = [sequence for sequence in sequences if sequence.placement.num_computed % self._block_size]
         written = [blocks[-1] for sequence in begun for blocks in self.tables[sequence].groups]
         # The last of a block's holders writes to it in place.
         return len(moved) + new + len(written) - len(set(written))
@@ -140,7 +140,7 @@ class SwapSpace:
         """Returns the sequence's CPU blocks, one list per KV group, each beside the device blocks, if any, that hold
         the same for others."""
         swapped = self.tables[sequence]
-        num_full = min(sequence.num_computed, sequence.num_known) // self._block_size
+        num_full = min(sequence.placement.num_computed, sequence.num_known) // self._block_size
         hashes = block_hashes(sequence, self._block_size)[:num_full]
         partial = [None] * (len(swapped) - num_full)
         return [

@@ -12,7 +12,7 @@ from octavo.scheduler.core.explain import Explanation, ReplicaObstacle
 from octavo.scheduler.core.poison import Entry
 from octavo.scheduler.core.replica import Replica, ReplicaState
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, SequenceGroup, SequenceStatus
 from octavo.scheduler.core.waiting_queue import WaitingQueue
 from octavo.scheduler.kv.blocks import present
 from octavo.v1 import admin_pb2 as pb
@@ -73,7 +73,9 @@ def _running_owner(replica: Replica, group: SequenceGroup, states: bytearray) ->
     for block_ids in tables:
         for block_id in block_ids:
             states[block_id] = _WITH_ONE_MORE[states[block_id]]
-    return Owner(group.prefix_name or group.request_id, group.prefix_name is not None, _joined(tables), [])
+    if isinstance(group, PrefixGroup):
+        return Owner(group.prefix_name, True, _joined(tables), [])
+    return Owner(group.request_id, False, _joined(tables), [])
 
 
 def _swapped_owner(replica: Replica, group: SequenceGroup, cpu_states: bytearray) -> Owner:
@@ -183,12 +185,12 @@ def _worker(replica: Replica) -> pb.Worker:
     parked, pinned = kv.num_parked, kv.num_pinned
     return pb.Worker(
         id=hello.worker_id,
-        state=_WORKER_STATES[replica.state],
+        state=_WORKER_STATES[replica.availability.state],
         device=hello.device,
         world_size=hello.world_size,
         model=hello.model.name,
         # The scheduler's own requests, which compute pinned prefixes, do not count.
-        running=sum(group.prefix_name is None for group in replica.running),
+        running=sum(isinstance(group, RequestGroup) for group in replica.running),
         swapped=len(replica.swapped),
         block_size=hello.block_size,
         blocks_total=kv.num_blocks,
@@ -241,7 +243,7 @@ def _tenants(queue: WaitingQueue) -> list[pb.TenantLoad]:
     ]
 
 
-def write_status(group: SequenceGroup, replica: Replica | None, now: float) -> pb.RequestStatus:
+def write_status(group: RequestGroup, replica: Replica | None, now: float) -> pb.RequestStatus:
     """Writes the status of one request; `replica` is where it runs or is swapped out."""
     request = group.request
     age = Duration()
@@ -254,7 +256,7 @@ def write_status(group: SequenceGroup, replica: Replica | None, now: float) -> p
         state=_STATES[group.status],
         worker_id=replica.hello.worker_id if replica else "",
         prompt_tokens=len(request.prompt_token_ids),
-        computed_tokens=max(sequence.num_computed for sequence in group.live),
+        computed_tokens=max(sequence.placement.num_computed for sequence in group.live),
         output_tokens=sum(sequence.num_generated for sequence in group.sequences),
         sequences=len(group.live),
         preemptions=group.preemptions,
@@ -272,7 +274,7 @@ def write_explanation(explanation: Explanation, now: float) -> pb.Explanation:
         ahead_request_ids=[other.request_id for other in explanation.ahead[:_MAX_AHEAD]],
         obstacles=[_obstacle(found) for found in explanation.obstacles],
         step_ids=explanation.step_ids,
-        tokens_in_flight=sum(sequence.num_in_flight for sequence in group.live),
+        tokens_in_flight=sum(sequence.placement.num_in_flight for sequence in group.live),
     )
 
 
@@ -297,7 +299,7 @@ def read_state(state: pb.RequestState) -> SequenceStatus | None:
 
 def write_prefix(prefix: Prefix, core: Scheduler) -> pb.PinnedPrefix:
     """Writes a pinned prefix, and which workers have it."""
-    there = [replica for replica in core.replicas.values() if prefix.name in replica.prefix_names]
+    there = [replica for replica in core.replicas.values() if prefix.name in replica.prefixes.names]
     return pb.PinnedPrefix(
         name=prefix.name,
         tokens=len(prefix.token_ids),

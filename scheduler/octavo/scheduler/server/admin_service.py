@@ -22,7 +22,7 @@ from octavo.scheduler.core.events import (
 from octavo.scheduler.core.explain import explain, homes_of_groups
 from octavo.scheduler.core.replica import ReplicaState
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.server.admin_messages import (
     Snapshots,
     read_state,
@@ -213,14 +213,14 @@ async def _object(context: Context, why: str) -> NoReturn:
 def _readmission_objection(core: Scheduler, worker_id: str) -> str | None:
     """Returns why a worker cannot be readmitted; None if it can."""
     replica = core.replica_of_worker(worker_id)
-    if replica is not None and replica.wants_to_leave:
+    if replica is not None and replica.availability.wants_to_leave:
         return f"the process of worker {worker_id} was asked to end, and will; start it anew instead"
-    if replica is not None and replica.state is ReplicaState.READY:
+    if replica is not None and replica.availability.state is ReplicaState.READY:
         return f"worker {worker_id} gets requests already: it is neither cordoned nor drained"
     return None
 
 
-def _select(core: Scheduler, request: pb.ListRequestsRequest) -> list[SequenceGroup]:
+def _select(core: Scheduler, request: pb.ListRequestsRequest) -> list[RequestGroup]:
     """Returns the groups that `request` asks for and that come after the last page, in order of arrival. Raises
     `ValueError` for a state or page token that does not exist."""
     state, after = read_state(request.state), _read_page_token(request.page_token)
@@ -234,7 +234,7 @@ def _select(core: Scheduler, request: pb.ListRequestsRequest) -> list[SequenceGr
     return sorted(groups, key=_serial)
 
 
-def _serial(group: SequenceGroup) -> int:
+def _serial(group: RequestGroup) -> int:
     """Returns the group's serial number of submission."""
     return group.order[1]
 

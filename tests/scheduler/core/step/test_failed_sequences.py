@@ -158,7 +158,7 @@ def test_what_an_aborted_sequence_computed_is_not_shared_if_it_was_not_finite(
     gone, other = (make_request(name, 11, 5, shared=9) for name in ("gone", "other"))
     cluster.submit(gone, other)
     cluster.schedule()
-    spoiled = {each.sequence_id for each in cluster.groups["gone"].live}
+    spoiled = {each.placement.sequence_id for each in cluster.groups["gone"].live}
     cluster.abort("gone")
     cluster.handle(StepAnswered(1, replica.execute(spoil=spoiled)))
     assert_served(cluster, other)
@@ -171,7 +171,7 @@ def test_two_that_share_nothing_fail_in_one_step(make_cluster: MakeCluster) -> N
     replica = cluster.join()
     cluster.submit(*(make_request(name, 9, 5) for name in ("a", "b")), good := make_request("c", 9, 5))
     cluster.schedule()
-    spoiled = {each.sequence_id for name in ("a", "b") for each in cluster.groups[name].live}
+    spoiled = {each.placement.sequence_id for name in ("a", "b") for each in cluster.groups[name].live}
     cluster.handle(StepAnswered(1, replica.execute(spoil=spoiled)))
     assert cluster.rejected.keys() == {"a", "b"}
     assert cluster.core.replicas[1].stats.tokens_sampled == 1
@@ -186,7 +186,11 @@ def test_one_that_keeps_failing_with_others_is_given_up(make_cluster: MakeCluste
     cluster.submit(*(make_request(name, 9, 5, shared=8) for name in "abcd"))
     while len(cluster.groups) > 1:
         cluster.schedule()
-        spoiled = {each.sequence_id for name in cluster.groups.keys() - {"well"} for each in cluster.groups[name].live}
+        spoiled = {
+            each.placement.sequence_id
+            for name in cluster.groups.keys() - {"well"}
+            for each in cluster.groups[name].live
+        }
         cluster.handle(StepAnswered(1, replica.execute(spoil=spoiled)))
     assert cluster.rejected.keys() == set("abcd")
     assert {each.reason for each in cluster.rejected.values()} == {RejectReason.NOT_FINITE}
@@ -243,7 +247,7 @@ def test_a_prefix_that_is_not_finite_is_not_pinned(make_cluster: MakeCluster) ->
     replica = cluster.join()
     cluster.handle(PrefixPinned(Prefix("p", list(range(9)))))
     cluster.schedule()
-    spoiled = {each.sequence_id for group in cluster.core.replicas[1].running for each in group.live}
+    spoiled = {each.placement.sequence_id for group in cluster.core.replicas[1].running for each in group.live}
     cluster.handle(StepAnswered(1, replica.execute(spoil=spoiled)))
     kv = cluster.core.replicas[1].kv
     assert "p" not in kv.pinned

@@ -139,12 +139,13 @@ def test_a_single_long_time_is_taken_for_an_accident(make_cluster: MakeCluster) 
     cluster.join()
     cluster.submit(make_request("r", 5, 20, grammar="100"))
     step_until(cluster, lambda: len(cluster.tokens["r"]) >= 3)
-    group = cluster.groups["r"]
-    assert group.grammar_us == 100
-    group.took_for_grammar(3_000_000)
-    assert group.grammar_us == 100
-    group.took_for_grammar(3_000_000)
-    assert group.grammar_us == 250_000
+    grammar = cluster.groups["r"].grammar
+    assert grammar is not None
+    assert grammar.us == 100
+    grammar.took(3_000_000)
+    assert grammar.us == 100
+    grammar.took(3_000_000)
+    assert grammar.us == 250_000
 
 
 def test_its_time_is_booked_to_the_tenant(make_cluster: MakeCluster) -> None:

@@ -20,9 +20,9 @@ def half_computed(make_cluster: MakeCluster) -> Cluster:
     cluster.submit(resubmitted(request, *known))
     cluster.step()
     first, second = cluster.groups["r"].sequences
-    assert first.num_computed == 6
-    assert not second.is_ready
-    assert second.num_computed > 0
+    assert first.placement.num_computed == 6
+    assert not second.placement.is_ready
+    assert second.placement.num_computed > 0
     return cluster
 
 
@@ -32,7 +32,7 @@ def test_are_recomputed_until_none_waits(make_cluster: MakeCluster, steps: int) 
     group = cluster.groups["r"]
     for _ in range(steps):
         cluster.step()
-    waits = not all(sequence.is_ready for sequence in group.sequences)
+    waits = not all(sequence.placement.is_ready for sequence in group.sequences)
     assert waits == (steps < 2)
     StepBuilder(cluster.core.replicas[1], 6).preempt(group)
     assert group.status is (SequenceStatus.WAITING if waits else SequenceStatus.SWAPPED)

@@ -205,7 +205,7 @@ class TestDelay:
     def test_is_measured_by_the_last_prefill_not_by_decodes(self, make_cluster: MakeCluster) -> None:
         cluster = self.running(make_cluster)
         self.decode_until(cluster, cluster.now + 0.1)
-        assert cluster.core.replicas[1].prefill_latency == pytest.approx(0.5)
+        assert cluster.core.replicas[1].steps.prefill_latency == pytest.approx(0.5)
         cluster.submit(make_request("new", 4, 4))
         step_until(cluster, lambda: not len(cluster.core.waiting))
-        assert cluster.core.replicas[1].prefill_latency == pytest.approx(0.01)
+        assert cluster.core.replicas[1].steps.prefill_latency == pytest.approx(0.01)

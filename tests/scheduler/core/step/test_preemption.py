@@ -215,7 +215,7 @@ class TestWhatBecomesOfTheBlocks:
         cluster.submit(make_request("r", 15, 9, num_sequences=4, temperature=1.0))
         cluster.step()
         drain(cluster)
-        assert 0 < cluster.groups["r"].sequences[0].num_computed < 15
+        assert 0 < cluster.groups["r"].sequences[0].placement.num_computed < 15
         assert self.preempt(cluster, "r") is SequenceStatus.SWAPPED
 
     @pytest.mark.parametrize(

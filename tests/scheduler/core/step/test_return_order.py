@@ -14,7 +14,7 @@ from octavo.scheduler.core.config import Policy, Preemption
 from octavo.scheduler.core.events import StepAnswered, WorkerCordoned, WorkerDrained, WorkerReadmitted
 from octavo.scheduler.core.poison import DEATHS_TO_SUSPECT, Death, Verdict
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import RequestGroup, SequenceStatus
 from octavo.scheduler.server.event_log import Record, replay
 from octavo.testing.cluster import Cluster, make_request, reference_tokens
 from octavo.testing.scenarios import step_until
@@ -58,7 +58,7 @@ class Order:
             ]
 
 
-def may_come(cluster: Cluster, replica: Replica, group: SequenceGroup) -> bool:
+def may_come(cluster: Cluster, replica: Replica, group: RequestGroup) -> bool:
     """Whether the replica would take a waiting group, now or once it has room."""
     is_suspect = group in cluster.core.request_table.suspects
     return not is_suspect and cluster.core.replica_table.takes(replica, group) and has_capacity(group.request, replica)

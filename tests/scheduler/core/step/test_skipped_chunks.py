@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from octavo.scheduler.core.events import PrefixPinned, StepAnswered
+from octavo.scheduler.core.sequence import PrefixGroup
 from octavo.testing.cluster import VOCABULARY, Cluster, make_request, reference_tokens, resubmitted
 from octavo.wire.requests import Prefix, RejectReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
@@ -89,7 +90,7 @@ def test_nor_does_one_that_shares_only_what_was_built_upon_it(
     between, last = sharer("y", 17, 17), sharer("z", 18, 16)
     cluster = begun(make_cluster, between, last, windows=windows)
     assert [cluster.groups[name].cached_prompt_tokens for name in "yz"] == [12, 16]
-    failing = {each.sequence_id for each in cluster.groups["x"].live}
+    failing = {each.placement.sequence_id for each in cluster.groups["x"].live}
     if gone != "nobody":
         cluster.abort(gone)
     cluster.handle(StepAnswered(1, cluster.replicas[1].execute(spoil_output=failing)))
@@ -121,8 +122,8 @@ def test_a_prefix_that_shares_such_a_block_is_pinned_only_once_it_is_computed(ma
     cluster.schedule()
     cluster.handle(PrefixPinned(Prefix("p", list(range(13)))))
     cluster.schedule()
-    (prefix,) = [group for group in cluster.core.replicas[1].running if group.prefix_name]
-    assert prefix.live[0].num_computed == 13
+    (prefix,) = [group for group in cluster.core.replicas[1].running if isinstance(group, PrefixGroup)]
+    assert prefix.live[0].placement.num_computed == 13
     cluster.answer(1, spoil_output="x")
     cluster.answer(1)
     assert "p" not in cluster.core.replicas[1].kv.pinned
@@ -142,8 +143,10 @@ def test_one_that_shares_what_a_failing_prefix_was_to_compute_gets_its_own_token
     cluster.schedule()
     cluster.submit(other := sharer("y"))
     cluster.schedule()
-    failing = {each.sequence_id for group in cluster.core.replicas[1].running for each in group.live}
-    cluster.handle(StepAnswered(1, replica.execute(spoil_output=failing - {cluster.groups["y"].live[0].sequence_id})))
+    failing = {each.placement.sequence_id for group in cluster.core.replicas[1].running for each in group.live}
+    cluster.handle(
+        StepAnswered(1, replica.execute(spoil_output=failing - {cluster.groups["y"].live[0].placement.sequence_id}))
+    )
     assert [each.name for each in cluster.given_up] == ["p"]
     assert_served(cluster, other)
 
@@ -158,7 +161,7 @@ def test_one_of_several_that_fails_takes_what_the_others_were_to_compute_along(m
     cluster.core.replicas[1].kv.check()
     # Of the first alone its second chunk is skipped; the second sequence computes over it, and fills a block.
     leader = cluster.groups["x"].sequences[0]
-    cluster.handle(StepAnswered(1, cluster.replicas[1].execute(spoil_output={leader.sequence_id})))
+    cluster.handle(StepAnswered(1, cluster.replicas[1].execute(spoil_output={leader.placement.sequence_id})))
     cluster.run()
     plain = make_request("plain", 12, 4, shared=12)
     cluster.submit(plain)
@@ -198,7 +201,7 @@ def test_those_that_start_over_for_it_are_not_to_blame(make_cluster: MakeCluster
     cluster = begun(make_cluster, other := sharer("y"))
     cluster.answer(1, spoil_output="x")
     cluster.answer(1)
-    assert cluster.groups["y"].failed_steps == 0
+    assert cluster.groups["y"].faults.failed_steps == 0
     assert cluster.groups["y"].preemptions == 1
     assert_served(cluster, other)
 

@@ -111,7 +111,7 @@ def test_several_that_get_nothing_finite_are_all_computed_elsewhere(
         cluster.schedule()
     cluster.join(2)
     step_until(cluster, lambda: len(cluster.core.replicas[2].running) == 4, 4)
-    assert len(cluster.core.replicas[1].non_finite_at) == 1
+    assert len(cluster.core.replicas[1].steps.non_finite_at) == 1
     assert_served(cluster, *requests)
     assert cluster.rejected == {}
 
@@ -153,7 +153,7 @@ def test_a_replica_that_spoils_three_steps_is_ended(make_cluster: MakeCluster, i
     cluster.submit(*good(4))
     known = cluster.core.replicas[1]
     step_until(cluster, lambda: not cluster.core.replicas, 20)
-    assert len(known.non_finite_at) == 3
+    assert len(known.steps.non_finite_at) == 3
     assert losses.causes == [LossCause.BROKEN]
     assert [type(message) for message in replica.received].count(WorkerRefused) == 1
     assert cluster.rejected == {}
@@ -182,7 +182,7 @@ def test_requests_that_get_no_better_elsewhere_end_and_do_not_count(make_cluster
     cluster.join(2, faults=f"nan={BROKEN}")
     cluster.run()
     assert cluster.rejected.keys() == {"a", "b"}
-    assert [replica.non_finite_at for replica in cluster.core.replicas.values()] == [[0.01], []]
+    assert [replica.steps.non_finite_at for replica in cluster.core.replicas.values()] == [[0.01], []]
 
 
 def test_those_that_shared_what_was_not_finite_count_too(make_cluster: MakeCluster) -> None:
@@ -191,7 +191,7 @@ def test_those_that_shared_what_was_not_finite_count_too(make_cluster: MakeClust
     requests = [make_request(name, 11, 7, shared=9) for name in ("first", "second", "third")]
     cluster.submit(*requests)
     cluster.step(spoil="first")
-    assert len(cluster.core.replicas[1].non_finite_at) == 1
+    assert len(cluster.core.replicas[1].steps.non_finite_at) == 1
     assert_served(cluster, *requests)
     assert cluster.rejected == {}
 

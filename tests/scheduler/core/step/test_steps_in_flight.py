@@ -83,7 +83,7 @@ def blocks_of(cluster: Cluster, plan: StepPlan) -> set[int]:
     """All that the plan's step may touch: the tables of its sequences as they are now."""
     replica = cluster.core.replicas[1]
     ids = {sequence_id for work in plan.work for sequence_id in (work.sequence_id, *work.follower_ids)}
-    sequences = [s for group in replica.running for s in group.holders if s.sequence_id in ids]
+    sequences = [s for group in replica.running for s in group.holders if s.placement.sequence_id in ids]
     return {block for s in sequences for blocks in replica.kv.block_table(s) for block in blocks}
 
 
@@ -193,8 +193,8 @@ class TestFailures:
         cluster.submit(searching)
         remapping = plan_until(cluster, lambda plan: bool(plan.remaps))
         (beam,) = cluster.groups["beams"].live
-        assert beam.sequence_id in {remap.sequence_id for remap in remapping.remaps}
-        assert beam.sequence_id not in {work.sequence_id for work in remapping.work}
+        assert beam.placement.sequence_id in {remap.sequence_id for remap in remapping.remaps}
+        assert beam.placement.sequence_id not in {work.sequence_id for work in remapping.work}
         while replica.plans[0] is not remapping:
             answer(cluster)
         answer(cluster, fail=True)

@@ -362,7 +362,7 @@ class Cluster:
         self.handle(StepAnswered(incarnation, result))
 
     def _sequence_ids(self, request_id: str | None) -> set[int]:
-        return set() if request_id is None else {each.sequence_id for each in self.groups[request_id].live}
+        return set() if request_id is None else {each.placement.sequence_id for each in self.groups[request_id].live}
 
     def tick(self, seconds: float) -> None:
         self.now += seconds

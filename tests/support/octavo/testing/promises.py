@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from octavo.scheduler.core.events import Effect, SendToFrontend
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import RequestGroup, SequenceStatus
 from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.wire.requests import Rejected, RejectReason, Request
 
@@ -25,7 +25,7 @@ def worst_case(request: Request, replica: Replica) -> int:
 
 def pinned(core: Scheduler, replica: Replica) -> int:
     """Blocks of the replica that pinned prefixes have, or are to have."""
-    named = [prefix for prefix in core.prefixes.all if prefix.name in replica.prefix_names]
+    named = [prefix for prefix in core.prefixes.all if prefix.name in replica.prefixes.names]
     return sum(_blocks(replica, len(prefix.token_ids)) for prefix in named) * len(replica.hello.kv_groups)
 
 
@@ -45,10 +45,10 @@ class _Before:
     """Holds the state before a turn: who waited; of each replica those that it might bring back; and of each of these
     its status and how often it had been preempted."""
 
-    waiting: set[SequenceGroup]
-    claims: dict[Replica, list[SequenceGroup]]
-    status: dict[SequenceGroup, SequenceStatus]
-    preemptions: dict[SequenceGroup, int]
+    waiting: set[RequestGroup]
+    claims: dict[Replica, list[RequestGroup]]
+    status: dict[RequestGroup, SequenceStatus]
+    preemptions: dict[RequestGroup, int]
 
 
 class Promises:
@@ -107,7 +107,7 @@ class Promises:
         for replica in core.replicas.values():
             self._check_idleness(core, replica, self._before.waiting)
 
-    def _check_order(self, core: Scheduler, replica: Replica, groups: list[SequenceGroup], before: _Before) -> None:
+    def _check_order(self, core: Scheduler, replica: Replica, groups: list[RequestGroup], before: _Before) -> None:
         suspects, running = core.request_table.suspects, set(replica.running)
         back = [group for group in groups if group in running and group not in suspects]
         if not back:
@@ -122,7 +122,7 @@ class Promises:
                 f"{latest.request_id} comes back to {replica.hello.worker_id} before {group.request_id}"
             )
 
-    def _check_idleness(self, core: Scheduler, replica: Replica, waited: set[SequenceGroup]) -> None:
+    def _check_idleness(self, core: Scheduler, replica: Replica, waited: set[RequestGroup]) -> None:
         # The paper's policy looks at the head of the queue alone, and an experiment's memory is no paged one.
         if core.policy.lookahead == 1 or not isinstance(replica.kv, KVCacheManager) or not _idles(replica):
             return
@@ -131,7 +131,7 @@ class Promises:
             is_wanted = (
                 group in waited
                 and group not in core.request_table.suspects
-                and group.non_finite_on != replica.replica_id
+                and group.faults.non_finite_on != replica.replica_id
             )
             assert not (is_wanted and fits(core, group.request, replica)), (
                 f"{replica.hello.worker_id} idles while {group.request_id} waits, which it could hold"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from octavo.wire import sampling as wire
 from octavo.wire.requests import FinishReason
 from octavo.wire.sampling import EarlyStopping
+from octavo.wire.steps import Candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +45,35 @@ class Beam:
 
 @dataclass(slots=True)
 class BeamSearch:
-    """Runs one request's search. `hypotheses` holds at most `width`, best first."""
+    """Runs one request's search. `hypotheses` holds at most `width`, best first.
+
+    By index of a beam, `logprobs` holds the cumulative logprob of its tokens; `candidates` the tokens that it may go on
+    with, kept until all beams have theirs.
+    """
 
     params: wire.BeamSearch
     max_tokens: int
     stop_token_ids: frozenset[int]
     hypotheses: list[Hypothesis] = field(default_factory=list)
+    logprobs: dict[int, float] = field(default_factory=lambda: {0: 0.0})
+    candidates: dict[int, Candidates] = field(default_factory=dict)
+    # Beams forked so far: indexes for new ones.
+    num_forks: int = 0
 
     @property
     def num_candidates(self) -> int:
         """Returns how many candidates a step looks at, over all beams: enough that `width` of them do not end."""
         return max(2, 1 + len(self.stop_token_ids)) * self.params.width
+
+    def beam(self, index: int, generated: Ordered[int]) -> Beam:
+        """Returns the beam of this index, which has `generated` so far, with its candidates. Raises `KeyError` where it
+        has none."""
+        candidates = self.candidates[index]
+        return Beam(generated, self.logprobs[index], candidates.token_ids, candidates.logprobs)
+
+    def go_on(self, logprobs: dict[int, float]) -> None:
+        """Goes on with the beams of these indexes and cumulative logprobs; all wait for candidates again."""
+        self.logprobs, self.candidates = logprobs, {}
 
     def advance(self, beams: list[Beam]) -> list[Continuation]:
         """Returns the next beams, best first; none if the search has ended. All of `beams` have generated equally many

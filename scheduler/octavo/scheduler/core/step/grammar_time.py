@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.sequence import Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import GrammarCost, Sequence, SequenceGroup
 
 # Limits of all grammars' time in one step, in microseconds: usually; and where no other group runs there to be held
 # up, though one may come.
@@ -31,23 +31,24 @@ def in_turn(replica: Replica, decodes: list[Decode], *, prefills: bool) -> list[
     return [decode for decode in decodes if decode[0] not in waiting] if waiting else decodes
 
 
-def tokens_worth(group: SequenceGroup, replica: Replica) -> int:
-    """Returns how many tokens the replica computes in the time that a token of the group takes for its grammar."""
-    return round(group.grammar_us * replica.stats.token_rate / 1e6)
+def tokens_worth(grammar: GrammarCost, replica: Replica) -> int:
+    """Returns how many tokens the replica computes in the time that a token takes for its grammar."""
+    return round(grammar.us * replica.stats.token_rate / 1e6)
 
 
-def may_start(group: SequenceGroup, num_sequences: int, already_us: int) -> bool:
-    """Tells whether `num_sequences` sequences of a group may choose their first token in a step in which grammars of
-    others take `already_us` microseconds."""
-    return not already_us or already_us + group.grammar_us * num_sequences <= STEP_US
+def may_start(us: int, already_us: int) -> bool:
+    """Tells whether a group's grammar may take `us` microseconds for its first tokens in a step in which grammars of
+    others take `already_us`."""
+    return not already_us or already_us + us <= STEP_US
 
 
 def _waiting(replica: Replica, decodes: list[Decode], *, prefills: bool) -> set[SequenceGroup]:
     members: dict[SequenceGroup, list[Sequence]] = {}
+    costs: dict[SequenceGroup, int] = {}
     for group, sequence in decodes:
-        if group.has_grammar:
+        if group.grammar is not None:
             members.setdefault(group, []).append(sequence)
-    costs = {group: group.grammar_us * len(sequences) for group, sequences in members.items()}
+            costs[group] = costs.get(group, 0) + group.grammar.us
     if sum(costs.values()) <= STEP_US:
         return set()
     shares = _shares(members)
@@ -56,7 +57,7 @@ def _waiting(replica: Replica, decodes: list[Decode], *, prefills: bool) -> set[
     # turns.
     paid = {group: _waited(replica, members[group]) * shares[group] / costs[group] for group in costly}
     costly.sort(key=lambda group: (-paid[group], group.order))
-    has_others = len(costly) < len(members) or any(not group.has_grammar for group in replica.stepping)
+    has_others = len(costly) < len(members) or any(group.grammar is None for group in replica.stepping)
     limit = STEP_US if has_others else ALONE_US
     going: set[SequenceGroup] = set()
     spent = 0
@@ -71,7 +72,7 @@ def _waiting(replica: Replica, decodes: list[Decode], *, prefills: bool) -> set[
 
 def _waited(replica: Replica, sequences: list[Sequence]) -> int:
     """Counts the steps since the last with any of the sequences."""
-    return replica.next_step_id - max(sequence.last_step_id for sequence in sequences)
+    return replica.next_plan.step_id - max(sequence.placement.last_step_id for sequence in sequences)
 
 
 def _shares(groups: Iterable[SequenceGroup]) -> dict[SequenceGroup, float]:

@@ -5,9 +5,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from octavo.scheduler.core.replica import OutstandingStep, Replica
-from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from octavo.scheduler.core.step.beam_search import Beam, Continuation
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.step.beam_search import BeamSearch, Continuation
+from octavo.scheduler.core.steps_in_flight import OutstandingStep
 from octavo.wire import history
 from octavo.wire.requests import Delta, FinishReason
 from octavo.wire.sampling import Logprobs
@@ -49,13 +50,13 @@ def _builds_on(group: SequenceGroup, skipped: set[int], answered_step_id: int) -
     return not skipped.isdisjoint(_ids_here(group)) or any(
         step_id > answered_step_id and owner in skipped
         for sequence in group.sequences
-        for step_id, owner in sequence.builds_on
+        for step_id, owner in sequence.placement.builds_on
     )
 
 
 def _ids_here(group: SequenceGroup) -> set[int]:
     """Returns the ids that the group's sequences have, or had, on this replica."""
-    return {each.sequence_id for each in group.sequences if each.is_introduced or not each.is_live}
+    return {each.placement.sequence_id for each in group.sequences if each.placement.is_introduced or not each.is_live}
 
 
 # One object for all deltas: most have none.
@@ -68,9 +69,9 @@ class Outcome:
     computed."""
 
     deltas: defaultdict[int, list[Delta]] = field(default_factory=lambda: defaultdict(list))
-    finished: list[SequenceGroup] = field(default_factory=list)
+    finished: list[RequestGroup] = field(default_factory=list)
     reasons: list[FinishReason] = field(default_factory=list)
-    prefixes: list[SequenceGroup] = field(default_factory=list)
+    prefixes: list[PrefixGroup] = field(default_factory=list)
 
 
 Member = tuple[SequenceGroup, Sequence]
@@ -81,8 +82,8 @@ def answers(step: OutstandingStep, result: StepResult) -> bool:
     failed; of others at most that they failed."""
     if result.outcome is not StepOutcome.DONE:
         return True
-    asked = [sequence.sequence_id for _, sequence in _unfailed(step.samplers, result)]
-    wanted = [sequence.sequence_id for _, sequence in _unfailed(step.beams, result)]
+    asked = [sequence.placement.sequence_id for _, sequence in _unfailed(step.samplers, result)]
+    wanted = [sequence.placement.sequence_id for _, sequence in _unfailed(step.beams, result)]
     return (
         [sampled.sequence_id for sampled in result.sampled] == asked
         and [candidates.sequence_id for candidates in result.candidates] == wanted
@@ -94,14 +95,14 @@ def _unfailed(members: list[Member], result: StepResult) -> list[Member]:
     if not result.failed:
         return members
     failed = {failure.sequence_id for failure in result.failed}
-    return [member for member in members if member[1].sequence_id not in failed]
+    return [member for member in members if member[1].placement.sequence_id not in failed]
 
 
 def _are_members(step: OutstandingStep, failed: list[SequenceFailure]) -> bool:
     """Tells whether `failed` names sequences that the step computes, each at most once."""
     named = [failure.sequence_id for failure in failed]
-    members = {sequence.sequence_id for group in step.groups for sequence in group.sequences}
-    members.update(sequence.sequence_id for _, sequence in (*step.samplers, *step.beams))
+    members = {sequence.placement.sequence_id for group in step.groups for sequence in group.sequences}
+    members.update(sequence.placement.sequence_id for _, sequence in (*step.samplers, *step.beams))
     return len(set(named)) == len(named) and members.issuperset(named)
 
 
@@ -144,7 +145,7 @@ def separate(replica: Replica, step: OutstandingStep, failed: list[SequenceFailu
 
 
 def _is_victim(replica: Replica, group: SequenceGroup | None, sequence: Sequence) -> bool:
-    shares = group is not None and any(each.shares_distrusted for each in group.sequences)
+    shares = group is not None and any(each.placement.shares_distrusted for each in group.sequences)
     return shares or replica.kv.holds_distrusted(sequence)
 
 
@@ -153,8 +154,8 @@ def _distrust_by_name(replica: Replica, sequence_id: int) -> None:
     blocks."""
     for group in dict.fromkeys(group for step in replica.outstanding for group in step.groups):
         for sequence in group.sequences:
-            if any(owner == sequence_id for _, owner in sequence.builds_on):
-                sequence.shares_distrusted = True
+            if any(owner == sequence_id for _, owner in sequence.placement.builds_on):
+                sequence.placement.shares_distrusted = True
 
 
 def is_non_finite(replica: Replica, step: OutstandingStep, failures: Failures) -> bool:
@@ -173,13 +174,15 @@ def is_non_finite(replica: Replica, step: OutstandingStep, failures: Failures) -
 
 
 def _is_witness(replica: Replica, group: SequenceGroup) -> bool:
-    is_fresh = group.non_finite_on in (None, replica.replica_id)
+    is_fresh = group.faults.non_finite_on in (None, replica.replica_id)
     return is_fresh and not group.is_finished and group not in replica.restarts
 
 
 def _live_members(step: OutstandingStep) -> dict[int, Member]:
     # Other sequences have no id here; the id they had on another replica may be another's here.
-    return {s.sequence_id: (group, s) for group in step.groups for s in group.live if s.is_introduced}
+    return {
+        s.placement.sequence_id: (group, s) for group in step.groups for s in group.live if s.placement.is_introduced
+    }
 
 
 def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outcome:
@@ -202,13 +205,14 @@ def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outco
 
 
 def _note_grammar_times(step: OutstandingStep, times: list[GrammarTime]) -> None:
-    groups = {sequence.sequence_id: group for group, sequence in (*step.samplers, *step.beams)}
+    groups = {sequence.placement.sequence_id: group for group, sequence in (*step.samplers, *step.beams)}
     taken: defaultdict[SequenceGroup, list[int]] = defaultdict(list)
     for each in times:
         if (found := groups.get(each.sequence_id)) is not None:
             taken[found].append(each.microseconds)
     for group, microseconds in taken.items():
-        group.took_for_grammar(sum(microseconds) // len(microseconds))
+        if group.grammar is not None:
+            group.grammar.took(sum(microseconds) // len(microseconds))
 
 
 # -- sampling -------------------------------------------------------------------------------------------------------
@@ -217,7 +221,7 @@ def _note_grammar_times(step: OutstandingStep, times: list[GrammarTime]) -> None
 def _append_sampled(
     replica: Replica, group: SequenceGroup, sequence: Sequence, sampled: SampledToken, outcome: Outcome
 ) -> None:
-    if group.frontend_id is None:
+    if isinstance(group, PrefixGroup):
         outcome.prefixes.append(group)
         return
     if sequence.is_unwanted:
@@ -226,12 +230,12 @@ def _append_sampled(
     request, logprobs = group.request, sampled.logprobs
     start_index, previous_hash = sequence.num_known - sequence.num_prompt, sequence.history_hash
     sequence.append(sampled.token_id)
-    sequence.num_in_flight -= 1
+    placement = sequence.placement
+    placement.num_in_flight -= 1
     # The token was computed before it was known: the outstanding step filled a block with it.
-    if sequence.num_known % replica.kv.block_size == 0 and sequence.num_computed == sequence.num_known:
-        remaps = replica.kv.index(sequence, sequence.last_step_id)
-        replica.remaps += [(sequence, remap) for remap in remaps]
-    sequence.finish_reason = group.finish_reason(sequence)
+    if sequence.num_known % replica.kv.block_size == 0 and placement.num_computed == sequence.num_known:
+        replica.index(sequence)
+    finish_reason = group.finish_reason(sequence)
     outcome.deltas[group.frontend_id].append(
         Delta(
             request.request_id,
@@ -240,7 +244,7 @@ def _append_sampled(
             start_index,
             previous_hash,
             [sampled.token_id],
-            sequence.finish_reason,
+            finish_reason,
             group.preemptions,
             group.swaps,
             group.cached_prompt_tokens or 0,
@@ -248,12 +252,12 @@ def _append_sampled(
             _take_prompt_logprobs(group) if group.prompt_logprobs and sequence.index == 0 else _NO_LOGPROBS,
         )
     )
-    if sequence.finish_reason is not None:
-        outcome.reasons.append(sequence.finish_reason)
+    if finish_reason is not None:
+        outcome.reasons.append(finish_reason)
         _finish(replica, group, sequence, outcome)
 
 
-def _finish(replica: Replica, group: SequenceGroup, sequence: Sequence, outcome: Outcome) -> None:
+def _finish(replica: Replica, group: RequestGroup, sequence: Sequence, outcome: Outcome) -> None:
     replica.finish(group, sequence)
     if group.is_finished:
         outcome.finished.append(group)
@@ -281,54 +285,40 @@ def _take_candidates(
 ) -> None:
     """Keeps a beam's candidates, and advances the search once all beams have theirs: after a preemption they may come
     back in different steps."""
-    beam.candidates = candidates
-    beam.num_in_flight -= 1
-    beams = group.live
-    if any(each.candidates is None for each in beams):
+    search, beams = group.search, group.live
+    assert search is not None
+    search.candidates[beam.index] = candidates
+    beam.placement.num_in_flight -= 1
+    if any(each.index not in search.candidates for each in beams):
         return
-    assert group.search is not None
-    chosen = group.search.advance(
-        [
-            Beam(each.generated_token_ids, each.cumulative_logprob, each.candidates.token_ids, each.candidates.logprobs)
-            for each in beams
-            if each.candidates is not None
-        ]
-    )
-    if chosen:
-        _go_on(replica, group, beams, chosen)
+    if chosen := search.advance([search.beam(each.index, each.generated_token_ids) for each in beams]):
+        _go_on(replica, group, search, beams, chosen)
     else:
         _end_search(replica, group, outcome)
 
 
-def _go_on(replica: Replica, group: SequenceGroup, beams: list[Sequence], chosen: list[Continuation]) -> None:
+def _go_on(
+    replica: Replica, group: SequenceGroup, search: BeamSearch, beams: list[Sequence], chosen: list[Continuation]
+) -> None:
     """Forks and frees (paper Fig. 9): a beam goes on as its own first continuation, forks for the others, or ends."""
     next_beams: list[Sequence] = []
     for continuation in chosen:
         beam = beams[continuation.beam]
-        next_beams.append(_forked(replica, group, beam) if beam in next_beams else beam)
+        next_beams.append(replica.fork(group, beam) if beam in next_beams else beam)
     for beam in beams:
-        beam.candidates = None
         if beam not in next_beams:
             replica.release(beam)
             beam.leave(SequenceStatus.FINISHED)
     # Tokens are appended only now: a fork is a copy of what its parent was before.
     for beam, continuation in zip(next_beams, chosen, strict=True):
         beam.append(continuation.token_id)
-        beam.cumulative_logprob = continuation.cumulative_logprob
+    search.go_on({beam.index: each.cumulative_logprob for beam, each in zip(next_beams, chosen, strict=True)})
     group.sequences = next_beams
 
 
-def _forked(replica: Replica, group: SequenceGroup, beam: Sequence) -> Sequence:
-    group.num_forks += 1
-    child = beam.fork(group.num_forks)
-    child.sequence_id = replica.new_sequence_id()
-    replica.kv.fork(beam, child)
-    return child
-
-
 def _end_search(replica: Replica, group: SequenceGroup, outcome: Outcome) -> None:
+    assert isinstance(group, RequestGroup)
     assert group.search is not None
-    assert group.frontend_id is not None
     for beam in group.live:
         replica.release(beam)
         beam.leave(SequenceStatus.FINISHED)

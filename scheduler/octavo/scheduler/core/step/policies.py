@@ -105,7 +105,7 @@ def _keeps_out(builder: StepBuilder, head: SequenceGroup, now: float) -> Obstacl
     replica, waited = builder.replica, now - head.arrival
     if replica.swapped and not returns_before(head, replica.swapped[0]):
         return Obstacle(ObstacleKind.SWAPPED, 0, len(replica.swapped))
-    delay = replica.config.delay_factor * replica.prefill_latency
+    delay = replica.config.delay_factor * replica.steps.prefill_latency
     if not replica.running or waited >= delay:
         return None
     return Obstacle(ObstacleKind.DELAY, math.ceil(delay * 1000), int(waited * 1000))

@@ -3,18 +3,14 @@
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import LossCause, Outbox, PrefixGivenUp, SchedulerObserver
 from octavo.scheduler.core.pinned_prefixes import PrefixPins
-from octavo.scheduler.core.replica import OutstandingStep, Replica
+from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable
-from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, SequenceGroup
 from octavo.scheduler.core.step import outputs as results
+from octavo.scheduler.core.steps_in_flight import MAX_NON_FINITE, NON_FINITE_WINDOW_S, OutstandingStep
 from octavo.wire.requests import Deltas, RejectReason
 from octavo.wire.steps import FailureReason, StepOutcome, StepResult
-
-# A replica is broken that has so many steps, within so many seconds, in which none of several requests got anything
-# finite.
-MAX_NON_FINITE = 3
-NON_FINITE_WINDOW_S = 60.0
 
 
 class StepResults:
@@ -45,17 +41,15 @@ class StepResults:
             return
         done = result.outcome is StepOutcome.DONE
         failures = results.separate(replica, step, result.failed)
-        seconds = replica.answered(step, now, done=done)
+        seconds = replica.answered(step, result, now)
         if done:
-            replica.stats.add(step, result)
-            replica.size.passed()
             self._request_table.suspects.computed(step)
             num_sampled = len(result.sampled) + len(result.candidates)
             self._observer.step(step.num_tokens, num_sampled, len(step.groups), seconds)
             is_non_finite = results.is_non_finite(replica, step, failures)
             self._end_failed(replica, failures, is_non_finite=is_non_finite)
             self._book(replica, results.accept(replica, step, result))
-            if is_non_finite and _is_broken(replica, now):
+            if is_non_finite and replica.steps.was_non_finite(now):
                 reason = (
                     f"gave nothing finite to any request of {MAX_NON_FINITE} steps within {NON_FINITE_WINDOW_S:g} s"
                 )
@@ -74,8 +68,8 @@ class StepResults:
         for group in outcome.finished:
             replica.remove(group)
             self._request_table.finish(group)
-        for group in outcome.prefixes:
-            replica.pin(group)
+        for prefix in outcome.prefixes:
+            replica.pin(prefix)
 
     def _end_failed(self, replica: Replica, failures: results.Failures, *, is_non_finite: bool) -> None:
         """Ends the groups whose sequences failed of themselves, unless the replica may be at fault: in a non-finite
@@ -88,36 +82,34 @@ class StepResults:
             if failure.reason is FailureReason.NOT_FINITE and self._may_try_again(
                 replica, group, is_non_finite=is_non_finite
             ):
-                group.non_finite_on = replica.replica_id
-                replica.restarts[group] = RejectReason(failure.reason), failure.detail
+                group.faults.non_finite_on = replica.replica_id
+                replica.restart_later(group, RejectReason(failure.reason), failure.detail)
             else:
                 self._give_up(replica, group, RejectReason(failure.reason), failure.detail)
         for group, failure in failures.victims.items():
-            if is_non_finite and group.non_finite_on is None:
-                group.non_finite_on = replica.replica_id
-            group.failed_steps += not is_non_finite and group not in replica.restarts
-            replica.restarts.setdefault(group, (RejectReason(failure.reason), failure.detail))
+            if is_non_finite and group.faults.non_finite_on is None:
+                group.faults.non_finite_on = replica.replica_id
+            group.faults.failed_steps += not is_non_finite and group not in replica.restarts
+            replica.restart_later(group, RejectReason(failure.reason), failure.detail)
         for group in failures.stranded:
-            replica.restarts.setdefault(group, (RejectReason.STEP_FAILED, "what it shared was skipped"))
+            replica.restart_later(group, RejectReason.STEP_FAILED, "what it shared was skipped")
 
     def _may_try_again(self, replica: Replica, group: SequenceGroup, *, is_non_finite: bool) -> bool:
         """Tells whether a group that got nothing finite here is computed again; not if another replica gave it no
         better."""
-        if group.prefix_name is not None:
+        if isinstance(group, PrefixGroup):
             return False
         if is_non_finite:
-            return group.non_finite_on in (None, replica.replica_id)
-        return group.non_finite_on is None and self._replica_table.has_ready_home(group, besides=replica)
+            return group.faults.non_finite_on in (None, replica.replica_id)
+        return group.faults.non_finite_on is None and self._replica_table.has_ready_home(group, besides=replica)
 
     def _restart(self, replica: Replica) -> None:
         """Starts groups over from their known tokens, unless their steps have failed too often."""
-        restarts, replica.restarts = replica.restarts, {}
-        for group, (reason, detail) in restarts.items():
+        for group, (reason, detail) in replica.take_restarts().items():
             if group.is_finished:
                 # The group has finished since then, or was aborted.
                 continue
             if not self._is_hopeless(group):
-                group.preemptions += 1
                 replica.evict(group)
                 self._request_table.come_back(replica, group)
             else:
@@ -125,12 +117,12 @@ class StepResults:
 
     def _is_hopeless(self, group: SequenceGroup) -> bool:
         return (
-            group.failed_steps >= self._config.max_failed_steps
-            or group.memory_failures >= self._config.max_memory_failures
+            group.faults.failed_steps >= self._config.max_failed_steps
+            or group.faults.memory_failures >= self._config.max_memory_failures
         )
 
     def _give_up(self, replica: Replica, group: SequenceGroup, reason: RejectReason, detail: str) -> None:
-        if group.prefix_name is None:
+        if isinstance(group, RequestGroup):
             self._request_table.reject(group, reason, detail)
         else:
             self._prefixes.give_up(group.prefix_name, replica)
@@ -150,8 +142,8 @@ def _fail_step(replica: Replica, step: OutstandingStep, result: StepResult) -> N
     groups = [*step.groups, *step.swapped_out]
     groups += [group for group in replica.running if not remapped.isdisjoint(group.sequences)]
     for group in dict.fromkeys(groups):
-        group.failed_steps += group in blamed
-        replica.restarts.setdefault(group, (reason, result.detail))
+        group.faults.failed_steps += group in blamed
+        replica.restart_later(group, reason, result.detail)
 
 
 def _run_out_of_memory(replica: Replica, step: OutstandingStep) -> None:
@@ -159,11 +151,5 @@ def _run_out_of_memory(replica: Replica, step: OutstandingStep) -> None:
     num_seqs = max(len(step.groups), len(step.samplers) + len(step.beams))
     groups = set(step.groups)
     if len(groups) == 1 and step.num_tokens <= max(replica.size.min_tokens, num_seqs):
-        groups.pop().memory_failures += 1
+        groups.pop().faults.memory_failures += 1
     replica.size.ran_out(step.num_tokens, num_seqs)
-
-
-def _is_broken(replica: Replica, now: float) -> bool:
-    """Notes that a replica had another non-finite step, and tells whether it has had too many."""
-    replica.non_finite_at = [at for at in replica.non_finite_at if now - at < NON_FINITE_WINDOW_S] + [now]
-    return len(replica.non_finite_at) >= MAX_NON_FINITE

@@ -28,26 +28,23 @@ def runnable(replica: Replica) -> Runnable:
     any_grammar = False
     for group in replica.stepping:
         # Checked in this walk, which visits all groups anyway: few steps have a grammar.
-        any_grammar = any_grammar or group.has_grammar
+        any_grammar = any_grammar or group.grammar is not None
         if len(group.sequences) == 1:
             sequence = group.sequences[0]
-            num_computed, in_flight = sequence.num_computed, sequence.num_in_flight
+            placement = sequence.placement
+            num_computed, in_flight = placement.num_computed, placement.num_in_flight
             if num_computed + 1 != sequence.num_known + in_flight or num_computed < sequence.num_prompt:
                 prefilling.append(group)
-            elif not in_flight or group.may_compute(sequence):
+            # As `may_compute` has it, which a call for each of thousands would take long to say.
+            elif not in_flight or (group.search is None and num_computed + 1 < group.longest):
                 decodes.append((group, sequence))
             continue
         sequences = _unanswered(group)
-        ready = [
-            (group, sequence)
-            for sequence in sequences
-            if sequence.num_computed + 1 == sequence.num_known + sequence.num_in_flight
-            and sequence.num_computed >= sequence.num_prompt
-        ]
+        ready = [(group, sequence) for sequence in sequences if sequence.is_decoding]
         if len(ready) < len(sequences):
             prefilling.append(group)
         else:
-            decodes += [each for each in ready if not each[1].num_in_flight or group.may_compute(each[1])]
+            decodes += [each for each in ready if not each[1].placement.num_in_flight or group.may_compute(each[1])]
     if any_grammar:
         found.decodes = grammar_time.in_turn(replica, decodes, prefills=bool(prefilling))
     return found
@@ -55,7 +52,10 @@ def runnable(replica: Replica) -> Runnable:
 
 def _unanswered(group: SequenceGroup) -> list[Sequence]:
     """Returns the group's sequences with blocks, but for beams that have their candidates and wait for other beams."""
-    return [sequence for sequence in group.holders if sequence.candidates is None]
+    holders = group.holders
+    if group.search is None or not group.search.candidates:
+        return holders
+    return [beam for beam in holders if beam.index not in group.search.candidates]
 
 
 def decode(builder: StepBuilder, decodes: list[Decode]) -> bool:
@@ -87,10 +87,9 @@ def start_prefixes(builder: StepBuilder) -> None:
     replica = builder.replica
     if replica.isolates:
         return
-    for group in list(replica.prefixes):
+    for group in list(replica.prefixes.to_compute):
         fits = start_obstacle(replica.kv, group) is None
         if builder.budget and fits and replica.num_running_seqs < replica.max_parallel:
-            replica.prefixes.remove(group)
             builder.admit(group)
 
 

@@ -25,7 +25,7 @@ from itertools import combinations
 from octavo.scheduler.core.events import Effect, Event, ReplicaLost, RequestSubmitted, SendToReplica, StepAnswered
 from octavo.scheduler.core.replica import Replica, ReplicaState
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
 from octavo.testing.oracles.paged import paged
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import StepOutcome, StepPlan
@@ -136,7 +136,7 @@ class MechanismWatch:
         self._on_group: dict[SequenceGroup, set[Mechanism]] = {}
         self._held: dict[int, list[SequenceGroup]] = {}
         self._names: dict[int, dict[int, SequenceGroup]] = {}
-        self._queue: list[SequenceGroup] = []
+        self._queue: list[RequestGroup] = []
         # How a replica's last failed step failed.
         self._failures: dict[int, Mechanism] = {}
         # Requests, by frontend, that a lost scheduler held.
@@ -154,10 +154,10 @@ class MechanismWatch:
         }
         self._names = {
             replica.replica_id: {
-                sequence.sequence_id: group
+                sequence.placement.sequence_id: group
                 for group in self._held[replica.replica_id]
                 for sequence in group.sequences
-                if sequence.is_introduced
+                if sequence.placement.is_introduced
             }
             for replica in core.replicas.values()
         }
@@ -257,13 +257,13 @@ class MechanismWatch:
     def _see_overtaking(self, core: Scheduler) -> None:
         # PoisonDetector come out of turn, and what no replica holds is passed over.
         suspects, waiting = core.request_table.suspects, set(core.waiting)
-        passed: list[SequenceGroup] = []
+        passed: list[RequestGroup] = []
         for group in self._queue:
             if group in waiting:
                 if group not in suspects and core.replica_table.can_hold(group):
                     passed.append(group)
             elif passed and group not in suspects and (replica := core.request_table.replica_of(group)):
-                step = replica.replica_id, replica.next_step_id - 1
+                step = replica.replica_id, replica.next_plan.step_id - 1
                 for each in (group, *passed):
                     self._marks[each][Mechanism.OVERTAKING] = step
 
@@ -271,7 +271,7 @@ class MechanismWatch:
         step = replica.replica_id, plan.step_id
         booked = replica.outstanding[-1]
         groups = list(dict.fromkeys((*booked.groups, *booked.swapped_out)))
-        names = {sequence.sequence_id: group for group in _held(replica) for sequence in group.sequences}
+        names = {sequence.placement.sequence_id: group for group in _held(replica) for sequence in group.sequences}
         owners = {
             block_id: g for g in groups for s in g.live if replica.kv.holds(s) for block_id in _blocks(replica, s)
         }
@@ -295,8 +295,9 @@ class MechanismWatch:
                 mark(Mechanism.HIT, group)
         for group in groups:
             for sequence in group.sequences:
-                for _, filler in [each for each in sequence.builds_on if each[0] > replica.answered_step_id]:
-                    mark(Mechanism.PROVISIONAL, group, names.get(filler))
+                for step_id, filler in sequence.placement.builds_on:
+                    if step_id > replica.next_plan.answered_step_id:
+                        mark(Mechanism.PROVISIONAL, group, names.get(filler))
         for remap in plan.remaps:
             if remap.block_id not in copied:
                 mark(Mechanism.DUPLICATE, names.get(remap.sequence_id))
@@ -312,7 +313,9 @@ class MechanismWatch:
 
     def _see_progress(self, group: SequenceGroup, step: _Step, chooses: bool) -> None:
         marks = self._marks[group]
-        if any(0 < each.num_computed < each.num_known for each in group.live if each.leader is None):
+        if any(
+            0 < each.placement.num_computed < each.num_known for each in group.live if each.placement.leader is None
+        ):
             marks[Mechanism.CHUNK] = None
         elif Mechanism.CHUNK in marks:
             marks[Mechanism.CHUNK] = step
@@ -347,15 +350,15 @@ class MechanismWatch:
         blocks = {block_id for sequence in held for block_id in _blocks(replica, sequence)}
         if group.status is SequenceStatus.SWAPPED:
             found.add(Mechanism.SWAP)
-        if group.prefix_name is not None or any(not blocks.isdisjoint(held) for held in replica.kv.pinned.values()):
+        if isinstance(group, PrefixGroup) or any(not blocks.isdisjoint(held) for held in replica.kv.pinned.values()):
             found.add(Mechanism.PIN)
         if any(NULL_BLOCK in blocks for each in held for blocks in replica.kv.block_table(each)):
             found.add(Mechanism.WINDOW)
         if group.search is not None:
             found.add(Mechanism.BEAM)
-        if any(sequence.leader is not None for sequence in group.live):
+        if any(sequence.placement.leader is not None for sequence in group.live):
             found.add(Mechanism.FOLLOWER)
-        if any(owner in group.sequences for owner, _ in replica.remaps):
+        if any(owner in group.sequences for owner, _ in replica.next_plan.remaps):
             found.add(Mechanism.DUPLICATE)
         if replica.config.priority_ageing_s and _is_before_higher(group, replica.requests):
             found.add(Mechanism.AGEING)
@@ -365,8 +368,8 @@ class MechanismWatch:
 def _of_replica(replica: Replica) -> set[Mechanism]:
     size = replica.size
     states = {
-        Mechanism.CORDON: replica.is_cordoned,
-        Mechanism.DRAIN: replica.state is ReplicaState.DRAINING,
+        Mechanism.CORDON: replica.availability.is_cordoned,
+        Mechanism.DRAIN: replica.availability.state is ReplicaState.DRAINING,
         Mechanism.ISOLATION: replica.suspect is not None,
         Mechanism.HALVED_STEP: size.tokens < size.max_tokens or size.seqs < size.max_seqs,
     }
@@ -381,7 +384,7 @@ def _finds_more(replica: Replica, group: SequenceGroup, brought: set[int]) -> bo
         block_id
         for sequence in group.holders
         for table in replica.kv.block_table(sequence)
-        for block_id in table[: min(sequence.num_computed, sequence.num_known - 1) // size]
+        for block_id in table[: min(sequence.placement.num_computed, sequence.num_known - 1) // size]
     }
     return any(each not in brought and each != NULL_BLOCK and paged(replica).ref_count(each) > 1 for each in blocks)
 
@@ -396,6 +399,6 @@ def _blocks(replica: Replica, sequence: Sequence) -> list[int]:
 
 def _is_before_higher(group: SequenceGroup, others: Iterable[SequenceGroup]) -> bool:
     priority = group.request.priority
-    return group.prefix_name is None and any(
+    return isinstance(group, RequestGroup) and any(
         other.request.priority > priority and other.order > group.order for other in others
     )

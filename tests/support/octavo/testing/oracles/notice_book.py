@@ -2,7 +2,7 @@
 
 from octavo.scheduler.core.events import Effect, SendToFrontend
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import RequestGroup, SequenceStatus
 from octavo.wire.requests import Notice, NoticeKind, Notices
 
 
@@ -10,7 +10,7 @@ class NoticeBook:
     """Follows what each held request was told; to be shown the effects of every event and every plan."""
 
     def __init__(self) -> None:
-        self._last: dict[SequenceGroup, NoticeKind] = {}
+        self._last: dict[RequestGroup, NoticeKind] = {}
 
     def check(self, core: Scheduler, effects: list[Effect]) -> None:
         """Asserts what these effects say, and that they leave nothing out."""
@@ -24,7 +24,7 @@ class NoticeBook:
                 self._take(core, held[frontend_id, notice.request_id], notice)
         self._check_complete(core)
 
-    def _take(self, core: Scheduler, group: SequenceGroup, notice: Notice) -> None:
+    def _take(self, core: Scheduler, group: RequestGroup, notice: Notice) -> None:
         last = self._last.get(group)
         assert notice.attempt == group.request.attempt, "a notice of another attempt"
         assert notice.queue_position == _position(core, group), f"{notice} of {group.status}"
@@ -38,16 +38,15 @@ class NoticeBook:
         """Checks that running requests have no notice but of their resuming, and that stopped ones have the notice of
         that."""
         for replica in core.replicas.values():
-            for group in replica.running:
-                assert self._last.get(group) in (None, NoticeKind.RESUMED), "it runs, and is not told"
-            for group in replica.swapped:
-                assert self._last[group] is NoticeKind.PREEMPTED
+            for group in replica.requests:
+                stands = [NoticeKind.PREEMPTED] if group in replica.swapped else [None, NoticeKind.RESUMED]
+                assert self._last.get(group) in stands, f"it is {group.status}, and is not told"
         for group in core.waiting:
             if group.cached_prompt_tokens is not None:
                 assert self._last[group] is not NoticeKind.RESUMED, "it has stopped, and is not told"
 
 
-def _position(core: Scheduler, group: SequenceGroup) -> int:
+def _position(core: Scheduler, group: RequestGroup) -> int:
     if group.status is SequenceStatus.RUNNING:
         return 0
     queues = [list(core.waiting), *(replica.swapped for replica in core.replicas.values())]

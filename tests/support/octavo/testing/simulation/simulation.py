@@ -129,7 +129,8 @@ class Simulation:
             and core.replicas.keys() == {worker.protocol.incarnation for worker in self.workers.values()}
             and core.num_frontends == len(self.frontends)
             and not any(
-                replica.running or replica.outstanding or replica.prefixes for replica in core.replicas.values()
+                replica.running or replica.outstanding or replica.prefixes.to_compute
+                for replica in core.replicas.values()
             )
         )
 
@@ -142,7 +143,7 @@ class Simulation:
         for worker in self.workers.values():
             replica = core.replicas[worker.protocol.incarnation]
             kept = {sequence.sequence_id for sequence in worker.protocol._table}
-            assert kept <= set(replica.forget), "the worker is never told to forget a sequence"
+            assert kept <= set(replica.next_plan.forget), "the worker is never told to forget a sequence"
         if self.scenario.is_calm:
             self._check_none(_REPAIRS)
         if self.scenario.is_gentle:

@@ -24,7 +24,7 @@ from octavo.scheduler.core.events import (
 )
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.server.event_log import Began, Handled, Planned, Record
 from octavo.testbed.history import Event, Held, Left, Load
 from octavo.testbed.judge import Judge
@@ -157,14 +157,13 @@ class Watch:
                 case SendToFrontend(_, PinRefused()):
                     self.counts["PinRefused"] += 1
 
-    def admitted(self, group: SequenceGroup, replica: Replica, now: float) -> None:
+    def admitted(self, group: RequestGroup, replica: Replica, now: float) -> None:
         """A scheduler gives a request to a replica."""
         request = group.request
         is_closed = replica.hello.worker_id in self._cordoned or replica.replica_id in self._draining
         assert not is_closed or group.former_replica_id == replica.replica_id, (
             f"{request.request_id} comes to {replica.hello.worker_id}, which is to get nothing new"
         )
-        assert group.frontend_id is not None
         if request.max_queue_ms is not None and not group.has_run:
             waited_ms = 1000 * (now - group.arrival)
             assert waited_ms <= request.max_queue_ms + _ROUNDING_MS, f"{request.request_id} runs past its time"
@@ -224,9 +223,8 @@ class Watch:
 
 def _held(core: Scheduler) -> list[Key]:
     """The requests that wait, run or are swapped out, each as often as it does."""
-    placed = [group for replica in core.replicas.values() for group in (*replica.running, *replica.swapped)]
-    groups = (*core.waiting, *placed)
-    return [(group.frontend_id, group.request_id) for group in groups if group.frontend_id is not None]
+    groups = [*core.waiting, *(group for replica in core.replicas.values() for group in replica.requests)]
+    return [(group.frontend_id, group.request_id) for group in groups]
 
 
 def _num_held(replica: Replica) -> int:

@@ -6,7 +6,7 @@ from typing import Any, cast
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import Effect, Event, PrefixPinned, PrefixUnpinned, ReplicaHeard, Tick
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.server.loop import SchedulerShell
 from octavo.testing.oracles.notice_book import NoticeBook
@@ -49,7 +49,7 @@ class _WatchedScheduler(Scheduler):
         self._notice_book.check(self, effects)
         self._watch.effects(effects)
 
-    def _admit(self, group: SequenceGroup, builder: StepBuilder, now: float) -> None:
+    def _admit(self, group: RequestGroup, builder: StepBuilder, now: float) -> None:
         self._watch.admitted(group, builder.replica, now)
         super()._admit(group, builder, now)
 
