@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
@@ -14,6 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from octavo.kernels.native.memory import zeros
 from octavo.runtime.models.directory import safetensors_header
 
 
@@ -120,18 +120,18 @@ class StoredTensor:
         if not num_elements:
             return torch.empty(shape, dtype=self.dtype)
         # The memory is not the allocator's, which keeps freed memory between blocks that stay.
-        memory = mmap(-1, num_elements * self.dtype.itemsize, MAP_PRIVATE | MAP_ANONYMOUS)
+        tensor = zeros(shape, self.dtype)
+        memory = tensor.view(-1).view(torch.uint8).numpy().data
         self._fill(memory, [(0, num_elements)] if part is None else part.pieces(self.shape))
-        return torch.frombuffer(memory, dtype=self.dtype).view(shape)
+        return tensor
 
-    def _fill(self, memory: mmap, pieces: Iterable[tuple[int, int]]) -> None:
+    def _fill(self, memory: memoryview, pieces: Iterable[tuple[int, int]]) -> None:
         """Reads `pieces` (first element, number of elements) one behind another."""
         itemsize, filled = self.dtype.itemsize, 0
-        with self.path.open("rb", buffering=0) as file, memoryview(memory) as view:
+        with self.path.open("rb", buffering=0) as file:
             for first, count in pieces:
                 end = filled + count * itemsize
-                with view[filled:end] as room:
-                    self._read_at(file.fileno(), self.offset + first * itemsize, room)
+                self._read_at(file.fileno(), self.offset + first * itemsize, memory[filled:end])
                 filled = end
 
     def _read_at(self, file: int, offset: int, room: memoryview) -> None:
