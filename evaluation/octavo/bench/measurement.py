@@ -143,6 +143,11 @@ def machine_cpu_s() -> float:
     return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
 
 
+def children(pid: int) -> list[int]:
+    """Returns the ids of the processes that a process has started, and that still run."""
+    return [int(one) for each in Path(f"/proc/{pid}/task").glob("*/children") for one in each.read_text().split()]
+
+
 def peak_memory(pid: int) -> int:
     """Returns the most bytes that a process has had resident."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
