@@ -1,26 +1,32 @@
-"""Writes the options of the processes into docs/deployment.md and compose.yaml; `--check` only says whether they are
-current.
+"""Writes the options of the processes into docs/deployment.md, compose.yaml and the options of `octavo.llm`; `--check`
+only says whether they are current.
 
-Both stay pages for people: the rows' order and sentences are kept. An option without a row gets one of its default and
-its help, after the option that comes before it; rows and variables of options that are gone are dropped.
+The first two stay pages for people: the rows' order and sentences are kept. An option without a row gets one of its
+default and its help, after the option that comes before it; rows and variables of options that are gone are dropped.
 """
 
 import re
 import sys
+import types
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from octavo.cli.main import main as dispatcher
 from octavo.frontend.cli.frontend import frontend
+from octavo.runtime.options.flags import fields_of
+from octavo.runtime.options.option import Parsed
 from octavo.scheduler.cli.serve import scheduler
 from octavo.worker.cli.worker import worker
+from octavo.worker.config import ModelSettings
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "deployment.md"
 COMPOSE: Final = ROOT / "compose.yaml"
+ENGINE: Final = ROOT / "frontend" / "octavo" / "llm" / "worker_options.py"
 # In the order of the table.
 COMMANDS: Final[Mapping[str, click.Command]] = {"frontend": frontend, "scheduler": scheduler, "worker": worker}
 _HEADER: Final = "| variable | process | default | meaning |\n|---|---|---|---|\n"
@@ -33,7 +39,11 @@ _PASSED_ON: Final = re.compile(r"^ +(OCTAVO_\w+):\n", flags=re.MULTILINE)
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit status: 0, or 1 if `--check` found a difference."""
-    wanted = {PAGE: page(_read(PAGE), COMMANDS), COMPOSE: compose(_read(COMPOSE), _read(PAGE), COMMANDS)}
+    wanted = {
+        PAGE: page(_read(PAGE), COMMANDS),
+        COMPOSE: compose(_read(COMPOSE), _read(PAGE), COMMANDS),
+        ENGINE: engine_options(ModelSettings),
+    }
     stale = [path for path, text in wanted.items() if text != _read(path)]
     if "--check" in arguments:
         for path in stale:
@@ -76,6 +86,40 @@ def compose(text: str, page_text: str, commands: Mapping[str, click.Command]) ->
         lines = "".join(f"{indent}{variable}:\n" for variable in order)
         text = text.replace(block, block[: first.start()] + lines + _PASSED_ON.sub("", block[first.start() :]))
     return text
+
+
+_ENGINE_HEAD: Final = '''"""Options of workers for engines: `python -m tests.option_pages` writes this file."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Holds the options of workers; None leaves a choice to them. `octavo worker --help` says more.
+
+    A field sets the variable of its name: `block_size` sets OCTAVO_BLOCK_SIZE.
+    """
+
+'''
+# An engine has a field of its own for the model; of its workers none is a rank, and none is fake.
+_NOT_AN_ENGINES: Final = re.compile(r"OCTAVO_(MODEL|TP.*|FAKE_.*)")
+
+
+def engine_options(config: type) -> str:
+    """Returns the module with the options of `config`, each a field of its type."""
+    lines = [
+        f"    {str(option.envvar).removeprefix('OCTAVO_').lower()}: {' | '.join(_types(kind, option.values))} = None\n"
+        for kind, option in fields_of(config).values()
+        if not _NOT_AN_ENGINES.fullmatch(str(option.envvar))
+    ]
+    return _ENGINE_HEAD + "".join(lines)
+
+
+def _types(kind: Any, values: object) -> list[str]:
+    """Returns the types that a field takes: of a text that a command reads, also the text."""
+    several = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    plain = {one.__name__ if isinstance(one, type) else "str" for one in several if one is not types.NoneType}
+    return [*sorted(plain | ({"str"} if isinstance(values, Parsed) else set())), "None"]
 
 
 def merged(there: Sequence[str], wanted: Sequence[str], keep: Iterable[str] = ()) -> list[str]:

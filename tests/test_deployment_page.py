@@ -4,7 +4,7 @@ import difflib
 import re
 import shutil
 import subprocess
-from dataclasses import make_dataclass
+from dataclasses import fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +13,12 @@ import pytest
 from tests import option_pages
 
 from octavo.frontend.cli.frontend import frontend
-from octavo.runtime.options.flags import options_of
-from octavo.runtime.options.option import Option, Whole
+from octavo.llm.worker_options import WorkerOptions
+from octavo.runtime.options.flags import fields_of, options_of
+from octavo.runtime.options.option import OneOf, Option, Parsed, Whole
 from octavo.scheduler.cli.serve import scheduler
 from octavo.worker.cli.worker import worker
-from octavo.worker.config import WorkerConfig
+from octavo.worker.config import ModelSettings, WorkerConfig
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
@@ -84,6 +85,31 @@ def test_a_new_field_gets_a_row_and_reaches_its_container() -> None:
 def test_a_row_shows_the_default_of_its_field(mark: Option, kind: Any, default: object, shown: str) -> None:
     page = option_pages.page(PAGE, with_option(mark, kind, default))
     assert lines_added(PAGE, page) == [f"| `OCTAVO_ADDED` | worker | {shown}"]
+
+
+def test_a_new_field_becomes_an_option_of_the_engine() -> None:
+    kinds: list[tuple[Option, Any]] = [
+        (Option("--added", "Tokens.", Whole(1, 9)), int),
+        (Option("--added", "Where.", Parsed(str, "PLACE")), int | None),
+        (Option("--added", "Which.", OneOf(("this", "that"))), str),
+    ]
+    found = []
+    for mark, kind in kinds:
+        grown = make_dataclass(
+            "Grown", [("added", Annotated[kind, mark], None)], bases=(ModelSettings,), kw_only=True, frozen=True
+        )
+        found += lines_added(option_pages.engine_options(ModelSettings), option_pages.engine_options(grown))
+    assert found == [
+        "    added: int | None = None",
+        "    added: int | str | None = None",
+        "    added: str | None = None",
+    ]
+
+
+def test_an_engine_takes_every_option_of_a_worker_but_those_of_ranks_and_of_the_fake_device() -> None:
+    names = set(fields_of(ModelSettings))
+    engines = {field.name for field in fields(WorkerOptions)}
+    assert names - engines == {"model"} | {name for name in names if name.startswith(("tp", "fake_"))}
 
 
 def test_an_option_that_is_gone_leaves_the_page_and_compose() -> None:

@@ -18,6 +18,7 @@ from octavo.testing.cluster import Cluster, make_request, write_fake_model
 from octavo.testing.native import loaded, threads
 from octavo.wire.requests import Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
+from octavo.worker.config import ModelSettings
 from octavo.worker.step.model_runner import ModelRunner
 
 NUM_TOKENS = 12
@@ -89,8 +90,8 @@ def make_requests(vocab_size: int) -> list[Request]:
 
 def make_runner(directory: Path, **options: Any) -> ModelRunner:
     loaded()
-    settings: dict[str, Any] = {"threads": 1, "num_blocks": NUM_BLOCKS, "num_cpu_blocks": 14, **options}
-    return ModelRunner(directory, exact=True, **settings)
+    usual: dict[str, Any] = {"numerics": "exact", "threads": 1, "num_blocks": NUM_BLOCKS, "num_cpu_blocks": 14}
+    return ModelRunner(directory, ModelSettings(**usual | options))
 
 
 def run(directory: Path, runner: ModelRunner, requests: list[Request], situation: Situation) -> Cluster:

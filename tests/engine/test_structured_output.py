@@ -27,6 +27,7 @@ from octavo.testing.small.constraints import (
 )
 from octavo.wire.requests import FinishReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
+from octavo.worker.config import ModelSettings
 from octavo.worker.runner import Runner
 from octavo.worker.step.model_runner import ModelRunner
 
@@ -113,7 +114,8 @@ def tiny_requests(tiny_vocabulary: LLTokenizer) -> list[Request]:
 def exact_runner(directory: Path, **options: Any) -> ModelRunner:
     """Tokens that depend on nothing beside a request."""
     loaded()
-    return ModelRunner(directory, exact=True, **{"threads": 1, "num_blocks": 300, "num_cpu_blocks": 40, **options})
+    usual: dict[str, Any] = {"numerics": "exact", "threads": 1, "num_blocks": 300, "num_cpu_blocks": 40}
+    return ModelRunner(directory, ModelSettings(**usual | options))
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,11 @@ from .tree import ROOTS, Module, read_modules
 # Whose files are counted as those which a new one of its kind would touch too.
 SAMPLING_FIELD = "repetition_penalty"
 OPTION = "swap_memory"
+# What tests.option_pages writes: rows of docs/deployment.md, variables of compose.yaml, and modules that say so.
+_WRITTEN = re.compile(
+    r"^\| `OCTAVO_\w+` \|.*$|^ +OCTAVO_\w+:$|\A.*`python -m tests\.option_pages` writes this file(?s:.*)\Z",
+    re.MULTILINE,
+)
 # Modules of the scheduler that load all of its core, and nothing else.
 _CORE = [f"octavo.scheduler.{name}" for name in ("scheduler", "explain")]
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -111,15 +116,19 @@ def sampling_field(checkout: Path, modules: Sequence[Module]) -> Figure:
 
 
 def option(checkout: Path, modules: Sequence[Module]) -> Figure:
-    """Counts the files that name one option: as attribute, flag or variable, in code, pages or compose.yaml."""
+    """Counts the files in which one option is named by hand: as attribute, flag or variable, in code, pages or
+    compose.yaml. Files that name it only where `tests.option_pages` writes are noted, and not counted."""
     # docs/house.md names the option because it is counted.
     documents = (page for page in sorted((checkout / "docs").glob("*.md")) if page.name != "house.md")
     pages = [checkout / "compose.yaml", *documents]
     sources = {page.relative_to(checkout): page.read_text(encoding="utf-8") for page in pages}
     sources |= {module.path: module.source for module in modules}
     spelled = re.compile(OPTION.replace("_", "[_-]"), re.IGNORECASE)
-    places = [str(path) for path, source in sources.items() if spelled.search(source)]
-    return Figure("files for a new option", len(places), 3, f"those that name {OPTION}", places)
+    naming = {str(path): source for path, source in sources.items() if spelled.search(source)}
+    places = [path for path, source in naming.items() if spelled.search(_WRITTEN.sub("", source))]
+    written = [f"{path} (written by a command)" for path in naming if path not in places]
+    note = f"those that name {OPTION} by hand; a command writes it into {len(written)} more"
+    return Figure("files for a new option", len(places), 3, note, [*places, *written])
 
 
 def contract(checkout: Path, modules: Sequence[Module]) -> Figure:

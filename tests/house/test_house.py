@@ -156,8 +156,10 @@ def test_places_of_a_sampling_field_and_of_an_option(tmp_path: Path) -> None:
             "worker/octavo/worker/a.py": "repetition_penalty = 1.0\nswap_memory = 1\n",
             "worker/octavo/worker/b.py": "my_repetition_penalty = 1.0\n",
             "worker/octavo/worker/c.py": '"--swap-memory"\n',
-            "compose.yaml": "OCTAVO_SWAP_MEMORY:\n",
-            "docs/deployment.md": "`OCTAVO_SWAP_MEMORY`\n",
+            "frontend/octavo/llm/d.py": '"""`python -m tests.option_pages` writes this file."""\n\nswap_memory: int\n',
+            "compose.yaml": "x:\n    OCTAVO_SWAP_MEMORY:\n",
+            "docs/deployment.md": "| `OCTAVO_SWAP_MEMORY` | worker |\n",
+            "docs/swapping.md": "| `OCTAVO_SWAP_MEMORY` | worker |\n\nSet `OCTAVO_SWAP_MEMORY`.\n",
             "docs/api.md": "repetition_penalty\n",
             "docs/house.md": "`swap_memory` is counted\n",
             "tests/test_a.py": "repetition_penalty = swap_memory\n",
@@ -165,8 +167,11 @@ def test_places_of_a_sampling_field_and_of_an_option(tmp_path: Path) -> None:
     )
     expected = ["proto/octavo/v1/generation.proto", "worker/octavo/worker/a.py"]
     assert found["files for a new sampling field"].places == expected
-    expected = ["compose.yaml", "docs/deployment.md", "worker/octavo/worker/a.py", "worker/octavo/worker/c.py"]
-    assert found["files for a new option"].places == expected
+    expected = ["docs/swapping.md", "worker/octavo/worker/a.py", "worker/octavo/worker/c.py"]
+    written = ["compose.yaml", "docs/deployment.md", "frontend/octavo/llm/d.py"]
+    counted = found["files for a new option"]
+    assert (counted.value, counted.places[:3]) == (3, expected)
+    assert counted.places[3:] == [f"{path} (written by a command)" for path in written]
 
 
 def test_the_contract_is_messages_and_api_and_nothing_beside_them(tmp_path: Path) -> None:

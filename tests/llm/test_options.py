@@ -42,6 +42,32 @@ def test_what_is_not_given_is_left_to_the_processes() -> None:
     }
 
 
+def test_workers_options_are_taken_under_their_own_names() -> None:
+    given = {"swap_memory": "1GiB", "num_blocks": 7, "cuda_graphs": False, "block_size": 32, "threads": 2}
+    assert read_options("m", given).environment() == {
+        "OCTAVO_MODEL": "m",
+        "OCTAVO_SWAP_MEMORY": "1GiB",
+        "OCTAVO_NUM_BLOCKS": "7",
+        "OCTAVO_CUDA_GRAPHS": "false",
+        "OCTAVO_BLOCK_SIZE": "32",
+        "OCTAVO_THREADS": "2",
+        "OCTAVO_GENERATION_CONFIG": "auto",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "own", "other"),
+    [
+        ("swap_space", 0.0, "swap_memory", 1),
+        ("num_gpu_blocks_override", 3, "num_blocks", 3),
+        ("enforce_eager", True, "cuda_graphs", True),
+    ],
+)
+def test_one_option_under_two_names_is_refused(name: str, value: object, own: str, other: object) -> None:
+    with pytest.raises(ValueError, match=f"{name} and {own} are names of one option"):
+        read_options("m", {name: value, own: other})
+
+
 def test_an_option_that_there_is_not_is_named() -> None:
     with pytest.raises(TypeError, match="LLM has no option 'max_modellen'; it has: block_size"):
         read_options("m", {"max_modellen": 5})

@@ -10,6 +10,7 @@ from octavo.bench.floors import StepShape
 from octavo.bench.in_process import InProcess, ObservedRunner
 from octavo.bench.measurement import peak_memory
 from octavo.bench.workloads import KV_CACHE_MEMORY, Case, decoding
+from octavo.worker.config import ModelSettings
 from octavo.worker.models.compiled import CompiledLlama
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.step.model_runner import ModelRunner
@@ -63,7 +64,7 @@ def _observe(engine: InProcess, decoder: Decoder | None) -> tuple[dict[str, floa
 
 
 def _answers(model: Path, dtype: str, threads: int) -> dict[str, Answer]:
-    runner = ModelRunner(model, dtype=dtype, threads=threads, kv_cache_memory=KV_CACHE_MEMORY)
+    runner = ModelRunner(model, ModelSettings(dtype=dtype, threads=threads, kv_cache_memory=KV_CACHE_MEMORY))
     observed = ObservedRunner(runner)
     engine = InProcess(observed)
 

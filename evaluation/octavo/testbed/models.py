@@ -11,12 +11,15 @@ import torch
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMoves
+from octavo.worker.config import DEFAULT_BLOCK_SIZE, ModelSettings
 from octavo.worker.loading.prepare import prepare_bundled_model
 from octavo.worker.models.decoder import PagedStep
 from octavo.worker.runner import Runner, StepOutput
 from octavo.worker.sequences import WorkerSequence, WorkItem
 from octavo.worker.step.executor import Executor
 from octavo.worker.step.model_runner import ModelRunner
+from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
+from octavo.worker.tensor_parallel.leader import NO_FOLLOWERS, Followers
 
 NO_MOVES = BlockMoves()
 GREEDY = SamplingParams(max_tokens=1 << 20)
@@ -61,11 +64,13 @@ def transformers_greedy(model: Any, prompt: list[int], num_tokens: int) -> list[
     return token_ids
 
 
-def fp32_runner(directory: Path, **options: Any) -> ModelRunner:
-    """Makes a runner in fp32 with room for 4,096 tokens unless `options` say otherwise."""
-    block_size = options.setdefault("block_size", 16)
-    options.setdefault("num_blocks", 4096 // block_size)
-    return ModelRunner(directory, dtype="float32", device="cpu", **options)
+def fp32_runner(
+    directory: Path, *, group: ShardGroup = SINGLE, followers: Followers = NO_FOLLOWERS, **options: Any
+) -> ModelRunner:
+    """Makes a runner in fp32 with room for 4,096 tokens unless `options`, fields of its settings, say otherwise."""
+    room = {"num_blocks": 4096 // options.get("block_size", DEFAULT_BLOCK_SIZE)}
+    settings = ModelSettings(dtype="float32", **room | options)
+    return ModelRunner(directory, settings, group=group, followers=followers)
 
 
 def new_sequences(

@@ -21,39 +21,25 @@ from typing import Any, Final, Literal
 
 from octavo.cli.supervision import PARENT_VARIABLE
 from octavo.client import Client, OctavoError, RetryPolicy
-
-# Names of vLLM that Octavo does not have.
-_DTYPES: Final = {"half": "float16", "float": "float32"}
+from octavo.llm.worker_options import WorkerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """Holds the options of an engine. None leaves a choice to the process that the option is for.
+class EngineOptions(WorkerOptions):
+    """Holds the options of an engine: those of its workers, and names of vLLM. None leaves a choice to the process that
+    the option is for.
 
     `octavo worker --help` and `octavo scheduler --help` say more. Names are vLLM's where they mean the same; an option
-    that can have only one value is there for scripts that give it. `swap_space` is in GiB, `kv_cache_memory` in bytes
-    or text such as "2GiB", `ready_timeout` in seconds. The seeds of requests without one are drawn from `seed`; with
-    None they differ from run to run.
+    that can have only one value is there for scripts that give it. `swap_space` is in GiB, memory of the workers in
+    bytes or text such as "2GiB", `ready_timeout` in seconds. The seeds of requests without one are drawn from `seed`;
+    with None they differ from run to run.
     """
 
     model: str
     num_workers: int = 1
-    device: str | None = None
-    dtype: str | None = None
     seed: int | None = 0
-    max_model_len: int | None = None
-    load_format: str | None = None
-    model_impl: str | None = None
-    numerics: str | None = None
-    threads: int | None = None
-    gpu_memory_utilization: float | None = None
-    kv_cache_memory: int | str | None = None
-    kv_cache_dtype: str | None = None
-    block_size: int | None = None
     num_gpu_blocks_override: int | None = None
     swap_space: float | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool | None = None
     enforce_eager: bool = False
     generation_config: Literal["auto", "vllm"] = "auto"
@@ -65,10 +51,14 @@ class EngineOptions:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for what this engine does not have."""
+        """Raises `ValueError` for what this engine does not have, and for one option under both its names."""
         for name, (only, why) in _ONLY.items():
             if getattr(self, name) != only and not (name == "tokenizer" and self.tokenizer == self.model):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, but it can only be {only!r}: {why}")
+        for name, (own, _) in _IN_VLLM.items():
+            both = own != name and getattr(self, own, None) is not None
+            if both and getattr(self, name) is not getattr(EngineOptions, name):
+                raise ValueError(f"{name} and {own} are names of one option; give one of them")
 
     def arguments(self) -> list[str]:
         """Returns the arguments of `octavo serve`."""
@@ -76,8 +66,16 @@ class EngineOptions:
 
     def environment(self) -> dict[str, str]:
         """Returns the environment variables of all processes."""
-        given = {name: value for name in _VARIABLES if (value := getattr(self, name)) is not None}
-        return {_VARIABLES[name]: _WORDS.get(name, str)(value) for name, value in given.items()}
+        given = {field.name: getattr(self, field.name) for field in fields(WorkerOptions)}
+        for name, (own, read) in _IN_VLLM.items():
+            if given.get(own) is None and (value := getattr(self, name)) is not None:
+                given[own] = read(value)
+        given |= {"model": self.model, "dtype": _DTYPES.get(self.dtype or "", self.dtype)}
+        return {f"OCTAVO_{name.upper()}": _text(value) for name, value in given.items() if value is not None}
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def read_options(model: str, options: Mapping[str, Any]) -> EngineOptions:
@@ -95,34 +93,16 @@ _ONLY: Final[dict[str, tuple[object, str]]] = {
     "pipeline_parallel_size": (1, "a model is on one device; num_workers runs several copies of it"),
     "trust_remote_code": (False, "code that comes with a model is never run"),
 }
-_VARIABLES: Final = {
-    "device": "OCTAVO_DEVICE",
-    "dtype": "OCTAVO_DTYPE",
-    "max_model_len": "OCTAVO_MAX_MODEL_LEN",
-    "load_format": "OCTAVO_LOAD_FORMAT",
-    "model_impl": "OCTAVO_MODEL_IMPL",
-    "numerics": "OCTAVO_NUMERICS",
-    "threads": "OCTAVO_THREADS",
-    "gpu_memory_utilization": "OCTAVO_GPU_MEMORY_UTILIZATION",
-    "kv_cache_memory": "OCTAVO_KV_CACHE_MEMORY",
-    "kv_cache_dtype": "OCTAVO_KV_CACHE_DTYPE",
-    "block_size": "OCTAVO_BLOCK_SIZE",
-    "num_gpu_blocks_override": "OCTAVO_NUM_BLOCKS",
-    "swap_space": "OCTAVO_SWAP_MEMORY",
-    "max_num_seqs": "OCTAVO_MAX_NUM_SEQS",
-    "max_num_batched_tokens": "OCTAVO_MAX_NUM_BATCHED_TOKENS",
-    "enable_prefix_caching": "OCTAVO_PREFIX_CACHE",
-    "enforce_eager": "OCTAVO_CUDA_GRAPHS",
-    "generation_config": "OCTAVO_GENERATION_CONFIG",
-    "model": "OCTAVO_MODEL",
+# Names of vLLM for options of Octavo, with what makes the one's value of the other's.
+_IN_VLLM: Final[dict[str, tuple[str, Callable[[Any], object]]]] = {
+    "num_gpu_blocks_override": ("num_blocks", int),
+    "swap_space": ("swap_memory", lambda gib: round(gib * 2**30)),
+    "enable_prefix_caching": ("prefix_cache", bool),
+    "enforce_eager": ("cuda_graphs", lambda eager: not eager),
+    "generation_config": ("generation_config", lambda source: {"vllm": "none"}.get(source, source)),
 }
-_WORDS: Final[dict[str, Callable[[Any], str]]] = {
-    "dtype": lambda name: _DTYPES.get(name, name),
-    "swap_space": lambda gib: str(round(gib * 2**30)),
-    "enable_prefix_caching": lambda on: str(on).lower(),
-    "enforce_eager": lambda eager: str(not eager).lower(),
-    "generation_config": lambda source: {"vllm": "none"}.get(source, source),
-}
+# Names of vLLM for dtypes.
+_DTYPES: Final = {"half": "float16", "float": "float32"}
 
 
 _SHOWN_LINES: Final = 30

@@ -10,9 +10,9 @@ from transformers import LlamaConfig
 
 from octavo.testbed.models import write_tiny_model
 from octavo.testing.gpu_runner import gpu_runner
+from octavo.worker.config import ModelSettings
 from octavo.worker.gpu import memory
 from octavo.worker.gpu.memory import memory_for_blocks, profile_prompts
-from octavo.worker.gpu.options import GpuOptions
 from octavo.worker.step.kv_cache import KVCacheError
 from octavo.worker.step.model_runner import ModelRunner
 
@@ -46,7 +46,7 @@ class _FakeGpu:
         patch.setattr(torch.cuda, "max_memory_allocated", lambda device: int((20 + step_gib) * GIB))
 
 
-OPTIONS = GpuOptions(memory_utilization=0.9, max_num_batched_tokens=40, graph_batch=4)
+SETTINGS = ModelSettings(gpu_memory_utilization=0.9, max_num_batched_tokens=40, graph_batch=4)
 
 
 def table_bytes(max_num_seqs: int, graph_batch: int) -> int:
@@ -56,15 +56,15 @@ def table_bytes(max_num_seqs: int, graph_batch: int) -> int:
     return rows + graph_batch * (3 * 8 + 2 * 4) + (graph_batch + 1) * 12
 
 
-def left(runner: ModelRunner, options: GpuOptions = OPTIONS) -> int:
+def left(runner: ModelRunner, settings: ModelSettings = SETTINGS) -> int:
     with torch.inference_mode():
-        return memory_for_blocks(runner._model, runner._layout, runner.executor._paging, options)
+        return memory_for_blocks(runner._model, runner._layout, runner.executor._paging, settings)
 
 
 def test_blocks_get_what_weights_and_steps_leave(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     _FakeGpu(monkeypatch, free_gib=70, step_gib=5)
     tables = table_bytes(max_num_seqs=256, graph_batch=4)
-    assert left(runner, GpuOptions(0.9, 40, graph_batch=4, cuda_graphs=False)) == (90 - 30 - 5) * GIB - tables
+    assert left(runner, replace(SETTINGS, cuda_graphs=False)) == (90 - 30 - 5) * GIB - tables
     logits = 4 * 4 * 64
     assert left(runner) == (90 - 30 - 5 - 5) * GIB - logits - memory._GRAPHS_BYTES - tables
 
@@ -73,7 +73,7 @@ def test_tables_of_many_sequences_take_from_what_blocks_get(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _FakeGpu(monkeypatch, free_gib=70, step_gib=5)
-    more = left(runner) - left(runner, replace(OPTIONS, max_num_seqs=4096))
+    more = left(runner) - left(runner, replace(SETTINGS, max_num_seqs=4096))
     assert more == table_bytes(4096, 4) - table_bytes(256, 4) == 3840 * (4 * 2 + 8)
 
 

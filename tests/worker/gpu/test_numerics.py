@@ -37,7 +37,7 @@ Choices = list[tuple[int, Logprobs | None]]
 @pytest.fixture
 def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
     write_tiny_model(tmp_path, CONFIG)
-    runner = gpu_runner(tmp_path, monkeypatch, exact=True)
+    runner = gpu_runner(tmp_path, monkeypatch, numerics="exact")
     assert isinstance(runner.decoder, FusedLlama)
     return runner
 

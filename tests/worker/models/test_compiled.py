@@ -14,6 +14,7 @@ from transformers import Gemma2Config, GraniteConfig, LlamaConfig, Olmo2Config, 
 from octavo.kernels.native.library import VARIANT_VARIABLE, NativeLibrary, NativeUnavailable, find, load
 from octavo.testbed.models import generate, last_logits, new_sequences, next_item, paged_step, write_tiny_model
 from octavo.testing.native import library, loaded, threads
+from octavo.worker.config import ModelSettings
 from octavo.worker.models import linear
 from octavo.worker.models.compiled import CompiledLlama, compile_layers, compiled
 from octavo.worker.models.decoder import PagedStep
@@ -62,7 +63,7 @@ def llama(directories: dict[str, Path]) -> Path:
 
 
 def runner_of(directory: Path, dtype: str = "float32") -> ModelRunner:
-    return ModelRunner(directory, dtype=dtype, num_blocks=64, num_cpu_blocks=0, threads=1)
+    return ModelRunner(directory, ModelSettings(dtype=dtype, num_blocks=64, num_cpu_blocks=0, threads=1))
 
 
 def torch_runner(directory: Path, dtype: str = "float32") -> ModelRunner:
@@ -223,7 +224,7 @@ def test_what_the_kernels_cannot_compute_is_left_as_it_is(llama: Path, tmp_path:
         compile_layers(torchs.decoder)
     write_tiny_model(tmp_path, LlamaConfig(**SIZES, hidden_act="gelu"))
     assert isinstance(runner_of(tmp_path).decoder, LlamaModel)
-    blocks_of_8 = ModelRunner(llama, dtype="float32", num_blocks=64, num_cpu_blocks=0, block_size=8)
+    blocks_of_8 = ModelRunner(llama, ModelSettings(dtype="float32", num_blocks=64, num_cpu_blocks=0, block_size=8))
     assert isinstance(blocks_of_8.decoder, LlamaModel)
 
 

@@ -40,6 +40,7 @@ from octavo.testbed.models import (
 )
 from octavo.testing.depth import deep
 from octavo.testing.native import kernels
+from octavo.worker.config import ModelSettings
 from octavo.worker.loading.weights import Checkpoint
 from octavo.worker.models.architectures import ARCHITECTURES
 from octavo.worker.models.config import DecoderConfig, read_config
@@ -250,7 +251,7 @@ def test_every_native_architecture_is_tried_here() -> None:
 def test_bfloat16_is_as_close_to_fp32_as_transformers_is(config: Any, tmp_path: Path) -> None:
     exact = write_tiny_model(tmp_path, config)
     rounded = copy.deepcopy(exact).bfloat16()
-    runner = ModelRunner(tmp_path, dtype="bfloat16", device="cpu", num_blocks=64, threads=1)
+    runner = ModelRunner(tmp_path, ModelSettings(dtype="bfloat16", num_blocks=64, threads=1))
     for prompt in PROMPTS[1:]:
         with torch.inference_mode():
             expected, theirs = (model(torch.tensor([prompt])).logits[0, -1].float() for model in (exact, rounded))

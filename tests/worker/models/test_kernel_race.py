@@ -16,9 +16,10 @@ from octavo.runtime.models.directory import cache_directory
 from octavo.testbed.models import fp32_runner, write_tiny_model
 from octavo.testing.native import loaded
 from octavo.worker.cli import worker as cli
+from octavo.worker.config import ModelSettings
 from octavo.worker.models import kernel_race
 from octavo.worker.models.config import DecoderConfig, read_config
-from octavo.worker.models.kernel_race import Settings, Speeds, known, measure, settle, to_measure
+from octavo.worker.models.kernel_race import Speeds, known, measure, settle, to_measure
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -28,7 +29,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 2,
     "max_position_embeddings": 64,
 }
-SETTINGS = Settings(dtype=torch.float32, block_size=16, threads=1)
+SETTINGS = ModelSettings(dtype="float32", block_size=16, threads=1)
 SLOWER, FASTER = Speeds(0.5, 0.9), Speeds(2.0, 1.5)
 
 

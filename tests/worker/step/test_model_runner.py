@@ -18,6 +18,7 @@ from octavo.testbed.models import (
 )
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import KVGroup
+from octavo.worker.config import ModelSettings
 from octavo.worker.models.config import ConfigError
 from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError, _cache_dtype
 
@@ -95,7 +96,7 @@ def test_recomputing_a_sequence_from_its_tokens_continues_it_alike(
 def test_bfloat16_gives_a_sequence_the_same_tokens_alone_as_in_a_batch(
     bundled_model: Path, prompts: list[list[int]]
 ) -> None:
-    runner = ModelRunner(bundled_model, dtype="auto", num_blocks=256)
+    runner = ModelRunner(bundled_model, ModelSettings(num_blocks=256))
     assert runner.model.dtype == "bfloat16"
     together = generate(runner, prompts[2:], NEW_TOKENS)
     assert together == [generate(runner, [prompt], NEW_TOKENS)[0] for prompt in prompts[2:]]
@@ -129,29 +130,31 @@ def test_says_what_it_serves_and_how_long_each_stage_took(bundled_model: Path) -
 
 
 def test_a_memory_budget_sets_the_number_of_blocks(bundled_model: Path) -> None:
-    runner = ModelRunner(bundled_model, kv_cache_memory=10_000_000, block_size=16)
+    runner = ModelRunner(bundled_model, ModelSettings(kv_cache_memory=10_000_000, block_size=16))
     assert runner.num_blocks == 10_000_000 // (16 * 2 * 30 * 192 * 2)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block_size": 0}, "--block-size takes 1 to 256"),
-        ({"block_size": 257}, "--block-size takes 1 to 256"),
         ({"dtype": "int8"}, "'int8' is no dtype"),
         ({"dtype": "float16"}, "float16 is slow"),
-        ({"device": "gpu"}, "'gpu' is no device"),
-        ({"device": "meta"}, "'meta' is not implemented"),
     ],
 )
 def test_options_that_cannot_be_are_refused(bundled_model: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelRunnerError, match=message):
-        ModelRunner(bundled_model, **options)
+        ModelRunner(bundled_model, ModelSettings(**options))
+
+
+@pytest.mark.parametrize(("device", "message"), [("gpu", "'gpu' is no device"), ("meta", "'meta' is not implemented")])
+def test_devices_that_cannot_be_are_refused(bundled_model: Path, device: str, message: str) -> None:
+    with pytest.raises(ModelRunnerError, match=message):
+        ModelRunner(bundled_model, device=device)
 
 
 def test_a_context_longer_than_the_models_is_refused(bundled_model: Path) -> None:
     with pytest.raises(ConfigError, match="1 to 8192"):
-        ModelRunner(bundled_model, max_model_len=8193)
+        ModelRunner(bundled_model, ModelSettings(max_model_len=8193))
 
 
 def test_a_gpu_beyond_those_that_are_there_is_named(bundled_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,8 @@ from octavo.wire.base import NULL_BLOCK
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves
 from octavo.worker.sequences import WorkerSequence
-from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError
+from octavo.worker.step.kv_cache import KVCacheError
+from octavo.worker.step.model_runner import ModelRunner
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -240,18 +241,22 @@ def test_prompt_logprobs_do_not_change_what_is_generated(runner: ModelRunner) ->
     ],
 )
 def test_the_cpu_pool_is_as_large_as_it_is_asked_to_be(
-    tiny: tuple[Path, Any], options: dict[str, int], num_cpu_blocks: int
+    tiny: tuple[Path, Any], options: dict[str, Any], num_cpu_blocks: int
 ) -> None:
     assert fp32_runner(tiny[0], num_blocks=40, threads=1, **options).num_cpu_blocks == num_cpu_blocks
 
 
 def test_a_swap_budget_is_in_bytes(tiny: tuple[Path, Any]) -> None:
     runner = fp32_runner(tiny[0], num_blocks=40, threads=1, swap_memory=100_000)
-    block = runner.kv_bytes_per_token * runner.block_size // len(runner.kv_groups)
-    assert runner.num_cpu_blocks == 100_000 // block > 0
+    assert runner.num_cpu_blocks == 100_000 // _block_bytes(runner) > 0
 
 
-@pytest.mark.parametrize("options", [{"num_cpu_blocks": 41}, {"num_cpu_blocks": -1}, {"swap_memory": 1 << 30}])
-def test_a_cpu_pool_that_could_never_be_filled_is_refused(tiny: tuple[Path, Any], options: dict[str, int]) -> None:
-    with pytest.raises(ModelRunnerError, match=r"with 40 device blocks 0 to 40 .* make sense"):
-        fp32_runner(tiny[0], num_blocks=40, threads=1, **options)
+def _block_bytes(runner: ModelRunner) -> int:
+    return runner.kv_bytes_per_token * runner.block_size // len(runner.kv_groups)
+
+
+@pytest.mark.parametrize("options", [{"num_cpu_blocks": 41}, {"swap_memory": 1 << 30}])
+def test_a_cpu_pool_that_could_never_be_filled_is_refused(tiny: tuple[Path, Any], options: dict[str, Any]) -> None:
+    memory = 40 * _block_bytes(fp32_runner(tiny[0], num_blocks=1))
+    with pytest.raises(KVCacheError, match=r"with 40 device blocks 0 to 40 .* make sense"):
+        fp32_runner(tiny[0], num_blocks=None, kv_cache_memory=memory, threads=1, **options)

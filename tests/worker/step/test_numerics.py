@@ -3,6 +3,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from octavo.testbed.models import bundled_model as bundled_model
 from octavo.testbed.models import new_sequences, run_step, write_tiny_model
 from octavo.testing.native import VARIANTS, loaded, threads
 from octavo.wire.sampling import Logprobs, SamplingParams
+from octavo.worker.config import ModelSettings
 from octavo.worker.models.compiled import CompiledLlama
 from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError, settings_obstacle
 
@@ -69,8 +71,12 @@ def variant(request: pytest.FixtureRequest) -> Iterator[str]:
     library.functions.octavo_choose(library.variant.encode())
 
 
+EXACT = ModelSettings(num_blocks=8, threads=1, numerics="exact")
+
+
 def make_runner(directory: Path, **options: Any) -> ModelRunner:
-    runner = ModelRunner(directory, **{"num_blocks": 256, "threads": 1, "exact": True, **options})
+    usual: dict[str, Any] = {"num_blocks": 256, "threads": 1, "numerics": "exact"}
+    runner = ModelRunner(directory, ModelSettings(**usual | options))
     assert isinstance(runner.decoder, CompiledLlama)
     return runner
 
@@ -113,7 +119,7 @@ def check(runner: ModelRunner, lengths: list[int], counts: list[int], budgets: t
 @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
 def test_a_sequence_chooses_alike_in_any_company(tmp_path: Path, config: Any, dtype: str) -> None:
     write_tiny_model(tmp_path, config)
-    runner = make_runner(tmp_path, dtype=dtype, exact=dtype == "float32")
+    runner = make_runner(tmp_path, dtype=dtype, numerics="exact" if dtype == "float32" else "default")
     # Contexts of up to several of the kernels' chunks of 64 keys.
     check(runner, lengths=[135, 3, 17, 61, 1, 70, 30], counts=[4, 3, 5, 8, 2, 1, 7])
 
@@ -121,7 +127,7 @@ def test_a_sequence_chooses_alike_in_any_company(tmp_path: Path, config: Any, dt
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_sequence_chooses_alike_among_any_number(tmp_path: Path, dtype: str) -> None:
     write_tiny_model(tmp_path, FAMILIES["llama"])
-    runner = make_runner(tmp_path, dtype=dtype, exact=dtype == "float32")
+    runner = make_runner(tmp_path, dtype=dtype, numerics="exact" if dtype == "float32" else "default")
     # Twice as many rows as the kernels take at once, and each number below.
     check(runner, lengths=[1 + 3 * row for row in range(26)], counts=[1 + row for row in range(26)], budgets=(2048, 7))
 
@@ -130,19 +136,19 @@ def test_a_sequence_chooses_alike_among_any_number(tmp_path: Path, dtype: str) -
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_instruction_set_keeps_rows_apart(tmp_path: Path, variant: str, dtype: str) -> None:
     write_tiny_model(tmp_path, FAMILIES["llama"])
-    runner = make_runner(tmp_path, dtype=dtype, exact=dtype == "float32")
+    runner = make_runner(tmp_path, dtype=dtype, numerics="exact" if dtype == "float32" else "default")
     check(runner, lengths=[70, 3, 17, 1, 33, 8, 64], counts=[4, 3, 5, 6, 2, 1, 7], budgets=(2048, 7))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_large_vocabulary_is_chosen_from_alike(tmp_path: Path, dtype: str) -> None:
     write_tiny_model(tmp_path, LARGE)
-    runner = make_runner(tmp_path, dtype=dtype, exact=dtype == "float32")
+    runner = make_runner(tmp_path, dtype=dtype, numerics="exact" if dtype == "float32" else "default")
     check(runner, lengths=[5, 40, 1, 9, 2], counts=[3, 3, 4, 2, 5], budgets=(2048,))
 
 
 def test_the_bundled_model_in_bfloat16_chooses_alike_in_any_company(bundled_model: Path) -> None:
-    runner = make_runner(bundled_model, dtype="bfloat16", exact=False)
+    runner = make_runner(bundled_model, dtype="bfloat16", numerics="default")
     check(runner, lengths=[70, 3, 17, 1, 40], counts=[4, 3, 6, 5, 2], budgets=(2048, 13))
 
 
@@ -150,7 +156,7 @@ def test_exact_computes_in_float32(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, FAMILIES["llama"])
     assert make_runner(tmp_path).model.dtype == "float32"
     assert make_runner(tmp_path, dtype="float32").model.dtype == "float32"
-    assert make_runner(tmp_path, exact=False).model.dtype == "bfloat16"
+    assert make_runner(tmp_path, numerics="default").model.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -165,19 +171,19 @@ def test_exact_computes_in_float32(tmp_path: Path) -> None:
 def test_exact_is_refused_where_it_cannot_be_kept(tmp_path: Path, options: dict[str, Any], why: str) -> None:
     write_tiny_model(tmp_path, FAMILIES["llama"])
     with pytest.raises(ModelRunnerError, match=f"^--numerics exact {why}"):
-        ModelRunner(tmp_path, num_blocks=8, threads=1, exact=True, **options)
+        ModelRunner(tmp_path, replace(EXACT, **options))
 
 
 def test_exact_is_refused_for_an_activation_that_torch_computes(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, LlamaConfig(**SIZES, hidden_act="gelu"))
     with pytest.raises(ModelRunnerError, match="for the whole model: a weight is multiplied by onednn"):
-        ModelRunner(tmp_path, num_blocks=8, threads=1, exact=True)
+        ModelRunner(tmp_path, EXACT)
 
 
 def test_exact_is_refused_for_other_architectures(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, GPT2Config(vocab_size=300, n_embd=64, n_layer=2, n_head=4, n_positions=64))
     with pytest.raises(ModelRunnerError, match="this one is computed by transformers"):
-        ModelRunner(tmp_path, num_blocks=8, threads=1, exact=True)
+        ModelRunner(tmp_path, EXACT)
 
 
 def test_exact_is_refused_without_compiled_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +192,7 @@ def test_exact_is_refused_without_compiled_kernels(tmp_path: Path, monkeypatch: 
     find.cache_clear()
     try:
         with pytest.raises(ModelRunnerError, match="for the whole model: OCTAVO_CPU_KERNELS=none turns them off"):
-            ModelRunner(tmp_path, num_blocks=8, threads=1, exact=True)
+            ModelRunner(tmp_path, EXACT)
     finally:
         find.cache_clear()
 

@@ -28,7 +28,7 @@ from octavo.worker.tensor_parallel.rendezvous import connect
 
 PROMPTS = [[5, 6, 7], list(range(40)), [250, 3, 250]]
 _END_S = 60.0
-_SETTINGS = {"num_blocks": 32, "num_cpu_blocks": 8, "block_size": 8}
+_SETTINGS: dict[str, Any] = {"num_blocks": 32, "num_cpu_blocks": 8, "block_size": 8}
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_prompt_logprobs_are_those_of_one_rank(ranks: TwoRanks, alone: ModelRunn
 
 
 def test_exact_ranks_compute_a_sequence_alike_whatever_is_beside_it(directory: Path, tmp_path: Path) -> None:
-    exact = {**_SETTINGS, "block_size": 16, "exact": True}
+    exact = {**_SETTINGS, "block_size": 16, "numerics": "exact"}
     wanting = SamplingParams(max_tokens=4, logprobs=5)
 
     def logprobs(runner: ModelRunner, prompts: list[list[int]]) -> list[Logprobs | None]:

@@ -30,6 +30,8 @@ DEFAULT_BLOCK_SIZE = 16
 DEFAULT_FAKE_BLOCKS = 1024
 DEFAULT_FAKE_WINDOWS = (0,)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+# The dtypes of keys and values; `auto`: the dtype of the computation.
+KV_CACHE_DTYPES = ("auto", "fp8")
 
 _COUNT = Whole(at_least=1)
 _MOST_BLOCKS = 2**31 - 1
@@ -69,10 +71,11 @@ class ModelSettings:
     """Says which model a worker computes, where, and with how much memory for its KV blocks.
 
     `kv_cache_memory` and `swap_memory` (in CPU memory) are in bytes; `num_blocks` and `num_cpu_blocks` win over them.
-    `gpu_memory_utilization`, `max_num_batched_tokens`, `max_num_seqs` and `cuda_graphs` are a GPU's. `fake_windows` are
+    `gpu_memory_utilization`, `max_num_batched_tokens`, `max_num_seqs` and `cuda_graphs` are a GPU's, and so is
+    `graph_batch`, the largest decode step that is captured as a CUDA graph: it is no option. `fake_windows` are
     those of the fake device's KV groups, 0 for none; `fake_faults` what its prompts bring about. `tp` ranks share the
     model: all on this machine, started by the first, or each started with its `tp_rank` and one `tp_rendezvous` of
-    them all.
+    them all. Raises `ConfigError` on what cannot be.
     """
 
     model: Annotated[
@@ -113,7 +116,7 @@ class ModelSettings:
         Option(
             "--kv-cache-dtype",
             "Another type for the KV cache: fp8 (e4m3) holds twice as many tokens as bfloat16, on a GPU.",
-            OneOf(("auto", "fp8")),
+            OneOf(KV_CACHE_DTYPES),
         ),
     ] = "auto"
     numerics: Annotated[
@@ -224,6 +227,7 @@ class ModelSettings:
             "Capture decode steps on a GPU: a start some seconds longer, and steps without launches.",
         ),
     ] = True
+    graph_batch: int = 256
     fake_step_ms: Annotated[
         float,
         Option(
@@ -255,6 +259,90 @@ class ModelSettings:
             hidden=True,
         ),
     ] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block_size <= MAX_BLOCK_SIZE:
+            raise ConfigError(f"block size {self.block_size} is not in 1 to {MAX_BLOCK_SIZE}")
+        self._check_least(1, "kv_cache_memory", "num_blocks", "max_model_len", "threads")
+        self._check_least(0, "swap_memory", "num_cpu_blocks")
+        if self.threads is not None and self.threads > (cores := available_cores()):
+            raise ConfigError(
+                f"{self.threads} threads are asked for and this process may use {cores} cores, where more threads only"
+                f" wait for each other; give --threads {cores} at most"
+            )
+        if self.num_blocks is not None and (self.num_cpu_blocks or 0) > self.num_blocks:
+            raise ConfigError(
+                f"num_cpu_blocks is {self.num_cpu_blocks}; it must be at most num_blocks, {self.num_blocks}"
+            )
+        if self.kv_cache_dtype != "auto" and self.device != "cuda":
+            raise ConfigError(f"a KV cache of {self.kv_cache_dtype} is for --device cuda; drop it on {self.device}")
+        self._check_fake()
+        self._check_ranks()
+
+    @property
+    def exact(self) -> bool:
+        """Tells whether a request's tokens must never depend on what runs beside it."""
+        return self.numerics == "exact"
+
+    @property
+    def ranks_here(self) -> int:
+        """Counts the ranks of the replica that run on this machine, this one included."""
+        apart = self.tp_rendezvous is not None and not self.is_local_follower
+        return 1 if apart else self.tp
+
+    @property
+    def is_local_follower(self) -> bool:
+        """Tells whether the first rank has started this one, and speaks for it."""
+        return bool(self.tp_rank) and (self.tp_rendezvous or "").startswith(LOCAL_SCHEME)
+
+    def _check_ranks(self) -> None:
+        if not 1 <= self.tp <= MAX_RANKS:
+            raise ConfigError(f"a replica of {self.tp} ranks is asked for; --tp takes 1 to {MAX_RANKS}")
+        if (self.tp_rank is None) != (self.tp_rendezvous is None):
+            raise ConfigError("--tp-rank and --tp-rendezvous go together; without both, all ranks run on this machine")
+        if self.tp_rank is not None and not 0 <= self.tp_rank < self.tp:
+            raise ConfigError(f"rank {self.tp_rank} of {self.tp} is asked for; --tp {self.tp} has 0 to {self.tp - 1}")
+        if self.tp_rendezvous is not None:
+            self._check_rendezvous(self.tp_rendezvous)
+        if self.tp == 1:
+            return
+        if self.device == "fake":
+            raise ConfigError("the fake device computes no model that ranks could share; drop --tp, or --device fake")
+        if self.threads and self.threads > 1 and self.threads * self.ranks_here > (cores := available_cores()):
+            raise ConfigError(
+                f"{self.ranks_here} ranks of {self.threads} threads each are asked for and this process may use {cores}"
+                " cores, where more threads only wait for each other; give fewer --threads"
+            )
+
+    def _check_rendezvous(self, rendezvous: str) -> None:
+        if self.tp == 1:
+            raise ConfigError("--tp-rank and --tp-rendezvous are for several ranks; give --tp too")
+        host, _, port = rendezvous.rpartition(":")
+        if not rendezvous.startswith(LOCAL_SCHEME) and not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
+            raise ConfigError(f"--tp-rendezvous {rendezvous!r} is no address; write host:port")
+
+    def _check_least(self, least: int, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is {value}; it must be at least {least}")
+
+    @property
+    def _has_fake_settings(self) -> bool:
+        windows = self.fake_windows != DEFAULT_FAKE_WINDOWS
+        return bool(windows or self.fake_step_ms or self.fake_eos_probability or self.fake_faults)
+
+    def _check_fake(self) -> None:
+        if self.device == "fake":
+            sized = self.kv_cache_memory is not None and self.num_blocks is None
+            if sized or (self.swap_memory is not None and self.num_cpu_blocks is None):
+                raise ConfigError("the fake device has no KV memory to size; give the number of blocks instead")
+        elif self._has_fake_settings:
+            raise ConfigError(f"settings of the fake device mean nothing on {self.device}; drop them or use fake")
+        if not 0 <= self.fake_step_ms < math.inf or not 0 <= self.fake_eos_probability <= 1:
+            raise ConfigError("a fake step takes 0 ms or more, and a probability lies in 0 to 1")
+        if not self.fake_windows or min(self.fake_windows) < 0:
+            raise ConfigError("the fake device needs one KV group or more, each with a window of 0 tokens or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,83 +413,7 @@ class WorkerConfig(ModelSettings):
             check_metrics(self.metrics_listen, insecure=self.insecure_metrics)
         if not _WORKER_ID.fullmatch(self.worker_id):
             raise ConfigError(f"worker id {self.worker_id!r} must be 1 to 128 letters, digits, '.', '_' or '-'")
-        if not 1 <= self.block_size <= MAX_BLOCK_SIZE:
-            raise ConfigError(f"block size {self.block_size} is not in 1 to {MAX_BLOCK_SIZE}")
-        self._check_least(1, "kv_cache_memory", "num_blocks", "max_model_len", "threads")
-        self._check_least(0, "swap_memory", "num_cpu_blocks")
-        if self.threads is not None and self.threads > (cores := available_cores()):
-            raise ConfigError(
-                f"{self.threads} threads are asked for and this process may use {cores} cores, where more threads only"
-                f" wait for each other; give --threads {cores} at most"
-            )
-        if self.num_blocks is not None and (self.num_cpu_blocks or 0) > self.num_blocks:
-            raise ConfigError(
-                f"num_cpu_blocks is {self.num_cpu_blocks}; it must be at most num_blocks, {self.num_blocks}"
-            )
-        if self.kv_cache_dtype != "auto" and self.device != "cuda":
-            raise ConfigError(f"a KV cache of {self.kv_cache_dtype} is for --device cuda; drop it on {self.device}")
-        self._check_fake()
-        self._check_ranks()
-
-    @property
-    def ranks_here(self) -> int:
-        """Counts the ranks of the replica that run on this machine, this one included."""
-        apart = self.tp_rendezvous is not None and not self.is_local_follower
-        return 1 if apart else self.tp
-
-    @property
-    def is_local_follower(self) -> bool:
-        """Tells whether the first rank has started this one, and speaks for it."""
-        return bool(self.tp_rank) and (self.tp_rendezvous or "").startswith(LOCAL_SCHEME)
-
-    def _check_ranks(self) -> None:
-        if not 1 <= self.tp <= MAX_RANKS:
-            raise ConfigError(f"a replica of {self.tp} ranks is asked for; --tp takes 1 to {MAX_RANKS}")
-        if (self.tp_rank is None) != (self.tp_rendezvous is None):
-            raise ConfigError("--tp-rank and --tp-rendezvous go together; without both, all ranks run on this machine")
-        if self.tp_rank is not None and not 0 <= self.tp_rank < self.tp:
-            raise ConfigError(f"rank {self.tp_rank} of {self.tp} is asked for; --tp {self.tp} has 0 to {self.tp - 1}")
-        if self.tp_rendezvous is not None:
-            self._check_rendezvous(self.tp_rendezvous)
-        if self.tp == 1:
-            return
-        if self.device == "fake":
-            raise ConfigError("the fake device computes no model that ranks could share; drop --tp, or --device fake")
-        if self.threads and self.threads > 1 and self.threads * self.ranks_here > (cores := available_cores()):
-            raise ConfigError(
-                f"{self.ranks_here} ranks of {self.threads} threads each are asked for and this process may use {cores}"
-                " cores, where more threads only wait for each other; give fewer --threads"
-            )
-
-    def _check_rendezvous(self, rendezvous: str) -> None:
-        if self.tp == 1:
-            raise ConfigError("--tp-rank and --tp-rendezvous are for several ranks; give --tp too")
-        host, _, port = rendezvous.rpartition(":")
-        if not rendezvous.startswith(LOCAL_SCHEME) and not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
-            raise ConfigError(f"--tp-rendezvous {rendezvous!r} is no address; write host:port")
-
-    def _check_least(self, least: int, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}; it must be at least {least}")
-
-    @property
-    def _has_fake_settings(self) -> bool:
-        windows = self.fake_windows != DEFAULT_FAKE_WINDOWS
-        return bool(windows or self.fake_step_ms or self.fake_eos_probability or self.fake_faults)
-
-    def _check_fake(self) -> None:
-        if self.device == "fake":
-            sized = self.kv_cache_memory is not None and self.num_blocks is None
-            if sized or (self.swap_memory is not None and self.num_cpu_blocks is None):
-                raise ConfigError("the fake device has no KV memory to size; give the number of blocks instead")
-        elif self._has_fake_settings:
-            raise ConfigError(f"settings of the fake device mean nothing on {self.device}; drop them or use fake")
-        if not 0 <= self.fake_step_ms < math.inf or not 0 <= self.fake_eos_probability <= 1:
-            raise ConfigError("a fake step takes 0 ms or more, and a probability lies in 0 to 1")
-        if not self.fake_windows or min(self.fake_windows) < 0:
-            raise ConfigError("the fake device needs one KV group or more, each with a window of 0 tokens or more")
+        ModelSettings.__post_init__(self)
 
 
 def default_worker_id() -> str:

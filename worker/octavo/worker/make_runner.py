@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ import click
 
 from octavo.runtime.models.directory import ModelDirectoryError, resolve_model
 from octavo.worker.config import DEFAULT_FAKE_BLOCKS, WorkerConfig
-from octavo.worker.gpu.options import GpuOptions
 from octavo.worker.health import Liveness
 from octavo.worker.process import available_cores
 from octavo.worker.runner import DeviceLostError, Runner
@@ -149,47 +149,16 @@ def _make_model_runner(config: WorkerConfig, directory: Path, **shared: Any) -> 
 
     from octavo.worker.loading.weights import WeightsError
     from octavo.worker.models.config import ConfigError as ModelConfigError
-    from octavo.worker.models.kernel_race import Settings, settle
+    from octavo.worker.models.kernel_race import settle
     from octavo.worker.step.kv_cache import KVCacheError
     from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError
     from octavo.worker.tensor_parallel.group import SINGLE
 
-    threads = config.threads or _usual_threads(config.ranks_here)
-    if config.device == "cpu":
-        settings = Settings(
-            dtype=torch.float32 if config.dtype == "float32" else torch.bfloat16,
-            block_size=config.block_size,
-            threads=threads,
-            exact=config.numerics == "exact",
-            max_model_len=config.max_model_len,
-            model_impl=config.model_impl,
-        )
-        if chosen := settle(directory, settings, shared.get("group", SINGLE)):
-            click.echo(chosen)
+    settings = replace(config, threads=config.threads or _usual_threads(config.ranks_here))
+    if config.device == "cpu" and (chosen := settle(directory, settings, shared.get("group", SINGLE))):
+        click.echo(chosen)
     try:
-        runner = ModelRunner(
-            directory,
-            load_format=config.load_format,
-            model_impl=config.model_impl,
-            dtype=config.dtype,
-            exact=config.numerics == "exact",
-            device=_own_device(config),
-            block_size=config.block_size,
-            kv_cache_memory=config.kv_cache_memory,
-            num_blocks=config.num_blocks,
-            num_cpu_blocks=config.num_cpu_blocks,
-            swap_memory=config.swap_memory,
-            max_model_len=config.max_model_len,
-            threads=threads,
-            kv_cache_dtype=config.kv_cache_dtype,
-            gpu=GpuOptions(
-                memory_utilization=config.gpu_memory_utilization,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_num_seqs=config.max_num_seqs,
-                cuda_graphs=config.cuda_graphs,
-            ),
-            **shared,
-        )
+        runner = ModelRunner(directory, settings, device=_own_device(config), **shared)
     except (KVCacheError, ModelConfigError, ModelRunnerError, WeightsError) as error:
         raise UnusableError(one_line(error)) from error
     except torch.OutOfMemoryError as error:

@@ -13,6 +13,7 @@ from octavo.bench.gpu.served.loads import write_model
 from octavo.bench.gpu.shapes import ModelShape
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMoves
+from octavo.worker.config import ModelSettings
 from octavo.worker.runner import LaunchedStep
 from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
 from octavo.worker.step.model_runner import ModelRunner
@@ -26,15 +27,13 @@ _ids = itertools.count(1)
 class LocalRunner:
     """Runs a model of random weights, whose blocks hold random keys and values."""
 
-    def __init__(self, machine: Machine, model: str, **options: Any) -> None:
+    def __init__(self, machine: Machine, model: str, **settings: Any) -> None:
         self.model = ModelShape.read(model)
         with TemporaryDirectory(prefix="octavo-") as directory:
             self.runner = ModelRunner(
                 write_model(model, Path(directory)),
+                ModelSettings(load_format="dummy", block_size=self.model.attention.block_size, **settings),
                 device=machine.device.type,
-                load_format="dummy",
-                block_size=self.model.attention.block_size,
-                **options,
             )
         fill(self.runner._kv_cache)
 

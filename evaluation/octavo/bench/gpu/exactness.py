@@ -39,7 +39,7 @@ def _equal_bits(machine: Machine, *, model: str, num_prompts: int, num_tokens: i
     from octavo.bench.gpu.decoding import LocalRunner
 
     def make() -> LocalRunner:
-        return LocalRunner(machine, model, num_blocks=2048, num_cpu_blocks=0, max_model_len=2048, exact=True)
+        return LocalRunner(machine, model, num_blocks=2048, num_cpu_blocks=0, max_model_len=2048, numerics="exact")
 
     local = machine.hold(held, make)
     prompts = draw_prompts(num_prompts, ModelShape.read(model).vocab_size)

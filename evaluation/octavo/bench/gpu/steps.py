@@ -183,7 +183,6 @@ def _local(
     machine: Machine, size: _Size, held: Held, *, cuda_graphs: bool = True, exact: bool = False
 ) -> "LocalRunner":
     from octavo.bench.gpu.decoding import LocalRunner
-    from octavo.worker.gpu.options import GpuOptions
 
     def make() -> LocalRunner:
         return LocalRunner(
@@ -192,8 +191,8 @@ def _local(
             num_blocks=size.num_blocks,
             num_cpu_blocks=size.num_cpu_blocks,
             max_model_len=size.max_model_len,
-            exact=exact,
-            gpu=GpuOptions(cuda_graphs=cuda_graphs),
+            numerics="exact" if exact else "default",
+            cuda_graphs=cuda_graphs,
         )
 
     return machine.hold(held, make)

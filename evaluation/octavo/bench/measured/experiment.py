@@ -11,6 +11,7 @@ from typing import Self
 import torch
 
 from octavo.kernels.native.library import NativeUnavailable, find
+from octavo.worker.config import ModelSettings
 from octavo.worker.step.model_runner import ModelRunner
 
 
@@ -82,11 +83,13 @@ class Options:
         """Loads the model with a pool of `slots` tokens, in blocks."""
         return ModelRunner(
             self.model,
-            dtype=self.dtype,
-            threads=self.threads,
-            block_size=block_size,
-            num_blocks=slots // block_size,
-            num_cpu_blocks=cpu_slots // block_size,
+            ModelSettings(
+                dtype=self.dtype,
+                threads=self.threads,
+                block_size=block_size,
+                num_blocks=slots // block_size,
+                num_cpu_blocks=cpu_slots // block_size,
+            ),
         )
 
 

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 from octavo.testbed.models import generate
+from octavo.worker.config import ModelSettings
 from octavo.worker.step.model_runner import ModelRunner
 
 _BLOCK_SIZE = 16
@@ -58,11 +59,7 @@ def make_runner(model: str, dtype: str, prompts: Tokens, num_tokens: int, thread
     blocks = sum(-(-(len(prompt) + num_tokens) // _BLOCK_SIZE) for prompt in prompts)
     return ModelRunner(
         resolve_model(model),
-        dtype=dtype,
-        block_size=_BLOCK_SIZE,
-        num_blocks=blocks,
-        num_cpu_blocks=0,
-        threads=threads,
+        ModelSettings(dtype=dtype, block_size=_BLOCK_SIZE, num_blocks=blocks, num_cpu_blocks=0, threads=threads),
     )
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 from octavo.testbed.models import NO_MOVES, new_sequences, next_item
 from octavo.testbed.stack import free_address
+from octavo.worker.config import ModelSettings
 from octavo.worker.health import Liveness
 from octavo.worker.runner import Runner
 from octavo.worker.sequences import WorkerSequence
@@ -124,9 +125,11 @@ def measure(sides: list[Side], batches: Sequence[int], rounds: int) -> Iterator[
 def make_runner(dtype: str, ranks: int, threads: int, group: DistributedGroup | None = None) -> ModelRunner:
     """Loads the bundled model, whole or this rank's share, with room for what is measured."""
     torch.set_num_threads(threads)
-    shared = {} if group is None else {"group": group, "followers": Leader(group)}
     directory = resolve_model(BUNDLED_MODEL, "auto")
-    return ModelRunner(directory, dtype=dtype, block_size=_BLOCK_SIZE, num_blocks=2048, num_cpu_blocks=0, **shared)  # type: ignore[arg-type]
+    settings = ModelSettings(dtype=dtype, block_size=_BLOCK_SIZE, num_blocks=2048, num_cpu_blocks=0)
+    if group is None:
+        return ModelRunner(directory, settings)
+    return ModelRunner(directory, settings, group=group, followers=Leader(group))
 
 
 def follow(rendezvous: str, rank: int, ranks: int, dtype: str) -> None:

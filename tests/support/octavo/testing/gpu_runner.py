@@ -8,7 +8,7 @@ import torch
 
 from octavo.kernels.backend import CacheShape
 from octavo.kernels.choice import Choice
-from octavo.worker.gpu.options import GpuOptions
+from octavo.worker.config import ModelSettings
 from octavo.worker.models import linear
 from octavo.worker.models.linear import LinearKind
 from octavo.worker.step import model_runner
@@ -19,13 +19,13 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def gpu_runner(directory: Path, patch: pytest.MonkeyPatch, **options: Any) -> ModelRunner:
     """In fp32 with room for 512 tokens unless `options` say otherwise."""
-    block_size = options.setdefault("block_size", 16)
-    options = {
+    usual: dict[str, Any] = {
         "dtype": "float32",
-        "num_blocks": 512 // block_size,
+        "num_blocks": 512 // options.get("block_size", 16),
         "threads": 1,
-        "gpu": GpuOptions(graph_batch=8),
-    } | options
+        "graph_batch": 8,
+    }
+    settings = ModelSettings(**usual | options)
     if DEVICE == "cpu":
         # Triton takes seconds to import.
         from octavo.testing.interpreter import order_dots
@@ -33,7 +33,7 @@ def gpu_runner(directory: Path, patch: pytest.MonkeyPatch, **options: Any) -> Mo
         order_dots(patch)
         patch.setattr(model_runner, "choose_attention", _interpreted)
         patch.setattr(linear, "best_kind", lambda weight: LinearKind.PLAIN)
-    return ModelRunner(directory, device=DEVICE, **options)
+    return ModelRunner(directory, settings, device=DEVICE)
 
 
 def _interpreted(shape: CacheShape, device: torch.device, *, exact: bool) -> Choice:

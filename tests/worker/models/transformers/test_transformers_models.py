@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from octavo.testbed.models import fp32_runner, generate, last_logits, transformers_greedy
 from octavo.testing.small.architecture_trial import TOLERANCE, max_logit_error, write_random_model
 from octavo.testing.small.tiny_configs import causal_class, tiny_config
+from octavo.worker.config import ModelSettings
 from octavo.worker.models.transformers.loading import choose_experts
 from octavo.worker.models.transformers.model import TransformersModel
 from octavo.worker.step.model_runner import ModelRunner
@@ -165,11 +166,7 @@ def test_bfloat16_and_random_weights_are_served(model_type: str, load_format: st
     write_tiny(tmp_path, model_type)
     runner = ModelRunner(
         tmp_path,
-        dtype="bfloat16",
-        num_blocks=64,
-        threads=1,
-        load_format=load_format,
-        model_impl="transformers",
+        ModelSettings(dtype="bfloat16", num_blocks=64, threads=1, load_format=load_format, model_impl="transformers"),
     )
     together = generate(runner, PROMPTS, 4)
     assert [len(tokens) for tokens in together] == [4, 4, 4]

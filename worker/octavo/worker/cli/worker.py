@@ -57,7 +57,7 @@ def _serve(
     runner: Runner,
     on_beat: Callable[[], None],
 ) -> None:
-    say(describe(runner, exact=config.numerics == "exact"))
+    say(describe(runner, exact=config.exact))
     metrics.loaded(config.worker_id, runner)
     serve(
         runner,

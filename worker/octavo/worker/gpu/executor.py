@@ -12,11 +12,11 @@ from torch import Tensor
 
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves
+from octavo.worker.config import ModelSettings
 from octavo.worker.gpu import sampler
 from octavo.worker.gpu.graphs import DecodeGraphs, Outputs
 from octavo.worker.gpu.inputs import SequenceRows, StepInputs, decodes_first
 from octavo.worker.gpu.launched import GpuStep, Moves, Part, device_errors
-from octavo.worker.gpu.options import GpuOptions
 from octavo.worker.gpu.transfer import mark, upload
 from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.fused import FusedLlama
@@ -69,7 +69,9 @@ class GpuExecutor:
     memory is computed in halves.
     """
 
-    def __init__(self, model: Decoder, cache: KVCache, paging: Paging, grammars: Grammars, options: GpuOptions) -> None:
+    def __init__(
+        self, model: Decoder, cache: KVCache, paging: Paging, grammars: Grammars, settings: ModelSettings
+    ) -> None:
         self._model = model
         self._cache = cache
         self._paging = paging
@@ -77,12 +79,12 @@ class GpuExecutor:
         self._device = paging.device
         width = -(-paging.max_model_len // paging.block_size)
         # One row more, which belongs to no sequence.
-        self._rows = SequenceRows(len(paging.groups), width, paging.device, options.max_num_seqs + 1)
-        self._inputs = StepInputs(paging, cache.layers, self._rows, options.graph_batch)
+        self._rows = SequenceRows(len(paging.groups), width, paging.device, settings.max_num_seqs + 1)
+        self._inputs = StepInputs(paging, cache.layers, self._rows, settings.graph_batch)
         self._generation = 0
-        self._graphs = self._captured(options)
+        self._graphs = self._captured(settings)
         if self._device.type == "cuda":
-            self._warm_up(options.max_num_batched_tokens)
+            self._warm_up(settings.max_num_batched_tokens)
 
     @property
     def table_bytes(self) -> int:
@@ -124,18 +126,18 @@ class GpuExecutor:
         logger.info("warmed up in %.1f s", time.monotonic() - began)
 
     @torch.inference_mode()
-    def _captured(self, options: GpuOptions) -> DecodeGraphs:
+    def _captured(self, settings: ModelSettings) -> DecodeGraphs:
         """Captures the decode steps. Models of transformers may use operations that cannot be captured; Octavo's own
         must not."""
-        captured = options.cuda_graphs and self._device.type == "cuda"
-        graphs = DecodeGraphs(self._decode, options.graph_batch, self._device, captured=captured)
+        captured = settings.cuda_graphs and self._device.type == "cuda"
+        graphs = DecodeGraphs(self._decode, settings.graph_batch, self._device, captured=captured)
         try:
             graphs.capture_all()
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or isinstance(self._model, FusedLlama):
                 raise
             logger.warning("decode steps of this model cannot be captured, and run slower for it: %s", error)
-            return DecodeGraphs(self._decode, options.graph_batch, self._device, captured=False)
+            return DecodeGraphs(self._decode, settings.graph_batch, self._device, captured=False)
         return graphs
 
     def _launch(self, items: list[WorkItem]) -> list[Part]:

@@ -9,8 +9,8 @@ import torch
 
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMoves
+from octavo.worker.config import ModelSettings
 from octavo.worker.gpu.executor import GpuExecutor
-from octavo.worker.gpu.options import GpuOptions
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import WorkerSequence, WorkItem
@@ -24,41 +24,41 @@ _GIB = 1 << 30
 _GRAPHS_BYTES = 256 << 20
 
 
-def memory_for_blocks(model: Decoder, layout: KVLayout, paging: Paging, options: GpuOptions) -> int:
+def memory_for_blocks(model: Decoder, layout: KVLayout, paging: Paging, settings: ModelSettings) -> int:
     """Returns the bytes left for KV blocks. Raises `KVCacheError` if nothing is left."""
-    prefill, decode, tables = _step_bytes(model, layout, paging, options)
+    prefill, decode, tables = _step_bytes(model, layout, paging, settings)
     free, total = torch.cuda.mem_get_info(paging.device)
     # A captured step has memory of its own, and puts its logits where those of all sizes lie.
-    logits = 4 * options.graph_batch * model.config.vocab_size
-    captured = decode + logits + _GRAPHS_BYTES if options.cuda_graphs else 0
+    logits = 4 * settings.graph_batch * model.config.vocab_size
+    captured = decode + logits + _GRAPHS_BYTES if settings.cuda_graphs else 0
     reserved = prefill + captured + tables
-    left = int(options.memory_utilization * total) - (total - free) - reserved
+    left = int(settings.gpu_memory_utilization * total) - (total - free) - reserved
     logger.info(
         "of %.1f GiB on %s, %.1f are in use; a step of %d tokens takes %.2f, captured decode steps %.2f, tables of %d"
         " sequences %.2f; %.1f are left",
-        total / _GIB, paging.device, (total - free) / _GIB, options.max_num_batched_tokens, prefill / _GIB,
-        captured / _GIB, options.max_num_seqs, tables / _GIB, left / _GIB,
+        total / _GIB, paging.device, (total - free) / _GIB, settings.max_num_batched_tokens, prefill / _GIB,
+        captured / _GIB, settings.max_num_seqs, tables / _GIB, left / _GIB,
     )  # fmt: skip
     if left < layout.bytes_per_block:
         raise KVCacheError(
-            f"{options.memory_utilization:.0%} of the {total / _GIB:.1f} GiB on {paging.device} leave no room for KV"
-            f" blocks: {(total - free) / _GIB:.1f} GiB are in use, most of it weights, and steps take"
+            f"{settings.gpu_memory_utilization:.0%} of the {total / _GIB:.1f} GiB on {paging.device} leave no room for"
+            f" KV blocks: {(total - free) / _GIB:.1f} GiB are in use, most of it weights, and steps take"
             f" {reserved / _GIB:.1f}; raise --gpu-memory-utilization, lower --max-num-batched-tokens, or serve a"
             " smaller model"
         )
     return left
 
 
-def _step_bytes(model: Decoder, layout: KVLayout, paging: Paging, options: GpuOptions) -> tuple[int, int, int]:
+def _step_bytes(model: Decoder, layout: KVLayout, paging: Paging, settings: ModelSettings) -> tuple[int, int, int]:
     """Returns the peak bytes of the largest prefill and of the largest decode step, beside weights and blocks, and the
     bytes of the sequences' tables."""
-    prompts = profile_prompts(options.max_num_batched_tokens, paging.max_model_len)
+    prompts = profile_prompts(settings.max_num_batched_tokens, paging.max_model_len)
     num_blocks = sum(-(-length // layout.block_size) for length in prompts) * len(layout.groups)
     cache = KVCache(layout, num_blocks=num_blocks, num_cpu_blocks=0, device=paging.device)
     # Its steps choose no token.
-    executor = GpuExecutor(model, cache, paging, Grammars(Path()), replace(options, cuda_graphs=False))
+    executor = GpuExecutor(model, cache, paging, Grammars(Path()), replace(settings, cuda_graphs=False))
     items = _items(prompts, layout)
-    decodes = [WorkItem(item.sequence, 0, 1, ()) for item in _items([1] * options.graph_batch, layout, num_blocks)]
+    decodes = [WorkItem(item.sequence, 0, 1, ()) for item in _items([1] * settings.graph_batch, layout, num_blocks)]
     found = (_peak(executor, items, paging.device), _peak(executor, decodes, paging.device), executor.table_bytes)
     del executor, cache
     gc.collect()

@@ -22,6 +22,7 @@ from octavo.kernels.native.build import source_hash
 from octavo.kernels.native.library import VARIANT_VARIABLE, NativeUnavailable, find, set_aside
 from octavo.runtime.models.directory import cache_directory
 from octavo.runtime.telemetry.optional import KERNEL_SPEEDS, failed
+from octavo.worker.config import ModelSettings
 from octavo.worker.loading.load_format import DummyWeights
 from octavo.worker.models.compiled import CompiledLlama, compiled, obstacle
 from octavo.worker.models.config import ConfigError, DecoderConfig, read_config
@@ -70,18 +71,6 @@ _LEAST_ROUNDS, _MOST_ROUNDS, _SECONDS = 2, 8, 1.0
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Holds the settings of a worker that the figures depend on, and those that leave no choice."""
-
-    dtype: torch.dtype
-    block_size: int
-    threads: int
-    exact: bool = False
-    max_model_len: int | None = None
-    model_impl: str = "auto"
-
-
-@dataclass(frozen=True)
 class Speeds:
     """Holds how many times as fast as torch's kernels Octavo's are, in a small prefill and in a decode step."""
 
@@ -117,7 +106,7 @@ def known(config: DecoderConfig, dtype: torch.dtype, block_size: int) -> Speeds:
     return _kept(path, lambda: measure(config, dtype, block_size))
 
 
-def settle(directory: Path, settings: Settings, group: ShardGroup = SINGLE) -> str | None:
+def settle(directory: Path, settings: ModelSettings, group: ShardGroup = SINGLE) -> str | None:
     """Chooses the faster kernels for all models that this process makes from now on, and returns the choice and its
     reason.
 
@@ -131,7 +120,7 @@ def settle(directory: Path, settings: Settings, group: ShardGroup = SINGLE) -> s
     return f"torch computes: Octavo's own kernels have {speeds}"
 
 
-def _speeds(directory: Path, settings: Settings) -> Speeds | None:
+def _speeds(directory: Path, settings: ModelSettings) -> Speeds | None:
     """Measures, or returns None where there is no choice or measuring fails, which is logged and ends nothing."""
     if settings.model_impl == "transformers":
         return None
@@ -139,14 +128,20 @@ def _speeds(directory: Path, settings: Settings) -> Speeds | None:
         config = read_config(directory, settings.max_model_len)
         if not to_measure(config, exact=settings.exact):
             return None
-        torch.set_num_threads(settings.threads)
-        return known(config, settings.dtype, settings.block_size)
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        return known(config, _dtype(settings), settings.block_size)
     except ConfigError:
         # The model is one that transformers computes, or none; loading it reports that.
         return None
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
         logger.warning("Octavo's own kernels compute: it cannot be measured whether torch is faster (%s)", error)
         return None
+
+
+def _dtype(settings: ModelSettings) -> torch.dtype:
+    """Returns the dtype of the computation on a CPU."""
+    return torch.float32 if settings.dtype == "float32" else torch.bfloat16
 
 
 @torch.inference_mode()

@@ -3,7 +3,7 @@
 import errno
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor
 from octavo.kernels.backend import CacheShape
 from octavo.kernels.native.memory import zeros
 from octavo.wire.steps import BlockMoves
+from octavo.worker.config import ModelSettings
 from octavo.worker.gpu.swap import PinningError, pinned_zeros
 from octavo.worker.step.block_mover import block_mover
 
@@ -128,6 +129,8 @@ logger = logging.getLogger(__name__)
 
 # The share of the CPU's memory that is free once the weights are loaded; activations and other processes need the rest.
 _CPU_SHARE, _CPU_LIMIT = 0.1, 4 << 30
+# The share of CPU memory that may be pinned: pinned memory is taken from all other processes on the host.
+_PINNED_SHARE = 0.25
 
 
 class KVCacheError(Exception):
@@ -268,6 +271,26 @@ def num_blocks_in(memory: int, block_bytes: int, block_size: int) -> int:
             f" give at least {block_bytes} with --kv-cache-memory"
         )
     return num_blocks
+
+
+def num_cpu_blocks_in(settings: ModelSettings, num_blocks: int, block_bytes: int, agreed: Callable[[int], int]) -> int:
+    """Returns how many blocks of `block_bytes` CPU memory holds beside `num_blocks` on the device.
+
+    `agreed` returns the least number of all ranks. Raises `KVCacheError` if more are asked for than the device has.
+    """
+    num_cpu_blocks = settings.num_cpu_blocks
+    if num_cpu_blocks is None:
+        memory = settings.swap_memory
+        affordable = int(_PINNED_SHARE * available_memory()) if memory is None else memory
+        num_cpu_blocks = agreed(affordable) // block_bytes
+        if memory is None:
+            num_cpu_blocks = min(num_cpu_blocks, num_blocks // 4)
+    if num_cpu_blocks > num_blocks:
+        raise KVCacheError(
+            f"{num_cpu_blocks} CPU blocks to swap to are asked for; with {num_blocks} device blocks 0 to {num_blocks}"
+            f" ({num_blocks * block_bytes} bytes) make sense; see --swap-memory and --num-cpu-blocks"
+        )
+    return num_cpu_blocks
 
 
 def available_memory() -> int:

@@ -16,8 +16,8 @@ import torch
 
 from octavo.kernels.choice import Choice, choose_attention
 from octavo.runtime.models.directory import fingerprint, model_name
-from octavo.wire.steps import MAX_BLOCK_SIZE, BlockMoves, KVGroup, ModelInfo
-from octavo.worker.gpu.options import GpuOptions
+from octavo.wire.steps import BlockMoves, KVGroup, ModelInfo
+from octavo.worker.config import DTYPES, KV_CACHE_DTYPES, ModelSettings
 from octavo.worker.loading.load_format import release_free_memory
 from octavo.worker.models.compiled import CompiledLlama, compiled, obstacle
 from octavo.worker.models.decoder import Decoder
@@ -30,7 +30,7 @@ from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.executor import Executor
 from octavo.worker.step.forward import PagedModel, Paging
-from octavo.worker.step.kv_cache import KVCache, KVLayout, available_memory, memory_for_cache, num_blocks_in
+from octavo.worker.step.kv_cache import KVCache, KVLayout, memory_for_cache, num_blocks_in, num_cpu_blocks_in
 from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
 from octavo.worker.tensor_parallel.leader import NO_FOLLOWERS, Followers
 
@@ -65,13 +65,8 @@ def model_obstacle(model: Decoder, attention: Choice) -> str | None:
 # `auto` is the same dtype on every CPU: replicas must agree, and `auto` must mean one thing.
 _AUTO_DTYPE = "bfloat16"
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
-DTYPES = ("auto", *_DTYPES)
-# The dtypes of keys and values; `auto`: the dtype of the computation.
-KV_CACHE_DTYPES = ("auto", "fp8")
 # The compute capability from which on kernels convert to and from fp8.
 _FP8_FROM = (8, 9)
-# The share of CPU memory that may be pinned: pinned memory is taken from all other processes on the host.
-_PINNED_SHARE = 0.25
 
 
 class ModelRunnerError(Exception):
@@ -81,121 +76,112 @@ class ModelRunnerError(Exception):
 class ModelRunner:
     """The production `octavo.worker.runner.Runner`.
 
-    `dtype` is one of `DTYPES`, `kv_cache_dtype` of `KV_CACHE_DTYPES`; `exact` asks for exact numerics, as described
-    above. `num_blocks`, if given, wins over `kv_cache_memory` (bytes; None: a share of the free memory, or what a GPU
-    has left), and `num_cpu_blocks` over `swap_memory` (bytes; None: a quarter of the device blocks). `max_model_len`
-    shortens the model's context; `threads` is torch's number of threads, for the whole process; `load_format` is one of
-    `octavo.runtime.models.directory.LOAD_FORMATS`, `model_impl` of `octavo.worker.config.MODEL_IMPLS`. Each rank of a
-    `group` holds a share; the memory given is that of all its ranks, and the first rank sends its steps to its
-    `followers`.
+    `device` is this process's own where `settings` do not name it: `cuda:1` of several ranks. The number of threads is
+    torch's, for the whole process. Each rank of a `group` holds a share; the memory given is that of all its ranks,
+    and the first rank sends its steps to its `followers`.
 
-    Raises `ModelRunnerError`, `ConfigError`, `WeightsError` or `KVCacheError`.
+    Raises `ModelRunnerError`, `ConfigError` of the model, `WeightsError` or `KVCacheError`.
     """
 
     def __init__(
         self,
         directory: Path,
+        settings: ModelSettings = ModelSettings(),  # noqa: B008 (frozen)
         *,
-        dtype: str = "auto",
-        exact: bool = False,
-        device: str = "cpu",
-        block_size: int = 16,
-        kv_cache_memory: int | None = None,
-        num_blocks: int | None = None,
-        num_cpu_blocks: int | None = None,
-        swap_memory: int | None = None,
-        max_model_len: int | None = None,
-        threads: int | None = None,
-        load_format: str = "auto",
-        model_impl: str = "auto",
-        kv_cache_dtype: str = "auto",
-        gpu: GpuOptions = GpuOptions(),  # noqa: B008 (frozen)
+        device: str | None = None,
         group: ShardGroup = SINGLE,
         followers: Followers = NO_FOLLOWERS,
     ) -> None:
-        if threads is not None:
-            torch.set_num_threads(threads)
-        self.device = device
-        self.block_size = _check_block_size(block_size)
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        self.device = device or settings.device
+        self.block_size = settings.block_size
         self.world_size = group.size
+        self._settings = settings
         self._group = group
-        self._device = _torch_device(device)
+        self._device = _torch_device(self.device)
         if self._device.index is not None and self._device.type == "cuda":
             # Triton launches on this thread's current device, whatever its tensors are on; libraries open it first.
             torch.cuda.set_device(self._device)
-        identity = fingerprint(directory, load_format)
-        _check_ranks(
-            group,
-            (identity, model_impl, dtype, exact, block_size, kv_cache_dtype, max_model_len, num_blocks, num_cpu_blocks),
-        )
-        if exact:
-            _refuse(settings_obstacle(dtype, self._device))
-            dtype = EXACT_CPU_DTYPE if self._device.type == "cpu" else dtype
-        self._dtype = _torch_dtype(dtype, self._device)
+        identity = fingerprint(directory, settings.load_format)
+        _check_ranks(group, identity, settings)
+        self._dtype = _torch_dtype(settings, self._device)
         with torch.inference_mode():
-            self._model = load_model(
-                directory,
-                dtype=self._dtype,
-                device=self._device,
-                max_model_len=max_model_len,
-                load_format=load_format,
-                model_impl=model_impl,
-                group=group,
-            )
-            release_free_memory()
-            config = self._model.config
-            cache_dtype = _cache_dtype(kv_cache_dtype, self._dtype, self._device)
-            self._layout = KVLayout.of(config, block_size, cache_dtype)
-            # The bytes of all ranks together, whose shares may differ.
-            self._block_bytes = sum(group.exchange(self._layout.bytes_per_block))
-            self.kv_groups = [KVGroup(group.window) for group in self._layout.groups]
-            choice = choose_attention(self._layout.cache_shape, self._device, exact=exact)
-            self.attention = choice.attention
-            if choice.reason and cache_dtype != self._dtype:
-                raise ModelRunnerError(f"--kv-cache-dtype {kv_cache_dtype} needs Octavo's GPU kernels: {choice.reason}")
-            kv_scales = self._model.kv_scales if isinstance(self._model, LlamaModel) else None
-            self._model = compiled(self._model, choice.attention, exact=exact)
-            if exact:
-                _refuse(model_obstacle(self._model, choice))
-            paging = Paging(choice.attention, self.kv_groups, block_size, config.max_model_len, self._device)
-            self.num_blocks = self._num_blocks(num_blocks, kv_cache_memory, paging, gpu)
-            self.num_cpu_blocks = self._num_cpu_blocks(num_cpu_blocks, swap_memory)
-            self._kv_cache = KVCache(
-                self._layout,
-                num_blocks=self.num_blocks,
-                num_cpu_blocks=self.num_cpu_blocks,
-                device=self._device,
-                scales=kv_scales if cache_dtype != self._dtype else None,
-            )
-            # A host may refuse to pin memory for CPU blocks.
-            self.num_cpu_blocks = self._agreed(self._kv_cache.num_cpu_blocks)
+            choice = self._load(directory)
+            self._make_cache(choice)
             self.grammars = Grammars(directory)
-            self.paged_model = PagedModel(self._model, self._kv_cache, paging)
-            self.executor = self._make_executor(paging, gpu, followers)
+            self.paged_model = PagedModel(self._model, self._kv_cache, self._paging)
+            self.executor = self._make_executor(followers)
         self.kernels = kernel_path(choice, self._model)
-        self.kv_bytes_per_token = self._block_bytes * len(self.kv_groups) // block_size
+        self.kv_bytes_per_token = self._block_bytes * len(self.kv_groups) // self.block_size
         self.model = ModelInfo(
             name=model_name(directory),
             fingerprint=identity,
             dtype=str(self._dtype).removeprefix("torch."),
-            vocab_size=config.vocab_size,
-            max_model_len=config.max_model_len,
+            vocab_size=self._model.config.vocab_size,
+            max_model_len=self._model.config.max_model_len,
         )
+
+    def _load(self, directory: Path) -> Choice:
+        """Loads the model and compiles it where it can be; returns the attention that it takes."""
+        settings = self._settings
+        model = load_model(
+            directory,
+            dtype=self._dtype,
+            device=self._device,
+            max_model_len=settings.max_model_len,
+            load_format=settings.load_format,
+            model_impl=settings.model_impl,
+            group=self._group,
+        )
+        release_free_memory()
+        cache_dtype = _cache_dtype(settings.kv_cache_dtype, self._dtype, self._device)
+        self._layout = KVLayout.of(model.config, self.block_size, cache_dtype)
+        choice = choose_attention(self._layout.cache_shape, self._device, exact=settings.exact)
+        if choice.reason and cache_dtype != self._dtype:
+            raise ModelRunnerError(
+                f"--kv-cache-dtype {settings.kv_cache_dtype} needs Octavo's GPU kernels: {choice.reason}"
+            )
+        scales = model.kv_scales if isinstance(model, LlamaModel) else None
+        self._kv_scales = scales if cache_dtype != self._dtype else None
+        self._model = compiled(model, choice.attention, exact=settings.exact)
+        if settings.exact:
+            _refuse(model_obstacle(self._model, choice))
+        return choice
+
+    def _make_cache(self, choice: Choice) -> None:
+        # The bytes of all ranks together, whose shares may differ.
+        self._block_bytes = sum(self._group.exchange(self._layout.bytes_per_block))
+        self.kv_groups = [KVGroup(group.window) for group in self._layout.groups]
+        self.attention = choice.attention
+        max_model_len = self._model.config.max_model_len
+        self._paging = Paging(choice.attention, self.kv_groups, self.block_size, max_model_len, self._device)
+        self.num_blocks = self._num_blocks()
+        self._kv_cache = KVCache(
+            self._layout,
+            num_blocks=self.num_blocks,
+            num_cpu_blocks=num_cpu_blocks_in(self._settings, self.num_blocks, self._block_bytes, self._agreed),
+            device=self._device,
+            scales=self._kv_scales,
+        )
+        # A host may refuse to pin memory for CPU blocks.
+        self.num_cpu_blocks = self._agreed(self._kv_cache.num_cpu_blocks)
 
     @property
     def decoder(self) -> Decoder:
         """Returns the model that computes the forward pass."""
         return self._model
 
-    def _num_blocks(self, num_blocks: int | None, memory: int | None, paging: Paging, gpu: GpuOptions) -> int:
-        """Returns the number of blocks, the same on every rank; `memory` is that of all ranks together."""
-        if num_blocks is not None:
-            return num_blocks
+    def _num_blocks(self) -> int:
+        """Returns the number of blocks, the same on every rank; the memory given is that of all ranks together."""
+        if self._settings.num_blocks is not None:
+            return self._settings.num_blocks
+        memory = self._settings.kv_cache_memory
         if memory is None:
-            memory = self._usual_memory(paging, gpu)
+            memory = self._usual_memory()
         return num_blocks_in(self._agreed(memory), self._block_bytes, self.block_size)
 
-    def _usual_memory(self, paging: Paging, gpu: GpuOptions) -> int:
+    def _usual_memory(self) -> int:
         if self._device.type != "cuda":
             return memory_for_cache()
         if self._group.size > 1:
@@ -205,32 +191,18 @@ class ModelRunner:
             )
         from octavo.worker.gpu.memory import memory_for_blocks
 
-        return memory_for_blocks(self._model, self._layout, paging, gpu)
-
-    def _num_cpu_blocks(self, num_cpu_blocks: int | None, swap_memory: int | None) -> int:
-        if num_cpu_blocks is None:
-            affordable = int(_PINNED_SHARE * available_memory()) if swap_memory is None else swap_memory
-            num_cpu_blocks = self._agreed(affordable) // self._block_bytes
-            if swap_memory is None:
-                num_cpu_blocks = min(num_cpu_blocks, self.num_blocks // 4)
-        if not 0 <= num_cpu_blocks <= self.num_blocks:
-            raise ModelRunnerError(
-                f"{num_cpu_blocks} CPU blocks to swap to are asked for; with {self.num_blocks} device blocks 0 to"
-                f" {self.num_blocks} ({self.num_blocks * self._block_bytes} bytes) make sense; see --swap-memory and"
-                " --num-cpu-blocks"
-            )
-        return num_cpu_blocks
+        return memory_for_blocks(self._model, self._layout, self._paging, self._settings)
 
     def _agreed(self, number: int) -> int:
         """Returns the least `number` of all ranks."""
         return min(self._group.exchange(number))
 
-    def _make_executor(self, paging: Paging, gpu: GpuOptions, followers: Followers) -> "Executor | GpuExecutor":
-        if paging.attention.name != "triton" or self._group.size > 1:
-            return Executor(self.paged_model, paging, self.grammars, followers)
+    def _make_executor(self, followers: Followers) -> "Executor | GpuExecutor":
+        if self._paging.attention.name != "triton" or self._group.size > 1:
+            return Executor(self.paged_model, self._paging, self.grammars, followers)
         from octavo.worker.gpu.executor import GpuExecutor
 
-        return GpuExecutor(self._model, self._kv_cache, paging, self.grammars, gpu)
+        return GpuExecutor(self._model, self._kv_cache, self._paging, self.grammars, self._settings)
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:
         """Launches a step that carries out `moves`, then computes `items` as one batch.
@@ -249,9 +221,20 @@ class ModelRunner:
         self.executor.forget(sequence_ids)
 
 
-def _check_ranks(group: ShardGroup, settings: tuple[object, ...]) -> None:
-    """Checks that all ranks have the same `settings`, before they compute anything together."""
-    if len(set(group.exchange(zlib.crc32(repr(settings).encode())))) > 1:
+def _check_ranks(group: ShardGroup, identity: str, settings: ModelSettings) -> None:
+    """Checks that all ranks have the same model and settings, before they compute anything together."""
+    shared = (
+        identity,
+        settings.model_impl,
+        settings.dtype,
+        settings.exact,
+        settings.block_size,
+        settings.kv_cache_dtype,
+        settings.max_model_len,
+        settings.num_blocks,
+        settings.num_cpu_blocks,
+    )
+    if len(set(group.exchange(zlib.crc32(repr(shared).encode())))) > 1:
         raise ModelRunnerError(
             "the ranks of this replica were started with different models, or with different --model-impl, --dtype,"
             " --numerics, --block-size, --kv-cache-dtype, --max-model-len, --num-blocks or --num-cpu-blocks; start them"
@@ -285,12 +268,6 @@ def _dotted(capability: tuple[int, int]) -> str:
     return ".".join(map(str, capability))
 
 
-def _check_block_size(block_size: int) -> int:
-    if not 1 <= block_size <= MAX_BLOCK_SIZE:
-        raise ModelRunnerError(f"a block of {block_size} tokens is asked for; --block-size takes 1 to {MAX_BLOCK_SIZE}")
-    return block_size
-
-
 def _torch_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
@@ -308,9 +285,13 @@ def _torch_device(name: str) -> torch.device:
     return device
 
 
-def _torch_dtype(name: str, device: torch.device) -> torch.dtype:
+def _torch_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:
+    name = settings.dtype
     if name not in DTYPES:
         raise ModelRunnerError(f"{name!r} is no dtype; --dtype takes {', '.join(DTYPES)}")
+    if settings.exact:
+        _refuse(settings_obstacle(name, device))
+        name = EXACT_CPU_DTYPE if device.type == "cpu" else name
     if name == "float16" and device.type == "cpu":
         raise ModelRunnerError("float16 is slow and overflows on a CPU; use --dtype bfloat16 or float32 there")
     return _DTYPES[_AUTO_DTYPE if name == "auto" else name]
