@@ -21,7 +21,7 @@ from octavo.runtime.options.flags import fields_of
 from octavo.runtime.options.option import Parsed
 from octavo.scheduler.cli.serve import scheduler
 from octavo.worker.cli.worker import worker
-from octavo.worker.config import ModelSettings
+from octavo.worker.model_settings import ModelSettings
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "deployment.md"

@@ -76,9 +76,9 @@ LAYERS: dict[str, set[str]] = {
     "octavo.frontend.access": {"errors", "config", "request", "access"},
     "octavo.frontend.scheduler": {"errors", "config", "request", "text", "access", "scheduler"},
     "octavo.frontend.stream": {"errors", "config", "request", "text", "access", "scheduler", "stream"},
-    "octavo.worker.models": {"models", "loading", "tensor_parallel", "step", "config"},
+    "octavo.worker.models": {"models", "loading", "tensor_parallel", "step", "model_settings"},
     "octavo.worker.sampling": {"sampling", "sequences", "step", "process", "gpu.transfer", "gpu.logprobs"},
-    "octavo.worker.loading": {"loading", "models", "config", "step", "tensor_parallel"},
+    "octavo.worker.loading": {"loading", "models", "model_settings", "step", "tensor_parallel"},
 }
 MOST_FILES_IN_A_FOLDER = 20
 

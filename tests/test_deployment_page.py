@@ -18,7 +18,8 @@ from octavo.runtime.options.flags import fields_of, options_of
 from octavo.runtime.options.option import OneOf, Option, Parsed, Whole
 from octavo.scheduler.cli.serve import scheduler
 from octavo.worker.cli.worker import worker
-from octavo.worker.config import ModelSettings, WorkerConfig
+from octavo.worker.config import WorkerConfig
+from octavo.worker.model_settings import ModelSettings
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")

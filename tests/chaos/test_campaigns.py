@@ -4,7 +4,7 @@ import pytest
 
 from octavo.chaos import poison
 from octavo.chaos.campaigns import run
-from octavo.chaos.report import Report
+from octavo.chaos.report import CampaignReport
 from octavo.chaos.workload import KINDS
 from octavo.testing.depth import deep
 
@@ -14,13 +14,13 @@ pytestmark = pytest.mark.system
 LONGEST_GAP_S = 60.0
 
 
-def assert_good(report: Report, *, whole: int) -> None:
+def assert_good(report: CampaignReport, *, whole: int) -> None:
     assert report.faults == []
     assert report.whole >= whole, "too few streams for this to prove anything"
     assert set(report.kinds) <= set(KINDS)
 
 
-def assert_felt(report: Report, strikes: int) -> None:
+def assert_felt(report: CampaignReport, strikes: int) -> None:
     assert report.figures["strikes"] == strikes
     assert report.figures["streams_disturbed"] >= strikes
     assert report.figures["gap_max_s"] <= LONGEST_GAP_S

@@ -7,14 +7,14 @@ import pytest
 from octavo.testbed.history import (
     WORKER_LOST,
     Came,
-    Choice,
     ChoiceEnded,
     Closed,
     Event,
-    Held,
+    HeldLoad,
     Left,
-    Load,
     Notified,
+    RequestsHeld,
+    SequenceAnswer,
     Stepped,
     Struck,
     Tokens,
@@ -22,7 +22,10 @@ from octavo.testbed.history import (
 )
 from octavo.testbed.judge import ZOMBIE_S, Judge, judge
 
-ANSWER = [Choice([7, 8, 9, 10, 11], "abcde", [0.1, 0.2, 0.3, 0.4, 0.5], "length"), Choice([20, 21], "xy", [], "stop")]
+ANSWER = [
+    SequenceAnswer([7, 8, 9, 10, 11], "abcde", [0.1, 0.2, 0.3, 0.4, 0.5], "length"),
+    SequenceAnswer([20, 21], "xy", [], "stop"),
+]
 R = "request"
 
 
@@ -39,7 +42,7 @@ def good() -> list[Event]:
         ChoiceEnded(0.7, R, 7, 0, "length"),
         Notified(0.8, R, 8),
         Closed(0.9, R),
-        Load(2.0, 0, 0),
+        HeldLoad(2.0, 0, 0),
     ]
 
 
@@ -116,10 +119,10 @@ def test_nothing_is_wrong_with_a_good_run() -> None:
         pytest.param(renumbered(without(7)), Wrong.NO_END, id="a choice does not end"),
         pytest.param(without(9), Wrong.NO_END, id="a stream does not end"),
         pytest.param(with_instead(9, Closed(0.9, R, "INTERNAL")), Wrong.ERROR, id="an error"),
-        pytest.param(with_instead(10, Load(2.0, 0, 3)), Wrong.LEAK, id="blocks are held"),
-        pytest.param(with_instead(10, Load(2.0, 1, 0)), Wrong.LEAK, id="requests are held"),
+        pytest.param(with_instead(10, HeldLoad(2.0, 0, 3)), Wrong.LEAK, id="blocks are held"),
+        pytest.param(with_instead(10, HeldLoad(2.0, 1, 0)), Wrong.LEAK, id="requests are held"),
         pytest.param(without(10), Wrong.LEAK, id="nobody looks"),
-        pytest.param([*good(), Held(0.2, [R, R])], Wrong.TWICE, id="a request is held twice"),
+        pytest.param([*good(), RequestsHeld(0.2, [R, R])], Wrong.TWICE, id="a request is held twice"),
     ],
 )
 def test_each_fault_is_found(events: list[Event], wrong: Wrong) -> None:
@@ -128,8 +131,8 @@ def test_each_fault_is_found(events: list[Event], wrong: Wrong) -> None:
 
 def test_an_error_that_is_allowed_is_none() -> None:
     came = Came(0.0, R, ANSWER, frozenset({"ABORTED"}))
-    assert wrongs([came, Closed(0.5, R, "ABORTED"), Load(1.0, 0, 0)]) == set()
-    assert wrongs([came, Closed(0.5, R, "INTERNAL"), Load(1.0, 0, 0)]) == {Wrong.ERROR}
+    assert wrongs([came, Closed(0.5, R, "ABORTED"), HeldLoad(1.0, 0, 0)]) == set()
+    assert wrongs([came, Closed(0.5, R, "INTERNAL"), HeldLoad(1.0, 0, 0)]) == {Wrong.ERROR}
 
 
 def test_where_no_answer_is_known_the_order_is_judged_all_the_same() -> None:
@@ -144,7 +147,7 @@ def test_what_comes_for_a_client_that_has_gone_is_not_judged() -> None:
 
 def steps_after_leaving(*times: float) -> list[Event]:
     steps = [Stepped(1.0 + time, frozenset({R, "another"})) for time in times]
-    return [Came(0.0, R, ANSWER), *steps, Left(1.0, R), Load(9.0, 0, 0)]
+    return [Came(0.0, R, ANSWER), *steps, Left(1.0, R), HeldLoad(9.0, 0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -166,16 +169,16 @@ def test_steps_that_go_on_are_zombies_and_told_once() -> None:
 
 def test_what_is_held_for_long_for_nobody_is_a_zombie() -> None:
     seen = Judge(held_s=5.0)
-    for event in (Came(0.0, R, None), Left(1.0, R), Held(5.9, [R])):
+    for event in (Came(0.0, R, None), Left(1.0, R), RequestsHeld(5.9, [R])):
         seen.take(event)
     assert seen.faults == []
-    seen.take(Held(6.1, [R]))
+    seen.take(RequestsHeld(6.1, [R]))
     assert [fault.wrong for fault in seen.faults] == [Wrong.ZOMBIE]
 
 
 def test_a_client_that_comes_again_under_the_same_name_is_waited_for() -> None:
     seen = Judge(held_s=5.0)
-    for event in (Came(0.0, R, None), Left(1.0, R), Came(2.0, R, None), Held(9.0, [R])):
+    for event in (Came(0.0, R, None), Left(1.0, R), Came(2.0, R, None), RequestsHeld(9.0, [R])):
         seen.take(event)
     assert seen.faults == []
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from octavo.chaos.memory import steepest_slope
-from octavo.chaos.report import Report
+from octavo.chaos.report import CampaignReport
 
 
 def test_a_line_has_its_slope() -> None:
@@ -24,7 +24,7 @@ def test_noise_makes_the_bound_looser_and_more_samples_tighter() -> None:
 def test_a_report_takes_the_place_of_its_campaigns_older_one(tmp_path: Path) -> None:
     file = tmp_path / "reports.json"
     for name, count in (("kill", 1), ("leave", 2), ("kill", 3)):
-        Report(name, count, 1.0, 10, {}, {}, []).keep(file)
+        CampaignReport(name, count, 1.0, 10, {}, {}, []).keep(file)
     text = file.read_text()
     assert text.count('"campaign": "kill"') == 1
     assert '"count": 3' in text

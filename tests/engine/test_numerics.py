@@ -18,7 +18,7 @@ from octavo.testing.cluster import Cluster, make_request, write_fake_model
 from octavo.testing.native import loaded, threads
 from octavo.wire.requests import Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
-from octavo.worker.config import ModelSettings
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.step.model_runner import ModelRunner
 
 NUM_TOKENS = 12

@@ -27,7 +27,7 @@ from octavo.testing.small.constraints import (
 )
 from octavo.wire.requests import FinishReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
-from octavo.worker.config import ModelSettings
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.runner import Runner
 from octavo.worker.step.model_runner import ModelRunner
 

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from octavo.testbed.grpc_calls import reason_of
-from octavo.testbed.stack import Generation, Stack, collect, token_request
+from octavo.testbed.stack import FinishedStream, Stack, collect, token_request
 from octavo.testbed.tiny_model import write_byte_model
 from octavo.v1 import generation_pb2
 from octavo.wire.sampling import SamplingParams
@@ -27,7 +27,7 @@ PROMPTS = [[(7 * i + j) % 250 for j in range(3 + 5 * i)] for i in range(6)]
 REQUESTS = [token_request(prompt, NUM_TOKENS) for prompt in PROMPTS]
 
 
-def assert_undisturbed(stack: Stack, generations: Sequence[Generation]) -> None:
+def assert_undisturbed(stack: Stack, generations: Sequence[FinishedStream]) -> None:
     vocabulary = FakeVocabulary.read(stack.model)
     sampling = SamplingParams(max_tokens=NUM_TOKENS)
     for prompt, generation in zip(PROMPTS, generations, strict=True):
@@ -41,7 +41,7 @@ class Streams:
         self._streams = [stack.stream(request) for request in REQUESTS]
         self._read = [[next(stream) for _ in range(num_read)] for stream in self._streams]
 
-    def finish(self) -> list[Generation]:
+    def finish(self) -> list[FinishedStream]:
         return [collect([*read, *stream]) for read, stream in zip(self._read, self._streams, strict=True)]
 
     def cancel(self) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from octavo.testbed.stack import GenerateStream, Generation, Stack, collect, token_request
+from octavo.testbed.stack import FinishedStream, GenerateStream, Stack, collect, token_request
 from octavo.v1 import generation_pb2
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
@@ -48,7 +48,7 @@ class Begun:
         self.streams = [stack.stream(token_request(prompt, _NUM_TOKENS)) for prompt in _PROMPTS]
         self._read = [_until_delta(stream) for stream in self.streams]
 
-    def finish(self) -> list[Generation]:
+    def finish(self) -> list[FinishedStream]:
         return [collect([*read, *stream]) for read, stream in zip(self._read, self.streams, strict=True)]
 
     def cancel(self) -> None:
@@ -63,7 +63,7 @@ def _until_delta(stream: GenerateStream) -> list[generation_pb2.GenerateResponse
     return read
 
 
-def assert_undisturbed(stack: Stack, generations: Sequence[Generation]) -> None:
+def assert_undisturbed(stack: Stack, generations: Sequence[FinishedStream]) -> None:
     vocabulary, sampling = FakeVocabulary.read(stack.model), SamplingParams(max_tokens=_NUM_TOKENS)
     for prompt, generation in zip(_PROMPTS, generations, strict=True):
         assert generation.token_ids == expected_tokens(prompt, sampling, 0, _NUM_TOKENS, vocabulary)

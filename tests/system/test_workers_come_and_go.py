@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from octavo.testbed.stack import GenerateStream, Generation, Stack, collect, token_request
+from octavo.testbed.stack import FinishedStream, GenerateStream, Stack, collect, token_request
 from octavo.testing.depth import deep
 from octavo.v1 import admin_pb2 as pb
 from octavo.wire.sampling import SamplingParams
@@ -25,7 +25,7 @@ def ask(stack: Stack, num_tokens: int) -> list[GenerateStream]:
     return streams
 
 
-def assert_undisturbed(stack: Stack, streams: Sequence[GenerateStream], num_tokens: int) -> list[Generation]:
+def assert_undisturbed(stack: Stack, streams: Sequence[GenerateStream], num_tokens: int) -> list[FinishedStream]:
     vocabulary, sampling = FakeVocabulary.read(stack.model), SamplingParams(max_tokens=num_tokens)
     generations = [collect(stream) for stream in streams]
     for prompt, generation in zip(PROMPTS, generations, strict=True):

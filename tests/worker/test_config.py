@@ -9,15 +9,9 @@ from click.testing import CliRunner
 from octavo.runtime.options.flags import config_of, options_of
 from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.endpoints import EndpointError
-from octavo.worker.config import (
-    ConfigError,
-    ModelSettings,
-    WorkerConfig,
-    default_worker_id,
-    parse_memory,
-    parse_windows,
-)
+from octavo.worker.config import WorkerConfig, default_worker_id
 from octavo.worker.fake.faults import parse_faults
+from octavo.worker.model_settings import ConfigError, ModelSettings, parse_memory, parse_windows
 
 
 def configure(**changes: Any) -> WorkerConfig:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from octavo.bench import instruction_sets
-from octavo.bench.figures import FIGURES, Work
+from octavo.bench.figures import FIGURES, CaseWork
 from octavo.bench.floors import LinearShapes, Yardsticks, grid
 from octavo.bench.in_process import planned_steps
-from octavo.bench.report import Report, Runs, to_text
-from octavo.bench.systems import Bench, System
+from octavo.bench.report import BenchReport, Runs, to_text
+from octavo.bench.systems import Bench, MeasuredSystem
 from octavo.bench.workloads import NAMES, make_case, warm_up
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 
@@ -56,17 +56,17 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _work(options: argparse.Namespace, model: Path) -> dict[str, Work]:
+def _work(options: argparse.Namespace, model: Path) -> dict[str, CaseWork]:
     """Returns what each case computes in its first repetition, by the case's name."""
     shapes = LinearShapes.read(model)
     names = [name for name in NAMES if name[0] in options.cases]
     cases = [make_case(name, shapes.head[0], quick=options.quick) for name in names]
     steps = planned_steps(model, cases)
     weight_bytes = shapes.num_weights * _ITEM_SIZES[options.dtype]
-    return {case.name: Work(case, steps[case.name], weight_bytes) for case in cases}
+    return {case.name: CaseWork(case, steps[case.name], weight_bytes) for case in cases}
 
 
-def _measure(options: argparse.Namespace, work: dict[str, Work], bench: Bench) -> Report:
+def _measure(options: argparse.Namespace, work: dict[str, CaseWork], bench: Bench) -> BenchReport:
     """Measures in rounds: a machine's rate changes from minute to minute, so what is to be compared runs close
     together."""
     vocab_size = LinearShapes.read(bench.model).head[0]
@@ -92,10 +92,10 @@ def _measure(options: argparse.Namespace, work: dict[str, Work], bench: Bench) -
         runs.memory.update(system.memory())
         runs.profile.update(system.profile() if options.profile else {})
     settings: dict[str, object] = {name: str(value) for name, value in vars(options).items()}
-    return Report(settings, work, measured, [runs for _, runs in systems])
+    return BenchReport(settings, work, measured, [runs for _, runs in systems])
 
 
-def _instruction_sets(options: argparse.Namespace, work: dict[str, Work], bench: Bench) -> list[str]:
+def _instruction_sets(options: argparse.Namespace, work: dict[str, CaseWork], bench: Bench) -> list[str]:
     """Measures each instruction set in rounds, as `_measure` does, and returns the lines of the table."""
     threads, vocab_size = max(options.threads), LinearShapes.read(bench.model).head[0]
     several = instruction_sets.contenders(options.dtype)
@@ -115,7 +115,7 @@ def _instruction_sets(options: argparse.Namespace, work: dict[str, Work], bench:
     return list(instruction_sets.table(several, work, figures, runs))
 
 
-def _systems(options: argparse.Namespace, bench: Bench) -> Iterator[System]:
+def _systems(options: argparse.Namespace, bench: Bench) -> Iterator[MeasuredSystem]:
     for threads in options.threads:
         if "alone" in options.paths:
             yield bench.alone(threads)

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 from octavo.bench.child import Answer, serve
-from octavo.bench.floors import StepShape
+from octavo.bench.floors import StepRows
 from octavo.bench.in_process import InProcess, ObservedRunner
 from octavo.bench.measurement import peak_memory
 from octavo.bench.workloads import KV_CACHE_MEMORY, Case, decoding
-from octavo.worker.config import ModelSettings
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.compiled import CompiledLlama
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.step.model_runner import ModelRunner
@@ -38,7 +38,7 @@ def _prefill(engine: InProcess, runner: ObservedRunner, case: Case) -> None:
     """Runs until all sequences decode. Raises `RuntimeError` if they never do so together."""
     runner.take_steps()
     engine.submit(case)
-    while runner.steps[-1:] != [StepShape(len(case.jobs), len(case.jobs))]:
+    while runner.steps[-1:] != [StepRows(len(case.jobs), len(case.jobs))]:
         engine.advance(1)
         if engine.is_idle:
             raise RuntimeError(

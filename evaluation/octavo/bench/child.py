@@ -43,7 +43,7 @@ class ChildError(Exception):
     """Says that a child failed, with the child's own message or log."""
 
 
-class Child:
+class MeasuredChild:
     """Runs, in the parent, a process that calls `serve`. It is ready, after `start_s` seconds, once this is made, and
     is gone after `close`. Raises `ChildError`, as `ask` does."""
 

@@ -4,7 +4,7 @@ quiet."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo.bench.floors import StepShape, Yardsticks
+from octavo.bench.floors import StepRows, Yardsticks
 from octavo.bench.measurement import Measurement
 from octavo.bench.workloads import Case
 
@@ -18,16 +18,16 @@ class Floor:
 
 
 @dataclass(frozen=True)
-class Work:
+class CaseWork:
     """Holds a case, the steps it is served in, and the number of bytes that a step reads of the weights."""
 
     case: Case
-    steps: list[StepShape]
+    steps: list[StepRows]
     weight_bytes: int
 
 
 @dataclass(frozen=True)
-class Figure:
+class CaseFigure:
     """Defines one number of a case: `seconds` of a run, in `unit`; where that is tokens per second, `tokens` over the
     seconds.
 
@@ -39,7 +39,7 @@ class Figure:
     name: str
     unit: str
     seconds: Callable[[Measurement], float]
-    floor: Callable[[Work, Yardsticks], Floor]
+    floor: Callable[[CaseWork, Yardsticks], Floor]
     tokens: Callable[[Case], int] | None = None
     goal: float | None = None
     quiet_floor: float | None = None
@@ -81,16 +81,16 @@ def _per_token(measurement: Measurement) -> float:
     return measurement.ms_per_token / 1000
 
 
-def _reading(work: Work, yardsticks: Yardsticks) -> Floor:
+def _reading(work: CaseWork, yardsticks: Yardsticks) -> Floor:
     of = f"reading {work.weight_bytes / 1e6:.0f} MB of weights at {yardsticks.bytes_per_s / 1e9:.1f} GB/s"
     return Floor(work.weight_bytes / yardsticks.bytes_per_s, of)
 
 
-def _multiplying(work: Work, yardsticks: Yardsticks) -> Floor:
+def _multiplying(work: CaseWork, yardsticks: Yardsticks) -> Floor:
     return Floor(yardsticks.gemm_s(work.steps), f"torch's matrix products of its {len(work.steps)} steps")
 
 
-def _multiplying_first(work: Work, yardsticks: Yardsticks) -> Floor:
+def _multiplying_first(work: CaseWork, yardsticks: Yardsticks) -> Floor:
     first = next(index for index, step in enumerate(work.steps) if step.logit_rows)
     return Floor(yardsticks.gemm_s(work.steps[: first + 1]), "torch's matrix products of the prompt")
 
@@ -104,11 +104,13 @@ def _prompt(case: Case) -> int:
 
 
 FIGURES = [
-    Figure("a", "time per token", "ms", _per_token, _reading, goal=9.5, quiet_floor=7.3, quiet_openvino=11.2),
-    Figure("a", "first token", "ms", _ttft, _multiplying_first, goal=57, quiet_openvino=58.6),
-    Figure("b", "output", "tokens/s", _wall, _multiplying, _output, goal=720, quiet_floor=1029, quiet_openvino=586),
-    Figure("c", "prompts", "tokens/s", _wall, _multiplying, _prompt, goal=2600, quiet_floor=3431, quiet_openvino=2471),
-    Figure("d", "all", "s", _wall, _multiplying, goal=1.8, quiet_openvino=8.2),
-    Figure("d-warm", "all", "s", _wall, _multiplying, quiet_openvino=1.72),
-    Figure("e", "all", "s", _wall, _multiplying, goal=1.15, quiet_openvino=1.19),
+    CaseFigure("a", "time per token", "ms", _per_token, _reading, goal=9.5, quiet_floor=7.3, quiet_openvino=11.2),
+    CaseFigure("a", "first token", "ms", _ttft, _multiplying_first, goal=57, quiet_openvino=58.6),
+    CaseFigure("b", "output", "tokens/s", _wall, _multiplying, _output, goal=720, quiet_floor=1029, quiet_openvino=586),
+    CaseFigure(
+        "c", "prompts", "tokens/s", _wall, _multiplying, _prompt, goal=2600, quiet_floor=3431, quiet_openvino=2471
+    ),
+    CaseFigure("d", "all", "s", _wall, _multiplying, goal=1.8, quiet_openvino=8.2),
+    CaseFigure("d-warm", "all", "s", _wall, _multiplying, quiet_openvino=1.72),
+    CaseFigure("e", "all", "s", _wall, _multiplying, goal=1.15, quiet_openvino=1.19),
 ]

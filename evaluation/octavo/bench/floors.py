@@ -12,7 +12,7 @@ _GRID = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 256, 384)
 
 
 @dataclass(frozen=True)
-class StepShape:
+class StepRows:
     """Holds a step's tokens, and how many of its rows go through the LM head."""
 
     tokens: int
@@ -61,7 +61,7 @@ class Yardsticks:
     layers_s: dict[int, float]
     head_s: dict[int, float]
 
-    def gemm_s(self, steps: Iterable[StepShape]) -> float:
+    def gemm_s(self, steps: Iterable[StepRows]) -> float:
         """Returns the seconds of the matrix products in `steps`."""
         return sum(
             interpolated(self.layers_s, step.tokens)

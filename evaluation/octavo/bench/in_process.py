@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from octavo.bench.floors import StepShape
-from octavo.bench.measurement import Measurement, Meter, Stream, measured
+from octavo.bench.floors import StepRows
+from octavo.bench.measurement import CpuMeter, Measurement, TokenTimes, measured
 from octavo.bench.parts.scheduler_alone import make_request
-from octavo.bench.workloads import Case, Job
+from octavo.bench.workloads import Case, CaseRequest
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import (
     Effect,
@@ -50,7 +50,7 @@ class ObservedRunner:
         self.kv_bytes_per_token = runner.kv_bytes_per_token
         self.kv_groups = runner.kv_groups
         self.world_size = runner.world_size
-        self.steps: list[StepShape] = []
+        self.steps: list[StepRows] = []
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:
         if items:
@@ -63,7 +63,7 @@ class ObservedRunner:
     def forget(self, sequence_ids: Iterable[int]) -> None:
         self._runner.forget(sequence_ids)
 
-    def take_steps(self) -> list[StepShape]:
+    def take_steps(self) -> list[StepRows]:
         steps, self.steps = self.steps, []
         return steps
 
@@ -73,9 +73,9 @@ class ObservedRunner:
         return self.num_blocks * self.block_size * self.kv_bytes_per_token // len(self.kv_groups)
 
 
-def step_shape(items: list[WorkItem]) -> StepShape:
+def step_shape(items: list[WorkItem]) -> StepRows:
     """Counts the tokens and the logit rows of a step. All choosers of one row share it."""
-    return StepShape(sum(item.num_tokens for item in items), sum(1 for item in items if item.choosers))
+    return StepRows(sum(item.num_tokens for item in items), sum(1 for item in items if item.choosers))
 
 
 _FRONTEND = 1
@@ -83,7 +83,7 @@ _INCARNATION = 1
 ONE_STEP = SchedulerConfig(max_steps_in_flight=1)
 
 
-class Engine:
+class LocalReplica:
     """Runs one replica. No plan is made before the result of the previous plan; `hear` receives every delta."""
 
     def __init__(
@@ -159,13 +159,13 @@ class InProcess:
     """Drives one replica step by step: no plan is made before the result of the previous plan."""
 
     def __init__(self, runner: Runner) -> None:
-        self._engine = Engine(runner, self._hear)
-        self._streams: dict[str, Stream] = {}
+        self._engine = LocalReplica(runner, self._hear)
+        self._streams: dict[str, TokenTimes] = {}
         self._began = 0.0
 
     def run(self, case: Case) -> Measurement:
         """Submits all of the case's requests at once, and serves them."""
-        meter, steps = Meter({"worker": os.getpid()}), self._stats().steps
+        meter, steps = CpuMeter({"worker": os.getpid()}), self._stats().steps
         self.submit(case)
         stage_s = self.advance()
         wall, cpu, steps = self._now(), meter.cpu_s(), self._stats().steps - steps
@@ -174,7 +174,7 @@ class InProcess:
     def submit(self, case: Case) -> None:
         """Submits a case. Nothing may be running."""
         self._began = self._engine.now()
-        self._streams = {f"{case.name}-{i}": Stream() for i in range(len(case.jobs))}
+        self._streams = {f"{case.name}-{i}": TokenTimes() for i in range(len(case.jobs))}
         for request_id, job in zip(self._streams, case.jobs, strict=True):
             self._engine.submit(
                 make_request(request_id, job.prompt_token_ids, _sampling(job), self._engine.fingerprint)
@@ -209,7 +209,7 @@ class InProcess:
         return replace(self._engine.replica.stats)
 
 
-def _sampling(job: Job) -> SamplingParams:
+def _sampling(job: CaseRequest) -> SamplingParams:
     return SamplingParams(
         temperature=job.temperature, num_sequences=job.num_sequences, seed=1, max_tokens=job.num_tokens
     )
@@ -218,7 +218,7 @@ def _sampling(job: Job) -> SamplingParams:
 _NUM_BLOCKS = 4096
 
 
-def planned_steps(model: Path, cases: Sequence[Case]) -> dict[str, list[StepShape]]:
+def planned_steps(model: Path, cases: Sequence[Case]) -> dict[str, list[StepRows]]:
     """Returns the steps of each case, by name, when a worker alone serves `cases` one after the other."""
     runner = ObservedRunner(FakeRunner(model, block_size=16, num_blocks=_NUM_BLOCKS))
     engine = InProcess(runner)

@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from octavo.bench.figures import Figure, Work
+from octavo.bench.figures import CaseFigure, CaseWork
 from octavo.bench.report import Runs
 from octavo.kernels.native.library import VARIANT_VARIABLE, load
 
@@ -64,7 +64,7 @@ def runnable(functions: ctypes.CDLL) -> list[str]:
 
 
 def table(
-    several: list[Contender], work: dict[str, Work], figures: Iterable[Figure], runs: dict[str, Runs]
+    several: list[Contender], work: dict[str, CaseWork], figures: Iterable[CaseFigure], runs: dict[str, Runs]
 ) -> Iterator[str]:
     """Formats a row for each figure and contender: the best run, and how many times as fast as torch it is."""
     yield f"{'':<24}{'':<16}{'best':>16}{'of its torch':>16}{'of torch':>12}"

@@ -14,7 +14,7 @@ OTHERS = "others"
 
 
 @dataclass
-class Stream:
+class TokenTimes:
     """Holds the times of a request's first and last token, in seconds since the case began."""
 
     first: float = 0.0
@@ -60,7 +60,7 @@ class Measurement:
 def measured(
     case: Case,
     wall_s: float,
-    streams: list[Stream],
+    streams: list[TokenTimes],
     steps: int,
     stage_s: dict[str, float] | None = None,
     cpu_s: dict[str, float] | None = None,
@@ -84,7 +84,7 @@ def measured(
     )
 
 
-def _ms_per_token(case: Case, streams: list[Stream]) -> float | None:
+def _ms_per_token(case: Case, streams: list[TokenTimes]) -> float | None:
     gaps = [
         (stream.last - stream.first) / (job.num_tokens - 1)
         for job, stream in zip(case.jobs, streams, strict=True)
@@ -102,7 +102,7 @@ def _shares(stage_s: dict[str, float], wall_s: float) -> dict[str, float]:
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class Meter:
+class CpuMeter:
     """Measures the wall time since it was made, and the CPU time of processes, by name, and of all others in it."""
 
     def __init__(self, pids: dict[str, int]) -> None:

@@ -21,8 +21,8 @@ import openvino
 import openvino_genai
 
 from octavo.bench.child import Answer, serve
-from octavo.bench.measurement import Measurement, Meter, Stream, measured, peak_memory
-from octavo.bench.workloads import KV_CACHE_MEMORY, Case, Job
+from octavo.bench.measurement import CpuMeter, Measurement, TokenTimes, measured, peak_memory
+from octavo.bench.workloads import KV_CACHE_MEMORY, Case, CaseRequest
 
 _HINTS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 # 256 was no faster, 1,024 a little slower.
@@ -57,7 +57,7 @@ def _convert(model: Path, directory: Path) -> None:
     parts.rename(directory)
 
 
-class Peer:
+class OpenVinoPeer:
     """Drives one pipeline step by step in this process: no server is around it, as with the worker alone."""
 
     def __init__(self, model: Path, dtype: str, threads: int) -> None:
@@ -75,9 +75,9 @@ class Peer:
 
     def run(self, case: Case) -> Measurement:
         """Submits all of the case's requests at once, and serves them."""
-        meter = Meter({"worker": os.getpid()})
+        meter = CpuMeter({"worker": os.getpid()})
         began, steps = time.perf_counter(), 0
-        streams = [Stream() for _ in case.jobs]
+        streams = [TokenTimes() for _ in case.jobs]
         handles = [self._submit(index, job) for index, job in enumerate(case.jobs)]
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
@@ -88,7 +88,7 @@ class Peer:
                     stream.arrived(num_tokens, time.perf_counter() - began)
         return measured(case, time.perf_counter() - began, streams, steps, cpu_s=meter.cpu_s())
 
-    def _submit(self, index: int, job: Job) -> Any:
+    def _submit(self, index: int, job: CaseRequest) -> Any:
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = job.num_tokens
         config.ignore_eos = True
@@ -101,7 +101,7 @@ class Peer:
 
 
 def _answers(model: Path, dtype: str, threads: int) -> dict[str, Answer]:
-    peer = Peer(model, dtype, threads)
+    peer = OpenVinoPeer(model, dtype, threads)
     return {
         "run": lambda case: peer.run(Case.from_json(case)).to_json(),
         "memory": lambda _: {"peak": peak_memory(os.getpid())},

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 
-from octavo.bench.figures import FIGURES, Figure, Floor, Work
+from octavo.bench.figures import FIGURES, CaseFigure, CaseWork, Floor
 from octavo.bench.floors import Yardsticks
 from octavo.bench.measurement import Measurement
 
@@ -31,13 +31,13 @@ class Runs:
     def title(self) -> str:
         return f"{self.name}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
-    def best(self, figure: Figure) -> Measurement:
+    def best(self, figure: CaseFigure) -> Measurement:
         """Returns the run that the machine disturbed least."""
         return min(self.measurements[figure.case], key=figure.seconds)
 
 
 @dataclass(frozen=True)
-class Row:
+class FigureRow:
     """Holds a figure of one system: `value` and its floor in the figure's unit, the former's time over the latter's,
     and the system's speed over that of the worker alone with as many threads and over OpenVINO's, where these ran
     too."""
@@ -53,31 +53,31 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """Holds the whole report. `work` is by case; `yardsticks` are by number of threads, in the order of the rounds."""
 
     settings: dict[str, object]
-    work: dict[str, Work]
+    work: dict[str, CaseWork]
     yardsticks: dict[int, list[Yardsticks]]
     runs: list[Runs]
 
     @property
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[CaseFigure]:
         return [figure for figure in FIGURES if figure.case in self.work]
 
-    def rows(self, figure: Figure) -> list[Row]:
+    def rows(self, figure: CaseFigure) -> list[FigureRow]:
         return [self._row(figure, runs) for runs in self.runs]
 
-    def floor(self, figure: Figure, threads: int) -> Floor:
+    def floor(self, figure: CaseFigure, threads: int) -> Floor:
         """Returns the floor by the best that the machine gave in any round, as the runs are the best."""
         return figure.floor(self.work[figure.case], Yardsticks.best(self.yardsticks[threads]))
 
-    def _row(self, figure: Figure, runs: Runs) -> Row:
+    def _row(self, figure: CaseFigure, runs: Runs) -> FigureRow:
         case, best, floor = self.work[figure.case].case, runs.best(figure), self.floor(figure, runs.threads).seconds
         seconds = figure.seconds(best)
         alone = (other for other in self.runs if (other.name, other.threads) == (ALONE, runs.threads))
         openvino = (other for other in self.runs if other.name == OPENVINO)
-        return Row(
+        return FigureRow(
             system=runs.name,
             threads=runs.threads,
             value=figure.shown(seconds, case),
@@ -103,7 +103,7 @@ class Report:
         }
 
 
-def _least_seconds(figure: Figure, others: Iterable[Runs], seconds: float) -> float | None:
+def _least_seconds(figure: CaseFigure, others: Iterable[Runs], seconds: float) -> float | None:
     """Returns the seconds of the fastest of `others`, over `seconds`; None if there is none."""
     least = min((figure.seconds(other.best(figure)) for other in others), default=None)
     return None if least is None else least / seconds
@@ -117,14 +117,14 @@ _HEADS = ("", "", "x floor", "goal", "of alone", "of OpenVINO", "goal", "others"
 _WIDTHS = (30, 20, 9, 7, 10, 13, 7, 9)
 
 
-def to_text(report: Report) -> str:
+def to_text(report: BenchReport) -> str:
     """Formats everything but the single runs."""
     figures = (_figure(report, figure) for figure in report.figures)
     parts = [[_columns(_HEADS)], *figures, [_NOTES], _best_threads(report), _details(report)]
     return "\n\n".join(text for part in parts if (text := "\n".join(part)))
 
 
-def _figure(report: Report, figure: Figure) -> Iterator[str]:
+def _figure(report: BenchReport, figure: CaseFigure) -> Iterator[str]:
     yield f"{figure.case}, {figure.name} ({report.work[figure.case].case.title})"
     for row, runs in zip(report.rows(figure), report.runs, strict=True):
         yield _columns(_cells(figure, row, runs))
@@ -134,7 +134,7 @@ def _figure(report: Report, figure: Figure) -> Iterator[str]:
         yield f"  floor with {threads}: {_number(value)} {figure.unit}, {floor.of}"
 
 
-def _cells(figure: Figure, row: Row, runs: Runs) -> tuple[str, ...]:
+def _cells(figure: CaseFigure, row: FigureRow, runs: Runs) -> tuple[str, ...]:
     return (
         f"  {runs.title}",
         f"{_number(row.value)} {figure.unit}",
@@ -160,7 +160,7 @@ def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _best_threads(report: Report) -> Iterator[str]:
+def _best_threads(report: BenchReport) -> Iterator[str]:
     """Says for each figure whether the cores are better left to the worker, or one of them to the frontend and the
     scheduler."""
     if len(report.yardsticks) > 1:
@@ -171,7 +171,7 @@ def _best_threads(report: Report) -> Iterator[str]:
                 yield f"best --threads for {figure.case}, {figure.name}, through all processes: {best.threads}"
 
 
-def _details(report: Report) -> Iterator[str]:
+def _details(report: BenchReport) -> Iterator[str]:
     weight_bytes = next(iter(report.work.values())).weight_bytes
     for runs in report.runs:
         yield f"{runs.title}: ready after {runs.start_s:.1f} s, {_memory(runs, weight_bytes)}"
@@ -193,7 +193,7 @@ def _mib(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 20):.0f} MiB"
 
 
-def _run(figure: Figure, run: Measurement) -> Iterator[str]:
+def _run(figure: CaseFigure, run: Measurement) -> Iterator[str]:
     yield (
         f"  {figure.case}: {run.wall_s:.2f} s in {run.steps} steps, first token median {run.ttft_ms:.0f} ms,"
         f" worst {run.ttft_ms_worst:.0f} ms"

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import grpc
 
-from octavo.bench.child import Child
+from octavo.bench.child import MeasuredChild
 from octavo.bench.floors import Yardsticks
-from octavo.bench.measurement import Measurement, Meter, Stream, measured, peak_memory
+from octavo.bench.measurement import CpuMeter, Measurement, TokenTimes, measured, peak_memory
 from octavo.bench.report import ALONE, OPENVINO, WHOLE
-from octavo.bench.workloads import KV_CACHE_MEMORY, Case, Job
+from octavo.bench.workloads import KV_CACHE_MEMORY, Case, CaseRequest
 from octavo.testbed.stack import Stack
 from octavo.v1 import admin_pb2, generation_pb2, generation_pb2_grpc
 
@@ -24,7 +24,7 @@ from octavo.v1 import admin_pb2, generation_pb2, generation_pb2_grpc
 def run_whole(stack: Stack, case: Case) -> Measurement:
     """Sends all of the case's requests at once by gRPC from this machine, as users do, and measures what comes."""
     before = stack.load()
-    meter = Meter({"client": os.getpid(), **{name: process.pid for name, process in stack.processes.items()}})
+    meter = CpuMeter({"client": os.getpid(), **{name: process.pid for name, process in stack.processes.items()}})
     wall, streams = asyncio.run(_send_all(stack.address, case))
     cpu, load = meter.cpu_s(), stack.load()
     times, times_before = _times(load), _times(before)
@@ -38,7 +38,7 @@ def run_whole(stack: Stack, case: Case) -> Measurement:
     )
 
 
-async def _send_all(address: str, case: Case) -> tuple[float, list[Stream]]:
+async def _send_all(address: str, case: Case) -> tuple[float, list[TokenTimes]]:
     async with grpc.aio.insecure_channel(address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         await channel.channel_ready()
@@ -47,14 +47,14 @@ async def _send_all(address: str, case: Case) -> tuple[float, list[Stream]]:
         return time.perf_counter() - began, streams
 
 
-async def _receive(stub: generation_pb2_grpc.GenerationServiceStub, job: Job, began: float) -> Stream:
-    stream = Stream()
+async def _receive(stub: generation_pb2_grpc.GenerationServiceStub, job: CaseRequest, began: float) -> TokenTimes:
+    stream = TokenTimes()
     async for event in stub.Generate(_request(job)):
         stream.arrived(len(event.delta.token_ids), time.perf_counter() - began)
     return stream
 
 
-def _request(job: Job) -> generation_pb2.GenerateRequest:
+def _request(job: CaseRequest) -> generation_pb2.GenerateRequest:
     return generation_pb2.GenerateRequest(
         token_ids=generation_pb2.TokenIds(ids=job.prompt_token_ids),
         sampling=generation_pb2.SamplingParams(
@@ -70,7 +70,7 @@ def _times(load: admin_pb2.GetLoadResponse) -> dict[str, int]:
     return {"prepare": times.prepare_us, "model": times.model_us, "sample": times.sample_us}
 
 
-class System(Protocol):
+class MeasuredSystem(Protocol):
     """Serves the model with `threads` threads of computing; it was ready after `start_s` seconds. For `memory` and
     `profile` see `octavo.bench.report.Runs`; what is not known is left out."""
 
@@ -86,7 +86,7 @@ class System(Protocol):
 class ChildSystem:
     """Asks a server in a child process, which answers `run`, `memory` and `profile`."""
 
-    def __init__(self, name: str, threads: int, child: Child) -> None:
+    def __init__(self, name: str, threads: int, child: MeasuredChild) -> None:
         self.name = name
         self.threads = threads
         self.start_s = child.start_s
@@ -157,15 +157,15 @@ class Bench(ExitStack):
     def yardsticks(self, threads: int) -> "YardstickChild":
         return YardstickChild(threads, self._octavo_child("yardsticks", threads))
 
-    def _octavo_child(self, module: str, threads: int, **environment: str) -> Child:
+    def _octavo_child(self, module: str, threads: int, **environment: str) -> MeasuredChild:
         # It sees the modules that this process sees, however it came to.
         paths = os.pathsep.join(filter(None, sys.path))
         return self._child([sys.executable, "-m", f"octavo.bench.{module}"], threads, PYTHONPATH=paths, **environment)
 
-    def _child(self, command: Sequence[str | Path], threads: int, **environment: str) -> Child:
+    def _child(self, command: Sequence[str | Path], threads: int, **environment: str) -> MeasuredChild:
         log = self._directory / f"{Path(command[-1]).name}-{threads}.log"
         arguments = [*command, self.model, self._dtype, str(threads)]
-        child = Child(arguments, log, OMP_NUM_THREADS=str(threads), **environment)
+        child = MeasuredChild(arguments, log, OMP_NUM_THREADS=str(threads), **environment)
         self.callback(child.close)
         return child
 
@@ -173,7 +173,7 @@ class Bench(ExitStack):
 class YardstickChild:
     """Measures the machine with `threads` threads whenever asked."""
 
-    def __init__(self, threads: int, child: Child) -> None:
+    def __init__(self, threads: int, child: MeasuredChild) -> None:
         self.threads = threads
         self._child = child
 

@@ -25,7 +25,7 @@ _FIRST_ID = 17
 
 
 @dataclass(frozen=True)
-class Job:
+class CaseRequest:
     """Describes one request of a case: `num_sequences` of `num_tokens` each; more than one are sampled."""
 
     prompt_token_ids: list[int]
@@ -47,7 +47,7 @@ class Case:
 
     name: str
     title: str
-    jobs: list[Job]
+    jobs: list[CaseRequest]
 
     @property
     def num_output_tokens(self) -> int:
@@ -62,7 +62,7 @@ class Case:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        return cls(**{**value, "jobs": [Job(**job) for job in value["jobs"]]})
+        return cls(**{**value, "jobs": [CaseRequest(**job) for job in value["jobs"]]})
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class _Drawer:
         if self.vocab_size <= _FIRST_ID:
             raise ValueError(f"a vocabulary of {self.vocab_size} tokens is too small; the cases need {_FIRST_ID + 1}")
 
-    def jobs(self, lengths: list[tuple[int, int]], num_sequences: int = 1, num_shared: int = 0) -> list[Job]:
+    def jobs(self, lengths: list[tuple[int, int]], num_sequences: int = 1, num_shared: int = 0) -> list[CaseRequest]:
         """Makes one job for each pair of prompt tokens of its own, after the `num_shared` that all have, and new
         tokens."""
         shared = self._token_ids(num_shared, "shared")
         return [
-            Job(
+            CaseRequest(
                 shared + self._token_ids(num_own, str(index)), min(4, num_new) if self.quick else num_new, num_sequences
             )
             for index, (num_own, num_new) in enumerate(lengths[:4] if self.quick else lengths)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from octavo.chaos import books, deaths, departures, drains, overload, poison, soak
-from octavo.chaos.arena import Arena, Campaign, arena
-from octavo.chaos.report import Report, in_logs, shortened
+from octavo.chaos.report import CampaignReport, in_logs, shortened
+from octavo.chaos.system import Campaign, SystemUnderLoad, system
 from octavo.testbed.stack import Stack
 from octavo.testbed.tiny_model import write_byte_model
 from octavo.wire.base import SCHEMA_VERSION
@@ -65,7 +65,7 @@ def run(
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
     old: Path | None = None,
-) -> Report:
+) -> CampaignReport:
     """Runs one campaign on processes of its own. How far it is goes to `progress`, now and then. `old` is where an
     older version is installed, for those that begin with one. Raises `ValueError` if none is."""
     setting = CAMPAIGNS[name]
@@ -77,8 +77,8 @@ def run(
 
 async def _run(
     name: str, setting: Setting, stack: Stack, count: int, seed: int, progress: Callable[[str], None]
-) -> Report:
-    async with arena(stack, seed, workers=setting.workers, frontends=setting.frontends) as found:
+) -> CampaignReport:
+    async with system(stack, seed, workers=setting.workers, frontends=setting.frontends) as found:
         await found.learn(setting.num_questions, setting.num_tokens)
         began, following = time.monotonic(), asyncio.create_task(_follow(found, progress))
         figures = await setting.run(found, count)
@@ -87,28 +87,28 @@ async def _run(
         await found.rest()
         figures |= _read_books(found) if setting.logged else {}
         faults = shortened([*found.judge.faults, *in_logs(stack)])
-        return Report(name, count, seconds, found.judge.num_whole, found.kinds, figures, faults)
+        return CampaignReport(name, count, seconds, found.judge.num_whole, found.kinds, figures, faults)
 
 
-async def _follow(arena: Arena, progress: Callable[[str], None]) -> None:
+async def _follow(system: SystemUnderLoad, progress: Callable[[str], None]) -> None:
     began = time.monotonic()
     while True:
         await asyncio.sleep(_PROGRESS_S)
-        judge, seconds = arena.judge, time.monotonic() - began
+        judge, seconds = system.judge, time.monotonic() - began
         progress(
             f"{seconds:.0f} s: {len(judge.aftermaths)} strikes, {judge.num_whole} whole, {len(judge.faults)} wrong"
         )
 
 
-def _read_books(arena: Arena) -> dict[str, float]:
+def _read_books(system: SystemUnderLoad) -> dict[str, float]:
     """Ends the scheduler, so that all of its log is there."""
-    arena.stack.kill("scheduler", signal.SIGTERM)
+    system.stack.kill("scheduler", signal.SIGTERM)
     judged = 0
-    for log in books.logs(arena.stack.directory):
+    for log in books.logs(system.stack.directory):
         for step in books.steps(log):
-            arena.judge.take(step)
+            system.judge.take(step)
             judged += 1
-    return {"steps_judged": judged, "latest_step_after_leaving_s": round(arena.judge.latest_step_s, 4)}
+    return {"steps_judged": judged, "latest_step_after_leaving_s": round(system.judge.latest_step_s, 4)}
 
 
 def _speaks_another_schema(installed: Path | None) -> bool:

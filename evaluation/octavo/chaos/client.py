@@ -14,12 +14,12 @@ from octavo.testbed.history import (
     WORKER_LOST,
     Answer,
     Came,
-    Choice,
     ChoiceEnded,
     Closed,
     Event,
     Left,
     Notified,
+    SequenceAnswer,
     Tokens,
 )
 from octavo.v1 import generation_pb2 as pb
@@ -34,7 +34,7 @@ TIMEOUT_S: Final = 120.0
 
 
 @dataclass
-class Client:
+class JudgedClient:
     """Sends one request through `stub`. `leaves` says of each event whether the client has had enough by then. A client
     that `is_patient` counts as turned away, not as failed, if UNAVAILABLE is its first answer: the caller may ask
     another frontend."""
@@ -124,9 +124,9 @@ def _event(now: float, name: str, response: pb.GenerateResponse) -> Event:
     return Notified(now, name, offset)
 
 
-def _choice(deltas: list[pb.TokenDelta], finished: pb.Finished) -> Choice:
+def _choice(deltas: list[pb.TokenDelta], finished: pb.Finished) -> SequenceAnswer:
     token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
-    return Choice(token_ids, "".join(delta.text for delta in deltas), _logprobs(deltas), _end(finished))
+    return SequenceAnswer(token_ids, "".join(delta.text for delta in deltas), _logprobs(deltas), _end(finished))
 
 
 def _logprobs(deltas: list[pb.TokenDelta]) -> list[object]:

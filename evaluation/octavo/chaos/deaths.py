@@ -6,8 +6,8 @@ import statistics
 import time
 from typing import Final
 
-from octavo.chaos.arena import Arena
-from octavo.chaos.client import Client
+from octavo.chaos.client import JudgedClient
+from octavo.chaos.system import SystemUnderLoad
 from octavo.testbed.history import Aftermath, Struck
 from octavo.testbed.stack import token_request
 from octavo.v1 import admin_pb2
@@ -22,73 +22,77 @@ _BAIT_TOKENS: Final = 20
 _WARM_STEPS: Final = 150
 
 
-async def kill_workers(arena: Arena, count: int, clients: int = NUM_CLIENTS, each: int = 4) -> dict[str, float]:
+async def kill_workers(
+    system: SystemUnderLoad, count: int, clients: int = NUM_CLIENTS, each: int = 4
+) -> dict[str, float]:
     """Kills (-9) one of two workers while both run so many requests each, again and again."""
-    async with arena.crowd(clients):
+    async with system.crowd(clients):
         for _ in range(count):
-            await _until_disturbable(arena, each)
-            await arena.kill(_a_worker(arena))
-        await arena.until_busy(2, each=1)
-    return felt(arena.judge.aftermaths, only_noticed=True)
+            await _until_disturbable(system, each)
+            await system.kill(_a_worker(system))
+        await system.until_busy(2, each=1)
+    return felt(system.judge.aftermaths, only_noticed=True)
 
 
-async def kill_schedulers(arena: Arena, count: int) -> dict[str, float]:
+async def kill_schedulers(system: SystemUnderLoad, count: int) -> dict[str, float]:
     """Kills (-9) the only scheduler, `count` times."""
-    async with arena.crowd(NUM_CLIENTS):
+    async with system.crowd(NUM_CLIENTS):
         for _ in range(count):
-            await _until_disturbable(arena)
-            await arena.kill("scheduler")
-        await arena.until_busy(2, each=1)
-    return felt(arena.judge.aftermaths, only_noticed=False)
+            await _until_disturbable(system)
+            await system.kill("scheduler")
+        await system.until_busy(2, each=1)
+    return felt(system.judge.aftermaths, only_noticed=False)
 
 
-async def freeze_workers(arena: Arena, count: int) -> dict[str, float]:
+async def freeze_workers(system: SystemUnderLoad, count: int) -> dict[str, float]:
     """Stops a worker (SIGSTOP), and continues it (SIGCONT) when others have long done its work."""
-    async with arena.crowd(NUM_CLIENTS):
+    async with system.crowd(NUM_CLIENTS):
         for _ in range(count):
-            await _until_disturbable(arena)
-            victim = _a_worker(arena)
-            arena.strike(victim, signal.SIGSTOP)
+            await _until_disturbable(system)
+            victim = _a_worker(system)
+            system.strike(victim, signal.SIGSTOP)
             await asyncio.sleep(_FREEZE_S)
-            await arena.until(lambda: len(arena.stack.load().workers) == 1)
-            arena.stack.processes[victim].send_signal(signal.SIGCONT)
-        await arena.until_busy(2, each=1)
-    return felt(arena.judge.aftermaths, only_noticed=True)
+            await system.until(lambda: len(system.stack.load().workers) == 1)
+            system.stack.processes[victim].send_signal(signal.SIGCONT)
+        await system.until_busy(2, each=1)
+    return felt(system.judge.aftermaths, only_noticed=True)
 
 
-async def hang_workers(arena: Arena, count: int) -> dict[str, float]:
+async def hang_workers(system: SystemUnderLoad, count: int) -> dict[str, float]:
     """Makes a worker hang in a step, the interpreter's lock held, while its sockets live; it is then killed and
     replaced."""
-    async with arena.crowd(NUM_CLIENTS):
+    async with system.crowd(NUM_CLIENTS):
         for _ in range(count):
-            victim = _a_worker(arena)
-            arena.stack.processes[victim].send_signal(signal.SIGTERM)
-            await arena.start_again(victim, OCTAVO_FAKE_FAULT=f"hang={'+'.join(map(str, _BAIT))}@2")
-            await arena.until(lambda: all(worker.steps >= _WARM_STEPS for worker in arena.stack.load().workers))
-            arena.judge.take(Struck(time.monotonic(), victim))
-            await _bait(arena, victim)
-            await arena.kill(victim)
-        await arena.until_busy(2, each=1)
-    return felt(arena.judge.aftermaths[::2], only_noticed=True)
+            victim = _a_worker(system)
+            system.stack.processes[victim].send_signal(signal.SIGTERM)
+            await system.start_again(victim, OCTAVO_FAKE_FAULT=f"hang={'+'.join(map(str, _BAIT))}@2")
+            await system.until(lambda: all(worker.steps >= _WARM_STEPS for worker in system.stack.load().workers))
+            system.judge.take(Struck(time.monotonic(), victim))
+            await _bait(system, victim)
+            await system.kill(victim)
+        await system.until_busy(2, each=1)
+    return felt(system.judge.aftermaths[::2], only_noticed=True)
 
 
-async def _bait(arena: Arena, victim: str) -> None:
+async def _bait(system: SystemUnderLoad, victim: str) -> None:
     """Sends the victim what makes it hang, and waits until it is lost. The others take nothing new until the
     request has begun there: another worker would serve it like any other."""
 
     def workers() -> set[str]:
-        return {worker.id for worker in arena.stack.load().workers}
+        return {worker.id for worker in system.stack.load().workers}
 
-    others, admin = workers() - {victim}, arena.stack.admin
-    bait = Client(arena.stubs[0], arena.witness, token_request(list(_BAIT), _BAIT_TOKENS, request_id=arena.name()))
+    others, admin = workers() - {victim}, system.stack.admin
+    bait = JudgedClient(
+        system.stubs[0], system.witness, token_request(list(_BAIT), _BAIT_TOKENS, request_id=system.name())
+    )
     for other in others:
         await asyncio.to_thread(admin.CordonWorker, admin_pb2.CordonWorkerRequest(worker_id=other), timeout=10)
     async with asyncio.TaskGroup() as group:
         group.create_task(bait.ask(None))
-        await arena.until(lambda: bool(bait.token_at))
+        await system.until(lambda: bool(bait.token_at))
         for other in others:
             await asyncio.to_thread(admin.ReadmitWorker, admin_pb2.ReadmitWorkerRequest(worker_id=other), timeout=10)
-        await arena.until(lambda: victim not in workers())
+        await system.until(lambda: victim not in workers())
 
 
 def felt(aftermaths: list[Aftermath], *, only_noticed: bool) -> dict[str, float]:
@@ -120,14 +124,14 @@ def _quantile(seconds: list[float], percent: int) -> float:
     return statistics.quantiles([*seconds, seconds[-1]], n=100, method="inclusive")[percent - 1]
 
 
-async def _until_disturbable(arena: Arena, each: int = 4) -> None:
+async def _until_disturbable(system: SystemUnderLoad, each: int = 4) -> None:
     """Waits until both workers are busy, and then for a random moment."""
-    await arena.until_busy(2, each)
-    await asyncio.sleep(arena.random.uniform(0, _LONGEST_PAUSE_S))
+    await system.until_busy(2, each)
+    await asyncio.sleep(system.random.uniform(0, _LONGEST_PAUSE_S))
 
 
-def _a_worker(arena: Arena) -> str:
-    return arena.random.choice(("worker-0", "worker-1"))
+def _a_worker(system: SystemUnderLoad) -> str:
+    return system.random.choice(("worker-0", "worker-1"))
 
 
 # One thread: a team of two collapses wherever another process wants a core for a moment.
@@ -140,6 +144,6 @@ REAL_MODEL_ENVIRONMENT: Final = {
 _REAL_CLIENTS: Final = 4
 
 
-async def kill_real_workers(arena: Arena, count: int) -> dict[str, float]:
+async def kill_real_workers(system: SystemUnderLoad, count: int) -> dict[str, float]:
     """Kills (-9) one of two workers with the bundled model, under few streams, `count` times."""
-    return await kill_workers(arena, count, _REAL_CLIENTS, each=1)
+    return await kill_workers(system, count, _REAL_CLIENTS, each=1)

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from octavo.chaos.arena import Arena
-from octavo.chaos.client import Client
+from octavo.chaos.client import JudgedClient
 from octavo.chaos.leaver import endless
+from octavo.chaos.system import SystemUnderLoad
 from octavo.testbed.history import Came, Left
 from octavo.v1 import generation_pb2 as pb
 
@@ -21,38 +21,38 @@ _STREAMS_PER_PROCESS: Final = 25
 _STAYING: Final = 24
 
 
-async def leave(arena: Arena, count: int, streams: int = _STREAMS) -> dict[str, float]:
+async def leave(system: SystemUnderLoad, count: int, streams: int = _STREAMS) -> dict[str, float]:
     """Begins `streams` streams at once, of which half are cancelled by their clients and half lose theirs to kill -9,
     while others go on; `count` times."""
     for _ in range(count):
-        async with arena.crowd(_STAYING):
-            await leave_all(arena, streams)
-        await asyncio.to_thread(arena.stack.wait_idle)
+        async with system.crowd(_STAYING):
+            await leave_all(system, streams)
+        await asyncio.to_thread(system.stack.wait_idle)
     return {"rounds": count, "left": count * streams}
 
 
-async def leave_all(arena: Arena, streams: int) -> None:
+async def leave_all(system: SystemUnderLoad, streams: int) -> None:
     """Begins `streams` streams and leaves them, half in each way."""
-    processes = [await _start(arena) for _ in range(streams // 2 // _STREAMS_PER_PROCESS)]
-    cancelled = [asyncio.create_task(_cancel(arena)) for _ in range(streams - len(processes) * _STREAMS_PER_PROCESS)]
+    processes = [await _start(system) for _ in range(streams // 2 // _STREAMS_PER_PROCESS)]
+    cancelled = [asyncio.create_task(_cancel(system)) for _ in range(streams - len(processes) * _STREAMS_PER_PROCESS)]
     for process, names in processes:
         assert process.stdout is not None
         assert await process.stdout.readline(), "a process of clients has died"
         process.send_signal(signal.SIGKILL)
         now = time.monotonic()
         for name in names:
-            arena.witness(Left(now, name))
+            system.witness(Left(now, name))
         await process.wait()
     await asyncio.gather(*cancelled)
 
 
-async def _start(arena: Arena) -> tuple[asyncio.subprocess.Process, list[str]]:
-    first = arena.name()
+async def _start(system: SystemUnderLoad) -> tuple[asyncio.subprocess.Process, list[str]]:
+    first = system.name()
     names = [f"{first}-{number}" for number in range(_STREAMS_PER_PROCESS)]
     for name in names:
-        arena.witness(Came(time.monotonic(), name, None))
+        system.witness(Came(time.monotonic(), name, None))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "octavo.chaos.leaver", arena.stack.address),
+        *(sys.executable, "-m", "octavo.chaos.leaver", system.stack.address),
         *(first, str(_STREAMS_PER_PROCESS), str(_NUM_TOKENS)),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -60,9 +60,9 @@ async def _start(arena: Arena) -> tuple[asyncio.subprocess.Process, list[str]]:
     return process, names
 
 
-async def _cancel(arena: Arena) -> None:
-    request = endless(arena.random, arena.name(), _NUM_TOKENS)
-    await Client(arena.stubs[0], arena.witness, request, _after(arena.random.randint(0, 30))).ask(None)
+async def _cancel(system: SystemUnderLoad) -> None:
+    request = endless(system.random, system.name(), _NUM_TOKENS)
+    await JudgedClient(system.stubs[0], system.witness, request, _after(system.random.randint(0, 30))).ask(None)
 
 
 def _after(events: int) -> Callable[[pb.GenerateResponse], bool]:

@@ -6,7 +6,7 @@ import signal
 import time
 from typing import Final
 
-from octavo.chaos.arena import Arena
+from octavo.chaos.system import SystemUnderLoad
 from octavo.testbed.history import Struck
 
 _CLIENTS: Final = 32
@@ -15,17 +15,17 @@ _PROCESSES: Final = ("worker-0", "worker-1", "scheduler", *FRONTENDS)
 _LONGEST_S: Final = {"worker": 30.0, "scheduler": 10.0, "frontend": 60.0}
 
 
-async def drain(arena: Arena, count: int) -> dict[str, float]:
+async def drain(system: SystemUnderLoad, count: int) -> dict[str, float]:
     """Sends SIGTERM to each process in turn, under load, `count` times."""
     slowest: dict[str, float] = {}
-    async with arena.crowd(_CLIENTS):
+    async with system.crowd(_CLIENTS):
         for _ in range(count):
             for name in _PROCESSES:
-                await arena.until_busy(2, each=2)
-                kind, seconds = name.partition("-")[0], await replace(arena, name)
+                await system.until_busy(2, each=2)
+                kind, seconds = name.partition("-")[0], await replace(system, name)
                 slowest[kind] = max(slowest.get(kind, 0.0), seconds)
-        await arena.until_busy(2, each=1)
-    turned_away = {"turned_away": arena.turned_away}
+        await system.until_busy(2, each=1)
+    turned_away = {"turned_away": system.turned_away}
     return {
         "cycles": count,
         **turned_away,
@@ -33,16 +33,16 @@ async def drain(arena: Arena, count: int) -> dict[str, float]:
     }
 
 
-async def replace(arena: Arena, name: str, **environment: str) -> float:
+async def replace(system: SystemUnderLoad, name: str, **environment: str) -> float:
     """Asks a process to end and starts it anew, in another environment if one is given. Returns the seconds until it
     had ended, well."""
-    began, process = time.monotonic(), arena.stack.processes[name]
-    arena.judge.take(Struck(began, name))
+    began, process = time.monotonic(), system.stack.processes[name]
+    system.judge.take(Struck(began, name))
     process.send_signal(signal.SIGTERM)
     status = await asyncio.to_thread(process.wait, _LONGEST_S[name.partition("-")[0]])
     seconds = time.monotonic() - began
     assert status == 0, f"{name} ended with {status} when it was asked to"
-    await arena.start_again(name, **environment)
+    await system.start_again(name, **environment)
     return seconds
 
 
@@ -50,17 +50,17 @@ async def replace(arena: Arena, name: str, **environment: str) -> float:
 _ORDER: Final = ("scheduler", "worker-0", "worker-1", *FRONTENDS)
 
 
-async def upgrade(arena: Arena, count: int) -> dict[str, float]:
+async def upgrade(system: SystemUnderLoad, count: int) -> dict[str, float]:
     """Upgrades the processes one by one under load, and rolls back in the opposite order, `count` times. All begin as
     the older version, which the stack's own environment names."""
     ours = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    async with arena.crowd(_CLIENTS):
+    async with system.crowd(_CLIENTS):
         for _ in range(count):
             for name in _ORDER:
-                await arena.until_busy(2, each=2)
-                await replace(arena, name, **ours)
+                await system.until_busy(2, each=2)
+                await replace(system, name, **ours)
             for name in reversed(_ORDER):
-                await arena.until_busy(2, each=2)
-                await replace(arena, name)
-        await arena.until_busy(2, each=1)
-    return {"upgrades": count, "roll_backs": count, "turned_away": arena.turned_away}
+                await system.until_busy(2, each=2)
+                await replace(system, name)
+        await system.until_busy(2, each=1)
+    return {"upgrades": count, "roll_backs": count, "turned_away": system.turned_away}

@@ -7,9 +7,9 @@ from typing import Final
 
 import grpc
 
-from octavo.chaos.arena import Arena, Known
-from octavo.chaos.client import TIMEOUT_S, Client
+from octavo.chaos.client import TIMEOUT_S, JudgedClient
 from octavo.chaos.memory import memory_mib
+from octavo.chaos.system import Known, SystemUnderLoad
 from octavo.testbed.grpc_calls import retry_delay_of
 
 # Few run at once, so that most must wait.
@@ -29,14 +29,14 @@ class _Hurry:
     late_s: float
 
 
-async def expire(arena: Arena, count: int) -> dict[str, float]:
+async def expire(system: SystemUnderLoad, count: int) -> dict[str, float]:
     """Lets all clients come at once, `count` times."""
     hurries: list[_Hurry] = []
     for _ in range(count):
         async with asyncio.TaskGroup() as group:
             for number in range(_CLIENTS):
-                known = arena.known[number % len(arena.known)]
-                group.create_task(_hurry(arena, known, hurries) if number % 2 else _wait(arena, known))
+                known = system.known[number % len(system.known)]
+                group.create_task(_hurry(system, known, hurries) if number % 2 else _wait(system, known))
     late = [hurry.late_s for hurry in hurries if hurry.reason in _OVERDUE]
     return {
         "hurried": len(hurries),
@@ -47,17 +47,17 @@ async def expire(arena: Arena, count: int) -> dict[str, float]:
     }
 
 
-async def _wait(arena: Arena, known: Known) -> None:
-    await Client(arena.stubs[0], arena.witness, known.named(arena.name())).ask(known.answer)
+async def _wait(system: SystemUnderLoad, known: Known) -> None:
+    await JudgedClient(system.stubs[0], system.witness, known.named(system.name())).ask(known.answer)
 
 
-async def _hurry(arena: Arena, known: Known, hurries: list[_Hurry]) -> None:
+async def _hurry(system: SystemUnderLoad, known: Known, hurries: list[_Hurry]) -> None:
     """Asks with too little time, limited by the call's deadline or by the time in the queue alone."""
-    request, seconds = known.named(arena.name()), arena.random.uniform(_SHORTEST_S, _LONGEST_S)
-    is_call = arena.random.random() < 0.5
+    request, seconds = known.named(system.name()), system.random.uniform(_SHORTEST_S, _LONGEST_S)
+    is_call = system.random.random() < 0.5
     if not is_call:
         request.scheduling.max_queue_time.FromMilliseconds(int(seconds * 1000))
-    client = Client(arena.stubs[0], arena.witness, request, timeout_s=seconds if is_call else TIMEOUT_S)
+    client = JudgedClient(system.stubs[0], system.witness, request, timeout_s=seconds if is_call else TIMEOUT_S)
     reason = await client.ask(known.answer, _OVERDUE, seconds + _ON_ITS_WAY_S)
     hurries.append(_Hurry(reason, time.monotonic() - client.came_at - seconds))
 
@@ -86,7 +86,7 @@ class _Outcomes:
     without_retry: int = 0
     seconds: float = 0.0
 
-    def take(self, client: Client, reason: str) -> None:
+    def take(self, client: JudgedClient, reason: str) -> None:
         seconds = time.monotonic() - client.came_at
         if client.token_at:
             self.first_s.append(client.token_at[0] - client.came_at)
@@ -99,14 +99,14 @@ class _Outcomes:
             self.late += 1
 
 
-async def overload(arena: Arena, count: int) -> dict[str, float]:
+async def overload(system: SystemUnderLoad, count: int) -> dict[str, float]:
     """Offers `count` seconds of five times as many clients as can be served, then half as many."""
-    peak = await _capacity(arena)
-    calm = await _arrive(arena, peak / 2, _CALM_S)
-    before = memory_mib(arena.stack)
-    crowded = await _arrive(arena, 5 * peak, count)
-    after = memory_mib(arena.stack)
-    recovered = await _arrive(arena, peak / 2, _CALM_S)
+    peak = await _capacity(system)
+    calm = await _arrive(system, peak / 2, _CALM_S)
+    before = memory_mib(system.stack)
+    crowded = await _arrive(system, 5 * peak, count)
+    after = memory_mib(system.stack)
+    recovered = await _arrive(system, peak / 2, _CALM_S)
     accepted = len(crowded.whole_s) + crowded.late
     return {
         "peak_per_s": round(peak, 1),
@@ -123,31 +123,31 @@ async def overload(arena: Arena, count: int) -> dict[str, float]:
     }
 
 
-async def _capacity(arena: Arena) -> float:
+async def _capacity(system: SystemUnderLoad) -> float:
     """Answers a second when there is always somebody waiting, but nobody refused."""
-    async with arena.crowd(_SATURATING):
+    async with system.crowd(_SATURATING):
         await asyncio.sleep(2.0)
-        whole, began = arena.judge.num_whole, time.monotonic()
+        whole, began = system.judge.num_whole, time.monotonic()
         await asyncio.sleep(_CALM_S)
-        return (arena.judge.num_whole - whole) / (time.monotonic() - began)
+        return (system.judge.num_whole - whole) / (time.monotonic() - began)
 
 
-async def _arrive(arena: Arena, rate: float, seconds: float) -> _Outcomes:
+async def _arrive(system: SystemUnderLoad, rate: float, seconds: float) -> _Outcomes:
     """Clients who come by themselves, so many a second, whatever becomes of those before."""
     outcomes, began = _Outcomes(), time.monotonic()
     now, end = began, began + seconds
     async with asyncio.TaskGroup() as group:
         while now < end:
-            group.create_task(_ask(arena, outcomes))
-            now += arena.random.expovariate(rate)
+            group.create_task(_ask(system, outcomes))
+            now += system.random.expovariate(rate)
             await asyncio.sleep(max(0.0, now - time.monotonic()))
     outcomes.seconds = time.monotonic() - began
     return outcomes
 
 
-async def _ask(arena: Arena, outcomes: _Outcomes) -> None:
-    known = arena.random.choice(arena.known)
-    client = Client(arena.stubs[0], arena.witness, known.named(arena.name()), timeout_s=_DEADLINE_S)
+async def _ask(system: SystemUnderLoad, outcomes: _Outcomes) -> None:
+    known = system.random.choice(system.known)
+    client = JudgedClient(system.stubs[0], system.witness, known.named(system.name()), timeout_s=_DEADLINE_S)
     outcomes.take(client, await client.ask(known.answer, _EXCUSED))
 
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from octavo.chaos.arena import Arena
-from octavo.chaos.client import Client
+from octavo.chaos.client import JudgedClient
+from octavo.chaos.system import SystemUnderLoad
 from octavo.runtime.process.ends import ENDS_VARIABLE, End, OutOfMemoryCount, write_ends
 from octavo.testbed.stack import Stack, token_request
 from octavo.v1 import generation_pb2 as pb
@@ -57,48 +57,48 @@ MAX_DEATHS: Final = 3
 _NUM_TOKENS: Final = 30
 
 
-async def kill_by_request(arena: Arena, count: int) -> dict[str, float]:
+async def kill_by_request(system: SystemUnderLoad, count: int) -> dict[str, float]:
     """Sends `count` requests of which each kills every worker that computes it."""
     most = again = 0
-    async with _innocents(arena) as supervisor:
+    async with _innocents(system) as supervisor:
         for number in range(count):
-            deaths = await _deaths(arena, supervisor, number, "QUARANTINED")
+            deaths = await _deaths(system, supervisor, number, "QUARANTINED")
             most = max(most, deaths)
-            again += await _deaths(arena, supervisor, number, "QUARANTINED")
+            again += await _deaths(system, supervisor, number, "QUARANTINED")
     return {"poisons": count, "most_deaths": most, "deaths_by_repetition": again}
 
 
-async def spoil(arena: Arena, count: int) -> dict[str, float]:
+async def spoil(system: SystemUnderLoad, count: int) -> dict[str, float]:
     """Sends `count` requests for which the model computes NaN."""
-    async with _innocents(arena) as supervisor:
+    async with _innocents(system) as supervisor:
         for number in range(count):
-            await _ask(arena, _poison(_SPOILS, number), "LOGITS_NOT_FINITE")
+            await _ask(system, _poison(_SPOILS, number), "LOGITS_NOT_FINITE")
     return {"poisons": count, "deaths": len(supervisor.died)}
 
 
-async def run_out(arena: Arena, count: int) -> dict[str, float]:
+async def run_out(system: SystemUnderLoad, count: int) -> dict[str, float]:
     """Sends `count` rounds of more requests than the device has memory for at once."""
     async with contextlib.AsyncExitStack() as held:
-        supervisor = await held.enter_async_context(_supervised(arena))
+        supervisor = await held.enter_async_context(_supervised(system))
         for _ in range(count):
             async with asyncio.TaskGroup() as group:
-                for known in arena.known:
-                    group.create_task(arena.ask(known))
+                for known in system.known:
+                    group.create_task(system.ask(known))
     return {"rounds": count, "deaths": len(supervisor.died)}
 
 
-async def _deaths(arena: Arena, supervisor: Supervisor, number: int, reason: str) -> int:
+async def _deaths(system: SystemUnderLoad, supervisor: Supervisor, number: int, reason: str) -> int:
     before = len(supervisor.died)
-    await _ask(arena, _poison(_DIES, number), reason)
+    await _ask(system, _poison(_DIES, number), reason)
     # By then the supervisor has seen the last death too.
-    await _until_whole(arena)
+    await _until_whole(system)
     return len(supervisor.died) - before
 
 
-async def _ask(arena: Arena, request: pb.GenerateRequest, reason: str) -> None:
+async def _ask(system: SystemUnderLoad, request: pb.GenerateRequest, reason: str) -> None:
     """Asks, and expects an answer or this error."""
-    request.request_id = arena.name()
-    got = await Client(arena.stubs[0], arena.witness, request).ask(None, frozenset({reason} - {""}))
+    request.request_id = system.name()
+    got = await JudgedClient(system.stubs[0], system.witness, request).ask(None, frozenset({reason} - {""}))
     assert got == reason, f"a poisonous request ended with {got or 'an answer'}, not with {reason or 'an answer'}"
 
 
@@ -106,22 +106,22 @@ def _poison(run: list[int], number: int) -> pb.GenerateRequest:
     return token_request([number % 250, number // 250, *run, 7], _NUM_TOKENS)
 
 
-async def _until_whole(arena: Arena) -> None:
-    await arena.until(lambda: len(arena.stack.load().workers) == WORKERS)
+async def _until_whole(system: SystemUnderLoad) -> None:
+    await system.until(lambda: len(system.stack.load().workers) == WORKERS)
 
 
 @contextlib.asynccontextmanager
-async def _innocents(arena: Arena) -> AsyncIterator[Supervisor]:
+async def _innocents(system: SystemUnderLoad) -> AsyncIterator[Supervisor]:
     """Keeps the workers busy inside the block, under a supervisor."""
-    async with _supervised(arena) as supervisor, arena.crowd(_INNOCENTS):
-        await arena.until_busy(WORKERS, each=2)
+    async with _supervised(system) as supervisor, system.crowd(_INNOCENTS):
+        await system.until_busy(WORKERS, each=2)
         yield supervisor
-        await _until_whole(arena)
+        await _until_whole(system)
 
 
 @contextlib.asynccontextmanager
-async def _supervised(arena: Arena) -> AsyncIterator[Supervisor]:
-    supervisor = Supervisor(arena.stack)
+async def _supervised(system: SystemUnderLoad) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor(system.stack)
     running = asyncio.create_task(supervisor.run())
     try:
         yield supervisor

@@ -18,7 +18,7 @@ _MAX_FAULTS: Final = 20
 
 
 @dataclass(frozen=True)
-class Report:
+class CampaignReport:
     """Holds a campaign's results: `figures` are the campaign's own; `whole`: streams that got all of their answer;
     `faults`: what may not be."""
 

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from octavo.chaos.arena import Arena
 from octavo.chaos.departures import leave_all
 from octavo.chaos.memory import handles, memory_mib, steepest_slope
+from octavo.chaos.system import SystemUnderLoad
 from octavo.testbed.stack import Stack
 
 _CLIENTS: Final = 24
@@ -24,7 +24,7 @@ _VICTIM: Final = "worker-1"
 # Connections that are being closed, or kept for the next.
 MORE_HANDLES: Final = 16
 
-Trouble = Callable[[Arena], Awaitable[None]]
+Trouble = Callable[[SystemUnderLoad], Awaitable[None]]
 
 
 @dataclass
@@ -45,17 +45,17 @@ class _Samples:
         return {name: steepest_slope(self.times_s, [mib[name] for mib in self.mib]) for name in _WATCHED}
 
 
-async def soak(arena: Arena, count: int) -> dict[str, float]:
+async def soak(system: SystemUnderLoad, count: int) -> dict[str, float]:
     """Runs `count` minutes with a fault every half minute."""
     seconds = 60.0 * count
-    await _trouble(arena, _WARM_UP * seconds, (_kill, _kill_scheduler, _freeze, _leave, _stop))
-    await asyncio.to_thread(arena.stack.wait_idle)
-    before, samples = handles(arena.stack), _Samples()
-    following = asyncio.create_task(samples.follow(arena.stack))
-    faults = await _trouble(arena, (1 - _WARM_UP) * seconds, (_kill, _freeze, _leave, _stop))
+    await _trouble(system, _WARM_UP * seconds, (_kill, _kill_scheduler, _freeze, _leave, _stop))
+    await asyncio.to_thread(system.stack.wait_idle)
+    before, samples = handles(system.stack), _Samples()
+    following = asyncio.create_task(samples.follow(system.stack))
+    faults = await _trouble(system, (1 - _WARM_UP) * seconds, (_kill, _freeze, _leave, _stop))
     following.cancel()
-    await asyncio.to_thread(arena.stack.wait_idle)
-    after = handles(arena.stack)
+    await asyncio.to_thread(system.stack.wait_idle)
+    after = handles(system.stack)
     return {
         "faults": faults,
         **{f"{name}_mib_per_hour_at_most": round(slope, 2) for name, slope in samples.slopes().items()},
@@ -64,35 +64,35 @@ async def soak(arena: Arena, count: int) -> dict[str, float]:
     }
 
 
-async def _trouble(arena: Arena, seconds: float, kinds: tuple[Trouble, ...]) -> int:
+async def _trouble(system: SystemUnderLoad, seconds: float, kinds: tuple[Trouble, ...]) -> int:
     """Makes one fault after the other, all kinds in turn. Returns their number."""
     end, faults = time.monotonic() + seconds, 0
-    async with arena.crowd(_CLIENTS):
+    async with system.crowd(_CLIENTS):
         while (remaining := end - time.monotonic()) > 0:
             await asyncio.sleep(min(_EVERY_S, remaining))
-            await kinds[faults % len(kinds)](arena)
+            await kinds[faults % len(kinds)](system)
             faults += 1
     return faults
 
 
-async def _kill(arena: Arena) -> None:
-    await arena.kill(_VICTIM)
+async def _kill(system: SystemUnderLoad) -> None:
+    await system.kill(_VICTIM)
 
 
-async def _kill_scheduler(arena: Arena) -> None:
-    await arena.kill("scheduler")
+async def _kill_scheduler(system: SystemUnderLoad) -> None:
+    await system.kill("scheduler")
 
 
-async def _freeze(arena: Arena) -> None:
-    arena.strike(_VICTIM, signal.SIGSTOP)
+async def _freeze(system: SystemUnderLoad) -> None:
+    system.strike(_VICTIM, signal.SIGSTOP)
     await asyncio.sleep(_FREEZE_S)
-    arena.stack.processes[_VICTIM].send_signal(signal.SIGCONT)
+    system.stack.processes[_VICTIM].send_signal(signal.SIGCONT)
 
 
-async def _stop(arena: Arena) -> None:
-    arena.strike(_VICTIM, signal.SIGTERM)
-    await arena.start_again(_VICTIM)
+async def _stop(system: SystemUnderLoad) -> None:
+    system.strike(_VICTIM, signal.SIGTERM)
+    await system.start_again(_VICTIM)
 
 
-async def _leave(arena: Arena) -> None:
-    await leave_all(arena, _LEAVING)
+async def _leave(system: SystemUnderLoad) -> None:
+    await leave_all(system, _LEAVING)

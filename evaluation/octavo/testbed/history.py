@@ -14,7 +14,7 @@ WORKER_LOST = "worker lost"
 
 
 @dataclass(frozen=True)
-class Choice:
+class SequenceAnswer:
     """Holds one sequence of an answer: its tokens, and all else that is reported of it (text, logprobs, its end)."""
 
     token_ids: Sequence[int]
@@ -23,7 +23,7 @@ class Choice:
     end: object = None
 
 
-Answer = Sequence[Choice]
+Answer = Sequence[SequenceAnswer]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Held:
+class RequestsHeld:
     """Lists the requests that the scheduler holds; a request that it holds twice comes twice."""
 
     time: float
@@ -107,7 +107,7 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class Load:
+class HeldLoad:
     """Counts the requests and blocks that are held for clients."""
 
     time: float
@@ -123,7 +123,7 @@ class Struck:
     what: str
 
 
-Event = Came | Notified | Tokens | ChoiceEnded | Closed | Left | Held | Stepped | Load | Struck
+Event = Came | Notified | Tokens | ChoiceEnded | Closed | Left | RequestsHeld | Stepped | HeldLoad | Struck
 
 
 class Wrong(enum.Enum):
@@ -143,7 +143,7 @@ class Wrong(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Fault:
+class Violation:
     """Describes something that may not be."""
 
     wrong: Wrong

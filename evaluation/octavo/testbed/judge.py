@@ -10,19 +10,19 @@ from octavo.testbed.history import (
     Aftermath,
     Answer,
     Came,
-    Choice,
     ChoiceEnded,
     Closed,
     Event,
-    Fault,
-    Held,
+    HeldLoad,
     Key,
     Left,
-    Load,
     Notified,
+    RequestsHeld,
+    SequenceAnswer,
     Stepped,
     Struck,
     Tokens,
+    Violation,
     Wrong,
 )
 from octavo.wire.history import EMPTY, extend
@@ -77,7 +77,7 @@ class Judge:
     scheduler may hold what nobody waits for; `zombie_s`: how long there may be steps for it."""
 
     def __init__(self, *, held_s: float = inf, zombie_s: float = ZOMBIE_S) -> None:
-        self.faults: list[Fault] = []
+        self.faults: list[Violation] = []
         self.aftermaths: list[Aftermath] = []
         self.num_whole = 0
         # The latest step for a client that had gone, in seconds after it went.
@@ -88,7 +88,7 @@ class Judge:
         self._gone: dict[Key, _Gone] = {}
         # Of those that have had no step yet.
         self._start_by: dict[Key, float] = {}
-        self._load: Load | None = None
+        self._load: HeldLoad | None = None
 
     @property
     def num_open(self) -> int:
@@ -109,11 +109,11 @@ class Judge:
             case Left(time, request):
                 self._open.pop(request, None)
                 self._gone.setdefault(request, _Gone(time, has_left=True))
-            case Held():
+            case RequestsHeld():
                 self._held(event)
             case Stepped():
                 self._stepped(event)
-            case Load():
+            case HeldLoad():
                 self._load = event
             case Struck():
                 self.aftermaths.append(Aftermath(event))
@@ -128,7 +128,7 @@ class Judge:
             self._fault(Wrong.LEAK, time, None, f"{self._load.requests} requests and {self._load.blocks} blocks")
 
     def _fault(self, wrong: Wrong, time: float, request: Key, detail: str) -> None:
-        self.faults.append(Fault(wrong, time, request, detail))
+        self.faults.append(Violation(wrong, time, request, detail))
 
     # -- streams ----------------------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Judge:
 
     # -- the scheduler ----------------------------------------------------------------------------------------------
 
-    def _held(self, event: Held) -> None:
+    def _held(self, event: RequestsHeld) -> None:
         for request, count in Counter(event.requests).items():
             if count > 1:
                 self._fault(Wrong.TWICE, event.time, request, f"held {count} times")
@@ -259,8 +259,8 @@ def judge(events: Sequence[Event]) -> Judge:
     return seen
 
 
-def _choice(answer: Answer, index: int) -> Choice:
-    return answer[index] if 0 <= index < len(answer) else Choice(())
+def _choice(answer: Answer, index: int) -> SequenceAnswer:
+    return answer[index] if 0 <= index < len(answer) else SequenceAnswer(())
 
 
 def _compare(expected: Sequence[int], position: int, token_ids: Sequence[int]) -> Wrong:

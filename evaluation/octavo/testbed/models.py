@@ -11,8 +11,8 @@ import torch
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMoves
-from octavo.worker.config import DEFAULT_BLOCK_SIZE, ModelSettings
 from octavo.worker.loading.prepare import prepare_bundled_model
+from octavo.worker.model_settings import DEFAULT_BLOCK_SIZE, ModelSettings
 from octavo.worker.models.decoder import PagedStep
 from octavo.worker.runner import Runner, StepOutput
 from octavo.worker.sequences import WorkerSequence, WorkItem

@@ -52,7 +52,7 @@ class GenerateStream(Protocol):
 
 
 @dataclass
-class Generation:
+class FinishedStream:
     """Holds one finished Generate stream."""
 
     started: generation_pb2.Started
@@ -63,13 +63,13 @@ class Generation:
     usage: generation_pb2.Usage
 
 
-def collect(stream: Iterable[generation_pb2.GenerateResponse]) -> Generation:
+def collect(stream: Iterable[generation_pb2.GenerateResponse]) -> FinishedStream:
     """Reads a stream to its end, checking the order of its events but for notices."""
     events = without_notices(stream)
     kinds = [event.WhichOneof("event") for event in events]
     deltas = [event.delta for event in events if event.HasField("delta")]
     assert kinds == ["started", *["delta"] * len(deltas), "finished", "usage"], kinds
-    return Generation(
+    return FinishedStream(
         started=events[0].started,
         text="".join(delta.text for delta in deltas),
         token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
@@ -85,7 +85,7 @@ def without_notices(stream: Iterable[generation_pb2.GenerateResponse]) -> list[g
 
 
 @dataclass
-class Choices:
+class FinishedGroup:
     """Holds one finished Generate stream of several sequences, each list in order of their index."""
 
     started: generation_pb2.Started
@@ -94,7 +94,7 @@ class Choices:
     usage: generation_pb2.Usage
 
 
-def collect_choices(stream: Iterable[generation_pb2.GenerateResponse]) -> Choices:
+def collect_choices(stream: Iterable[generation_pb2.GenerateResponse]) -> FinishedGroup:
     """Reads a stream to its end, checking that each sequence's deltas come before its end, and its end once."""
     token_ids: dict[int, list[int]] = {}
     finished: dict[int, generation_pb2.Finished] = {}
@@ -110,7 +110,7 @@ def collect_choices(stream: Iterable[generation_pb2.GenerateResponse]) -> Choice
             assert event.finished.index not in finished, "two ends"
             finished[event.finished.index] = event.finished
     assert sorted(finished) == list(range(len(finished))) == sorted(token_ids)
-    return Choices(
+    return FinishedGroup(
         started.started,
         [token_ids[index] for index in sorted(token_ids)],
         [finished[index] for index in sorted(finished)],
@@ -277,15 +277,15 @@ class Stack:
     def stream(self, request: generation_pb2.GenerateRequest, timeout: float = 120.0) -> GenerateStream:
         return cast(GenerateStream, self.generation.Generate(request, timeout=timeout))
 
-    def choices(self, request: generation_pb2.GenerateRequest, timeout: float = 120.0) -> Choices:
+    def choices(self, request: generation_pb2.GenerateRequest, timeout: float = 120.0) -> FinishedGroup:
         return collect_choices(self.stream(request, timeout))
 
-    def generate(self, request: generation_pb2.GenerateRequest, timeout: float = 120.0) -> Generation:
+    def generate(self, request: generation_pb2.GenerateRequest, timeout: float = 120.0) -> FinishedStream:
         return collect(self.stream(request, timeout))
 
     def generate_all(
         self, requests: Sequence[generation_pb2.GenerateRequest], timeout: float = 240.0
-    ) -> list[Generation]:
+    ) -> list[FinishedStream]:
         """Generates all at once, each on a thread of its own."""
         with ThreadPoolExecutor(len(requests)) as pool:
             return list(pool.map(lambda request: self.generate(request, timeout), requests))

@@ -12,7 +12,7 @@ from octavo.kernels.native.library import NativeUnavailable, load
 
 
 @dataclass(frozen=True)
-class Choice:
+class AttentionChoice:
     """Names the chosen backend. `reason` says why it is not the fast one of this device, with what to do about it; None
     if it is."""
 
@@ -20,7 +20,7 @@ class Choice:
     reason: str | None
 
 
-def choose_attention(shape: CacheShape, device: torch.device, *, exact: bool = False) -> Choice:
+def choose_attention(shape: CacheShape, device: torch.device, *, exact: bool = False) -> AttentionChoice:
     """Chooses Octavo's own kernels where they serve `shape`, on the CPU if they were compiled and on a GPU if there is
     Triton; else torch.
 
@@ -33,21 +33,23 @@ def choose_attention(shape: CacheShape, device: torch.device, *, exact: bool = F
     try:
         library = load()
     except NativeUnavailable as error:
-        return Choice(fallback, str(error))
+        return AttentionChoice(fallback, str(error))
     if reason := obstacle(shape):
-        return Choice(fallback, reason)
-    return Choice(NativeAttention(library, shape), None)
+        return AttentionChoice(fallback, reason)
+    return AttentionChoice(NativeAttention(library, shape), None)
 
 
 def _choose_gpu_attention(
     shape: CacheShape, device: torch.device, fallback: AttentionBackend, *, exact: bool
-) -> Choice:
+) -> AttentionChoice:
     if importlib.util.find_spec("triton") is None:
-        return Choice(fallback, "there is no Triton; install it with pip install '.[gpu]' in Octavo's source tree")
+        return AttentionChoice(
+            fallback, "there is no Triton; install it with pip install '.[gpu]' in Octavo's source tree"
+        )
     # Triton takes seconds to import, and a CPU has no use for it.
     from octavo.kernels.triton.attention import TritonAttention
     from octavo.kernels.triton.attention import obstacle as gpu_obstacle
 
     if reason := gpu_obstacle(shape):
-        return Choice(fallback, reason)
-    return Choice(TritonAttention(shape, device, exact=exact), None)
+        return AttentionChoice(fallback, reason)
+    return AttentionChoice(TritonAttention(shape, device, exact=exact), None)

@@ -5,7 +5,7 @@ import pytest
 
 from octavo.bench.cell import __main__ as cell
 from octavo.bench.cell.load import Size
-from octavo.bench.cell.peers import Answers, Tally, busy_shares
+from octavo.bench.cell.peers import Answers, ReplicaTally, busy_shares
 from octavo.bench.parts.scheduler_alone import SchedulerAlone, make_request, plans
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.wire.sampling import SamplingParams
@@ -29,7 +29,7 @@ def test_a_fake_replica_answers_what_the_scheduler_asked() -> None:
 
 
 def test_waiting_and_looking_late_are_not_busy() -> None:
-    tallies = [Tally(idle_s=0.5), Tally(late_s=1.0), Tally()]
+    tallies = [ReplicaTally(idle_s=0.5), ReplicaTally(late_s=1.0), ReplicaTally()]
     assert busy_shares(tallies, 10.0) == pytest.approx([0.95, 0.9, 1.0])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo.bench import systems
-from octavo.bench.child import Child, ChildError
+from octavo.bench.child import ChildError, MeasuredChild
 
 SCRIPT = """
 import os, sys
@@ -31,13 +31,13 @@ def command(directory: Path, begin: str = "") -> list[str | Path]:
 
 
 @pytest.fixture
-def child(tmp_path: Path) -> Iterator[Child]:
-    child = Child(command(tmp_path), tmp_path / "log", MEANING="42")
+def child(tmp_path: Path) -> Iterator[MeasuredChild]:
+    child = MeasuredChild(command(tmp_path), tmp_path / "log", MEANING="42")
     yield child
     child.close()
 
 
-def test_a_child_answers_whatever_it_prints_meanwhile(child: Child, tmp_path: Path) -> None:
+def test_a_child_answers_whatever_it_prints_meanwhile(child: MeasuredChild, tmp_path: Path) -> None:
     assert child.ask("double", 21) == 42
     assert child.ask("double", "ab") == "abab"
     assert child.start_s > 0
@@ -45,7 +45,7 @@ def test_a_child_answers_whatever_it_prints_meanwhile(child: Child, tmp_path: Pa
     assert (tmp_path / "log").read_text().split() == ["loading", "computing", "computing"]
 
 
-def test_an_error_comes_back_and_the_child_lives_on(child: Child) -> None:
+def test_an_error_comes_back_and_the_child_lives_on(child: MeasuredChild) -> None:
     with pytest.raises(ChildError, match="TypeError"):
         child.ask("double", None)
     with pytest.raises(ChildError, match="KeyError: 'triple'"):
@@ -53,7 +53,7 @@ def test_an_error_comes_back_and_the_child_lives_on(child: Child) -> None:
     assert child.ask("double", 1) == 2
 
 
-def test_a_child_that_ends_is_an_error_every_time(child: Child) -> None:
+def test_a_child_that_ends_is_an_error_every_time(child: MeasuredChild) -> None:
     for _ in range(2):
         with pytest.raises(ChildError, match="ended early: loading"):
             child.ask("exit", 3)
@@ -61,7 +61,7 @@ def test_a_child_that_ends_is_an_error_every_time(child: Child) -> None:
 
 def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(ChildError, match="no such luck"):
-        Child(command(tmp_path, "raise RuntimeError('no such luck')"), tmp_path / "log")
+        MeasuredChild(command(tmp_path, "raise RuntimeError('no such luck')"), tmp_path / "log")
 
 
 def test_the_openvino_peer_starts_without_octavo_in_its_environment(tmp_path: Path) -> None:

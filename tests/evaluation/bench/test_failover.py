@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.whole.failover import Spread, read_losses
+from octavo.bench.whole.failover import TimeSpread, read_losses
 from octavo.scheduler.core.events import LossCause
 from octavo.scheduler.server.event_log import EventLogError, Record, Scheduled
 from octavo.testing.cluster import Cluster, make_request, write_fake_model
@@ -43,6 +43,6 @@ def test_what_is_no_log_is_refused() -> None:
 
 
 def test_a_spread_is_in_milliseconds() -> None:
-    spread = Spread.of([n / 1000 for n in range(1, 101)])
+    spread = TimeSpread.of([n / 1000 for n in range(1, 101)])
     assert [spread.p50, spread.p99, spread.longest] == pytest.approx([51, 100, 100])
-    assert Spread.of([0.25]) == Spread(250, 250, 250)
+    assert TimeSpread.of([0.25]) == TimeSpread(250, 250, 250)

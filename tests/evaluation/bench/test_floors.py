@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.floors import LinearShapes, StepShape, Yardsticks, grid, interpolated
+from octavo.bench.floors import LinearShapes, StepRows, Yardsticks, grid, interpolated
 
 SMOLLM2 = {
     "hidden_size": 576,
@@ -35,7 +35,7 @@ def test_the_grid_reaches_as_far_as_needed(rows: list[int], expected: list[int])
 
 def test_a_case_takes_the_sum_of_its_steps_products() -> None:
     yardsticks = Yardsticks(1.0, {1: 1.0, 9: 5.0}, {1: 0.25, 3: 0.75})
-    steps = [StepShape(9, 0), StepShape(1, 1), StepShape(3, 2)]
+    steps = [StepRows(9, 0), StepRows(1, 1), StepRows(3, 2)]
     assert yardsticks.gemm_s(steps) == pytest.approx(5.0 + (1.0 + 0.25) + (2.0 + 0.5))
 
 

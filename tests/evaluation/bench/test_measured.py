@@ -8,7 +8,7 @@ import torch
 
 from octavo.bench.measured.ablations import RINGS, Ring
 from octavo.bench.measured.beams import BlockCount, prompts
-from octavo.bench.measured.experiment import Figure, Machine
+from octavo.bench.measured.experiment import Findings, Machine
 from octavo.bench.measured.kernel import SMOLLM, HeadShape
 from octavo.bench.measured.live import Live, scaled, summed_up
 from octavo.loadgen.servers import Record
@@ -124,7 +124,7 @@ def test_a_figure_is_a_table_and_a_file_that_names_no_host(tmp_path: Path) -> No
         {"setting": "swap", "time_ms": 12345.6, "ratio_x": 1.2345},
         {"setting": "recompute", "time_ms": None, "ratio_x": 1},
     ]
-    figure = Figure("some", "A title", machine, {"rate": 0.5}, ["A note."], rows)
+    figure = Findings("some", "A title", machine, {"rate": 0.5}, ["A note."], rows)
     figure.write(tmp_path / "paper")
     title, settings, head, first, second, note = figure.to_text().splitlines()
     assert (title, settings, note) == ("A title", "rate 0.5", "A note.")

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from octavo.bench.figures import FIGURES, Figure, Work
-from octavo.bench.floors import StepShape, Yardsticks
+from octavo.bench.figures import FIGURES, CaseFigure, CaseWork
+from octavo.bench.floors import StepRows, Yardsticks
 from octavo.bench.measurement import OTHERS, Measurement
-from octavo.bench.report import ALONE, OPENVINO, WHOLE, Report, Runs, to_text
+from octavo.bench.report import ALONE, OPENVINO, WHOLE, BenchReport, Runs, to_text
 from octavo.bench.workloads import make_case
 
 FIGURE = {(figure.case, figure.name): figure for figure in FIGURES}
@@ -29,21 +29,21 @@ def runs(name: str, threads: int, slowness: float, **memory: int) -> Runs:
 
 
 @pytest.fixture
-def report() -> Report:
+def report() -> BenchReport:
     # Reading the weights takes 10 ms with two threads; a row through the layers 1 ms and through the head 2 ms.
     best = Yardsticks(1e6, {1: 0.001, 2048: 2.048}, {1: 0.002, 8: 0.016})
     worse = Yardsticks(1e5, {1: 0.1, 2048: 3.0}, {1: 0.003, 8: 0.2})
     work = {
-        "a": Work(make_case("a", 100), [StepShape(50, 0), StepShape(78, 1), StepShape(1, 1)], weight_bytes=10_000),
-        "c": Work(make_case("c", 100), [StepShape(500, 4), StepShape(500, 4)], weight_bytes=10_000),
+        "a": CaseWork(make_case("a", 100), [StepRows(50, 0), StepRows(78, 1), StepRows(1, 1)], weight_bytes=10_000),
+        "c": CaseWork(make_case("c", 100), [StepRows(500, 4), StepRows(500, 4)], weight_bytes=10_000),
     }
     one_thread = Yardsticks(1e5, {1: 0.01, 2048: 20.48}, best.head_s)
     alone = runs(ALONE, 2, 1.0, kv=100 << 20)
     others = [runs(WHOLE, 2, 1.25), runs(WHOLE, 1, 1.5), runs(OPENVINO, 2, 2.0)]
-    return Report({"threads": "[1, 2]"}, work, {2: [worse, best], 1: [one_thread]}, [alone, *others])
+    return BenchReport({"threads": "[1, 2]"}, work, {2: [worse, best], 1: [one_thread]}, [alone, *others])
 
 
-def test_a_figure_is_the_best_of_its_runs_over_the_best_of_its_floors(report: Report) -> None:
+def test_a_figure_is_the_best_of_its_runs_over_the_best_of_its_floors(report: BenchReport) -> None:
     alone = report.rows(TIME_PER_TOKEN)[0]
     assert (alone.value, alone.floor, alone.over_floor) == pytest.approx((20.0, 10.0, 2.0))
     # 128 tokens through the layers and one through the head.
@@ -51,14 +51,14 @@ def test_a_figure_is_the_best_of_its_runs_over_the_best_of_its_floors(report: Re
     assert (alone.value, alone.floor, alone.over_floor) == pytest.approx((99.0, 130.0, 99 / 130))
 
 
-def test_rates_have_the_ratio_of_their_times(report: Report) -> None:
+def test_rates_have_the_ratio_of_their_times(report: BenchReport) -> None:
     alone = report.rows(PROMPTS)[0]
     # 1,000 rows through the layers, 8 through the head.
     assert (alone.value, alone.floor) == pytest.approx((8192 / 4.0, 8192 / 1.016))
     assert alone.over_floor == pytest.approx(4.0 / 1.016)
 
 
-def test_speeds_are_compared_with_the_worker_alone_and_with_openvino(report: Report) -> None:
+def test_speeds_are_compared_with_the_worker_alone_and_with_openvino(report: BenchReport) -> None:
     alone, whole, whole_alone_on_a_core, openvino = report.rows(PROMPTS)
     assert (alone.to_alone, whole.to_alone, openvino.to_alone) == pytest.approx((1.0, 0.8, 0.5))
     # The worker alone did not run with one thread.
@@ -66,7 +66,7 @@ def test_speeds_are_compared_with_the_worker_alone_and_with_openvino(report: Rep
     assert (alone.to_openvino, whole.to_openvino, openvino.to_openvino) == pytest.approx((2.0, 1.6, 1.0))
 
 
-def test_each_number_of_threads_has_its_own_floor(report: Report) -> None:
+def test_each_number_of_threads_has_its_own_floor(report: BenchReport) -> None:
     assert [row.floor for row in report.rows(TIME_PER_TOKEN)] == pytest.approx([10.0, 10.0, 100.0, 10.0])
 
 
@@ -83,12 +83,12 @@ def test_each_number_of_threads_has_its_own_floor(report: Report) -> None:
     ],
 )
 def test_goals_are_ratios(case: str, name: str, over_floor: float | None, to_openvino: float | None) -> None:
-    figure: Figure = FIGURE[case, name]
+    figure: CaseFigure = FIGURE[case, name]
     for goal, expected in ((figure.goal_over_floor, over_floor), (figure.goal_to_openvino, to_openvino)):
         assert goal == (None if expected is None else pytest.approx(expected))
 
 
-def test_the_text_has_every_figure_with_its_floor_and_ratios(report: Report) -> None:
+def test_the_text_has_every_figure_with_its_floor_and_ratios(report: BenchReport) -> None:
     lines = to_text(report).splitlines()
     alone = next(line for line in lines if line.startswith("  worker alone, 2 threads"))
     assert " ".join(alone.split()) == "worker alone, 2 threads 20.0 ms 2.00 1.30 1.00 2.00 1.18 25%"
@@ -97,12 +97,12 @@ def test_the_text_has_every_figure_with_its_floor_and_ratios(report: Report) -> 
     assert "best --threads for c, prompts, through all processes: 2" in lines
 
 
-def test_the_text_tells_where_memory_went(report: Report) -> None:
+def test_the_text_tells_where_memory_went(report: BenchReport) -> None:
     told = "600 MiB resident: 0 MiB weights, 100 MiB KV blocks, 500 MiB more"
     assert f"worker alone, 2 threads: ready after 2.5 s, at most {told}" in to_text(report)
 
 
-def test_json_keeps_every_run_and_yardstick(report: Report) -> None:
+def test_json_keeps_every_run_and_yardstick(report: BenchReport) -> None:
     value = json.loads(json.dumps(report.to_json()))
     assert [len(one["measurements"]["a"]) for one in value["runs"]] == [2, 2, 2, 2]
     assert {threads: len(several) for threads, several in value["yardsticks"].items()} == {"2": 2, "1": 1}

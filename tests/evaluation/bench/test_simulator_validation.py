@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from octavo.bench.whole import simulator_validation
-from octavo.bench.whole.simulator_pipeline import Measured, Pipeline, Server, measure_pipeline, simulate
+from octavo.bench.whole.simulator_pipeline import Pipeline, RunFigures, Server, measure_pipeline, simulate
 from octavo.bench.whole.simulator_validation import (
-    Figure,
-    Row,
+    ComparedMetric,
+    RateRow,
     Turn,
     main,
     row_text,
@@ -36,7 +36,7 @@ class PlantedServer(Server):
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
-    def run(self, jobs: "list[Job]") -> Measured:  # type: ignore[override]
+    def run(self, jobs: "list[Job]") -> RunFigures:  # type: ignore[override]
         self.sizes.append(len(jobs))
         return simulate(jobs, CALIBRATION, PLANTED)
 
@@ -75,19 +75,29 @@ def test_a_faster_worker_sustains_a_higher_rate() -> None:
     assert sustained_rate(CALIBRATION, Pipeline()) == pytest.approx(2 * slower, rel=0.01)
 
 
-def made_row(real: Pipeline, simulated: Pipeline) -> Row:
+def made_row(real: Pipeline, simulated: Pipeline) -> RateRow:
     jobs = workload(4.0, 10.0, seed=1)
     ran = [simulate(jobs, CALIBRATION, each) for each in (real, simulated)]
-    return Row(0.5, 4.0, [Turn(CALIBRATION, simulated, *ran)])
+    return RateRow(0.5, 4.0, [Turn(CALIBRATION, simulated, *ran)])
 
 
 def test_what_is_off_by_more_than_its_goal_is_missed() -> None:
-    assert [Figure("ttft p50", [1.0], [each]).is_met for each in (1.14, 0.86, 1.16, 0.84)] == [True, True, False, False]
-    assert [Figure("ttft p99", [1.0], [each]).is_met for each in (1.29, 0.71, 1.31, 0.69)] == [True, True, False, False]
+    assert [ComparedMetric("ttft p50", [1.0], [each]).is_met for each in (1.14, 0.86, 1.16, 0.84)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert [ComparedMetric("ttft p99", [1.0], [each]).is_met for each in (1.29, 0.71, 1.31, 0.69)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_figures_are_means_of_turns_and_tell_how_far_reality_is_from_itself() -> None:
-    figure = Figure("requests/s", [1.0, 3.0], [0.5, 1.5])
+    figure = ComparedMetric("requests/s", [1.0, 3.0], [0.5, 1.5])
     assert (figure.real, figure.simulated, figure.error, figure.spread) == (2.0, 1.0, -0.5, 1.0)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from octavo.frontend.openai.answers import AnswerFormat, Whole, encode, gathered, stream
+from octavo.frontend.openai.answers import AnswerFormat, WholeAnswer, encode, gathered, stream
 from octavo.frontend.openai.logprobs import ChatLogprobs, CompletionLogprobs
 from octavo.frontend.request.events import FEW_LOGPROBS, Event, Finished, FinishReason, LogprobTable, Started, TextDelta
 from octavo.wire.sampling import Logprobs
@@ -80,7 +80,7 @@ async def test_a_long_answer_is_written_as_it_is_read() -> None:
             written += len(part)
             yield part
 
-    slices = Whole(parts(), is_long=True).written()
+    slices = WholeAnswer(parts(), is_long=True).written()
     first = await anext(slices)
     assert len(first) == written == 70_000
     rest = [each async for each in slices]

@@ -16,7 +16,7 @@ from octavo.frontend.errors import Broken, InvalidRequest, Reason, Unavailable
 from octavo.frontend.request.chat import Chat, ChatMessage
 from octavo.frontend.request.request import Constraint, ConstraintKind
 from octavo.frontend.text.pool import AT_ONCE_CHARACTERS, SHORT_BYTES, TextPool
-from octavo.frontend.text.tasks import Setup
+from octavo.frontend.text.tasks import TextSetup
 from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.testbed.tiny_model import write_byte_model
 
@@ -215,7 +215,7 @@ asyncio.run(main())
     frontend = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdin=pipe, stdout=pipe)
     assert frontend.stdin
     assert frontend.stdout
-    frontend.stdin.write(msgspec.json.encode(Setup(tokenizer.files, 30.0)))
+    frontend.stdin.write(msgspec.json.encode(TextSetup(tokenizer.files, 30.0)))
     frontend.stdin.close()
     pid = int(await asyncio.wait_for(frontend.stdout.readline(), 60))
     frontend.kill()

@@ -11,7 +11,7 @@ import pytest
 
 from octavo.testbed.models import bundled_model as bundled_model
 from octavo.testbed.models import transformers_greedy
-from octavo.testbed.stack import Generation, Stack, token_request
+from octavo.testbed.stack import FinishedStream, Stack, token_request
 from octavo.v1 import generation_pb2
 
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -80,7 +80,7 @@ def requests(references: list[Reference]) -> list[generation_pb2.GenerateRequest
     return [token_request(reference.prompt, NUM_TOKENS) for reference in references]
 
 
-def assert_equal(generations: list[Generation], references: list[Reference]) -> None:
+def assert_equal(generations: list[FinishedStream], references: list[Reference]) -> None:
     for generation, reference in zip(generations, references, strict=True):
         assert generation.token_ids == reference.token_ids
         assert generation.text == reference.text

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from octavo.testbed.grpc_calls import reason_of
-from octavo.testbed.stack import Choices, Stack, collect_choices, token_request
+from octavo.testbed.stack import FinishedGroup, Stack, collect_choices, token_request
 from octavo.testing.depth import deep
 from octavo.v1 import generation_pb2
 from octavo.wire.sampling import SamplingParams
@@ -42,7 +42,7 @@ def expected(stack: Stack, prompt: list[int], n: int, seed: int) -> list[list[in
     return [expected_tokens(prompt, sampling, index, NUM_TOKENS, vocabulary) for index in range(n)]
 
 
-def run_all(stack: Stack, requests: list[generation_pb2.GenerateRequest]) -> list[Choices]:
+def run_all(stack: Stack, requests: list[generation_pb2.GenerateRequest]) -> list[FinishedGroup]:
     with ThreadPoolExecutor(len(requests)) as pool:
         return list(pool.map(stack.choices, requests))
 

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from octavo.testbed.models import transformers_greedy, write_tiny_model
-from octavo.testbed.stack import Generation, Stack, collect, free_address, token_request
+from octavo.testbed.stack import FinishedStream, Stack, collect, free_address, token_request
 from octavo.testbed.tiny_model import write_byte_model
 
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -78,7 +78,7 @@ class Streams:
         self._streams = [stack.stream(request) for request in REQUESTS]
         self._read = [[next(stream) for _ in range(3)] for stream in self._streams]
 
-    def finish(self) -> list[Generation]:
+    def finish(self) -> list[FinishedStream]:
         return [collect([*read, *stream]) for read, stream in zip(self._read, self._streams, strict=True)]
 
 
@@ -96,7 +96,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def token_ids(generations: Sequence[Generation]) -> list[list[int]]:
+def token_ids(generations: Sequence[FinishedStream]) -> list[list[int]]:
     return [generation.token_ids for generation in generations]
 
 

@@ -10,7 +10,7 @@ from octavo.testbed.tiny_model import write_byte_model
 from octavo.wire.costs import attended_pairs
 from octavo.wire.steps import BlockMoves
 from octavo.worker.calibrate.fit import errors, fitted, typical_error
-from octavo.worker.calibrate.timed_steps import Largest, Sample, measured
+from octavo.worker.calibrate.timed_steps import Largest, TimedStep, measured
 from octavo.worker.fake.runner import FakeRunner
 from octavo.worker.runner import StepOutput
 from octavo.worker.sequences import WorkItem
@@ -70,7 +70,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def samples_of(runner: TimedRunner, budget_s: float = 60.0) -> dict[str, list[Sample]]:
+def samples_of(runner: TimedRunner, budget_s: float = 60.0) -> dict[str, list[TimedStep]]:
     return measured(runner, LARGEST, clock=runner.clock, budget_s=budget_s)
 
 
@@ -132,7 +132,7 @@ def test_whatever_there_is_room_for_is_enough(directory: Path, num_blocks: int, 
 
 def test_times_that_fall_are_told_as_if_they_did_not(directory: Path) -> None:
     """What is noise must not make a large step take less than a small one."""
-    samples = [Sample(StepShape(size), 0.02 - 0.0001 * size) for size in (1, 16, 32, 64)]
+    samples = [TimedStep(StepShape(size), 0.02 - 0.0001 * size) for size in (1, 16, 32, 64)]
     times = [each.seconds for each in fitted(samples).token_times]
     assert times == sorted(times)
     assert times[0] == pytest.approx(0.0172, abs=0.003)
@@ -140,12 +140,15 @@ def test_times_that_fall_are_told_as_if_they_did_not(directory: Path) -> None:
 
 def test_a_last_size_close_to_a_power_of_two_makes_no_steep_end() -> None:
     seconds = {16: 0.02, 32: 0.03, 64: 0.05, 65: 0.07}
-    samples = [Sample(StepShape(size), seconds[size]) for size in seconds]
+    samples = [TimedStep(StepShape(size), seconds[size]) for size in seconds]
     assert fitted(samples).seconds(StepShape(128)) < 0.15
 
 
 def test_errors_are_told_by_family_with_their_sign() -> None:
     model = StepTimeModel([TokenTime(1, 1.0)], *8 * [0.0])
-    families = {"decode": [Sample(StepShape(1), 0.8), Sample(StepShape(2), 1.0)], "swap": [Sample(StepShape(1), 2.0)]}
+    families = {
+        "decode": [TimedStep(StepShape(1), 0.8), TimedStep(StepShape(2), 1.0)],
+        "swap": [TimedStep(StepShape(1), 2.0)],
+    }
     assert errors(model, families) == {"decode": [pytest.approx(0.25), 0.0], "swap": [-0.5]}
     assert typical_error(errors(model, families)) == pytest.approx(0.25)

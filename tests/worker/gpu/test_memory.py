@@ -10,9 +10,9 @@ from transformers import LlamaConfig
 
 from octavo.testbed.models import write_tiny_model
 from octavo.testing.gpu_runner import gpu_runner
-from octavo.worker.config import ModelSettings
 from octavo.worker.gpu import memory
 from octavo.worker.gpu.memory import memory_for_blocks, profile_prompts
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.step.kv_cache import KVCacheError
 from octavo.worker.step.model_runner import ModelRunner
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from octavo.worker.loading.load_format import DummyWeights
-from octavo.worker.loading.tensor_file import Part
+from octavo.worker.loading.tensor_file import TensorPart
 
 
 def test_a_tensor_depends_on_its_name_and_shape_alone() -> None:
@@ -36,11 +36,11 @@ def test_no_two_rows_of_a_large_matrix_are_alike() -> None:
     assert abs(float(matrix.std()) - 0.02) < 1e-3
 
 
-@pytest.mark.parametrize("part", [Part(0, (range(700, 1100), range(5))), Part(1, (range(1020, 1100),))])
-def test_a_part_is_that_of_the_whole(part: Part) -> None:
+@pytest.mark.parametrize("part", [TensorPart(0, (range(700, 1100), range(5))), TensorPart(1, (range(1020, 1100),))])
+def test_a_part_is_that_of_the_whole(part: TensorPart) -> None:
     # More numbers than are drawn.
     whole = DummyWeights().take("lm_head.weight", (1200, 1100))
     places = torch.tensor([place for each in part.ranges for place in each])
     expected = whole.index_select(part.dim, places)
     assert torch.equal(DummyWeights().take("lm_head.weight", (1200, 1100), part), expected)
-    assert torch.equal(DummyWeights().take("norm.weight", (9,), Part(0, (range(2, 4),))), torch.ones(2))
+    assert torch.equal(DummyWeights().take("norm.weight", (9,), TensorPart(0, (range(2, 4),))), torch.ones(2))

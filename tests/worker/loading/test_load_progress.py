@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from octavo.worker.loading.load_format import DummyWeights, open_weights
 from octavo.worker.loading.progress import LoadProgress, WatchedWeights
-from octavo.worker.loading.tensor_file import Part
+from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.loading.weights import WeightsError
 
 
@@ -87,7 +87,7 @@ def test_of_a_part_its_own_bytes_are_counted(caplog: pytest.LogCaptureFixture) -
     clock = Clock()
     watched = WatchedWeights(DummyWeights(), LoadProgress("loading m", 4000, clock=clock, bar=False))
     clock.now += 5
-    part = Part(1, (range(2),))
+    part = TensorPart(1, (range(2),))
     assert torch.equal(watched.take("a", (100, 5), part), DummyWeights().take("a", (100, 5))[:, :2])
     assert caplog.messages[-1] == "loading m: 20 % after 5 s"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from octavo.worker.loading.tensor_file import Part, StoredTensor, TensorFileError, stored_tensors
+from octavo.worker.loading.tensor_file import StoredTensor, TensorFileError, TensorPart, stored_tensors
 
 STORED = {
     "matrix": torch.arange(6, dtype=torch.float32).view(2, 3),
@@ -82,16 +82,16 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ("part", "sizes"),
     [
         (None, [480_000]),
-        (Part(0, (range(10, 40),)), [48_000]),
-        (Part(0, (range(10, 40), range(200, 201))), [48_000, 1600]),
-        (Part(1, (range(50, 60),)), [80] * 300),
-        (Part(1, (range(5), range(50, 60))), [40, 80] * 300),
-        (Part(1, (range(200),)), [480_000]),
-        (Part(0, (range(5, 5),)), []),
+        (TensorPart(0, (range(10, 40),)), [48_000]),
+        (TensorPart(0, (range(10, 40), range(200, 201))), [48_000, 1600]),
+        (TensorPart(1, (range(50, 60),)), [80] * 300),
+        (TensorPart(1, (range(5), range(50, 60))), [40, 80] * 300),
+        (TensorPart(1, (range(200),)), [480_000]),
+        (TensorPart(0, (range(5, 5),)), []),
     ],
 )
 def test_of_a_part_no_other_byte_is_read(
-    matrix: StoredTensor, reads: list[int], part: Part | None, sizes: list[int]
+    matrix: StoredTensor, reads: list[int], part: TensorPart | None, sizes: list[int]
 ) -> None:
     expected = torch.arange(60_000).view(300, 200)
     if part:
@@ -111,7 +111,7 @@ def test_what_the_system_reads_in_pieces_is_read_to_its_end(
 
 def test_a_part_that_is_not_there_is_refused(matrix: StoredTensor) -> None:
     with pytest.raises(ValueError, match=r"of a tensor \[300, 200\]"):
-        matrix.read(Part(0, (range(299, 301),)))
+        matrix.read(TensorPart(0, (range(299, 301),)))
 
 
 @pytest.mark.parametrize(
@@ -146,4 +146,4 @@ def test_a_file_that_shrinks_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(TensorFileError, match="has become shorter"):
         tensor.read()
     with pytest.raises(TensorFileError, match="has become shorter"):
-        tensor.read(Part(0, (range(1, 2),)))
+        tensor.read(TensorPart(0, (range(1, 2),)))

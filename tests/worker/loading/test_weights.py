@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from octavo.worker.loading.tensor_file import Part
+from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.loading.weights import Checkpoint, WeightsError
 
 
@@ -26,10 +26,10 @@ def test_takes_each_tensor_as_stored(tmp_path: Path) -> None:
 def test_a_part_that_is_taken_is_all_that_this_process_needs(tmp_path: Path) -> None:
     stored = torch.randn(4, 6)
     checkpoint = Checkpoint(write(tmp_path, a=stored))
-    assert torch.equal(checkpoint.take("a", (4, 6), Part(1, (range(2, 5),))), stored[:, 2:5])
+    assert torch.equal(checkpoint.take("a", (4, 6), TensorPart(1, (range(2, 5),))), stored[:, 2:5])
     checkpoint.finish()
     with pytest.raises(WeightsError, match=r"is \[4, 6\]; config\.json makes it \[4, 3\]"):
-        checkpoint.take("a", (4, 3), Part(1, (range(2, 3),)))
+        checkpoint.take("a", (4, 3), TensorPart(1, (range(2, 3),)))
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

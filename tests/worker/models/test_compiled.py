@@ -14,7 +14,7 @@ from transformers import Gemma2Config, GraniteConfig, LlamaConfig, Olmo2Config, 
 from octavo.kernels.native.library import VARIANT_VARIABLE, NativeLibrary, NativeUnavailable, find, load
 from octavo.testbed.models import generate, last_logits, new_sequences, next_item, paged_step, write_tiny_model
 from octavo.testing.native import library, loaded, threads
-from octavo.worker.config import ModelSettings
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models import linear
 from octavo.worker.models.compiled import CompiledLlama, compile_layers, compiled
 from octavo.worker.models.decoder import PagedStep

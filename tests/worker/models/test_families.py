@@ -40,8 +40,8 @@ from octavo.testbed.models import (
 )
 from octavo.testing.depth import deep
 from octavo.testing.native import kernels
-from octavo.worker.config import ModelSettings
 from octavo.worker.loading.weights import Checkpoint
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.architectures import ARCHITECTURES
 from octavo.worker.models.config import DecoderConfig, read_config
 from octavo.worker.models.llama import LlamaModel

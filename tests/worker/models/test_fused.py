@@ -24,7 +24,7 @@ from octavo.kernels.attention import TorchAttention
 from octavo.kernels.backend import AttentionBackend, GroupBatch
 from octavo.kernels.triton.attention import TritonAttention
 from octavo.worker.loading.load_format import DummyWeights
-from octavo.worker.loading.tensor_file import Part
+from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.models import linear
 from octavo.worker.models.compiled import compiled
 from octavo.worker.models.config import read_config
@@ -83,7 +83,7 @@ STEPS = [(1, 3, 5), (1, 1, 3), (1, 1, 0)]
 class RandomWeights(DummyWeights):
     """Of a size that tells tokens apart, with norms and biases that are not all alike."""
 
-    def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Tensor:
         tensor = super().take(name.removesuffix("weight"), shape, part)
         return 1 + 10 * tensor if len(shape) == 1 and name.endswith("weight") else 12 * tensor
 

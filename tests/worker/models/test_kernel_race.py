@@ -16,7 +16,7 @@ from octavo.runtime.models.directory import cache_directory
 from octavo.testbed.models import fp32_runner, write_tiny_model
 from octavo.testing.native import loaded
 from octavo.worker.cli import worker as cli
-from octavo.worker.config import ModelSettings
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models import kernel_race
 from octavo.worker.models.config import DecoderConfig, read_config
 from octavo.worker.models.kernel_race import Speeds, known, measure, settle, to_measure

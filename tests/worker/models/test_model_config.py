@@ -10,8 +10,8 @@ from transformers import DynamicCache, MistralConfig, Qwen2Config, Qwen3Config
 
 from octavo.worker.models.config import (
     ARCHITECTURES,
-    ConfigError,
     DecoderConfig,
+    ModelConfigError,
     RotaryConfig,
     UnsupportedSetting,
     read_config,
@@ -257,7 +257,7 @@ def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dic
     ],
 )
 def test_what_no_model_can_have_is_refused_as_broken(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as refusal:
+    with pytest.raises(ModelConfigError, match=message) as refusal:
         read(tmp_path, **{"max_position_embeddings": 8192, **changes})
     assert not isinstance(refusal.value, UnsupportedSetting)
     assert str(tmp_path / "config.json") in str(refusal.value)
@@ -315,8 +315,8 @@ def test_a_window_as_long_as_the_shortened_context_is_no_window(tmp_path: Path) 
 
 
 def test_a_config_that_is_missing_or_incomplete_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ModelConfigError, match="cannot read"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    with pytest.raises(ConfigError, match="missing required field"):
+    with pytest.raises(ModelConfigError, match="missing required field"):
         read_config(tmp_path)

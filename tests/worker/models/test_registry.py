@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from octavo.testing.small.architecture_trial import write_random_model
-from octavo.worker.models.config_file import ConfigError, UnsupportedSetting
+from octavo.worker.models.config_file import ModelConfigError, UnsupportedSetting
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.llama import LlamaModel
 from octavo.worker.models.registry import load_model
@@ -74,5 +74,5 @@ def test_only_native_can_be_asked_for(gpt2: Path) -> None:
 
 def test_what_neither_serves_is_refused_with_its_directory_and_the_reason(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
-    with pytest.raises(ConfigError, match=f"{tmp_path}: MambaForCausalLM has a recurrent state"):
+    with pytest.raises(ModelConfigError, match=f"{tmp_path}: MambaForCausalLM has a recurrent state"):
         loaded(tmp_path)

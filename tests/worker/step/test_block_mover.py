@@ -60,7 +60,7 @@ class Machine:
 
 
 class NotingStream:
-    """`octavo.worker.step.block_mover.Stream`. An event is the ops that it stands for, as bits."""
+    """`octavo.worker.step.block_mover.DeviceStream`. An event is the ops that it stands for, as bits."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

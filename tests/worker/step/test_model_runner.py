@@ -18,8 +18,8 @@ from octavo.testbed.models import (
 )
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import KVGroup
-from octavo.worker.config import ModelSettings
-from octavo.worker.models.config import ConfigError
+from octavo.worker.model_settings import ModelSettings
+from octavo.worker.models.config import ModelConfigError
 from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError, _cache_dtype
 
 __all__ = ["bundled_model"]
@@ -153,7 +153,7 @@ def test_devices_that_cannot_be_are_refused(bundled_model: Path, device: str, me
 
 
 def test_a_context_longer_than_the_models_is_refused(bundled_model: Path) -> None:
-    with pytest.raises(ConfigError, match="1 to 8192"):
+    with pytest.raises(ModelConfigError, match="1 to 8192"):
         ModelRunner(bundled_model, ModelSettings(max_model_len=8193))
 
 

@@ -16,7 +16,7 @@ from octavo.testbed.models import bundled_model as bundled_model
 from octavo.testbed.models import new_sequences, run_step, write_tiny_model
 from octavo.testing.native import VARIANTS, loaded, threads
 from octavo.wire.sampling import Logprobs, SamplingParams
-from octavo.worker.config import ModelSettings
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.compiled import CompiledLlama
 from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError, settings_obstacle
 

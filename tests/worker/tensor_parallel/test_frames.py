@@ -14,7 +14,7 @@ from octavo.worker.step.batch import Batch, build_batch
 from octavo.worker.tensor_parallel.frames import (
     Beat,
     Compute,
-    End,
+    EndFrame,
     Frame,
     FrameError,
     Logits,
@@ -57,7 +57,7 @@ def test_a_batch_comes_out_as_it_went_in_but_for_its_sequences() -> None:
 
 @pytest.mark.parametrize(
     "sent",
-    [Move(BlockMoves(copy=[BlockMove(1, 2)])), Logits(3, 5), Beat(), End()],
+    [Move(BlockMoves(copy=[BlockMove(1, 2)])), Logits(3, 5), Beat(), EndFrame()],
     ids=lambda each: type(each).__name__,
 )
 def test_orders_come_out_as_they_went_in(sent: Frame) -> None:

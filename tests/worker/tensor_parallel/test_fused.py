@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import Gemma2Config, LlamaConfig, Olmo2Config
 
 from octavo.kernels.attention import TorchAttention
-from octavo.kernels.choice import Choice
+from octavo.kernels.choice import AttentionChoice
 from octavo.kernels.triton.attention import TritonAttention
 from octavo.testbed.models import write_tiny_model
 from octavo.testing.shard_threads import RankRunner, ThreadGroup, run_ranks
@@ -71,7 +71,7 @@ def test_exact_numerics_are_for_one_gpu(tmp_path: Path) -> None:
     def obstacle(group: ThreadGroup) -> str | None:
         runner = RankRunner(tmp_path, group, make_attention=TritonAttention, load_format="dummy")
         assert isinstance(runner.decoder, FusedLlama)
-        return model_obstacle(runner.decoder, Choice(runner.attention, None))
+        return model_obstacle(runner.decoder, AttentionChoice(runner.attention, None))
 
     assert run_ranks(1, obstacle) == [None]
     for found in run_ranks(2, obstacle):

@@ -22,7 +22,7 @@ from octavo.worker.step.forward import PagedModel
 from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError
 from octavo.worker.tensor_parallel.distributed import DistributedGroup, RankLostError
 from octavo.worker.tensor_parallel.follower import Follower
-from octavo.worker.tensor_parallel.frames import End, Move, encode
+from octavo.worker.tensor_parallel.frames import EndFrame, Move, encode
 from octavo.worker.tensor_parallel.leader import Leader
 from octavo.worker.tensor_parallel.rendezvous import connect
 
@@ -180,7 +180,7 @@ def test_a_step_may_keep_a_follower_as_long_as_any_worker() -> None:
     liveness = Liveness(lambda: now[0])
 
     class Frames:
-        left = iter([encode(Move(BlockMoves())), encode(Move(BlockMoves())), encode(End())])
+        left = iter([encode(Move(BlockMoves())), encode(Move(BlockMoves())), encode(EndFrame())])
 
         def receive_frame(self) -> bytes:
             alive.append(liveness.alive)

@@ -20,7 +20,7 @@ from octavo.testing.small.tiny_configs import causal_class, causal_model_types, 
 from octavo.worker.models.architectures import ARCHITECTURES
 from octavo.worker.models.compiled import CompiledLlama
 from octavo.worker.models.config import DecoderConfig
-from octavo.worker.models.config_file import ConfigError
+from octavo.worker.models.config_file import ModelConfigError
 from octavo.worker.models.llama import LlamaModel
 from octavo.worker.models.registry import load_model
 
@@ -206,7 +206,7 @@ def test_of_the_file_each_byte_is_read_by_the_ranks_that_need_it(
 def test_what_the_heads_do_not_allow_is_refused(tmp_path: Path) -> None:
     LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
     for size, message in ((3, "one of 1, 2, 4 does"), (8, "--tp 8 does not fit a model of 4 attention heads")):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ModelConfigError, match=message):
             run_ranks(size, lambda group: RankRunner(tmp_path, group, load_format="dummy"))
 
 

@@ -16,7 +16,7 @@ from octavo.worker.config import WorkerConfig
 def configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """What a command line makes the worker, or what it complains of."""
     monkeypatch.setenv("OCTAVO_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("octavo.worker.config.available_cores", lambda: 4)
+    monkeypatch.setattr("octavo.worker.model_settings.available_cores", lambda: 4)
     made: list[WorkerConfig] = []
     monkeypatch.setattr(cli, "run", made.append)
 

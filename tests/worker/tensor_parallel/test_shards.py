@@ -2,8 +2,8 @@
 
 import pytest
 
-from octavo.worker.loading.tensor_file import Part
-from octavo.worker.models.config_file import ConfigError
+from octavo.worker.loading.tensor_file import TensorPart
+from octavo.worker.models.config_file import ModelConfigError
 from octavo.worker.tensor_parallel.shards import HeadShares, Shards, Share, stacked
 
 
@@ -24,7 +24,7 @@ def test_shares_are_disjoint_and_even_and_all_there_is(size: int, whole: int, un
 
 
 def test_a_rank_without_a_share_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--tp 4 leaves a rank without any of the model's 6 columns"):
+    with pytest.raises(ModelConfigError, match="--tp 4 leaves a rank without any of the model's 6 columns"):
         Shards(0, 4).split(6, "columns", unit=2)
 
 
@@ -57,7 +57,7 @@ def test_whatever_is_not_refused_deals_out_every_head_once(num_kv_heads: int, pe
     for size in range(1, num_heads + 2):
         try:
             shares = heads_of(size, num_heads, num_kv_heads)
-        except ConfigError:
+        except ModelConfigError:
             assert size > num_kv_heads
             continue
         assert [head for share in shares for head in share.query.mine] == list(range(num_heads))
@@ -68,13 +68,13 @@ def test_whatever_is_not_refused_deals_out_every_head_once(num_kv_heads: int, pe
 
 
 def test_a_number_of_ranks_that_does_not_fit_the_heads_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ConfigError, match=r"^--tp 4 does not fit a model of 9 attention heads and 3 KV heads"):
+    with pytest.raises(ModelConfigError, match=r"^--tp 4 does not fit a model of 9 attention heads and 3 KV heads"):
         Shards(0, 4).heads(9, 3)
-    with pytest.raises(ConfigError, match=r"one of 1, 2, 3, 6, 9 does$"):
+    with pytest.raises(ModelConfigError, match=r"one of 1, 2, 3, 6, 9 does$"):
         Shards(0, 12).heads(9, 3)
 
 
 def test_a_stack_has_the_share_of_each_of_its_members() -> None:
     query, kv = Share(4, range(2, 4)).times(8), Share(2, range(1, 2)).times(8)
-    assert stacked(0, [query, kv, kv]) == Part(0, (range(16, 32), range(40, 48), range(56, 64)))
-    assert kv.along(1) == Part(1, (range(8, 16),))
+    assert stacked(0, [query, kv, kv]) == TensorPart(0, (range(16, 32), range(40, 48), range(56, 64)))
+    assert kv.along(1) == TensorPart(1, (range(8, 16),))

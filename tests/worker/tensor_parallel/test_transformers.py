@@ -15,9 +15,9 @@ from octavo.testbed.models import transformers_greedy
 from octavo.testing.shard_threads import RankRunner, ThreadGroup, run_ranks
 from octavo.testing.small.architecture_trial import write_random_model
 from octavo.testing.small.tiny_configs import causal_class, tiny_config
-from octavo.worker.loading.tensor_file import Part
+from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.loading.weights import Checkpoint, WeightsError
-from octavo.worker.models.config_file import ConfigError
+from octavo.worker.models.config_file import ModelConfigError
 from octavo.worker.models.transformers import model as transformers_model
 from octavo.worker.models.transformers.check import UnsupportedModel
 
@@ -162,7 +162,7 @@ def test_two_ranks_read_every_shared_number_once(
     taken: Counter[str] = Counter()
     take = Checkpoint.take
 
-    def counted(self: Checkpoint, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+    def counted(self: Checkpoint, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Tensor:
         tensor = take(self, name, shape, part)
         taken[name] += tensor.numel()
         return tensor
@@ -204,7 +204,7 @@ def test_what_nobody_knows_how_to_share_is_refused(model_type: str, reason: str,
 
 def test_more_ranks_than_heads_are_refused(tmp_path: Path) -> None:
     write_tiny(tmp_path, "opt")
-    with pytest.raises(ConfigError, match="--tp 5 does not fit a model of 4 attention heads"):
+    with pytest.raises(ModelConfigError, match="--tp 5 does not fit a model of 4 attention heads"):
         load_on(5, tmp_path)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from octavo.worker.loading.tensor_file import Part
+from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.models.transformers.check import UnsupportedModel
 from octavo.worker.models.transformers.plan import Axis, Split
 from octavo.worker.models.transformers.shards import SharedTensor, expert_tensors, linear_tensors
@@ -23,11 +23,11 @@ def tensors_of(linear: nn.Module, split: Split, shards: Shards = SECOND) -> dict
 
 def test_outputs_are_rows_of_a_weight() -> None:
     assert tensors_of(nn.Linear(10, 24), Split(Axis.QUERY_HEADS)) == {
-        "weight": SharedTensor((24, 10), Part(0, (range(12, 24),))),
-        "bias": SharedTensor((24,), Part(0, (range(12, 24),))),
+        "weight": SharedTensor((24, 10), TensorPart(0, (range(12, 24),))),
+        "bias": SharedTensor((24,), TensorPart(0, (range(12, 24),))),
     }
     assert tensors_of(nn.Linear(10, 8, bias=False), Split(Axis.KV_HEADS)) == {
-        "weight": SharedTensor((8, 10), Part(0, (range(4, 8),)))
+        "weight": SharedTensor((8, 10), TensorPart(0, (range(4, 8),)))
     }
 
 
@@ -35,16 +35,16 @@ def test_what_lies_side_by_side_is_taken_of_each() -> None:
     conv: Any = Conv1D
     places = (range(6, 12), range(18, 24), range(30, 36))
     assert tensors_of(conv(36, 10), Split(Axis.QUERY_HEADS, stacked=3)) == {
-        "weight": SharedTensor((10, 36), Part(1, places)),
-        "bias": SharedTensor((36,), Part(0, places)),
+        "weight": SharedTensor((10, 36), TensorPart(1, places)),
+        "bias": SharedTensor((36,), TensorPart(0, places)),
     }
 
 
 def test_the_first_rank_alone_adds_the_bias_of_a_sum() -> None:
     linear, split = nn.Linear(16, 10), Split(Axis.COLUMNS, reduced=True)
-    assert tensors_of(linear, split, Shards(0, 2)) == {"weight": SharedTensor((10, 16), Part(1, (range(8),)))}
+    assert tensors_of(linear, split, Shards(0, 2)) == {"weight": SharedTensor((10, 16), TensorPart(1, (range(8),)))}
     others = tensors_of(linear, split)
-    assert others["weight"].part == Part(1, (range(8, 16),))
+    assert others["weight"].part == TensorPart(1, (range(8, 16),))
     assert [name for name, tensor in others.items() if not tensor.is_held] == ["bias"]
 
 
@@ -64,10 +64,10 @@ class Experts(nn.Module):
 
 def test_of_every_expert_some_columns_are_held() -> None:
     found = expert_tensors(Experts(), SECOND)
-    assert found["gate_up_proj"].all == SharedTensor((4, 6, 2), Part(1, (range(2, 3), range(5, 6))))
-    assert found["gate_up_proj"].one == SharedTensor((3, 2), Part(0, (range(2, 3),)))
-    assert found["down_proj"].all == SharedTensor((4, 2, 3), Part(2, (range(2, 3),)))
-    assert found["down_proj"].one == SharedTensor((2, 3), Part(1, (range(2, 3),)))
+    assert found["gate_up_proj"].all == SharedTensor((4, 6, 2), TensorPart(1, (range(2, 3), range(5, 6))))
+    assert found["gate_up_proj"].one == SharedTensor((3, 2), TensorPart(0, (range(2, 3),)))
+    assert found["down_proj"].all == SharedTensor((4, 2, 3), TensorPart(2, (range(2, 3),)))
+    assert found["down_proj"].one == SharedTensor((2, 3), TensorPart(1, (range(2, 3),)))
 
 
 def test_experts_of_another_kind_are_refused() -> None:

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from octavo.testing.shard_threads import ThreadGroup, run_ranks
-from octavo.worker.models.config_file import ConfigError
-from octavo.worker.tensor_parallel.shards import Vocabulary
+from octavo.worker.models.config_file import ModelConfigError
+from octavo.worker.tensor_parallel.shards import ShardedVocabulary
 
 EMBEDDING = torch.randn(11, 4, generator=torch.Generator().manual_seed(0))
 IDS = torch.tensor([10, 0, 5, 5, 3, 7])
@@ -15,7 +15,7 @@ IDS = torch.tensor([10, 0, 5, 5, 3, 7])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_every_rank_gets_all_rows(size: int) -> None:
     def embedded(group: ThreadGroup) -> Tensor:
-        vocabulary = Vocabulary(11, group)
+        vocabulary = ShardedVocabulary(11, group)
         mine = vocabulary.share.mine
         return vocabulary.embed(IDS.clone(), EMBEDDING[mine.start : mine.stop])
 
@@ -28,7 +28,7 @@ def test_the_first_rank_gets_all_logits_and_others_none(size: int) -> None:
     logits = EMBEDDING.T.contiguous()
 
     def gathered(group: ThreadGroup) -> Tensor:
-        vocabulary = Vocabulary(11, group)
+        vocabulary = ShardedVocabulary(11, group)
         mine = vocabulary.share.mine
         return vocabulary.gather(logits[:, mine.start : mine.stop])
 
@@ -39,10 +39,12 @@ def test_the_first_rank_gets_all_logits_and_others_none(size: int) -> None:
 
 def test_ids_are_left_as_they_were() -> None:
     ids = IDS.clone()
-    run_ranks(2, lambda group: Vocabulary(11, group).embed(ids, EMBEDDING[: len(Vocabulary(11, group).share)]))
+    run_ranks(
+        2, lambda group: ShardedVocabulary(11, group).embed(ids, EMBEDDING[: len(ShardedVocabulary(11, group).share)])
+    )
     assert torch.equal(ids, IDS)
 
 
 def test_fewer_tokens_than_ranks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--tp 3 leaves a rank without any of the model's 2 tokens"):
-        run_ranks(3, lambda group: Vocabulary(2, group))
+    with pytest.raises(ModelConfigError, match="--tp 3 leaves a rank without any of the model's 2 tokens"):
+        run_ranks(3, lambda group: ShardedVocabulary(2, group))

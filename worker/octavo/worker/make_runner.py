@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from octavo.runtime.models.directory import ModelDirectoryError, resolve_model
-from octavo.worker.config import DEFAULT_FAKE_BLOCKS, WorkerConfig
+from octavo.worker.config import WorkerConfig
 from octavo.worker.health import Liveness
+from octavo.worker.model_settings import DEFAULT_FAKE_BLOCKS
 from octavo.worker.process import available_cores
 from octavo.worker.runner import DeviceLostError, Runner
 
@@ -148,7 +149,7 @@ def _make_model_runner(config: WorkerConfig, directory: Path, **shared: Any) -> 
     import torch
 
     from octavo.worker.loading.weights import WeightsError
-    from octavo.worker.models.config import ConfigError as ModelConfigError
+    from octavo.worker.models.config import ModelConfigError
     from octavo.worker.models.kernel_race import settle
     from octavo.worker.step.kv_cache import KVCacheError
     from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError

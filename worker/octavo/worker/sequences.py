@@ -9,7 +9,7 @@ from octavo.wire.steps import SequenceFailure
 
 if TYPE_CHECKING:
     # These modules take numpy and llguidance, which few sequences need.
-    from octavo.worker.sampling.grammars import Follower
+    from octavo.worker.sampling.grammars import GrammarProgress
     from octavo.worker.sampling.logits_processors import LogitEdits
 
 
@@ -39,7 +39,7 @@ class WorkerSequence:
     num_computed: int
     block_tables: list[list[int]]
     edits: "LogitEdits | None" = field(default=None, repr=False, compare=False)
-    follower: "Follower | None" = field(default=None, repr=False, compare=False)
+    follower: "GrammarProgress | None" = field(default=None, repr=False, compare=False)
     num_sent: list[int] = field(default_factory=list, repr=False, compare=False)
     failure: SequenceFailure | None = field(default=None, repr=False, compare=False)
     span: Span = field(default=NOTHING, repr=False, compare=False)

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from octavo.bench.cell.load import Load, Played, Size
+from octavo.bench.cell.load import Played, PlayedCell, Size
 from octavo.bench.cell.peers import busy_shares
-from octavo.bench.measurement import OTHERS, Meter, thread_cpu_s
+from octavo.bench.measurement import OTHERS, CpuMeter, thread_cpu_s
 from octavo.runtime.process.gc_tuning import collect_seldom
 from octavo.testbed.stack import Stack
 
@@ -32,7 +32,7 @@ _GROWTH: Final = 1.25
 
 
 @dataclass(frozen=True)
-class Row:
+class CellRow:
     """Holds the figures of one size of a cell. Shares are of the wall time, CPU of one core; sizes are means in
     bytes."""
 
@@ -101,18 +101,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _printed(rows: Iterator[Row]) -> Iterator[Row]:
+def _printed(rows: Iterator[CellRow]) -> Iterator[CellRow]:
     for row in rows:
         print(row.to_text(), flush=True)
         yield row
 
 
-def _measured(options: argparse.Namespace, sizes: Sequence[int]) -> Iterator[Row]:
+def _measured(options: argparse.Namespace, sizes: Sequence[int]) -> Iterator[CellRow]:
     for replicas in sizes:
         yield measure(_size(options, replicas), options.warm_up, options.seconds, pin=options.pin)
 
 
-def _grown(options: argparse.Namespace) -> Iterator[Row]:
+def _grown(options: argparse.Namespace) -> Iterator[CellRow]:
     """Measures ever larger cells, up to the first that is not kept busy."""
     replicas, is_busy = options.replicas[0], True
     while is_busy:
@@ -127,15 +127,15 @@ def _size(options: argparse.Namespace, replicas: int) -> Size:
     return Size(replicas, options.sequences, frontends, options.step_ms / 1000)
 
 
-def measure(size: Size, warm_up_s: float, seconds: float, *, pin: bool) -> Row:
+def measure(size: Size, warm_up_s: float, seconds: float, *, pin: bool) -> CellRow:
     """Starts a scheduler, loads it, and stops it."""
     with tempfile.TemporaryDirectory(prefix="octavo-") as name, Stack(Path(name), Path(name) / "run") as stack:
         scheduler = _start(stack, size, pin=pin)
         endpoints = (f"ipc://{stack.directory}/{peers}.sock" for peers in ("frontends", "workers"))
-        with Load(size, *endpoints) as load:
+        with PlayedCell(size, *endpoints) as load:
             load.begin()
             load.play(warm_up_s)
-            meter, loop_s = Meter({"scheduler": scheduler, "load": os.getpid()}), thread_cpu_s(scheduler)
+            meter, loop_s = CpuMeter({"scheduler": scheduler, "load": os.getpid()}), thread_cpu_s(scheduler)
             played = load.play(seconds)
             return _row(size, played, meter.cpu_s(), thread_cpu_s(scheduler) - loop_s)
 
@@ -154,12 +154,12 @@ def _start(stack: Stack, size: Size, *, pin: bool) -> int:
         os.sched_setaffinity(0, cores[1:] or cores)
 
 
-def _row(size: Size, played: Played, cpu_s: dict[str, float], loop_s: float) -> Row:
+def _row(size: Size, played: Played, cpu_s: dict[str, float], loop_s: float) -> CellRow:
     wall_s, tallies = played.wall_s, played.tallies
     if not (steps := sum(tally.steps for tally in tallies)):
         raise RuntimeError("no step was made while it was measured: the machine is too busy")
     busy = busy_shares(tallies, wall_s)
-    return Row(
+    return CellRow(
         replicas=size.replicas,
         sequences=size.sequences,
         frontends=size.frontends,

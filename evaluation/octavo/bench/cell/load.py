@@ -14,7 +14,7 @@ from typing import Final
 
 import zmq
 
-from octavo.bench.cell.peers import FakeFrontend, FakeReplica, Lengths, Tally
+from octavo.bench.cell.peers import FakeFrontend, FakeReplica, ReplicaTally, RequestLengths
 from octavo.wire.requests import RENEW_INTERVAL_S
 from octavo.wire.steps import HEARTBEAT_INTERVAL_S
 
@@ -32,7 +32,7 @@ class Size:
     sequences: int
     frontends: int
     step_s: float
-    lengths: Lengths = field(default_factory=Lengths)
+    lengths: RequestLengths = field(default_factory=RequestLengths)
 
     @property
     def num_blocks(self) -> int:
@@ -45,13 +45,13 @@ class Played:
     """Holds what the replicas and frontends of a cell counted in `wall_s` seconds."""
 
     wall_s: float
-    tallies: list[Tally]
+    tallies: list[ReplicaTally]
     messages: int
     message_bytes: int
     ended: int
 
 
-class Load(ExitStack):
+class PlayedCell(ExitStack):
     """Plays all replicas and frontends of a cell. They are connected to the scheduler within the `with` block."""
 
     def __init__(self, size: Size, frontend_endpoint: str, worker_endpoint: str) -> None:

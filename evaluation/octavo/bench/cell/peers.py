@@ -69,7 +69,7 @@ _ENDS: Final = b"\xa6length"
 
 
 @dataclass(frozen=True)
-class Lengths:
+class RequestLengths:
     """Holds the tokens of a prompt, and the fewest and the most tokens of an answer."""
 
     prompt: int = 256
@@ -81,7 +81,7 @@ class FakeFrontend(Peer):
     """Keeps `live` requests under way once it is welcome: for each that ends it submits another."""
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, number: int, live: int, lengths: Lengths
+        self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, number: int, live: int, lengths: RequestLengths
     ) -> None:
         super().__init__(context, endpoint)
         self.messages = self.message_bytes = self.ended = 0
@@ -185,7 +185,7 @@ class Answers:
 
 
 @dataclass
-class Tally:
+class ReplicaTally:
     """Counts the work of a replica since the tally was made, and seconds: `idle_s` without a plan, and `late_s`, at
     most `latest_s` at a time, between the end of a step and the moment when this process noticed the end."""
 
@@ -204,7 +204,7 @@ class FakeReplica(Peer):
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, number: int, step_s: float) -> None:
         super().__init__(context, endpoint)
         self.ends_at: float | None = None
-        self.tally = Tally()
+        self.tally = ReplicaTally()
         self._worker_id, self._incarnation = f"fake-{number}", number + 1
         self._step_s, self._random = step_s, Random(number)
         self._answers = Answers()
@@ -224,9 +224,9 @@ class FakeReplica(Peer):
             self.send(Heartbeat(self.epoch, self._incarnation, self._plan.step_id if self._plan else 0))
 
     def new_tally(self, now: float) -> None:
-        self.tally, self._idle_since = Tally(), now
+        self.tally, self._idle_since = ReplicaTally(), now
 
-    def end_tally(self, now: float) -> Tally:
+    def end_tally(self, now: float) -> ReplicaTally:
         """Returns the tally so far, with the idle time under way."""
         if self.ends_at is None:
             self.tally.idle_s += now - self._idle_since
@@ -271,7 +271,7 @@ class FakeReplica(Peer):
         return True
 
 
-def busy_shares(tallies: Sequence[Tally], wall_s: float) -> list[float]:
+def busy_shares(tallies: Sequence[ReplicaTally], wall_s: float) -> list[float]:
     """Returns for each replica the share of `wall_s` with a plan under way. Late time does not count, as nobody knows
     whether a plan was there."""
     return [1 - (tally.idle_s + tally.late_s) / wall_s for tally in tallies]

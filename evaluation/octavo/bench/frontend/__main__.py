@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import grpc
 
-from octavo.bench.frontend.load import Load, Receipts
+from octavo.bench.frontend.load import Receipts, StreamLoad
 from octavo.bench.frontend.processes import Frontend, Rig
 from octavo.bench.measurement import machine_cpu_s, process_cpu_s
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
@@ -60,7 +60,7 @@ class Streamed:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldMemory:
     """Holds memory in MiB: of the frontend at rest and with all streams, and of the frontend and its text processes
     together."""
 
@@ -74,7 +74,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedCost:
     """Holds the CPU time of a call that is refused."""
 
     door: str
@@ -166,9 +166,9 @@ class _Bench:
         return _Played(sent, receipts, used, sent[-1] - sent[0] + interval_s, machine_cpu_s() - machine, wall_s)
 
 
-def _load(frontend: Frontend, module: str, streams: int, tokens: int, settings: dict[str, Any]) -> Load:
+def _load(frontend: Frontend, module: str, streams: int, tokens: int, settings: dict[str, Any]) -> StreamLoad:
     port = frontend.grpc_port if module == "grpc_load" else frontend.http_port
-    return Load(port, streams, tokens, _PROMPT, **settings)
+    return StreamLoad(port, streams, tokens, _PROMPT, **settings)
 
 
 @dataclass(frozen=True)
@@ -235,16 +235,16 @@ def _two(bench: _Bench, options: argparse.Namespace) -> Iterator[Streamed]:
             yield bench.streamed(rig, used, "grpc", 0.25)
 
 
-def _many(bench: _Bench, options: argparse.Namespace) -> Iterator[Held]:
+def _many(bench: _Bench, options: argparse.Namespace) -> Iterator[HeldMemory]:
     with bench.rig() as rig:
         frontend = rig.frontend()
         rest = _memory([frontend.pid])["Rss"]
         rig.scheduler.tell(json.dumps({"streams": _MANY, "interval_s": 0.5}))
-        load = rig.load("grpc_load", asdict(Load(frontend.grpc_port, _MANY, 30, _LONG_PROMPT, connections=8)))
+        load = rig.load("grpc_load", asdict(StreamLoad(frontend.grpc_port, _MANY, 30, _LONG_PROMPT, connections=8)))
         rig.scheduler.line()
         time.sleep(10)
         own, held = _memory([frontend.pid]), _memory(frontend.tree)
-        row = Held(_MANY, rest, own["Rss"], len(frontend.tree), held["Rss"], held["Pss"], held["Anonymous"])
+        row = HeldMemory(_MANY, rest, own["Rss"], len(frontend.tree), held["Rss"], held["Pss"], held["Anonymous"])
         rig.scheduler.line()
         load.line()
         yield row
@@ -261,7 +261,7 @@ def _memory(pids: Sequence[int]) -> dict[str, float]:
     return total
 
 
-def _refused(bench: _Bench, options: argparse.Namespace) -> Iterator[Refused]:
+def _refused(bench: _Bench, options: argparse.Namespace) -> Iterator[RefusedCost]:
     keys = write_keys(bench.directory / "keys.json")
     alice = {"authorization": bearer("alice")}
     with bench.rig() as rig:
@@ -275,7 +275,7 @@ def _refused(bench: _Bench, options: argparse.Namespace) -> Iterator[Refused]:
             yield from _each_interface(rig, frontend, "quota", **alice)
 
 
-def _each_interface(rig: Rig, frontend: Frontend, why: str, **settings: Any) -> Iterator[Refused]:
+def _each_interface(rig: Rig, frontend: Frontend, why: str, **settings: Any) -> Iterator[RefusedCost]:
     for interface, port in (("grpc", frontend.grpc_port), ("http", frontend.http_port)):
         setup = {"interface": interface, "port": port, "count": _CALLS, "prompt": _PROMPT, **settings}
         client = rig.load("refused_calls", setup)
@@ -285,7 +285,7 @@ def _each_interface(rig: Rig, frontend: Frontend, why: str, **settings: Any) -> 
         began, before = time.monotonic(), process_cpu_s(frontend.pid)
         client.line()
         used = process_cpu_s(frontend.pid) - before - idle * (time.monotonic() - began)
-        yield Refused(interface, why, outcome, used / _CALLS * 1e6)
+        yield RefusedCost(interface, why, outcome, used / _CALLS * 1e6)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ Just enough of HTTP/2 (RFC 9113) to send requests and find the messages in what 
 import struct
 from collections.abc import Iterator
 
-from octavo.bench.frontend.load import Load, Receipts, connect, read_all, run
+from octavo.bench.frontend.load import Receipts, StreamLoad, connect, read_all, run
 from octavo.v1 import generation_pb2 as pb
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -18,7 +18,7 @@ _INITIAL_WINDOW_SIZE = 4
 _PATH = b"/octavo.v1.GenerationService/Generate"
 
 
-def load(asked: Load) -> list[Receipts]:
+def load(asked: StreamLoad) -> list[Receipts]:
     """Streams of all connections; stream `i` is on connection `i % connections`."""
     connections = [connect(asked.host, asked.port) for _ in range(asked.connections)]
     readers = [_Reader() for _ in connections]
@@ -52,7 +52,7 @@ def _opening() -> bytes:
     return _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, more)
 
 
-def _call(stream: int, asked: Load) -> bytes:
+def _call(stream: int, asked: StreamLoad) -> bytes:
     message = pb.GenerateRequest(
         text=asked.prompt, stopping=pb.StoppingCriteria(max_new_tokens=asked.tokens, ignore_eos=True)
     ).SerializeToString()

@@ -21,7 +21,7 @@ TOKEN_CHARACTERS = 4
 
 
 @dataclass(frozen=True)
-class Load:
+class StreamLoad:
     """Describes a load of `streams` streams of `tokens` tokens each. `api` chooses the HTTP interface: completions or
     chat."""
 
@@ -34,10 +34,10 @@ class Load:
     host: str = "127.0.0.1"
 
 
-def run(load: Callable[[Load], list[Receipts]]) -> None:
-    """Runs the process: takes a `Load` from the command line and prints the receipts. Raises `RuntimeError` for a
+def run(load: Callable[[StreamLoad], list[Receipts]]) -> None:
+    """Runs the process: takes a `StreamLoad` from the command line and prints the receipts. Raises `RuntimeError` for a
     stream with another number of tokens."""
-    asked = Load(**json.loads(sys.argv[1]))
+    asked = StreamLoad(**json.loads(sys.argv[1]))
     receipts = load(asked)
     for one in receipts:
         if (came := sum(count for _, count in one)) != asked.tokens:

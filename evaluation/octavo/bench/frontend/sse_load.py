@@ -4,13 +4,13 @@ SETUP`; see `load`."""
 import json
 from collections.abc import Iterator
 
-from octavo.bench.frontend.load import TOKEN_CHARACTERS, Load, Receipts, connect, read_all, run
+from octavo.bench.frontend.load import TOKEN_CHARACTERS, Receipts, StreamLoad, connect, read_all, run
 
 _END = b"data: [DONE]\n\n"
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
-def load(asked: Load) -> list[Receipts]:
+def load(asked: StreamLoad) -> list[Receipts]:
     connections = [connect(asked.host, asked.port) for _ in range(asked.streams)]
     pieces: list[list[tuple[float, bytes]]] = [[] for _ in connections]
 
@@ -24,7 +24,7 @@ def load(asked: Load) -> list[Receipts]:
     return [_receipts(one) for one in pieces]
 
 
-def call_bytes(asked: Load) -> bytes:
+def call_bytes(asked: StreamLoad) -> bytes:
     """Makes a streaming call of the API, as bytes."""
     prompt: dict[str, object] = {"prompt": asked.prompt}
     if asked.api == "chat":

@@ -16,10 +16,10 @@ import torch
 
 from octavo.bench.gpu import attention, caches, exactness, peers, steps
 from octavo.bench.gpu.budget import Budget, run_all, time_limit
-from octavo.bench.gpu.cases import Case, Measured, chosen, in_order
+from octavo.bench.gpu.cases import CaseResult, GpuCase, chosen, in_order
 from octavo.bench.gpu.ceilings import measure_ceilings
-from octavo.bench.gpu.machine import Machine
-from octavo.bench.gpu.report import Report, plan_text, progress
+from octavo.bench.gpu.machine import GpuMachine
+from octavo.bench.gpu.report import GpuReport, plan_text, progress
 from octavo.bench.gpu.served import serving
 from octavo.bench.gpu.shapes import LARGE_MODELS
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _measure(options, cases)
 
 
-def all_cases(*, quick: bool, large: str = LARGE_MODELS[0]) -> list[Case]:
+def all_cases(*, quick: bool, large: str = LARGE_MODELS[0]) -> list[GpuCase]:
     """Lists all cases, the most wanted first. `large` names the model of 8B."""
     kernels = [*attention.cases(quick=quick), *caches.cases(quick=quick)]
     whole = [*steps.cases(large, quick=quick), *serving.cases(large, quick=quick), *exactness.cases(quick=quick)]
@@ -74,16 +74,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _measure(options: argparse.Namespace, cases: list[Case]) -> int:
+def _measure(options: argparse.Namespace, cases: list[GpuCase]) -> int:
     budget = Budget(options.budget_s)
-    machine = Machine(torch.device(options.device), budget, quick=options.quick)
+    machine = GpuMachine(torch.device(options.device), budget, quick=options.quick)
     torch.manual_seed(0)
-    report = Report(_settings(options, machine.device), peers.found())
+    report = GpuReport(_settings(options, machine.device), peers.found())
     with torch.inference_mode():
         machine.rates, report.ceilings = measure_ceilings(machine)
     report.rates = machine.rates
 
-    def measure(case: Case) -> Measured:
+    def measure(case: GpuCase) -> CaseResult:
         with time_limit(budget.left() + _GRACE_S):
             return case.run(machine)
 

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 
 from octavo.bench.gpu import peers
-from octavo.bench.gpu.cases import Case, Measured, NotMeasured, Target
-from octavo.bench.gpu.floors import Work, decode_attention, floor_s, prefill_attention
-from octavo.bench.gpu.machine import Machine
+from octavo.bench.gpu.cases import CaseResult, Goal, GpuCase, NotMeasured
+from octavo.bench.gpu.floors import DeviceWork, decode_attention, floor_s, prefill_attention
+from octavo.bench.gpu.machine import GpuMachine
 from octavo.bench.gpu.problems import (
     DTYPE,
     PagedProblem,
@@ -29,15 +29,15 @@ OURS = "ours"
 _JUDGES = (peers.FA3, peers.FLASHINFER, peers.CUDNN, peers.VLLM)
 _NEEDS = ("triton", "octavo.kernels.triton.attention")
 
-_SHARE = Target("share of the copy rate", "%", 80, 90, at_least=True)
-_PEERS = Target("time over the best of FA3, FlashInfer, cuDNN", "x", 1.15, 1.0)
-_SPLIT = Target("speed over one pass", "x", 4, 8, at_least=True)
-_PAGING = Target("time beyond that on contiguous keys and values", "%", 8, 3)
-_GROUP = Target("bytes per second over those of 32/8 heads", "%", 90, 97, at_least=True)
-_POOL = Target("time beyond that over a small pool", "%", 10, 3)
-_RAGGED = Target("share of the copy rate", "%", 70, 85, at_least=True)
-_NARROW = Target("time over that from a cache of bf16", "x", 0.65, 0.55)
-_CHUNK = Target("speed over torch's flash attention on contiguous keys and values", "x", 1.0, 1.3, at_least=True)
+_SHARE = Goal("share of the copy rate", "%", 80, 90, at_least=True)
+_PEERS = Goal("time over the best of FA3, FlashInfer, cuDNN", "x", 1.15, 1.0)
+_SPLIT = Goal("speed over one pass", "x", 4, 8, at_least=True)
+_PAGING = Goal("time beyond that on contiguous keys and values", "%", 8, 3)
+_GROUP = Goal("bytes per second over those of 32/8 heads", "%", 90, 97, at_least=True)
+_POOL = Goal("time beyond that over a small pool", "%", 10, 3)
+_RAGGED = Goal("share of the copy rate", "%", 70, 85, at_least=True)
+_NARROW = Goal("time over that from a cache of bf16", "x", 0.65, 0.55)
+_CHUNK = Goal("speed over torch's flash attention on contiguous keys and values", "x", 1.0, 1.3, at_least=True)
 
 # Sequences and context: each at least 0.5 GB of one layer's keys and values.
 _LARGE = ((64, 2048), (256, 1024), (16, 8192))
@@ -49,10 +49,12 @@ _HISTORIES, _CHUNK_TOKENS = (0, 6144, 14336), 2048
 
 
 class _DecodeFigure(Protocol):
-    def __call__(self, machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int) -> Measured: ...
+    def __call__(
+        self, machine: GpuMachine, *, shape: AttentionShape, num_sequences: int, context: int
+    ) -> CaseResult: ...
 
 
-def cases(*, quick: bool) -> list[Case]:
+def cases(*, quick: bool) -> list[GpuCase]:
     """Lists the cases. `quick` makes them so small that Triton's interpreter can compute them."""
     shape = AttentionShape(8, 2, 64) if quick else AttentionShape()
     large = ((3, 40),) if quick else _LARGE
@@ -75,13 +77,13 @@ def cases(*, quick: bool) -> list[Case]:
 def _decode_case(
     goal: str,
     measure: _DecodeFigure,
-    target: Target,
+    target: Goal,
     shape: AttentionShape,
     num_sequences: int,
     context: int,
     seconds: float = 3.0,
-) -> Case:
-    return Case(
+) -> GpuCase:
+    return GpuCase(
         goal,
         f"B={num_sequences}, ctx {context}",
         target,
@@ -93,7 +95,7 @@ def _decode_case(
 
 
 def _decode(
-    machine: Machine, shape: AttentionShape, num_sequences: int, context: int, num_layers: int = 16
+    machine: GpuMachine, shape: AttentionShape, num_sequences: int, context: int, num_layers: int = 16
 ) -> PagedProblem:
     return paged_problem(
         shape,
@@ -104,15 +106,15 @@ def _decode(
     )
 
 
-def _share(machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int) -> Measured:
+def _share(machine: GpuMachine, *, shape: AttentionShape, num_sequences: int, context: int) -> CaseResult:
     problem = _decode(machine, shape, num_sequences, context)
     result = machine.race({OURS: ours(problem)})
     sample = result.samples[OURS]
     floor = floor_s([decode_attention([context] * num_sequences, shape)], machine.rates)
-    return Measured(100 * floor / sample.median, sample, notes={"layers": problem.num_layers})
+    return CaseResult(100 * floor / sample.median, sample, notes={"layers": problem.num_layers})
 
 
-def _beside_peers(machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int) -> Measured:
+def _beside_peers(machine: GpuMachine, *, shape: AttentionShape, num_sequences: int, context: int) -> CaseResult:
     problem = _decode(machine, shape, num_sequences, context, num_layers=4)
     contenders = _with_peers(problem, peers.of_decodes())
     result = machine.race(contenders)
@@ -121,22 +123,22 @@ def _beside_peers(machine: Machine, *, shape: AttentionShape, num_sequences: int
         raise NotMeasured("; ".join(f"{name}: {result.missing.get(name, 'not here')}" for name in _JUDGES))
     sample = result.samples.pop(OURS)
     notes: dict[str, float | str] = {"best": best, "not in a graph": ", ".join(result.eager)}
-    return Measured(sample.median / result.samples[best].median, sample, result.samples, result.missing, notes)
+    return CaseResult(sample.median / result.samples[best].median, sample, result.samples, result.missing, notes)
 
 
 def _with_peers(problem: PagedProblem, others: dict[str, peers.Peer]) -> Contenders:
     return {OURS: ours(problem), **{name: partial(peer, problem) for name, peer in others.items()}}
 
 
-def _split(machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int) -> Measured:
+def _split(machine: GpuMachine, *, shape: AttentionShape, num_sequences: int, context: int) -> CaseResult:
     problem = _decode(machine, shape, num_sequences, context)
     contenders = {OURS: ours(problem), "one pass": ours(problem, splits=False)}
     samples = machine.race(contenders).samples
     split = samples.pop(OURS)
-    return Measured(samples["one pass"].median / split.median, split, samples)
+    return CaseResult(samples["one pass"].median / split.median, split, samples)
 
 
-def _paging(machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int) -> Measured:
+def _paging(machine: GpuMachine, *, shape: AttentionShape, num_sequences: int, context: int) -> CaseResult:
     """The blocks of all layers of an 8B model against a cache that has just the one layer, and blocks that are as long
     as a sequence's neighbouring tokens can be."""
     problem = _decode(machine, shape, num_sequences, context, num_layers=36)
@@ -147,10 +149,10 @@ def _paging(machine: Machine, *, shape: AttentionShape, num_sequences: int, cont
     }
     samples = machine.race(contenders).samples
     paged = samples.pop(OURS)
-    return Measured(100 * (paged.median / samples["contiguous"].median - 1), paged, samples)
+    return CaseResult(100 * (paged.median / samples["contiguous"].median - 1), paged, samples)
 
 
-def _one_layer_caches(machine: Machine, shape: AttentionShape, num_sequences: int, context: int) -> list[Call]:
+def _one_layer_caches(machine: GpuMachine, shape: AttentionShape, num_sequences: int, context: int) -> list[Call]:
     return [
         call
         for _ in range(2)
@@ -162,7 +164,7 @@ def _one_layer_caches(machine: Machine, shape: AttentionShape, num_sequences: in
     ]
 
 
-def _group_of_seven(machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int) -> Measured:
+def _group_of_seven(machine: GpuMachine, *, shape: AttentionShape, num_sequences: int, context: int) -> CaseResult:
     """`shape` has a group of 7; as many bytes of keys and values in either."""
     plain = AttentionShape(8 * shape.kv_heads, 2 * shape.kv_heads, shape.head_dim)
     seven, eight = (decode_attention([context] * num_sequences, each).bytes for each in (shape, plain))
@@ -172,12 +174,12 @@ def _group_of_seven(machine: Machine, *, shape: AttentionShape, num_sequences: i
     }
     samples = machine.race(contenders).samples
     sample = samples.pop(OURS)
-    return Measured(100 * (seven / sample.median) / (eight / samples["32/8"].median), sample, samples)
+    return CaseResult(100 * (seven / sample.median) / (eight / samples["32/8"].median), sample, samples)
 
 
-def _prefill_case(shape: AttentionShape, chunk: int, history: int) -> Case:
+def _prefill_case(shape: AttentionShape, chunk: int, history: int) -> GpuCase:
     work = prefill_attention(chunk, history, shape)
-    return Case(
+    return GpuCase(
         "K7",
         f"{chunk} after {history}",
         _CHUNK,
@@ -188,7 +190,7 @@ def _prefill_case(shape: AttentionShape, chunk: int, history: int) -> Case:
     )
 
 
-def _chunk(machine: Machine, *, shape: AttentionShape, chunk: int, history: int, work: Work) -> Measured:
+def _chunk(machine: GpuMachine, *, shape: AttentionShape, chunk: int, history: int, work: DeviceWork) -> CaseResult:
     context = history + chunk
     layers = machine.rotations(context * shape.kv_bytes_per_token)
     problem = paged_problem(
@@ -200,10 +202,10 @@ def _chunk(machine: Machine, *, shape: AttentionShape, chunk: int, history: int,
         raise NotMeasured(f"no {peers.FLASH}: {result.missing[peers.FLASH]}")
     notes: dict[str, float | str] = {"TFLOP/s": work.flops / sample.median / 1e12}
     value = result.samples[peers.FLASH].median / sample.median
-    return Measured(value, sample, result.samples, result.missing, notes)
+    return CaseResult(value, sample, result.samples, result.missing, notes)
 
 
-def _narrow(machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int) -> Measured:
+def _narrow(machine: GpuMachine, *, shape: AttentionShape, num_sequences: int, context: int) -> CaseResult:
     """Measures attention over keys and values in fp8, which are half as many bytes."""
     if machine.device.type == "cuda" and torch.cuda.get_device_capability(machine.device) < (8, 9):
         raise NotMeasured("this GPU has no fp8")
@@ -220,11 +222,11 @@ def _narrow(machine: Machine, *, shape: AttentionShape, num_sequences: int, cont
     check(problem, attention.attend(problem.queries[0], *narrow.caches(0), step, problem.scale))
     samples = machine.race({OURS: each_layer(problem, call), "bf16": ours(problem)}).samples
     sample = samples.pop(OURS)
-    return Measured(sample.median / samples["bf16"].median, sample, samples)
+    return CaseResult(sample.median / samples["bf16"].median, sample, samples)
 
 
-def _pool_case(shape: AttentionShape, num_sequences: int, context: int, pool: int, *, quick: bool) -> Case:
-    return Case(
+def _pool_case(shape: AttentionShape, num_sequences: int, context: int, pool: int, *, quick: bool) -> GpuCase:
+    return GpuCase(
         "K10",
         f"B={num_sequences}, ctx {context}, pool of {pool >> 30 or pool / (1 << 30):.2g} GiB",
         _POOL,
@@ -236,8 +238,8 @@ def _pool_case(shape: AttentionShape, num_sequences: int, context: int, pool: in
 
 
 def _large_pool(
-    machine: Machine, *, shape: AttentionShape, num_sequences: int, context: int, pool: int, quick: bool
-) -> Measured:
+    machine: GpuMachine, *, shape: AttentionShape, num_sequences: int, context: int, pool: int, quick: bool
+) -> CaseResult:
     """Measures attention of one layer among 36, whose blocks lie anywhere in a pool: each read is in another page of
     the whole pool."""
     layers = 2 if quick else 36
@@ -257,11 +259,11 @@ def _large_pool(
         times[name] = machine.race({OURS: ours(problem)}).samples[OURS]
         del problem
     sample = times.pop(OURS)
-    return Measured(100 * (sample.median / times["small pool"].median - 1), sample, times)
+    return CaseResult(100 * (sample.median / times["small pool"].median - 1), sample, times)
 
 
-def _ragged_case(shape: AttentionShape, contexts: tuple[int, ...]) -> Case:
-    return Case(
+def _ragged_case(shape: AttentionShape, contexts: tuple[int, ...]) -> GpuCase:
+    return GpuCase(
         "K11",
         f"B={len(contexts)}, ctx {contexts[0]} and {contexts[-1]}",
         _RAGGED,
@@ -271,7 +273,7 @@ def _ragged_case(shape: AttentionShape, contexts: tuple[int, ...]) -> Case:
     )
 
 
-def _ragged(machine: Machine, *, shape: AttentionShape, contexts: tuple[int, ...]) -> Measured:
+def _ragged(machine: GpuMachine, *, shape: AttentionShape, contexts: tuple[int, ...]) -> CaseResult:
     """A long sequence must not hold up the others; beside it, as many tokens in sequences of one length."""
     even = sum(contexts) // len(contexts)
     problem = paged_problem(
@@ -285,4 +287,4 @@ def _ragged(machine: Machine, *, shape: AttentionShape, contexts: tuple[int, ...
     samples = machine.race({OURS: ours(problem), "even": ours(_decode(machine, shape, len(contexts), even))}).samples
     sample = samples.pop(OURS)
     floor = floor_s([decode_attention(contexts, shape)], machine.rates)
-    return Measured(100 * floor / sample.median, sample, samples)
+    return CaseResult(100 * floor / sample.median, sample, samples)

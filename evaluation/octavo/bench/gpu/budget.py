@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from octavo.bench.gpu.cases import Case, Measured, NotMeasured, Outcome
+from octavo.bench.gpu.cases import CaseOutcome, CaseResult, GpuCase, NotMeasured
 from octavo.bench.gpu.floors import Ceilings, floor_s
 
 
@@ -41,22 +41,24 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def run_all(
-    cases: Iterable[Case],
+    cases: Iterable[GpuCase],
     budget: Budget,
     ceilings: Ceilings,
-    measure: Callable[[Case], Measured],
+    measure: Callable[[GpuCase], CaseResult],
     holds: Callable[[str], bool],
-) -> Iterator[Outcome]:
+) -> Iterator[CaseOutcome]:
     """Runs the cases and yields each outcome as soon as it is known. `holds(name)` tells whether the model or service
     of this name runs already."""
     for case in cases:
         floor = floor_s(case.floor, ceilings) if case.floor else None
         began = time.monotonic()
         outcome = _skipped(case, floor, budget, holds) or _measured(case, floor, measure)
-        yield Outcome(case, floor, outcome.measured, outcome.skipped, outcome.failed, wall_s=time.monotonic() - began)
+        yield CaseOutcome(
+            case, floor, outcome.measured, outcome.skipped, outcome.failed, wall_s=time.monotonic() - began
+        )
 
 
-def seconds_needed(case: Case, holds: Callable[[str], bool]) -> float:
+def seconds_needed(case: GpuCase, holds: Callable[[str], bool]) -> float:
     """Returns the seconds of a case, with the start of what it needs where that does not run."""
     starts = case.held is not None and not holds(case.held.name)
     return case.seconds + (case.held.start_s if case.held and starts else 0.0)
@@ -75,19 +77,19 @@ def is_there(module: str) -> bool:
         return False
 
 
-def _skipped(case: Case, floor: float | None, budget: Budget, holds: Callable[[str], bool]) -> Outcome | None:
+def _skipped(case: GpuCase, floor: float | None, budget: Budget, holds: Callable[[str], bool]) -> CaseOutcome | None:
     if missing := absent(case.modules):
-        return Outcome(case, floor, skipped=f"{', '.join(missing)} cannot be imported")
+        return CaseOutcome(case, floor, skipped=f"{', '.join(missing)} cannot be imported")
     needed, left = seconds_needed(case, holds), budget.left()
     if needed > left:
-        return Outcome(case, floor, skipped=f"it takes about {needed:.0f} s, and {max(0.0, left):.0f} s are left")
+        return CaseOutcome(case, floor, skipped=f"it takes about {needed:.0f} s, and {max(0.0, left):.0f} s are left")
     return None
 
 
-def _measured(case: Case, floor: float | None, measure: Callable[[Case], Measured]) -> Outcome:
+def _measured(case: GpuCase, floor: float | None, measure: Callable[[GpuCase], CaseResult]) -> CaseOutcome:
     try:
-        return Outcome(case, floor, measured=measure(case))
+        return CaseOutcome(case, floor, measured=measure(case))
     except NotMeasured as error:
-        return Outcome(case, floor, skipped=str(error))
+        return CaseOutcome(case, floor, skipped=str(error))
     except Exception:
-        return Outcome(case, floor, failed=traceback.format_exc())
+        return CaseOutcome(case, floor, failed=traceback.format_exc())

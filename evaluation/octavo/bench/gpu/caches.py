@@ -7,34 +7,34 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from octavo.bench.gpu.cases import Case, Measured, NotMeasured, Sample, Target
-from octavo.bench.gpu.floors import Work, block_copies, cache_write, floor_s
-from octavo.bench.gpu.machine import Machine
+from octavo.bench.gpu.cases import CaseResult, Goal, GpuCase, NotMeasured, Samples
+from octavo.bench.gpu.floors import DeviceWork, block_copies, cache_write, floor_s
+from octavo.bench.gpu.machine import GpuMachine
 from octavo.bench.gpu.problems import DTYPE, each_layer, paged_problem
-from octavo.bench.gpu.shapes import AttentionShape, ModelShape
+from octavo.bench.gpu.shapes import AttentionShape, DecoderShape
 from octavo.bench.gpu.timing import Call, Contenders, synchronize
 
 if TYPE_CHECKING:
     from octavo.worker.step.kv_cache import KVCache
 
 OURS = "ours"
-_WRITE = Target("share of the copy rate", "%", 75, 88, at_least=True)
-_COPY = Target("share of the copy rate", "%", 80, 90, at_least=True)
-_FUSED = Target("speed over a copy for each block, layer, and keys or values", "x", 10, 30, at_least=True)
-_SWAP = Target("share of a contiguous pinned copy's rate", "%", 85, 95, at_least=True)
+_WRITE = Goal("share of the copy rate", "%", 75, 88, at_least=True)
+_COPY = Goal("share of the copy rate", "%", 80, 90, at_least=True)
+_FUSED = Goal("speed over a copy for each block, layer, and keys or values", "x", 10, 30, at_least=True)
+_SWAP = Goal("share of a contiguous pinned copy's rate", "%", 85, 95, at_least=True)
 
 _PER_BLOCK, _WHOLE_BLOCKS = "a copy per block, layer, K or V", "a copy per whole block"
 _COPIED_BYTES, _SWAPPED_BYTES = 256 << 20, 256 << 20
 
 
-def cases(*, quick: bool) -> list[Case]:
+def cases(*, quick: bool) -> list[GpuCase]:
     shape = AttentionShape(8, 2, 64) if quick else AttentionShape()
-    tokens, layers = (40, 2) if quick else (8192, ModelShape.read("qwen3-8b").num_layers)
+    tokens, layers = (40, 2) if quick else (8192, DecoderShape.read("qwen3-8b").num_layers)
     block_bytes = layers * shape.block_size * shape.kv_bytes_per_token
     copied, swapped = (4, 4) if quick else (-(-_COPIED_BYTES // block_bytes), -(-_SWAPPED_BYTES // block_bytes))
     moves, swap = ("triton", "octavo.kernels.triton.moves"), ("msgspec",)
     return [
-        Case(
+        GpuCase(
             "K8",
             f"{tokens} tokens",
             _WRITE,
@@ -42,7 +42,7 @@ def cases(*, quick: bool) -> list[Case]:
             (cache_write(tokens, shape),),
             modules=("triton", "octavo.kernels.triton.write"),
         ),
-        Case(
+        GpuCase(
             "K9",
             f"{copied * block_bytes >> 20} MiB",
             _COPY,
@@ -50,7 +50,7 @@ def cases(*, quick: bool) -> list[Case]:
             (block_copies(copied * block_bytes),),
             modules=moves,
         ),
-        Case(
+        GpuCase(
             "K9",
             "fused or one by one",
             _FUSED,
@@ -59,26 +59,26 @@ def cases(*, quick: bool) -> list[Case]:
             seconds=6.0,
             modules=moves,
         ),
-        Case(
+        GpuCase(
             "S1",
             "out",
             _SWAP,
             partial(_swap, shape=shape, num_layers=layers, num_blocks=swapped, out=True),
-            (Work(to_host=swapped * block_bytes),),
+            (DeviceWork(to_host=swapped * block_bytes),),
             modules=swap,
         ),
-        Case(
+        GpuCase(
             "S1",
             "in",
             _SWAP,
             partial(_swap, shape=shape, num_layers=layers, num_blocks=swapped, out=False),
-            (Work(to_device=swapped * block_bytes),),
+            (DeviceWork(to_device=swapped * block_bytes),),
             modules=swap,
         ),
     ]
 
 
-def _cache_write(machine: Machine, *, shape: AttentionShape, num_tokens: int) -> Measured:
+def _cache_write(machine: GpuMachine, *, shape: AttentionShape, num_tokens: int) -> CaseResult:
     from octavo.kernels.triton.write import reshape_and_cache
 
     layers = machine.rotations(num_tokens * shape.kv_bytes_per_token)
@@ -100,7 +100,7 @@ def _cache_write(machine: Machine, *, shape: AttentionShape, num_tokens: int) ->
     contenders = {OURS: each_layer(problem, ours), "index_put": each_layer(problem, by_index)}
     samples = machine.race(contenders).samples
     sample = samples.pop(OURS)
-    return Measured(_share(cache_write(num_tokens, shape), sample, machine), sample, samples)
+    return CaseResult(_share(cache_write(num_tokens, shape), sample, machine), sample, samples)
 
 
 def _slots(table: Tensor, block_size: int) -> Tensor:
@@ -109,13 +109,13 @@ def _slots(table: Tensor, block_size: int) -> Tensor:
     return (table.long()[:, None] * block_size + offsets).flatten()
 
 
-def _copy(machine: Machine, *, shape: AttentionShape, num_layers: int, num_blocks: int) -> Measured:
+def _copy(machine: GpuMachine, *, shape: AttentionShape, num_layers: int, num_blocks: int) -> CaseResult:
     pool, calls = _copies(machine, shape, num_layers, num_blocks)
     sample = machine.race({OURS: calls}).samples[OURS]
-    return Measured(_share(block_copies(_num_bytes(pool[:num_blocks])), sample, machine), sample)
+    return CaseResult(_share(block_copies(_num_bytes(pool[:num_blocks])), sample, machine), sample)
 
 
-def _copy_one_by_one(machine: Machine, *, shape: AttentionShape, num_layers: int, num_blocks: int) -> Measured:
+def _copy_one_by_one(machine: GpuMachine, *, shape: AttentionShape, num_layers: int, num_blocks: int) -> CaseResult:
     """The copies that a cache with tensors of their own for each layer's keys and values needs, not from a graph: a
     step's copies are never the same. Beside them those of this pool's blocks, whose layers lie together."""
     pool, calls = _copies(machine, shape, num_layers, num_blocks)
@@ -134,10 +134,12 @@ def _copy_one_by_one(machine: Machine, *, shape: AttentionShape, num_layers: int
     contenders: Contenders = {OURS: calls, _PER_BLOCK: [per_block], _WHOLE_BLOCKS: [whole_blocks]}
     samples = machine.race(contenders, graphs=False).samples
     sample = samples.pop(OURS)
-    return Measured(samples[_PER_BLOCK].median / sample.median, sample, samples)
+    return CaseResult(samples[_PER_BLOCK].median / sample.median, sample, samples)
 
 
-def _copies(machine: Machine, shape: AttentionShape, num_layers: int, num_blocks: int) -> tuple[Tensor, Sequence[Call]]:
+def _copies(
+    machine: GpuMachine, shape: AttentionShape, num_layers: int, num_blocks: int
+) -> tuple[Tensor, Sequence[Call]]:
     """Makes a pool of 2 * `num_blocks` blocks, and a call that copies the blocks of the pool's first half to the second
     half, shuffled."""
     from octavo.kernels.triton.moves import copy_blocks
@@ -156,12 +158,12 @@ def _pairs(num_blocks: int) -> list[tuple[int, int]]:
     return list(zip(torch.randperm(num_blocks).tolist(), targets, strict=True))
 
 
-def _random_pool(machine: Machine, shape: AttentionShape, num_layers: int, num_blocks: int) -> Tensor:
+def _random_pool(machine: GpuMachine, shape: AttentionShape, num_layers: int, num_blocks: int) -> Tensor:
     inner = (shape.kv_heads, shape.block_size, shape.head_dim)
     return torch.empty(num_blocks, num_layers, 2, *inner, dtype=DTYPE, device=machine.device).normal_()
 
 
-def _swap(machine: Machine, *, shape: AttentionShape, num_layers: int, num_blocks: int, out: bool) -> Measured:
+def _swap(machine: GpuMachine, *, shape: AttentionShape, num_layers: int, num_blocks: int, out: bool) -> CaseResult:
     """Measures moves of scattered blocks, as the worker moves them, beside one contiguous copy of as many bytes."""
     cache = make_cache(machine, shape, num_layers, num_blocks)
     moves = _moves(num_blocks, out=out)
@@ -176,10 +178,10 @@ def _swap(machine: Machine, *, shape: AttentionShape, num_layers: int, num_block
     samples = machine.race(contenders, graphs=False).samples
     sample = samples.pop(OURS)
     rates: dict[str, float | str] = {"GB/s": num_bytes / sample.median / 1e9}
-    return Measured(100 * samples["contiguous"].median / sample.median, sample, samples, notes=rates)
+    return CaseResult(100 * samples["contiguous"].median / sample.median, sample, samples, notes=rates)
 
 
-def make_cache(machine: Machine, shape: AttentionShape, num_layers: int, num_blocks: int) -> "KVCache":
+def make_cache(machine: GpuMachine, shape: AttentionShape, num_layers: int, num_blocks: int) -> "KVCache":
     """Makes a KV cache of `num_blocks` blocks on the device and on the host each, filled with random numbers."""
     from octavo.worker.step.kv_cache import KVCache, KVLayout, LayerGroup
 
@@ -214,7 +216,7 @@ def _moves(num_blocks: int, *, out: bool) -> Any:
     return BlockMoves(swap_out=pairs) if out else BlockMoves(swap_in=pairs)
 
 
-def _share(work: Work, sample: Sample, machine: Machine) -> float:
+def _share(work: DeviceWork, sample: Samples, machine: GpuMachine) -> float:
     """Returns percent of the rate that the floor is made of."""
     return 100 * floor_s([work], machine.rates) / sample.median
 

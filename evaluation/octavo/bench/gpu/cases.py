@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Self
 from octavo.bench.gpu.floors import Floor
 
 if TYPE_CHECKING:
-    from octavo.bench.gpu.machine import Machine
+    from octavo.bench.gpu.machine import GpuMachine
 
 
 @dataclass(frozen=True)
-class Sample:
+class Samples:
     """Summarizes `count` values: the median, and the values that a tenth of them lie below and above."""
 
     median: float
@@ -54,7 +54,7 @@ class NotMeasured(Exception):
 
 
 @dataclass(frozen=True)
-class Target:
+class Goal:
     """Names a figure (`what`, in `unit`), with the values wanted and hoped for. `at_least` means that more is
     better."""
 
@@ -78,19 +78,19 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Measured:
+class CaseResult:
     """Holds the figure (`value`, in the target's unit), the seconds that Octavo and each peer took, why peers are
     `missing`, and `notes` for whoever reads the JSON."""
 
     value: float
-    ours: Sample | None = None
-    peers: dict[str, Sample] = field(default_factory=dict)
+    ours: Samples | None = None
+    peers: dict[str, Samples] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     notes: dict[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldModel:
     """Names a model or service that takes long to start, so that cases that come one after the other share it."""
 
     name: str
@@ -98,18 +98,18 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Case:
+class GpuCase:
     """Measures, by `run`, one figure of the named part of a goal. A case takes about `seconds`, and `held` in addition
     where that does not run yet. It needs `modules`. `floor` is the work that Octavo's own code does, where a floor is
     known."""
 
     goal: str
     part: str
-    target: Target
-    run: Callable[["Machine"], Measured]
+    target: Goal
+    run: Callable[["GpuMachine"], CaseResult]
     floor: Floor = ()
     seconds: float = 3.0
-    held: Held | None = None
+    held: HeldModel | None = None
     modules: tuple[str, ...] = ()
 
     @property
@@ -118,24 +118,24 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseOutcome:
     """Holds a case with one of: what was `measured`, why it was `skipped`, the traceback with which it `failed`."""
 
-    case: Case
+    case: GpuCase
     floor_s: float | None = None
-    measured: Measured | None = None
+    measured: CaseResult | None = None
     skipped: str = ""
     failed: str = ""
     wall_s: float = 0.0
 
 
-def in_order(cases: list[Case]) -> list[Case]:
+def in_order(cases: list[GpuCase]) -> list[GpuCase]:
     """Sorts the cases, the most wanted goals first."""
     places = {goal: place for place, goal in enumerate(FIRST)}
     return sorted(cases, key=lambda case: places.get(case.goal, len(FIRST)))
 
 
-def chosen(cases: list[Case], goals: list[str]) -> list[Case]:
+def chosen(cases: list[GpuCase], goals: list[str]) -> list[GpuCase]:
     """Selects the cases of `goals`, or all cases if `goals` is empty. Raises `ValueError` on a goal that no case
     has."""
     unknown = sorted(set(goals) - {case.goal for case in cases})

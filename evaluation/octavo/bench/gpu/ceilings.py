@@ -7,15 +7,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from octavo.bench.gpu.cases import Sample
+from octavo.bench.gpu.cases import Samples
 from octavo.bench.gpu.floors import Ceilings
-from octavo.bench.gpu.machine import Machine
+from octavo.bench.gpu.machine import GpuMachine
 from octavo.bench.gpu.timing import Call, host_s
 
 _GIB = 1 << 30
 
 
-def measure_ceilings(machine: Machine) -> tuple[Ceilings, dict[str, Sample]]:
+def measure_ceilings(machine: GpuMachine) -> tuple[Ceilings, dict[str, Samples]]:
     """Measures the rates that floors are made of. Returns them, and everything that was measured, by what it is and its
     unit."""
     copy = _copy_rate(machine)
@@ -32,7 +32,7 @@ def measure_ceilings(machine: Machine) -> tuple[Ceilings, dict[str, Sample]]:
     return Ceilings(copy.median, gemm.median, to_device.median, to_host.median), found
 
 
-def _copy_rate(machine: Machine) -> Sample:
+def _copy_rate(machine: GpuMachine) -> Samples:
     """Measures copies on the device, in bytes per second, read and written."""
     size = (1 << 20) if machine.quick else 4 * _GIB
     buffers = [_random_bytes(size, machine.device) for _ in range(2)]
@@ -41,7 +41,7 @@ def _copy_rate(machine: Machine) -> Sample:
     return _rate(machine, calls, 2 * size)
 
 
-def _gemm_rate(machine: Machine) -> Sample:
+def _gemm_rate(machine: GpuMachine) -> Samples:
     """Measures matrix products in bf16, in operations per second."""
     size = 64 if machine.quick else 8192
     sets = [
@@ -52,11 +52,11 @@ def _gemm_rate(machine: Machine) -> Sample:
     return _rate(machine, calls, 2 * size**3)
 
 
-def _normal(size: int, machine: Machine) -> Tensor:
+def _normal(size: int, machine: GpuMachine) -> Tensor:
     return torch.randn(size, size, device=machine.device, dtype=torch.bfloat16)
 
 
-def _pinned_rates(machine: Machine) -> tuple[Sample, Sample]:
+def _pinned_rates(machine: GpuMachine) -> tuple[Samples, Samples]:
     """Measures pinned transfers, in bytes per second, to the device and to the host."""
     size = (1 << 20) if machine.quick else _GIB
     on_device = _random_bytes(size, machine.device)
@@ -66,25 +66,25 @@ def _pinned_rates(machine: Machine) -> tuple[Sample, Sample]:
     return to_device, to_host
 
 
-def _graph_replay_s(machine: Machine) -> Sample:
+def _graph_replay_s(machine: GpuMachine) -> Samples:
     """Measures the replay of a graph with one kernel that does next to nothing, in seconds."""
     one = torch.randn(16, device=machine.device)
     return machine.race({"replay": [partial(one.mul_, -1.0)]}).samples["replay"]
 
 
-def _launch_s(machine: Machine) -> Sample:
+def _launch_s(machine: GpuMachine) -> Samples:
     one = torch.randn(16, device=machine.device)
-    return Sample.of(host_s(partial(one.mul_, -1.0), machine.device, times=200))
+    return Samples.of(host_s(partial(one.mul_, -1.0), machine.device, times=200))
 
 
-def _rate(machine: Machine, calls: Sequence[Call], amount: float) -> Sample:
+def _rate(machine: GpuMachine, calls: Sequence[Call], amount: float) -> Samples:
     """Measures `amount` per second of a call. Graphs are not used: a copy to the host may have no place in one."""
     times = machine.race({"": calls}, graphs=False).samples[""]
-    return Sample(amount / times.median, amount / times.high, amount / times.low, times.count)
+    return Samples(amount / times.median, amount / times.high, amount / times.low, times.count)
 
 
-def _scaled(sample: Sample, factor: float) -> Sample:
-    return Sample(sample.median * factor, sample.low * factor, sample.high * factor, sample.count)
+def _scaled(sample: Samples, factor: float) -> Samples:
+    return Samples(sample.median * factor, sample.low * factor, sample.high * factor, sample.count)
 
 
 def _random_bytes(size: int, device: torch.device) -> Tensor:

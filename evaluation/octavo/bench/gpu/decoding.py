@@ -8,12 +8,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from octavo.bench.gpu.caches import fill
-from octavo.bench.gpu.machine import Machine
+from octavo.bench.gpu.machine import GpuMachine
 from octavo.bench.gpu.served.loads import write_model
-from octavo.bench.gpu.shapes import ModelShape
+from octavo.bench.gpu.shapes import DecoderShape
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMoves
-from octavo.worker.config import ModelSettings
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.runner import LaunchedStep
 from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
 from octavo.worker.step.model_runner import ModelRunner
@@ -27,8 +27,8 @@ _ids = itertools.count(1)
 class LocalRunner:
     """Runs a model of random weights, whose blocks hold random keys and values."""
 
-    def __init__(self, machine: Machine, model: str, **settings: Any) -> None:
-        self.model = ModelShape.read(model)
+    def __init__(self, machine: GpuMachine, model: str, **settings: Any) -> None:
+        self.model = DecoderShape.read(model)
         with TemporaryDirectory(prefix="octavo-") as directory:
             self.runner = ModelRunner(
                 write_model(model, Path(directory)),

@@ -4,26 +4,26 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from octavo.bench.gpu.cases import Case, Held, Measured, Target
-from octavo.bench.gpu.machine import Machine
-from octavo.bench.gpu.shapes import SMALL_MODEL, TINY_MODEL, ModelShape
+from octavo.bench.gpu.cases import CaseResult, Goal, GpuCase, HeldModel
+from octavo.bench.gpu.machine import GpuMachine
+from octavo.bench.gpu.shapes import SMALL_MODEL, TINY_MODEL, DecoderShape
 from octavo.bench.gpu.steps import LOCAL_MODULES
 
 if TYPE_CHECKING:
     from octavo.bench.gpu.decoding import LocalRunner
     from octavo.worker.sequences import WorkerSequence
 
-_EQUAL = Target("tokens and logprobs equal, bit by bit, to those alone", "%", 100, 100, at_least=True)
+_EQUAL = Goal("tokens and logprobs equal, bit by bit, to those alone", "%", 100, 100, at_least=True)
 # Tokens of a step where prompts are cut into chunks.
 _CHUNK = 37
 Chosen = list[tuple[int, float]]
 
 
-def cases(*, quick: bool) -> list[Case]:
+def cases(*, quick: bool) -> list[GpuCase]:
     model, num_prompts, num_tokens = (TINY_MODEL, 3, 6) if quick else (SMALL_MODEL, 8, 64)
-    held = Held(f"runner {model}, exact", 30.0)
+    held = HeldModel(f"runner {model}, exact", 30.0)
     return [
-        Case(
+        GpuCase(
             "D1",
             f"bits, {model}, {num_prompts} prompts",
             _EQUAL,
@@ -35,14 +35,14 @@ def cases(*, quick: bool) -> list[Case]:
     ]
 
 
-def _equal_bits(machine: Machine, *, model: str, num_prompts: int, num_tokens: int, held: Held) -> Measured:
+def _equal_bits(machine: GpuMachine, *, model: str, num_prompts: int, num_tokens: int, held: HeldModel) -> CaseResult:
     from octavo.bench.gpu.decoding import LocalRunner
 
     def make() -> LocalRunner:
         return LocalRunner(machine, model, num_blocks=2048, num_cpu_blocks=0, max_model_len=2048, numerics="exact")
 
     local = machine.hold(held, make)
-    prompts = draw_prompts(num_prompts, ModelShape.read(model).vocab_size)
+    prompts = draw_prompts(num_prompts, DecoderShape.read(model).vocab_size)
     alone = [_continued(local, [prompt], num_tokens)[0] for prompt in prompts]
     company = {
         "together": _continued(local, prompts, num_tokens),
@@ -51,7 +51,7 @@ def _equal_bits(machine: Machine, *, model: str, num_prompts: int, num_tokens: i
         "recomputed half-way": _recomputed(local, prompts, alone, num_tokens),
     }
     shares: dict[str, float | str] = {name: 100 * equal_share(found, alone) for name, found in company.items()}
-    return Measured(min(float(share) for share in shares.values()), notes=shares)
+    return CaseResult(min(float(share) for share in shares.values()), notes=shares)
 
 
 def draw_prompts(count: int, vocab_size: int) -> list[list[int]]:

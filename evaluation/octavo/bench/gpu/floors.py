@@ -6,7 +6,7 @@ Every input counts as read once and every output as written once. Device memory 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from octavo.bench.gpu.shapes import AttentionShape, ModelShape
+from octavo.bench.gpu.shapes import AttentionShape, DecoderShape
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ NOMINAL = Ceilings(4.3e12, 780e12, 51e9, 51e9)
 
 
 @dataclass(frozen=True)
-class Work:
+class DeviceWork:
     """Counts work that can go on at the same time: bytes of device memory, operations, bytes to the device and to the
     host."""
 
@@ -46,19 +46,19 @@ class Work:
 
 
 # What must be done one after the other.
-Floor = Sequence[Work]
+Floor = Sequence[DeviceWork]
 
 
 def floor_s(floor: Floor, ceilings: Ceilings) -> float:
     return sum(work.seconds(ceilings) for work in floor)
 
 
-def decode_attention(contexts: Iterable[int], shape: AttentionShape) -> Work:
+def decode_attention(contexts: Iterable[int], shape: AttentionShape) -> DeviceWork:
     """Counts the work of one layer with one query token per sequence: every key and value is read once, whatever the
     number of query heads."""
     contexts = list(contexts)
     moved = sum(contexts) * shape.kv_bytes_per_token + 2 * len(contexts) * shape.query_bytes_per_token
-    return Work(bytes=moved, flops=4 * sum(contexts) * shape.query_heads * shape.head_dim)
+    return DeviceWork(bytes=moved, flops=4 * sum(contexts) * shape.query_heads * shape.head_dim)
 
 
 def visible_pairs(num_tokens: int, history: int) -> int:
@@ -66,45 +66,45 @@ def visible_pairs(num_tokens: int, history: int) -> int:
     return num_tokens * history + num_tokens * (num_tokens + 1) // 2
 
 
-def prefill_attention(num_tokens: int, history: int, shape: AttentionShape) -> Work:
+def prefill_attention(num_tokens: int, history: int, shape: AttentionShape) -> DeviceWork:
     """Counts the attention of one layer for one chunk of a prompt."""
     moved = (history + num_tokens) * shape.kv_bytes_per_token + 2 * num_tokens * shape.query_bytes_per_token
-    return Work(bytes=moved, flops=4 * visible_pairs(num_tokens, history) * shape.query_heads * shape.head_dim)
+    return DeviceWork(bytes=moved, flops=4 * visible_pairs(num_tokens, history) * shape.query_heads * shape.head_dim)
 
 
-def cache_write(num_tokens: int, shape: AttentionShape) -> Work:
+def cache_write(num_tokens: int, shape: AttentionShape) -> DeviceWork:
     """Counts one layer's new keys and values, read and written."""
-    return Work(bytes=2 * num_tokens * shape.kv_bytes_per_token)
+    return DeviceWork(bytes=2 * num_tokens * shape.kv_bytes_per_token)
 
 
-def block_copies(num_bytes: int) -> Work:
+def block_copies(num_bytes: int) -> DeviceWork:
     """Blocks within the device, `num_bytes` of them."""
-    return Work(bytes=2 * num_bytes)
+    return DeviceWork(bytes=2 * num_bytes)
 
 
-def decode_step(contexts: Sequence[int], model: ModelShape) -> list[Work]:
+def decode_step(contexts: Sequence[int], model: DecoderShape) -> list[DeviceWork]:
     """Counts every weight once, or the matrix products of all sequences; then their keys and values."""
-    dense = Work(bytes=model.weight_bytes, flops=2 * model.linear.num_weights * len(contexts))
-    return [dense, Work(bytes=sum(contexts) * model.kv_bytes_per_token)]
+    dense = DeviceWork(bytes=model.weight_bytes, flops=2 * model.linear.num_weights * len(contexts))
+    return [dense, DeviceWork(bytes=sum(contexts) * model.kv_bytes_per_token)]
 
 
-def prefill(lengths: Sequence[int], model: ModelShape) -> list[Work]:
+def prefill(lengths: Sequence[int], model: DecoderShape) -> list[DeviceWork]:
     """Counts the work of whole prompts: matrix products, then causal attention; one row of each prompt goes through the
     LM head."""
     dense = 2 * (sum(lengths) * model.layer_weights + len(lengths) * model.head_weights)
     pairs = sum(visible_pairs(length, 0) for length in lengths)
     shape = model.attention
     attention = 4 * pairs * shape.query_heads * shape.head_dim * model.num_layers
-    return [Work(bytes=model.weight_bytes, flops=dense), Work(flops=attention)]
+    return [DeviceWork(bytes=model.weight_bytes, flops=dense), DeviceWork(flops=attention)]
 
 
-def serving(lengths: Sequence[tuple[int, int]], model: ModelShape) -> list[Work]:
+def serving(lengths: Sequence[tuple[int, int]], model: DecoderShape) -> list[DeviceWork]:
     """Requests of so many prompt and output tokens that arrive together: all prompts first, then every step with all
     that are not at their end yet."""
     return [*prefill([prompt for prompt, _ in lengths], model), *_decode_steps(lengths, model)]
 
 
-def _decode_steps(lengths: Sequence[tuple[int, int]], model: ModelShape) -> Iterator[Work]:
+def _decode_steps(lengths: Sequence[tuple[int, int]], model: DecoderShape) -> Iterator[DeviceWork]:
     """Counts the decode steps of all requests at once; each prompt brings the first token."""
     for step in range(1, max(output for _, output in lengths)):
         yield from decode_step([prompt + step for prompt, output in lengths if output > step], model)

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar, cast
 import torch
 
 from octavo.bench.gpu.budget import Budget
-from octavo.bench.gpu.cases import Held
+from octavo.bench.gpu.cases import HeldModel
 from octavo.bench.gpu.floors import NOMINAL, Ceilings, rotations
 from octavo.bench.gpu.timing import Contenders, Race, race
 
@@ -20,7 +20,7 @@ class Closable(Protocol):
 Kept = TypeVar("Kept", bound=Closable)
 
 
-class Machine:
+class GpuMachine:
     """Runs cases on one device. The kept model or service is closed before another one is made: a GPU has memory for
     one model at a time."""
 
@@ -45,7 +45,7 @@ class Machine:
     def holds(self, name: str) -> bool:
         return self._kept is not None and self._name == name
 
-    def hold(self, held: Held, make: Callable[[], Kept]) -> Kept:
+    def hold(self, held: HeldModel, make: Callable[[], Kept]) -> Kept:
         """Returns the result of `make`, or the earlier result if nothing else was held since."""
         if not self.holds(held.name):
             self.release()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo.bench.gpu.budget import absent
-from octavo.bench.gpu.cases import Case, Measured, Outcome, Sample
+from octavo.bench.gpu.cases import CaseOutcome, CaseResult, GpuCase, Samples
 from octavo.bench.gpu.floors import NOMINAL, Ceilings, floor_s
 
 _HEADS = ("", "ours", "floor", "best peer", "figure", "wanted / hoped for", "")
@@ -14,15 +14,15 @@ _WIDTHS = (38, 10, 10, 20, 12, 24, 8)
 
 
 @dataclass
-class Report:
+class GpuReport:
     """Holds all outcomes. `peers` says of each whether it can be imported. `ceilings` are samples by what they are and
     their unit, for the reader; floors are made of `rates`."""
 
     settings: dict[str, object]
     peers: dict[str, bool] = field(default_factory=dict)
-    ceilings: dict[str, Sample] = field(default_factory=dict)
+    ceilings: dict[str, Samples] = field(default_factory=dict)
     rates: Ceilings = NOMINAL
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[CaseOutcome] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -50,7 +50,7 @@ class Report:
             yield f"peers that are not here: {', '.join(absent_peers)}"
 
 
-def plan_text(cases: Sequence[Case], peers: dict[str, bool]) -> str:
+def plan_text(cases: Sequence[GpuCase], peers: dict[str, bool]) -> str:
     """Describes what would be measured, with floors by nominal rates, and which peers are installed."""
     here = [name for name, there in peers.items() if there]
     not_here = [name for name, there in peers.items() if not there]
@@ -59,7 +59,7 @@ def plan_text(cases: Sequence[Case], peers: dict[str, bool]) -> str:
     return "\n".join([*lines, "", f"peers here: {', '.join(here)}", f"not here: {', '.join(not_here) or 'none'}"])
 
 
-def _plan_cells(case: Case) -> tuple[str, ...]:
+def _plan_cells(case: GpuCase) -> tuple[str, ...]:
     missing = absent(case.modules)
     floor = duration(floor_s(case.floor, NOMINAL)) if case.floor else ""
     seconds = case.seconds + (case.held.start_s if case.held else 0.0)
@@ -67,7 +67,7 @@ def _plan_cells(case: Case) -> tuple[str, ...]:
     return case.title, f"{seconds:.0f} s", floor, case.target.bounds() + note
 
 
-def progress(outcome: Outcome) -> str:
+def progress(outcome: CaseOutcome) -> str:
     """Formats one line as soon as a case is done."""
     if outcome.measured:
         return _row(outcome)
@@ -82,7 +82,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
-def _row(outcome: Outcome) -> str:
+def _row(outcome: CaseOutcome) -> str:
     case, measured = outcome.case, outcome.measured
     assert measured is not None
     cells = (
@@ -97,14 +97,14 @@ def _row(outcome: Outcome) -> str:
     return _columns(cells)
 
 
-def _best_peer(measured: Measured) -> str:
+def _best_peer(measured: CaseResult) -> str:
     if not measured.peers:
         return ""
     name, sample = min(measured.peers.items(), key=lambda peer: peer[1].median)
     return f"{duration(sample.median)} {name}"
 
 
-def _left_out(outcomes: Iterable[Outcome]) -> Iterator[str]:
+def _left_out(outcomes: Iterable[CaseOutcome]) -> Iterator[str]:
     """Yields one line for each case that was not measured, and for each peer that did not run."""
     for outcome in outcomes:
         if outcome.skipped:
@@ -123,7 +123,7 @@ def _columns(cells: Sequence[str], widths: Sequence[int] = _WIDTHS) -> str:
     return " ".join(padded).rstrip()
 
 
-def _case_json(outcome: Outcome) -> dict[str, object]:
+def _case_json(outcome: CaseOutcome) -> dict[str, object]:
     case, measured = outcome.case, outcome.measured
     target = case.target
     value: dict[str, object] = {
@@ -142,7 +142,7 @@ def _case_json(outcome: Outcome) -> dict[str, object]:
     return value if measured is None else {**value, **_measured_json(measured, case, outcome.floor_s)}
 
 
-def _measured_json(measured: Measured, case: Case, floor: float | None) -> dict[str, object]:
+def _measured_json(measured: CaseResult, case: GpuCase, floor: float | None) -> dict[str, object]:
     ours = measured.ours
     return {
         "value": measured.value,

@@ -41,7 +41,7 @@ class AttentionShape:
 
 
 @dataclass(frozen=True)
-class ModelShape:
+class DecoderShape:
     """Describes one of the models in `MODELS`."""
 
     name: str

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from octavo.bench.gpu.cases import Case, Held, Measured, NotMeasured, Sample, Target
-from octavo.bench.gpu.floors import Work, decode_step, floor_s, prefill, prefill_attention
-from octavo.bench.gpu.machine import Machine
+from octavo.bench.gpu.cases import CaseResult, Goal, GpuCase, HeldModel, NotMeasured, Samples
+from octavo.bench.gpu.floors import DeviceWork, decode_step, floor_s, prefill, prefill_attention
+from octavo.bench.gpu.machine import GpuMachine
 from octavo.bench.gpu.served.loads import equal_load
-from octavo.bench.gpu.shapes import LARGE_MODELS, SMALL_MODEL, TINY_MODEL, ModelShape
+from octavo.bench.gpu.shapes import LARGE_MODELS, SMALL_MODEL, TINY_MODEL, DecoderShape
 
 if TYPE_CHECKING:
     from octavo.bench.gpu.decoding import Decoding, LocalRunner
@@ -39,13 +39,13 @@ SERVICE_MODULES = (
     "jinja2",
 )
 
-_GRAPHS = Target("speed of graphs over launches one by one", "x", 2.5, 3, at_least=True)
-_SWAPPING = Target("longer steps while blocks are swapped", "%", 10, 3)
-_SWAPPING_IN = Target("longer steps while blocks are swapped in", "%", 15, 5)
-_MIXED = Target("time over the floor", "x", 1.6, 1.3)
-_EXACT = Target("longer steps with --numerics exact", "%", 55, 30)
-_IDLE_8B = Target("time between steps in which the GPU has nothing to do", "%", 3, 1)
-_IDLE_SMALL = Target("time between steps in which the GPU has nothing to do", "%", 15, 6)
+_GRAPHS = Goal("speed of graphs over launches one by one", "x", 2.5, 3, at_least=True)
+_SWAPPING = Goal("longer steps while blocks are swapped", "%", 10, 3)
+_SWAPPING_IN = Goal("longer steps while blocks are swapped in", "%", 15, 5)
+_MIXED = Goal("time over the floor", "x", 1.6, 1.3)
+_EXACT = Goal("longer steps with --numerics exact", "%", 55, 30)
+_IDLE_8B = Goal("time between steps in which the GPU has nothing to do", "%", 3, 1)
+_IDLE_SMALL = Goal("time between steps in which the GPU has nothing to do", "%", 15, 6)
 
 
 @dataclass(frozen=True)
@@ -74,18 +74,18 @@ _PREFILL_TARGETS = {1024: (35_000, 43_000), 8192: (28_000, 34_000), 32_768: (16_
 _STEP_TARGETS = {1: (1.25, 1.12), 64: (1.35, 1.20), 256: (1.40, 1.25)}
 
 
-def cases(large: str, *, quick: bool) -> list[Case]:
+def cases(large: str, *, quick: bool) -> list[GpuCase]:
     size = _QUICK if quick else replace(_FULL, model=large)
-    model = ModelShape.read(size.model)
+    model = DecoderShape.read(size.model)
     middle = min(size.batches[-1], 64)
     graphs = min(size.batches[-1], 16)
-    held = Held(f"runner {size.model}", 90.0)
+    held = HeldModel(f"runner {size.model}", 90.0)
     return [
         *(
-            Case(
+            GpuCase(
                 "R1",
                 f"{size.model}, B={batch}, ctx {size.context}",
-                Target("time over the floor", "x", *_STEP_TARGETS.get(batch, (1.35, 1.2))),
+                Goal("time over the floor", "x", *_STEP_TARGETS.get(batch, (1.35, 1.2))),
                 partial(_step, size=size, held=held, batch=batch),
                 decode_step([size.context] * batch, model),
                 seconds=8.0,
@@ -94,7 +94,7 @@ def cases(large: str, *, quick: bool) -> list[Case]:
             )
             for batch in size.batches
         ),
-        Case(
+        GpuCase(
             "R2",
             f"{size.model}, B={graphs}",
             _GRAPHS,
@@ -106,7 +106,7 @@ def cases(large: str, *, quick: bool) -> list[Case]:
             modules=LOCAL_MODULES,
         ),
         *(_prefill_case(size, model, held, length) for length in size.prompts),
-        Case(
+        GpuCase(
             "R4",
             f"{size.model}, B={middle}, {size.chunk} of a prompt",
             _MIXED,
@@ -119,7 +119,7 @@ def cases(large: str, *, quick: bool) -> list[Case]:
         # The large model last: what comes next wants it too.
         _idle_case("R3", TINY_MODEL if quick else SMALL_MODEL, _IDLE_SMALL, middle, quick=quick),
         _idle_case("R3", size.model, _IDLE_8B, middle, quick=quick),
-        Case(
+        GpuCase(
             "S2",
             f"{size.model}, B={middle}",
             _SWAPPING,
@@ -129,7 +129,7 @@ def cases(large: str, *, quick: bool) -> list[Case]:
             held=held,
             modules=LOCAL_MODULES,
         ),
-        Case(
+        GpuCase(
             "S3",
             f"{size.model}, B={middle}",
             _SWAPPING_IN,
@@ -139,7 +139,7 @@ def cases(large: str, *, quick: bool) -> list[Case]:
             held=held,
             modules=LOCAL_MODULES,
         ),
-        Case(
+        GpuCase(
             "D2",
             f"{size.model}, B={middle}, up to {size.max_model_len}",
             _EXACT,
@@ -153,12 +153,12 @@ def cases(large: str, *, quick: bool) -> list[Case]:
     ]
 
 
-def _prefill_case(size: _Size, model: ModelShape, held: Held, length: int) -> Case:
+def _prefill_case(size: _Size, model: DecoderShape, held: HeldModel, length: int) -> GpuCase:
     count = max(1, _STEP_TOKENS // length) if size is not _QUICK else 2
-    return Case(
+    return GpuCase(
         "R5",
         f"{size.model}, {count} x {length}",
-        Target("prompt tokens", "tok/s", *_PREFILL_TARGETS.get(length, (1, 1)), at_least=True),
+        Goal("prompt tokens", "tok/s", *_PREFILL_TARGETS.get(length, (1, 1)), at_least=True),
         partial(_prefill, size=size, held=held, length=length, count=count),
         prefill([length] * count, model),
         seconds=12.0,
@@ -167,12 +167,12 @@ def _prefill_case(size: _Size, model: ModelShape, held: Held, length: int) -> Ca
     )
 
 
-def service_held(model: str) -> Held:
+def service_held(model: str) -> HeldModel:
     """Names the service that cases through all processes share."""
-    return Held(f"service {model}", 40.0 if model == SMALL_MODEL else 100.0)
+    return HeldModel(f"service {model}", 40.0 if model == SMALL_MODEL else 100.0)
 
 
-def hold_service(machine: Machine, model: str) -> "Service":
+def hold_service(machine: GpuMachine, model: str) -> "Service":
     """Returns all processes with `model`, warm."""
     from octavo.bench.gpu.served.service import Service
 
@@ -180,7 +180,7 @@ def hold_service(machine: Machine, model: str) -> "Service":
 
 
 def _local(
-    machine: Machine, size: _Size, held: Held, *, cuda_graphs: bool = True, exact: bool = False
+    machine: GpuMachine, size: _Size, held: HeldModel, *, cuda_graphs: bool = True, exact: bool = False
 ) -> "LocalRunner":
     from octavo.bench.gpu.decoding import LocalRunner
 
@@ -204,78 +204,78 @@ def _decoding(local: "LocalRunner", size: _Size, batch: int) -> "Decoding":
     return Decoding(local, batch, size.context, size.num_steps)
 
 
-def _step(machine: Machine, *, size: _Size, held: Held, batch: int) -> Measured:
+def _step(machine: GpuMachine, *, size: _Size, held: HeldModel, batch: int) -> CaseResult:
     local = _local(machine, size, held)
     sample = _step_sample(local, size, batch)
     floor = floor_s(decode_step([size.context] * batch, local.model), machine.rates)
-    return Measured(sample.median / floor, sample, notes={"kernels": local.runner.kernels})
+    return CaseResult(sample.median / floor, sample, notes={"kernels": local.runner.kernels})
 
 
-def _step_sample(local: "LocalRunner", size: _Size, batch: int) -> Sample:
+def _step_sample(local: "LocalRunner", size: _Size, batch: int) -> Samples:
     """Lets go of the runner, as whoever closes it expects."""
     with _decoding(local, size, batch) as decoding:
-        return Sample.of(decoding.step_times())
+        return Samples.of(decoding.step_times())
 
 
-def _graph_or_eager(machine: Machine, *, size: _Size, held: Held, batch: int) -> Measured:
+def _graph_or_eager(machine: GpuMachine, *, size: _Size, held: HeldModel, batch: int) -> CaseResult:
     """Measures one after the other: two such models would not leave each other room for blocks."""
-    samples = dict[str, Sample]()
-    eager = Held(f"{held.name}, eager", held.start_s)
+    samples = dict[str, Samples]()
+    eager = HeldModel(f"{held.name}, eager", held.start_s)
     for name, graphs in (("graph", True), ("eager", False)):
         local = _local(machine, size, held if graphs else eager, cuda_graphs=graphs)
         samples[name] = _step_sample(local, size, batch)
     graph = samples.pop("graph")
-    return Measured(samples["eager"].median / graph.median, graph, samples)
+    return CaseResult(samples["eager"].median / graph.median, graph, samples)
 
 
-def _prefill(machine: Machine, *, size: _Size, held: Held, length: int, count: int) -> Measured:
+def _prefill(machine: GpuMachine, *, size: _Size, held: HeldModel, length: int, count: int) -> CaseResult:
     from octavo.bench.gpu.decoding import prefill_s
 
     local = _local(machine, size, held)
     prefill_s(local, length, count, _STEP_TOKENS)
-    sample = Sample.of([prefill_s(local, length, count, _STEP_TOKENS) for _ in range(3)])
-    return Measured(length * count / sample.median, sample)
+    sample = Samples.of([prefill_s(local, length, count, _STEP_TOKENS) for _ in range(3)])
+    return CaseResult(length * count / sample.median, sample)
 
 
-def _mixed(machine: Machine, *, size: _Size, held: Held, batch: int) -> Measured:
+def _mixed(machine: GpuMachine, *, size: _Size, held: HeldModel, batch: int) -> CaseResult:
     """Steps that decode and compute a part of a long prompt."""
     from octavo.bench.gpu.decoding import Decoding
 
     local = _local(machine, size, held)
     num_steps = min(size.num_steps, _MIXED_STEPS)
     with Decoding(local, batch, size.context, num_steps, chunk=size.chunk) as decoding:
-        sample = Sample.of(decoding.step_times())
+        sample = Samples.of(decoding.step_times())
     floor = floor_s(_mixed_floor(size, local.model, batch), machine.rates)
-    return Measured(sample.median / floor, sample)
+    return CaseResult(sample.median / floor, sample)
 
 
-def _mixed_floor(size: _Size, model: ModelShape, batch: int) -> list[Work]:
+def _mixed_floor(size: _Size, model: DecoderShape, batch: int) -> list[DeviceWork]:
     """Half of the prompt is computed before."""
     dense, cached = decode_step([size.context] * batch, model)
     history = size.chunk * min(size.num_steps, _MIXED_STEPS) // 2
     one_layer = prefill_attention(size.chunk, history, model.attention)
     return [
-        Work(bytes=dense.bytes, flops=dense.flops + 2 * model.layer_weights * size.chunk),
+        DeviceWork(bytes=dense.bytes, flops=dense.flops + 2 * model.layer_weights * size.chunk),
         cached,
-        Work(bytes=one_layer.bytes * model.num_layers, flops=one_layer.flops * model.num_layers),
+        DeviceWork(bytes=one_layer.bytes * model.num_layers, flops=one_layer.flops * model.num_layers),
     ]
 
 
-def _exact_step(machine: Machine, *, size: _Size, held: Held, batch: int) -> Measured:
+def _exact_step(machine: GpuMachine, *, size: _Size, held: HeldModel, batch: int) -> CaseResult:
     """Both captured for contexts much longer than those that there are."""
     plain = _step_sample(_local(machine, size, held), size, batch)
-    exact = _step_sample(_local(machine, size, Held(f"{held.name}, exact", held.start_s), exact=True), size, batch)
-    return Measured(100 * (exact.median / plain.median - 1), exact, {"default": plain})
+    exact = _step_sample(_local(machine, size, HeldModel(f"{held.name}, exact", held.start_s), exact=True), size, batch)
+    return CaseResult(100 * (exact.median / plain.median - 1), exact, {"default": plain})
 
 
-def _while_swapping(machine: Machine, *, size: _Size, held: Held, batch: int, out: bool) -> Measured:
+def _while_swapping(machine: GpuMachine, *, size: _Size, held: HeldModel, batch: int, out: bool) -> CaseResult:
     """Measures in turns with steps that swap nothing."""
     local = _local(machine, size, held)
     quiet, swapping = list[float](), list[float]()
     with _decoding(local, size, batch) as decoding:
         quiet += decoding.step_times()
         idle = decoding.idle_blocks
-    step_s = Sample.of(quiet).median
+    step_s = Samples.of(quiet).median
     rate = machine.rates.to_host_bytes_per_s if out else machine.rates.to_device_bytes_per_s
     link_blocks = int(0.8 * step_s * rate / local.model.kv_bytes_per_block)
     num_blocks = max(1, min(link_blocks, len(idle), local.runner.num_cpu_blocks))
@@ -284,10 +284,10 @@ def _while_swapping(machine: Machine, *, size: _Size, held: Held, batch: int, ou
             swapping += decoding.step_times(_swap(idle[:num_blocks], out=out))
         with _decoding(local, size, batch) as decoding:
             quiet += decoding.step_times()
-    sample, alone = Sample.of(swapping), Sample.of(quiet)
+    sample, alone = Samples.of(swapping), Samples.of(quiet)
     moved = num_blocks * local.model.kv_bytes_per_block / sample.median
     notes: dict[str, float | str] = {"blocks in each step": num_blocks, "GB/s": moved / 1e9}
-    return Measured(100 * (sample.median / alone.median - 1), sample, {"without": alone}, notes=notes)
+    return CaseResult(100 * (sample.median / alone.median - 1), sample, {"without": alone}, notes=notes)
 
 
 def _swap(block_ids: list[int], *, out: bool) -> "BlockMoves":
@@ -298,21 +298,21 @@ def _swap(block_ids: list[int], *, out: bool) -> "BlockMoves":
     return BlockMoves(swap_in=[BlockMove(place, block) for place, block in enumerate(block_ids)])
 
 
-def _idle_case(goal: str, model: str, target: Target, batch: int, *, quick: bool) -> Case:
+def _idle_case(goal: str, model: str, target: Goal, batch: int, *, quick: bool) -> GpuCase:
     prompt, output = (40, 40) if quick else (768, 512)
-    return Case(
+    return GpuCase(
         goal,
         f"{model}, B={batch}",
         target,
         partial(_idle, model=model, batch=batch, lengths=(prompt, output)),
-        decode_step([prompt + output // 2] * batch, ModelShape.read(model)),
+        decode_step([prompt + output // 2] * batch, DecoderShape.read(model)),
         seconds=15.0,
         held=service_held(model),
         modules=SERVICE_MODULES,
     )
 
 
-def _idle(machine: Machine, *, model: str, batch: int, lengths: tuple[int, int]) -> Measured:
+def _idle(machine: GpuMachine, *, model: str, batch: int, lengths: tuple[int, int]) -> CaseResult:
     """Measures the share of the time in which all sequences decode that no event of the worker on the GPU covers."""
     window = hold_service(machine, model).decode_window(equal_load(batch, *lengths, key="idle"))
     if not window.steps:
@@ -326,4 +326,4 @@ def _idle(machine: Machine, *, model: str, batch: int, lengths: tuple[int, int])
         "sample, us a step": window.sample_us / window.steps,
         "beyond the model, %": 100 * (1 - window.model_us / wall_us),
     }
-    return Measured(100 * (1 - window.busy_us / wall_us), Sample(step_s, step_s, step_s, 1), notes=notes)
+    return CaseResult(100 * (1 - window.busy_us / wall_us), Samples(step_s, step_s, step_s, 1), notes=notes)

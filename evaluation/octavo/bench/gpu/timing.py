@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from octavo.bench.gpu.cases import Sample
+from octavo.bench.gpu.cases import Samples
 from octavo.worker.gpu.graphs import waiting_refused
 
 Call = Callable[[], object]
@@ -22,7 +22,7 @@ _MOST_ROUNDS, _HOST_ROUNDS = 200, 7
 class Race:
     """Seconds of one call of each contender, why others are `missing`, and which could not be captured in a graph."""
 
-    samples: dict[str, Sample]
+    samples: dict[str, Samples]
     missing: dict[str, str] = field(default_factory=dict)
     eager: list[str] = field(default_factory=list)
 
@@ -63,7 +63,7 @@ def race(
             missing[name] = f"{type(error).__name__}: {error}"
     times = _in_turns(made, device, seconds, least_rounds)
     eager = [each.name for each in made if not each.captured]
-    return Race({name: Sample.of(values) for name, values in times.items()}, missing, eager)
+    return Race({name: Samples.of(values) for name, values in times.items()}, missing, eager)
 
 
 def _contender(name: str, calls: Sequence[Call], device: torch.device, *, graphs: bool) -> _Contender:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from octavo.bench.measured import ablations, beams, block_sizes, kernel, preemption, prefixes
-from octavo.bench.measured.experiment import Figure, Options
+from octavo.bench.measured.experiment import Findings, Options
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 
-EXPERIMENTS: Final[dict[str, Callable[[Options], Iterator[Figure]]]] = {
+EXPERIMENTS: Final[dict[str, Callable[[Options], Iterator[Findings]]]] = {
     "kernel": kernel.measure,
     "block-sizes": block_sizes.measure,
     "preemption": preemption.measure,

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Figure, Options, Value
+from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Findings, Options, Value
 from octavo.bench.measured.live import scaled, summed_up
 from octavo.loadgen.grpc_transport import GrpcTransport
 from octavo.loadgen.servers import Asking, Secrets, ServerAddress
@@ -97,12 +97,12 @@ RINGS = [
 _QUICK_RINGS = [Ring(_QUICK, [_preemption("swap")], rounds=1)]
 
 
-def measure(options: Options) -> Iterator[Figure]:
+def measure(options: Options) -> Iterator[Findings]:
     """Measures all variants and yields one table."""
     rings = _QUICK_RINGS if options.quick else RINGS
     rows = [row for ring in rings for row in _ring_rows(options, ring)]
     load = rings[0].load
-    yield Figure(
+    yield Findings(
         name="ablations",
         title="One setting changed at a time, on real processes",
         machine=options.machine,

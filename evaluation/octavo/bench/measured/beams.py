@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Figure, Options, Value
+from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Findings, Options, Value
 from octavo.bench.measured.live import Live, scaled, summed_up
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.replica import Replica
@@ -84,12 +84,12 @@ def unshared_blocks(replica: Replica, group: SequenceGroup) -> int:
     return sum(held) * group.parallel // len(held)
 
 
-def measure(options: Options) -> Iterator[Figure]:
+def measure(options: Options) -> Iterator[Findings]:
     """Measures both datasets, at three widths."""
     runner = options.runner(DEFAULT_BLOCK_SIZE, _SLOTS)
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     loads = _QUICK_LOADS if options.quick else _LOADS
-    yield Figure(
+    yield Findings(
         name="beams",
         title="Blocks that beams share, over those of unshared sequences (paper Fig. 15b)",
         machine=options.machine,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Figure, Options, Value
+from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Findings, Options, Value
 from octavo.bench.measured.live import Live, scaled, summed_up
 from octavo.workload.job import Job
 from octavo.workload.measures import Summary
@@ -44,7 +44,7 @@ class _Runs:
     ratios: list[float] = field(default_factory=list)
 
 
-def measure(options: Options) -> Iterator[Figure]:
+def measure(options: Options) -> Iterator[Findings]:
     """Measures both datasets, at all block sizes in turns."""
     rows, settings = list[dict[str, Value]](), dict[str, Value]()
     for traffic in _QUICK_TRAFFIC if options.quick else _TRAFFIC:
@@ -53,7 +53,7 @@ def measure(options: Options) -> Iterator[Figure]:
         settings |= {f"{name}_scale": traffic.scale, f"{name}_slots": traffic.slots, f"{name}_rate_per_s": rate}
         settings |= {f"{name}_requests": traffic.num_requests}
         rows += [_row(traffic, size, runs) for size, runs in _runs(options, traffic, rate).items()]
-    yield Figure(
+    yield Findings(
         name="block_sizes",
         title="Latency by block size at a fixed rate and amount of KV memory (paper Fig. 18b)",
         machine=options.machine,

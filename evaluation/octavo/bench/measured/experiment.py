@@ -11,7 +11,7 @@ from typing import Self
 import torch
 
 from octavo.kernels.native.library import NativeUnavailable, find
-from octavo.worker.config import ModelSettings
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.step.model_runner import ModelRunner
 
 
@@ -97,7 +97,7 @@ Value = str | int | float | None
 
 
 @dataclass(frozen=True)
-class Figure:
+class Findings:
     """`name` becomes part of the file's name. All rows have the same keys, whose ends tell their units: `_ms`, `_us`,
     `_s`, `_per_s`, `_x` (a ratio), `_share`. `settings` say what was asked for, `notes` what to know of it."""
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.bench.measured.experiment import Figure, Options, Value
+from octavo.bench.measured.experiment import Findings, Options, Value
 from octavo.kernels.backend import AttentionBackend, CacheShape, GroupBatch
 from octavo.kernels.choice import choose_attention
 
@@ -88,12 +88,12 @@ class _Problem:
         return float(self.shape.head_dim**-0.5)
 
 
-def measure(options: Options) -> Iterator[Figure]:
+def measure(options: Options) -> Iterator[Findings]:
     """Measures every context and batch, for each block size."""
     with torch.inference_mode():
         torch.set_num_threads(options.threads)
         rows = [row for case in _cases(quick=options.quick) for row in _rows(*case)]
-    yield Figure(
+    yield Findings(
         name="kernel",
         title="Attention of one decode step by block size, against contiguous keys and values (paper Fig. 18a)",
         machine=options.machine,

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from octavo.bench.in_process import ONE_STEP, Engine
+from octavo.bench.in_process import ONE_STEP, LocalReplica
 from octavo.bench.parts.scheduler_alone import make_request
 from octavo.loadgen.servers import AnswerRecorder, Record
 from octavo.loadgen.session import LoadRun
@@ -38,7 +38,7 @@ class Live:
     """Runs one replica with its scheduler; a later run finds what earlier runs left in the prefix cache."""
 
     def __init__(self, runner: Runner, config: SchedulerConfig = ONE_STEP, costs: StepCosts | None = None) -> None:
-        self.engine = Engine(runner, self._hear, config, costs)
+        self.engine = LocalReplica(runner, self._hear, config, costs)
         self._vocab_size = runner.model.vocab_size
         self._answers: dict[str, AnswerRecorder] = {}
         self._left: dict[str, int] = {}

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Figure, Options, Value
+from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Findings, Options, Value
 from octavo.bench.measured.live import Live, scaled, summed_up
 from octavo.scheduler.core.config import Preemption, SchedulerConfig
 from octavo.wire.sampling import SamplingParams
@@ -23,7 +23,7 @@ _SCALE, _SLOTS, _REQUESTS = 0.25, 1024, 20
 _QUICK_SCALE, _QUICK_SLOTS, _QUICK_REQUESTS = 0.06, 96, 6
 
 
-def measure(options: Options) -> Iterator[Figure]:
+def measure(options: Options) -> Iterator[Findings]:
     """Measures the overheads alone, then whole runs that preempt."""
     yield _overheads(options)
     yield _end_to_end(options)
@@ -32,11 +32,11 @@ def measure(options: Options) -> Iterator[Figure]:
 # -- overheads --------------------------------------------------------------------------------------------------------
 
 
-def _overheads(options: Options) -> Figure:
+def _overheads(options: Options) -> Findings:
     runners = {size: options.runner(size, 2 * _TOKENS, 2 * _TOKENS) for size in options.block_sizes}
     calls = {size: _calls(runner) for size, runner in runners.items()}
     seconds = _race(calls, options.rounds(15))
-    return Figure(
+    return Findings(
         name="preemption_overheads",
         title=f"Taking the blocks of {_TOKENS} tokens away and giving them back (paper Fig. 19a)",
         machine=options.machine,
@@ -99,13 +99,13 @@ def _median_ms(seconds: Sequence[float]) -> float:
 # -- end to end -------------------------------------------------------------------------------------------------------
 
 
-def _end_to_end(options: Options) -> Figure:
+def _end_to_end(options: Options) -> Findings:
     scale, slots, num_requests = (
         (_QUICK_SCALE, _QUICK_SLOTS, _QUICK_REQUESTS) if options.quick else (_SCALE, _SLOTS, _REQUESTS)
     )
     workload = Workload(scaled("sharegpt", scale), AtOnce(), num_requests=num_requests)
     rows = [_end_to_end_row(options, workload, slots, size) for size in options.block_sizes if size <= slots // 4]
-    return Figure(
+    return Findings(
         name="preemption",
         title="All requests at once, and too little memory: swapped or recomputed (paper Fig. 19b)",
         machine=options.machine,

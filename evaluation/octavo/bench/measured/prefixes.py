@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Figure, Options, Value
+from octavo.bench.measured.experiment import DEFAULT_BLOCK_SIZE, Findings, Options, Value
 from octavo.bench.measured.live import Live, summed_up
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.worker.step.model_runner import ModelRunner
@@ -32,11 +32,11 @@ _UNSHARED = _Variant("unshared", pins=False, caches=False)
 _VARIANTS = (_UNSHARED, _Variant("pinned", pins=True, caches=False), _Variant("cached", pins=False, caches=True))
 
 
-def measure(options: Options) -> Iterator[Figure]:
+def measure(options: Options) -> Iterator[Findings]:
     """Measures both prefixes; the variants take turns."""
     runner = options.runner(DEFAULT_BLOCK_SIZE, _SLOTS)
     num_requests = _QUICK_REQUESTS if options.quick else _REQUESTS
-    yield Figure(
+    yield Findings(
         name="prefixes",
         title="Throughput of requests that share a prefix (paper Fig. 16)",
         machine=options.machine,

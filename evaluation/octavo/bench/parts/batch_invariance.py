@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 from octavo.testbed.models import generate
-from octavo.worker.config import ModelSettings
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.step.model_runner import ModelRunner
 
 _BLOCK_SIZE = 16

@@ -27,7 +27,7 @@ _MIN_TOKENS, _MAX_PROMPT_TOKENS, _MAX_TOKENS = 4, 1024, 2048
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthMoments:
     """Describes a distribution of prompt and output lengths, in tokens: lognormal, by mean and sigma."""
 
     name: str
@@ -52,8 +52,8 @@ def _lognormal(rng: random.Random, mean: float, sigma: float) -> int:
     return round(rng.lognormvariate(math.log(mean) - sigma**2 / 2, sigma))
 
 
-SHAREGPT = Lengths("ShareGPT", 161.31, 1.12, 337.99, 1.02)
-ALPACA = Lengths("Alpaca", 19.31, 0.72, 58.45, 0.88)
+SHAREGPT = LengthMoments("ShareGPT", 161.31, 1.12, 337.99, 1.02)
+ALPACA = LengthMoments("Alpaca", 19.31, 0.72, 58.45, 0.88)
 
 
 def kv_waste(lengths: list[tuple[int, int]]) -> float:

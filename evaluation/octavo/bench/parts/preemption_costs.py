@@ -29,7 +29,7 @@ _FIXED = (Preemption.RECOMPUTE, Preemption.SWAP, Preemption.AUTO)
 
 
 @dataclass(frozen=True)
-class Machine:
+class ReplicaSpeed:
     """Describes a replica's prefill rate in tokens per second, and what a step takes that computes next to nothing."""
 
     name: str
@@ -44,11 +44,11 @@ class Machine:
         return StepCosts(PrefillCosts(self.step_s, token_s, token_s / (1 << 14)), SwapCosts(2e-5, block_s, block_s))
 
 
-MACHINES = (Machine("CPU", 2_000, 0.008), Machine("GPU", 40_000, 0.004))
+MACHINES = (ReplicaSpeed("CPU", 2_000, 0.008), ReplicaSpeed("GPU", 40_000, 0.004))
 
 
 @dataclass(frozen=True)
-class Workload:
+class WaitingRequests:
     """Requests that all wait from the start, for a pool of `num_blocks`. Lengths are drawn evenly from their ranges;
     each prompt begins with `shared` tokens that all have in common."""
 
@@ -76,16 +76,16 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload("long prompts", 24, 200, prompt=(400, 1000), output=(100, 400)),
-    Workload("long outputs", 40, 160, prompt=(20, 60), output=(150, 300)),
-    Workload("shared prefix", 40, 120, prompt=(20, 100), output=(100, 200), shared=400),
-    Workload("four samples", 20, 160, prompt=(100, 300), output=(60, 150), parallel=4),
-    Workload("four beams", 20, 130, prompt=(100, 300), output=(50, 100), beams=4),
+    WaitingRequests("long prompts", 24, 200, prompt=(400, 1000), output=(100, 400)),
+    WaitingRequests("long outputs", 40, 160, prompt=(20, 60), output=(150, 300)),
+    WaitingRequests("shared prefix", 40, 120, prompt=(20, 100), output=(100, 200), shared=400),
+    WaitingRequests("four samples", 20, 160, prompt=(100, 300), output=(60, 150), parallel=4),
+    WaitingRequests("four beams", 20, 130, prompt=(100, 300), output=(50, 100), beams=4),
 )
 
 
 @dataclass
-class Work:
+class ReplicaWork:
     """Counts the work that a run gave its replica. A step with moves one way counts once in `moving_steps` for each
     way."""
 
@@ -123,7 +123,7 @@ class Work:
         return computing + moving + self.moving_steps * swap.moves_s
 
 
-def run(workload: Workload, config: SchedulerConfig, costs: StepCosts | None = None) -> Work:
+def run(workload: WaitingRequests, config: SchedulerConfig, costs: StepCosts | None = None) -> ReplicaWork:
     """Runs a workload to its end, with as many CPU blocks as there are others."""
     alone = SchedulerAlone(
         config,
@@ -134,7 +134,7 @@ def run(workload: Workload, config: SchedulerConfig, costs: StepCosts | None = N
     )
     for request in workload.requests(alone):
         alone.submit(request)
-    work = Work()
+    work = ReplicaWork()
     for plans in alone.run():
         for plan in plans:
             work.add(plan)
@@ -143,15 +143,15 @@ def run(workload: Workload, config: SchedulerConfig, costs: StepCosts | None = N
 
 
 @dataclass(frozen=True)
-class Cell:
+class CostCell:
     """Seconds that a workload takes on a machine with this transfer rate, by way of preemption; and how many of the
     measured run's preemptions swapped."""
 
-    workload: Workload
-    machine: Machine
+    workload: WaitingRequests
+    machine: ReplicaSpeed
     transfer_rate: float
     seconds: dict[Preemption, float]
-    measured: Work
+    measured: ReplicaWork
 
     @property
     def over_best(self) -> float:
@@ -159,7 +159,7 @@ class Cell:
         return self.seconds[Preemption.MEASURED] / min(self.seconds[p] for p in _FIXED[:2])
 
 
-def cells(workload: Workload) -> Iterator[Cell]:
+def cells(workload: WaitingRequests) -> Iterator[CostCell]:
     """Runs the workload on all machines, at all transfer rates."""
     fixed = {preemption: run(workload, _config(preemption)) for preemption in _FIXED}
     for machine in MACHINES:
@@ -168,7 +168,7 @@ def cells(workload: Workload) -> Iterator[Cell]:
             measured = run(workload, _config(Preemption.MEASURED), costs)
             works = {**fixed, Preemption.MEASURED: measured}
             seconds = {preemption: work.seconds(costs) for preemption, work in works.items()}
-            yield Cell(workload, machine, transfer_rate, seconds, measured)
+            yield CostCell(workload, machine, transfer_rate, seconds, measured)
 
 
 def _config(preemption: Preemption) -> SchedulerConfig:
@@ -189,7 +189,7 @@ def main() -> int:
     return int(worst > GOAL)
 
 
-def _row(cell: Cell) -> str:
+def _row(cell: CostCell) -> str:
     seconds = "".join(f"{cell.seconds[preemption]:>10.2f} s" for preemption in Preemption)
     swapped = f"{cell.measured.swaps}/{cell.measured.preemptions}"
     rates = f"{cell.machine.prefill_rate:>8.0f} t/s{cell.transfer_rate:>7.1f} GB/s"

@@ -222,7 +222,7 @@ def profile(num_sequences: int = 256, num_steps: int = 300) -> list[tuple[str, f
 
 
 @dataclass(frozen=True)
-class Report:
+class StepReport:
     """Holds all that is measured."""
 
     decode: list[DecodeCost]
@@ -249,12 +249,12 @@ class Report:
         return "\n".join(lines)
 
 
-def measure(sizes: list[int], num_steps: int) -> Report:
+def measure(sizes: list[int], num_steps: int) -> StepReport:
     """Measures all cases. Larger ones take fewer steps, but never below 200."""
     decode = [decode_cost(size, max(200, min(num_steps, (1 << 19) // size))) for size in sizes]
     first = decode[0].per_sequence
     decode = [replace(cost, growth=cost.per_sequence / first) for cost in decode]
-    return Report(decode, admission_cost(), block_costs(), profile())
+    return StepReport(decode, admission_cost(), block_costs(), profile())
 
 
 def main() -> int:

@@ -138,7 +138,7 @@ _CASES: Final = {
 
 
 @dataclass(frozen=True)
-class Spread:
+class TimeSpread:
     """Summarizes one kind of time, in milliseconds."""
 
     p50: float
@@ -146,13 +146,13 @@ class Spread:
     longest: float
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> "Spread":
+    def of(cls, seconds: Sequence[float]) -> "TimeSpread":
         ordered = sorted(seconds)
         return cls(*(1000 * ordered[min(len(ordered) - 1, len(ordered) * p // 100)] for p in (50, 99, 100)))
 
 
 @dataclass(frozen=True)
-class Row:
+class FailoverRow:
     """Holds the figures of one case. `beside` is the gap without the stream's own recomputing, for which the goal
     stands; `unspent` is `beside` without the queue too, which others' recomputing makes; `undisturbed` is the longest
     gap at the same time of a stream of the other worker."""
@@ -160,20 +160,20 @@ class Row:
     case: str
     kills: int
     streams_moved: int
-    gap: Spread
-    beside: Spread
-    unspent: Spread
-    undisturbed: Spread
-    detect: Spread
-    queue: Spread
-    recompute: Spread
-    deliver: Spread
+    gap: TimeSpread
+    beside: TimeSpread
+    unspent: TimeSpread
+    undisturbed: TimeSpread
+    detect: TimeSpread
+    queue: TimeSpread
+    recompute: TimeSpread
+    deliver: TimeSpread
 
     def to_text(self) -> str:
         goal = f"(goal of p99 {1000 * _GOAL_S:.0f})"
         lines = [f"{self.case}: {self.kills} kills, {self.streams_moved} streams moved; ms, p50 / p99 / longest"]
         for name in ("gap", "beside", "unspent", "undisturbed", "detect", "queue", "recompute", "deliver"):
-            spread: Spread = getattr(self, name)
+            spread: TimeSpread = getattr(self, name)
             figures = f"{spread.p50:.0f} / {spread.p99:.0f} / {spread.longest:.0f}"
             lines.append(f"  {name:<12} {figures} {goal if name == 'beside' else ''}".rstrip())
         return "\n".join(lines)
@@ -200,7 +200,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def measure(name: str, kills: int, seed: int) -> Row:
+def measure(name: str, kills: int, seed: int) -> FailoverRow:
     """Runs one case on processes of its own."""
     case = _CASES[name]
     with tempfile.TemporaryDirectory(prefix="octavo-") as parent:
@@ -305,25 +305,25 @@ async def _kill(stack: Stack, found: _Round, random: Random) -> None:
     stack.start_named(victim)
 
 
-def _row(case: str, rounds: list[_Round], losses: list[Loss]) -> Row:
+def _row(case: str, rounds: list[_Round], losses: list[Loss]) -> FailoverRow:
     assert len(losses) == len(rounds), f"{len(losses)} losses for {len(rounds)} kills"
     moved = [(found, loss, *item) for found, loss in zip(rounds, losses, strict=True) for item in loss.moved.items()]
     gaps = [found.gap(request_id) for found, _, request_id, _ in moved]
     recomputing = [each.answered_at - each.planned_at for *_, each in moved]
     queueing = [each.planned_at - loss.at for _, loss, _, each in moved]
     beside = [gap - seconds for gap, seconds in zip(gaps, recomputing, strict=True)]
-    return Row(
+    return FailoverRow(
         case=case,
         kills=len(rounds),
         streams_moved=len(moved),
-        gap=Spread.of(gaps),
-        beside=Spread.of(beside),
-        unspent=Spread.of([gap - seconds for gap, seconds in zip(beside, queueing, strict=True)]),
-        undisturbed=Spread.of(list(_undisturbed(rounds, losses))),
-        detect=Spread.of([loss.at - found.killed_at for found, loss, *_ in moved]),
-        queue=Spread.of(queueing),
-        recompute=Spread.of(recomputing),
-        deliver=Spread.of([_delivery(found, request_id, each) for found, _, request_id, each in moved]),
+        gap=TimeSpread.of(gaps),
+        beside=TimeSpread.of(beside),
+        unspent=TimeSpread.of([gap - seconds for gap, seconds in zip(beside, queueing, strict=True)]),
+        undisturbed=TimeSpread.of(list(_undisturbed(rounds, losses))),
+        detect=TimeSpread.of([loss.at - found.killed_at for found, loss, *_ in moved]),
+        queue=TimeSpread.of(queueing),
+        recompute=TimeSpread.of(recomputing),
+        deliver=TimeSpread.of([_delivery(found, request_id, each) for found, _, request_id, each in moved]),
     )
 
 

@@ -40,7 +40,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class Measured:
+class RunFigures:
     """Holds a run, with the steps that the worker took in it and the seconds it was busy, as far as it counts them."""
 
     summary: Summary
@@ -57,7 +57,7 @@ class Server:
         self._vocab_size = vocab_size
         self._runs = 0
 
-    def run(self, jobs: Sequence[Job]) -> Measured:
+    def run(self, jobs: Sequence[Job]) -> RunFigures:
         """Sends every job when it comes. Raises `RuntimeError` if one fails, or had been computed before."""
         self._runs += 1
         asking = Asking(vocab_size=self._vocab_size, seed=self._runs, temperature=_TEMPERATURE)
@@ -69,7 +69,7 @@ class Server:
         _check(run)
         report = make_report([run])
         late_s = report.lag.p99 if report.lag else 0.0
-        return Measured(report.summary, after[0] - before[0], after[1] - before[1], late_s)
+        return RunFigures(report.summary, after[0] - before[0], after[1] - before[1], late_s)
 
     def _worker(self) -> tuple[int, float]:
         worker = self._stack.load().workers[0]
@@ -84,7 +84,7 @@ def _check(run: LoadRun) -> None:
             raise RuntimeError(f"{record.cached_tokens} of a prompt's tokens had been computed before")
 
 
-def simulate(jobs: Sequence[Job], calibration: Calibration, pipeline: Pipeline) -> Measured:
+def simulate(jobs: Sequence[Job], calibration: Calibration, pipeline: Pipeline) -> RunFigures:
     """Simulates `jobs`, which come in their order, in virtual time: on a replica as calibrated behind such a
     pipeline."""
     worker = calibrated(calibration)
@@ -93,7 +93,7 @@ def simulate(jobs: Sequence[Job], calibration: Calibration, pipeline: Pipeline) 
     later = [replace(job, arrival_s=job.arrival_s + pipeline.front_s) for job in jobs]
     outcome = Simulation(Cluster(SchedulerConfig(), [replica])).run(later)
     served = [replace(each, job=job) for each, job in zip(outcome.served, jobs, strict=True)]
-    return Measured(
+    return RunFigures(
         summarise(served, outcome.gaps, outcome.seconds), outcome.steps, outcome.busy_share * outcome.seconds
     )
 
@@ -128,12 +128,12 @@ def _batch(count: int, num_tokens: int) -> list[Job]:
     return count * [Job(0.0, _PROMPT_TOKENS, num_tokens)]
 
 
-def _first_token_s(measured: Measured) -> float:
+def _first_token_s(measured: RunFigures) -> float:
     assert measured.summary.ttft is not None, "a first token came"
     return measured.summary.ttft.p50
 
 
-def _gap_s(measured: Measured) -> float:
+def _gap_s(measured: RunFigures) -> float:
     """The middle one: before it, some wait for the prompts of others, by when each came."""
     assert measured.summary.itl is not None, "more than one token came"
     return measured.summary.itl.p50

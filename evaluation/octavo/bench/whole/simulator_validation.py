@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.bench.whole.simulator_pipeline import Measured, Pipeline, Server, measure_pipeline, simulate
+from octavo.bench.whole.simulator_pipeline import Pipeline, RunFigures, Server, measure_pipeline, simulate
 from octavo.frontend.text.model_defaults import read_model_defaults
 from octavo.loadgen.report import MAX_LAG_S
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
@@ -40,14 +40,14 @@ GOAL, GOAL_P99 = 0.15, 0.30
 NUM_BLOCKS = 3072
 _FEWEST = 8
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
-_RATES: dict[str, Callable[[Measured], float]] = {
+_RATES: dict[str, Callable[[RunFigures], float]] = {
     "requests/s": lambda run: run.summary.requests_per_s,
     "output tokens/s": lambda run: run.summary.output_tokens_per_s,
 }
 
 
 @dataclass(frozen=True)
-class Figure:
+class ComparedMetric:
     """Holds one metric, seconds or a rate: of each turn, in reality and in simulation."""
 
     metric: str
@@ -86,12 +86,12 @@ class Turn:
 
     calibration: Calibration
     pipeline: Pipeline
-    real: Measured
-    simulated: Measured
+    real: RunFigures
+    simulated: RunFigures
 
 
 @dataclass(frozen=True)
-class Row:
+class RateRow:
     """Holds all turns at one rate, in requests per second, which is a share of the highest: its `load`."""
 
     load: float
@@ -102,21 +102,21 @@ class Row:
     def requests(self) -> int:
         return sum(each.real.summary.requests for each in self.turns)
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[ComparedMetric]:
         metrics = dict(_RATES)
         for metric in ("ttft", "itl", "latency"):
             for statistic in ("p50", "p99"):
                 metrics[f"{metric} {statistic}"] = attrgetter(f"summary.{metric}.{statistic}")
         return [
-            Figure(name, [of(each.real) for each in self.turns], [of(each.simulated) for each in self.turns])
+            ComparedMetric(name, [of(each.real) for each in self.turns], [of(each.simulated) for each in self.turns])
             for name, of in metrics.items()
         ]
 
 
-def validate(model: Path, directory: Path, chosen: argparse.Namespace) -> list[Row]:
+def validate(model: Path, directory: Path, chosen: argparse.Namespace) -> list[RateRow]:
     """Yields a row for every load, each printed once it is known."""
     settings = {"OCTAVO_NUM_BLOCKS": str(NUM_BLOCKS), "OCTAVO_NUM_CPU_BLOCKS": "64"}
-    rows: list[Row] = []
+    rows: list[RateRow] = []
     with Stack(model, directory / "s", settings) as stack:
         stack.start_all()
         # One for all of them, so that no prompt was computed before.
@@ -130,7 +130,7 @@ def validate(model: Path, directory: Path, chosen: argparse.Namespace) -> list[R
             )
             if not rows:
                 most = sustained_rate(calibration, pipeline)
-                rows = [Row(each, each * most) for each in LOADS]
+                rows = [RateRow(each, each * most) for each in LOADS]
             row = rows[LOADS.index(load)]
             jobs = workload(row.rate, chosen.seconds, seed=turn)
             simulated = simulate(jobs, calibration, pipeline)
@@ -158,7 +158,7 @@ def _calibrated(model: Path, out: Path, settings: dict[str, str]) -> Calibration
     return read_calibration(out)
 
 
-def row_text(row: Row) -> str:
+def row_text(row: RateRow) -> str:
     """Writes the figures of `row` as a table."""
     head = f"{row.rate:.2f} requests/s, {row.requests} requests:"
     lines = [f"{head}{'real':>12}{'simulated':>12}{'error':>9}{'goal':>7}{'spread':>9}"]
@@ -189,11 +189,11 @@ def _pipeline_text(pipeline: Pipeline) -> str:
     )
 
 
-def _step_ms(run: Measured) -> float:
+def _step_ms(run: RunFigures) -> float:
     return 1e3 * run.busy_s / max(run.steps, 1)
 
 
-def to_json(rows: Sequence[Row]) -> dict[str, Any]:
+def to_json(rows: Sequence[RateRow]) -> dict[str, Any]:
     """Returns the rows and their machine as JSON values."""
     found = []
     for row in rows:

@@ -25,8 +25,8 @@ from torch import Tensor
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 from octavo.testbed.models import NO_MOVES, new_sequences, next_item
 from octavo.testbed.stack import free_address
-from octavo.worker.config import ModelSettings
 from octavo.worker.health import Liveness
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.runner import Runner
 from octavo.worker.sequences import WorkerSequence
 from octavo.worker.step.model_runner import ModelRunner
@@ -69,7 +69,7 @@ class TimedGroup(DistributedGroup):
 
 
 @dataclass
-class Side:
+class TimedRanks:
     """Holds one way to compute the model: `runner` with `threads` in this process, and milliseconds of its steps by
     kind."""
 
@@ -103,7 +103,7 @@ class Side:
         )
 
 
-def measure(sides: list[Side], batches: Sequence[int], rounds: int) -> Iterator[str]:
+def measure(sides: list[TimedRanks], batches: Sequence[int], rounds: int) -> Iterator[str]:
     """Yields a line per side and kind of step, and one with their ratio."""
     prompts = [[(7 * i + j) % 1000 for j in range(_CONTEXT)] for i in range(max(batches))]
     works = [(f"decode, batch {batch}", prompts[:batch], _CONTEXT - 1, 1) for batch in batches]
@@ -166,8 +166,8 @@ def main(
         command += ["--address", address]
     with tempfile.TemporaryDirectory() as directory, LocalRanks(ranks, Path(directory), command=command) as local:
         group = TimedGroup(connect(address or local.rendezvous, 0, ranks, patience_s=_PATIENCE_S))
-        several = Side(make_runner(dtype, ranks, 1, group), 1, group)
-        one = Side(make_runner(dtype, 1, ranks), ranks)
+        several = TimedRanks(make_runner(dtype, ranks, 1, group), 1, group)
+        one = TimedRanks(make_runner(dtype, 1, ranks), ranks)
         for line in measure([one, several], (1, 16, 64), rounds):
             click.echo(line)
         local.expect_end()

@@ -10,40 +10,40 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from octavo.chaos.fuzz.connections import HTTP2_PREFACE
-from octavo.chaos.fuzz.neighbour import Target, connection, request_bytes
+from octavo.chaos.fuzz.neighbour import AttackedServer, connection, request_bytes
 from octavo.frontend.request.request import bounds_of
 from octavo.wire.sampling import PENALTIES
 
 # How large an input is, beside what the table of inputs says: 1 is as large as it was when it did harm.
-Hostile = Callable[[Target, float, float], Coroutine[Any, Any, Counter[str]]]
+Hostile = Callable[[AttackedServer, float, float], Coroutine[Any, Any, Counter[str]]]
 
 AMBIGUOUS: Final = 'start: s\ns: s s | s s s | "a"\n'
 _DEEP_LEVELS: Final = 30
 _WIDE_PROPERTIES: Final = 60
 
 
-async def nothing(target: Target, scale: float, seconds: float) -> Counter[str]:
+async def nothing(target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Does nothing: the neighbour's figures where nobody disturbs it."""
     await asyncio.sleep(seconds)
     return Counter()
 
 
-async def idle_http(target: Target, scale: float, seconds: float) -> Counter[str]:
+async def idle_http(target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Connections on which nothing is said."""
     return await _idle(target.http, round(4100 * scale), b"", seconds)
 
 
-async def idle_grpc(target: Target, scale: float, seconds: float) -> Counter[str]:
+async def idle_grpc(target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Opens many connections to the gRPC port that say nothing."""
     return await _idle(target.grpc, round(4150 * scale), b"", seconds)
 
 
-async def half_open_http2(target: Target, scale: float, seconds: float) -> Counter[str]:
+async def half_open_http2(target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Begins HTTP/2 connections and does not go on with them."""
     return await _idle(target.grpc, round(2000 * scale), HTTP2_PREFACE, seconds)
 
 
-async def half_open_tls(target: Target, scale: float, seconds: float) -> Counter[str]:
+async def half_open_tls(target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Handshakes that are begun and not gone on with, on both ports."""
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
     counts = await asyncio.gather(
@@ -52,19 +52,19 @@ async def half_open_tls(target: Target, scale: float, seconds: float) -> Counter
     return counts[0] + counts[1]
 
 
-async def unread_streams(target: Target, scale: float, seconds: float) -> Counter[str]:
+async def unread_streams(target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Streams of large events that nobody reads, until they are cut off."""
     body = {**_long_answer(round(8000 * scale), top=20), "stream": True}
     return await _unread(target, [body] * 16, seconds)
 
 
-async def large_answers(target: Target, scale: float, seconds: float) -> Counter[str]:
+async def large_answers(target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Answers that are no streams, with many logprobs, of clients who read them."""
     body = _long_answer(round(4000 * scale), top=5)
     return await _ask(target, [("/v1/completions", body)] * 4)
 
 
-async def large_chats(target: Target, scale: float, seconds: float) -> Counter[str]:
+async def large_chats(target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Asks for large answers with logprobs through the chat completions."""
     body = _long_answer(round(4000 * scale), top=5)
     chat = {**body, "messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 5}
@@ -72,24 +72,24 @@ async def large_chats(target: Target, scale: float, seconds: float) -> Counter[s
     return await _ask(target, [("/v1/chat/completions", chat)] * 4)
 
 
-async def unread_answers(target: Target, scale: float, seconds: float) -> Counter[str]:
+async def unread_answers(target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Asks for large answers that are no streams, and reads none of them."""
     return await _unread(target, [_long_answer(round(4000 * scale), top=5)] * 8, seconds)
 
 
-async def scored_prompts(target: Target, scale: float, seconds: float) -> Counter[str]:
+async def scored_prompts(target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Prompts as long as may be, every token of which is to be reported with twenty others."""
     body = {"prompt": [5] * round(8000 * scale), "max_tokens": 1, "prompt_logprobs": 20, "ignore_eos": True}
     return await _ask(target, [("/v1/completions", body)] * 4)
 
 
-async def ambiguous_grammars(target: Target, scale: float, seconds: float) -> Counter[str]:
+async def ambiguous_grammars(target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Texts that can be read in ever more ways."""
     body = {"prompt": "x", "max_tokens": 90, "guided_grammar": AMBIGUOUS, "temperature": 1, "logit_bias": {"97": 5}}
     return await _ask(target, [("/v1/completions", body)] * round(40 * scale))
 
 
-async def deep_schemas(target: Target, scale: float, seconds: float) -> Counter[str]:
+async def deep_schemas(target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Sends schemas of many levels and of many optional properties, each another."""
 
     def schema(number: int) -> dict[str, Any]:
@@ -103,7 +103,7 @@ async def deep_schemas(target: Target, scale: float, seconds: float) -> Counter[
     return await _ask(target, [("/v1/completions", body) for body in bodies])
 
 
-async def huge_biases(target: Target, scale: float, seconds: float) -> Counter[str]:
+async def huge_biases(target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Asks for as many biases, bans and penalties as may be."""
     body = {
         "prompt": "x",
@@ -117,14 +117,14 @@ async def huge_biases(target: Target, scale: float, seconds: float) -> Counter[s
     return await _ask(target, [("/v1/completions", body)] * round(16 * scale))
 
 
-async def unfinished_bodies(target: Target, scale: float, seconds: float) -> Counter[str]:
+async def unfinished_bodies(target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Sends bodies of four megabytes that lack their last byte."""
     length = 4 << 20
     head = request_bytes("/v1/completions", {}).replace(b"content-length: 2", b"content-length: %d" % length)[:-2]
     return await _idle(target.http, round(400 * scale), head + b" " * (length - 1), seconds)
 
 
-async def burst(target: Target, scale: float, seconds: float) -> Counter[str]:
+async def burst(target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Makes more calls at once than are held."""
     body = {"prompt": "hello", "max_tokens": 16, "ignore_eos": True}
     return await _ask(target, [("/v1/completions", body)] * round(2080 * scale))
@@ -156,7 +156,7 @@ INPUTS: Final[dict[str, Hostile]] = {
 OVER_TLS: Final = frozenset({"half_open_tls"})
 
 
-def attack(name: str, target: Target, scale: float, seconds: float) -> Counter[str]:
+def attack(name: str, target: AttackedServer, scale: float, seconds: float) -> Counter[str]:
     """Does it, in this process."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -192,7 +192,7 @@ async def _idle(address: tuple[str, int], count: int, data: bytes, seconds: floa
     return counts
 
 
-async def _unread(target: Target, bodies: list[dict[str, Any]], seconds: float) -> Counter[str]:
+async def _unread(target: AttackedServer, bodies: list[dict[str, Any]], seconds: float) -> Counter[str]:
     """Asks, and never reads, until the server ends each connection or the time is over."""
     sockets = []
     for body in bodies:
@@ -207,7 +207,7 @@ async def _unread(target: Target, bodies: list[dict[str, Any]], seconds: float) 
     return Counter({"unread": len(sockets)})
 
 
-async def _ask(target: Target, calls: list[tuple[str, dict[str, Any]]]) -> Counter[str]:
+async def _ask(target: AttackedServer, calls: list[tuple[str, dict[str, Any]]]) -> Counter[str]:
     """Sends all requests at once, and counts the answers by status."""
     counts: Counter[str] = Counter()
 

@@ -17,7 +17,7 @@ _TOKENS: Final = 400
 
 
 @dataclass(frozen=True)
-class Target:
+class AttackedServer:
     """Names a server: host and port of its HTTP and of its gRPC, and the authority of both where they speak TLS."""
 
     http: tuple[str, int]
@@ -37,7 +37,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class NeighbourBounds:
     """Limits, in seconds, the 99th percentile of the neighbour's gaps, and the longest time that a probe may take."""
 
     p99_gap: float
@@ -45,8 +45,8 @@ class Bounds:
 
 
 # What holds on a busy machine, and on one that does nothing else.
-GENEROUS: Final = Bounds(0.5, 2.0)
-STRICT: Final = Bounds(0.1, 0.5)
+GENEROUS: Final = NeighbourBounds(0.5, 2.0)
+STRICT: Final = NeighbourBounds(0.1, 0.5)
 
 
 def percentile(seconds: list[float], percent: int) -> float:
@@ -56,7 +56,7 @@ def percentile(seconds: list[float], percent: int) -> float:
     return statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]
 
 
-def judged(seen: Seen, bounds: Bounds) -> list[str]:
+def judged(seen: Seen, bounds: NeighbourBounds) -> list[str]:
     """Returns what a neighbour has suffered beyond `bounds`."""
     faults = list(seen.wrong)
     if (gap := percentile(seen.gaps, 99)) > bounds.p99_gap:
@@ -67,7 +67,7 @@ def judged(seen: Seen, bounds: Bounds) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def neighbour(target: Target) -> AsyncIterator[Seen]:
+async def neighbour(target: AttackedServer) -> AsyncIterator[Seen]:
     """Lives inside the block."""
     seen = Seen()
     tasks = [asyncio.create_task(work) for work in (_stream(target, seen), _probe(target, seen))]
@@ -88,7 +88,7 @@ async def neighbour(target: Target) -> AsyncIterator[Seen]:
 
 
 @contextlib.asynccontextmanager
-async def connection(target: Target) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connection(target: AttackedServer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Opens a connection for HTTP that ends with the block, whatever is still to be said."""
     tls = ssl.create_default_context(cafile=target.authority) if target.authority else None
     reader, writer = await asyncio.open_connection(*target.http, ssl=tls)
@@ -113,7 +113,7 @@ def request_bytes(path: str, body: dict[str, Any] | None = None, **headers: str)
     return "\r\n".join([*lines, "", ""]).encode() + content
 
 
-async def _stream(target: Target, seen: Seen) -> None:
+async def _stream(target: AttackedServer, seen: Seen) -> None:
     """Reads one answer after the other, each of which was on its way before the next question."""
     while True:
         last: float | None = None
@@ -138,7 +138,7 @@ async def _stream(target: Target, seen: Seen) -> None:
             return
 
 
-async def _probe(target: Target, seen: Seen) -> None:
+async def _probe(target: AttackedServer, seen: Seen) -> None:
     while True:
         began = time.monotonic()
         try:

@@ -12,9 +12,9 @@ from typing import Any, Final
 from octavo.chaos.fuzz.hostile import OVER_TLS, attack
 from octavo.chaos.fuzz.neighbour import (
     HEADER,
-    Bounds,
+    AttackedServer,
+    NeighbourBounds,
     Seen,
-    Target,
     connection,
     judged,
     neighbour,
@@ -37,7 +37,7 @@ _ENVIRONMENT: Final = {
 
 
 @contextlib.contextmanager
-def served(model: Path, directory: Path, *, tls: bool = False) -> Iterator[tuple[Stack, Target]]:
+def served(model: Path, directory: Path, *, tls: bool = False) -> Iterator[tuple[Stack, AttackedServer]]:
     """Starts a scheduler, a frontend on ports of TCP, maybe with `tls`, and a fake worker."""
     http, grpc = free_address(), free_address()
     with Stack(model, directory, _ENVIRONMENT) as stack:
@@ -45,12 +45,12 @@ def served(model: Path, directory: Path, *, tls: bool = False) -> Iterator[tuple
         settings, authority = _certified(directory) if tls else ({}, None)
         stack.start("frontend", OCTAVO_HTTP_LISTEN=http, OCTAVO_LISTEN=grpc, **settings)
         stack.start("worker", "worker-0")
-        target = Target(_split(http), _split(grpc), authority)
+        target = AttackedServer(_split(http), _split(grpc), authority)
         stack.wait_for(lambda: asyncio.run(_is_ready(target)), 120)
         yield stack, target
 
 
-async def beside(target: Target, name: str, scale: float, seconds: float) -> tuple[Seen, Counter[str]]:
+async def beside(target: AttackedServer, name: str, scale: float, seconds: float) -> tuple[Seen, Counter[str]]:
     """Runs the input called `name` from another process beside a neighbour. Returns what the neighbour has seen, and
     the answers to the input."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -63,7 +63,12 @@ async def beside(target: Target, name: str, scale: float, seconds: float) -> tup
 
 
 def campaign(
-    model: Path, directory: Path, names: Sequence[str], bounds: Bounds, scale: float, echo: Callable[[str], Any]
+    model: Path,
+    directory: Path,
+    names: Sequence[str],
+    bounds: NeighbourBounds,
+    scale: float,
+    echo: Callable[[str], Any],
 ) -> bool:
     """Runs one input after the other, each beside a neighbour of its own, and prints a table. Returns whether all were
     bearable."""
@@ -78,7 +83,7 @@ def _all_bearable(
     model: Path,
     directory: Path,
     names: Sequence[str],
-    bounds: Bounds,
+    bounds: NeighbourBounds,
     scale: float,
     echo: Callable[[str], Any],
     *,
@@ -114,7 +119,7 @@ def _split(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-async def _is_ready(target: Target) -> bool:
+async def _is_ready(target: AttackedServer) -> bool:
     try:
         async with connection(target) as (reader, writer):
             writer.write(request_bytes("/ready"))

@@ -48,7 +48,7 @@ _WARM_UP: Final = 20
 
 
 @dataclass
-class Report:
+class AttackReport:
     """Holds the outcome of an attack. `faults` are the violations."""
 
     messages: int
@@ -72,7 +72,7 @@ class Report:
         return "\n".join(lines)
 
 
-def run(stack: Stack, attack: Attack, messages: int, seed: int) -> Report:
+def run(stack: Stack, attack: Attack, messages: int, seed: int) -> AttackReport:
     """Sends so many messages while good requests are served, and looks what has become of the processes."""
     read = {name: len(stack.log(name)) for name in stack.processes}
     with _good_requests(stack) as quiet:
@@ -93,7 +93,7 @@ def run(stack: Stack, attack: Attack, messages: int, seed: int) -> Report:
     growth = {name: after[name] - before[name] for name in after if name in before}
     faults += [f"{name} grew by {mib:.1f} MiB" for name, mib in growth.items() if mib > _allowed_mib(name)]
     faults += [f"{count} x {what}" for what, count in answers.items() if what.startswith(FAULT)]
-    return Report(messages, seconds, answers, growth, quiet.latencies, attacked.latencies, faults)
+    return AttackReport(messages, seconds, answers, growth, quiet.latencies, attacked.latencies, faults)
 
 
 def _allowed_mib(name: str) -> float:

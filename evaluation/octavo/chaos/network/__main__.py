@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from octavo.chaos.network import cuts, noise
-from octavo.chaos.report import Report
+from octavo.chaos.report import CampaignReport
 from octavo.testbed.netns import in_own_network, unavailable
 
 _INSIDE = "OCTAVO_TESTING_OWN_NETWORK"
@@ -49,7 +49,7 @@ def disturb(names: tuple[str, ...], seed: int, file: Path | None) -> None:
     _end(noise.run({name: noise.WEATHERS[name] for name in names or noise.WEATHERS}, seed), file)
 
 
-def _end(report: Report, file: Path | None) -> None:
+def _end(report: CampaignReport, file: Path | None) -> None:
     click.echo(report.line())
     if file is not None:
         report.keep(file)

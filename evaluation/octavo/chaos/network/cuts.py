@@ -15,8 +15,8 @@ from typing import Final, Self
 
 import grpc
 
-from octavo.chaos.arena import Arena
-from octavo.chaos.report import Report, in_logs, shortened
+from octavo.chaos.report import CampaignReport, in_logs, shortened
+from octavo.chaos.system import SystemUnderLoad
 from octavo.client.async_client import AsyncStream
 from octavo.client.channels import open_async_channel
 from octavo.client.errors import OctavoError
@@ -182,7 +182,7 @@ def named(name: str) -> Cut:
     return Cut(link, way, float(seconds))
 
 
-def run(cuts: Sequence[Cut], seed: int = 0, tell: Callable[[str], None] = lambda line: None) -> Report:
+def run(cuts: Sequence[Cut], seed: int = 0, tell: Callable[[str], None] = lambda line: None) -> CampaignReport:
     """Makes one cut after the other, under load. It runs only in a process started by
     `octavo.testbed.netns.in_own_network`."""
     with tempfile.TemporaryDirectory(prefix="octavo-") as parent:
@@ -192,48 +192,48 @@ def run(cuts: Sequence[Cut], seed: int = 0, tell: Callable[[str], None] = lambda
             return asyncio.run(_run(stack, cuts, seed, tell))
 
 
-async def _run(stack: NetworkStack, cuts: Sequence[Cut], seed: int, tell: Callable[[str], None]) -> Report:
-    async with _arena(stack, seed) as arena:
+async def _run(stack: NetworkStack, cuts: Sequence[Cut], seed: int, tell: Callable[[str], None]) -> CampaignReport:
+    async with _arena(stack, seed) as system:
         # Most streams are still going on when the link comes back.
-        await arena.learn(_QUESTIONS, _EXTRA_TOKENS + int(max(cut.seconds for cut in cuts) / _STEP_S))
+        await system.learn(_QUESTIONS, _EXTRA_TOKENS + int(max(cut.seconds for cut in cuts) / _STEP_S))
         began, figures, late = time.monotonic(), dict[str, float](), list[str]()
-        async with arena.crowd(_CLIENTS):
+        async with system.crowd(_CLIENTS):
             for cut in cuts:
-                gaps = await _suffer(arena, stack, cut)
+                gaps = await _suffer(system, stack, cut)
                 figures |= _figures(cut, gaps)
                 late += [f"{cut}: a stream stood still for {gap:.1f} s" for gap in gaps if gap > cut.longest_gap_s]
                 tell(f"{cut}: {len(gaps)} streams, the longest gap {max(gaps, default=0.0):.2f} s")
         seconds = round(time.monotonic() - began, 1)
-        await arena.rest()
-        faults = shortened([*arena.judge.faults, *in_logs(stack), *late])
-        return Report("cuts", len(cuts), seconds, arena.judge.num_whole, arena.kinds, figures, faults)
+        await system.rest()
+        faults = shortened([*system.judge.faults, *in_logs(stack), *late])
+        return CampaignReport("cuts", len(cuts), seconds, system.judge.num_whole, system.kinds, figures, faults)
 
 
 @contextlib.asynccontextmanager
-async def _arena(stack: NetworkStack, seed: int) -> AsyncIterator[Arena]:
+async def _arena(stack: NetworkStack, seed: int) -> AsyncIterator[SystemUnderLoad]:
     for name in HOSTS:
         stack.start_named(name)
     stub = LastingStub(stack.address)
     try:
         await asyncio.to_thread(stack.wait_ready)
-        arena = Arena(stack, Random(seed), [stub])
-        await arena.until(lambda: len(stack.load().workers) == 2)
-        yield arena
+        system = SystemUnderLoad(stack, Random(seed), [stub])
+        await system.until(lambda: len(stack.load().workers) == 2)
+        yield system
     finally:
         await stub.close()
 
 
-async def _suffer(arena: Arena, stack: NetworkStack, cut: Cut) -> list[float]:
+async def _suffer(system: SystemUnderLoad, stack: NetworkStack, cut: Cut) -> list[float]:
     """Gives how long each stream stood still, if it did, once everything goes on as before."""
-    await arena.until_busy(2, each=2)
-    await asyncio.sleep(arena.random.uniform(*_PAUSE_S))
-    arena.judge.take(Struck(time.monotonic(), str(cut)))
+    await system.until_busy(2, each=2)
+    await asyncio.sleep(system.random.uniform(*_PAUSE_S))
+    system.judge.take(Struck(time.monotonic(), str(cut)))
     _cut(stack, cut)
     await asyncio.sleep(cut.seconds)
     stack.network.heal()
-    whole = arena.judge.num_whole + _CLIENTS
-    await arena.until(lambda: arena.judge.num_whole >= whole, _RECOVERY_S)
-    return [gap for gap in arena.judge.aftermaths[-1].gap_s.values() if gap > _STILL_S]
+    whole = system.judge.num_whole + _CLIENTS
+    await system.until(lambda: system.judge.num_whole >= whole, _RECOVERY_S)
+    return [gap for gap in system.judge.aftermaths[-1].gap_s.values() if gap > _STILL_S]
 
 
 def _cut(stack: NetworkStack, cut: Cut) -> None:

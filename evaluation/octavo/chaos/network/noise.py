@@ -12,9 +12,9 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from octavo.chaos.arena import Arena, arena
-from octavo.chaos.client import Client
-from octavo.chaos.report import Report, in_logs, shortened
+from octavo.chaos.client import JudgedClient
+from octavo.chaos.report import CampaignReport, in_logs, shortened
+from octavo.chaos.system import SystemUnderLoad, system
 from octavo.testbed.history import Struck
 from octavo.testbed.relay import Noise, Relay, relayed
 from octavo.testbed.stack import Stack
@@ -92,7 +92,7 @@ def noisy_stack(model: Path, directory: Path, seed: int) -> Iterator[NoisyStack]
         yield stack
 
 
-def run(weathers: dict[str, Weather], seed: int = 0) -> Report:
+def run(weathers: dict[str, Weather], seed: int = 0) -> CampaignReport:
     """Runs one weather after the other, by their names."""
     with tempfile.TemporaryDirectory(prefix="octavo-") as parent:
         model = Path(parent) / "byte-model"
@@ -101,8 +101,8 @@ def run(weathers: dict[str, Weather], seed: int = 0) -> Report:
             return asyncio.run(_run(stack, weathers, seed))
 
 
-async def _run(stack: NoisyStack, weathers: dict[str, Weather], seed: int) -> Report:
-    async with arena(stack, seed) as found:
+async def _run(stack: NoisyStack, weathers: dict[str, Weather], seed: int) -> CampaignReport:
+    async with system(stack, seed) as found:
         await found.learn(_QUESTIONS, _TOKENS)
         began, figures = time.monotonic(), dict[str, float]()
         for name, weather in weathers.items():
@@ -115,7 +115,9 @@ async def _run(stack: NoisyStack, weathers: dict[str, Weather], seed: int) -> Re
         await found.rest()
         faults = shortened([*found.judge.faults, *_unexpected(stack)])
         lost = {f"{wire}_messages_lost": float(noise.lost) for wire, noise in stack.noises.items()}
-        return Report("noise", len(weathers), seconds, found.judge.num_whole, found.kinds, figures | lost, faults)
+        return CampaignReport(
+            "noise", len(weathers), seconds, found.judge.num_whole, found.kinds, figures | lost, faults
+        )
 
 
 def _unexpected(stack: NoisyStack) -> list[str]:
@@ -123,17 +125,17 @@ def _unexpected(stack: NoisyStack) -> list[str]:
     return [fault for fault in in_logs(stack) if not (stack.noises["workers"].lost and "PlanError" in fault)]
 
 
-async def _brave(arena: Arena, stack: NoisyStack, weather: Weather) -> tuple[Counter[str], list[float]]:
+async def _brave(system: SystemUnderLoad, stack: NoisyStack, weather: Weather) -> tuple[Counter[str], list[float]]:
     """Sends every client's questions, which get their answers, or errors for these reasons. Returns how long each took,
     in seconds."""
     reasons, took = Counter[str](), list[float]()
 
     async def ask_all(client: int) -> None:
         for number in range(weather.questions):
-            known = arena.known[(client + number * _CLIENTS) % len(arena.known)]
-            asking = Client(arena.stubs[0], arena.witness, known.named(arena.name()))
+            known = system.known[(client + number * _CLIENTS) % len(system.known)]
+            asking = JudgedClient(system.stubs[0], system.witness, known.named(system.name()))
             reasons[await asking.ask(known.answer, weather.allowed)] += 1
-            arena.kinds[known.question.kind] = arena.kinds.get(known.question.kind, 0) + 1
+            system.kinds[known.question.kind] = system.kinds.get(known.question.kind, 0) + 1
             took.append(time.monotonic() - asking.came_at)
 
     stack.set(weather)

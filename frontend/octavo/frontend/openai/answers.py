@@ -163,7 +163,7 @@ async def respond(
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeAnswer:
     """Holds an answer as one object: JSON text in `parts`, each written when it is asked for."""
 
     parts: Iterator[bytes]
@@ -183,7 +183,7 @@ class Whole:
         return b"".join(held)
 
 
-async def gathered(form: AnswerFormat, events: AsyncGenerator[IndexedEvent]) -> Whole:
+async def gathered(form: AnswerFormat, events: AsyncGenerator[IndexedEvent]) -> WholeAnswer:
     """Returns the whole answer, once all events are there."""
     usage, started = UsageSum(), dict[int, Started]()
     pieces: dict[int, list[TextDelta]] = {}
@@ -209,7 +209,7 @@ async def gathered(form: AnswerFormat, events: AsyncGenerator[IndexedEvent]) -> 
 
     seen: list[Started | TextDelta] = [*started.values(), *chain.from_iterable(pieces.values())]
     num_long = sum(num_numbers(event.logprobs) for event in seen if isinstance(event, TextDelta) and event.logprobs)
-    return Whole(parts(), num_long > _FEW_NUMBERS or any(map(is_long, seen)))
+    return WholeAnswer(parts(), num_long > _FEW_NUMBERS or any(map(is_long, seen)))
 
 
 class _Chunks:

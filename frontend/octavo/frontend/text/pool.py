@@ -22,11 +22,11 @@ from octavo.frontend.text.tasks import (
     Compile,
     EncodeChat,
     EncodeText,
-    Fault,
     Grammar,
     Refusal,
-    Setup,
     Task,
+    TaskFault,
+    TextSetup,
     TokenIds,
     perform,
 )
@@ -50,7 +50,7 @@ class TextWorker:
         self._connection = connection
 
     @classmethod
-    async def start(cls, setup: Setup) -> "TextWorker":
+    async def start(cls, setup: TextSetup) -> "TextWorker":
         """Starts a process, and returns once it is ready for tasks. Raises `TextProcessLost`."""
         worker = cls(*_spawn())
         try:
@@ -154,7 +154,7 @@ class TextPool:
 
     def __init__(self, tokenizer: ModelTokenizer, processes: int, timeout_s: float) -> None:
         self._tokenizer = tokenizer
-        self._setup = Setup(tokenizer.files, timeout_s)
+        self._setup = TextSetup(tokenizer.files, timeout_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="text")
         self._free = asyncio.Semaphore(processes)
         self._idle: list[TextWorker] = []
@@ -301,6 +301,6 @@ def _checked(answer: Answer) -> Answer:
             error = InvalidRequest(reason, message)
             error.metadata = metadata
             raise error
-        case Fault(kind):
+        case TaskFault(kind):
             raise Broken(Reason.INTERNAL, f"the server failed on this text: {kind}")
     return answer

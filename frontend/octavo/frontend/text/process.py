@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from octavo.frontend.text.tasks import PREFIX_BYTES, Fault, Setup, Task, perform
+from octavo.frontend.text.tasks import PREFIX_BYTES, Task, TaskFault, TextSetup, perform
 from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.runtime.process.orphans import end_with_parent
 
@@ -30,7 +30,7 @@ def main(descriptor: int, parent: int) -> None:
     # A terminal sends SIGINT to all processes; the frontend ends this one by closing the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=descriptor) as connection:
-        setup = msgspec.msgpack.decode(_receive(connection), type=Setup)
+        setup = msgspec.msgpack.decode(_receive(connection), type=TextSetup)
         tokenizer = ModelTokenizer(setup.files)
         _limit_memory()
         _send(connection, b"")
@@ -47,7 +47,7 @@ def _answer(tokenizer: ModelTokenizer, task: bytes) -> bytes:
     try:
         return msgspec.msgpack.encode(perform(tokenizer, msgspec.msgpack.decode(task, type=Task)))
     except Exception as error:
-        return msgspec.msgpack.encode(Fault(type(error).__name__))
+        return msgspec.msgpack.encode(TaskFault(type(error).__name__))
 
 
 def _limit_memory() -> None:

@@ -23,7 +23,7 @@ from octavo.runtime.models.directory import ModelDirectoryError
 PREFIX_BYTES: Final = 4
 
 
-class Setup(msgspec.Struct, frozen=True):
+class TextSetup(msgspec.Struct, frozen=True):
     """Is sent once, before any task; the answer is an empty message.
 
     A task that takes longer than `timeout_s` seconds ends the process, unless the frontend has ended it by then.
@@ -75,17 +75,17 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
     metadata: dict[str, str]
 
 
-class Fault(msgspec.Struct, frozen=True, tag=True):
+class TaskFault(msgspec.Struct, frozen=True, tag=True):
     """Answers a task on which the server failed. `kind` is the exception's class; its text may quote the client."""
 
     kind: str
 
 
-Answer = TokenIds | Grammar | Refusal | Fault
+Answer = TokenIds | Grammar | Refusal | TaskFault
 
 
 def perform(tokenizer: ModelTokenizer, task: Task) -> Answer:
-    """Performs one task; an exception becomes a `Refusal` or a `Fault`."""
+    """Performs one task; an exception becomes a `Refusal` or a `TaskFault`."""
     try:
         return _perform(tokenizer, task)
     except ChatTemplateError as error:
@@ -99,7 +99,7 @@ def perform(tokenizer: ModelTokenizer, task: Task) -> Answer:
         rule = "this model's tokenizer does not allow it; leave it out"
         return _refusal(bad_parameter("constraint", "asked for", rule))
     except Exception as error:
-        return Fault(type(error).__name__)
+        return TaskFault(type(error).__name__)
 
 
 def _perform(tokenizer: ModelTokenizer, task: Task) -> Answer:

@@ -12,7 +12,7 @@ from octavo.kernels.triton import launch
 from octavo.kernels.triton.arguments import check_dtypes, check_query
 from octavo.kernels.triton.devices import multiprocessors, shared_memory
 from octavo.kernels.triton.language import POINTERS
-from octavo.kernels.triton.launch import Problem, Share, TritonStep
+from octavo.kernels.triton.launch import Problem, SequenceRange, TritonStep
 from octavo.kernels.triton.tiles import (
     EXACT_SPLIT_KEYS,
     MAX_GROUP,
@@ -111,7 +111,7 @@ class TritonAttention:
             launch.attend(problem, share, output)
         return output
 
-    def _shares(self, problem: Problem) -> Iterator[Share]:
+    def _shares(self, problem: Problem) -> Iterator[SequenceRange]:
         step = problem.step
         if self._exact:
             yield self._exact_share(problem)
@@ -121,31 +121,31 @@ class TritonAttention:
         if step.num_decodes < step.num_sequences:
             yield self._prefill(problem)
 
-    def _decode(self, problem: Problem) -> Share:
+    def _decode(self, problem: Problem) -> SequenceRange:
         count = problem.step.num_decodes
         tiles = decode_tiles(problem.group, problem.head_dim, problem.query.dtype, problem.key_cache.dtype)
         tiles = self._fitted(tiles, problem)
         splits = self._splits(problem, count, 1)
-        return Share(0, count, count, 1, tiles, decode=True, num_splits=splits)
+        return SequenceRange(0, count, count, 1, tiles, decode=True, num_splits=splits)
 
-    def _prefill(self, problem: Problem) -> Share:
+    def _prefill(self, problem: Problem) -> SequenceRange:
         step = problem.step
         tiles = prefill_tiles(problem.group, problem.head_dim, problem.query.dtype, step.max_query_len)
         tiles = self._fitted(tiles, problem)
         tokens = step.num_tokens - step.num_decodes
-        share = Share(step.num_decodes, step.num_sequences, tokens, step.max_query_len, tiles)
+        share = SequenceRange(step.num_decodes, step.num_sequences, tokens, step.max_query_len, tiles)
         splits = self._splits(problem, share.num_tiles(problem.group), step.max_query_len)
-        return Share(step.num_decodes, step.num_sequences, tokens, step.max_query_len, tiles, num_splits=splits)
+        return SequenceRange(step.num_decodes, step.num_sequences, tokens, step.max_query_len, tiles, num_splits=splits)
 
     def _splits(self, problem: Problem, num_tiles: int, max_query_len: int) -> int:
         step = problem.step
         seen = min(step.max_context_len, step.window + max_query_len) if step.window else step.max_context_len
         return num_splits(num_tiles * problem.kv_heads, seen, self._multiprocessors)
 
-    def _exact_share(self, problem: Problem) -> Share:
+    def _exact_share(self, problem: Problem) -> SequenceRange:
         step = problem.step
         tiles = exact_tiles(problem.group, problem.head_dim, problem.query.dtype)
-        share = Share(
+        share = SequenceRange(
             0,
             step.num_sequences,
             step.num_tokens,

@@ -113,7 +113,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class SequenceRange:
     """Describes the sequences of a step that one configuration serves: from `first_sequence` up to `last_sequence`.
 
     `decode`: each has one query token, in the row of its number; else they have up to `max_query_len` query tokens,
@@ -153,7 +153,7 @@ class Share:
         return min(self.tiles.rows // group, self.max_query_len) * group
 
 
-def attend(problem: Problem, share: Share, output: Tensor) -> None:
+def attend(problem: Problem, share: SequenceRange, output: Tensor) -> None:
     """Fills the rows of `output` that belong to the sequences of `share`. Arguments are checked by the caller."""
     tiles, programs = share.num_tiles(problem.group), problem.kv_heads
     if share.num_splits == 1:
@@ -174,7 +174,7 @@ def attend(problem: Problem, share: Share, output: Tensor) -> None:
 
 def _attend(
     problem: Problem,
-    share: Share,
+    share: SequenceRange,
     output: Tensor,
     grid: tuple[int, int],
     first_tile: int,
@@ -222,7 +222,7 @@ def _attend(
 
 def _combine(
     problem: Problem,
-    share: Share,
+    share: SequenceRange,
     output: Tensor,
     grid: tuple[int, int],
     first_tile: int,
@@ -253,7 +253,7 @@ def _combine(
     )
 
 
-def tile_constants(group: int, head_dim: int, share: Share) -> dict[str, Any]:
+def tile_constants(group: int, head_dim: int, share: SequenceRange) -> dict[str, Any]:
     """Returns the constants that both kernels have."""
     return {
         "GROUP": group,

@@ -8,7 +8,7 @@ import torch
 from octavo.kernels.triton.ahead import Variant
 from octavo.kernels.triton.devices import HOPPER, shared_limit
 from octavo.kernels.triton.language import POINTERS
-from octavo.kernels.triton.launch import COMBINING_WARPS, TILE_SPLITS, Share, tile_constants
+from octavo.kernels.triton.launch import COMBINING_WARPS, TILE_SPLITS, SequenceRange, tile_constants
 from octavo.kernels.triton.paged import attend_kernel, combine_kernel
 from octavo.kernels.triton.tiles import EXACT_SPLIT_KEYS, Tiles, decode_tiles, exact_tiles, fitted, prefill_tiles
 
@@ -40,17 +40,17 @@ class _Case:
         return self.cache_dtype or self.dtype
 
     @property
-    def share(self) -> Share:
+    def share(self) -> SequenceRange:
         match self.mode:
             case "decode":
                 tiles = decode_tiles(self.group, self.head_dim, self.dtype, self.cached)
-                return Share(0, 0, 0, 1, self._fitted(tiles), decode=True)
+                return SequenceRange(0, 0, 0, 1, self._fitted(tiles), decode=True)
             case "prefill":
                 tiles = prefill_tiles(self.group, self.head_dim, self.dtype, self.max_query_len)
-                return Share(0, 0, 0, self.max_query_len, self._fitted(tiles))
+                return SequenceRange(0, 0, 0, self.max_query_len, self._fitted(tiles))
             case _:
                 tiles = self._fitted(exact_tiles(self.group, self.head_dim, self.dtype), keeps_rows=True)
-                return Share(0, 0, 0, self.max_query_len, tiles, split_keys=EXACT_SPLIT_KEYS)
+                return SequenceRange(0, 0, 0, self.max_query_len, tiles, split_keys=EXACT_SPLIT_KEYS)
 
     def _fitted(self, tiles: Tiles, *, keeps_rows: bool = False) -> Tiles:
         return fitted(tiles, self.group, self.head_dim, self.dtype, self.cached, self.shared, keeps_rows=keeps_rows)

@@ -28,7 +28,7 @@ from octavo.wire.steps import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """A record in msgpack, its number, and how many wanted records before it are no longer kept."""
 
     number: int
@@ -64,7 +64,7 @@ class StepFeed:
             self._size -= sys.getsizeof(self._records.popleft())
         self._appended.set()
 
-    async def follow(self, start: int) -> AsyncGenerator[Entry, None]:
+    async def follow(self, start: int) -> AsyncGenerator[LogEntry, None]:
         """Yields records from number `start` on (0: from the oldest that is kept), those to come too, without end."""
         number = start or self.first
         while True:
@@ -73,7 +73,7 @@ class StepFeed:
                 await self._appended.wait()
             missed = max(0, self.first - number)
             number += missed
-            yield Entry(number, self._records[number - self.first], missed)
+            yield LogEntry(number, self._records[number - self.first], missed)
             number += 1
 
 

@@ -7,12 +7,23 @@ import torch
 
 from octavo.bench.gpu.__main__ import all_cases
 from octavo.bench.gpu.budget import Budget, absent, run_all, time_limit
-from octavo.bench.gpu.cases import FIRST, Case, Held, Measured, NotMeasured, Outcome, Sample, Target, chosen, in_order
-from octavo.bench.gpu.floors import NOMINAL, Work
-from octavo.bench.gpu.machine import Machine
+from octavo.bench.gpu.cases import (
+    FIRST,
+    CaseOutcome,
+    CaseResult,
+    Goal,
+    GpuCase,
+    HeldModel,
+    NotMeasured,
+    Samples,
+    chosen,
+    in_order,
+)
+from octavo.bench.gpu.floors import NOMINAL, DeviceWork
+from octavo.bench.gpu.machine import GpuMachine
 from octavo.bench.gpu.timing import Contenders, race
 
-TARGET = Target("figure", "x", 2.0, 1.0)
+TARGET = Goal("figure", "x", 2.0, 1.0)
 CPU = torch.device("cpu")
 
 
@@ -24,13 +35,13 @@ class Clock:
         return self.now
 
 
-def case(goal: str, seconds: float = 1.0, held: Held | None = None, modules: tuple[str, ...] = ()) -> Case:
-    return Case(goal, "part", TARGET, lambda machine: Measured(1.5), (), seconds, held, modules)
+def case(goal: str, seconds: float = 1.0, held: HeldModel | None = None, modules: tuple[str, ...] = ()) -> GpuCase:
+    return GpuCase(goal, "part", TARGET, lambda machine: CaseResult(1.5), (), seconds, held, modules)
 
 
 def run(
-    cases: list[Case], clock: Clock, seconds: float, measure: Callable[[Case], Measured], holds: str = ""
-) -> list[Outcome]:
+    cases: list[GpuCase], clock: Clock, seconds: float, measure: Callable[[GpuCase], CaseResult], holds: str = ""
+) -> list[CaseOutcome]:
     return list(run_all(cases, Budget(seconds, clock), NOMINAL, measure, lambda name: name == holds))
 
 
@@ -66,9 +77,9 @@ def test_goals_are_chosen_by_name() -> None:
 def test_what_does_not_fit_into_the_budget_is_skipped_and_what_does_is_measured() -> None:
     clock = Clock()
 
-    def measure(measured: Case) -> Measured:
+    def measure(measured: GpuCase) -> CaseResult:
         clock.now += measured.seconds
-        return Measured(1.5)
+        return CaseResult(1.5)
 
     outcomes = run([case("A", 6.0), case("B", 5.0), case("C", 3.0)], clock, 10.0, measure)
     assert [bool(each.measured) for each in outcomes] == [True, False, True]
@@ -77,23 +88,23 @@ def test_what_does_not_fit_into_the_budget_is_skipped_and_what_does_is_measured(
 
 @pytest.mark.parametrize(("holds", "fits"), [("", False), ("model", True)])
 def test_a_start_counts_only_where_it_is_needed(holds: str, fits: bool) -> None:
-    [outcome] = run([case("A", 5.0, Held("model", 10.0))], Clock(), 12.0, lambda _: Measured(1.5), holds)
+    [outcome] = run([case("A", 5.0, HeldModel("model", 10.0))], Clock(), 12.0, lambda _: CaseResult(1.5), holds)
     assert bool(outcome.measured) is fits
 
 
 def test_a_case_that_fails_loses_no_other() -> None:
-    def measure(measured: Case) -> Measured:
+    def measure(measured: GpuCase) -> CaseResult:
         if measured.goal == "A":
             raise RuntimeError("no such luck")
         if measured.goal == "B":
             raise NotMeasured("no peer is here")
-        return Measured(1.5)
+        return CaseResult(1.5)
 
     failed, skipped, measured = run([case("A"), case("B"), case("C")], Clock(), 10.0, measure)
     assert "no such luck" in failed.failed
     assert "Traceback" in failed.failed
     assert skipped.skipped == "no peer is here"
-    assert measured.measured == Measured(1.5)
+    assert measured.measured == CaseResult(1.5)
 
 
 def test_what_cannot_be_imported_is_named_and_nothing_is_run() -> None:
@@ -120,18 +131,18 @@ def test_what_takes_too_long_is_ended_whatever_other_limits_were_kept(kept: floa
 
 
 def test_a_floor_is_made_of_measured_rates() -> None:
-    timed = Case("A", "", TARGET, lambda machine: Measured(1.5), (Work(bytes=NOMINAL.copy_bytes_per_s),) * 2)
-    [outcome] = run([timed], Clock(), 10.0, lambda _: Measured(1.5))
+    timed = GpuCase("A", "", TARGET, lambda machine: CaseResult(1.5), (DeviceWork(bytes=NOMINAL.copy_bytes_per_s),) * 2)
+    [outcome] = run([timed], Clock(), 10.0, lambda _: CaseResult(1.5))
     assert outcome.floor_s == pytest.approx(2.0)
 
 
 def test_a_sample_is_a_median_and_its_spread() -> None:
-    sample = Sample.of([5.0, 1.0, 2.0, 4.0, 3.0, 11.0, 6.0, 8.0, 7.0, 10.0, 9.0])
-    assert sample == Sample(median=6.0, low=2.0, high=10.0, count=11)
+    sample = Samples.of([5.0, 1.0, 2.0, 4.0, 3.0, 11.0, 6.0, 8.0, 7.0, 10.0, 9.0])
+    assert sample == Samples(median=6.0, low=2.0, high=10.0, count=11)
     assert sample.spread == pytest.approx(8 / 6)
-    assert Sample.of([2.0]) == Sample(2.0, 2.0, 2.0, 1)
+    assert Samples.of([2.0]) == Samples(2.0, 2.0, 2.0, 1)
     with pytest.raises(ValueError, match="nothing was measured"):
-        Sample.of([])
+        Samples.of([])
 
 
 @pytest.mark.parametrize(
@@ -146,7 +157,7 @@ def test_a_sample_is_a_median_and_its_spread() -> None:
 )
 def test_a_target_says_what_was_reached(at_least: bool, value: float, verdict: str) -> None:
     bounds = (1.0, 2.0) if at_least else (2.0, 1.0)
-    assert Target("figure", "x", *bounds, at_least=at_least).verdict(value) == verdict
+    assert Goal("figure", "x", *bounds, at_least=at_least).verdict(value) == verdict
 
 
 def test_contenders_run_in_turns_and_one_that_cannot_is_missing() -> None:
@@ -188,17 +199,17 @@ class Kept:
 
 
 @pytest.fixture
-def machine() -> Iterator[Machine]:
-    machine = Machine(CPU, Budget(10.0))
+def machine() -> Iterator[GpuMachine]:
+    machine = GpuMachine(CPU, Budget(10.0))
     yield machine
     machine.release()
 
 
-def test_what_is_held_is_shared_until_something_else_is_held(machine: Machine) -> None:
-    first = machine.hold(Held("first", 1.0), Kept)
-    assert machine.hold(Held("first", 1.0), Kept) is first
+def test_what_is_held_is_shared_until_something_else_is_held(machine: GpuMachine) -> None:
+    first = machine.hold(HeldModel("first", 1.0), Kept)
+    assert machine.hold(HeldModel("first", 1.0), Kept) is first
     assert machine.holds("first")
-    second = machine.hold(Held("second", 1.0), Kept)
+    second = machine.hold(HeldModel("second", 1.0), Kept)
     assert (first.closed, second.closed) == (1, 0)
     assert not machine.holds("first")
     machine.release()
@@ -206,9 +217,9 @@ def test_what_is_held_is_shared_until_something_else_is_held(machine: Machine) -
     assert second.closed == 1
 
 
-def test_what_fails_to_start_is_not_held(machine: Machine) -> None:
-    first = machine.hold(Held("first", 1.0), Kept)
+def test_what_fails_to_start_is_not_held(machine: GpuMachine) -> None:
+    first = machine.hold(HeldModel("first", 1.0), Kept)
     with pytest.raises(ZeroDivisionError):
-        machine.hold(Held("second", 1.0), lambda: 1 / 0)  # type: ignore[type-var]
+        machine.hold(HeldModel("second", 1.0), lambda: 1 / 0)  # type: ignore[type-var]
     assert first.closed == 1
     assert not machine.holds("second")

@@ -7,7 +7,7 @@ import pytest
 from octavo.bench.gpu.floors import (
     NOMINAL,
     Ceilings,
-    Work,
+    DeviceWork,
     block_copies,
     cache_write,
     decode_attention,
@@ -19,18 +19,18 @@ from octavo.bench.gpu.floors import (
     serving,
     visible_pairs,
 )
-from octavo.bench.gpu.shapes import MODELS, AttentionShape, ModelShape
+from octavo.bench.gpu.shapes import MODELS, AttentionShape, DecoderShape
 
 SHAPE = AttentionShape(query_heads=32, kv_heads=8, head_dim=128)
-QWEN_8B, QWEN_SMALL, LLAMA_8B = map(ModelShape.read, ("qwen3-8b", "qwen3-0.6b", "llama-3.1-8b"))
+QWEN_8B, QWEN_SMALL, LLAMA_8B = map(DecoderShape.read, ("qwen3-8b", "qwen3-0.6b", "llama-3.1-8b"))
 
 
 def test_work_takes_as_long_as_what_takes_longest_of_it() -> None:
     ceilings = Ceilings(copy_bytes_per_s=100, gemm_flops_per_s=10, to_device_bytes_per_s=5, to_host_bytes_per_s=2)
-    assert Work(bytes=100, flops=20).seconds(ceilings) == 2
-    assert Work(bytes=100, flops=5, to_device=15).seconds(ceilings) == 3
-    assert Work(to_host=20).seconds(ceilings) == 10
-    assert floor_s([Work(bytes=100, flops=20), Work(to_host=2)], ceilings) == 3
+    assert DeviceWork(bytes=100, flops=20).seconds(ceilings) == 2
+    assert DeviceWork(bytes=100, flops=5, to_device=15).seconds(ceilings) == 3
+    assert DeviceWork(to_host=20).seconds(ceilings) == 10
+    assert floor_s([DeviceWork(bytes=100, flops=20), DeviceWork(to_host=2)], ceilings) == 3
 
 
 def test_a_decode_reads_keys_and_values_once_whatever_the_number_of_query_heads() -> None:
@@ -62,10 +62,10 @@ def test_copies_count_bytes_read_and_written() -> None:
         (LLAMA_8B, 15.0, 128, {1: 3.5, 64: 5.5, 256: 12.9}),
         (QWEN_8B, 15.1, 144, {1: 3.6, 64: 5.8, 256: 13.9}),
     ],
-    ids=lambda value: value.name if isinstance(value, ModelShape) else None,
+    ids=lambda value: value.name if isinstance(value, DecoderShape) else None,
 )
 def test_a_decode_step_reads_the_weights_and_all_keys_and_values(
-    model: ModelShape, weights_gb: float, kv_kib: int, steps_ms: dict[int, float]
+    model: DecoderShape, weights_gb: float, kv_kib: int, steps_ms: dict[int, float]
 ) -> None:
     assert model.weight_bytes / 1e9 == pytest.approx(weights_gb, rel=0.01)
     assert model.kv_bytes_per_token == kv_kib << 10
@@ -95,7 +95,7 @@ def test_every_model_is_read_as_its_config_has_it() -> None:
     assert {path.name for path in MODELS.iterdir()} >= {"qwen3-8b", "qwen3-0.6b", "llama-3.1-8b"}
     for directory in MODELS.iterdir():
         config = json.loads((directory / "config.json").read_bytes())
-        model = ModelShape.read(directory.name)
+        model = DecoderShape.read(directory.name)
         assert model.attention.group * model.attention.kv_heads == config["num_attention_heads"]
         assert model.vocab_size == config["vocab_size"]
         assert model.kv_bytes_per_block == 16 * model.kv_bytes_per_token

@@ -9,7 +9,7 @@ from octavo.bench.gpu.cases import NotMeasured
 from octavo.bench.gpu.exactness import draw_prompts, equal_share
 from octavo.bench.gpu.problems import check, expected_rows, paged_problem
 from octavo.bench.gpu.served.loads import equal_load, mixed_load, vocabulary, warm_up_load, write_model
-from octavo.bench.gpu.shapes import AttentionShape, ModelShape
+from octavo.bench.gpu.shapes import AttentionShape, DecoderShape
 from octavo.frontend.text.tokenizer import ModelTokenizer, check_vocabulary
 from octavo.kernels.reference import paged_attention
 
@@ -31,12 +31,12 @@ def test_an_equal_load_shares_no_prefix_with_another() -> None:
 
 def test_every_load_fits_every_model() -> None:
     most = max(token for load in (mixed_load(), warm_up_load()) for job in load.jobs for token in job.prompt_token_ids)
-    assert most < min(ModelShape.read(name).vocab_size for name in ("tiny", "qwen3-8b", "qwen3-0.6b", "llama-3.1-8b"))
+    assert most < min(DecoderShape.read(name).vocab_size for name in ("tiny", "qwen3-8b", "qwen3-0.6b", "llama-3.1-8b"))
 
 
 def test_a_model_directory_has_a_text_for_every_token(tmp_path: Path) -> None:
     directory = write_model("tiny", tmp_path)
-    tokenizer, vocab_size = ModelTokenizer(directory), ModelShape.read("tiny").vocab_size
+    tokenizer, vocab_size = ModelTokenizer(directory), DecoderShape.read("tiny").vocab_size
     check_vocabulary(tokenizer, directory, vocab_size)
     assert sorted(tokenizer.ids(added=True).values()) == list(range(vocab_size))
     assert tokenizer.decode([*tokenizer.encode("so"), 300, 301], skip_special_tokens=True) == "so sbaaa tbaaa"

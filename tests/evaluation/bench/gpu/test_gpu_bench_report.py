@@ -5,40 +5,40 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.gpu.cases import Case, Measured, Outcome, Sample, Target
-from octavo.bench.gpu.floors import Work
-from octavo.bench.gpu.report import Report, duration, plan_text, progress
+from octavo.bench.gpu.cases import CaseOutcome, CaseResult, Goal, GpuCase, Samples
+from octavo.bench.gpu.floors import DeviceWork
+from octavo.bench.gpu.report import GpuReport, duration, plan_text, progress
 
-SHARE = Target("share of the copy rate", "%", 80, 90, at_least=True)
-TIMES = Target("time over the best peer", "x", 1.15, 1.0)
-
-
-def case(goal: str, target: Target) -> Case:
-    return Case(goal, "B=64", target, lambda machine: Measured(1.0), (Work(bytes=4.3e12),))
+SHARE = Goal("share of the copy rate", "%", 80, 90, at_least=True)
+TIMES = Goal("time over the best peer", "x", 1.15, 1.0)
 
 
-MEASURED = Measured(
+def case(goal: str, target: Goal) -> GpuCase:
+    return GpuCase(goal, "B=64", target, lambda machine: CaseResult(1.0), (DeviceWork(bytes=4.3e12),))
+
+
+MEASURED = CaseResult(
     1.1,
-    Sample(2e-3, 1.9e-3, 2.2e-3, 40),
-    {"cuDNN": Sample(1.8e-3, 1.8e-3, 1.9e-3, 40), "SDPA flash": Sample(4e-3, 4e-3, 4e-3, 40)},
+    Samples(2e-3, 1.9e-3, 2.2e-3, 40),
+    {"cuDNN": Samples(1.8e-3, 1.8e-3, 1.9e-3, 40), "SDPA flash": Samples(4e-3, 4e-3, 4e-3, 40)},
     {"FlexAttention": "RuntimeError: no\nluck"},
     {"layers": 4},
 )
 OUTCOMES = [
-    Outcome(case("K1", SHARE), 1e-3, Measured(93.0, Sample(1.1e-3, 1e-3, 1.2e-3, 9))),
-    Outcome(case("K2", TIMES), 1e-3, MEASURED, wall_s=3.0),
-    Outcome(case("E1", TIMES), 1e-3, skipped="it takes about 5 s, and 4 s are left"),
-    Outcome(case("R1", TIMES), 1e-3, failed="Traceback ...\nRuntimeError: no such luck\n"),
+    CaseOutcome(case("K1", SHARE), 1e-3, CaseResult(93.0, Samples(1.1e-3, 1e-3, 1.2e-3, 9))),
+    CaseOutcome(case("K2", TIMES), 1e-3, MEASURED, wall_s=3.0),
+    CaseOutcome(case("E1", TIMES), 1e-3, skipped="it takes about 5 s, and 4 s are left"),
+    CaseOutcome(case("R1", TIMES), 1e-3, failed="Traceback ...\nRuntimeError: no such luck\n"),
 ]
 
 
 @pytest.fixture
-def report() -> Report:
-    ceilings = {"device copy, read + written, TB/s": Sample(4.3, 4.2, 4.31, 9)}
-    return Report({"quick": "False"}, {"cuDNN": True, "FA3": False}, ceilings, outcomes=OUTCOMES)
+def report() -> GpuReport:
+    ceilings = {"device copy, read + written, TB/s": Samples(4.3, 4.2, 4.31, 9)}
+    return GpuReport({"quick": "False"}, {"cuDNN": True, "FA3": False}, ceilings, outcomes=OUTCOMES)
 
 
-def test_the_table_has_a_line_for_every_figure_and_for_everything_that_is_missing(report: Report) -> None:
+def test_the_table_has_a_line_for_every_figure_and_for_everything_that_is_missing(report: GpuReport) -> None:
     lines = [" ".join(line.split()) for line in report.to_text().splitlines()]
     assert lines[0] == "device copy, read + written, TB/s: 4.3"
     assert "K1 B=64 1.1 ms 1 ms 93 % >= 80 / 90 % stretch" in lines
@@ -58,7 +58,7 @@ def test_each_case_is_told_of_as_soon_as_it_is_done(index: int, said: str) -> No
     assert "\n" not in line
 
 
-def test_json_has_ratios_spreads_and_tracebacks(report: Report, tmp_path: Path) -> None:
+def test_json_has_ratios_spreads_and_tracebacks(report: GpuReport, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     report.write(path)
     assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
@@ -77,7 +77,9 @@ def test_json_has_ratios_spreads_and_tracebacks(report: Report, tmp_path: Path) 
 
 
 def test_a_plan_has_floors_by_nominal_rates_and_the_peers() -> None:
-    needy = Case("S1", "out", SHARE, lambda machine: Measured(1.0), seconds=7.0, modules=("json", "no_such_module"))
+    needy = GpuCase(
+        "S1", "out", SHARE, lambda machine: CaseResult(1.0), seconds=7.0, modules=("json", "no_such_module")
+    )
     lines = [
         " ".join(line.split()) for line in plan_text([OUTCOMES[0].case, needy], {"a": True, "b": False}).splitlines()
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo.bench.gpu.served.first_hour import Outcome, Step, main, page, run, steps
+from octavo.bench.gpu.served.first_hour import Step, StepEnd, main, page, run, steps
 
 ENVIRONMENT = {"PYTHONPATH": "", "PATH": os.environ["PATH"]}
 LONG = "OCTAVO_TEST_LONG" in os.environ
@@ -19,7 +19,7 @@ def step(name: str, code: str, seconds: float = 60.0, modules: tuple[str, ...] =
     return Step(name, "a step", (sys.executable, "-c", code, "{out}", "{seconds}"), seconds, modules, on_gpu)
 
 
-def outcomes(tmp_path: Path, *listed: Step, budget_s: float = 600.0) -> list[Outcome]:
+def outcomes(tmp_path: Path, *listed: Step, budget_s: float = 600.0) -> list[StepEnd]:
     return list(run(listed, budget_s, tmp_path / "result", ENVIRONMENT))
 
 
@@ -60,7 +60,7 @@ def test_what_is_missing_is_told_and_nothing_is_run(tmp_path: Path) -> None:
 
 def test_a_page_holds_a_line_for_each_step_and_the_end_of_what_each_said() -> None:
     said = [f"line {number}" for number in range(500)]
-    text = page([Outcome("a", "first", "failed", "it ended with 1", output=said), Outcome("b", "second", reason="no")])
+    text = page([StepEnd("a", "first", "failed", "it ended with 1", output=said), StepEnd("b", "second", reason="no")])
     first, second, *rest = text.splitlines()
     assert "failed" in first
     assert second.endswith("second: no")

@@ -3,7 +3,7 @@
 import pytest
 
 from octavo.bench.parts import preemption_costs
-from octavo.bench.parts.preemption_costs import Machine, Work, Workload
+from octavo.bench.parts.preemption_costs import ReplicaSpeed, ReplicaWork, WaitingRequests
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves, SequenceFork, SequenceStart, SequenceWork, StepPlan
 
@@ -14,7 +14,7 @@ def plan(step_id: int, **parts: object) -> StepPlan:
 
 
 def test_work_is_counted_over_all_plans() -> None:
-    work = Work()
+    work = ReplicaWork()
     start = SequenceStart(1, 0, [7] * 10, [], 4, SamplingParams(max_tokens=9))
     work.add(plan(1, starts=[start], forks=[SequenceFork(1, 2, 1)], work=[SequenceWork(1, 6, follower_ids=[2])]))
     work.add(plan(2, work=[SequenceWork(1, 1), SequenceWork(2, 1)]))
@@ -25,15 +25,15 @@ def test_work_is_counted_over_all_plans() -> None:
 
 
 def test_a_run_takes_the_time_of_its_steps_tokens_pairs_and_moves() -> None:
-    work = Work(steps=3, tokens=1000, pairs=16384.0, moving_steps=2, blocks_out=4, blocks_in=2)
-    costs = Machine("any", prefill_rate=1000, step_s=0.5).costs(transfer_rate=1.0)
+    work = ReplicaWork(steps=3, tokens=1000, pairs=16384.0, moving_steps=2, blocks_out=4, blocks_in=2)
+    costs = ReplicaSpeed("any", prefill_rate=1000, step_s=0.5).costs(transfer_rate=1.0)
     assert work.seconds(costs) == pytest.approx(3 * 0.5 + 1.0 + 0.001 + 6 * 16 * 131072 / 1e9 + 2 * 2e-5)
 
 
 def test_the_table_has_a_row_for_each_cell_and_says_how_the_worst_compares(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    workload = Workload("tiny", 6, 20, prompt=(10, 40), output=(30, 60))
+    workload = WaitingRequests("tiny", 6, 20, prompt=(10, 40), output=(30, 60))
     monkeypatch.setattr(preemption_costs, "WORKLOADS", (workload,))
     assert preemption_costs.main() == 0
     head, *rows, verdict = capsys.readouterr().out.splitlines()

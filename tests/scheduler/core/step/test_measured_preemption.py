@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo.bench.parts.preemption_costs import GOAL, WORKLOADS, Workload, cells
+from octavo.bench.parts.preemption_costs import GOAL, WORKLOADS, WaitingRequests, cells
 from octavo.scheduler.core.config import Policy, Preemption
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
@@ -213,7 +213,9 @@ class TestCapacity:
     """Simulated runs on machines with slow and fast prefill and transfers (`octavo.bench.parts.preemption_costs`)."""
 
     @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
-    def test_measured_is_nowhere_worse_than_the_better_fixed_way_by_more_than_a_tenth(self, workload: Workload) -> None:
+    def test_measured_is_nowhere_worse_than_the_better_fixed_way_by_more_than_a_tenth(
+        self, workload: WaitingRequests
+    ) -> None:
         found = list(cells(workload))
         assert {cell.machine.name: cell.over_best for cell in found if cell.over_best > GOAL} == {}
         assert min(cell.measured.preemptions for cell in found) >= 4

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from octavo.kernels.backend import CacheShape
-from octavo.kernels.choice import Choice
-from octavo.worker.config import ModelSettings
+from octavo.kernels.choice import AttentionChoice
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models import linear
 from octavo.worker.models.linear import LinearKind
 from octavo.worker.step import model_runner
@@ -36,7 +36,7 @@ def gpu_runner(directory: Path, patch: pytest.MonkeyPatch, **options: Any) -> Mo
     return ModelRunner(directory, settings, device=DEVICE)
 
 
-def _interpreted(shape: CacheShape, device: torch.device, *, exact: bool) -> Choice:
+def _interpreted(shape: CacheShape, device: torch.device, *, exact: bool) -> AttentionChoice:
     from octavo.kernels.triton.attention import TritonAttention
 
-    return Choice(TritonAttention(shape, device, exact=exact), None)
+    return AttentionChoice(TritonAttention(shape, device, exact=exact), None)

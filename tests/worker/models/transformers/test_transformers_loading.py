@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForC
 from octavo.testing.small.architecture_trial import write_random_model
 from octavo.worker.loading.load_format import DummyWeights
 from octavo.worker.loading.weights import Checkpoint, WeightsError
-from octavo.worker.models.config_file import ConfigError
+from octavo.worker.models.config_file import ModelConfigError
 from octavo.worker.models.transformers.check import UnsupportedModel
 from octavo.worker.models.transformers.loading import (
     context_length,
@@ -70,20 +70,20 @@ def test_models_that_cannot_be_served_are_refused_by_name(tmp_path: Path, keys: 
 )
 def test_a_configuration_that_transformers_cannot_read_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"config\.json"):
+    with pytest.raises(ModelConfigError, match=r"config\.json"):
         read_transformers_config(tmp_path)
 
 
 def test_the_context_is_the_configurations_or_shorter(tmp_path: Path) -> None:
     assert context_length(GPT2, None) == 64
     assert context_length(GPT2, 10) == 10
-    with pytest.raises(ConfigError, match=r"context of 65 tokens .* 1 to 64"):
+    with pytest.raises(ModelConfigError, match=r"context of 65 tokens .* 1 to 64"):
         context_length(GPT2, 65)
 
 
 def test_a_context_that_no_configuration_states_must_be_given(tmp_path: Path) -> None:
     config = read(tmp_path, model_type="bloom", architectures=["BloomForCausalLM"])
-    with pytest.raises(ConfigError, match="--max-model-len"):
+    with pytest.raises(ModelConfigError, match="--max-model-len"):
         context_length(config, None)
     assert context_length(config, 100) == 100
 

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from octavo.testbed.models import fp32_runner, generate, last_logits, transformers_greedy
 from octavo.testing.small.architecture_trial import TOLERANCE, max_logit_error, write_random_model
 from octavo.testing.small.tiny_configs import causal_class, tiny_config
-from octavo.worker.config import ModelSettings
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.transformers.loading import choose_experts
 from octavo.worker.models.transformers.model import TransformersModel
 from octavo.worker.step.model_runner import ModelRunner

@@ -16,9 +16,9 @@ from octavo.worker.calibrate.fit import least_costs
 from octavo.worker.calibrate.timed_steps import (
     GROWTH,
     Clock,
-    Row,
-    Run,
-    Sample,
+    StepRow,
+    TimedRun,
+    TimedStep,
     longest_sequence,
     rows,
     sizes,
@@ -50,7 +50,7 @@ def calibrate(runner: Runner, clock: Clock = time.perf_counter) -> StepCosts | N
     return StepCosts(PrefillCosts(*prefill), SwapCosts(*swap))
 
 
-def _fitted(samples: list[Sample], quantities: Callable[[StepShape], list[float]]) -> list[float]:
+def _fitted(samples: list[TimedStep], quantities: Callable[[StepShape], list[float]]) -> list[float]:
     asked = np.array([quantities(sample.shape) for sample in samples], dtype=np.float64).reshape(-1, 3)
     costs: list[float] = least_costs(asked, np.array([sample.seconds for sample in samples])).tolist()
     return costs
@@ -64,7 +64,7 @@ def _of_swap(shape: StepShape) -> list[float]:
     return [1.0, shape.blocks_out, shape.blocks_in]
 
 
-def _chunks(runner: Runner) -> Iterator[list[Run]]:
+def _chunks(runner: Runner) -> Iterator[list[TimedRun]]:
     """Yields growing chunks, each at the start of a prompt and after some context, as far as there is room.
 
     They choose no token, as most chunks of a long prompt do not.
@@ -72,4 +72,4 @@ def _chunks(runner: Runner) -> Iterator[list[Run]]:
     longest = longest_sequence(runner)
     for num_tokens in sizes(_FIRST_CHUNK, min(longest, _LAST_CHUNK)):
         contexts = sorted({0, min(longest - num_tokens, GROWTH * num_tokens)})
-        yield [rows(runner, [Row(context, num_tokens)]) for context in contexts]
+        yield [rows(runner, [StepRow(context, num_tokens)]) for context in contexts]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.runtime.models.step_times import StepShape, StepTimeModel, TokenTime
-from octavo.worker.calibrate.timed_steps import Sample
+from octavo.worker.calibrate.timed_steps import TimedStep
 
 Numbers = npt.NDArray[np.float64]
 
@@ -80,7 +80,7 @@ def _rest(quantities: Numbers, seconds: Numbers, costs: Numbers) -> float:
 _WELL_BEYOND = 1.5
 
 
-def fitted(samples: Sequence[Sample]) -> StepTimeModel:
+def fitted(samples: Sequence[TimedStep]) -> StepTimeModel:
     """Fits the model with the least squares of relative differences to `samples`, at least one of which computes
     tokens.
 
@@ -94,7 +94,7 @@ def fitted(samples: Sequence[Sample]) -> StepTimeModel:
     return StepTimeModel(token_times, *costs[len(knots) :])
 
 
-def errors(model: StepTimeModel, families: Mapping[str, Iterable[Sample]]) -> dict[str, list[float]]:
+def errors(model: StepTimeModel, families: Mapping[str, Iterable[TimedStep]]) -> dict[str, list[float]]:
     """Returns, by family, the relative differences of the model's times from the measured ones, signed."""
     return {
         family: [model.seconds(sample.shape) / sample.seconds - 1.0 for sample in samples]

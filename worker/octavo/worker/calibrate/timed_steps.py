@@ -26,7 +26,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StepRow:
     """One sequence's share of a step: `num_tokens` after `context` others, at the end of which it may choose one."""
 
     context: int
@@ -35,7 +35,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Run:
+class TimedRun:
     """Holds a step to be timed."""
 
     shape: StepShape
@@ -43,7 +43,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TimedStep:
     """Holds the size of a step, and the seconds it took."""
 
     shape: StepShape
@@ -68,12 +68,12 @@ def longest_sequence(runner: Runner) -> int:
     return min(runner.model.max_model_len, runner.num_blocks // len(runner.kv_groups) * runner.block_size)
 
 
-def blocks_of(runner: Runner, row: Row) -> int:
+def blocks_of(runner: Runner, row: StepRow) -> int:
     """Returns the blocks of a row's sequence, in all KV groups."""
     return -(-(row.context + row.num_tokens) // runner.block_size) * len(runner.kv_groups)
 
 
-def rows(runner: Runner, chosen: list[Row], temperature: float = 0.0) -> Run:
+def rows(runner: Runner, chosen: list[StepRow], temperature: float = 0.0) -> TimedRun:
     """Makes a step of these rows, each of a sequence of its own, with blocks of its own as far as there are so many."""
     items, sequence_ids = _items(runner, chosen, temperature), range(1, len(chosen) + 1)
 
@@ -81,25 +81,25 @@ def rows(runner: Runner, chosen: list[Row], temperature: float = 0.0) -> Run:
         runner.execute(_NO_MOVES, items)
         runner.forget(sequence_ids)
 
-    return Run(_shape(runner, chosen), run)
+    return TimedRun(_shape(runner, chosen), run)
 
 
-def swaps(runner: Runner) -> Iterator[list[Run]]:
+def swaps(runner: Runner) -> Iterator[list[TimedRun]]:
     """Yields growing numbers of blocks, out and then in."""
     for count in sizes(1, min(runner.num_cpu_blocks, _most_moved(runner))):
         moves = [BlockMove(block_id, block_id) for block_id in range(count)]
         swap_out, swap_in = BlockMoves(swap_out=moves), BlockMoves(swap_in=moves)
         yield [
-            Run(StepShape(blocks_out=count), partial(runner.execute, swap_out, [])),
-            Run(StepShape(blocks_in=count), partial(runner.execute, swap_in, [])),
+            TimedRun(StepShape(blocks_out=count), partial(runner.execute, swap_out, [])),
+            TimedRun(StepShape(blocks_in=count), partial(runner.execute, swap_in, [])),
         ]
 
 
-def copies(runner: Runner) -> Iterator[list[Run]]:
+def copies(runner: Runner) -> Iterator[list[TimedRun]]:
     """Yields growing numbers of blocks, copied within the device."""
     for count in sizes(1, _most_moved(runner) // 2):
         moves = BlockMoves(copy=[BlockMove(block_id, count + block_id) for block_id in range(count)])
-        yield [Run(StepShape(copies=count), partial(runner.execute, moves, []))]
+        yield [TimedRun(StepShape(copies=count), partial(runner.execute, moves, []))]
 
 
 def _most_moved(runner: Runner) -> int:
@@ -107,7 +107,7 @@ def _most_moved(runner: Runner) -> int:
     return min(runner.num_blocks, max(1, _MOST_MOVED_BYTES // block_bytes))
 
 
-def _shape(runner: Runner, chosen: list[Row]) -> StepShape:
+def _shape(runner: Runner, chosen: list[StepRow]) -> StepShape:
     windows = [group.window for group in runner.kv_groups]
     pairs = [(row.num_tokens == 1, attended_pairs(row.context, row.num_tokens, windows)) for row in chosen]
     return StepShape(
@@ -118,7 +118,7 @@ def _shape(runner: Runner, chosen: list[Row]) -> StepShape:
     )
 
 
-def _items(runner: Runner, chosen: list[Row], temperature: float) -> list[WorkItem]:
+def _items(runner: Runner, chosen: list[StepRow], temperature: float) -> list[WorkItem]:
     sampling = SamplingParams(max_tokens=1, temperature=temperature)
     items, first_block = [], 0
     for sequence_id, row in enumerate(chosen, 1):
@@ -131,7 +131,9 @@ def _items(runner: Runner, chosen: list[Row], temperature: float) -> list[WorkIt
     return items
 
 
-def _sequence(runner: Runner, sequence_id: int, row: Row, sampling: SamplingParams, first_block: int) -> WorkerSequence:
+def _sequence(
+    runner: Runner, sequence_id: int, row: StepRow, sampling: SamplingParams, first_block: int
+) -> WorkerSequence:
     length, groups = row.context + row.num_tokens, len(runner.kv_groups)
     width = blocks_of(runner, row) // groups
     tables = [list(range(first_block + i * width, first_block + (i + 1) * width)) for i in range(groups)]
@@ -143,20 +145,20 @@ def _sequence(runner: Runner, sequence_id: int, row: Row, sampling: SamplingPara
 
 
 def timed(
-    runs: Iterable[list[Run]],
+    runs: Iterable[list[TimedRun]],
     budget_s: float,
     clock: Clock,
     *,
     rounds: int = 3,
     least_sizes: int = 2,
     typical: Callable[[list[float]], float] = min,
-) -> list[Sample]:
+) -> list[TimedStep]:
     """Returns the typical time of each of `runs`, which come by size and are run once before, to warm up.
 
     After `least_sizes`, a size that is expected to exceed `budget_s` is not begun, and none is repeated once the budget
     is spent.
     """
-    times: dict[Run, list[float]] = {}
+    times: dict[TimedRun, list[float]] = {}
     last_s = 0.0
     for index, size in enumerate(runs):
         if index >= least_sizes and GROWTH * last_s > budget_s:
@@ -171,10 +173,10 @@ def timed(
             seconds = _time(run, clock)
             budget_s -= seconds
             times[run].append(seconds)
-    return [Sample(run.shape, typical(found)) for run, found in times.items()]
+    return [TimedStep(run.shape, typical(found)) for run, found in times.items()]
 
 
-def _time(run: Run, clock: Clock) -> float:
+def _time(run: TimedRun, clock: Clock) -> float:
     began = clock()
     run.execute()
     return clock() - began
@@ -205,10 +207,10 @@ class Largest:
 def measured(
     runner: Runner,
     largest: Largest,
-    tell: Callable[[str, list[Sample]], object] = lambda family, samples: None,
+    tell: Callable[[str, list[TimedStep]], object] = lambda family, samples: None,
     clock: Clock = time.perf_counter,
     budget_s: float = BUDGET_S,
-) -> dict[str, list[Sample]]:
+) -> dict[str, list[TimedStep]]:
     """Returns the typical times of the steps of every family that there is room for, and calls `tell` with each
     family."""
     families = {
@@ -227,42 +229,42 @@ def measured(
     return {family: samples for family, samples in found.items() if samples}
 
 
-def _decodes(runner: Runner, largest: Largest) -> Iterator[list[Run]]:
+def _decodes(runner: Runner, largest: Largest) -> Iterator[list[TimedRun]]:
     """Yields growing batches, after short, medium and long contexts, some of them without sampling to separate its
     cost."""
     longest = longest_sequence(runner)
     contexts = sorted({min(longest - 1, context) for context in (runner.block_size, longest // 8, longest // 2)})
     for count in sizes(1, largest.num_seqs, growth=2):
-        batches = [count * [Row(context, samples=True)] for context in contexts]
-        batches += [count * [Row(contexts[0])]]
+        batches = [count * [StepRow(context, samples=True)] for context in contexts]
+        batches += [count * [StepRow(contexts[0])]]
         yield [_run(runner, batch, largest) for batch in batches if _fits(runner, batch)]
 
 
-def _chunks(runner: Runner, largest: Largest) -> Iterator[list[Run]]:
+def _chunks(runner: Runner, largest: Largest) -> Iterator[list[TimedRun]]:
     """Yields growing chunks, each at the start of a prompt and after some context; the last of a prompt, or not."""
     longest = longest_sequence(runner)
     for num_tokens in sizes(min(_FIRST_CHUNK, longest), min(longest, largest.num_tokens), growth=2):
         contexts = sorted({0, min(longest - num_tokens, GROWTH * num_tokens)})
         yield [
-            _run(runner, [Row(context, num_tokens, samples)], largest)
+            _run(runner, [StepRow(context, num_tokens, samples)], largest)
             for context in contexts
             for samples in (False, True)
         ]
 
 
-def _mixed(runner: Runner, largest: Largest) -> Iterator[list[Run]]:
+def _mixed(runner: Runner, largest: Largest) -> Iterator[list[TimedRun]]:
     """Yields chunks beside decodes, half of them the last of their prompts."""
     context = longest_sequence(runner) // GROWTH
     for index, (count, num_tokens) in enumerate(_MIXES):
-        batch = [*(count * [Row(context, samples=True)]), Row(0, num_tokens, samples=index % 2 == 0)]
+        batch = [*(count * [StepRow(context, samples=True)]), StepRow(0, num_tokens, samples=index % 2 == 0)]
         if count < largest.num_seqs and count + num_tokens <= largest.num_tokens and _fits(runner, batch):
             yield [_run(runner, batch, largest)]
 
 
-def _run(runner: Runner, batch: Sequence[Row], largest: Largest) -> Run:
+def _run(runner: Runner, batch: Sequence[StepRow], largest: Largest) -> TimedRun:
     return rows(runner, list(batch), largest.temperature)
 
 
-def _fits(runner: Runner, batch: Sequence[Row]) -> bool:
+def _fits(runner: Runner, batch: Sequence[StepRow]) -> bool:
     longest = max(row.context + row.num_tokens for row in batch)
     return longest <= longest_sequence(runner) and sum(blocks_of(runner, row) for row in batch) <= runner.num_blocks

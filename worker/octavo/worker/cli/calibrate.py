@@ -10,9 +10,10 @@ import click
 from octavo.runtime.models.step_times import Calibration
 from octavo.runtime.options.flags import options_of
 from octavo.runtime.transport.endpoints import EndpointError, default_endpoint
-from octavo.worker.config import ConfigError, ModelSettings, WorkerConfig, default_worker_id
+from octavo.worker.config import WorkerConfig, default_worker_id
 from octavo.worker.health import Liveness
 from octavo.worker.make_runner import describe, with_runner
+from octavo.worker.model_settings import ConfigError, ModelSettings
 from octavo.worker.runner import Runner
 
 
@@ -72,9 +73,9 @@ def measure(
     # They take numpy.
     from octavo.worker.calibrate.calibrate import calibrate as costs_of
     from octavo.worker.calibrate.fit import errors, fitted, typical_error
-    from octavo.worker.calibrate.timed_steps import Largest, Sample, measured
+    from octavo.worker.calibrate.timed_steps import Largest, TimedStep, measured
 
-    def tell(family: str, samples: list[Sample]) -> None:
+    def tell(family: str, samples: list[TimedStep]) -> None:
         on_beat()
         if samples:
             milliseconds = [1000 * sample.seconds for sample in samples]

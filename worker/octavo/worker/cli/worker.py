@@ -18,11 +18,12 @@ from octavo.runtime.transport.curve_keys import read_client_keys
 from octavo.runtime.transport.endpoints import EndpointError, default_endpoint, runtime_directory
 from octavo.wire.codec import WireError
 from octavo.wire.costs import StepCosts
-from octavo.worker.config import ConfigError, WorkerConfig, default_worker_id
+from octavo.worker.config import WorkerConfig, default_worker_id
 from octavo.worker.health import Liveness, health_server
 from octavo.worker.loop import serve
 from octavo.worker.make_runner import describe, one_line, with_runner
 from octavo.worker.metrics import WorkerMetrics
+from octavo.worker.model_settings import ConfigError
 from octavo.worker.process import LastWords
 from octavo.worker.protocol import RefusedError
 from octavo.worker.runner import Runner

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves
-from octavo.worker.config import ModelSettings
 from octavo.worker.gpu import sampler
 from octavo.worker.gpu.graphs import DecodeGraphs, Outputs
 from octavo.worker.gpu.inputs import SequenceRows, StepInputs, decodes_first
 from octavo.worker.gpu.launched import GpuStep, Moves, Part, device_errors
 from octavo.worker.gpu.transfer import mark, upload
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.runner import LaunchedStep

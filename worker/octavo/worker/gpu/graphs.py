@@ -24,7 +24,7 @@ def graph_sizes(largest: int) -> list[int]:
     return [*(size for size in ladder if size < largest), largest]
 
 
-class Replay(Protocol):
+class GraphReplay(Protocol):
     """Replays the graph of one captured batch size."""
 
     def __call__(self) -> Outputs: ...
@@ -44,7 +44,7 @@ class DecodeGraphs:
         self._sizes = graph_sizes(largest)
         self._device = device
         self._captured = captured
-        self._replays: dict[int, Replay] = {}
+        self._replays: dict[int, GraphReplay] = {}
         self._pool: Any = None
         self._stream: Any = None
         self._outputs: Outputs | None = None
@@ -77,7 +77,7 @@ class DecodeGraphs:
         # Torch takes a pool that no graph has any more for a fault if it still holds a library's workspace.
         self._pool = None
 
-    def _capture(self, size: int) -> Replay:
+    def _capture(self, size: int) -> GraphReplay:
         if not self._captured:
             return lambda: self._compute(size)
         stream = self._own_stream()

@@ -9,8 +9,8 @@ import torch
 
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMoves
-from octavo.worker.config import ModelSettings
 from octavo.worker.gpu.executor import GpuExecutor
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import WorkerSequence, WorkItem

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.worker.loading.progress import LoadProgress, WatchedWeights
-from octavo.worker.loading.tensor_file import Part
+from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.loading.weights import Checkpoint, WeightSource
 
 # The deviation with which transformers initialises: activations stay finite through any number of layers.
@@ -50,7 +50,7 @@ class DummyWeights:
         """Returns no names: nothing is stored."""
         return _NOTHING_STORED
 
-    def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Tensor:
         """Returns a float32 tensor of `shape`, or `part` of it."""
         filled = torch.empty(shape if part is None else part.shape(shape))
         if len(shape) == 1 and name.endswith("weight"):

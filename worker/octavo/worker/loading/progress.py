@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 from tqdm import tqdm
 
-from octavo.worker.loading.tensor_file import Part
+from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.loading.weights import WeightSource
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class WatchedWeights:
         """Returns the source's names and shapes."""
         return self._source.shapes()
 
-    def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Tensor:
         """Returns the source's tensor. Raises `WeightsError`."""
         tensor = self._source.take(name, shape, part)
         self._progress.advance(tensor.nbytes)

@@ -18,7 +18,7 @@ from octavo.runtime.models.directory import safetensors_header
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """Describes a part of a tensor: the places of dimension `dim` that `ranges` name, range after range, and all other
     dimensions."""
 
@@ -109,7 +109,7 @@ class StoredTensor:
     def num_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def read(self, part: Part | None = None) -> Tensor:
+    def read(self, part: TensorPart | None = None) -> Tensor:
         """Reads the tensor, or `part` of it and no byte more, into memory of its own.
 
         Raises `TensorFileError` if the file has become shorter, `OSError`, or `ValueError` on a part that exceeds the

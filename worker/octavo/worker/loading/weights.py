@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from torch import Tensor
 
-from octavo.worker.loading.tensor_file import Part, StoredTensor, TensorFileError, stored_tensors
+from octavo.worker.loading.tensor_file import StoredTensor, TensorFileError, TensorPart, stored_tensors
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class WeightSource(Protocol):
         """Returns the stored names with their shapes; empty for a source that makes whatever is taken."""
         ...
 
-    def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Tensor:
         """Returns the tensor called `name`, of `shape`, or `part` of it; on the CPU, in its stored dtype.
 
         Raises `WeightsError` if there is no such tensor.
@@ -75,7 +75,7 @@ class Checkpoint:
         """Returns every stored tensor's name and shape, in the order of the files."""
         return {name: stored.shape for name, stored in self._stored.items()}
 
-    def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Tensor:
         """Reads the tensor called `name`, or `part` of it, in its stored dtype.
 
         Raises `WeightsError` if it is absent or of another shape than `shape`.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.worker.models.architectures import ARCHITECTURES, FULL, SLIDING, Architecture
-from octavo.worker.models.config_file import ConfigError, ConfigFile, UnsupportedSetting, read_config_file
+from octavo.worker.models.config_file import ConfigFile, ModelConfigError, UnsupportedSetting, read_config_file
 from octavo.worker.models.rotary import RotaryConfig, rotary_config
 
 
@@ -47,7 +47,7 @@ def _window(file: ConfigFile) -> int | None:
     """Returns the window of the layers that slide; None if none does."""
     window = file.sliding_window if file.use_sliding_window else None
     if window is not None and window < 1:
-        raise ConfigError(f"sliding_window = {window} leaves a token nothing to attend to")
+        raise ModelConfigError(f"sliding_window = {window} leaves a token nothing to attend to")
     return window
 
 
@@ -78,7 +78,7 @@ def _rotated(file: ConfigFile) -> list[bool]:
     layers = range(file.num_hidden_layers)
     if file.no_rope_layers is not None:
         if len(file.no_rope_layers) != len(layers):
-            raise ConfigError(f"no_rope_layers has {len(file.no_rope_layers)} entries for {len(layers)} layers")
+            raise ModelConfigError(f"no_rope_layers has {len(file.no_rope_layers)} entries for {len(layers)} layers")
         return [bool(turns) for turns in file.no_rope_layers]
     if file.no_rope_layer_interval is None:
         return [True for _ in layers]
@@ -92,7 +92,7 @@ def _pattern(file: ConfigFile) -> int:
     return pattern
 
 
-__all__ = ["ARCHITECTURES", "ConfigError", "DecoderConfig", "RotaryConfig", "UnsupportedSetting", "read_config"]
+__all__ = ["ARCHITECTURES", "DecoderConfig", "ModelConfigError", "RotaryConfig", "UnsupportedSetting", "read_config"]
 
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
@@ -134,13 +134,13 @@ class DecoderConfig:
 def read_config(directory: Path, max_model_len: int | None = None) -> DecoderConfig:
     """Reads the configuration in `directory`; `max_model_len` shortens the context.
 
-    Raises `ConfigError`: as `UnsupportedSetting` if only this family lacks the setting.
+    Raises `ModelConfigError`: as `UnsupportedSetting` if only this family lacks the setting.
     """
     path = directory / "config.json"
     try:
         architecture, file = read_config_file(path)
         return _decoder_config(file, architecture, max_model_len)
-    except ConfigError as error:
+    except ModelConfigError as error:
         raise type(error)(f"{path}: {error}") from None
 
 
@@ -178,7 +178,7 @@ def _decoder_config(file: ConfigFile, architecture: Architecture, max_model_len:
 
 def _refuse_unimplemented(file: ConfigFile) -> None:
     if file.quantization_config is not None:
-        raise ConfigError(f"quantization_config = {file.quantization_config!r} is not implemented")
+        raise ModelConfigError(f"quantization_config = {file.quantization_config!r} is not implemented")
     for accepted, key, value in (
         (file.pretraining_tp in (None, 1), "pretraining_tp", file.pretraining_tp),
         (not file.use_bidirectional_attention, "use_bidirectional_attention", file.use_bidirectional_attention),
@@ -199,14 +199,16 @@ def _activation(file: ConfigFile, architecture: Architecture) -> str:
 def _kv_heads(file: ConfigFile) -> int:
     kv_heads = file.num_key_value_heads or file.num_attention_heads
     if file.num_attention_heads % kv_heads:
-        raise ConfigError(f"{file.num_attention_heads} attention heads do not share {kv_heads} KV heads evenly")
+        raise ModelConfigError(f"{file.num_attention_heads} attention heads do not share {kv_heads} KV heads evenly")
     return kv_heads
 
 
 def _head_dim(file: ConfigFile) -> int:
     head_dim = file.head_dim or file.hidden_size // file.num_attention_heads
     if not head_dim:
-        raise ConfigError(f"a hidden size of {file.hidden_size} leaves {file.num_attention_heads} heads nothing each")
+        raise ModelConfigError(
+            f"a hidden size of {file.hidden_size} leaves {file.num_attention_heads} heads nothing each"
+        )
     return head_dim
 
 
@@ -224,7 +226,7 @@ def _context_length(file: ConfigFile, max_model_len: int | None) -> int:
     if max_model_len is None:
         return file.max_position_embeddings
     if not 1 <= max_model_len <= file.max_position_embeddings:
-        raise ConfigError(
+        raise ModelConfigError(
             f"a context of {max_model_len} tokens is asked for; the model has 1 to {file.max_position_embeddings}"
         )
     return max_model_len

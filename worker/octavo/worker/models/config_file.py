@@ -8,11 +8,11 @@ import msgspec
 from octavo.worker.models.architectures import ARCHITECTURES, Architecture
 
 
-class ConfigError(Exception):
+class ModelConfigError(Exception):
     """Raised for a config.json that is broken, or asks for something Octavo does not do."""
 
 
-class UnsupportedSetting(ConfigError):
+class UnsupportedSetting(ModelConfigError):
     """Raised for a sound config.json of a model that the native families do not compute."""
 
 
@@ -100,7 +100,7 @@ class ConfigFile(msgspec.Struct):
 
 
 def read_config_file(path: Path) -> tuple[Architecture, ConfigFile]:
-    """Reads the file at `path` and returns the architecture that it names, and its values. Raises `ConfigError`.
+    """Reads the file at `path` and returns the architecture that it names, and its values. Raises `ModelConfigError`.
 
     Code that `auto_map` names is not run, and not needed: an architecture of this name is known here.
     """
@@ -111,18 +111,18 @@ def read_config_file(path: Path) -> tuple[Architecture, ConfigFile]:
         read = {key: value for key, value in keys.items() if key not in FAMILY_KEYS or architecture.reads(key)}
         return architecture, msgspec.convert({**architecture.defaults, **read}, ConfigFile)
     except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"cannot read it: {error}") from error
+        raise ModelConfigError(f"cannot read it: {error}") from error
 
 
 def check_layers(keys: dict[str, Any]) -> None:
     """Refuses more layers than any model has, wherever `keys` of a config.json give their number.
 
-    It comes before anything makes lists of them. Raises `ConfigError`.
+    It comes before anything makes lists of them. Raises `ModelConfigError`.
     """
     for key in _LAYER_KEYS:
         number = keys.get(key)
         if isinstance(number, int | float) and number > MAX_LAYERS:
-            raise ConfigError(
+            raise ModelConfigError(
                 f"{key} = {number} is more than the {MAX_LAYERS} layers that a model may have; correct it"
             )
     for nested in keys.values():

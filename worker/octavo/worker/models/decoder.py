@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from octavo.kernels.backend import AttentionBackend
-from octavo.worker.step.kv_cache import LayerCache, ModelShape
+from octavo.worker.step.kv_cache import LayerCache, ModelSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Decoder(Protocol):
     """
 
     @property
-    def config(self) -> ModelShape: ...
+    def config(self) -> ModelSizes: ...
 
     def forward(self, step: PagedStep) -> Tensor:
         """Computes the last hidden states of `step.rows`, [len(rows), hidden_size], for `logits`."""

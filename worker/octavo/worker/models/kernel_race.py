@@ -17,15 +17,15 @@ from pathlib import Path
 import torch
 
 from octavo.kernels.backend import AttentionBackend, GroupBatch
-from octavo.kernels.choice import Choice, choose_attention
+from octavo.kernels.choice import AttentionChoice, choose_attention
 from octavo.kernels.native.build import source_hash
 from octavo.kernels.native.library import VARIANT_VARIABLE, NativeUnavailable, find, set_aside
 from octavo.runtime.models.directory import cache_directory
 from octavo.runtime.telemetry.optional import KERNEL_SPEEDS, failed
-from octavo.worker.config import ModelSettings
 from octavo.worker.loading.load_format import DummyWeights
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.compiled import CompiledLlama, compiled, obstacle
-from octavo.worker.models.config import ConfigError, DecoderConfig, read_config
+from octavo.worker.models.config import DecoderConfig, ModelConfigError, read_config
 from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.llama import LlamaModel
@@ -33,7 +33,7 @@ from octavo.worker.step.kv_cache import KVCache, KVLayout
 from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
 
 
-def kernel_path(attention: Choice, model: Decoder) -> str:
+def kernel_path(attention: AttentionChoice, model: Decoder) -> str:
     """Describes in words what computes `model` (compiled where it can be) with `attention`.
 
     Where something faster exists, the text says why it is not used and how to get it.
@@ -131,7 +131,7 @@ def _speeds(directory: Path, settings: ModelSettings) -> Speeds | None:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         return known(config, _dtype(settings), settings.block_size)
-    except ConfigError:
+    except ModelConfigError:
         # The model is one that transformers computes, or none; loading it reports that.
         return None
     except (OSError, RuntimeError, ValueError, MemoryError) as error:

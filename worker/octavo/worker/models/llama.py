@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from octavo.worker.loading.tensor_file import Part
+from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.loading.weights import WeightSource
 from octavo.worker.models.config import DecoderConfig
 from octavo.worker.models.decoder import PagedStep
@@ -17,15 +17,15 @@ from octavo.worker.models.layers import MLP, Attention, DecoderLayer, RMSNorm, S
 from octavo.worker.models.linear import GatedLinear, Linear
 from octavo.worker.models.rotary import Angles, RotaryTable, halves_first
 from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
-from octavo.worker.tensor_parallel.shards import Shards, Share, Vocabulary, stacked
+from octavo.worker.tensor_parallel.shards import ShardedVocabulary, Shards, Share, stacked
 
 
 class LayerLoader:
     """Builds layers from a checkpoint's tensors, fusing those that are multiplied with the same input.
 
     It reads only what this rank computes with. The parameter `config` describes the whole model; the attribute
-    describes this rank's share, with its own `num_heads`, `num_kv_heads` and `intermediate_size`. Raises `ConfigError`
-    if the ranks of `group` cannot share the model.
+    describes this rank's share, with its own `num_heads`, `num_kv_heads` and `intermediate_size`. Raises
+    `ModelConfigError` if the ranks of `group` cannot share the model.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class LayerLoader:
             if rotary is not None
         }
         shards = Shards(group.rank, group.size)
-        self.vocabulary = Vocabulary(config.vocab_size, group)
+        self.vocabulary = ShardedVocabulary(config.vocab_size, group)
         self._heads = shards.heads(config.num_heads, config.num_kv_heads)
         # Octavo's own kernels multiply pairs of inputs.
         self._columns = shards.split(config.intermediate_size, "columns of the MLP", unit=2)
@@ -70,7 +70,7 @@ class LayerLoader:
             return Linear(embedding)
         return Linear(self._vocabulary_rows(name))
 
-    def norm(self, prefix: str, size: int, part: Part | None = None) -> RMSNorm:
+    def norm(self, prefix: str, size: int, part: TensorPart | None = None) -> RMSNorm:
         weight = self._checkpoint.take(f"{prefix}.weight", (size,), part).to(self._device, torch.float32)
         return RMSNorm(weight + self._architecture.norm_offset, self.config.rms_norm_eps)
 
@@ -185,7 +185,7 @@ class LayerLoader:
         share = self.vocabulary.share
         return self._tensor(name, (share.whole, self.config.hidden_size), share.along(0))
 
-    def _tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+    def _tensor(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Tensor:
         return self._checkpoint.take(name, shape, part).to(self._device, self._dtype)
 
 
@@ -202,7 +202,7 @@ class LlamaModel:
 
     `embedding` is [vocab_size, hidden_size], or this rank's share of the rows; `rotary_tables` has one entry for all
     layers with the same rotary embedding. Raises `WeightsError` if the checkpoint does not fit `config`, or
-    `ConfigError` if the ranks cannot share the model.
+    `ModelConfigError` if the ranks cannot share the model.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ import torch
 
 from octavo.worker.loading.load_format import open_weights
 from octavo.worker.models.config import read_config
-from octavo.worker.models.config_file import ConfigError, UnsupportedSetting
+from octavo.worker.models.config_file import ModelConfigError, UnsupportedSetting
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.llama import LlamaModel
 from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
@@ -27,8 +27,8 @@ def load_model(
 ) -> Decoder:
     """Loads the model in `directory`, its weights on `device` in `dtype`; `max_model_len` shortens its context.
 
-    Each rank of a `group` loads its share. `model_impl` is one of `octavo.worker.config.MODEL_IMPLS`. Raises
-    `ConfigError` or `WeightsError`.
+    Each rank of a `group` loads its share. `model_impl` is one of `octavo.worker.model_settings.MODEL_IMPLS`. Raises
+    `ModelConfigError` or `WeightsError`.
     """
     if model_impl == "transformers":
         return _transformers_model(directory, dtype, device, max_model_len, load_format, group)
@@ -55,5 +55,5 @@ def _transformers_model(
 
     try:
         return TransformersModel(directory, dtype, device, max_model_len, load_format, group)
-    except ConfigError as error:
+    except ModelConfigError as error:
         raise type(error)(f"{directory}: {error}") from error

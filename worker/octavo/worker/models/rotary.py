@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.worker.models.architectures import FULL, SLIDING, Architecture
-from octavo.worker.models.config_file import ConfigError, ConfigFile, UnsupportedSetting
+from octavo.worker.models.config_file import ConfigFile, ModelConfigError, UnsupportedSetting
 
 logger = logging.getLogger(__name__)
 
@@ -75,16 +75,16 @@ def rotary_config(
     file: ConfigFile, architecture: Architecture, layer_type: str, head_dim: int, context: int
 ) -> RotaryConfig:
     """Reads the rotary embedding of layers of `layer_type` where positions stay below `context`. Raises
-    `ConfigError`."""
+    `ModelConfigError`."""
     parameters = _parameters(file, architecture, layer_type)
     try:
         rotary_dim = _rotary_dim(file, architecture, parameters, head_dim)
         scaling, attention_factor = _scaling(file, architecture, parameters, context)
         rotary = RotaryConfig(_theta(file, parameters, layer_type), rotary_dim, scaling, attention_factor)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ConfigError(f"the rotary embedding's parameters {parameters} are not usable: {error!r}") from error
+        raise ModelConfigError(f"the rotary embedding's parameters {parameters} are not usable: {error!r}") from error
     if isinstance(scaling, LongRopeScaling) and len(scaling.factors) != rotary_dim // 2:
-        raise ConfigError(f"{len(scaling.factors)} longrope factors are given for {rotary_dim // 2} frequencies")
+        raise ModelConfigError(f"{len(scaling.factors)} longrope factors are given for {rotary_dim // 2} frequencies")
     return rotary
 
 
@@ -98,7 +98,7 @@ def _parameters(file: ConfigFile, architecture: Architecture, layer_type: str) -
             raise UnsupportedSetting(f"rope_parameters by layer type are not implemented for {file.architectures}")
         return dict(file.rope_scaling or parameters)
     if not isinstance(parameters.get(layer_type, {}), dict):
-        raise ConfigError(f"rope_parameters = {parameters} hold no parameters for {layer_type}")
+        raise ModelConfigError(f"rope_parameters = {parameters} hold no parameters for {layer_type}")
     if parameters and not nested:
         raise UnsupportedSetting(
             f"rope_parameters = {parameters} are not by layer type, as {file.architectures} has it"
@@ -124,7 +124,7 @@ def _rotary_dim(file: ConfigFile, architecture: Architecture, parameters: Mappin
         raise UnsupportedSetting(f"partial_rotary_factor = {factor} is not implemented for {file.architectures}")
     rotary_dim = int(head_dim * factor)
     if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
-        raise ConfigError(f"{rotary_dim} of a head's {head_dim} dimensions cannot turn in pairs")
+        raise ModelConfigError(f"{rotary_dim} of a head's {head_dim} dimensions cannot turn in pairs")
     return rotary_dim
 
 

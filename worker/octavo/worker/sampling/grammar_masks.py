@@ -19,7 +19,7 @@ from octavo.runtime.models.grammar import GrammarError, is_lost
 from octavo.wire.steps import GrammarTime, SequenceFailure
 from octavo.worker.gpu.transfer import upload
 from octavo.worker.process import available_cores
-from octavo.worker.sampling.grammars import Follower, Grammars
+from octavo.worker.sampling.grammars import GrammarProgress, Grammars
 from octavo.worker.sequences import WorkerSequence
 from octavo.worker.step.failures import bad_grammar
 
@@ -107,7 +107,7 @@ class _RowClock:
 
 
 def _fill(
-    bits: Bits, matchers: list[tuple[LLMatcher, int]], followers: list[Follower | None], clock: _RowClock
+    bits: Bits, matchers: list[tuple[LLMatcher, int]], followers: list[GrammarProgress | None], clock: _RowClock
 ) -> None:
     """Computes the mask rows of `matchers`, on several threads where that is worth it: the library releases Python's
     lock.

@@ -45,7 +45,7 @@ class CompiledGrammar:
 
 
 @dataclass(slots=True)
-class Follower:
+class GrammarProgress:
     """A matcher of a grammar that has taken the first `num_taken` generated tokens of its sequence."""
 
     grammar: CompiledGrammar
@@ -136,13 +136,13 @@ class Grammars:
         """Returns the matcher's mask without the empty word that the library may append."""
         return matcher.compute_bitmask()[: self.mask_bytes]
 
-    def _start(self, grammar: str) -> Follower:
+    def _start(self, grammar: str) -> GrammarProgress:
         if grammar not in self._compiled:
             self._compiled[grammar] = CompiledGrammar(_compiled(grammar, self.vocabulary), len(grammar))
         self._compiled.move_to_end(grammar)
         compiled = self._compiled[grammar]
         self._shrink()
-        return Follower(compiled, compiled.matcher.deep_copy())
+        return GrammarProgress(compiled, compiled.matcher.deep_copy())
 
     def _shrink(self) -> None:
         """Drops the grammars that are unused for longest. A grammar grows while it is used, so every start checks the

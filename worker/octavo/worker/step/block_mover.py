@@ -18,7 +18,7 @@ from octavo.worker.gpu import swap as gpu_moves
 from octavo.worker.gpu.swap import Pairs
 
 
-class Stream(Protocol):
+class DeviceStream(Protocol):
     """A queue of work, carried out in the order in which it was given, beside the work of other streams."""
 
     def record(self) -> Any:
@@ -84,8 +84,8 @@ class BlockMover:
         self,
         blocks: Tensor,
         cpu_blocks: Tensor,
-        main: Stream,
-        side: Stream,
+        main: DeviceStream,
+        side: DeviceStream,
         *,
         swap: Callable[[Tensor, Tensor, Pairs], None],
         copy: Callable[[Tensor, Pairs], None],

@@ -15,12 +15,12 @@ from torch import Tensor
 from octavo.kernels.backend import CacheShape
 from octavo.kernels.native.memory import zeros
 from octavo.wire.steps import BlockMoves
-from octavo.worker.config import ModelSettings
 from octavo.worker.gpu.swap import PinningError, pinned_zeros
+from octavo.worker.model_settings import ModelSettings
 from octavo.worker.step.block_mover import block_mover
 
 
-class ModelShape(Protocol):
+class ModelSizes(Protocol):
     """The sizes of a model that its KV cache and the contract with the scheduler need.
 
     `windows` holds the number of tokens that each layer attends to, the querying one included; 0 means all.
@@ -67,7 +67,7 @@ class KVLayout:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, config: ModelShape, block_size: int, dtype: torch.dtype) -> Self:
+    def of(cls, config: ModelSizes, block_size: int, dtype: torch.dtype) -> Self:
         return cls(group_layers(config.windows), block_size, config.num_kv_heads, config.head_dim, dtype)
 
     @property

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo.kernels.choice import Choice, choose_attention
+from octavo.kernels.choice import AttentionChoice, choose_attention
 from octavo.runtime.models.directory import fingerprint, model_name
 from octavo.wire.steps import BlockMoves, KVGroup, ModelInfo
-from octavo.worker.config import DTYPES, KV_CACHE_DTYPES, ModelSettings
 from octavo.worker.loading.load_format import release_free_memory
+from octavo.worker.model_settings import DTYPES, KV_CACHE_DTYPES, ModelSettings
 from octavo.worker.models.compiled import CompiledLlama, compiled, obstacle
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.fused import FusedLlama
@@ -48,7 +48,7 @@ def settings_obstacle(dtype: str, device: torch.device) -> str | None:
     return None
 
 
-def model_obstacle(model: Decoder, attention: Choice) -> str | None:
+def model_obstacle(model: Decoder, attention: AttentionChoice) -> str | None:
     """Returns why `model` (compiled where it can be) with `attention` is not exact, and a remedy; None if it is."""
     if isinstance(model, FusedLlama) and model.group.size > 1:
         return "needs ranks that add up in one order whatever the batch, which GPUs do not; leave it or --tp out"
@@ -80,7 +80,7 @@ class ModelRunner:
     torch's, for the whole process. Each rank of a `group` holds a share; the memory given is that of all its ranks,
     and the first rank sends its steps to its `followers`.
 
-    Raises `ModelRunnerError`, `ConfigError` of the model, `WeightsError` or `KVCacheError`.
+    Raises `ModelRunnerError`, `ModelConfigError`, `WeightsError` or `KVCacheError`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ModelRunner:
             max_model_len=self._model.config.max_model_len,
         )
 
-    def _load(self, directory: Path) -> Choice:
+    def _load(self, directory: Path) -> AttentionChoice:
         """Loads the model and compiles it where it can be; returns the attention that it takes."""
         settings = self._settings
         model = load_model(
@@ -149,7 +149,7 @@ class ModelRunner:
             _refuse(model_obstacle(self._model, choice))
         return choice
 
-    def _make_cache(self, choice: Choice) -> None:
+    def _make_cache(self, choice: AttentionChoice) -> None:
         # The bytes of all ranks together, whose shares may differ.
         self._block_bytes = sum(self._group.exchange(self._layout.bytes_per_block))
         self.kv_groups = [KVGroup(group.window) for group in self._layout.groups]

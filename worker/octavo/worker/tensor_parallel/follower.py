@@ -8,7 +8,7 @@ from octavo.worker.health import Liveness
 from octavo.worker.runner import DeviceLostError
 from octavo.worker.step.forward import PagedModel
 from octavo.worker.tensor_parallel.distributed import DistributedGroup
-from octavo.worker.tensor_parallel.frames import Beat, Compute, End, Frame, Logits, Move, batch_of, decode
+from octavo.worker.tensor_parallel.frames import Beat, Compute, EndFrame, Frame, Logits, Move, batch_of, decode
 
 
 class Follower:
@@ -27,7 +27,7 @@ class Follower:
         this rank no other can go on.
         """
         try:
-            while not isinstance(frame := decode(self._group.receive_frame()), End):
+            while not isinstance(frame := decode(self._group.receive_frame()), EndFrame):
                 liveness.work()
                 liveness.owe()
                 self.do(frame)
@@ -46,7 +46,7 @@ class Follower:
                 self._take_logits(first, last)
             case Beat():
                 self._group.exchange(0)
-            case End():
+            case EndFrame():
                 pass
 
     def _compute(self, frame: Compute) -> None:

@@ -51,11 +51,11 @@ class Beat(Message, frozen=True):
     """Says that the first rank lives, and asks whether the others do."""
 
 
-class End(Message, frozen=True):
+class EndFrame(Message, frozen=True):
     """Says that there will be no more frames."""
 
 
-Frame = Move | Compute | Logits | Beat | End
+Frame = Move | Compute | Logits | Beat | EndFrame
 
 encode = msgspec.msgpack.Encoder().encode
 _decode: Callable[[bytes], Frame] = msgspec.msgpack.Decoder(Frame).decode

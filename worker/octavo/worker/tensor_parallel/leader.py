@@ -8,7 +8,7 @@ from octavo.wire.steps import BlockMoves
 from octavo.worker.runner import DeviceLostError
 from octavo.worker.step.batch import Batch
 from octavo.worker.tensor_parallel.distributed import DistributedGroup
-from octavo.worker.tensor_parallel.frames import Beat, Compute, End, Frame, Logits, Move, compute_frame, encode
+from octavo.worker.tensor_parallel.frames import Beat, Compute, EndFrame, Frame, Logits, Move, compute_frame, encode
 
 
 class Followers(Protocol):
@@ -72,7 +72,7 @@ class Leader:
 
     def end(self) -> None:
         """Tells the other ranks that nothing more will be sent."""
-        self._send(End())
+        self._send(EndFrame())
 
     @contextmanager
     def _together(self, frame: Compute | Logits) -> Iterator[None]:

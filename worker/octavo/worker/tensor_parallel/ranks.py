@@ -19,8 +19,9 @@ from typing import Self
 from octavo.runtime.process.ends import End, describe_status
 from octavo.runtime.process.orphans import end_with_parent, inherited_locks
 from octavo.runtime.transport.endpoints import EndpointError, runtime_directory
-from octavo.worker.config import LOCAL_SCHEME, WorkerConfig
+from octavo.worker.config import WorkerConfig
 from octavo.worker.health import Liveness
+from octavo.worker.model_settings import LOCAL_SCHEME
 from octavo.worker.runner import Runner
 from octavo.worker.step.model_runner import ModelRunner
 from octavo.worker.tensor_parallel.distributed import DistributedGroup, RankLostError

@@ -15,7 +15,7 @@ from torch import distributed
 from torch._C import _distributed_c10d as c10d
 
 from octavo.runtime.transport.endpoints import EndpointError
-from octavo.worker.config import LOCAL_SCHEME
+from octavo.worker.model_settings import LOCAL_SCHEME
 from octavo.worker.tensor_parallel.distributed import DistributedGroup
 from octavo.worker.tensor_parallel.links import Backend, BackendLink, GlooLink, HostLink, SharedMemory
 

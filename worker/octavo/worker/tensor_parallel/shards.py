@@ -11,8 +11,8 @@ from typing import Self
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.worker.loading.tensor_file import Part
-from octavo.worker.models.config_file import ConfigError
+from octavo.worker.loading.tensor_file import TensorPart
+from octavo.worker.models.config_file import ModelConfigError
 from octavo.worker.tensor_parallel.group import ShardGroup
 
 
@@ -30,18 +30,18 @@ class Share:
         """Returns the share of rows, if each of the things is `width` rows."""
         return type(self)(self.whole * width, range(self.mine.start * width, self.mine.stop * width))
 
-    def along(self, dim: int) -> Part:
+    def along(self, dim: int) -> TensorPart:
         """Returns the part of a tensor that has one of the things at each place of `dim`."""
         return stacked(dim, [self])
 
 
-def stacked(dim: int, shares: Sequence[Share]) -> Part:
+def stacked(dim: int, shares: Sequence[Share]) -> TensorPart:
     """Returns the part of a tensor along whose `dim` the things of all `shares` lie, one kind after the other."""
     ranges, before = [], 0
     for share in shares:
         ranges.append(range(before + share.mine.start, before + share.mine.stop))
         before += share.whole
-    return Part(dim, tuple(ranges))
+    return TensorPart(dim, tuple(ranges))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +62,22 @@ class Shards:
 
     def split(self, whole: int, what: str, *, unit: int = 1) -> Share:
         """Returns this rank's share of `whole` things, called `what`, that stay together by `unit`. Raises
-        `ConfigError` if there are too few."""
+        `ModelConfigError` if there are too few."""
         return Share(whole, self._all(whole, what, unit)[self.rank])
 
     def sizes(self, whole: int, what: str, *, unit: int = 1) -> list[int]:
-        """Returns the number of things that each rank has. Raises `ConfigError` as `split` does."""
+        """Returns the number of things that each rank has. Raises `ModelConfigError` as `split` does."""
         return [len(places) for places in self._all(whole, what, unit)]
 
     def heads(self, num_heads: int, num_kv_heads: int) -> HeadShares:
         """Returns the share of heads: each query head is on the rank of its KV head.
 
         Where there are fewer KV heads than ranks, several ranks hold the same one, with some of its query heads each.
-        Raises `ConfigError` if the numbers do not divide.
+        Raises `ModelConfigError` if the numbers do not divide.
         """
         if not _fits(self.size, num_heads, num_kv_heads):
             others = ", ".join(str(size) for size in range(1, num_heads + 1) if _fits(size, num_heads, num_kv_heads))
-            raise ConfigError(
+            raise ModelConfigError(
                 f"--tp {self.size} does not fit a model of {num_heads} attention heads and {num_kv_heads} KV heads;"
                 f" one of {others} does"
             )
@@ -91,7 +91,9 @@ class Shards:
     def _all(self, whole: int, what: str, unit: int) -> list[range]:
         units = -(-whole // unit)
         if units < self.size:
-            raise ConfigError(f"--tp {self.size} leaves a rank without any of the model's {whole} {what}; give less")
+            raise ModelConfigError(
+                f"--tp {self.size} leaves a rank without any of the model's {whole} {what}; give less"
+            )
         shares = (_nth(units, self.size, rank) for rank in range(self.size))
         return [range(each.start * unit, min(whole, each.stop * unit)) for each in shares]
 
@@ -108,9 +110,9 @@ def _nth(count: int, size: int, rank: int) -> range:
 # Embedding and LM head with their rows on different ranks.
 
 
-class Vocabulary:
-    """Divides `size` tokens among the ranks of `group`, each of which holds a `share`. Raises `ConfigError` if there
-    are too few."""
+class ShardedVocabulary:
+    """Divides `size` tokens among the ranks of `group`, each of which holds a `share`. Raises `ModelConfigError` if
+    there are too few."""
 
     def __init__(self, size: int, group: ShardGroup) -> None:
         shards = Shards(group.rank, group.size)

@@ -58,7 +58,7 @@ class Step:
 
 
 @dataclass
-class Outcome:
+class StepEnd:
     """Holds the end of a step: "passed", "failed", "stopped" (by its limit) or "skipped", for a `reason`."""
 
     name: str
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(options.only) - {step.name for step in listed}:
         parser.error(f"there is no step {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in listed)}")
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    done: list[Outcome] = []
+    done: list[StepEnd] = []
     for outcome in run(listed, options.budget_s, options.out.with_suffix(""), _environment(), options.only):
         print(outcome.line(), flush=True)
         done.append(outcome)
@@ -142,7 +142,7 @@ def run(
     environment: dict[str, str],
     only: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Outcome]:
+) -> Iterator[StepEnd]:
     """Runs the steps and yields the outcome of each. A step writes to files whose names begin with that of
     `results`."""
     end = clock() + budget_s
@@ -150,7 +150,7 @@ def run(
     for step in listed:
         left = end - clock()
         if reason := _obstacle(step, left, machine, environment, only):
-            yield Outcome(step.name, step.what, reason=reason)
+            yield StepEnd(step.name, step.what, reason=reason)
             continue
         began = clock()
         outcome = _run(
@@ -185,7 +185,7 @@ def _is_there(name: str, environment: dict[str, str]) -> bool:
     return importlib.machinery.PathFinder.find_spec(name, paths) is not None
 
 
-def _run(step: Step, seconds: float, out: Path, machine: dict[str, Any], environment: dict[str, str]) -> Outcome:
+def _run(step: Step, seconds: float, out: Path, machine: dict[str, Any], environment: dict[str, str]) -> StepEnd:
     # A bench reports what it skips because it does not fit; what is stopped may go unreported.
     values = {
         "out": str(out.absolute()),
@@ -195,7 +195,7 @@ def _run(step: Step, seconds: float, out: Path, machine: dict[str, Any], environ
     command = [values.get(word[1:-1], word) if word[:1] == "{" else word for word in step.command]
     out.unlink(missing_ok=True)
     environment = environment | ({"TRITON_INTERPRET": "1"} if step.interpreted else {})
-    outcome = Outcome(step.name, step.what, command=" ".join(word for word in command if "\n" not in word))
+    outcome = StepEnd(step.name, step.what, command=" ".join(word for word in command if "\n" not in word))
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
@@ -235,7 +235,7 @@ def _result(out: Path, said: str) -> Any:
         return None
 
 
-def page(done: Sequence[Outcome]) -> str:
+def page(done: Sequence[StepEnd]) -> str:
     """Formats all steps on a line each, then what each has said, as far as a page holds it."""
     lines = [outcome.line() for outcome in done]
     for outcome in done:

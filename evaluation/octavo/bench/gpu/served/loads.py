@@ -6,19 +6,19 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.bench.gpu.shapes import MODELS, ModelShape
-from octavo.bench.workloads import Job
+from octavo.bench.gpu.shapes import MODELS, DecoderShape
+from octavo.bench.workloads import CaseRequest
 
 # Ids below are control tokens in many vocabularies.
 _FIRST_ID, _LAST_ID = 17, 10_000
 
 
 @dataclass(frozen=True)
-class Load:
+class RequestBatch:
     """Requests that arrive together."""
 
     title: str
-    jobs: list[Job]
+    jobs: list[CaseRequest]
 
     @property
     def lengths(self) -> list[tuple[int, int]]:
@@ -30,27 +30,29 @@ class Load:
         return sum(job.num_tokens for job in self.jobs)
 
 
-def equal_load(count: int, num_prompt: int, num_output: int, key: str) -> Load:
+def equal_load(count: int, num_prompt: int, num_output: int, key: str) -> RequestBatch:
     """Makes a load of requests of one length, with other token ids for every `key`."""
     rng = random.Random(key)
-    jobs = [Job(rng.choices(range(_FIRST_ID, _LAST_ID), k=num_prompt), num_output) for _ in range(count)]
-    return Load(f"{count} x {num_prompt}/{num_output}", jobs)
+    jobs = [CaseRequest(rng.choices(range(_FIRST_ID, _LAST_ID), k=num_prompt), num_output) for _ in range(count)]
+    return RequestBatch(f"{count} x {num_prompt}/{num_output}", jobs)
 
 
-def mixed_load(count: int = 256, least: int = 100, most: int = 1024) -> Load:
+def mixed_load(count: int = 256, least: int = 100, most: int = 1024) -> RequestBatch:
     """Makes a load with prompts and outputs of `least` to `most` tokens, drawn from Python's generator of seed 0 as the
     throughput script of nano-vllm draws them: 142,827 tokens in and 133,966 out."""
     rng = random.Random(0)
     prompts = [[rng.randint(0, _LAST_ID) for _ in range(rng.randint(least, most))] for _ in range(count)]
-    jobs = [Job(prompt, rng.randint(least, most)) for prompt in prompts]
-    return Load("mixed lengths", jobs)
+    jobs = [CaseRequest(prompt, rng.randint(least, most)) for prompt in prompts]
+    return RequestBatch("mixed lengths", jobs)
 
 
-def warm_up_load() -> Load:
+def warm_up_load() -> RequestBatch:
     """Makes a little of everything, so that no case pays for first use."""
     rng = random.Random("warm-up")
     lengths = [(1, 8), (30, 40), (300, 24), (1000, 8), *[(500, 24)] * 16]
-    return Load("warm-up", [Job(rng.choices(range(_FIRST_ID, _LAST_ID), k=num), new) for num, new in lengths])
+    return RequestBatch(
+        "warm-up", [CaseRequest(rng.choices(range(_FIRST_ID, _LAST_ID), k=num), new) for num, new in lengths]
+    )
 
 
 def write_model(name: str, parent: Path) -> Path:
@@ -62,7 +64,7 @@ def write_model(name: str, parent: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copy(MODELS / name / "config.json", directory)
     end = "<|end|>"
-    pieces = vocabulary(ModelShape.read(name).vocab_size - 1)
+    pieces = vocabulary(DecoderShape.read(name).vocab_size - 1)
     tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -14,10 +14,10 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2
 
-from octavo.bench.gpu.machine import Machine
-from octavo.bench.gpu.served.loads import Load, warm_up_load, write_model
-from octavo.bench.measurement import Stream
-from octavo.bench.workloads import Job
+from octavo.bench.gpu.machine import GpuMachine
+from octavo.bench.gpu.served.loads import RequestBatch, warm_up_load, write_model
+from octavo.bench.measurement import TokenTimes
+from octavo.bench.workloads import CaseRequest
 from octavo.testbed.stack import Stack
 from octavo.v1 import generation_pb2, generation_pb2_grpc
 
@@ -25,7 +25,7 @@ Stub = generation_pb2_grpc.GenerationServiceStub
 
 
 @dataclass(frozen=True)
-class Served:
+class LoadResult:
     """Holds the wall time of a load, and the median time to the first token of its requests (0: answers came whole)."""
 
     wall_s: float
@@ -62,7 +62,7 @@ class Service:
         self._budget_s = budget_s
 
     @classmethod
-    def start(cls, machine: Machine, model: str, **environment: str) -> Self:
+    def start(cls, machine: GpuMachine, model: str, **environment: str) -> Self:
         """Raises `RuntimeError` with the end of its log if a process ends, or none is ready in the time left."""
         directory = Path(tempfile.mkdtemp(prefix="octavo-"))
         stack = Stack(write_model(model, directory), directory / "run", {**_environment(machine), **environment})
@@ -81,31 +81,33 @@ class Service:
         self.stack.__exit__(None, None, None)
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def run(self, load: Load, *, streamed: bool = False) -> Served:
+    def run(self, load: RequestBatch, *, streamed: bool = False) -> LoadResult:
         """Sends all of the load's requests at once. Raises `RuntimeError` if one got fewer tokens than it wanted."""
         wall_s, streams = asyncio.run(self._run(load, streamed))
         for job, stream in zip(load.jobs, streams, strict=True):
             if stream.num_tokens != job.num_tokens:
                 raise RuntimeError(f"{stream.num_tokens} tokens came where {job.num_tokens} were asked for")
         firsts = sorted(stream.first for stream in streams)
-        return Served(wall_s, load.num_output_tokens, firsts[len(firsts) // 2] if streamed else 0.0)
+        return LoadResult(wall_s, load.num_output_tokens, firsts[len(firsts) // 2] if streamed else 0.0)
 
-    def decode_window(self, load: Load) -> Window:
+    def decode_window(self, load: RequestBatch) -> Window:
         """Measures from when every request of the load has its first token until most have four fifths of theirs."""
         return asyncio.run(self._decode_window(load))
 
     def log(self) -> str:
         return self.stack.log("worker")
 
-    async def _run(self, load: Load, streamed: bool) -> tuple[float, list[Stream]]:
-        streams = [Stream() for _ in load.jobs]
+    async def _run(self, load: RequestBatch, streamed: bool) -> tuple[float, list[TokenTimes]]:
+        streams = [TokenTimes() for _ in load.jobs]
         async with grpc.aio.insecure_channel(self.stack.address) as channel:
             await channel.channel_ready()
             began = time.perf_counter()
             await self._receive_all(Stub(channel), load, streams, began, streamed)
             return time.perf_counter() - began, streams
 
-    async def _receive_all(self, stub: Stub, load: Load, streams: list[Stream], began: float, streamed: bool) -> None:
+    async def _receive_all(
+        self, stub: Stub, load: RequestBatch, streams: list[TokenTimes], began: float, streamed: bool
+    ) -> None:
         timeout = max(1.0, self._budget_s())
         await asyncio.gather(
             *(
@@ -114,8 +116,8 @@ class Service:
             )
         )
 
-    async def _decode_window(self, load: Load) -> Window:
-        streams = [Stream() for _ in load.jobs]
+    async def _decode_window(self, load: RequestBatch) -> Window:
+        streams = [TokenTimes() for _ in load.jobs]
         wanted = load.jobs[0].num_tokens
         async with grpc.aio.insecure_channel(self.stack.address) as channel:
             received = asyncio.create_task(
@@ -143,7 +145,7 @@ class Service:
             time.sleep(0.1)
 
 
-def _environment(machine: Machine) -> dict[str, str]:
+def _environment(machine: GpuMachine) -> dict[str, str]:
     """Returns the environment of every process, which has the module path of this process."""
     settings = {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -167,13 +169,13 @@ async def _until(received: "asyncio.Task[None]", condition: Callable[[], bool]) 
 
 
 async def _receive(
-    stub: Stub, request: generation_pb2.GenerateRequest, stream: Stream, began: float, timeout: float
+    stub: Stub, request: generation_pb2.GenerateRequest, stream: TokenTimes, began: float, timeout: float
 ) -> None:
     async for event in stub.Generate(request, timeout=timeout):
         stream.arrived(len(event.delta.token_ids), time.perf_counter() - began)
 
 
-def _request(job: Job, streamed: bool) -> generation_pb2.GenerateRequest:
+def _request(job: CaseRequest, streamed: bool) -> generation_pb2.GenerateRequest:
     """Makes a greedy request for exactly `job.num_tokens` tokens, as text and ids; the answer comes in one piece unless
     `streamed`."""
     return generation_pb2.GenerateRequest(

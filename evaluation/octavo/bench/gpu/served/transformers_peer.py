@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.bench.child import Answer, Child, serve
-from octavo.bench.gpu.machine import Machine
-from octavo.bench.gpu.served.loads import Load
+from octavo.bench.child import Answer, MeasuredChild, serve
+from octavo.bench.gpu.machine import GpuMachine
+from octavo.bench.gpu.served.loads import RequestBatch
 
 # The kind that runs wherever torch does; transformers takes a faster one by itself where that is installed.
 _ATTENTION = "paged|sdpa"
@@ -24,11 +24,11 @@ class Generated:
     attention: str
 
 
-def generate_batch(directory: Path, machine: Machine, load: Load) -> Generated:
+def generate_batch(directory: Path, machine: GpuMachine, load: RequestBatch) -> Generated:
     """Raises `ChildError` if it fails, or is not done in the time that is left."""
     command: list[str | Path] = [sys.executable, "-m", __name__, directory, machine.device.type]
     paths = os.pathsep.join(filter(None, sys.path))
-    child = Child(command, directory / "transformers.log", PYTHONPATH=paths)
+    child = MeasuredChild(command, directory / "transformers.log", PYTHONPATH=paths)
     try:
         seconds = max(1, int(machine.budget.left()))
         jobs = [asdict(job) for job in load.jobs]

@@ -9,7 +9,7 @@ from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.session import SchedulerSession
 from octavo.frontend.stream.answer import Answer
-from octavo.testbed.history import Came, Choice, ChoiceEnded, Closed, Notified, Tokens
+from octavo.testbed.history import Came, SequenceAnswer, ChoiceEnded, Closed, Notified, Tokens
 from octavo.testing.simulation.reference import Reference, reference
 from octavo.testing.simulation.watch import Key, Watch
 from octavo.testing.simulation.workload import ClientPlan, Model
@@ -66,7 +66,7 @@ class Client:
         self._answer = Answer(self.journal, asked, "model", _Speech(), frozenset(model.vocabulary.eos_token_ids))
         self._told: list[Emitted] = []
         self._num_checked = [0] * len(self.journal.sequences)
-        answer = [Choice(self._reference.delivered[index]) for index in self._reference.order]
+        answer = [SequenceAnswer(self._reference.delivered[index]) for index in self._reference.order]
         watch.see(Came(watch.awake_s, key, answer))
 
     def notify(self) -> None:

@@ -26,7 +26,7 @@ from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.server.event_log import Began, Handled, Planned, Record
-from octavo.testbed.history import Event, Held, Left, Load
+from octavo.testbed.history import Event, HeldLoad, Left, RequestsHeld
 from octavo.testbed.judge import Judge
 from octavo.testing.simulation.device import INJECTED
 from octavo.testing.simulation.harm import Harm
@@ -85,7 +85,7 @@ class Watch:
     def rest(self, core: Scheduler) -> None:
         """The run is over."""
         self._judge.take(
-            Load(self.awake_s, len(core.groups), sum(_num_held(replica) for replica in core.replicas.values()))
+            HeldLoad(self.awake_s, len(core.groups), sum(_num_held(replica) for replica in core.replicas.values()))
         )
         self._judge.end(self.awake_s)
         self._assert_good()
@@ -101,7 +101,7 @@ class Watch:
         self._unreachable = {each: self._unreachable.get(each, self.awake_s) for each in unreachable}
         longest_s = self.awake_s - min(self._unreachable.values(), default=self.awake_s)
         assert longest_s <= _UNREACHABLE_S, f"a connection ended {longest_s:.1f} s ago, and its worker is not lost"
-        self.see(Held(self.awake_s, _held(core)))
+        self.see(RequestsHeld(self.awake_s, _held(core)))
 
     def record(self, record: Record) -> None:
         """Checks a record that the shell writes."""

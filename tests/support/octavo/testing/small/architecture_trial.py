@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.testbed.models import fp32_runner, new_sequences, run_step
 from octavo.testing.small.tiny_configs import causal_class, tiny_config
-from octavo.worker.models.config_file import ConfigError
+from octavo.worker.models.config_file import ModelConfigError
 from octavo.worker.models.transformers.loading import refusal
 from octavo.worker.step.model_runner import ModelRunner
 
@@ -44,7 +44,7 @@ def try_architecture(model_type: str, directory: Path) -> Trial:
         return Trial(model_type, architecture.__name__, "untried", reason=_one_line(error))
     try:
         runner = fp32_runner(directory, num_blocks=128, threads=1, model_impl="transformers")
-    except ConfigError as error:
+    except ModelConfigError as error:
         reason = str(error).removeprefix(f"{directory}: ")
         return Trial(model_type, architecture.__name__, "refused", reason=reason)
     difference = max_logit_error(runner, model)

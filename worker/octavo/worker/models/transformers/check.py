@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from octavo.worker.models.config_file import ConfigError
+from octavo.worker.models.config_file import ModelConfigError
 from octavo.worker.models.transformers.attention import (
     PAGED,
     MaskMarks,
@@ -35,13 +35,13 @@ _HONOURED = {"scaling", "softcap", "s_aux", "sliding_window", "is_causal"}
 _WITHOUT_EFFECT = {"position_ids", "cache_position", "use_cache"}
 
 
-class UnsupportedModel(ConfigError):
+class UnsupportedModel(ModelConfigError):
     """Raised for a model that Octavo's paged attention cannot serve, or not without changing its results."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagedShape:
-    """Holds the measured `octavo.worker.step.kv_cache.ModelShape` of a model."""
+    """Holds the measured `octavo.worker.step.kv_cache.ModelSizes` of a model."""
 
     vocab_size: int
     max_model_len: int

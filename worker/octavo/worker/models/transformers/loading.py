@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from octavo.runtime.models.directory import CONTEXT_KEYS
 from octavo.worker.loading.weights import WeightsError, WeightSource
-from octavo.worker.models.config_file import ConfigError, check_layers
+from octavo.worker.models.config_file import ModelConfigError, check_layers
 from octavo.worker.models.transformers.attention import PAGED
 from octavo.worker.models.transformers.check import UnsupportedModel
 from octavo.worker.models.transformers.shards import ModelShare, SharedTensor, shared_architecture
@@ -39,14 +39,14 @@ class _ConfigFile(msgspec.Struct):
 
 
 def read_transformers_config(directory: Path) -> Any:
-    """Returns transformers' configuration object, without running code from `directory`. Raises `ConfigError`."""
+    """Returns transformers' configuration object, without running code from `directory`. Raises `ModelConfigError`."""
     path = directory / "config.json"
     try:
         content = path.read_bytes()
         file = msgspec.json.decode(content, type=_ConfigFile)
         check_layers(msgspec.json.decode(content, type=dict[str, Any]))
     except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
+        raise ModelConfigError(f"cannot read {path}: {error}") from error
     if file.quantization_config:
         raise UnsupportedModel("quantization_config is not implemented")
     try:
@@ -58,7 +58,7 @@ def read_transformers_config(directory: Path) -> Any:
                 " the code that auto_map names is never run; serve a model that needs none"
             ) from error
         reason = " ".join(str(error).split())
-        raise ConfigError(f"transformers {transformers.__version__} cannot use {path}: {reason}") from error
+        raise ModelConfigError(f"transformers {transformers.__version__} cannot use {path}: {reason}") from error
     return config
 
 
@@ -104,16 +104,16 @@ def _text(config: Any) -> Any:
 
 
 def context_length(config: Any, max_model_len: int | None) -> int:
-    """Returns the tokens of the model's context, shortened to `max_model_len`. Raises `ConfigError` if that is
+    """Returns the tokens of the model's context, shortened to `max_model_len`. Raises `ModelConfigError` if that is
     longer."""
     text = _text(config)
     known = [value for key in CONTEXT_KEYS if isinstance(value := getattr(text, key, None), int) and value > 0]
     if not known and max_model_len is None:
-        raise ConfigError("config.json does not say how long the context is; say so with --max-model-len")
+        raise ModelConfigError("config.json does not say how long the context is; say so with --max-model-len")
     context = known[0] if known else max_model_len
     assert context is not None
     if max_model_len is not None and not 1 <= max_model_len <= context:
-        raise ConfigError(f"a context of {max_model_len} tokens is asked for; the model has 1 to {context}")
+        raise ModelConfigError(f"a context of {max_model_len} tokens is asked for; the model has 1 to {context}")
     _refuse_shifting_rotary(text, max_model_len or context)
     return max_model_len or context
 
@@ -234,13 +234,13 @@ def _some(names: list[str]) -> str:
 
 @contextmanager
 def _constructing(config: Any) -> Iterator[None]:
-    """Raises `ConfigError` for a name that a model's class does not find: of an activation, of a kind of rotary
+    """Raises `ModelConfigError` for a name that a model's class does not find: of an activation, of a kind of rotary
     embedding."""
     try:
         yield
     except (AttributeError, LookupError, NotImplementedError, TypeError, ValueError) as error:
         where = "".join(f"; {key} = {value!r} is what it does not know" for key, value in _named(config, error))
-        raise ConfigError(
+        raise ModelConfigError(
             f"transformers {transformers.__version__} cannot make the model of config.json:"
             f" {type(error).__name__}: {error}{where}; correct config.json, or see which version of transformers it"
             " needs"

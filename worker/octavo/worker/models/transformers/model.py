@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class TransformersModel:
     """An `octavo.worker.models.decoder.Decoder` around a causal language model of transformers.
 
-    Raises `ConfigError` (as `UnsupportedModel` if paged attention cannot serve it) or `WeightsError`.
+    Raises `ModelConfigError` (as `UnsupportedModel` if paged attention cannot serve it) or `WeightsError`.
     """
 
     def __init__(

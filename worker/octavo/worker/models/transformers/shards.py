@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from octavo.worker.loading.tensor_file import Part
+from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.models.transformers.check import UnsupportedModel
 from octavo.worker.models.transformers.names import Layout, StoredNames
 from octavo.worker.models.transformers.plan import Axis, Split, shared_layers
 from octavo.worker.tensor_parallel.group import ShardGroup
-from octavo.worker.tensor_parallel.shards import HeadShares, Shards, Share, Vocabulary, stacked
+from octavo.worker.tensor_parallel.shards import HeadShares, ShardedVocabulary, Shards, Share, stacked
 
 # Octavo's kernels multiply pairs of inputs.
 _MLP_UNIT = 2
-_NOTHING = Part(0, ())
+_NOTHING = TensorPart(0, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class SharedTensor:
     """A tensor of shape `whole`, of which a rank holds `part`; a part without ranges stands for zeros."""
 
     whole: tuple[int, ...]
-    part: Part
+    part: TensorPart
 
     @property
     def is_held(self) -> bool:
@@ -48,7 +48,7 @@ class SharedExperts:
 def vocabulary_tensors(end: nn.Module, group: ShardGroup) -> dict[str, SharedTensor]:
     """Returns the shares of a model's embedding or LM head, by the names of its parameters."""
     return {
-        leaf: SharedTensor(tuple(tensor.shape), Vocabulary(len(tensor), group).share.along(0))
+        leaf: SharedTensor(tuple(tensor.shape), ShardedVocabulary(len(tensor), group).share.along(0))
         for leaf, tensor in end.named_parameters(recurse=False)
     }
 
@@ -56,7 +56,7 @@ def vocabulary_tensors(end: nn.Module, group: ShardGroup) -> dict[str, SharedTen
 def linear_tensors(
     linear: nn.Module, split: Split, heads: HeadShares, shards: Shards
 ) -> Iterator[tuple[str, SharedTensor]]:
-    """Yields the shares of a linear layer, by the names of its parameters. Raises `ConfigError` if it cannot be
+    """Yields the shares of a linear layer, by the names of its parameters. Raises `ModelConfigError` if it cannot be
     divided."""
     # Conv1D keeps its weight transposed.
     outputs, inputs = (1, 0) if isinstance(linear, Conv1D) else (0, 1)
@@ -84,7 +84,7 @@ def _share(size: int, axis: Axis, heads: HeadShares, shards: Shards) -> Share:
 
 def expert_tensors(experts: nn.Module, shards: Shards) -> dict[str, SharedExperts]:
     """Returns the shares of a module that computes the experts of a layer, by the names of its parameters. Raises
-    `ConfigError`."""
+    `ModelConfigError`."""
     parameters = dict(experts.named_parameters())
     if parameters.keys() != {"gate_up_proj", "down_proj"} or getattr(experts, "is_transposed", False):
         raise UnsupportedModel(
@@ -146,8 +146,8 @@ class ModelShare:
 def model_share(model: Any, group: ShardGroup) -> ModelShare:
     """Returns the share of a rank of `model`, which may have no values.
 
-    Raises `ConfigError`: as `UnsupportedModel` if no plan for sharing it is known, else if it cannot be divided among
-    so many ranks.
+    Raises `ModelConfigError`: as `UnsupportedModel` if no plan for sharing it is known, else if it cannot be divided
+    among so many ranks.
     """
     layers = shared_layers(model)
     shards = Shards(group.rank, group.size)
@@ -261,13 +261,13 @@ def _reduce(layer: Any, group: ShardGroup) -> None:
 
 def _look_up_together(embedding: Any, size: int, group: ShardGroup) -> None:
     # Not every model's embedding is a plain one.
-    look_up, vocabulary = embedding.forward, Vocabulary(size, group)
+    look_up, vocabulary = embedding.forward, ShardedVocabulary(size, group)
     embedding.forward = lambda input_ids: vocabulary.look_up(input_ids, look_up)
 
 
 def _gather_logits(head: Any, size: int, group: ShardGroup) -> None:
     """Makes the output of `head` one row of all tokens, [1, tokens, size]; no tokens on ranks other than 0."""
-    multiply, vocabulary = head.forward, Vocabulary(size, group)
+    multiply, vocabulary = head.forward, ShardedVocabulary(size, group)
 
     def forward(hidden: Tensor) -> Tensor:
         return vocabulary.gather(multiply(hidden).flatten(0, -2))[None]

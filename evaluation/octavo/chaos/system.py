@@ -13,10 +13,10 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2
 
-from octavo.chaos.client import TURNED_AWAY, Client, record
+from octavo.chaos.client import TURNED_AWAY, JudgedClient, record
 from octavo.chaos.workload import PREFIX, PREFIX_NAME, Question, questions
 from octavo.runtime.process.ends import ENDS_VARIABLE, End, write_ends
-from octavo.testbed.history import Answer, Event, Load, Struck
+from octavo.testbed.history import Answer, Event, HeldLoad, Struck
 from octavo.testbed.judge import Judge
 from octavo.testbed.stack import Stack
 from octavo.v1 import admin_pb2, generation_pb2
@@ -47,7 +47,7 @@ class Known:
 
 
 @dataclass
-class Arena:
+class SystemUnderLoad:
     """Holds a stack that runs, its clients and their judge. `known` is what they ask."""
 
     stack: Stack
@@ -87,7 +87,7 @@ class Arena:
         """Asks until a frontend takes the question; gives the reason of the error, if that is all that came."""
         while True:
             stub = self.stubs[self.num_asked % len(self.stubs)]
-            client = Client(stub, self.witness, known.named(self.name()), is_patient=len(self.stubs) > 1)
+            client = JudgedClient(stub, self.witness, known.named(self.name()), is_patient=len(self.stubs) > 1)
             reason = await client.ask(known.answer)
             if reason == TURNED_AWAY:
                 self.turned_away += 1
@@ -160,7 +160,7 @@ class Arena:
         load = await asyncio.to_thread(self.stack.load)
         requests = load.waiting + load.running + load.swapped
         blocks = sum(held_blocks(worker) for worker in load.workers)
-        self.judge.take(Load(time.monotonic(), requests, blocks))
+        self.judge.take(HeldLoad(time.monotonic(), requests, blocks))
         self.judge.end(time.monotonic())
 
 
@@ -171,7 +171,7 @@ def held_blocks(worker: admin_pb2.Worker) -> int:
 
 
 @contextlib.asynccontextmanager
-async def arena(stack: Stack, seed: int, *, workers: int = 2, frontends: int = 1) -> AsyncIterator[Arena]:
+async def system(stack: Stack, seed: int, *, workers: int = 2, frontends: int = 1) -> AsyncIterator[SystemUnderLoad]:
     """Starts all processes of a stack."""
     frontend_names = ["frontend", *(f"frontend-{i}" for i in range(1, frontends))]
     for name in ("scheduler", *frontend_names, *(f"worker-{i}" for i in range(workers))):
@@ -182,7 +182,7 @@ async def arena(stack: Stack, seed: int, *, workers: int = 2, frontends: int = 1
             for name in frontend_names
         ]
         stubs: list[Any] = [services.GenerationServiceStub(channel) for channel in channels]
-        found = Arena(stack, Random(seed), stubs)
+        found = SystemUnderLoad(stack, Random(seed), stubs)
         await found.until(lambda: _is_complete(stack, frontends, workers))
         yield found
 
@@ -195,4 +195,4 @@ def _is_complete(stack: Stack, frontends: int, workers: int) -> bool:
     return is_registered and stack.health() == health_pb2.HealthCheckResponse.SERVING
 
 
-Campaign = Callable[[Arena, int], Awaitable[dict[str, float]]]
+Campaign = Callable[[SystemUnderLoad, int], Awaitable[dict[str, float]]]

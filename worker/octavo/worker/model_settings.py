@@ -1,0 +1,338 @@
+"""Holds the settings by which a worker computes a model, each with its option; they are checked once, at start."""
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Annotated, Literal
+
+from octavo.runtime.models.directory import BUNDLED_MODEL, LOAD_FORMATS
+from octavo.runtime.options.option import OneOf, Option, Parsed, Real, Whole
+from octavo.wire.steps import MAX_BLOCK_SIZE
+from octavo.worker.fake.faults import FakeFault, parse_faults
+from octavo.worker.process import available_cores
+
+Device = Literal["cpu", "cuda", "fake"]
+# Who computes a model: Octavo's own families where they can and transformers otherwise, or only one of the two.
+MODEL_IMPLS = ("auto", "native", "transformers")
+# Whether a request's tokens may depend, in their last bits, on what runs beside it.
+NUMERICS = ("default", "exact")
+
+MAX_RANKS = 1024
+# How a rendezvous begins that is a path on this machine.
+LOCAL_SCHEME = "file:"
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_FAKE_BLOCKS = 1024
+DEFAULT_FAKE_WINDOWS = (0,)
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+# The dtypes of keys and values; `auto`: the dtype of the computation.
+KV_CACHE_DTYPES = ("auto", "fp8")
+
+_COUNT = Whole(at_least=1)
+_MOST_BLOCKS = 2**31 - 1
+
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+class ConfigError(ValueError):
+    """A setting, or two of them together, that cannot be meant."""
+
+
+def parse_memory(text: str) -> int:
+    """Returns the bytes that `512MiB`, `1.5GiB` or a plain number says. Raises `ConfigError` on anything else."""
+    match = _MEMORY.fullmatch(text.strip())
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise ConfigError(f"{text!r} is no amount of memory; write bytes, or a number with KiB, MiB, GiB or TiB")
+    return int(Fraction(match[1]) * unit)
+
+
+def parse_windows(text: str) -> tuple[int, ...]:
+    """Returns the windows of KV groups that `0,128` lists, in tokens. Raises `ConfigError` on anything else."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ConfigError(f"{text!r} is no list of windows; write numbers of tokens like 0,128 (0: no window)")
+    return tuple(map(int, parts))
+
+
+MEMORY = Parsed(parse_memory, "SIZE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Says which model a worker computes, where, and with how much memory for its KV blocks.
+
+    `kv_cache_memory` and `swap_memory` (in CPU memory) are in bytes; `num_blocks` and `num_cpu_blocks` win over them.
+    `gpu_memory_utilization`, `max_num_batched_tokens`, `max_num_seqs` and `cuda_graphs` are a GPU's, and so is
+    `graph_batch`, the largest decode step that is captured as a CUDA graph: it is no option. `fake_windows` are
+    those of the fake device's KV groups, 0 for none; `fake_faults` what its prompts bring about. `tp` ranks share the
+    model: all on this machine, started by the first, or each started with its `tp_rank` and one `tp_rendezvous` of
+    them all. Raises `ConfigError` on what cannot be.
+    """
+
+    model: Annotated[
+        str,
+        Option(
+            "--model",
+            "Model directory, the bundled model's name, or a model of the Hugging Face hub as org/name[@revision].",
+        ),
+    ] = BUNDLED_MODEL
+    load_format: Annotated[
+        str,
+        Option(
+            "--load-format",
+            "Where weights come from: safetensors (auto), or dummy: random numbers, no weight file needed.",
+            OneOf(LOAD_FORMATS),
+        ),
+    ] = "auto"
+    model_impl: Annotated[
+        str,
+        Option(
+            "--model-impl",
+            "Who computes the model: Octavo itself (native), transformers, or the first of them that can (auto).",
+            OneOf(MODEL_IMPLS),
+        ),
+    ] = "auto"
+    device: Annotated[
+        Device,
+        Option(
+            "--device", "Where to compute. `fake` computes no model: it hashes tokens, to test everything around one."
+        ),
+    ] = "cpu"
+    dtype: Annotated[
+        str,
+        Option("--dtype", "Type of the computation, and of the KV cache.", OneOf(DTYPES)),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        str,
+        Option(
+            "--kv-cache-dtype",
+            "Another type for the KV cache: fp8 (e4m3) holds twice as many tokens as bfloat16, on a GPU.",
+            OneOf(KV_CACHE_DTYPES),
+        ),
+    ] = "auto"
+    numerics: Annotated[
+        str,
+        Option(
+            "--numerics",
+            "exact: a request's tokens and logprobs never depend on what runs beside it (float32 on a CPU); refused"
+            " where that cannot be kept.",
+            OneOf(NUMERICS),
+        ),
+    ] = "default"
+    block_size: Annotated[int, Option("--block-size", "Tokens in a KV block.", Whole(1, MAX_BLOCK_SIZE))] = (
+        DEFAULT_BLOCK_SIZE
+    )
+    kv_cache_memory: Annotated[
+        int | None,
+        Option(
+            "--kv-cache-memory",
+            "Memory for KV blocks: bytes, or with KiB, MiB or GiB. [default: the device decides]",
+            MEMORY,
+        ),
+    ] = None
+    num_blocks: Annotated[
+        int | None,
+        Option(
+            "--num-blocks",
+            f"Exact number of KV blocks; wins over --kv-cache-memory. [default: {DEFAULT_FAKE_BLOCKS} on fake]",
+            Whole(1, _MOST_BLOCKS),
+        ),
+    ] = None
+    swap_memory: Annotated[
+        int | None,
+        Option(
+            "--swap-memory",
+            "CPU memory for swapped-out KV blocks, like --kv-cache-memory; 0: none. [default: a quarter as many"
+            " blocks]",
+            MEMORY,
+        ),
+    ] = None
+    num_cpu_blocks: Annotated[
+        int | None,
+        Option(
+            "--num-cpu-blocks",
+            "Exact number of blocks in CPU memory, at most as many as KV blocks; wins over --swap-memory.",
+            Whole(0, _MOST_BLOCKS),
+        ),
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        Option("--max-model-len", "Longest sequence, in tokens, where less than the model's.", _COUNT),
+    ] = None
+    threads: Annotated[int | None, Option("--threads", "CPU threads. [default: the device decides]", _COUNT)] = None
+    tp: Annotated[
+        int,
+        Option(
+            "--tp",
+            "Ranks that share the model (tensor parallel): processes on this machine, one GPU each if on GPUs. Memory"
+            " is that of all together, --threads those of each.",
+            Whole(1, MAX_RANKS),
+        ),
+    ] = 1
+    tp_rank: Annotated[
+        int | None,
+        Option(
+            "--tp-rank",
+            "Which of the ranks this one is, where they run on several machines. [default: 0, which starts the others]",
+            Whole(0, MAX_RANKS - 1),
+        ),
+    ] = None
+    tp_rendezvous: Annotated[
+        str | None,
+        Option(
+            "--tp-rendezvous",
+            "Where ranks on several machines meet: a free port at rank 0's address. What they send each other is not"
+            " encrypted: only they may reach it.",
+            Parsed(str, "HOST:PORT"),
+        ),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float,
+        Option(
+            "--gpu-memory-utilization",
+            "Share of a GPU's memory that may be used, by all processes on it together; what weights and steps leave"
+            " of it is for KV blocks.",
+            Real(above=0, at_most=1),
+        ),
+    ] = 0.9
+    max_num_batched_tokens: Annotated[
+        int,
+        Option(
+            "--max-num-batched-tokens",
+            "Tokens of the largest step that room is left for on a GPU; give it as the scheduler's.",
+            _COUNT,
+        ),
+    ] = 8192
+    max_num_seqs: Annotated[
+        int,
+        Option(
+            "--max-num-seqs",
+            "Sequences that a GPU's tables have room for from the start; give it as the scheduler's.",
+            _COUNT,
+        ),
+    ] = 256
+    cuda_graphs: Annotated[
+        bool,
+        Option(
+            "--cuda-graphs/--no-cuda-graphs",
+            "Capture decode steps on a GPU: a start some seconds longer, and steps without launches.",
+        ),
+    ] = True
+    graph_batch: int = 256
+    fake_step_ms: Annotated[
+        float,
+        Option(
+            "--fake-step-ms",
+            "How long each step of the fake device takes, at least.",
+            Real(at_least=0, at_most=60_000),
+        ),
+    ] = 0.0
+    fake_eos_probability: Annotated[
+        float,
+        Option("--fake-eos-probability", "How often the fake device chooses EOS.", Real(at_least=0, at_most=1)),
+    ] = 0.0
+    fake_windows: Annotated[
+        tuple[int, ...],
+        Option(
+            "--fake-windows",
+            "The windows of the fake device's KV groups; 0 sees all tokens.",
+            Parsed(parse_windows, "TOKENS,..."),
+            default="0",
+        ),
+    ] = DEFAULT_FAKE_WINDOWS
+    fake_faults: Annotated[
+        tuple[FakeFault, ...],
+        Option(
+            "--fake-fault",
+            "What prompts bring about on the fake device (octavo.worker.fake.faults).",
+            Parsed(parse_faults, "KIND=TOKENS,..."),
+            default="",
+            hidden=True,
+        ),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block_size <= MAX_BLOCK_SIZE:
+            raise ConfigError(f"block size {self.block_size} is not in 1 to {MAX_BLOCK_SIZE}")
+        self._check_least(1, "kv_cache_memory", "num_blocks", "max_model_len", "threads")
+        self._check_least(0, "swap_memory", "num_cpu_blocks")
+        if self.threads is not None and self.threads > (cores := available_cores()):
+            raise ConfigError(
+                f"{self.threads} threads are asked for and this process may use {cores} cores, where more threads only"
+                f" wait for each other; give --threads {cores} at most"
+            )
+        if self.num_blocks is not None and (self.num_cpu_blocks or 0) > self.num_blocks:
+            raise ConfigError(
+                f"num_cpu_blocks is {self.num_cpu_blocks}; it must be at most num_blocks, {self.num_blocks}"
+            )
+        if self.kv_cache_dtype != "auto" and self.device != "cuda":
+            raise ConfigError(f"a KV cache of {self.kv_cache_dtype} is for --device cuda; drop it on {self.device}")
+        self._check_fake()
+        self._check_ranks()
+
+    @property
+    def exact(self) -> bool:
+        """Tells whether a request's tokens must never depend on what runs beside it."""
+        return self.numerics == "exact"
+
+    @property
+    def ranks_here(self) -> int:
+        """Counts the ranks of the replica that run on this machine, this one included."""
+        apart = self.tp_rendezvous is not None and not self.is_local_follower
+        return 1 if apart else self.tp
+
+    @property
+    def is_local_follower(self) -> bool:
+        """Tells whether the first rank has started this one, and speaks for it."""
+        return bool(self.tp_rank) and (self.tp_rendezvous or "").startswith(LOCAL_SCHEME)
+
+    def _check_ranks(self) -> None:
+        if not 1 <= self.tp <= MAX_RANKS:
+            raise ConfigError(f"a replica of {self.tp} ranks is asked for; --tp takes 1 to {MAX_RANKS}")
+        if (self.tp_rank is None) != (self.tp_rendezvous is None):
+            raise ConfigError("--tp-rank and --tp-rendezvous go together; without both, all ranks run on this machine")
+        if self.tp_rank is not None and not 0 <= self.tp_rank < self.tp:
+            raise ConfigError(f"rank {self.tp_rank} of {self.tp} is asked for; --tp {self.tp} has 0 to {self.tp - 1}")
+        if self.tp_rendezvous is not None:
+            self._check_rendezvous(self.tp_rendezvous)
+        if self.tp == 1:
+            return
+        if self.device == "fake":
+            raise ConfigError("the fake device computes no model that ranks could share; drop --tp, or --device fake")
+        if self.threads and self.threads > 1 and self.threads * self.ranks_here > (cores := available_cores()):
+            raise ConfigError(
+                f"{self.ranks_here} ranks of {self.threads} threads each are asked for and this process may use {cores}"
+                " cores, where more threads only wait for each other; give fewer --threads"
+            )
+
+    def _check_rendezvous(self, rendezvous: str) -> None:
+        if self.tp == 1:
+            raise ConfigError("--tp-rank and --tp-rendezvous are for several ranks; give --tp too")
+        host, _, port = rendezvous.rpartition(":")
+        if not rendezvous.startswith(LOCAL_SCHEME) and not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
+            raise ConfigError(f"--tp-rendezvous {rendezvous!r} is no address; write host:port")
+
+    def _check_least(self, least: int, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is {value}; it must be at least {least}")
+
+    @property
+    def _has_fake_settings(self) -> bool:
+        windows = self.fake_windows != DEFAULT_FAKE_WINDOWS
+        return bool(windows or self.fake_step_ms or self.fake_eos_probability or self.fake_faults)
+
+    def _check_fake(self) -> None:
+        if self.device == "fake":
+            sized = self.kv_cache_memory is not None and self.num_blocks is None
+            if sized or (self.swap_memory is not None and self.num_cpu_blocks is None):
+                raise ConfigError("the fake device has no KV memory to size; give the number of blocks instead")
+        elif self._has_fake_settings:
+            raise ConfigError(f"settings of the fake device mean nothing on {self.device}; drop them or use fake")
+        if not 0 <= self.fake_step_ms < math.inf or not 0 <= self.fake_eos_probability <= 1:
+            raise ConfigError("a fake step takes 0 ms or more, and a probability lies in 0 to 1")
+        if not self.fake_windows or min(self.fake_windows) < 0:
+            raise ConfigError("the fake device needs one KV group or more, each with a window of 0 tokens or more")
