@@ -203,10 +203,10 @@ async def test_a_process_ends_with_its_frontend(tokenizer: ModelTokenizer) -> No
     script = """
 import asyncio, sys
 import msgspec
-from octavo.frontend.text.tasks import Setup
+from octavo.frontend.text.tasks import TextSetup
 from octavo.frontend.text.pool import TextWorker
 async def main():
-    worker = await TextWorker.start(msgspec.json.decode(sys.stdin.read(), type=Setup))
+    worker = await TextWorker.start(msgspec.json.decode(sys.stdin.read(), type=TextSetup))
     print(worker.pid, flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
