@@ -4,8 +4,8 @@ import pytest
 
 from octavo.chaos import poison
 from octavo.chaos.campaigns import run
+from octavo.chaos.client import KINDS
 from octavo.chaos.report import CampaignReport
-from octavo.chaos.workload import KINDS
 from octavo.testing.depth import deep
 
 pytestmark = pytest.mark.system

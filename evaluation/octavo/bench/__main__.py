@@ -2,17 +2,16 @@
 bench-peers`."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from octavo.bench import instruction_sets
-from octavo.bench.figures import FIGURES, CaseWork
-from octavo.bench.floors import LinearShapes, Yardsticks, grid
+from octavo.bench.figures import FIGURES, CaseWork, LinearShapes, Yardsticks, grid
 from octavo.bench.in_process import planned_steps
 from octavo.bench.report import BenchReport, Runs, to_text
 from octavo.bench.systems import Bench, MeasuredSystem
+from octavo.bench.table import keep
 from octavo.bench.workloads import NAMES, make_case, warm_up
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 
@@ -29,8 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         report = _measure(options, _work(options, model), bench)
     print(to_text(report))
-    if options.json:
-        options.json.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    keep(report.to_json(), options.json)
     return 0
 
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from octavo.bench.child import Answer, serve
-from octavo.bench.floors import StepRows
+from octavo.bench.figures import StepRows
 from octavo.bench.in_process import InProcess, ObservedRunner
 from octavo.bench.measurement import peak_memory
 from octavo.bench.workloads import KV_CACHE_MEMORY, Case, decoding

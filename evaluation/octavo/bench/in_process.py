@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from octavo.bench.floors import StepRows
+from octavo.bench.figures import StepRows
 from octavo.bench.measurement import CpuMeter, Measurement, TokenTimes, measured
 from octavo.bench.parts.scheduler_alone import make_request
 from octavo.bench.workloads import Case, CaseRequest

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from octavo.bench.figures import CaseFigure, CaseWork
 from octavo.bench.report import Runs
+from octavo.bench.table import line
 from octavo.kernels.native.library import VARIANT_VARIABLE, load
 
 _TORCH = {VARIANT_VARIABLE: "none"}
@@ -63,11 +64,14 @@ def runnable(functions: ctypes.CDLL) -> list[str]:
     return found
 
 
+_WIDTHS = (24, 16, 16, 16, 12)
+
+
 def table(
     several: list[Contender], work: dict[str, CaseWork], figures: Iterable[CaseFigure], runs: dict[str, Runs]
 ) -> Iterator[str]:
     """Formats a row for each figure and contender: the best run, and how many times as fast as torch it is."""
-    yield f"{'':<24}{'':<16}{'best':>16}{'of its torch':>16}{'of torch':>12}"
+    yield line(("", "", "best", "of its torch", "of torch"), _WIDTHS)
     for figure in figures:
         best = {one.name: figure.seconds(runs[one.name].best(figure)) for one in several}
         for place, one in enumerate(several):
@@ -75,4 +79,5 @@ def table(
             shown = figure.shown(seconds, work[figure.case].case)
             head = f"{figure.case}, {figure.name}" if place == 0 else ""
             peer = f"{best[one.peer] / seconds:.2f}" if one.peer in best else ""
-            yield f"{head:<24}{one.name:<16}{shown:>10.1f} {figure.unit:<5}{peer:>16}{best['torch'] / seconds:>12.2f}"
+            cells = (head, one.name, f"{shown:.1f} {figure.unit}", peer, f"{best['torch'] / seconds:.2f}")
+            yield line(cells, _WIDTHS)

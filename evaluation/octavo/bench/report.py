@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 
-from octavo.bench.figures import FIGURES, CaseFigure, CaseWork, Floor
-from octavo.bench.floors import Yardsticks
+from octavo.bench.figures import FIGURES, CaseFigure, CaseWork, Floor, Yardsticks
 from octavo.bench.measurement import Measurement
+from octavo.bench.table import line
 
 ALONE = "worker alone"
 WHOLE = "all processes"
@@ -120,14 +120,14 @@ _WIDTHS = (30, 20, 9, 7, 10, 13, 7, 9)
 def to_text(report: BenchReport) -> str:
     """Formats everything but the single runs."""
     figures = (_figure(report, figure) for figure in report.figures)
-    parts = [[_columns(_HEADS)], *figures, [_NOTES], _best_threads(report), _details(report)]
+    parts = [[line(_HEADS, _WIDTHS)], *figures, [_NOTES], _best_threads(report), _details(report)]
     return "\n\n".join(text for part in parts if (text := "\n".join(part)))
 
 
 def _figure(report: BenchReport, figure: CaseFigure) -> Iterator[str]:
     yield f"{figure.case}, {figure.name} ({report.work[figure.case].case.title})"
     for row, runs in zip(report.rows(figure), report.runs, strict=True):
-        yield _columns(_cells(figure, row, runs))
+        yield line(_cells(figure, row, runs), _WIDTHS)
     for threads in sorted(report.yardsticks):
         floor = report.floor(figure, threads)
         value = figure.shown(floor.seconds, report.work[figure.case].case)
@@ -145,11 +145,6 @@ def _cells(figure: CaseFigure, row: FigureRow, runs: Runs) -> tuple[str, ...]:
         _ratio(figure.goal_to_openvino),
         f"{row.others_share:.0%}",
     )
-
-
-def _columns(cells: tuple[str, ...]) -> str:
-    first, *others = zip(cells, _WIDTHS, strict=True)
-    return f"{first[0]:<{first[1]}}" + "".join(f"{cell:>{width}}" for cell, width in others)
 
 
 def _number(value: float) -> str:

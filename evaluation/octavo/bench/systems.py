@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import grpc
 
 from octavo.bench.child import MeasuredChild
-from octavo.bench.floors import Yardsticks
+from octavo.bench.figures import Yardsticks
 from octavo.bench.measurement import CpuMeter, Measurement, TokenTimes, measured, peak_memory
 from octavo.bench.report import ALONE, OPENVINO, WHOLE
 from octavo.bench.workloads import KV_CACHE_MEMORY, Case, CaseRequest

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.bench.child import Answer, serve
-from octavo.bench.floors import LinearShapes, Yardsticks
+from octavo.bench.figures import LinearShapes, Yardsticks
 
 # Far beyond any cache.
 _BUFFER_BYTES = 1 << 29

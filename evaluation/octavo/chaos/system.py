@@ -13,8 +13,7 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2
 
-from octavo.chaos.client import TURNED_AWAY, JudgedClient, record
-from octavo.chaos.workload import PREFIX, PREFIX_NAME, Question, questions
+from octavo.chaos.client import PREFIX, PREFIX_NAME, TURNED_AWAY, JudgedClient, Question, questions, record
 from octavo.runtime.process.ends import ENDS_VARIABLE, End, write_ends
 from octavo.testbed.history import Answer, Event, HeldLoad, Struck
 from octavo.testbed.judge import Judge

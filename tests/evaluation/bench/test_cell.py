@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from octavo.bench.cell import __main__ as cell
-from octavo.bench.cell.load import Size
-from octavo.bench.cell.peers import Answers, ReplicaTally, busy_shares
+from octavo.bench.cell.load import Answers, ReplicaTally, Size, busy_shares
 from octavo.bench.parts.scheduler_alone import SchedulerAlone, make_request, plans
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.wire.sampling import SamplingParams

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.floors import LinearShapes, StepRows, Yardsticks, grid, interpolated
+from octavo.bench.figures import LinearShapes, StepRows, Yardsticks, grid, interpolated
 
 SMOLLM2 = {
     "hidden_size": 576,

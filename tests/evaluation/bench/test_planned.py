@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.floors import StepRows
+from octavo.bench.figures import StepRows
 from octavo.bench.in_process import ObservedRunner, planned_steps
 from octavo.bench.workloads import NAMES, make_case
 from octavo.testbed.tiny_model import VOCAB_SIZE, write_byte_model

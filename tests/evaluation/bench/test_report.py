@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from octavo.bench.figures import FIGURES, CaseFigure, CaseWork
-from octavo.bench.floors import StepRows, Yardsticks
+from octavo.bench.figures import FIGURES, CaseFigure, CaseWork, StepRows, Yardsticks
 from octavo.bench.measurement import OTHERS, Measurement
 from octavo.bench.report import ALONE, OPENVINO, WHOLE, BenchReport, Runs, to_text
 from octavo.bench.workloads import make_case

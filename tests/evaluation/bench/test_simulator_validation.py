@@ -8,13 +8,17 @@ import msgspec
 import pytest
 
 from octavo.bench.whole import simulator_validation
-from octavo.bench.whole.simulator_pipeline import Pipeline, RunFigures, Server, measure_pipeline, simulate
 from octavo.bench.whole.simulator_validation import (
     ComparedMetric,
+    Pipeline,
     RateRow,
+    RunFigures,
+    Server,
     Turn,
     main,
+    measure_pipeline,
     row_text,
+    simulate,
     sustained_rate,
     to_json,
     workload,

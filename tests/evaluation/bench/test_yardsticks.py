@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from octavo.bench.floors import LinearShapes
+from octavo.bench.figures import LinearShapes
 from octavo.bench.yardsticks import Products, best_s, product, read_rate
 
 

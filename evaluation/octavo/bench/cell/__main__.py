@@ -8,20 +8,19 @@ under way. CPU time is user and system, of all threads, as the kernel counts it.
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from octavo.bench.cell.load import Played, PlayedCell, Size
-from octavo.bench.cell.peers import busy_shares
+from octavo.bench.cell.load import Played, PlayedCell, Size, busy_shares
 from octavo.bench.measurement import OTHERS, CpuMeter, thread_cpu_s
+from octavo.bench.table import keep
 from octavo.runtime.process.gc_tuning import collect_seldom
 from octavo.testbed.stack import Stack
 
@@ -80,8 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     collect_seldom()
     rows = list(_printed(_grown(options) if options.grow else _measured(options, options.replicas)))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    keep(rows, options.json)
     return 0
 
 

@@ -24,6 +24,7 @@ import grpc
 from octavo.bench.frontend.load import Receipts, StreamLoad
 from octavo.bench.frontend.processes import Frontend, Rig
 from octavo.bench.measurement import machine_cpu_s, process_cpu_s
+from octavo.bench.table import keep
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 from octavo.testbed.credentials import bearer, write_keys
 from octavo.v1 import generation_pb2 as pb
@@ -89,9 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="octavo-") as name:
         bench = _Bench(resolve_model(BUNDLED_MODEL), Path(name), options.seconds)
         found = {case: list(_printed(_RUNS[case](bench, options))) for case in options.cases}
-    if options.json:
-        rows = {case: [asdict(row) for row in rows] for case, rows in found.items()}
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    keep(found, options.json)
     return 0
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 from octavo.bench.gpu import attention, caches, exactness, peers, steps
-from octavo.bench.gpu.budget import Budget, run_all, time_limit
-from octavo.bench.gpu.cases import CaseResult, GpuCase, chosen, in_order
+from octavo.bench.gpu.cases import Budget, CaseResult, GpuCase, chosen, in_order, run_all, time_limit
 from octavo.bench.gpu.ceilings import measure_ceilings
 from octavo.bench.gpu.machine import GpuMachine
 from octavo.bench.gpu.report import GpuReport, plan_text, progress

@@ -7,8 +7,7 @@ from typing import Protocol, TypeVar, cast
 
 import torch
 
-from octavo.bench.gpu.budget import Budget
-from octavo.bench.gpu.cases import HeldModel
+from octavo.bench.gpu.cases import Budget, HeldModel
 from octavo.bench.gpu.floors import NOMINAL, Ceilings, rotations
 from octavo.bench.gpu.timing import Contenders, Race, race
 

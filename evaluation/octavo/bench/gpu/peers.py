@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from octavo.bench.gpu.budget import is_there
+from octavo.bench.gpu.cases import is_there
 from octavo.bench.gpu.problems import DTYPE, PagedProblem, each_layer
 from octavo.bench.gpu.timing import Call
 

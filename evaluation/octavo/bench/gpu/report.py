@@ -1,16 +1,16 @@
 """Writes the findings as JSON and as a short table."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from octavo.bench.gpu.budget import absent
-from octavo.bench.gpu.cases import CaseOutcome, CaseResult, GpuCase, Samples
+from octavo.bench.gpu.cases import CaseOutcome, CaseResult, GpuCase, Samples, absent
 from octavo.bench.gpu.floors import NOMINAL, Ceilings, floor_s
+from octavo.bench.table import keep, line
 
 _HEADS = ("", "ours", "floor", "best peer", "figure", "wanted / hoped for", "")
-_WIDTHS = (38, 10, 10, 20, 12, 24, 8)
+_WIDTHS = (38, 11, 11, 21, 13, 25, 9)
+_PLAN_WIDTHS = (38, 9, 11, 27)
 
 
 @dataclass
@@ -34,15 +34,12 @@ class GpuReport:
         }
 
     def write(self, path: Path) -> None:
-        """Writes the report whole or not at all: a call may be cut off at any moment."""
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        keep(self.to_json(), path)
 
     def to_text(self) -> str:
         found = [_row(outcome) for outcome in self.outcomes if outcome.measured]
         rates = [f"{name}: {sample.median:.4g}" for name, sample in self.ceilings.items()]
-        return "\n".join([*rates, "", _columns(_HEADS), *found, *_left_out(self.outcomes), *self._absent_peers()])
+        return "\n".join([*rates, "", line(_HEADS, _WIDTHS), *found, *_left_out(self.outcomes), *self._absent_peers()])
 
     def _absent_peers(self) -> Iterator[str]:
         absent_peers = [name for name, there in self.peers.items() if not there]
@@ -54,8 +51,8 @@ def plan_text(cases: Sequence[GpuCase], peers: dict[str, bool]) -> str:
     """Describes what would be measured, with floors by nominal rates, and which peers are installed."""
     here = [name for name, there in peers.items() if there]
     not_here = [name for name, there in peers.items() if not there]
-    lines = [_columns(("", "about", "floor", "wanted / hoped for"), (38, 8, 10, 26))]
-    lines += [_columns(_plan_cells(case), (38, 8, 10, 26)) for case in cases]
+    lines = [line(("", "about", "floor", "wanted / hoped for"), _PLAN_WIDTHS)]
+    lines += [line(_plan_cells(case), _PLAN_WIDTHS) for case in cases]
     return "\n".join([*lines, "", f"peers here: {', '.join(here)}", f"not here: {', '.join(not_here) or 'none'}"])
 
 
@@ -94,7 +91,7 @@ def _row(outcome: CaseOutcome) -> str:
         case.target.bounds(),
         case.target.verdict(measured.value),
     )
-    return _columns(cells)
+    return line(cells, _WIDTHS)
 
 
 def _best_peer(measured: CaseResult) -> str:
@@ -114,13 +111,6 @@ def _left_out(outcomes: Iterable[CaseOutcome]) -> Iterator[str]:
         elif outcome.measured:
             for peer, reason in outcome.measured.missing.items():
                 yield f"without {peer} in {outcome.case.title}: {' '.join(reason.split())[:120]}"
-
-
-def _columns(cells: Sequence[str], widths: Sequence[int] = _WIDTHS) -> str:
-    """Pads the first cell to the left, the others to the right."""
-    first, *others = cells
-    padded = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=False))]
-    return " ".join(padded).rstrip()
 
 
 def _case_json(outcome: CaseOutcome) -> dict[str, object]:

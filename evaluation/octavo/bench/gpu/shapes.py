@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from octavo.bench.floors import LinearShapes
+from octavo.bench.figures import LinearShapes
 
 MODELS = Path(__file__).with_name("models")
 LARGE_MODELS = ("qwen3-8b", "llama-3.1-8b")

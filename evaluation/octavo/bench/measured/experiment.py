@@ -1,15 +1,15 @@
 """Holds an experiment's settings, its machine, and its findings: rows of named values, as a table and as JSON."""
 
-import json
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import torch
 
+from octavo.bench.table import keep, table
 from octavo.kernels.native.library import NativeUnavailable, find
 from octavo.worker.model_settings import ModelSettings
 from octavo.worker.step.model_runner import ModelRunner
@@ -111,8 +111,7 @@ class Findings:
     def write(self, directory: Path) -> None:
         """Writes the figure into `measured_NAME.json` in `directory`."""
         directory.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(asdict(self), indent=1)
-        (directory / f"measured_{self.name}.json").write_text(text + "\n", encoding="utf-8")
+        keep(self, directory / f"measured_{self.name}.json")
 
     def to_text(self) -> str:
         return "\n".join(self._lines())
@@ -120,11 +119,8 @@ class Findings:
     def _lines(self) -> Iterator[str]:
         yield self.title
         yield ", ".join(f"{name} {_cell(value)}" for name, value in self.settings.items())
-        columns = [[name, *(_cell(row[name]) for row in self.rows)] for name in self.rows[0]]
-        widths = [max(map(len, column)) for column in columns]
-        for cells in zip(*columns, strict=True):
-            first, *others = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-            yield "  ".join([first, *(cell.strip().rjust(len(cell)) for cell in others)])
+        heads = list(self.rows[0])
+        yield from table([heads, *([_cell(row[name]) for name in heads] for row in self.rows)])
         yield from self.notes
 
 

@@ -16,6 +16,7 @@ from statistics import fmean
 import msgspec
 
 from octavo.bench.parts.scheduler_alone import SchedulerAlone, make_request
+from octavo.bench.table import line
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
@@ -103,12 +104,16 @@ def _steps(lengths: list[tuple[int, int]], sampling: SamplingParams) -> Iterator
         yield alone
 
 
+_WIDTHS = (36, 8, 8)
+
+
 def main() -> int:
     """Prints the table."""
     for lengths in (SHAREGPT, ALPACA):
         prompts, outputs = zip(*lengths.draw(_COUNT), strict=True)
         print(f"{lengths.name}: {fmean(prompts):.1f} prompt and {fmean(outputs):.1f} output tokens on average")
-    print(f"\n{'':36}{'paper':>8}{'here':>8}")
+    print()
+    print(line(("", "paper", "here"), _WIDTHS))
     _print_row("ShareGPT, reserved and unfilled", 3.7, kv_waste(SHAREGPT.draw(_COUNT)))
     _print_row("Alpaca, reserved and unfilled", None, kv_waste(ALPACA.draw(_COUNT)))
     for num_sequences, paper in ((2, 6.1), (4, 8.5), (6, 9.8)):
@@ -120,7 +125,7 @@ def main() -> int:
 
 
 def _print_row(name: str, paper: float | None, here: float) -> None:
-    print(f"{name:36}{'' if paper is None else f'{paper:.1f} %':>8}{100 * here:>6.1f} %", flush=True)
+    print(line((name, "" if paper is None else f"{paper:.1f} %", f"{100 * here:.1f} %"), _WIDTHS), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from octavo.bench.parts.scheduler_alone import SchedulerAlone, make_request
+from octavo.bench.table import line
 from octavo.scheduler.core.config import Preemption, SchedulerConfig
 from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts, attended_pairs
 from octavo.wire.requests import Request
@@ -176,10 +177,13 @@ def _config(preemption: Preemption) -> SchedulerConfig:
     return SchedulerConfig(preemption=preemption, overtaking_s=0.0)
 
 
+_WIDTHS = (16, 12, 12, *(12 for _ in Preemption), 10, 11)
+
+
 def main() -> int:
     """Prints the table; exit status 1 if the goal is missed anywhere."""
-    heads = "".join(f"{preemption.value:>12}" for preemption in Preemption)
-    print(f"{'':16}{'prefill':>12}{'transfers':>12}{heads}{'swapped':>10}{'over best':>11}")
+    ways = (preemption.value for preemption in Preemption)
+    print(line(("", "prefill", "transfers", *ways, "swapped", "over best"), _WIDTHS))
     worst = 0.0
     for workload in WORKLOADS:
         for cell in cells(workload):
@@ -190,10 +194,10 @@ def main() -> int:
 
 
 def _row(cell: CostCell) -> str:
-    seconds = "".join(f"{cell.seconds[preemption]:>10.2f} s" for preemption in Preemption)
+    seconds = (f"{cell.seconds[preemption]:.2f} s" for preemption in Preemption)
     swapped = f"{cell.measured.swaps}/{cell.measured.preemptions}"
-    rates = f"{cell.machine.prefill_rate:>8.0f} t/s{cell.transfer_rate:>7.1f} GB/s"
-    return f"{cell.workload.name:16}{rates}{seconds}{swapped:>10}{cell.over_best:>11.3f}"
+    rates = f"{cell.machine.prefill_rate:.0f} t/s", f"{cell.transfer_rate:.1f} GB/s"
+    return line((cell.workload.name, *rates, *seconds, swapped, f"{cell.over_best:.3f}"), _WIDTHS)
 
 
 if __name__ == "__main__":

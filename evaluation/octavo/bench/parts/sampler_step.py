@@ -10,12 +10,14 @@ a busy machine disturbs little; that of several is the clock's.
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import click
 import torch
 from torch import Tensor
 
+from octavo.bench.table import line
 from octavo.wire.sampling import NEUTRAL, PENALTIES, BeamSearch, EarlyStopping, SamplingParams
 from octavo.worker.sampling.sampler import choose
 from octavo.worker.sequences import WorkerSequence
@@ -79,6 +81,9 @@ def best_ms(action: Callable[[], object], repeats: int) -> float:
     return 1000 * min(took)
 
 
+_WIDTHS = (28, 10, 8, 10, 8)
+
+
 @click.command()
 @click.option("--rows", default=64, show_default=True, help="Sequences in the step.")
 @click.option("--vocab-size", default=49152, show_default=True)
@@ -89,7 +94,7 @@ def main(rows: int, vocab_size: int, threads: int, repeats: int) -> None:
     torch.set_num_threads(threads)
     cases = {name: [params] for name, params in FEATURES.items()} | {"all of these, mixed": list(FEATURES.values())}
     click.echo(f"{rows} rows x {vocab_size} fp32, {threads} threads, best of {repeats}")
-    click.echo(f"{'':28s}{'peaked':>10s}{'ratio':>8s}{'flat':>10s}{'ratio':>8s}")
+    click.echo(line(("", "peaked", "ratio", "flat", "ratio"), _WIDTHS))
     both = [peaked_logits(rows, vocab_size), flat_logits(rows, vocab_size)]
     with torch.inference_mode():
         floors = [best_ms(partial(torch.max, logits, dim=-1), repeats) for logits in both]
@@ -100,8 +105,8 @@ def main(rows: int, vocab_size: int, threads: int, repeats: int) -> None:
 
 
 def _tell(name: str, measured: list[float], floors: list[float]) -> None:
-    parts = (f"{ms:7.2f} ms{ms / floor:8.1f}" for ms, floor in zip(measured, floors, strict=True))
-    click.echo(f"{name:28s}" + "".join(parts))
+    pairs = ((f"{ms:.2f} ms", f"{ms / floor:.1f}") for ms, floor in zip(measured, floors, strict=True))
+    click.echo(line((name, *chain(*pairs)), _WIDTHS))
 
 
 if __name__ == "__main__":

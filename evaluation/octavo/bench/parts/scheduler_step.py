@@ -8,7 +8,6 @@ result stands apart, as `wire`.
 
 import argparse
 import cProfile
-import json
 import statistics
 import sys
 import time
@@ -20,6 +19,7 @@ from types import CodeType
 from typing import ParamSpec, TypeVar
 
 from octavo.bench.parts.scheduler_alone import SchedulerAlone, make_request, the_plan
+from octavo.bench.table import keep, table
 from octavo.runtime.process.gc_tuning import collect_seldom
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import SendToFrontend, SendToReplica
@@ -240,7 +240,7 @@ class StepReport:
         ]  # fmt: skip
         blocks = "  ".join(f"{name} {nanoseconds:.0f}" for name, nanoseconds in asdict(self.blocks).items())
         lines = [
-            *("".join(f"{cell:>12}" for cell in row) for row in (heads, *rows)),
+            *table([heads, *rows]),
             f"admission of {_LONG_PROMPT} tokens: cold {self.admission.cold:.0f} us, warm {self.admission.warm:.0f} us",
             f"ns per block: {blocks}",
             "most of a step of 256, in the profiler:",
@@ -267,8 +267,7 @@ def main() -> int:
     collect_seldom()
     report = measure(options.sequences, options.steps)
     print(report.to_text())
-    if options.json:
-        options.json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+    keep(report, options.json)
     return 0
 
 

@@ -15,13 +15,12 @@ The goal is a gap of 500 ms beside the recomputing, in 99 of 100 streams.
 import argparse
 import asyncio
 import contextlib
-import json
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -29,6 +28,7 @@ from typing import Any, Final
 
 import grpc
 
+from octavo.bench.table import keep
 from octavo.scheduler.core.events import Effect, ReplicaLost, SendToFrontend, SendToReplica
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.server.event_log import Began, EventLogError, Handled, Record, Scheduled, read_records
@@ -186,8 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for case in options.cases:
         rows.append(measure(case, options.kills, options.seed))
         print(rows[-1].to_text(), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    keep(rows, options.json)
     return 0
 
 

@@ -7,28 +7,151 @@ missed. Nothing else should run on the machine; two turns take about thirteen mi
 """
 
 import argparse
+import asyncio
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from octavo.bench.whole.simulator_pipeline import Pipeline, RunFigures, Server, measure_pipeline, simulate
+from octavo.bench.table import line
 from octavo.frontend.text.model_defaults import read_model_defaults
-from octavo.loadgen.report import MAX_LAG_S
+from octavo.loadgen.report import MAX_LAG_S, make_report
+from octavo.loadgen.servers import Asking, Secrets, ServerAddress
+from octavo.loadgen.session import LoadRun, Session, Side
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 from octavo.runtime.models.step_times import Calibration, read_calibration
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.simulator.cluster_options import calibrated
+from octavo.simulator.engine import Cluster, Simulation
 from octavo.testbed.stack import Stack
+from octavo.worker.calibrate.fit import least_costs
 from octavo.workload.job import Job
+from octavo.workload.measures import Summary, summarise
 from octavo.workload.synthetic import AtOnce, Dataset, LogNormal, Poisson, Workload
+
+_PROMPT_TOKENS = 32
+_TEMPERATURE = 1.0
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Seconds that are not the calibrated worker's: `front_s` of every answer, from the client to the scheduler and
+    back; `step_s` of every step that computes; `sampled_s` of every token."""
+
+    front_s: float = 0.0
+    step_s: float = 0.0
+    sampled_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """Holds a run, with the steps that the worker took in it and the seconds it was busy, as far as it counts them."""
+
+    summary: Summary
+    steps: int
+    busy_s: float
+    late_s: float = 0.0
+
+
+class Server:
+    """Serves jobs by real processes, asked over gRPC. No prompt comes twice."""
+
+    def __init__(self, stack: Stack, vocab_size: int) -> None:
+        self._stack = stack
+        self._vocab_size = vocab_size
+        self._runs = 0
+
+    def run(self, jobs: Sequence[Job]) -> RunFigures:
+        """Sends every job when it comes. Raises `RuntimeError` if one fails, or had been computed before."""
+        self._runs += 1
+        asking = Asking(vocab_size=self._vocab_size, seed=self._runs, temperature=_TEMPERATURE)
+        side = Side(ServerAddress.parse(self._stack.address), asking, Secrets())
+        before = self._worker()
+        asyncio.run(Session(jobs).run([side]))
+        after = self._worker()
+        [run] = side.runs
+        _check(run)
+        report = make_report([run])
+        late_s = report.lag.p99 if report.lag else 0.0
+        return RunFigures(report.summary, after[0] - before[0], after[1] - before[1], late_s)
+
+    def _worker(self) -> tuple[int, float]:
+        worker = self._stack.load().workers[0]
+        return worker.steps, (worker.times.prepare_us + worker.times.model_us + worker.times.sample_us) / 1e6
+
+
+def _check(run: LoadRun) -> None:
+    for record in run.records:
+        if record.failure or record.is_short:
+            raise RuntimeError(f"a request failed: {record.failure or 'it got fewer tokens than it asked for'}")
+        if record.cached_tokens:
+            raise RuntimeError(f"{record.cached_tokens} of a prompt's tokens had been computed before")
+
+
+def simulate(jobs: Sequence[Job], calibration: Calibration, pipeline: Pipeline) -> RunFigures:
+    """Simulates `jobs`, which come in their order, in virtual time: on a replica as calibrated behind such a
+    pipeline."""
+    worker = calibrated(calibration)
+    replica = replace(worker, latency=calibration.times.slowed(pipeline.step_s, pipeline.sampled_s))
+    # What comes later at the scheduler by all of the way there and back is answered as much later at the client.
+    later = [replace(job, arrival_s=job.arrival_s + pipeline.front_s) for job in jobs]
+    outcome = Simulation(Cluster(SchedulerConfig(), [replica])).run(later)
+    served = [replace(each, job=job) for each, job in zip(outcome.served, jobs, strict=True)]
+    return RunFigures(
+        summarise(served, outcome.gaps, outcome.seconds), outcome.steps, outcome.busy_share * outcome.seconds
+    )
+
+
+def measure_pipeline(
+    server: Server, calibration: Calibration, *, batches: Sequence[int], num_tokens: int, rounds: int
+) -> Pipeline:
+    """Estimates what the other processes add, from batches of as many requests at once as `batches` says, of
+    `num_tokens` each, and from single requests of one token."""
+    alone = [Job(0.0, _PROMPT_TOKENS, 1)]
+    for count in (1, max(batches)):
+        server.run(count * [Job(0.0, _PROMPT_TOKENS, 4)])
+    first_s = statistics.median(_first_token_s(server.run(alone)) for _ in range(3 * rounds))
+    gaps = [[_gap_s(server.run(_batch(count, num_tokens))) for count in batches] for _ in range(rounds)]
+    measured = [statistics.median(each) for each in zip(*gaps, strict=True)]
+    expected = [_gap_s(simulate(_batch(count, num_tokens), calibration, Pipeline())) for count in batches]
+    step_s, sampled_s = _per_step_and_token(batches, np.subtract(measured, expected).tolist(), expected)
+    without_front = simulate(alone, calibration, Pipeline(0.0, step_s, sampled_s))
+    return Pipeline(max(first_s - _first_token_s(without_front), 0.0), step_s, sampled_s)
+
+
+def _per_step_and_token(batches: Sequence[int], extra_s: list[float], expected_s: list[float]) -> tuple[float, float]:
+    """Returns the seconds per step and per token that explain `extra_s`: least squares of the errors as shares of
+    `expected_s`."""
+    weights = 1 / np.array(expected_s)
+    quantities = np.array([[1.0, count] for count in batches]) * weights[:, None]
+    step_s, sampled_s = least_costs(quantities, np.array(extra_s) * weights).tolist()
+    return step_s, sampled_s
+
+
+def _batch(count: int, num_tokens: int) -> list[Job]:
+    return count * [Job(0.0, _PROMPT_TOKENS, num_tokens)]
+
+
+def _first_token_s(measured: RunFigures) -> float:
+    assert measured.summary.ttft is not None, "a first token came"
+    return measured.summary.ttft.p50
+
+
+def _gap_s(measured: RunFigures) -> float:
+    """The middle one: before it, some wait for the prompts of others, by when each came."""
+    assert measured.summary.itl is not None, "more than one token came"
+    return measured.summary.itl.p50
+
 
 # ShareGPT's shape at about a third of its size, so that enough requests end in a minute on two cores.
 LENGTHS = Dataset("a third of ShareGPT", LogNormal(54.0, 1.12, 4, 341), LogNormal(113.0, 1.02, 4, 341), 683)
@@ -161,21 +284,17 @@ def _calibrated(model: Path, out: Path, settings: dict[str, str]) -> Calibration
 def row_text(row: RateRow) -> str:
     """Writes the figures of `row` as a table."""
     head = f"{row.rate:.2f} requests/s, {row.requests} requests:"
-    lines = [f"{head}{'real':>12}{'simulated':>12}{'error':>9}{'goal':>7}{'spread':>9}"]
-    width = lines[0].index(":") + 1
+    widths = (len(head), 12, 12, 9, 7, 9)
+    lines = [line((head, "real", "simulated", "error", "goal", "spread"), widths)]
     for each in row.figures():
         scale = 1.0 if each.metric in _RATES else 1e3
         name = each.metric if each.metric in _RATES else f"{each.metric}, ms"
-        mark = "" if each.is_met else "  missed"
-        lines.append(
-            f"  {name:{width - 2}}{scale * each.real:12.2f}{scale * each.simulated:12.2f}{each.error:+9.1%}"
-            f"{each.goal:7.0%}{each.spread:9.1%}{mark}"
-        )
+        values = f"{scale * each.real:.2f}", f"{scale * each.simulated:.2f}"
+        shares = f"{each.error:+.1%}", f"{each.goal:.0%}", f"{each.spread:.1%}"
+        lines.append(line((f"  {name}", *values, *shares), widths) + ("" if each.is_met else "  missed"))
     for turn in row.turns:
-        lines.append(
-            f"  {'ms of a step':{width - 2}}{_step_ms(turn.real):12.2f}{_step_ms(turn.simulated):12.2f}"
-            f"   {_pipeline_text(turn.pipeline)}"
-        )
+        steps = f"{_step_ms(turn.real):.2f}", f"{_step_ms(turn.simulated):.2f}"
+        lines.append(f"{line(('  ms of a step', *steps), widths)}   {_pipeline_text(turn.pipeline)}")
         if turn.real.late_s > MAX_LAG_S:
             late = f"requests were sent late ({turn.real.late_s:.3f} s, p99)"
             lines.append(f"  {late}: is the machine busy with something else?")

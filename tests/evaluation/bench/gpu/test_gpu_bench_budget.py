@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from octavo.bench.gpu.__main__ import all_cases
-from octavo.bench.gpu.budget import Budget, absent, run_all, time_limit
 from octavo.bench.gpu.cases import (
     FIRST,
+    Budget,
     CaseOutcome,
     CaseResult,
     Goal,
@@ -16,8 +16,11 @@ from octavo.bench.gpu.cases import (
     HeldModel,
     NotMeasured,
     Samples,
+    absent,
     chosen,
     in_order,
+    run_all,
+    time_limit,
 )
 from octavo.bench.gpu.floors import NOMINAL, DeviceWork
 from octavo.bench.gpu.machine import GpuMachine
