@@ -28,11 +28,11 @@ from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.models import linear
 from octavo.worker.models.compiled import compiled
 from octavo.worker.models.config import read_config
-from octavo.worker.models.decoder import Decoder, PagedStep
+from octavo.worker.models.decoder import Decoder, LayerCache, PagedStep
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.linear import LinearKind
 from octavo.worker.models.llama import LlamaModel
-from octavo.worker.step.kv_cache import KVCache, KVLayout, LayerCache
+from octavo.worker.step.kv_cache import KVCache, KVLayout
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK_SIZE, NUM_BLOCKS = 4, 40

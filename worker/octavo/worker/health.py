@@ -23,6 +23,15 @@ DEADLINE_S = 10.0
 STEP_DEADLINE_S = 180.0
 
 
+READY_SERVICE = "octavo.Worker"
+_REFRESH_S = 0.05
+_MAX_CONCURRENT_RPCS = 64
+# sun_path holds 108 bytes with its terminator.
+_MAX_SOCKET_PATH = 107
+# Two workers on one address must not share its probes between them.
+_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 16))
+
+
 class Liveness:
     """Holds what the main loop reports about itself: the loop alone writes it, any thread reads it.
 
@@ -69,19 +78,6 @@ class Liveness:
 
 def _is_within(since: float | None, deadline_s: float, now: float) -> bool:
     return since is None or now - since <= deadline_s
-
-
-# The gRPC health service, on an address of its own.
-
-
-READY_SERVICE = "octavo.Worker"
-
-_REFRESH_S = 0.05
-_MAX_CONCURRENT_RPCS = 64
-# sun_path holds 108 bytes with its terminator.
-_MAX_SOCKET_PATH = 107
-# Two workers on one address must not share its probes between them.
-_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 16))
 
 
 @contextlib.contextmanager

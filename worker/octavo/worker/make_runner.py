@@ -16,6 +16,10 @@ from octavo.worker.model_settings import DEFAULT_FAKE_BLOCKS
 from octavo.worker.process import available_cores
 from octavo.worker.runner import DeviceLostError, Runner
 
+logger = logging.getLogger(__name__)
+# The errors that a full machine or a broken library raises while the model is made.
+_START_ERRORS = (MemoryError, OSError, RuntimeError, ValueError)
+
 
 class ContextRoomError(Exception):
     """Raised if the KV cache cannot hold one sequence of the longest length offered; the text gives remedies."""
@@ -41,12 +45,6 @@ def check_context_room(runner: Runner) -> None:
     )
 
 
-logger = logging.getLogger(__name__)
-
-# The errors that a full machine or a broken library raises while the model is made.
-_START_ERRORS = (MemoryError, OSError, RuntimeError, ValueError)
-
-
 class UnusableError(click.ClickException):
     """Raised for a model or a setting that fails on every attempt; the exit code tells a supervisor not to restart."""
 
@@ -70,7 +68,8 @@ def with_runner(config: WorkerConfig, liveness: Liveness, use: Callable[[Runner,
 
 
 def _share(config: WorkerConfig, liveness: Liveness, use: Callable[[Runner, Callable[[], None]], object]) -> None:
-    # The import takes torch.
+    # The imports take torch.
+    from octavo.worker.step.model_runner import ModelRunner
     from octavo.worker.tensor_parallel.ranks import joined
 
     with joined(config) as ranks:
@@ -79,7 +78,8 @@ def _share(config: WorkerConfig, liveness: Liveness, use: Callable[[Runner, Call
         if ranks.group.rank:
             # No scheduler knows of this rank: it is as ready as it gets.
             liveness.welcomed = True
-            ranks.follow(runner, liveness)
+            assert isinstance(runner, ModelRunner), "only models are shared"
+            ranks.follow(runner.paged_model, liveness)
         else:
             use(runner, ranks.beat)
 

@@ -1,4 +1,11 @@
-"""The worker's process: a stop signal that a poll can wait for, a record of how the process ends, and its CPU cores."""
+"""The worker's process: a stop signal that a poll can wait for, a record of how the process ends, and its CPU cores.
+
+The record tells the next process of the same name how this one ended. It is a file in the runtime directory, which
+outlives the process and, where that is on a volume, its container. A process that is welcomed by a scheduler writes
+its id there. If it crashes, the interpreter's fault handler adds the cause, and an uncaught error is added too; if it
+leaves in order, the file is removed. A process that is killed from outside writes nothing: the supervisor that
+started it may know more (`octavo.runtime.process.ends`).
+"""
 
 import contextlib
 import faulthandler
@@ -16,6 +23,11 @@ from octavo.runtime.telemetry.optional import LAST_WORDS, tolerated
 from octavo.wire.steps import Ending, Predecessor
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+_MAX_DETAIL = 200
+_ENCODING = "utf-8"
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 class StopSignal:
@@ -56,17 +68,6 @@ class StopSignal:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.insisted = self.requested
         self.requested = True
-
-
-# The record of how a worker's process ended, which the next process of the same name reads. It is a file in the runtime
-# directory, which outlives the process and, where that is on a volume, its container. A process that is welcomed by a
-# scheduler writes its id there. If it crashes, the interpreter's fault handler adds the cause, and an uncaught error is
-# added too; if it leaves in order, the file is removed. A process that is killed from outside writes nothing: the
-# supervisor that started it may know more (`octavo.runtime.process.ends`).
-
-
-_MAX_DETAIL = 200
-_ENCODING = "utf-8"
 
 
 class LastWords:
@@ -133,12 +134,6 @@ def _predecessor(path: Path, ends: Mapping[int, End]) -> Predecessor | None:
 
 def _predecessor_of(process: int, ending: Ending, detail: str) -> Predecessor | None:
     return Predecessor(process, ending, detail) if 0 <= process < 2**64 else None
-
-
-# The CPU cores of this process: those it is pinned to, or fewer where a cgroup limits it.
-
-
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_cores(cgroup: Path = _CGROUP) -> int:

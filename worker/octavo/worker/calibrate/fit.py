@@ -19,6 +19,9 @@ _SAME = 1e-6
 _ROUNDING = 1e-12
 
 
+_WELL_BEYOND = 1.5
+
+
 def least_costs(quantities: Numbers, seconds: Numbers) -> Numbers:
     """Returns the costs [columns], none negative, with the least sum of squares of `quantities` [rows, columns] @ costs
     - `seconds` [rows].
@@ -72,12 +75,6 @@ def _settled(quantities: Numbers, seconds: Numbers, costs: Numbers, new: int) ->
 
 def _rest(quantities: Numbers, seconds: Numbers, costs: Numbers) -> float:
     return float(np.square(quantities @ costs - seconds).sum())
-
-
-# The model of a step's time.
-
-
-_WELL_BEYOND = 1.5
 
 
 def fitted(samples: Sequence[TimedStep]) -> StepTimeModel:

@@ -25,6 +25,16 @@ _NO_MOVES = BlockMoves()
 Clock = Callable[[], float]
 
 
+# For a family of steps: the repetitions of each, and the seconds for all of them.
+_ROUNDS = 5
+BUDGET_S = 10.0
+_MOVES_BUDGET_S = 2.0
+# Each family must be timed at more than a few sizes, however slow the device.
+_LEAST_SIZES = 3
+_FIRST_CHUNK = 16
+_MIXES = ((1, 16), (4, 64), (16, 64), (16, 256), (64, 256))
+
+
 @dataclass(frozen=True, slots=True)
 class StepRow:
     """One sequence's share of a step: `num_tokens` after `context` others, at the end of which it may choose one."""
@@ -58,9 +68,6 @@ def sizes(first: int, last: int, growth: int = GROWTH) -> Iterator[int]:
         size *= growth
     if last:
         yield last
-
-
-# -- what is timed ----------------------------------------------------------------------------------------------------
 
 
 def longest_sequence(runner: Runner) -> int:
@@ -141,9 +148,6 @@ def _sequence(
     return WorkerSequence(sequence_id, 0, sampling, length, token_ids, row.context, tables)
 
 
-# -- how long it takes ------------------------------------------------------------------------------------------------
-
-
 def timed(
     runs: Iterable[list[TimedRun]],
     budget_s: float,
@@ -180,19 +184,6 @@ def _time(run: TimedRun, clock: Clock) -> float:
     began = clock()
     run.execute()
     return clock() - began
-
-
-# The families of steps that `octavo calibrate` times.
-
-
-# For a family of steps: the repetitions of each, and the seconds for all of them.
-_ROUNDS = 5
-BUDGET_S = 10.0
-_MOVES_BUDGET_S = 2.0
-# Each family must be timed at more than a few sizes, however slow the device.
-_LEAST_SIZES = 3
-_FIRST_CHUNK = 16
-_MIXES = ((1, 16), (4, 64), (16, 64), (16, 256), (64, 256))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,6 @@ def prepare_model(gguf: Path | None, output: Path | None) -> None:
     click.echo(directory)
 
 
-# `octavo convert-weights`: makes a directory that can be served of one whose weights are pickled.
-
-
 @click.command("convert-weights")
 @click.argument("source")
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Directory to write.")

@@ -33,6 +33,11 @@ from octavo.worker.step.kv_cache import KVCache
 _CONTEXT = 1024
 
 
+logger = logging.getLogger(__name__)
+# A row of logits for each of the choosers, the hidden states of the watched, and those of prompt tokens.
+_Computed = tuple[Tensor, Tensor, Tensor]
+
+
 def warm_up_items(paging: Paging, num_blocks: int, most_tokens: int) -> Iterator[WorkItem]:
     """Yields chunks of 1, 2, 4, ... up to `most_tokens` tokens, at the start of a prompt and after some context.
 
@@ -54,12 +59,6 @@ def _item(paging: Paging, start: int, num_tokens: int) -> WorkItem:
     tables = [list(range(first, first + width)) for first in range(0, len(paging.groups) * width, width)]
     sequence = WorkerSequence(0, 0, SamplingParams(max_tokens=1), length, [0] * length, start, tables)
     return WorkItem(sequence, start, num_tokens, ())
-
-
-logger = logging.getLogger(__name__)
-
-# A row of logits for each of the choosers, the hidden states of the watched, and those of prompt tokens.
-_Computed = tuple[Tensor, Tensor, Tensor]
 
 
 class GpuExecutor:

@@ -12,10 +12,9 @@ from torch import Tensor
 from octavo.kernels.triton.attention import TritonStep
 from octavo.kernels.triton.inputs import prepare
 from octavo.worker.gpu.transfer import upload
-from octavo.worker.models.decoder import PagedStep
+from octavo.worker.models.decoder import LayerCache, PagedStep
 from octavo.worker.sequences import WorkerSequence, WorkItem
 from octavo.worker.step.forward import Paging
-from octavo.worker.step.kv_cache import LayerCache
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +91,6 @@ class SequenceRows:
         self.tables = torch.cat((self.tables, torch.zeros_like(self.tables)), dim=1)
         self.next_tokens = torch.cat((self.next_tokens, torch.zeros_like(self.next_tokens)))
         self.generation += 1
-
-
-# The inputs of steps: few numbers go to the device, and the rest is made there from what it holds already.
 
 
 def decodes_first(items: list[WorkItem]) -> list[WorkItem]:

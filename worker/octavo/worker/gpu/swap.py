@@ -19,6 +19,14 @@ logger = logging.getLogger(__name__)
 _PORTABLE_AND_MAPPED = 1 | 2
 
 
+Pairs = list[tuple[int, int]]
+# Blocks of so many bytes go through the copy engine, which takes no processor from the model: each lasts much longer
+# than the few microseconds that starting a copy costs. Smaller ones go in one launch of a kernel.
+_COPY_ENGINE_BYTES = 1 << 20
+# Programs of that kernel: they fill the link to the CPU, and leave most of a GPU alone.
+_SWAP_PROGRAMS = 16
+
+
 class PinningError(Exception):
     """Raised if CUDA does not pin the memory asked for."""
 
@@ -48,18 +56,6 @@ def _pin(tensor: Tensor, cudart: Any) -> None:
     if code := int(cudart.cudaHostRegister(address, tensor.nbytes, _PORTABLE_AND_MAPPED)):
         raise PinningError(f"CUDA does not pin {tensor.nbytes} bytes of the CPU's memory (its error {code})")
     weakref.finalize(tensor, cudart.cudaHostUnregister, address)
-
-
-# Moves of blocks, given to the current stream without waiting.
-
-
-Pairs = list[tuple[int, int]]
-
-# Blocks of so many bytes go through the copy engine, which takes no processor from the model: each lasts much longer
-# than the few microseconds that starting a copy costs. Smaller ones go in one launch of a kernel.
-_COPY_ENGINE_BYTES = 1 << 20
-# Programs of that kernel: they fill the link to the CPU, and leave most of a GPU alone.
-_SWAP_PROGRAMS = 16
 
 
 def swap_blocks(source: Tensor, target: Tensor, pairs: Pairs) -> None:

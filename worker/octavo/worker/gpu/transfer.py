@@ -28,9 +28,6 @@ def download(tensor: Tensor) -> Tensor:
     return copied.copy_(tensor, non_blocking=True)
 
 
-# Marks: when a device came to some points of its work.
-
-
 class Mark(Protocol):
     """A point in a device's queue."""
 

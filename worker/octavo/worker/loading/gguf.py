@@ -25,6 +25,9 @@ _LAYER_TENSORS = {
 _OUTER_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
+_CONTROL_TOKEN = 3
+
+
 class GGUFError(Exception):
     """Raised for a file that is no GGUF, or holds a model that cannot be converted."""
 
@@ -134,12 +137,6 @@ def _shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-# The tokenizer inside a GGUF file, as transformers' tokenizer.json and tokenizer_config.json.
-
-
-_CONTROL_TOKEN = 3
-
-
 def build_tokenizer(model: GGUFModel) -> Tokenizer:
     """Builds the byte-level BPE of `model`. Raises `UnknownGGUFError` for tokenizers of another kind."""
     kind = model.value("tokenizer.ggml.model"), model.value("tokenizer.ggml.pre", "default")
@@ -178,9 +175,6 @@ def tokenizer_config(model: GGUFModel) -> dict[str, Any]:
 
 def _control_ids(model: GGUFModel) -> list[int]:
     return [i for i, kind in enumerate(model.value("tokenizer.ggml.token_type")) if kind == _CONTROL_TOKEN]
-
-
-# GGUF files of the many architectures that transformers can read: dequantized to bfloat16.
 
 
 def convert_with_transformers(gguf: Path, directory: Path) -> None:

@@ -69,9 +69,6 @@ class DummyWeights:
         """Does nothing, and never raises."""
 
 
-# Opening a source, and releasing memory once the weights are loaded.
-
-
 def open_weights(directory: Path, load_format: str, *, ranks: int = 1) -> WeightSource:
     """Opens the weights of `directory` in one of `octavo.runtime.models.directory.LOAD_FORMATS`.
 

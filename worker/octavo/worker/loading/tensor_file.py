@@ -1,4 +1,9 @@
-"""The tensors of safetensors files: the parts of them that a process needs, read one by one."""
+"""The tensors of safetensors files: the parts of them that a process needs, read one by one.
+
+Tensors are read one by one and not mapped. Mapped pages would count as this process's memory until the last tensor is
+gone, beside the copies that are laid out for the machine; and a file that is truncated under a mapping ends the
+process that reads it. The format: https://github.com/huggingface/safetensors#format
+"""
 
 import math
 import os
@@ -15,6 +20,28 @@ from torch import Tensor
 
 from octavo.kernels.native.memory import zeros
 from octavo.runtime.models.directory import safetensors_header
+
+_DTYPES = MappingProxyType(
+    {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+        "I64": torch.int64,
+        "I32": torch.int32,
+        "I16": torch.int16,
+        "I8": torch.int8,
+        "U8": torch.uint8,
+        "BOOL": torch.bool,
+    }
+)
+# The header's length, which comes before it.
+_PREFIX_BYTES = 8
+# The header's key for metadata, which is no tensor.
+_METADATA = "__metadata__"
+_Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,34 +83,6 @@ def _joined(pieces: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         end = first + count
     if end > start:
         yield start, end - start
-
-
-# Tensors are read one by one and not mapped. Mapped pages would count as this process's memory until the last tensor is
-# gone, beside the copies that are laid out for the machine; and a file that is truncated under a mapping ends the
-# process that reads it. The format: https://github.com/huggingface/safetensors#format
-
-
-_DTYPES = MappingProxyType(
-    {
-        "F64": torch.float64,
-        "F32": torch.float32,
-        "F16": torch.float16,
-        "BF16": torch.bfloat16,
-        "F8_E4M3": torch.float8_e4m3fn,
-        "F8_E5M2": torch.float8_e5m2,
-        "I64": torch.int64,
-        "I32": torch.int32,
-        "I16": torch.int16,
-        "I8": torch.int8,
-        "U8": torch.uint8,
-        "BOOL": torch.bool,
-    }
-)
-# The header's length, which comes before it.
-_PREFIX_BYTES = 8
-# The header's key for metadata, which is no tensor.
-_METADATA = "__metadata__"
-_Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TensorFileError(Exception):

@@ -20,11 +20,10 @@ from octavo.kernels.native.memory import zeros
 from octavo.kernels.native.norm import norm_op, rms_norm
 from octavo.kernels.native.structs import DTYPES, AttentionOp, BufferAt, GroupStep, Layer, Op, OpKind, RopeWriteOp, Run
 from octavo.worker.models.config import DecoderConfig
-from octavo.worker.models.decoder import Decoder, PagedStep
+from octavo.worker.models.decoder import Decoder, LayerCache, PagedStep
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.layers import Attention, DecoderLayer, RMSNorm, ShardedRMSNorm
 from octavo.worker.models.llama import LlamaModel
-from octavo.worker.step.kv_cache import LayerCache
 
 
 class Buffer(IntEnum):

@@ -1,12 +1,45 @@
-"""The interface between the model runner and a decoder-only model."""
+"""The interface between the model runner and a decoder-only model: its sizes, a step, and each layer's cache."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from octavo.kernels.backend import AttentionBackend
-from octavo.worker.step.kv_cache import LayerCache, ModelSizes
+
+
+class ModelSizes(Protocol):
+    """The sizes of a model that its KV cache and the contract with the scheduler need.
+
+    `windows` holds the number of tokens that each layer attends to, the querying one included; 0 means all.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def windows(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Holds one layer's keys and values in the blocks of KV `group`: [num_blocks, block_size, kv_heads, head_dim] each.
+
+    Both are views with gaps into the pool of all layers. In a narrow cache a key is the stored value times `key_scale`;
+    values alike.
+    """
+
+    group: int
+    keys: Tensor
+    values: Tensor
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,10 @@
 """The choice between Octavo's own kernels and torch on this CPU: measured once, on some layers of the model, and
-explained."""
+explained.
+
+With AVX-512 nothing is measured: Octavo's kernels are known to be faster there. Elsewhere it depends on the CPU and
+the version of torch. All workers of a machine must choose alike, for the two round differently: the first one's
+figures are kept in Octavo's cache, by everything that they depend on, and hold for the others.
+"""
 
 import contextlib
 import json
@@ -32,6 +37,20 @@ from octavo.worker.models.llama import LlamaModel
 from octavo.worker.step.kv_cache import KVCache, KVLayout
 from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
 
+logger = logging.getLogger(__name__)
+_CPU = torch.device("cpu")
+# The tokens of a prompt, and of the cache when one more is decoded.
+_PROMPT = 32
+# Weights of the layers that are tried, if there are so many: more than most second caches hold.
+_WEIGHT_BYTES = 16 << 20
+# A layer of fewer weights takes microseconds either way.
+_LEAST_WEIGHTS = 1 << 20
+# The factor by which torch must be faster: less is chance, and Octavo's kernels give a row the same result whatever is
+# beside it.
+_CLEARLY = 1.1
+# Rounds, the first of which warms up: as many as fit into the time, and two at least.
+_LEAST_ROUNDS, _MOST_ROUNDS, _SECONDS = 2, 8, 1.0
+
 
 def kernel_path(attention: AttentionChoice, model: Decoder) -> str:
     """Describes in words what computes `model` (compiled where it can be) with `attention`.
@@ -47,27 +66,6 @@ def kernel_path(attention: AttentionChoice, model: Decoder) -> str:
         return f"{name} for attention, torch for the rest ({obstacle(model)})"
     also = "" if name == "triton" else " and linear layers"
     return f"{name} for attention{also}, transformers for the rest"
-
-
-# With AVX-512 nothing is measured: Octavo's kernels are known to be faster there. Elsewhere it depends on the CPU and
-# the version of torch. All workers of a machine must choose alike, for the two round differently: the first one's
-# figures are kept in Octavo's cache, by everything that they depend on, and hold for the others.
-
-
-logger = logging.getLogger(__name__)
-
-_CPU = torch.device("cpu")
-# The tokens of a prompt, and of the cache when one more is decoded.
-_PROMPT = 32
-# Weights of the layers that are tried, if there are so many: more than most second caches hold.
-_WEIGHT_BYTES = 16 << 20
-# A layer of fewer weights takes microseconds either way.
-_LEAST_WEIGHTS = 1 << 20
-# The factor by which torch must be faster: less is chance, and Octavo's kernels give a row the same result whatever is
-# beside it.
-_CLEARLY = 1.1
-# Rounds, the first of which warms up: as many as fit into the time, and two at least.
-_LEAST_ROUNDS, _MOST_ROUNDS, _SECONDS = 2, 8, 1.0
 
 
 @dataclass(frozen=True)

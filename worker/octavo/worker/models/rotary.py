@@ -18,6 +18,10 @@ from octavo.worker.models.config_file import ConfigFile, ModelConfigError, Unsup
 logger = logging.getLogger(__name__)
 
 
+# Cosines and signed sines of a step's tokens, each [tokens, 1, rotary_dim], in the dtype of the heads.
+Angles = tuple[Tensor, Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
     """Makes all waves `factor` times as long (Chen et al., "Extending Context Window", 2023)."""
@@ -213,13 +217,6 @@ def _positive(value: Any) -> float:
     if not 0.0 < number < math.inf:
         raise ValueError(f"{value!r} is not a positive number")
     return number
-
-
-# Tables and rotation.
-
-
-# Cosines and signed sines of a step's tokens, each [tokens, 1, rotary_dim], in the dtype of the heads.
-Angles = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

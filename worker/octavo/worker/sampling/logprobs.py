@@ -18,6 +18,11 @@ from octavo.worker.step.failures import not_finite
 _ROWS = 64
 
 
+# A whole prompt's logits would be larger than many a model.
+_PROMPT_ROWS = 256
+LogitsOf = Callable[[int, int], Tensor]
+
+
 class NotFiniteError(ValueError):
     """Raised for a row of logits with a NaN, a positive infinity, or nothing finite."""
 
@@ -89,15 +94,6 @@ def _ranks(logits: Tensor, chosen: Tensor, values: Tensor) -> list[int]:
         ranks[beyond] = above.sum(dim=-1).long() + 1
     counted: list[int] = ranks.tolist()
     return counted
-
-
-# The logprobs of prompt tokens.
-
-
-# A whole prompt's logits would be larger than many a model.
-_PROMPT_ROWS = 256
-
-LogitsOf = Callable[[int, int], Tensor]
 
 
 def prompt_logprobs(spans: list[PromptSpan], logits_of: LogitsOf) -> tuple[list[PromptLogprobs], list[SequenceFailure]]:

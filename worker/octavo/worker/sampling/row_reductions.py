@@ -10,6 +10,11 @@ from octavo.kernels.native.library import NativeUnavailable, find
 _SPAN = 256
 
 
+# Ids whose probabilities are first summed together, in fp32. (One long sum would be less exact, and added up in another
+# order for a single row than for several.)
+SPAN = 256
+
+
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the largest of each row of `logits` ([rows, vocab_size] fp32) and its id, [rows] each.
 
@@ -120,14 +125,6 @@ def _ranking(values: Tensor) -> Tensor:
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     size = values.shape[1]
     return (ordered.long() << 32) + torch.arange(size - 1, -1, -1, device=values.device)
-
-
-# Sums of probabilities, in an order that does not depend on the rows beside a row.
-
-
-# Ids whose probabilities are first summed together, in fp32. (One long sum would be less exact, and added up in another
-# order for a single row than for several.)
-SPAN = 256
 
 
 def span_masses(probabilities: Tensor) -> Tensor:

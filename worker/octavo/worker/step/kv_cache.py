@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,25 +17,14 @@ from octavo.kernels.native.memory import zeros
 from octavo.wire.steps import BlockMoves
 from octavo.worker.gpu.swap import PinningError, pinned_zeros
 from octavo.worker.model_settings import ModelSettings
+from octavo.worker.models.decoder import LayerCache, ModelSizes
 from octavo.worker.step.block_mover import block_mover
 
-
-class ModelSizes(Protocol):
-    """The sizes of a model that its KV cache and the contract with the scheduler need.
-
-    `windows` holds the number of tokens that each layer attends to, the querying one included; 0 means all.
-    """
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def max_model_len(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def windows(self) -> Sequence[int]: ...
+logger = logging.getLogger(__name__)
+# The share of the CPU's memory that is free once the weights are loaded; activations and other processes need the rest.
+_CPU_SHARE, _CPU_LIMIT = 0.1, 4 << 30
+# The share of CPU memory that may be pinned: pinned memory is taken from all other processes on the host.
+_PINNED_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,31 +114,8 @@ def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, itemsi
     return 2 * num_layers * num_kv_heads * head_dim * itemsize
 
 
-logger = logging.getLogger(__name__)
-
-# The share of the CPU's memory that is free once the weights are loaded; activations and other processes need the rest.
-_CPU_SHARE, _CPU_LIMIT = 0.1, 4 << 30
-# The share of CPU memory that may be pinned: pinned memory is taken from all other processes on the host.
-_PINNED_SHARE = 0.25
-
-
 class KVCacheError(Exception):
     """Raised if there is no room for the keys and values asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """Holds one layer's keys and values in the blocks of KV `group`: [num_blocks, block_size, kv_heads, head_dim] each.
-
-    Both are views with gaps into the pool of all layers. In a narrow cache a key is the stored value times `key_scale`;
-    values alike.
-    """
-
-    group: int
-    keys: Tensor
-    values: Tensor
-    key_scale: float = 1.0
-    value_scale: float = 1.0
 
 
 class KVCache:

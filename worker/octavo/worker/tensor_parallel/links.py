@@ -1,6 +1,9 @@
 """The links between ranks, which carry tensors and add them up: shared memory on one machine, else torch.distributed.
 
 Sums on a CPU are added in the order of the ranks, so that their bits depend on the terms alone.
+
+Ranks on one machine share memory: tensors lie where all of them see them, and sockets carry only signals. A sum over
+loopback takes several times as long: it is copied through the kernel by threads that wake each other.
 """
 
 import mmap
@@ -16,6 +19,17 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+# The bytes that a rank shows the others in one go; larger tensors go in several. Memory is taken only as far as it is
+# used.
+_SLOT_BYTES = 8 << 20
+_READY = b"!"
+_LENGTH = struct.Struct("<q")
+_ENDED = "another rank has ended"
+# How often a rank polls for another before it sleeps until that is there: some 50 microseconds.
+_LOOKS = 40
+# The dtype of a frame's length, which goes first.
+_FRAME_LENGTH = torch.int64
+
 
 def add_in_order(parts: Tensor, total: Tensor) -> Tensor:
     """Writes the sum of `parts` ([ranks, *shape], two ranks or more) to `total` ([*shape]), added one after the other
@@ -29,20 +43,6 @@ def add_in_order(parts: Tensor, total: Tensor) -> Tensor:
     for part in parts[1:]:
         wide += part
     return total.copy_(wide)
-
-
-# Shared memory: tensors lie in memory that all ranks on one machine see, and sockets carry only signals. A sum over
-# loopback takes several times as long: it is copied through the kernel by threads that wake each other.
-
-
-# The bytes that a rank shows the others in one go; larger tensors go in several. Memory is taken only as far as it is
-# used.
-_SLOT_BYTES = 8 << 20
-_READY = b"!"
-_LENGTH = struct.Struct("<q")
-_ENDED = "another rank has ended"
-# How often a rank polls for another before it sleeps until that is there: some 50 microseconds.
-_LOOKS = 40
 
 
 class SharedMemory:
@@ -176,13 +176,6 @@ def _given(first: socket.socket) -> int:
     if not descriptors:
         raise ConnectionResetError(_ENDED)
     return descriptors[0]
-
-
-# Links over the process groups of torch.distributed.
-
-
-# The dtype of a frame's length, which goes first.
-_FRAME_LENGTH = torch.int64
 
 
 class TensorLink(Protocol):

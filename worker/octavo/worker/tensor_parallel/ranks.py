@@ -22,8 +22,7 @@ from octavo.runtime.transport.endpoints import EndpointError, runtime_directory
 from octavo.worker.config import WorkerConfig
 from octavo.worker.health import Liveness
 from octavo.worker.model_settings import LOCAL_SCHEME
-from octavo.worker.runner import Runner
-from octavo.worker.step.model_runner import ModelRunner
+from octavo.worker.step.forward import PagedModel
 from octavo.worker.tensor_parallel.distributed import DistributedGroup, RankLostError
 from octavo.worker.tensor_parallel.follower import Follower
 from octavo.worker.tensor_parallel.leader import NO_FOLLOWERS, Followers, Leader
@@ -39,6 +38,13 @@ _END_S = 10.0
 _FAILING_S = 5.0
 # The seconds that a signal may take to end this process.
 _DYING_S = 1.0
+
+
+# The seconds that a rank with its weights waits for those that still read.
+_LOADING_PATIENCE_S = 1800.0
+# The seconds that a rank may keep the others waiting: heartbeats come many times as often, and ranks compute the same
+# at the same time.
+PATIENCE_S = 60.0
 
 
 def end_as(status: int) -> None:
@@ -173,16 +179,6 @@ def _end(process: "subprocess.Popen[bytes]", *, patience_s: float) -> None:
         process.wait()
 
 
-# Joining the ranks.
-
-
-# The seconds that a rank with its weights waits for those that still read.
-_LOADING_PATIENCE_S = 1800.0
-# The seconds that a rank may keep the others waiting: heartbeats come many times as often, and ranks compute the same
-# at the same time.
-PATIENCE_S = 60.0
-
-
 class Ranks:
     """The ranks of the replica, as seen by this one of them."""
 
@@ -204,10 +200,9 @@ class Ranks:
         if self._leader:
             self._leader.beat()
 
-    def follow(self, runner: Runner, liveness: Liveness) -> None:
+    def follow(self, model: PagedModel, liveness: Liveness) -> None:
         """Carries out the first rank's frames, until that rank ends."""
-        assert isinstance(runner, ModelRunner), "only models are shared"
-        Follower(runner.paged_model, self.group).run(liveness)
+        Follower(model, self.group).run(liveness)
 
     def end(self) -> None:
         """Sends the first rank's last frame."""

@@ -107,9 +107,6 @@ def _nth(count: int, size: int, rank: int) -> range:
     return range(-(-count * rank // size), -(-count * (rank + 1) // size))
 
 
-# Embedding and LM head with their rows on different ranks.
-
-
 class ShardedVocabulary:
     """Divides `size` tokens among the ranks of `group`, each of which holds a `share`. Raises `ModelConfigError` if
     there are too few."""

@@ -14,6 +14,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
+# transformers makes no masks for an attention that its mask interface does not know.
+PAGED = "octavo_paged"
+
+
 class NotCausal(Exception):
     """Raised for a mask that is not simply causal, with or without a window."""
 
@@ -97,13 +101,6 @@ def _visible(mask_function: MaskFunction, queries: Tensor, keys: Tensor) -> Tens
     first = torch.zeros((1, 1, 1, 1), dtype=torch.int64, device=keys.device)
     visible = mask_function(first, first, queries[None, None, :, None], keys[None, None, None, :])
     return visible.expand(1, 1, len(queries), len(keys))[0, 0]
-
-
-# The attention function that transformers' models call.
-
-
-# transformers makes no masks for an attention that its mask interface does not know.
-PAGED = "octavo_paged"
 
 
 class Attending(Protocol):

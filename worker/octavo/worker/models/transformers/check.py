@@ -41,7 +41,7 @@ class UnsupportedModel(ModelConfigError):
 
 @dataclass(frozen=True, slots=True)
 class PagedShape:
-    """Holds the measured `octavo.worker.step.kv_cache.ModelSizes` of a model."""
+    """Holds the measured `octavo.worker.models.decoder.ModelSizes` of a model."""
 
     vocab_size: int
     max_model_len: int

@@ -24,6 +24,12 @@ _MLP_UNIT = 2
 _NOTHING = TensorPart(0, ())
 
 
+T = TypeVar("T")
+# The names that attention modules give to their numbers of heads.
+_QUERY_COUNTS = ("num_heads", "num_attention_heads")
+_KV_COUNTS = ("num_key_value_heads",)
+
+
 @dataclass(frozen=True, slots=True)
 class SharedTensor:
     """A tensor of shape `whole`, of which a rank holds `part`; a part without ranges stands for zeros."""
@@ -102,13 +108,6 @@ def expert_tensors(experts: nn.Module, shards: Shards) -> dict[str, SharedExpert
             SharedTensor((number, hidden, inner), share.along(2)), SharedTensor((hidden, inner), share.along(1))
         ),
     }
-
-
-T = TypeVar("T")
-
-# The names that attention modules give to their numbers of heads.
-_QUERY_COUNTS = ("num_heads", "num_attention_heads")
-_KV_COUNTS = ("num_key_value_heads",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +239,6 @@ def _count_heads(attention: Any, heads: HeadShares) -> None:
         setattr(attention, name, counts[name])
     if hasattr(attention, "split_size"):
         attention.split_size = attention.split_size // heads.query.whole * len(heads.query)
-
-
-# The collectives of a forward pass, in the places where the model's code would have gone on with its own tensors.
 
 
 def join(model: nn.Module, share: ModelShare, group: ShardGroup) -> None:
