@@ -13,7 +13,6 @@ from typing import Any, Final
 import grpc
 
 from octavo.frontend.request.request import bounds_of
-from octavo.wire.sampling import NEUTRAL, PENALTIES
 from octavo.testbed.grpc_calls import reason_of
 from octavo.testbed.history import (
     WORKER_LOST,
@@ -29,6 +28,7 @@ from octavo.testbed.history import (
 )
 from octavo.testbed.stack import token_request
 from octavo.v1 import generation_pb2 as pb
+from octavo.wire.sampling import NEUTRAL, PENALTIES
 
 PREFIX_NAME: Final = "chaos"
 PREFIX: Final = [(5 * i) % 250 for i in range(37)]
