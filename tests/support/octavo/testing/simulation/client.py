@@ -9,7 +9,7 @@ from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.session import SchedulerSession
 from octavo.frontend.stream.answer import Answer
-from octavo.testbed.history import Came, SequenceAnswer, ChoiceEnded, Closed, Notified, Tokens
+from octavo.testbed.history import Came, ChoiceEnded, Closed, Notified, SequenceAnswer, Tokens
 from octavo.testing.simulation.reference import Reference, reference
 from octavo.testing.simulation.watch import Key, Watch
 from octavo.testing.simulation.workload import ClientPlan, Model
