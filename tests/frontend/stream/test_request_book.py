@@ -14,6 +14,7 @@ from octavo.frontend.access.admission import Ticket
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest
 from octavo.frontend.server import FrontendServer
+from octavo.frontend.stream.observer import Observer
 from octavo.frontend.stream.registry import RequestBook
 from octavo.frontend.stream.running import RunningRequest
 from octavo.runtime.telemetry import tracing
@@ -28,7 +29,9 @@ ALICE, BOB, GATEWAY = Caller("alice", False), Caller("bob", False), Caller("gate
 
 
 def running(tenant: str, request_id: str = "mine") -> RunningRequest:
-    return RunningRequest(GenerationRequest("x"), request_id, tenant, ANYBODY, 0.0, Mock(spec=Ticket), tracing.NOTHING)
+    return RunningRequest(
+        GenerationRequest("x"), request_id, tenant, ANYBODY, 0.0, Mock(spec=Ticket), tracing.NOTHING, Observer()
+    )
 
 
 def test_an_id_means_each_tenant_its_own_request() -> None:

@@ -9,6 +9,7 @@ from octavo.frontend.access.admission import Ticket
 from octavo.frontend.errors import Aborted, Broken, Reason
 from octavo.frontend.request.events import Notice
 from octavo.frontend.request.request import ANYBODY, GenerationRequest
+from octavo.frontend.stream.observer import Observer
 from octavo.frontend.stream.running import RunningRequest
 from octavo.runtime.telemetry import tracing
 from octavo.wire.requests import NoticeKind
@@ -16,7 +17,9 @@ from octavo.wire.requests import NoticeKind
 
 @pytest.fixture
 def running() -> RunningRequest:
-    return RunningRequest(GenerationRequest("x"), "mine", "", ANYBODY, 0.0, Mock(spec=Ticket), tracing.NOTHING)
+    return RunningRequest(
+        GenerationRequest("x"), "mine", "", ANYBODY, 0.0, Mock(spec=Ticket), tracing.NOTHING, Observer()
+    )
 
 
 async def waits(running: RunningRequest, news: asyncio.Event) -> bool:

@@ -19,7 +19,15 @@ from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
 from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.sockets import connect_dealer
 from octavo.wire.codec import WireError, decode_to_frontend, encode
-from octavo.wire.requests import MAX_LIVE_REQUESTS, RENEW_INTERVAL_S, FromFrontend, RejectReason, ServiceStatus
+from octavo.wire.requests import (
+    MAX_LIVE_REQUESTS,
+    RENEW_INTERVAL_S,
+    Deltas,
+    FromFrontend,
+    Notices,
+    RejectReason,
+    ServiceStatus,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -47,8 +55,9 @@ class SchedulerRefused(Exception):
 class SchedulerClient:
     """Links one frontend to one scheduler. `run()` must be running; all methods belong to its event loop.
 
-    `on_change` is called after each message and tick, when `availability` may have changed. `own_prefixes`, `attempts`
-    and `hand_over` are those of `SchedulerSession`; `hand_over` gets this client first.
+    `on_change` is called after each tick, after each message but tokens and notices, and whenever `availability` has
+    changed. `own_prefixes`, `attempts` and `hand_over` are those of `SchedulerSession`; `hand_over` gets this client
+    first.
     """
 
     def __init__(
@@ -73,6 +82,8 @@ class SchedulerClient:
         )
         self._socket: zmq.asyncio.Socket | None = None
         self._ready_at = now
+        # As it was when `on_change` was called last.
+        self._announced: Availability | None = None
         self._hurry = asyncio.Event()
         self.dropped_messages = 0
         self._complained_at = float("-inf")
@@ -206,7 +217,7 @@ class SchedulerClient:
             self._send(self._session.receive(message, time.monotonic()))
             if self._session.refused is not None:
                 raise SchedulerRefused(self._session.refused)
-            self._announce()
+            self._announce(is_news=not isinstance(message, Deltas | Notices))
 
     def _drop(self, error: WireError) -> None:
         self.dropped_messages += 1
@@ -217,7 +228,7 @@ class SchedulerClient:
     async def _tick(self) -> None:
         while True:
             self._send(self._session.tick())
-            self._announce()
+            self._announce(is_news=True)
             if self.away_s() > self._grace_s:
                 self.fail_all()
             await self._rest(RENEW_INTERVAL_S if self._session.epoch is not None else _HELLO_INTERVAL_S)
@@ -234,10 +245,13 @@ class SchedulerClient:
                 self._session.disconnected()
                 return
 
-    def _announce(self) -> None:
-        if self.availability is Availability.READY:
+    def _announce(self, *, is_news: bool) -> None:
+        availability = self.availability
+        if availability is Availability.READY:
             self._ready_at = time.monotonic()
-        self._on_change(self)
+        if is_news or availability is not self._announced:
+            self._announced = availability
+            self._on_change(self)
 
 
 def unreachable(away_s: float) -> Unavailable:

@@ -113,7 +113,7 @@ class SchedulerPool:
         return min(link.away_s() for link in fit or self.links)
 
     async def changed(self) -> None:
-        """Returns after the next message or tick, when `availability` may have changed."""
+        """Returns after the next news of a scheduler, when `availability` or what is pinned may have changed."""
         await self._changed.wait()
 
     def ask_prefixes(self) -> None:
@@ -212,7 +212,7 @@ class SchedulerPool:
                 await asyncio.sleep(_HOLDING_S if link.holds else _REFUSED_S)
 
     def _look(self, link: SchedulerClient) -> None:
-        """Follows the state of `link` after a message or a tick: logs changes, and hands requests over."""
+        """Follows the state of `link` after news of it: logs changes, and hands requests over."""
         if link.epoch is not None:
             self._registered(link, link.epoch)
         availability = link.availability

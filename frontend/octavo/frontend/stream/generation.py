@@ -25,7 +25,7 @@ from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest, 
 from octavo.frontend.request.validation import check_answer_size, check_form, check_prompt_size
 from octavo.frontend.scheduler.client import Availability
 from octavo.frontend.scheduler.pool import Listing, SchedulerPool
-from octavo.frontend.stream.meter import Latencies, Observer, note_prepared
+from octavo.frontend.stream.observer import Latencies, Observer
 from octavo.frontend.stream.pacing import Turns
 from octavo.frontend.stream.preparation import Preparation, Readiness, check_token_ids, model_len
 from octavo.frontend.stream.registry import Registry, Timeouts
@@ -65,7 +65,7 @@ class Generation:
         self._observer = observer
         self._turns = Turns()
         self.beginnings = Turns.of_beginnings()
-        self._registry = Registry(scheduler, timeouts, observer, self._turns)
+        self._registry = Registry(scheduler, timeouts, self._turns)
         readiness = Readiness(scheduler, self.model_name, worker_grace_s)
         self._preparation = Preparation(self.model_name, tokenizer, defaults, text, readiness)
 
@@ -247,7 +247,7 @@ class Generation:
             self._observer.refused(error)
             raise
         span = tracing.start_span("request", request.traceparent, request_id=request_id, model=self.model_name)
-        return RunningRequest(request, request_id, tenant, caller, time.monotonic(), ticket, span)
+        return RunningRequest(request, request_id, tenant, caller, time.monotonic(), ticket, span, self._observer)
 
     def _check(self, request: GenerationRequest) -> None:
         if self.draining:
@@ -273,7 +273,7 @@ class Generation:
             await self.beginnings.take()
             salt = self._access.salt(running.request, running.caller)
             running.answer = await self._preparation.answer(running, salt)
-            note_prepared(running)
+            running.report_prepared()
             self._scheduler.submit(running)
         except ServiceError as error:
             running.fail(error)

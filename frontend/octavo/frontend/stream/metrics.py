@@ -14,7 +14,7 @@ from octavo.frontend.request.events import FinishReason, Usage
 from octavo.frontend.scheduler.client import Availability
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.pool import SchedulerPool
-from octavo.frontend.stream.meter import Latencies, Observer
+from octavo.frontend.stream.observer import Latencies, Observer
 from octavo.runtime.telemetry.numbers import LONG_S, SHORT_S, WAIT_S, Histogram, Tally, counter, gauge, gauges
 
 _LAG_INTERVAL_S: Final = 0.1

@@ -18,7 +18,6 @@ from octavo.frontend.errors import (
 from octavo.frontend.request.events import Emitted
 from octavo.frontend.request.request import Caller
 from octavo.frontend.scheduler.pool import Listing, SchedulerPool
-from octavo.frontend.stream.meter import Observer, note_end, note_events
 from octavo.frontend.stream.pacing import Turns, slow_reader
 from octavo.frontend.stream.running import RunningRequest
 
@@ -68,10 +67,9 @@ class Timeouts:
 class Registry:
     """Reads requests for their clients, ends them, and forgets them. Belongs to one event loop."""
 
-    def __init__(self, scheduler: SchedulerPool, timeouts: Timeouts, observer: Observer, turns: Turns) -> None:
+    def __init__(self, scheduler: SchedulerPool, timeouts: Timeouts, turns: Turns) -> None:
         self.timeouts = timeouts
         self._scheduler = scheduler
-        self._observer = observer
         self._turns = turns
         self._requests = RequestBook()
         # Tasks that read requests without a reader.
@@ -163,7 +161,7 @@ class Registry:
                 waiting.cancel()
         if error is not None:
             running.fail(error)
-        note_end(self._observer, running, error)
+        running.report_end(error)
         if running.expiry:
             self._expire(running)
 
@@ -194,7 +192,7 @@ class Registry:
             return []
         before = answer.num_tokens
         events = answer.advance(running.take_notices())
-        note_events(self._observer, running, events, answer.num_tokens - before)
+        running.report_events(events, answer.num_tokens - before)
         for index in answer.ended_here:
             self._scheduler.end_sequence(running, index)
         if answer.finished:

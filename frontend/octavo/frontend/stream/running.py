@@ -1,15 +1,16 @@
 """Holds the state of one request in a frontend, from its admission until it is forgotten."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from octavo.frontend.access.admission import Ticket
 from octavo.frontend.errors import Aborted, Reason, ServiceError
-from octavo.frontend.request.events import Emitted, Notice
+from octavo.frontend.request.events import Emitted, Finished, Notice, Started
 from octavo.frontend.request.request import Caller, GenerationRequest
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.stream.answer import Answer
+from octavo.frontend.stream.observer import Observer
 from octavo.runtime.telemetry.tracing import Span
 from octavo.wire.requests import NoticeKind
 
@@ -22,7 +23,7 @@ def _fresh_news() -> asyncio.Event:
 
 @dataclass(eq=False, slots=True)
 class RunningRequest:
-    """Holds one admitted request: who asked for what, who reads its events, and how it ended.
+    """Holds one admitted request: who asked for what, who reads its events, what is reported of it, and how it ended.
 
     One reads at a time. The right to read is the latest event that `take` has returned: it is set whenever there is
     news. The `answer` is there once the request is prepared. `failure` is the error that ended the request, if any.
@@ -36,15 +37,16 @@ class RunningRequest:
     arrived_at: float
     ticket: Ticket
     span: Span
+    observer: Observer
     answer: Answer | None = None
     failure: ServiceError | None = None
-    # When the latest of the tokens came that were read.
-    last_token_at: float | None = None
     # Times of the event loop's clock, and what waits for them: see `Registry`.
     ended_at: float | None = None
     deadline: asyncio.TimerHandle | None = None
     expiry: asyncio.TimerHandle | None = None
     preparing: "asyncio.Task[None] | None" = None
+    # When the latest of the tokens came that were reported.
+    _last_token_at: float | None = None
     _news: asyncio.Event = field(default_factory=_fresh_news)
     _notices: dict[NoticeKind, Notice] = field(default_factory=dict)
 
@@ -122,3 +124,52 @@ class RunningRequest:
         """Ends the request for its reader; the first failure stays."""
         self.failure = self.failure or failure
         self.notify()
+
+    # -- reporting --------------------------------------------------------------------------------------------------
+
+    def report_prepared(self) -> None:
+        """Corrects the request's work, once its prompt is tokenized and its limits are resolved."""
+        prompt_tokens, sampling = len(self.journal.prompt_token_ids), self.journal.sampling
+        self.ticket.correct(prompt_tokens + sampling.parallel * sampling.max_tokens)
+        self.span.set(prompt_tokens=prompt_tokens, max_tokens=sampling.max_tokens, sequences=sampling.parallel)
+
+    def report_events(self, events: Sequence[Emitted], num_tokens: int) -> None:
+        """Reports the `events` that were made, and `num_tokens` generated tokens that were taken with them."""
+        for emitted in events:
+            match emitted.event:
+                case Started():
+                    self._report_start()
+                case Finished(reason):
+                    self.observer.sequence_finished(reason)
+                case Notice(kind):
+                    self.span.event(kind.value)
+        if num_tokens:
+            now, before = self.journal.last_token_at, self._last_token_at
+            self.observer.tokens(num_tokens, None if now is None or before is None else now - before)
+            self._last_token_at = now
+            self.ticket.progress(num_tokens)
+
+    def report_end(self, error: ServiceError | None) -> None:
+        """Reports the outcome: `error`, or else an answer that is complete, or a client that has left."""
+        answer, done = self.answer, 0
+        if error is not None:
+            (self.observer.failed if self.num_sent else self.observer.refused)(error)
+        elif answer and answer.finished:
+            usage = answer.usage()
+            self.observer.finished(usage, usage.time_to_first_token_s + usage.decode_time_s)
+        else:
+            self.observer.left()
+        if answer and answer.has_begun:
+            done = len(answer.journal.prompt_token_ids) + answer.num_tokens
+        # Work that is not done now will never be.
+        self.ticket.correct(done)
+        self.span.end("" if error is None else error.reason.value)
+
+    def _report_start(self) -> None:
+        journal = self.journal
+        prompt_tokens = len(journal.prompt_token_ids)
+        self.observer.prompt_tokens(prompt_tokens, journal.cached_prompt_tokens)
+        if journal.first_token_at is not None:
+            self.observer.first_token(journal.first_token_at - self.arrived_at)
+        self.span.event("first_token", cached_prompt_tokens=journal.cached_prompt_tokens)
+        self.ticket.progress(prompt_tokens)

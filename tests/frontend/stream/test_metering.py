@@ -9,7 +9,7 @@ from octavo.frontend.request.events import FinishReason, Notice, Usage
 from octavo.frontend.request.request import ANYBODY, GenerationRequest
 from octavo.frontend.scheduler.journal import Journal, Verdict
 from octavo.frontend.stream.answer import Answer
-from octavo.frontend.stream.meter import Observer, note_end, note_events, note_prepared
+from octavo.frontend.stream.observer import Observer
 from octavo.frontend.stream.running import RunningRequest
 from octavo.frontend.text.detokenizer import Vocabulary
 from octavo.runtime.telemetry.tracing import Span
@@ -42,10 +42,10 @@ class Metered:
         self.admission = Admission(config)
         request = GenerationRequest(prompt=[1, 2, 3], max_new_tokens=100)
         ticket = self.admission.admit(request, "")
-        self.running = RunningRequest(request, "r", "", ANYBODY, 10.0, ticket, self.told)
+        self.running = RunningRequest(request, "r", "", ANYBODY, 10.0, ticket, self.told, self.told)
         journal = Journal("r", [1, 2, 3], SamplingParams(max_tokens=4), 10.0)
         self.running.answer = Answer(journal, request, "m", VOCABULARY, frozenset())
-        note_prepared(self.running)
+        self.running.report_prepared()
 
     def read(self, at: float, *token_ids: int) -> None:
         """What has come of its only sequence is taken; the first time the request is seen to have begun alone."""
@@ -58,10 +58,10 @@ class Metered:
             assert journal.accept(delta, at) is Verdict.ACCEPTED
         before_tokens = answer.num_tokens
         events = answer.advance(self.running.take_notices())
-        note_events(self.told, self.running, events, answer.num_tokens - before_tokens)
+        self.running.report_events(events, answer.num_tokens - before_tokens)
 
     def end(self, error: ServiceError | None = None) -> None:
-        note_end(self.told, self.running, error)
+        self.running.report_end(error)
 
     def named(self, *names: str) -> list[tuple[Any, ...]]:
         return [call for call in self.told.calls if call[0] in names]
