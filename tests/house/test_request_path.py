@@ -16,7 +16,6 @@ LIES_IN: Final = {
     "scheduler.journal.SequenceJournal",
     "stream.answer.Answer",
     "stream.completion.Completion",
-    "text.detokenizer._ByteLevelDetokenizer",
 }
 # Of the call that reads it, and the events that it was sent.
 READING: Final = {

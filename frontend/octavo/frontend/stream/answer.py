@@ -207,12 +207,5 @@ class Answer:
 
     def _fresh_completions(self) -> list[Completion]:
         request, sampling = self._request, self.journal.sampling
-        return [
-            Completion(
-                request,
-                sampling,
-                self._eos_token_ids,
-                self._detokenizers.detokenizer(skip_special_tokens=request.skip_special_tokens),
-            )
-            for _ in self.journal.sequences
-        ]
+        detokenizer = self._detokenizers.detokenizer(skip_special_tokens=request.skip_special_tokens)
+        return [Completion(request, sampling, self._eos_token_ids, detokenizer) for _ in self.journal.sequences]

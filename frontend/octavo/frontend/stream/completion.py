@@ -1,6 +1,7 @@
 """Turns the tokens of one sequence into text for the client, and finds where the sequence ends."""
 
 from collections.abc import Iterator, Sequence, Set
+from typing import Any
 
 from octavo.frontend.request.events import Finished, FinishReason, Match, MatchKind, TextDelta, chosen
 from octavo.frontend.request.request import GenerationRequest
@@ -20,14 +21,15 @@ class Completion:
         request: GenerationRequest,
         sampling: SamplingParams,
         eos_token_ids: Set[int],
-        detokenizer: Detokenizer,
+        detokenizer: Detokenizer[Any],
     ) -> None:
         self._request = request
         self._sampling = sampling
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self._eos_token_ids = eos_token_ids
         self._detokenizer = detokenizer
-        # Text that a stop string may begin with.
+        # What has no text yet, and text that a stop string may begin with.
+        self._undecoded = detokenizer.start
         self._held = ""
         self.num_tokens = 0
         # The sum over the tokens counted, where they came with logprobs.
@@ -73,16 +75,20 @@ class Completion:
     def _feed_one(self, token_id: int) -> str:
         if token_id in self._stop_token_ids:
             return self._end_with_token(token_id)
-        text = self._scan(self._detokenizer.feed((token_id,)))
+        text = self._scan(self._decode(token_id))
         if self.num_tokens < self._sampling.max_tokens or self.finished:
             return text
         text += self._flush()
         self.finished = self.finished or Finished(FinishReason.LENGTH, None)
         return text
 
+    def _decode(self, token_id: int) -> str:
+        text, self._undecoded = self._detokenizer.feed(self._undecoded, (token_id,))
+        return text
+
     def _end_with_token(self, token_id: int) -> str:
         request = self._request
-        text = self._detokenizer.feed((token_id,)) if request.include_stop else ""
+        text = self._decode(token_id) if request.include_stop else ""
         is_eos = token_id in self._eos_token_ids and token_id not in request.stop_token_ids
         text = self._scan(text) + self._flush()
         match = Match(MatchKind.EOS_TOKEN if is_eos else MatchKind.STOP_TOKEN, token_id)
@@ -92,7 +98,7 @@ class Completion:
     def _flush(self) -> str:
         if self.finished:
             return ""
-        text = self._scan(self._detokenizer.finish())
+        text = self._scan(self._detokenizer.finish(self._undecoded))
         if self.finished:
             return text
         held, self._held = self._held, ""

@@ -10,13 +10,14 @@ import enum
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from tokenizers import Tokenizer
 
 from octavo.runtime.models.directory import ModelDirectoryError
 
 _V = TypeVar("_V")
+_H = TypeVar("_H")
 
 _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -73,19 +74,23 @@ class Vocabulary:
         self.kinds: Mapping[int, TokenKind] = _Lazy(self._kind)
         self.ordinary_pieces: Mapping[int, bytes] = _Lazy(self._ordinary_piece)
         self.ordinary_kinds: Mapping[int, TokenKind] = _Lazy(self._ordinary_kind)
+        self._detokenizer = self._make_detokenizer(self.pieces, self.kinds)
+        self._ordinary_detokenizer = self._make_detokenizer(self.ordinary_pieces, self.ordinary_kinds)
 
     def decode(self, token_ids: list[int]) -> str:
         """Returns the text of exactly these tokens, special ones included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> "Detokenizer":
-        """Makes a detokenizer for a new stream."""
-        kind = _ByteLevelDetokenizer if self.byte_level else _WindowDetokenizer
-        return kind(self, skip_special_tokens)
+    def detokenizer(self, *, skip_special_tokens: bool) -> "Detokenizer[Any]":
+        """Returns the detokenizer of streams of which special tokens are left out, or not."""
+        return self._ordinary_detokenizer if skip_special_tokens else self._detokenizer
 
     def is_special(self, token: str) -> bool:
         """Tells whether `token` is the text of a special token."""
         return self._tokenizer.token_to_id(token) in self._special_ids
+
+    def _make_detokenizer(self, pieces: Mapping[int, bytes], kinds: Mapping[int, TokenKind]) -> "Detokenizer[Any]":
+        return _ByteLevelDetokenizer(pieces) if self.byte_level else _WindowDetokenizer(self, kinds)
 
     def _ordinary_piece(self, token_id: int) -> bytes:
         return b"" if token_id in self._special_ids else self.pieces[token_id]
@@ -192,84 +197,89 @@ def _overlap(buffer: str, stop: str) -> int:
 _CONTEXT_TOKENS = 4
 
 
-class Detokenizer(Protocol):
-    """Decodes one stream of token ids, and holds its state."""
+class Detokenizer(Protocol[_H]):
+    """Decodes any number of streams of token ids. What is held of a stream between two calls is the caller's to keep:
+    `start` at first, then what the latest call has returned, and nothing older."""
 
-    def feed(self, token_ids: Iterable[int]) -> str:
-        """Takes the next ids, and returns the text that later ids cannot change."""
+    @property
+    def start(self) -> _H:
+        """Returns what is held of a new stream."""
         ...
 
-    def finish(self) -> str:
-        """Returns the text that was held back, once it is known that nothing follows."""
+    def feed(self, held: _H, token_ids: Iterable[int]) -> tuple[str, _H]:
+        """Takes the next ids; returns the text that later ids cannot change, and what is held now."""
+        ...
+
+    def finish(self, held: _H) -> str:
+        """Returns the text of what is held, once it is known that nothing follows."""
         ...
 
 
 class DetokenizerSource(Protocol):
-    """Makes a detokenizer for each stream."""
+    """Has detokenizers for streams with special tokens in their text, and without."""
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """Makes a detokenizer for a new stream."""
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer[Any]:
+        """Returns the detokenizer, which streams share."""
         ...
 
 
 class _ByteLevelDetokenizer:
-    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
-        self._pieces = vocabulary.ordinary_pieces if skip_special_tokens else vocabulary.pieces
-        # The first bytes of a character that is not complete.
-        self._held = b""
+    """Holds the first bytes of a character that is not complete."""
 
-    def feed(self, token_ids: Iterable[int]) -> str:
+    start: Final = b""
+
+    def __init__(self, pieces: Mapping[int, bytes]) -> None:
+        self._pieces = pieces
+
+    def feed(self, held: bytes, token_ids: Iterable[int]) -> tuple[str, bytes]:
         for token_id in token_ids:
-            self._held += self._pieces[token_id]
-        text, used = codecs.utf_8_decode(self._held, "replace", False)
-        self._held = self._held[used:]
-        return text
+            held += self._pieces[token_id]
+        text, used = codecs.utf_8_decode(held, "replace", False)
+        return text, held[used:]
 
-    def finish(self) -> str:
-        text, _ = codecs.utf_8_decode(self._held, "replace", True)
-        self._held = b""
-        return text
+    def finish(self, held: bytes) -> str:
+        return codecs.utf_8_decode(held, "replace", True)[0]
+
+
+# The context and its text; the tokens since the context; and the kind of the last token that was not left out, which is
+# `BYTE` before the first. A run of byte tokens decodes as a whole, or each to a replacement character: only its end
+# tells.
+_Window = tuple[list[int], str, list[int], TokenKind]
 
 
 class _WindowDetokenizer:
-    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
+    """Holds a window of the last tokens."""
+
+    def __init__(self, vocabulary: Vocabulary, kinds: Mapping[int, TokenKind]) -> None:
         self._vocabulary = vocabulary
-        self._kinds = vocabulary.ordinary_kinds if skip_special_tokens else vocabulary.kinds
-        self._context: list[int] = []
-        self._context_text = ""
-        # Tokens since the context. A run of byte tokens decodes as a whole, or each to a replacement character: only
-        # its end tells.
-        self._new: list[int] = []
-        # The kind of the last token that was not left out; `BYTE` before the first.
-        self._last = TokenKind.BYTE
+        self._kinds = kinds
 
-    def feed(self, token_ids: Iterable[int]) -> str:
+    @property
+    def start(self) -> _Window:
+        return [], "", [], TokenKind.BYTE
+
+    def feed(self, held: _Window, token_ids: Iterable[int]) -> tuple[str, _Window]:
+        context, context_text, new, last = held
         for token_id in token_ids:
-            self._take(token_id)
-        return self._settle() if self._new and self._last is not TokenKind.BYTE else ""
-
-    def finish(self) -> str:
-        return self._settle() if self._new else ""
-
-    def _take(self, token_id: int) -> None:
-        kind = self._kinds[token_id]
-        if kind is TokenKind.SKIPPED:
-            return
-        # A token without text changes something only at the very start, and where it ends a run of bytes. Others are
-        # left out, for a window must not grow with them.
-        if kind is TokenKind.EMPTY and self._last is not TokenKind.BYTE:
-            return
-        self._last = kind
-        self._new.append(token_id)
-
-    def _settle(self) -> str:
-        window = self._context + self._new
-        self._new = []
+            kind = self._kinds[token_id]
+            # A token without text changes something only at the very start, and where it ends a run of bytes. Others
+            # are left out, for a window must not grow with them.
+            if kind is TokenKind.SKIPPED or (kind is TokenKind.EMPTY and last is not TokenKind.BYTE):
+                continue
+            last = kind
+            new.append(token_id)
+        if not new or last is TokenKind.BYTE:
+            return "", (context, context_text, new, last)
+        window = context + new
         text = self._vocabulary.decode(window)
-        grown = text[len(self._context_text) :]
-        self._context = window[-_CONTEXT_TOKENS:]
-        self._context_text = self._vocabulary.decode(self._context)
-        if not self._context_text:
+        grown = text[len(context_text) :]
+        context = window[-_CONTEXT_TOKENS:]
+        context_text = self._vocabulary.decode(context)
+        if not context_text:
             # What a decoder does to the start of a text must stay behind us: keep all until there is text.
-            self._context, self._context_text = window, text
-        return grown
+            context, context_text = window, text
+        return grown, (context, context_text, [], last)
+
+    def finish(self, held: _Window) -> str:
+        context, context_text, new, _ = held
+        return self._vocabulary.decode(context + new)[len(context_text) :] if new else ""

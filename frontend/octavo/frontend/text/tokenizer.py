@@ -7,6 +7,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -90,8 +91,8 @@ class ModelTokenizer:
         """Returns the bytes that the token stands for within a text; an id outside the vocabulary has none."""
         return self._vocabulary.pieces[token_id]
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """Makes a detokenizer for a new stream; its pieces, joined, are what `decode` gives for all of the ids."""
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer[Any]:
+        """Returns a detokenizer; the pieces of a stream, joined, are what `decode` gives for all of its ids."""
         return self._vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
 
     def _encoded(self, text: str, is_control: bool) -> list[int]:

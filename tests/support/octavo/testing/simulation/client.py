@@ -17,17 +17,19 @@ from octavo.wire.requests import CacheKey, FromFrontend, NoticeKind
 
 
 class _Words:
-    """A detokenizer that writes every token as a word of its own."""
+    """A detokenizer that writes every token as a word of its own, and holds nothing."""
 
-    def feed(self, token_ids: Iterable[int]) -> str:
-        return "".join(map(_word, token_ids))
+    start = None
 
-    def finish(self) -> str:
+    def feed(self, held: None, token_ids: Iterable[int]) -> tuple[str, None]:
+        return "".join(map(_word, token_ids)), None
+
+    def finish(self, held: None) -> str:
         return ""
 
 
 class _Speech:
-    """Makes detokenizers of words."""
+    """Has a detokenizer of words."""
 
     def detokenizer(self, *, skip_special_tokens: bool) -> _Words:
         return _Words()
