@@ -61,13 +61,13 @@ class Metered:
         self.running.report_events(events, answer.num_tokens - before_tokens)
 
     def end(self, error: ServiceError | None = None) -> None:
-        self.running.report_end(error)
+        self.running.end(error)
 
     def named(self, *names: str) -> list[tuple[Any, ...]]:
         return [call for call in self.told.calls if call[0] in names]
 
 
-def test_tokens_are_counted_with_the_time_since_those_before(tmp_path: Any) -> None:
+async def test_tokens_are_counted_with_the_time_since_those_before(tmp_path: Any) -> None:
     metered = Metered(tmp_path)
     metered.read(10.5, 5)
     metered.read(10.5)
@@ -81,7 +81,7 @@ def test_tokens_are_counted_with_the_time_since_those_before(tmp_path: Any) -> N
     ]
 
 
-def test_its_work_is_what_it_may_take_less_what_is_done(tmp_path: Any) -> None:
+async def test_its_work_is_what_it_may_take_less_what_is_done(tmp_path: Any) -> None:
     metered = Metered(tmp_path)
     assert metered.admission.work_tokens == 7
     metered.read(10.5, 5)
@@ -94,13 +94,13 @@ def test_its_work_is_what_it_may_take_less_what_is_done(tmp_path: Any) -> None:
     assert metered.admission.requests == 0
 
 
-def test_work_that_never_began_is_given_back_at_the_end(tmp_path: Any) -> None:
+async def test_work_that_never_began_is_given_back_at_the_end(tmp_path: Any) -> None:
     metered = Metered(tmp_path)
     metered.end()
     assert metered.admission.work_tokens == 0
 
 
-def test_notices_are_events_of_its_span(tmp_path: Any) -> None:
+async def test_notices_are_events_of_its_span(tmp_path: Any) -> None:
     metered = Metered(tmp_path)
     for kind in (NoticeKind.PREEMPTED, NoticeKind.RESUMED):
         metered.running.tell(Notice(kind))
@@ -108,7 +108,7 @@ def test_notices_are_events_of_its_span(tmp_path: Any) -> None:
     assert metered.named("event") == [("event", "preempted"), ("event", "resumed")]
 
 
-def test_an_answer_to_its_end_is_finished(tmp_path: Any) -> None:
+async def test_an_answer_to_its_end_is_finished(tmp_path: Any) -> None:
     metered = Metered(tmp_path)
     metered.read(10.5, 5)
     metered.read(12.0, 6, 7, 8)
@@ -120,7 +120,7 @@ def test_an_answer_to_its_end_is_finished(tmp_path: Any) -> None:
     ]
 
 
-def test_an_error_is_a_refusal_until_something_is_told(tmp_path: Any) -> None:
+async def test_an_error_is_a_refusal_until_something_is_told(tmp_path: Any) -> None:
     error = Broken(Reason.STEP_FAILED, "why")
     first, second = Metered(tmp_path), Metered(tmp_path)
     second.read(10.5, 5)
@@ -131,7 +131,7 @@ def test_an_error_is_a_refusal_until_something_is_told(tmp_path: Any) -> None:
     assert second.named("refused", "failed") == [("failed", error)]
 
 
-def test_the_end_of_an_unfinished_one_is_that_its_client_left(tmp_path: Any) -> None:
+async def test_the_end_of_an_unfinished_one_is_that_its_client_left(tmp_path: Any) -> None:
     metered = Metered(tmp_path)
     metered.read(10.5, 5)
     metered.end()

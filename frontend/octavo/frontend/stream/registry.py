@@ -126,7 +126,7 @@ class Registry:
         """
         loop = asyncio.get_running_loop()
         news = running.take()
-        _keep(running)
+        running.keep()
         timer = None if deadline is None else loop.call_at(deadline, news.set)
         sent, handed_at = running.sent_after(after), loop.time()
         try:
@@ -155,13 +155,7 @@ class Registry:
         if running.ended:
             return
         self._scheduler.release(running)
-        running.ended_at = asyncio.get_running_loop().time()
-        for waiting in (running.deadline, running.preparing):
-            if waiting:
-                waiting.cancel()
-        if error is not None:
-            running.fail(error)
-        running.report_end(error)
+        running.end(error)
         if running.expiry:
             self._expire(running)
 
@@ -249,24 +243,17 @@ class Registry:
     def _expire(self, running: RunningRequest) -> None:
         """Notes that nobody reads the request, which is forgotten its grace after now, or after an earlier end."""
         loop = asyncio.get_running_loop()
-        _keep(running)
+        running.keep()
         since = loop.time() if running.ended_at is None else running.ended_at
         running.expiry = loop.call_at(since + self._grace_s(running), self._forget, running)
 
     def _forget(self, running: RunningRequest) -> None:
-        _keep(running)
+        running.keep()
         self.end(running, None)
         self._requests.remove(running)
         # Ends `_run_on`, if that reads the request.
         running.take()
         running.ticket.release()
-
-
-def _keep(running: RunningRequest) -> None:
-    """Notes that the request has a reader, and does not expire."""
-    if running.expiry:
-        running.expiry.cancel()
-    running.expiry = None
 
 
 def _check_time(timer: asyncio.TimerHandle | None) -> None:

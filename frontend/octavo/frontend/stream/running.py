@@ -75,6 +75,25 @@ class RunningRequest:
         """Yields the events after `offset` that were made already, some at a time (maybe none)."""
         return self.answer.sent_after(offset) if self.answer and offset < self.num_sent else iter(())
 
+    def keep(self) -> None:
+        """Notes that the request has a reader, and does not expire."""
+        if self.expiry:
+            self.expiry.cancel()
+        self.expiry = None
+
+    def end(self, error: ServiceError | None) -> None:
+        """Notes and reports the outcome, and stops what prepares the request or waits for its deadline.
+
+        The outcome is `error`, or else an answer that is complete, or a client that has left.
+        """
+        self.ended_at = asyncio.get_running_loop().time()
+        for waiting in (self.deadline, self.preparing):
+            if waiting:
+                waiting.cancel()
+        if error is not None:
+            self.fail(error)
+        self._report_end(error)
+
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def take(self) -> asyncio.Event:
@@ -149,8 +168,7 @@ class RunningRequest:
             self._last_token_at = now
             self.ticket.progress(num_tokens)
 
-    def report_end(self, error: ServiceError | None) -> None:
-        """Reports the outcome: `error`, or else an answer that is complete, or a client that has left."""
+    def _report_end(self, error: ServiceError | None) -> None:
         answer, done = self.answer, 0
         if error is not None:
             (self.observer.failed if self.num_sent else self.observer.refused)(error)
