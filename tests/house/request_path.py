@@ -36,9 +36,9 @@ from .tree import REPOSITORY
 
 _SERVICES: Final = tuple(str(REPOSITORY / name / "octavo" / name) + "/" for name in ("frontend", "scheduler"))
 # Ticks and renewals enter functions too, but not in every request's time.
-_REQUESTS: Final = 8
+_REQUESTS: Final = 16
 _RUNNING: Final = 16
-_TOKENS: Final = 8
+_TOKENS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,9 @@ async def _running(frontend: FrontendServer) -> AsyncIterator[FrontendServer]:
 @contextlib.contextmanager
 def _working(directory: Path, endpoint: str) -> Iterator[None]:
     """Runs a worker of the fake model in a process of its own inside the block."""
-    command = [sys.executable, "-m", "octavo.cli.main", "worker", "--device", "fake", "--drain-timeout", "0"]
-    places = ["--model", str(directory / "model"), "--worker-endpoint", endpoint]
+    command = [sys.executable, "-m", "octavo.cli.main", "worker", "--device", "fake", "--fake-step-ms", "3"]
+    # Steps that take a while, so that no request ends before it is looked at.
+    places = ["--drain-timeout", "0", "--model", str(directory / "model"), "--worker-endpoint", endpoint]
     environment = {**os.environ, "OCTAVO_RUNTIME_DIR": str(directory)}
     with (directory / "worker.log").open("wb") as log:
         worker = subprocess.Popen([*command, *places], env=environment, stdout=log, stderr=log)
