@@ -38,6 +38,8 @@ _SERVICES: Final = tuple(str(REPOSITORY / name / "octavo" / name) + "/" for name
 # Ticks and renewals enter functions too, but not in every request's time.
 _REQUESTS: Final = 16
 _RUNNING: Final = 16
+# The events that a client was sent, and what a call of gRPC has beside its request.
+_OF_CALLS: Final = tuple(f"octavo.frontend.{name}." for name in ("request.events", "grpc", "stream.pacing"))
 _TOKENS: Final = 4
 
 
@@ -145,11 +147,12 @@ def _instances() -> Counter[str]:
 
 
 def _is_ours(kind: type) -> bool:
-    return str(kind.__module__).startswith("octavo.frontend.")
+    module = f"{kind.__module__}."
+    return module.startswith("octavo.frontend.") and not module.startswith(_OF_CALLS)
 
 
 async def _held(frontend: FrontendServer, stub: Any) -> set[str]:
-    """Returns the kinds of object of the frontend that each running request has at least one of."""
+    """Returns the kinds of object of the frontend of which each running request has at least one."""
     before = _instances()
     calls = [stub.Generate(_endless()) for _ in range(_RUNNING)]
     for call in calls:
