@@ -90,6 +90,23 @@ async def test_nobody_loses_a_place_for_which_nobody_waits() -> None:
         await reader.end()
 
 
+async def test_a_place_is_taken_back_once_however_often_they_are_looked_through(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Without patience they are looked through in every turn of the event loop.
+    room = ReadingRoom(places=4, patience_s=0.0)
+    crowd = [Reader(room, "crowd") for _ in range(6)]
+    async with asyncio.timeout(60):
+        outcomes = await asyncio.gather(*(reader.task for reader in crowd[:4]), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [TimeoutError] * 4
+    await settled()
+    assert [reader.reads and not reader.task.done() for reader in crowd[4:]] == [True, True]
+    for reader in crowd[4:]:
+        await reader.end()
+    # The event loop logs what its callbacks raise.
+    assert not caplog.records
+
+
 async def test_calls_that_end_while_they_wait_or_read_leave_nothing_behind() -> None:
     room = ReadingRoom(places=4, patience_s=LONG_S)
     readers = [Reader(room, "a") for _ in range(4)]
@@ -113,11 +130,18 @@ async def test_calls_that_end_while_they_wait_or_read_leave_nothing_behind() -> 
 
 PLACES: Final = 4
 GET_LOAD: Final = "/octavo.v1.AdminService/GetLoad"
+# A method that takes a stream of messages.
+EACH: Final = "/Echo/Each"
 
 
 class Admin(services.AdminServiceServicer):
     async def GetLoad(self, request: pb.GetLoadRequest, context: Any) -> pb.GetLoadResponse:
         return pb.GetLoadResponse(waiting=7)
+
+
+async def answer_each(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async for request in requests:
+        yield request
 
 
 async def refuse(context: Any, why: str) -> None:
@@ -133,6 +157,8 @@ async def serve() -> AsyncIterator[Any]:
         options = [*READING_OPTIONS, ("grpc.http2.max_ping_strikes", 0)]
         server = grpc.aio.server(interceptors=[ReadingInterceptor(refuse, room)], options=options)
         services.add_AdminServiceServicer_to_server(Admin(), server)
+        echo = grpc.stream_stream_rpc_method_handler(answer_each, bytes, bytes)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Echo", {"Each": echo}),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         servers.append(server)
@@ -143,8 +169,9 @@ async def serve() -> AsyncIterator[Any]:
         await server.stop(0)
 
 
-async def test_only_as_many_messages_as_there_are_places_for_come_in_beyond_a_window(serve: Any) -> None:
-    client = HalfSent(await serve(LONG_S), GET_LOAD, num_calls=40)
+@pytest.mark.parametrize("method", [GET_LOAD, EACH])
+async def test_only_as_many_messages_as_there_are_places_for_come_in_beyond_a_window(serve: Any, method: str) -> None:
+    client = HalfSent(await serve(LONG_S), method, num_calls=40)
     async with asyncio.timeout(120), client:
         await client.run(lambda: sum(sent > 3 << 20 for sent in client.sent.values()) >= PLACES // 2)
         for _ in range(20):
@@ -161,6 +188,19 @@ async def test_calls_behind_unfinished_messages_are_answered(serve: Any) -> None
         stub: Any = services.AdminServiceStub(channel)
         assert (await stub.GetLoad(pb.GetLoadRequest())).waiting == 7
         await crowd
+
+
+async def test_streams_that_send_nothing_give_way_to_calls_that_wait(serve: Any) -> None:
+    async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{await serve(0.05)}") as channel:
+        begin: Any = channel.stream_stream(EACH, bytes, bytes)
+        streams = [begin() for _ in range(PLACES // 2)]
+        for stream in streams:
+            for _ in range(2):
+                await stream.write(b"x")
+                assert await stream.read() == b"x"
+        stub: Any = services.AdminServiceStub(channel)
+        assert (await stub.GetLoad(pb.GetLoadRequest())).waiting == 7
+        assert await streams[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_a_call_without_a_message_is_refused(serve: Any) -> None:

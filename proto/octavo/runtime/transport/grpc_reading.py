@@ -3,6 +3,7 @@ missing methods. Left to the library, each of these would be a fault of the serv
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any, Final, TypeAlias, cast
 
 import grpc
@@ -17,6 +18,7 @@ Refuse = Callable[[Context, str], Awaitable[object]]
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Details = grpc.HandlerCallDetails
 _UNREADABLE: Final = object()
+_EOF: Final[object] = grpc.aio.EOF  # type: ignore[attr-defined]
 # Of servers with this interceptor. Left to itself, gRPC widens the windows of all streams to megabytes, and clients may
 # fill them with messages that nobody has asked for.
 READING_OPTIONS: Final = [("grpc.http2.bdp_probe", 0)]
@@ -42,33 +44,39 @@ class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return cast(_Handler, make(answer, _lenient(handler.request_deserializer), handler.response_serializer))
 
     def _answering(self, behaviour: Callable[[Any, Context], Any], takes_stream: bool) -> Any:
-        async def answer(requests: Any, context: Context) -> Any:
-            request = self._readable(requests, context)
-            if not takes_stream:
-                request = await self._only(request, context)
+        # Messages are read by `_next`, and not through the iterator that the library hands over.
+        async def answer(_: object, context: Context) -> Any:
+            request = self._stream(context) if takes_stream else await self._only(context)
             return await _answer(behaviour, request, context)
 
         return answer
 
-    async def _only(self, requests: AsyncIterator[Any], context: Context) -> Any:
-        """Returns the message of a call that has one; waits for a place to read the message in."""
+    async def _stream(self, context: Context) -> AsyncIterator[Any]:
+        while (request := await self._next(context)) is not _EOF:
+            yield request
+
+    async def _only(self, context: Context) -> Any:
+        request = await self._next(context)
+        if request is _EOF:
+            await self._refuse(context, "the call has no message; send one")
+        return request
+
+    async def _next(self, context: Context) -> Any:
+        """Returns the call's next message, or `EOF` after the last; waits for a place to read the message in."""
         try:
-            async with self._room.place(client_of(parse_peer(context.peer()))):
-                return await anext(requests)
+            async with self._room.place(_client_at(context.peer())):
+                request = await context.read()
         except TimeoutError:
             late = "the message took too long while other calls waited to be read; send it again, and whole"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, late)
-        except StopAsyncIteration:
-            await self._refuse(context, "the call has no message; send one")
+        if request is _UNREADABLE:
+            await self._refuse(context, "the request is no message of this method; send what its .proto file says")
+        return request
 
-    async def _readable(self, requests: AsyncIterable[Any], context: Context) -> AsyncIterator[Any]:
-        async for request in requests:
-            if request is _UNREADABLE:
-                await self._complain(context)
-            yield request
 
-    async def _complain(self, context: Context) -> None:
-        await self._refuse(context, "the request is no message of this method; send what its .proto file says")
+@lru_cache(4096)
+def _client_at(peer: str) -> str:
+    return client_of(parse_peer(peer))
 
 
 def _streams(handler: Any) -> tuple[bool, bool]:

@@ -6,6 +6,7 @@ some calls ask for theirs at a time; a message that is there already is read wit
 """
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,13 +20,16 @@ _PATIENCE_S: Final = 1.0
 
 
 class _Place:
-    """Belongs to one call of `client`. `limit` ends its reading; `since` is when that began, in the loop's seconds."""
+    """Belongs to one call of `client`. `limit` ends its reading, which began at `since`, in the loop's seconds.
+
+    `since` is infinite where no reading can be ended: before its begin, and once it has been told to end.
+    """
 
     def __init__(self, client: str) -> None:
         self.client = client
         self.limit = asyncio.timeout(None)
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.since = 0.0
+        self.since = math.inf
 
 
 class ReadingRoom:
@@ -54,6 +58,7 @@ class ReadingRoom:
         try:
             await place.granted
             async with place.limit:
+                place.since = asyncio.get_running_loop().time()
                 yield
         finally:
             self._leave(place)
@@ -75,7 +80,6 @@ class ReadingRoom:
                 self._waiting[client] = queue
             self._taken[place] = None
             self._by_client[client] += 1
-            place.since = asyncio.get_running_loop().time()
             # The call may have been cancelled, and leaves soon.
             if not place.granted.done():
                 place.granted.set_result(None)
@@ -100,5 +104,6 @@ class ReadingRoom:
         [(most, _)] = self._by_client.most_common(1)
         old = (place for place in self._taken if place.client == most and place.since <= latest)
         for place in list(islice(old, num_waiting)):
+            place.since = math.inf
             place.limit.reschedule(now)
         self._grant()
