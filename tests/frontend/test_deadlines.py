@@ -6,12 +6,15 @@ from typing import Any
 
 import grpc
 import pytest
+import uvloop
 from google.protobuf.duration_pb2 import Duration
 
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.errors import DeadlineExceeded, Reason
+from octavo.frontend.errors import Aborted, DeadlineExceeded, Reason
+from octavo.frontend.request.events import Started, TextDelta
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.server import FrontendServer
+from octavo.frontend.stream.pacing import Turns
 from octavo.testbed.grpc_calls import collect, reason_of
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
@@ -67,6 +70,48 @@ async def test_the_deadline_of_who_attaches_ends_the_reading_alone(
     again = [emitted async for emitted in frontend.generation.attach("mine", 0)]
     assert again[: len(told)] == told
     assert [emitted.offset for emitted in again] == list(range(1, len(again) + 1))
+
+
+# The second is the command's, whose timers are others.
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_deadline_that_has_passed_when_its_reader_attaches_ends_no_request(
+    fake_scheduler: FakeScheduler, config: FrontendConfig, run: Any
+) -> None:
+    async def attach_late() -> None:
+        fake_scheduler.hold_after = 3
+        roomy = dataclasses.replace(config, worker_grace_s=30.0)
+        async with fake_scheduler.serving(), running_frontend(roomy) as (server, _):
+            first = server.generation.generate(dataclasses.replace(REQUEST, detach_grace_s=60.0))
+            await anext(first)
+            await first.aclose()
+            for past_s in (0.0, 10.0):
+                deadline = asyncio.get_running_loop().time() - past_s
+                with pytest.raises(DeadlineExceeded):
+                    [event async for event in server.generation.attach("mine", 0, deadline=deadline)]
+            assert server.generation.num_running == 1
+            server.generation.abort("mine")
+
+    run(attach_late())
+
+
+async def test_a_request_that_ends_just_before_a_sequence_of_it_is_read_to_its_end_has_that_outcome(
+    scheduler: FakeScheduler, frontend: FrontendServer, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await eventually(lambda: frontend.generation.ready)
+    request = dataclasses.replace(REQUEST, num_sequences=2, seed=7)
+    pieces = [event async for _, event in frontend.generation.generate(request) if isinstance(event, TextDelta)]
+    text = "".join(piece.text for piece in pieces if piece.index == 0)
+    scheduler.hold_after = 3
+    # The stop string ends one sequence, which the frontend tells the scheduler.
+    events = frontend.generation.generate(dataclasses.replace(request, stop_strings=(text[:3],)))
+    assert isinstance((await anext(events)).event, Started)
+
+    async def take(turns: Turns) -> None:
+        frontend.generation.abort("mine")
+
+    monkeypatch.setattr(Turns, "take", take)
+    with pytest.raises(Aborted):
+        [event async for event in events]
 
 
 async def test_no_request_takes_longer_than_the_server_lets_it(

@@ -139,8 +139,9 @@ class SchedulerPool:
         return None if link is None else Listing(link.frontend_id, request.journal.wire_id)
 
     def end_sequence(self, request: LiveRequest, sequence_index: int) -> None:
-        """Ends one sequence of a submitted request whose others may run on."""
-        self._home[request].end_sequence(request, sequence_index)
+        """Ends one sequence of a request whose others may run on, unless the request was released."""
+        if (link := self._home.get(request)) is not None:
+            link.end_sequence(request, sequence_index)
 
     def release(self, request: LiveRequest) -> None:
         """Ends a request, whatever its state; must be called for every submitted one. Idempotent."""

@@ -127,16 +127,17 @@ class Registry:
         loop = asyncio.get_running_loop()
         news = running.take()
         running.keep()
-        timer = None if deadline is None else loop.call_at(deadline, news.set)
+        late = asyncio.Event()
+        timer = None if deadline is None else loop.call_at(deadline, _set_both, late, news)
         sent, handed_at = running.sent_after(after), loop.time()
         try:
             while (events := await self._next(running, news, sent)) is not None:
-                _check_time(timer)
+                _check_time(late)
                 for emitted in events:
                     handed_at = loop.time()
                     yield emitted
                     running.check(news)
-                    _check_time(timer)
+                    _check_time(late)
             self.end(running, None)
         except GeneratorExit:
             self._check_pace(running, news, loop.time() - handed_at)
@@ -256,9 +257,14 @@ class Registry:
         running.ticket.release()
 
 
-def _check_time(timer: asyncio.TimerHandle | None) -> None:
-    """Raises `DeadlineExceeded` once `timer` is due."""
-    if timer and timer.when() <= asyncio.get_running_loop().time():
+def _set_both(late: asyncio.Event, news: asyncio.Event) -> None:
+    late.set()
+    news.set()
+
+
+def _check_time(late: asyncio.Event) -> None:
+    """Raises `DeadlineExceeded` once `late` is set."""
+    if late.is_set():
         raise too_late()
 
 
