@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -206,6 +207,16 @@ async def test_a_frontend_that_said_no_hello_is_told_so(service: Service, messag
     await send(frontend, message)
     assert await to_frontend(frontend) == Unregistered(EPOCH)
     assert not service.shell.core.groups
+
+
+async def test_a_frontend_that_asks_what_is_pinned_has_not_joined_anew(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "octavo")
+    frontend = service.frontend()
+    for _ in range(3):
+        await greet(frontend)
+    assert sum("joined" in record.getMessage() for record in caplog.records) == 1
 
 
 async def test_what_a_frontend_ends_and_pins_reaches_the_core(service: Service) -> None:

@@ -240,7 +240,9 @@ class SchedulerShell:
         if detail := refusal("frontend", hello.schema_version):
             self._frontends.reply(connection, Refused(detail))
             return
-        _log.info("frontend %016x joined", hello.frontend_id)
+        # A frontend that is here says hello to ask what is pinned.
+        if self._frontends.peer(connection) != hello.frontend_id:
+            _log.info("frontend %016x joined", hello.frontend_id)
         self._frontends.bind(hello.frontend_id, connection, hello.schema_version)
         self._handle(FrontendJoined(hello.frontend_id), now)
 
