@@ -434,6 +434,19 @@ def test_a_list_of_prefixes_counts_only_once_it_answers_what_was_asked(pinning: 
     assert "late" in pinning.prefixes.known
 
 
+def test_further_answers_to_one_question_answer_no_later_one(pinning: SchedulerSession) -> None:
+    pinning.hello()
+    # Nothing has come for a while, and then both hellos are answered.
+    pinning.tick()
+    for _ in range(2):
+        pinning.receive(FrontendWelcome(EPOCH, STATUS), 0.0)
+        pinning.receive(PrefixesChanged(EPOCH, []), 0.0)
+    pinning.ask_prefixes()
+    pinning.receive(PrefixesChanged(EPOCH, [Prefix("early", [1])]), 0.0)
+    assert not pinning.prefixes.reported
+    assert FrontendHello in [type(message) for message in pinning.tick()]
+
+
 def test_what_was_asked_in_vain_is_asked_again(pinning: SchedulerSession) -> None:
     pinning.hello()
     pinning.receive(FrontendWelcome(EPOCH, STATUS), 0.0)

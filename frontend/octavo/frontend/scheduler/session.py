@@ -287,7 +287,8 @@ class SchedulerSession:
 
     def _welcomed(self, message: FrontendWelcome, now: float) -> list[FromFrontend]:
         self.status, self.last_heard = message.status, now
-        self._num_welcomes += 1
+        # A hello that was taken for lost may be answered too.
+        self._num_welcomes = min(self._num_welcomes + 1, self._num_hellos)
         if message.epoch == self.epoch:
             # The answer to a hello that was repeated before its first answer, or that asked what is pinned.
             return []
