@@ -5,14 +5,17 @@ A machine with a GPU may lack plugins of pytest. What it can run without them, i
 
 import inspect
 import os
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
 
 ROOT = str(Path(__file__).parents[1])
+_PATCH = pytest.MonkeyPatch()
 # The same examples on every machine, however slow.
 settings.register_profile("octavo", derandomize=True, deadline=None)
 settings.load_profile("octavo")
@@ -25,6 +28,28 @@ sys.path[:] = [entry for entry in sys.path if entry not in ("", ROOT)]
 
 # Of each plugin, by its name: a setting of pyproject.toml, which is unknown without it, and a marker of tests.
 _PLUGINS = {"asyncio": ("asyncio_mode", "asyncio"), "timeout": ("timeout", "timeout")}
+
+
+@pytest.fixture(scope="session")
+def bundled_model() -> Path:
+    """The directory of the bundled model, prepared if it is not yet.
+
+    From then on torch has one thread: two wait for each other whenever a neighbour takes one's core.
+    """
+    from octavo.worker.loading.prepare import prepare_bundled_model
+
+    torch.set_num_threads(1)
+    return prepare_bundled_model()
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A certificate that signs others."""
+    from octavo.testbed.credentials import make_authority
+
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command")
+    return make_authority(tmp_path_factory.mktemp("authority"), "authority")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -48,3 +73,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.function):
             item.add_marker(missing)
+
+
+def pytest_collection_finish() -> None:
+    """Quickens Triton's interpreter where a test uses it: it takes seconds to import."""
+    if os.environ.get("TRITON_INTERPRET") == "1" and "octavo.kernels.triton" in sys.modules:
+        from octavo.testing.interpreter import patch_language_once
+
+        patch_language_once(_PATCH)

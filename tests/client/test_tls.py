@@ -14,11 +14,6 @@ ONCE = RetryPolicy(max_retries=0)
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_authority(tmp_path_factory.mktemp("authority"), "authority")
-
-
-@pytest.fixture(scope="module")
 def own(authority: Pair) -> Pair:
     return make_certificate(authority, "client")
 

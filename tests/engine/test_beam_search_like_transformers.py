@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from octavo.testbed.models import bundled_model as bundled_model
 from octavo.testbed.models import fp32_runner, write_tiny_model
 from octavo.testing.cluster import Cluster, make_request, write_fake_model
 from octavo.wire.requests import Request

@@ -10,7 +10,6 @@ from transformers import AutoTokenizer
 
 from octavo.scheduler.core.config import Policy, Preemption
 from octavo.scheduler.core.events import PrefixPinned
-from octavo.testbed.models import bundled_model as bundled_model
 from octavo.testbed.models import fp32_runner
 from octavo.testing.cluster import Cluster, make_request, write_fake_model
 from octavo.wire.requests import Prefix, RejectReason, Request

@@ -12,7 +12,6 @@ import pytest
 from transformers import LlamaConfig
 
 from octavo.scheduler.core.config import Policy, Preemption
-from octavo.testbed.models import bundled_model as bundled_model
 from octavo.testbed.models import write_tiny_model
 from octavo.testing.cluster import Cluster, make_request, write_fake_model
 from octavo.testing.native import loaded, threads

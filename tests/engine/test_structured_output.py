@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from octavo.frontend.request.request import Constraint, ConstraintKind
 from octavo.runtime.models.grammar import load_vocabulary
 from octavo.scheduler.core.config import Preemption
-from octavo.testbed.models import bundled_model as bundled_model
 from octavo.testbed.models import fp32_runner
 from octavo.testbed.tiny_model import END_TOKEN_ID
 from octavo.testing.cluster import Cluster, make_request, resubmitted, write_fake_model

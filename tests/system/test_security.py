@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.testbed.credentials import KEYS, Pair, make_authority, make_certificate, write_keys
+from octavo.testbed.credentials import KEYS, Pair, make_certificate, write_keys
 from octavo.testbed.stack import Stack
 
 pytestmark = pytest.mark.system
@@ -41,9 +41,8 @@ class Guarded:
 
 
 @pytest.fixture(scope="module")
-def guarded(byte_model: Path) -> Iterator[Guarded]:
+def guarded(byte_model: Path, authority: Pair) -> Iterator[Guarded]:
     with tempfile.TemporaryDirectory(prefix="octavo-") as name:
-        authority = make_authority(Path(name), "authority")
         server, client = make_certificate(authority, "server"), make_certificate(authority, "client")
         files = {
             "--tls-certificate": server.certificate,

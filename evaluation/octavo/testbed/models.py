@@ -1,17 +1,15 @@
-"""Makes models for tests of the worker: the bundled one, tiny random ones, and a loop that drives a runner."""
+"""Makes small random models, and drives a runner without a scheduler."""
 
 import itertools
 import random
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMoves
-from octavo.worker.loading.prepare import prepare_bundled_model
 from octavo.worker.model_settings import DEFAULT_BLOCK_SIZE, ModelSettings
 from octavo.worker.models.decoder import PagedStep
 from octavo.worker.runner import Runner, StepOutput
@@ -23,16 +21,6 @@ from octavo.worker.tensor_parallel.leader import NO_FOLLOWERS, Followers
 
 NO_MOVES = BlockMoves()
 GREEDY = SamplingParams(max_tokens=1 << 20)
-
-
-@pytest.fixture(scope="session")
-def bundled_model() -> Path:
-    """Returns the directory of the bundled model, prepared if it is not yet.
-
-    From then on torch has one thread: two wait for each other whenever a neighbour takes one's core.
-    """
-    torch.set_num_threads(1)
-    return prepare_bundled_model()
 
 
 def write_tiny_model(directory: Path, config: Any) -> Any:

@@ -7,15 +7,10 @@ import pytest
 from octavo.loadgen.grpc_transport import GrpcTransport
 from octavo.loadgen.http_transport import HttpTransport
 from octavo.loadgen.servers import Asking, Secrets, ServerAddress, TargetError
-from octavo.testbed.credentials import Pair, make_authority, make_certificate
+from octavo.testbed.credentials import Pair, make_certificate
 from octavo.testing.fakes.fake_frontend import FakeFrontend, serving
 
 from .conftest import ScriptedServer
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_authority(tmp_path_factory.mktemp("authority"), "authority")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from octavo.frontend.access.connections import allow_open_files, connections_tha
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.grpc.connections import TcpConnection, superfluous
 from octavo.frontend.server import FrontendServer
-from octavo.testbed.credentials import make_authority, make_certificate
+from octavo.testbed.credentials import Pair, make_certificate
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
 from octavo.v1 import generation_pb2 as pb
@@ -98,9 +98,8 @@ async def test_a_running_stream_is_not_cut_for_newcomers(
 
 
 async def test_tls_handshakes_that_do_not_end_keep_nobody_out(
-    config: FrontendConfig, tmp_path: Path, opened: Any
+    config: FrontendConfig, authority: Pair, opened: Any
 ) -> None:
-    authority = make_authority(tmp_path, "ca")
     pair = make_certificate(authority, "localhost")
     tls = dataclasses.replace(config, tls_certificate=pair.certificate, tls_key=pair.key)
     async with running_frontend(tls) as (frontend, _):

@@ -23,12 +23,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_authority(tmp_path_factory.mktemp("authority"), "authority")
-
-
-@pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def stranger(tmp_path_factory: pytest.TempPathFactory, authority: Pair) -> Pair:
     """An authority that nobody here trusts."""
     return make_authority(tmp_path_factory.mktemp("stranger"), "stranger")
 

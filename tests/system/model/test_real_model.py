@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from octavo.testbed.models import bundled_model as bundled_model
 from octavo.testbed.models import transformers_greedy
 from octavo.testbed.stack import FinishedStream, Stack, token_request
 from octavo.v1 import generation_pb2

@@ -12,15 +12,12 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from octavo.runtime.models.directory import BUNDLED_MODEL, prepared_directory
-from octavo.testbed.models import bundled_model
 from octavo.testing.small.tiny_gguf import write_gguf
 from octavo.worker.cli.prepare import prepare_model
 from octavo.worker.loading import prepare
 from octavo.worker.loading.gguf import GGUFError, GGUFModel, UnknownGGUFError, build_tokenizer
 from octavo.worker.loading.prepare import PrepareError, bundled_gguf, prepare_directory
 from octavo.worker.loading.publish import PublishError
-
-__all__ = ["bundled_model"]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo.runtime.models.directory import fingerprint
 from octavo.testbed.models import (
-    bundled_model,
     finish,
     fp32_runner,
     generate,
@@ -21,8 +20,6 @@ from octavo.wire.steps import KVGroup
 from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.config import ModelConfigError
 from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError, _cache_dtype
-
-__all__ = ["bundled_model"]
 
 NEW_TOKENS = 12
 TEXTS = [

@@ -12,7 +12,6 @@ import torch
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, Olmo2Config, Phi3Config, Qwen3Config
 
 from octavo.kernels.native.library import VARIANT_VARIABLE, find
-from octavo.testbed.models import bundled_model as bundled_model
 from octavo.testbed.models import new_sequences, run_step, write_tiny_model
 from octavo.testing.native import VARIANTS, loaded, threads
 from octavo.wire.sampling import Logprobs, SamplingParams

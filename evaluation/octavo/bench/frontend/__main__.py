@@ -156,9 +156,9 @@ class _Bench:
         tokens = tokens or max(20, round(self._seconds / interval_s))
         rig.scheduler.tell(json.dumps({"streams": streams * len(frontends), "interval_s": interval_s}))
         loads = [rig.load(module, asdict(_load(f, module, streams, tokens, settings))) for f in frontends]
-        json.loads(rig.scheduler.line())
+        rig.scheduler.line(loads)
         before, machine, began = _cpu_s(frontends), machine_cpu_s(), time.monotonic()
-        sent = json.loads(rig.scheduler.line())["sent"]
+        sent = json.loads(rig.scheduler.line(loads))["sent"]
         receipts = [one for load in loads for one in json.loads(load.line())]
         wall_s = time.monotonic() - began
         used = _cpu_s(frontends) - before
@@ -240,11 +240,11 @@ def _many(bench: _Bench, options: argparse.Namespace) -> Iterator[HeldMemory]:
         rest = _memory([frontend.pid])["Rss"]
         rig.scheduler.tell(json.dumps({"streams": _MANY, "interval_s": 0.5}))
         load = rig.load("grpc_load", asdict(StreamLoad(frontend.grpc_port, _MANY, 30, _LONG_PROMPT, connections=8)))
-        rig.scheduler.line()
+        rig.scheduler.line([load])
         time.sleep(10)
         own, held = _memory([frontend.pid]), _memory(frontend.tree)
         row = HeldMemory(_MANY, rest, own["Rss"], len(frontend.tree), held["Rss"], held["Pss"], held["Anonymous"])
-        rig.scheduler.line()
+        rig.scheduler.line([load])
         load.line()
         yield row
 

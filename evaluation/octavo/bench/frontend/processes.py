@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import queue
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ from octavo.testbed.stack import GENERATION_SERVICE
 from octavo.wire.steps import ModelInfo
 
 _READY_S: Final = 60.0
+_LOOK_S: Final = 0.5
 _NUM_TOKENS: Final = 200
 
 
@@ -40,17 +43,31 @@ class Line:
                 env={**os.environ, "PYTHONPATH": paths, **environment},
             )
         self._log = log
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        with self.process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put("")
 
     def tell(self, line: str) -> None:
         assert self.process.stdin
         print(line, file=self.process.stdin, flush=True)
 
-    def line(self) -> str:
-        """Reads the next line of the process's stdout. Raises `RuntimeError` with its log if the process has ended."""
-        assert self.process.stdout
-        if not (line := self.process.stdout.readline()):
-            raise RuntimeError(f"a process has ended: {self.log_tail()}")
-        return line.strip()
+    def line(self, needs: Sequence["Line"] = ()) -> str:
+        """Reads the next line of the process's stdout. Raises `RuntimeError` with the log of a process that has ended
+        before: of this one, or in failure of one that it `needs`, without which the line may never come."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                if not (line := self._lines.get(timeout=_LOOK_S)):
+                    raise RuntimeError(f"a process has ended: {self.log_tail()}")
+                return line.strip()
+            for other in needs:
+                if other.process.poll():
+                    raise RuntimeError(f"a process has failed: {other.log_tail()}")
 
     def log_tail(self) -> str:
         """Returns the end of the process's stderr, at most 2,000 characters."""
@@ -59,10 +76,9 @@ class Line:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+        assert self.process.stdin
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
 
 
 class Rig(contextlib.ExitStack):
