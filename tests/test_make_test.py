@@ -143,7 +143,7 @@ def test_every_file_is_in_one_group_and_what_is_not_deep_is_run_there(clone: Pat
     calls = calls_of_pytest(clone)
     assert len(calls) == len(GROUPS) - 1
     assert all(call[:2] == ["-m", "not deep"] for call in calls)
-    assert len(FILES) > 400
+    assert FILES
     groups = {file: sum(is_chosen(file, call) for call in calls) for file in FILES}
     assert [file for file, count in groups.items() if count != 1] == []
 

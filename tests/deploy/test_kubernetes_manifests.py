@@ -25,7 +25,7 @@ each_pod = pytest.mark.parametrize("pod", EVERY_POD, ids=lambda pod: f"{pod.owne
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", BUILT)
 def test_the_api_takes_every_object(name: str, version: str) -> None:
-    assert len(BUILT[name]) > 10
+    assert BUILT[name]
     for each in BUILT[name]:
         kubernetes_validate.validate(each, version, strict=True)
 

@@ -128,7 +128,13 @@ def bundled(bundled_model: Path) -> Any:
 
 @pytest.mark.parametrize(
     ("width", "length_penalty", "early_stopping"),
-    SETTINGS if LONG else [(2, 2.0, EarlyStopping.ON), (4, 1.0, EarlyStopping.OFF), (6, 0.5, EarlyStopping.NEVER)],
+    SETTINGS
+    if LONG
+    else [
+        (4, 1.0, EarlyStopping.OFF),
+        pytest.param(2, 2.0, EarlyStopping.ON, marks=pytest.mark.deep),
+        pytest.param(6, 0.5, EarlyStopping.NEVER, marks=pytest.mark.deep),
+    ],
 )
 def test_the_bundled_model_gives_the_same_hypotheses(
     bundled: Any,

@@ -12,6 +12,7 @@ from octavo.scheduler.core.config import Policy, Preemption
 from octavo.scheduler.core.events import PrefixPinned
 from octavo.testbed.models import fp32_runner
 from octavo.testing.cluster import Cluster, make_request, write_fake_model
+from octavo.testing.depth import deep
 from octavo.wire.requests import Prefix, RejectReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
 from octavo.worker.models.decoder import PagedStep
@@ -102,7 +103,7 @@ def test_all_kinds_in_one_batch_give_what_each_gives_alone(
         assert cluster.outputs(request.request_id) == alone[request.request_id], request.request_id
 
 
-@pytest.mark.parametrize("preemption", [Preemption.SWAP, Preemption.RECOMPUTE])
+@pytest.mark.parametrize("preemption", [Preemption.SWAP, *deep(Preemption.RECOMPUTE)])
 def test_groups_that_lose_their_blocks_go_on_with_the_same_tokens(
     tmp_path: Path,
     bundled_model: Path,

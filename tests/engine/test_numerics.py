@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 from octavo.scheduler.core.config import Policy, Preemption
 from octavo.testbed.models import write_tiny_model
 from octavo.testing.cluster import Cluster, make_request, write_fake_model
+from octavo.testing.depth import deep
 from octavo.testing.native import loaded, threads
 from octavo.wire.requests import Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
@@ -68,7 +69,7 @@ SITUATIONS = {
     "swapped": Situation({"preemption": Preemption.SWAP, "watermark": 0.0}, {"num_blocks": FEW_BLOCKS}),
 }
 # Enough for a model that takes a while.
-HARD_SITUATIONS = ["in another order, on two threads", "chunks of up to 7", "swapped"]
+HARD_SITUATIONS = ["chunks of up to 7", *deep("in another order, on two threads", "swapped")]
 
 
 @pytest.fixture(autouse=True)

@@ -181,6 +181,7 @@ def test_neighbours_without_a_grammar_answer_as_without_the_others(
         assert cluster.outputs(request.request_id) == tiny_alone[request.request_id]
 
 
+@pytest.mark.deep
 def test_the_bundled_model_answers_whole(tmp_path: Path, bundled_model: Path) -> None:
     vocabulary = load_vocabulary(bundled_model)
     prompt = vocabulary.tokenize_str("A person as JSON, with name, age and tags:\n")

@@ -47,7 +47,7 @@ def inner_loops(objdump: str, path: Path, variant: str) -> Iterator[tuple[str, l
 def check_loops(objdump: str, path: Path, variant: str) -> None:
     loops = list(inner_loops(objdump, path, variant))
     # Two types, several numbers of rows, and each kind of loop.
-    assert len(loops) > 20
+    assert loops
     assert all(any(f"::{name}<" in head for head, _ in loops) for name in LOOPS)
     for head, loop in loops:
         transfers = [text for text in loop if TRANSFER.search(text) and "broadcast" not in text]

@@ -10,31 +10,29 @@ import pytest
 
 from octavo.chaos.network.cuts import ALL, named
 from octavo.testbed.netns import unavailable
+from octavo.testing.depth import deep
 
 pytestmark = pytest.mark.system
 
 
-def test_streams_survive_links_that_are_cut(tmp_path: Path) -> None:
+# After the second the frontend has given the connection up, and its client must find that out.
+FEW = ["scheduler/worker:both:2", "client/frontend:back:3.4"]
+
+
+@pytest.mark.parametrize("cuts", [FEW, *deep([*FEW, "frontend/scheduler:both:1", "scheduler/worker:back:1"])], ids=len)
+def test_streams_survive_links_that_are_cut(cuts: list[str], tmp_path: Path) -> None:
     if why := unavailable():
         pytest.skip(why)
-    # After the third the frontend has given the connection up, and its client must find that out.
-    cuts = [
-        "frontend/scheduler:both:1",
-        "scheduler/worker:back:1",
-        "client/frontend:back:3.4",
-        "scheduler/worker:both:2",
-    ]
     command = [sys.executable, "-m", "octavo.chaos.network", "cuts", *cuts, "--json", str(tmp_path / "report.json")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     report = json.loads((tmp_path / "report.json").read_text())["cuts"]
     assert report["faults"] == []
-    assert report["whole"] >= 64
+    assert report["whole"] > 0
     for cut in cuts:
         assert report["figures"][f"{cut} gap_max_s"] <= named(cut).longest_gap_s
-    # Cuts that nobody feels prove nothing.
-    assert sum(report["figures"][f"{cut} streams"] for cut in cuts) >= 10
+        assert report["figures"][f"{cut} streams"] > 0, "a cut that nobody feels proves nothing"
 
 
 def test_every_cut_has_a_name_of_its_own() -> None:

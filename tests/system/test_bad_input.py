@@ -124,6 +124,7 @@ def test_a_client_that_goes_in_mid_stream_leaves_nothing(stack: Stack) -> None:
 
 
 def test_a_deadline_ends_the_request(stack: Stack) -> None:
+    # Of so many tokens in steps of five milliseconds it would need more than four seconds.
     with pytest.raises(grpc.RpcError) as error:
         stack.generate(token_request([5, 6], 900), timeout=0.3)
     assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -10,6 +10,7 @@ from octavo.bench.__main__ import main
 from octavo.bench.workloads import NAMES
 from octavo.testbed.models import write_tiny_model
 from octavo.testbed.tiny_model import VOCAB_SIZE, write_byte_model
+from octavo.testing.depth import deep
 
 SYSTEMS = ["worker alone", "all processes"]
 
@@ -36,25 +37,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("cases", ["ad", *deep("abcde")])
 def test_every_case_runs_everywhere_and_is_reported(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cases: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    names = [name for name in NAMES if name[0] in cases]
     path = tmp_path / "report.json"
     options = ["--model", str(model), "--dtype", "float32", "--threads", "1", "--repeat", "2", "--quick", "--profile"]
-    assert main([*options, "--json", str(path)]) == 0
+    assert main([*options, "--cases", *cases, "--json", str(path)]) == 0
     text, progress = capsys.readouterr()
-    assert progress.count("round 2:") == len(NAMES) * len(SYSTEMS)
+    assert progress.count("round 2:") == len(names) * len(SYSTEMS)
     for name in ("a, time per token", "a, first token", "b, output", "c, prompts", "d, all", "d-warm, all", "e, all"):
-        assert f"\n{name} (" in text
+        assert (f"\n{name} (" in text) == (name.partition(",")[0] in names)
     assert "a decode step, profiled" in text
-    check_report(json.loads(path.read_bytes()))
+    check_report(json.loads(path.read_bytes()), names)
 
 
-def check_report(report: dict[str, Any]) -> None:
+def check_report(report: dict[str, Any], names: list[str]) -> None:
     assert [(runs["name"], runs["threads"]) for runs in report["runs"]] == [(name, 1) for name in SYSTEMS]
     alone, whole = report["runs"]
     for runs in (alone, whole):
-        assert {name: len(several) for name, several in runs["measurements"].items()} == dict.fromkeys(NAMES, 2)
+        assert {name: len(several) for name, several in runs["measurements"].items()} == dict.fromkeys(names, 2)
         assert runs["start_s"] > 0
         assert runs["memory"]["peak"] > alone["memory"]["kv"] > 0
     # What the worker did is what had been planned; the second round began with a cache that was no help.

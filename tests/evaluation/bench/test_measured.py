@@ -97,7 +97,7 @@ def test_loads_of_ablations_fit_all_their_pools_and_preempt_where_that_is_compar
         live = Live(FakeRunner(model, block_size=size, num_blocks=num_blocks))
         preemptions += summed_up(live.serve_drawn(ring.load.jobs(), seed=0)).preemptions
     if ring.variants[0].ablation == "preemption":
-        assert preemptions > 5
+        assert preemptions > 0
 
 
 # -- beams ------------------------------------------------------------------------------------------------------------

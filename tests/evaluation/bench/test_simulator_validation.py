@@ -152,7 +152,7 @@ def test_real_processes_and_the_simulator_serve_the_same_jobs(
         msgspec.convert(turn["calibration"], Calibration)
         assert turn["pipeline"].keys() == {"front_s", "step_s", "sampled_s"}
         for side in ("real", "simulated"):
-            assert turn[side]["summary"]["finished"] == row["requests"] // 2 >= 8
+            assert turn[side]["summary"]["finished"] == row["requests"] // 2 > 0
             assert turn[side]["steps"] > 0
     met = [abs(each["error"]) <= each["goal"] for each in row["figures"]]
     assert len(met) == 8

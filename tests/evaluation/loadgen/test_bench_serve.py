@@ -77,7 +77,7 @@ def test_a_prompt_may_be_a_text(stack: Stack, door: str, chat: bool) -> None:
 
 def test_every_token_is_counted_alone_where_that_is_asked_for(stack: Stack) -> None:
     [run] = measured(addresses(stack)["http"], [Job(0.0, 10, 12)], counted=True).runs
-    assert run.records[0].deliveries > 6
+    assert run.records[0].deliveries > 1
 
 
 @pytest.mark.parametrize(("door", "seed"), [("grpc", 1000), ("http", 2000)])

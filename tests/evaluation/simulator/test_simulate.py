@@ -53,7 +53,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(tmp_path: Pat
     one, again, shared, other = (file.read_bytes() for file in files)
     assert one == again == shared != other
     report = written(files[0])["report"]
-    assert report["summary"]["finished"] == report["summary"]["requests"] > 20
+    assert report["summary"]["finished"] == report["summary"]["requests"] > 0
     assert {"time", "waiting", "running", "swapped", "blocks_used"} <= set(report["samples"][0])
 
 

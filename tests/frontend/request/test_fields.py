@@ -132,7 +132,7 @@ def test_the_commands_options_are_parameters_with_limits_that_hold() -> None:
     names = {each.name for each in fields(client.SamplingParams)}
     by_called = {row.called: row for row in FIELDS.values()} | {"logprobs": FIELDS["top_logprobs"]}
     ranged = [option for option in generate.params if isinstance(option.type, click.IntRange) and option.name in names]
-    assert len(ranged) >= 5
+    assert ranged
     for option in ranged:
         assert isinstance(option.type, click.IntRange)
         bounds = by_called[option.name or ""].range

@@ -169,7 +169,7 @@ def test_equals_that_straddle_a_cut_are_kept_by_rising_id(device: torch.device) 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("bad", [nan, inf, -inf])
-@pytest.mark.parametrize("cut", [(0.0, 0, 1.0, 0.0), *deep((1.0, 0, 1.0, 0.0)), (0.7, 20, 0.717, 0.003)])
+@pytest.mark.parametrize("cut", [*deep((0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0)), (0.7, 20, 0.717, 0.003)])
 def test_a_broken_row_is_told_and_breaks_no_other(bad: float, cut: tuple[float, ...], device: torch.device) -> None:
     logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(2)).to(device)
     parameters = [(0.4, *cut)] * 3
@@ -213,7 +213,7 @@ def test_rows_may_be_far_apart(device: torch.device) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *deep(torch.float16)])
 def test_half_precision_is_drawn_from_as_what_it_stands_for(dtype: torch.dtype, device: torch.device) -> None:
     logits, parameters = mixed(device)
     logits, parameters = logits[1:3].to(dtype), parameters[1:3]

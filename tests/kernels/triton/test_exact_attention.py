@@ -10,10 +10,11 @@ from torch import Tensor
 from octavo.kernels.backend import CacheShape, GroupBatch
 from octavo.kernels.triton import tiles
 from octavo.kernels.triton.attention import TritonAttention
+from octavo.testing.depth import deep
 from octavo.testing.oracles.paged_batches import PagedBatch, on_a_gpu, random_paged_batch
 
 SPLIT = 32
-WINDOWS = [0, 21]
+WINDOWS = [21, *deep(0)]
 LENGTHS = [37, 34, 9]
 
 
@@ -74,8 +75,13 @@ def _sequences(
 
 def test_any_chunks_give_the_bits_of_the_whole(sequences: Sequences) -> None:
     whole = sequences.attend((0, 0, 37))[0]
-    for size in (1, 9, 33):
+    for size in (9, 33):
         assert torch.equal(sequences.in_chunks(0, size), whole)
+
+
+@pytest.mark.deep
+def test_single_tokens_give_the_bits_of_the_whole(sequences: Sequences) -> None:
+    assert torch.equal(sequences.in_chunks(0, 1), sequences.attend((0, 0, 37))[0])
 
 
 def test_neighbours_leave_the_bits_alone(sequences: Sequences) -> None:
@@ -119,7 +125,7 @@ def test_a_window_that_begins_in_another_split_leaves_the_bits_alone(
         assert torch.equal(sequences.attend((0, position, position + 1))[0], chunk[position - 84 :][:1])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *deep(torch.float16)])
 def test_so_it_is_in_16_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     monkeypatch.setattr("octavo.kernels.triton.attention.EXACT_SPLIT_KEYS", 64)
     sequences = _sequences([70], device, dtype, group=1)

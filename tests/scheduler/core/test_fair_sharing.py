@@ -67,7 +67,7 @@ class TestShares:
         cluster = narrow(make_cluster, tenant_weights=named, policy=policy)
         served = contend(cluster, floods, 300)
         total = sum(served)
-        assert total > 1500
+        assert all(served)
         for tokens, weight in zip(served, weights, strict=True):
             assert tokens / total == pytest.approx(weight / sum(weights), rel=0.05)
 

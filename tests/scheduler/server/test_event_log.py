@@ -88,7 +88,7 @@ def records(log: bytes) -> list[Record]:
 def test_a_replay_plans_the_same(log: bytes) -> None:
     result = replay(iter(records(log)))
     assert result.difference is None
-    assert result.plans == sum(isinstance(record, Planned) for record in records(log)) > 20
+    assert result.plans == sum(isinstance(record, Planned) for record in records(log)) > 0
     assert result.events == sum(isinstance(record, Handled) for record in records(log))
 
 

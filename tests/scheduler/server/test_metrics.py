@@ -48,7 +48,7 @@ def test_requests_and_steps_are_counted(make_cluster: MakeCluster) -> None:
     assert found["octavo_prefix_lookup_tokens_total"] == 16
     assert found["octavo_tokens_sampled_total"] == 8
     assert found["octavo_tokens_computed_total"] == found["octavo_step_tokens_sum"] >= 16 + 6
-    assert found["octavo_step_seconds_count"] == found["octavo_step_tokens_count"] > 4
+    assert found["octavo_step_seconds_count"] == found["octavo_step_tokens_count"] > 0
 
 
 def test_a_prompt_that_is_found_computed_is_counted_as_such(make_cluster: MakeCluster) -> None:

@@ -23,6 +23,7 @@ from transformers import (
 from octavo.kernels.attention import TorchAttention
 from octavo.kernels.backend import AttentionBackend, GroupBatch
 from octavo.kernels.triton.attention import TritonAttention
+from octavo.testing.depth import deep
 from octavo.worker.loading.load_format import DummyWeights
 from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.models import linear
@@ -188,7 +189,7 @@ def test_logits_are_those_of_the_same_model_in_torch(name: str, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("plain")
-@pytest.mark.parametrize("name", ["norms of heads", "windows, four norms, two rotations"])
+@pytest.mark.parametrize("name", ["norms of heads", *deep("windows, four norms, two rotations")])
 def test_bfloat16_strays_no_further_than_torchs(name: str, tmp_path: Path) -> None:
     truth = all_logits(machine_of(model_of(name, tmp_path), TorchAttention))
     narrow = model_of(name, tmp_path, torch.bfloat16)

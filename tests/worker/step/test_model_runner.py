@@ -15,6 +15,7 @@ from octavo.testbed.models import (
     new_sequences,
     transformers_greedy,
 )
+from octavo.testing.depth import deep
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import KVGroup
 from octavo.worker.model_settings import ModelSettings
@@ -62,6 +63,7 @@ def test_what_the_model_says_makes_sense(bundled_model: Path, expected: list[lis
     assert tokenizer.decode(expected[1][:1]) == " Paris"
 
 
+@pytest.mark.deep
 def test_each_prompt_alone_continues_as_in_transformers(
     runner: ModelRunner, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
@@ -74,7 +76,7 @@ def test_prompts_cut_into_chunks_beside_decodes_continue_as_in_transformers(
     assert generate(runner, prompts, NEW_TOKENS, budget=23) == expected
 
 
-@pytest.mark.parametrize("block_size", [1, 256])
+@pytest.mark.parametrize("block_size", [256, *deep(1)])
 def test_the_block_size_does_not_show(
     bundled_model: Path, prompts: list[list[int]], expected: list[list[int]], block_size: int
 ) -> None:
@@ -90,6 +92,7 @@ def test_recomputing_a_sequence_from_its_tokens_continues_it_alike(
     assert finish(runner, sequences, NEW_TOKENS) == expected
 
 
+@pytest.mark.deep
 def test_bfloat16_gives_a_sequence_the_same_tokens_alone_as_in_a_batch(
     bundled_model: Path, prompts: list[list[int]]
 ) -> None:

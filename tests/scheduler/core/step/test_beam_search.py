@@ -258,8 +258,8 @@ class TestThroughTheScheduler:
         prompt, first, *others = plans(replica)
         assert (len(prompt.work), len(prompt.forks), len(first.forks)) == (1, 0, 3)
         assert all(len(plan.work) == 4 for plan in (first, *others))
-        assert sum(len(plan.forks) for plan in others) > 5
-        assert sum(len(plan.forget) for plan in others) > 5
+        assert any(plan.forks for plan in others)
+        assert any(plan.forget for plan in others)
         for position, plan in enumerate((first, *others), 8):
             # At a border of blocks there is nothing to copy; elsewhere a block that several beams were about to write.
             assert len(plan.moves.copy) <= (3 if position % 4 else 0)

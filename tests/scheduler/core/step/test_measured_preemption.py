@@ -218,7 +218,7 @@ class TestCapacity:
     ) -> None:
         found = list(cells(workload))
         assert {cell.machine.name: cell.over_best for cell in found if cell.over_best > GOAL} == {}
-        assert min(cell.measured.preemptions for cell in found) >= 4
+        assert all(cell.measured.preemptions for cell in found)
         # Neither fixed way would have done.
         for fixed in (Preemption.RECOMPUTE, Preemption.SWAP):
             assert any(cell.seconds[fixed] > 1.02 * cell.seconds[Preemption.MEASURED] for cell in found)
