@@ -231,7 +231,6 @@ class ContiguousKV:
         for sequence in group.leaders():
             self._hold(sequence, Holding(allotment, allotment.spare.pop()))
             sequence.placement.num_computed = 0
-            sequence.placement.shares_last_block = False
         return []
 
     def _asked(self, group: SequenceGroup) -> int:

@@ -69,8 +69,6 @@ class Placement:
     builds_on: frozenset[tuple[int, int]] = frozenset()
     # One of those turned out not finite; a window may have passed those blocks by now.
     shares_distrusted: bool = False
-    # The last block may be another's too: the sequence has been forked, or is a fork.
-    shares_last_block: bool = False
     # The worker knows the sequence by its id; if not, it is to be forked from `parent`, or started.
     is_introduced: bool = False
     parent: "Sequence | None" = None
@@ -109,8 +107,6 @@ class Sequence:
     # Besides tokens, this must be equal for KV to be shared.
     cache_key: CacheKey = NO_CACHE_KEY
     cache_use: CacheUse = CacheUse.SHARED
-    # Tokens, with the prompt's, that the sequence can grow to; 0 where nobody asks.
-    longest: int = 0
     # Hashes of full blocks, by block size.
     block_hashes: dict[int, list[bytes]] = field(default_factory=dict)
     status: SequenceStatus = SequenceStatus.WAITING

@@ -169,12 +169,13 @@ class BlockTable:
     """The blocks of one sequence, one list per KV group, all of one length; `NULL_BLOCK` where a window has passed.
 
     The first `num_indexed` have been offered to the prefix cache. The first `num_passed` of each windowed group are
-    null.
+    null. `shares_last`: the last blocks may be another's too, for the sequence has been forked, or is a fork.
     """
 
     groups: list[list[int]]
     num_indexed: int = 0
     num_passed: list[int] = field(default_factory=list)
+    shares_last: bool = False
 
     def __post_init__(self) -> None:
         if not self.num_passed:
@@ -187,7 +188,8 @@ class BlockTable:
         return self.copy()
 
     def copy(self) -> "BlockTable":
-        return BlockTable([list(blocks) for blocks in self.groups], self.num_indexed, list(self.num_passed))
+        groups = [list(blocks) for blocks in self.groups]
+        return BlockTable(groups, self.num_indexed, list(self.num_passed), self.shares_last)
 
     @property
     def block_ids(self) -> list[int]:

@@ -160,7 +160,6 @@ class KVCacheManager:
         table = BlockTable([[*blocks, *self._take(missing)] for blocks in groups], num_indexed=begin.num_blocks)
         self._tables[sequence] = table
         placement.num_computed = begin.num_blocks * self.block_size
-        placement.shares_last_block = False
         fillers = (self._cache.filler(block_id) for block_id in present(begin.found))
         placement.builds_on = frozenset(filler for filler in fillers if filler is not None)
         if begin.tail is None:
@@ -198,13 +197,13 @@ class KVCacheManager:
         return missing + sum(min(count, ref_count(block_id) - 1) for block_id, count in writers.items())
 
     def extend(self, sequence: Sequence) -> Growth | None:
-        placement = sequence.placement
-        offset = placement.num_computed % self.block_size
-        if offset and not placement.shares_last_block:
+        table, num_computed = self._tables[sequence], sequence.placement.num_computed
+        offset = num_computed % self.block_size
+        if offset and not table.shares_last:
             return None
-        groups, index = self._tables[sequence].groups, placement.num_computed // self.block_size
+        groups, index = table.groups, num_computed // self.block_size
         if not offset:
-            return self._append(sequence, groups) if index >= len(groups[0]) else None
+            return self._append(table) if index >= len(groups[0]) else None
         if all(self._pool.ref_count(blocks[index]) == 1 for blocks in groups):
             return None
         growth = Growth()
@@ -213,10 +212,10 @@ class KVCacheManager:
                 self._copy_on_write(sequence, group, index, growth)
         return growth
 
-    def _append(self, sequence: Sequence, groups: list[list[int]]) -> Growth:
-        sequence.placement.shares_last_block = False
-        new = [self._take(1) for _ in groups]
-        for blocks, block_ids in zip(groups, new, strict=True):
+    def _append(self, table: BlockTable) -> Growth:
+        table.shares_last = False
+        new = [self._take(1) for _ in table.groups]
+        for blocks, block_ids in zip(table.groups, new, strict=True):
             blocks += block_ids
         return Growth(new)
 
@@ -229,9 +228,10 @@ class KVCacheManager:
         growth.remaps.append(Remap(sequence.placement.sequence_id, group, index, blocks[index]))
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        table = self._tables[child] = self._tables[parent].copy()
-        parent.placement.shares_last_block = child.placement.shares_last_block = True
-        self._pool.share(table.block_ids)
+        shared = self._tables[parent]
+        shared.shares_last = True
+        self._tables[child] = shared.copy()
+        self._pool.share(shared.block_ids)
 
     def index(self, sequence: Sequence, step_id: int) -> list[Remap]:
         """Offers full blocks to the prefix cache (see `KVMemory`). Where an older block holds the same, the sequence's
@@ -380,7 +380,7 @@ class KVCacheManager:
         awaited = {waits_for[0] for each in self._tables if (waits_for := each.placement.waits_for) is not None}
         for sequence, table in self._tables.items():
             index, offset = divmod(sequence.placement.num_computed, self.block_size)
-            if offset and not sequence.placement.shares_last_block and sequence not in awaited:
+            if offset and not table.shares_last and sequence not in awaited:
                 shared = [blocks[index] for blocks in table.groups if self.ref_count(blocks[index]) > 1]
                 assert not shared, f"blocks {shared} would be written to by one of several holders"
 

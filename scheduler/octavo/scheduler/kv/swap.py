@@ -54,9 +54,8 @@ class SwapSpace:
         blocks are free at once."""
         moved: dict[int, int] = {}
         for sequence in sequences:
-            self.tables[sequence] = BlockTable(
-                [[self._place(block_id, moved) for block_id in blocks] for blocks in self._computed(sequence)]
-            )
+            groups = [[self._place(block_id, moved) for block_id in blocks] for blocks in self._computed(sequence)]
+            self.tables[sequence] = BlockTable(groups, shares_last=self._device_tables[sequence].shares_last)
         self._device.release(
             block_id for sequence in sequences for block_id in self._device_tables.pop(sequence).block_ids
         )
@@ -109,13 +108,12 @@ class SwapSpace:
         Returns the moves. The tables get room for all known tokens."""
         moved: dict[int, int] = {}
         for sequence in sequences:
-            self._device_tables[sequence] = BlockTable(
-                [
-                    [self._return(cpu_block, held, moved) for cpu_block, held in zip(blocks, found, strict=True)]
-                    + self._device.take(self._num_new(sequence))
-                    for blocks, found in self._blocks_and_found(sequence)
-                ]
-            )
+            groups = [
+                [self._return(cpu_block, held, moved) for cpu_block, held in zip(blocks, found, strict=True)]
+                + self._device.take(self._num_new(sequence))
+                for blocks, found in self._blocks_and_found(sequence)
+            ]
+            self._device_tables[sequence] = BlockTable(groups, shares_last=self.tables[sequence].shares_last)
         for sequence in sequences:
             self.drop(sequence)
         return [BlockMove(source, target) for source, target in moved.items()]
