@@ -119,33 +119,43 @@ async def text_processes() -> list[Line]:
         write_byte_model(Path(directory))
         limiter = anyio.CapacityLimiter(_PROCESSES)
         in_anyio = partial(anyio.to_process.run_sync, _encode, directory, limiter=limiter, cancellable=True)
-        theirs = await _round_trip(in_anyio)
+        anyios = await _measured(in_anyio, lambda: children(os.getpid()))
         pool = TextPool(ModelTokenizer(Path(directory)), _PROCESSES, timeout_s=60.0)
         try:
-            in_ours = partial(pool.encode, _TEXT)
-            ours = await _round_trip(in_ours)
-            ours_killed = await _kills(in_ours, lambda: pool.pids)
+            ours = await _measured(partial(pool.encode, _TEXT), lambda: pool.pids)
         finally:
             pool.close()
-        if importlib.util.find_spec("pebble"):
-            pebble = importlib.import_module("pebble").ProcessPool(_PROCESSES, context=get_context("spawn"))
-            # A process that every start needs.
-            ensure_running()
-            before = set(children(os.getpid()))
-
-            async def in_pebble() -> object:
-                return await asyncio.wrap_future(pebble.schedule(_encode, args=(directory,), timeout=60))
-
-            trip = await _round_trip(in_pebble)
-            killed = await _kills(in_pebble, lambda: [pid for pid in children(os.getpid()) if pid not in before])
-            pebble.stop()
-        else:
-            trip = killed = _NONE
+        pebbles = await _of_pebble(directory) if importlib.util.find_spec("pebble") else (_NONE,) * len(ours)
+    names = ("a text to a process and back", "CPU in a second without texts", "kills until texts hang or fail")
     return [
-        ("a text to a process and back (anyio)", ours, theirs),
-        ("a text to a process and back (pebble)", ours, trip),
-        ("processes killed until the pool breaks (pebble)", ours_killed, killed),
+        (f"{name} ({library})", own, other)
+        for library, theirs in (("anyio", anyios), ("pebble", pebbles))
+        for name, own, other in zip(names, ours, theirs, strict=True)
     ]
+
+
+async def _of_pebble(directory: str) -> tuple[str, ...]:
+    pool = importlib.import_module("pebble").ProcessPool(_PROCESSES, context=get_context("spawn"))
+    # A process that every start needs.
+    ensure_running()
+    before = set(children(os.getpid()))
+
+    async def send() -> object:
+        return await asyncio.wrap_future(pool.schedule(_encode, args=(directory,), timeout=60))
+
+    found = await _measured(send, lambda: [pid for pid in children(os.getpid()) if pid not in before])
+    pool.stop()
+    return found
+
+
+async def _measured(send: Callable[[], Awaitable[object]], pids: Callable[[], list[int]]) -> tuple[str, ...]:
+    return await _round_trip(send), await _idle(), await _kills(send, pids)
+
+
+async def _idle(seconds: float = 3.0) -> str:
+    began = time.process_time()
+    await asyncio.sleep(seconds)
+    return f"{1e3 * (time.process_time() - began) / seconds:.2f} ms"
 
 
 def _encode(directory: str) -> list[int]:
@@ -168,15 +178,16 @@ async def _round_trip(send: Callable[[], Awaitable[object]]) -> str:
 
 
 async def _kills(send: Callable[[], Awaitable[object]], pids: Callable[[], list[int]]) -> str:
-    """Kills a process under texts, again and again; a text may be lost with it, but no later one."""
+    """Kills a process under texts, again and again; a text may be lost with it, but none may wait for ever, and no
+    later one be lost."""
     for kill in range(_KILLS):
         texts = [asyncio.ensure_future(send()) for _ in range(4)]
         await asyncio.sleep(0.002)
         for pid in pids()[:1]:
             os.kill(pid, signal.SIGKILL)
-        await asyncio.wait_for(asyncio.gather(*texts, return_exceptions=True), 60)
         try:
-            await asyncio.wait_for(send(), 60)
+            await asyncio.wait_for(asyncio.gather(*texts, return_exceptions=True), 30)
+            await asyncio.wait_for(send(), 30)
         except Exception:
             return str(kill + 1)
     return f"none of {_KILLS}"
