@@ -15,7 +15,8 @@ from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
 from octavo.scheduler.core.frontends import FrontendLeases
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import RequestGroup, Sequence, SequenceGroup, SequenceStatus
-from octavo.scheduler.core.step.results import StepResults
+from octavo.scheduler.core.state import SchedulerState
+from octavo.scheduler.core.step import results
 from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.scheduler.kv.prefix_cache import PrefixCache
 from octavo.wire.requests import Lease, Request
@@ -52,7 +53,7 @@ def neither_aborts_nor_renewals_end_a_request(patch: Patch) -> None:
     renew = FrontendLeases.renew
 
     def keep(self: FrontendLeases, frontend_id: int, live: list[Lease], now: float) -> None:
-        groups = self._request_table.held[frontend_id].values()
+        groups = self._state.requests.held[frontend_id].values()
         held = [Lease(group.request_id, group.request.attempt) for group in groups]
         renew(self, frontend_id, live + held, now)
 
@@ -61,21 +62,21 @@ def neither_aborts_nor_renewals_end_a_request(patch: Patch) -> None:
 
 
 def any_result_answers_the_oldest_step(patch: Patch) -> None:
-    take = StepResults.take
+    take = results.take
 
-    def unfenced(self: StepResults, replica: Replica, result: StepResult, now: float) -> None:
+    def unfenced(state: SchedulerState, replica: Replica, result: StepResult, now: float) -> None:
         if replica.outstanding:
             oldest = replica.outstanding[0].step_id
-            take(self, replica, msgspec.structs.replace(result, step_id=oldest), now)
+            take(state, replica, msgspec.structs.replace(result, step_id=oldest), now)
 
-    patch.setattr(StepResults, "take", unfenced)
+    patch.setattr(results, "take", unfenced)
 
 
 def a_submission_does_not_replace_the_one_before(patch: Patch) -> None:
     submit = FrontendLeases.submit
 
     def add(self: FrontendLeases, frontend_id: int, request: Request, now: float) -> None:
-        self._request_table.held[frontend_id].pop(request.request_id, None)
+        self._state.requests.held[frontend_id].pop(request.request_id, None)
         submit(self, frontend_id, request, now)
 
     patch.setattr(FrontendLeases, "submit", add)

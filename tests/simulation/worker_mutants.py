@@ -7,16 +7,16 @@ fewer steps (it runs alone more often, or once more in company); that nothing is
 
 import msgspec
 
-from octavo.scheduler.core.isolation import Isolation
+from octavo.scheduler.core import isolation, workers
 from octavo.scheduler.core.poison import PoisonDetector, Quarantine
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.replica_table import Draining, ReplicaTable
+from octavo.scheduler.core.replica_table import ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import RequestGroup
+from octavo.scheduler.core.state import SchedulerState
 from octavo.scheduler.core.step import outputs as results
 from octavo.scheduler.core.step import results as answers
-from octavo.scheduler.core.step_limits import StepSize
-from octavo.scheduler.core.steps_in_flight import OutstandingStep
+from octavo.scheduler.core.steps_in_flight import OutstandingStep, StepSize
 from octavo.scheduler.server import loop as shell
 from octavo.scheduler.server.loop import SchedulerShell
 from octavo.wire.requests import NoticeKind
@@ -33,41 +33,41 @@ def closed_workers_get_requests(patch: Patch) -> None:
 
 
 def a_worker_is_let_go_with_requests(patch: Patch) -> None:
-    patch.setattr(Draining, "_is_done", lambda self, replica: True)
+    patch.setattr(workers, "_is_done", lambda state, replica: True)
 
 
 def a_worker_is_let_go_in_a_step(patch: Patch) -> None:
-    see_off = Draining._see_off
+    see_off = workers._see_off
 
-    def at_once(self: Draining, replica: Replica, is_over: bool) -> None:
-        if self._is_done(replica):
-            self._replica_table.dismiss(replica)
+    def at_once(state: SchedulerState, replica: Replica, is_over: bool) -> None:
+        if workers._is_done(state, replica):
+            workers.dismiss(state, replica)
         else:
-            see_off(self, replica, is_over)
+            see_off(state, replica, is_over)
 
-    patch.setattr(Draining, "_see_off", at_once)
+    patch.setattr(workers, "_see_off", at_once)
 
 
 def a_drain_is_told_as_a_loss(patch: Patch) -> None:
-    def move(self: Draining, replica: Replica, group: RequestGroup) -> None:
+    def move(state: SchedulerState, replica: Replica, group: RequestGroup) -> None:
         replica.evict(group)
-        self._request_table.requeue(group, NoticeKind.WORKER_LOST)
+        state.requests.requeue(group, NoticeKind.WORKER_LOST)
 
-    patch.setattr(Draining, "_move", move)
+    patch.setattr(workers, "_move", move)
 
 
 def a_cordon_ends_with_the_registration(patch: Patch) -> None:
-    cordon = Draining.cordon
+    cordon = workers.cordon
 
-    def briefly(self: Draining, worker_id: str) -> None:
-        cordon(self, worker_id)
-        self._replica_table.cordoned.clear()
+    def briefly(state: SchedulerState, worker_id: str) -> None:
+        cordon(state, worker_id)
+        state.replica_table.cordoned.clear()
 
-    patch.setattr(Draining, "cordon", briefly)
+    patch.setattr(workers, "cordon", briefly)
 
 
 def a_worker_given_up_comes_back(patch: Patch) -> None:
-    patch.setattr(ReplicaTable, "_forget", lambda self, replica_id: self.replicas.pop(replica_id))
+    patch.setattr(ReplicaTable, "remove", lambda self, replica_id: self.replicas.pop(replica_id))
 
 
 def nobody_looks_who_has_gone(patch: Patch) -> None:
@@ -109,7 +109,7 @@ def suspects_run_in_company(patch: Patch) -> None:
 
 
 def suspects_wait_for_ever(patch: Patch) -> None:
-    patch.setattr(Isolation, "upcoming", lambda self: None)
+    patch.setattr(isolation, "upcoming", lambda state: None)
 
 
 def nothing_is_quarantined(patch: Patch) -> None:

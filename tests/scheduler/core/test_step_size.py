@@ -1,6 +1,6 @@
 """Steps become smaller when memory runs out, and slowly larger again."""
 
-from octavo.scheduler.core.step_limits import MAX_PATIENCE, MIN_PATIENCE, StepSize
+from octavo.scheduler.core.steps_in_flight import MAX_PATIENCE, MIN_PATIENCE, StepSize
 
 
 def make_size() -> StepSize:

@@ -21,8 +21,7 @@ import pytest
 from octavo.scheduler.core.config import Policy, Preemption
 from octavo.scheduler.core.events import PrefixPinned, PrefixUnpinned, SequenceEnded, StepAnswered, Tick
 from octavo.scheduler.core.sequence import SequenceGroup
-from octavo.scheduler.core.step_limits import StepDeadlines
-from octavo.scheduler.core.steps_in_flight import ReplicaStats
+from octavo.scheduler.core.steps_in_flight import ReplicaStats, StepDeadlines
 from octavo.scheduler.core.waiting_queue import WaitingQueue
 from octavo.testing.cluster import FRONTEND, Cluster, Stream, make_request, reference_tokens, write_fake_model
 from octavo.testing.depth import deep_unless

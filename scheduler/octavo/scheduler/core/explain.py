@@ -5,6 +5,7 @@ import copy
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
+from octavo.scheduler.core import isolation
 from octavo.scheduler.core.admission import (
     Obstacle,
     ObstacleKind,
@@ -170,7 +171,7 @@ def _explain(core: Scheduler, group: RequestGroup, home: Replica | None, now: fl
 
 def _stands_still(core: Scheduler, replica: Replica) -> bool:
     """Tells whether the replica's next step is a suspect's alone."""
-    suspect = core.isolation.suspect_of(replica)
+    suspect = isolation.suspect_of(core.state, replica)
     if suspect is None or suspect.status is not SequenceStatus.WAITING:
         return replica.isolates
     return obstacle(core.builder(replica), suspect) is None
@@ -204,7 +205,7 @@ def _admission_obstacles(
         return _isolation_obstacles(core, group)
     obstacles = []
     for replica in replicas:
-        if core.isolation.suspect_of(replica) is not None:
+        if isolation.suspect_of(core.state, replica) is not None:
             found: Obstacle | None = _isolation(core, group)
         else:
             head = next((other for other in ahead if core.replica_table.takes(replica, other)), group)
@@ -218,7 +219,7 @@ def _admission_obstacles(
 def _isolation_obstacles(core: Scheduler, suspect: RequestGroup) -> list[ReplicaObstacle]:
     """Returns the obstacles of a suspect: it is another's turn, or the replica that is to isolate it lacks
     something."""
-    homes = (replica for replica in core.replicas.values() if core.isolation.suspect_of(replica) is suspect)
+    homes = (replica for replica in core.replicas.values() if isolation.suspect_of(core.state, replica) is suspect)
     replica = next(homes, None)
     if replica is None:
         return [ReplicaObstacle(None, _isolation(core, suspect))]

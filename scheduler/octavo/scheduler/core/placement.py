@@ -4,12 +4,12 @@ from collections import Counter
 
 from octavo.scheduler.core.admission import has_capacity, obstacle, refuse_misfit
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.events import Outbox, PrefixGivenUp
-from octavo.scheduler.core.pinned_prefixes import PrefixPins, making_way_for
+from octavo.scheduler.core.events import PrefixGivenUp
+from octavo.scheduler.core.pinned_prefixes import making_way_for
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
-from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import RequestGroup
+from octavo.scheduler.core.state import SchedulerState
 from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.core.step.policies import StepPolicy
 from octavo.scheduler.core.waiting_queue import WaitingQueue
@@ -101,61 +101,56 @@ INTERVAL_S = 1.0
 class Homeless:
     """Looks after accepted requests that no registered replica can hold, as time passes."""
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        request_table: RequestTable,
-        replica_table: ReplicaTable,
-        prefixes: PrefixPins,
-        outbox: Outbox,
-    ) -> None:
-        self._config = config
-        self._request_table = request_table
-        self._replica_table = replica_table
-        self._prefixes = prefixes
-        self._outbox = outbox
+    def __init__(self, state: SchedulerState) -> None:
         # Groups that no replica could hold, and since when that is known.
         self._since: dict[RequestGroup, float] = {}
         self._looked_at = float("-inf")
+        self._state = state
 
     def look(self, now: float) -> None:
         """Makes room for such requests, and rejects those whose time is over; does nothing within `INTERVAL_S` of the
         last call."""
+        state = self._state
         if now - self._looked_at < INTERVAL_S:
             return
         self._looked_at = now
-        for group in [group for group in self._request_table.waiting if not self._replica_table.has_home(group)]:
+        for group in [group for group in state.requests.waiting if not state.replica_table.has_home(group)]:
             self._make_way(group)
-        if self._prefixes.make_owed(self._replica_table.replicas.values(), list(self._request_table.waiting)):
-            self._replica_table.send_status()
-        homeless = [group for group in self._request_table.waiting if self._is_homeless(group)]
+        if state.prefixes.make_owed(state.replicas, list(state.requests.waiting)):
+            state.send_status()
+        homeless = [group for group in state.requests.waiting if self._is_homeless(group)]
         self._since = {group: self._since.get(group, now) for group in homeless}
         for group, since in self._since.items():
-            if now - since >= self._config.misfit_grace_s:
+            if now - since >= state.config.misfit_grace_s:
                 self._reject(group)
 
     def _is_homeless(self, group: RequestGroup) -> bool:
-        replicas = self._replica_table.replicas.values()
+        replicas = self._state.replicas
         return bool(replicas) and not any(has_capacity(group.request, replica) for replica in replicas)
 
     def _make_way(self, group: RequestGroup) -> None:
         """Gives up prefixes where the fewest are in the group's way, if that makes room for it anywhere."""
-        ready = [replica for replica in self._replica_table.replicas.values() if replica.is_ready]
-        ways = {replica.replica_id: self._prefixes.in_the_way(group, replica) for replica in ready}
+        state = self._state
+        ready = [replica for replica in state.replicas if replica.is_ready]
+        ways = {replica.replica_id: state.prefixes.in_the_way(group, replica) for replica in ready}
         possible = [(len(names), replica_id) for replica_id, names in ways.items() if names]
         if not possible:
             return
         _, replica_id = min(possible)
         for name in ways[replica_id] or []:
-            self._prefixes.owe(name, self._replica_table.replicas[replica_id])
-            self._outbox.add(PrefixGivenUp(replica_id, name, making_way_for(group)))
-        self._replica_table.send_status()
+            state.prefixes.owe(name, state.replica_table.replicas[replica_id])
+            state.outbox.add(PrefixGivenUp(replica_id, name, making_way_for(group)))
+        state.send_status()
 
     def _reject(self, group: RequestGroup) -> None:
-        assert self._replica_table.model is not None
+        state = self._state
+        assert state.replica_table.model is not None
         refusal = refuse_misfit(
-            group.request, self._replica_table.model, self._replica_table.replicas.values(), was_accepted=False
+            group.request,
+            state.replica_table.model,
+            state.replicas,
+            was_accepted=False,
         )
         reason, detail = refusal or (RejectReason.NEVER_FITS_KV, "no worker can hold it")
-        grace = f"no worker that can has come within {self._config.misfit_grace_s:g} s"
-        self._request_table.reject(group, reason, f"{detail}, and {grace} (--misfit-grace)")
+        grace = f"no worker that can has come within {state.config.misfit_grace_s:g} s"
+        state.requests.reject(group, reason, f"{detail}, and {grace} (--misfit-grace)")

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
-from octavo.scheduler.core.step_limits import StepSize
-from octavo.scheduler.core.steps_in_flight import NextPlan, OutstandingStep, ReplicaStats, StepsInFlight
+from octavo.scheduler.core.steps_in_flight import NextPlan, OutstandingStep, ReplicaStats, StepsInFlight, StepSize
 from octavo.scheduler.kv.memory import KVMemory
 from octavo.wire.requests import Prefix, RejectReason
 from octavo.wire.steps import BlockMove, Remap, StepOutcome, StepResult, WorkerHello

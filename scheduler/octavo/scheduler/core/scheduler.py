@@ -1,13 +1,13 @@
 """The scheduler itself: it takes events in and returns effects, without sockets, clock or threads; time comes with each
 event."""
 
+from octavo.scheduler.core import isolation, workers
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import (
     Effect,
     Event,
     FrontendJoined,
     LeaseRenewed,
-    Outbox,
     PrefixesNamed,
     PrefixPinned,
     PrefixUnpinned,
@@ -26,18 +26,13 @@ from octavo.scheduler.core.events import (
     WorkerReadmitted,
 )
 from octavo.scheduler.core.frontends import FrontendLeases
-from octavo.scheduler.core.isolation import Isolation
-from octavo.scheduler.core.pinned_prefixes import PrefixPins
 from octavo.scheduler.core.placement import Homeless, next_admission
-from octavo.scheduler.core.poison import Quarantine
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.replica_table import Draining, ReplicaTable
-from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import RequestGroup
-from octavo.scheduler.core.step import grammar_time
+from octavo.scheduler.core.state import SchedulerState
+from octavo.scheduler.core.step import grammar_time, results
 from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.core.step.policies import POLICIES, StepPolicy
-from octavo.scheduler.core.step.results import StepResults
 from octavo.scheduler.core.waiting_queue import WaitingQueue, describe_wait
 from octavo.scheduler.core.watchdog import Watchdog
 from octavo.scheduler.kv.manager import paged_memory
@@ -63,22 +58,13 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.epoch = epoch
-        self._observer = observer or SchedulerObserver()
-        self._outbox = Outbox(epoch)
-        self.prefixes = PrefixPins()
-        self.request_table = RequestTable(config, self._outbox, self._observer)
-        self.quarantine = quarantine = Quarantine(config.quarantine_s)
         self.policy = policy or POLICIES[config.policy]
-        self.replica_table = ReplicaTable(
-            config, self.request_table, self.prefixes, self._outbox, self._observer, quarantine, make_memory
-        )
-        parts = (config, self.request_table, self.replica_table, self.prefixes, self._outbox, self._observer)
-        self._frontends = FrontendLeases(*parts, quarantine)
-        self.isolation = Isolation(self.request_table, self.replica_table)
-        self._draining = Draining(config, self.request_table, self.replica_table)
-        self._homeless = Homeless(config, self.request_table, self.replica_table, self.prefixes, self._outbox)
-        self._answers = StepResults(*parts)
-        self.watchdog = Watchdog(config, self.request_table, self.replica_table, self._outbox, self._observer)
+        self.state = state = SchedulerState.new(config, epoch, observer or SchedulerObserver(), make_memory)
+        self.request_table, self.replica_table = state.requests, state.replica_table
+        self.prefixes, self.quarantine = state.prefixes, state.quarantine
+        self._outbox, self._observer = state.outbox, state.observer
+        self._frontends = FrontendLeases(state)
+        self.watchdog, self._homeless = Watchdog(state), Homeless(state)
         # By incarnation, in order of registration.
         self.replicas = self.replica_table.replicas
         self.preemptions = 0
@@ -133,37 +119,37 @@ class Scheduler:
                 self.prefixes.unpin(name, self.replicas.values())
                 self._frontends.send_all_prefixes()
             case ReplicaJoined(hello):
-                self.replica_table.join(hello, now)
+                workers.join(self.state, hello, now)
             case ReplicaLeft(replica_id, cause, reason):
-                self.replica_table.lose(replica_id, cause, reason, now)
-            case ReplicaHeard(replica_id, draining):
+                workers.lose(self.state, replica_id, cause, reason, now)
+            case ReplicaHeard(replica_id, is_leaving):
                 self.replicas[replica_id].steps.heard(now)
-                if draining:
-                    self._draining.wants_to_leave(self.replicas[replica_id], now)
+                if is_leaving:
+                    workers.ask_to_leave(self.state, self.replicas[replica_id], now)
             case WorkerCordoned(worker_id):
-                self._draining.cordon(worker_id)
+                workers.cordon(self.state, worker_id)
             case WorkerDrained(worker_id, grace_s):
-                self._draining.drain(worker_id, grace_s, now)
+                workers.drain(self.state, worker_id, grace_s, now)
             case WorkerReadmitted(worker_id):
-                self._draining.readmit(worker_id)
+                workers.readmit(self.state, worker_id)
             case QuarantineCleared(payload):
                 self.quarantine.clear(payload)
             case StepAnswered(replica_id, result):
-                self._answers.take(self.replicas[replica_id], result, now)
+                results.take(self.state, self.replicas[replica_id], result, now)
             case Tick():
                 self._frontends.lose_overdue(now)
-                self.replica_table.lose_overdue(now)
-                self.replica_table.settle_deaths(now)
+                workers.lose_overdue(self.state, now)
+                workers.settle_deaths(self.state, now)
                 self._homeless.look(now)
                 self.request_table.notices.follow(self.waiting, now)
                 self.watchdog.look(now)
-        self._draining.see_off(now)
+        workers.see_off(self.state, now)
         return self._take_effects(now)
 
     def schedule(self, now: float) -> list[Effect]:
         """Plans a step for every replica that can take one, and admits waiting requests to these steps."""
         self._reject_overdue(now)
-        self.isolation.arrange()
+        isolation.arrange(self.state)
         head = next(self.waiting.candidates(1, self.replica_table.can_hold), None)
         ready = [replica for replica in self.replicas.values() if replica.may_plan]
         # Where no group waits, an idle replica has nothing to plan.
@@ -233,7 +219,7 @@ class Scheduler:
         if head is not None and not self.replica_table.takes(replica, head):
             head = None
         builder = self.builder(replica)
-        if suspect := self.isolation.comer(replica):
+        if suspect := isolation.comer(self.state, replica):
             if replica.outstanding:
                 return None
             self._admit(suspect, builder, now)

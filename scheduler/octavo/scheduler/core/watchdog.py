@@ -10,12 +10,10 @@ have their groups moved away, or that a suspect's steps hold up.
 from dataclasses import dataclass
 
 from octavo.scheduler.core.admission import has_capacity
-from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.events import Outbox, ReplicaMovedOn, ReplicaStalled, SchedulerObserver
+from octavo.scheduler.core.events import ReplicaMovedOn, ReplicaStalled
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.replica_table import ReplicaTable
-from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import RequestGroup, SequenceGroup
+from octavo.scheduler.core.state import SchedulerState
 
 # A step under way is given this many times its deadline, by which its worker should have been lost.
 _FACTOR = 3.0
@@ -41,45 +39,36 @@ class Stall:
 class Watchdog:
     """Reports whenever a replica comes to stand still or moves on; `look` is to be called again and again."""
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        request_table: RequestTable,
-        replica_table: ReplicaTable,
-        outbox: Outbox,
-        observer: SchedulerObserver,
-    ) -> None:
-        self._config = config
-        self._request_table = request_table
-        self._replica_table = replica_table
-        self._outbox = outbox
-        self._observer = observer
+    def __init__(self, state: SchedulerState) -> None:
         # Replicas that have work, and since when that is known.
         self._busy_since: dict[Replica, float] = {}
+        self._state = state
 
     def stalls(self, now: float) -> list[Stall]:
         """Returns a stall for every replica that stands still."""
-        head = next(self._request_table.waiting.candidates(1, self._replica_table.can_hold), None)
-        replicas = list(self._replica_table.replicas.values())
+        state = self._state
+        head = next(state.requests.waiting.candidates(1, state.replica_table.can_hold), None)
+        replicas = list(state.replicas)
         first = {replica: group for replica in replicas if (group := self._first(replica, head)) is not None}
         self._busy_since = {replica: self._busy_since.get(replica, now) for replica in first}
         return [stall for replica, group in first.items() if (stall := self._stall(replica, group, now))]
 
     def look(self, now: float) -> None:
         """Reports the changes since the last call."""
+        state = self._state
         found = {stall.replica: stall for stall in self.stalls(now)}
-        former = self._replica_table.stalled
+        former = state.replica_table.stalled
         if found.keys() == former:
             return
-        self._replica_table.stalled = set(found)
+        state.replica_table.stalled = set(found)
         for replica, stall in found.items():
             if replica not in former:
-                self._outbox.add(ReplicaStalled(replica.replica_id, stall.group.request_id, str(stall)))
+                state.outbox.add(ReplicaStalled(replica.replica_id, stall.group.request_id, str(stall)))
         for replica in former - found.keys():
-            if replica.replica_id in self._replica_table.replicas:
-                self._outbox.add(ReplicaMovedOn(replica.replica_id, replica.hello.worker_id))
-        self._observer.stalled([replica.hello.worker_id for replica in found])
-        self._replica_table.send_status()
+            if replica.replica_id in state.replica_table.replicas:
+                state.outbox.add(ReplicaMovedOn(replica.replica_id, replica.hello.worker_id))
+        state.observer.stalled([replica.hello.worker_id for replica in found])
+        state.send_status()
 
     def _first(self, replica: Replica, head: RequestGroup | None) -> SequenceGroup | None:
         """Returns the first group of a replica's work; the queue's head, if the replica holds nothing and could take
@@ -89,10 +78,12 @@ class Watchdog:
         if replica.has_work:
             groups = [*replica.running, *replica.swapped, *replica.prefixes.to_compute]
             return groups[0] if groups else replica.suspect
-        takes = head is not None and self._replica_table.takes(replica, head) and has_capacity(head.request, replica)
+        takes = (
+            head is not None and self._state.replica_table.takes(replica, head) and has_capacity(head.request, replica)
+        )
         return head if takes else None
 
     def _stall(self, replica: Replica, group: SequenceGroup, now: float) -> Stall | None:
         silent = now - max(self._busy_since[replica], replica.steps.answered_at)
-        allowance = max(self._config.watchdog_s, _FACTOR * replica.steps.allowance)
+        allowance = max(self._state.config.watchdog_s, _FACTOR * replica.steps.allowance)
         return Stall(replica, group, silent, allowance) if silent > allowance else None

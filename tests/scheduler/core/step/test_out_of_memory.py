@@ -6,7 +6,7 @@ import pytest
 
 from octavo.scheduler.core.config import Policy
 from octavo.scheduler.core.events import PrefixPinned
-from octavo.scheduler.core.step_limits import MIN_PATIENCE
+from octavo.scheduler.core.steps_in_flight import MIN_PATIENCE
 from octavo.testing.cluster import Cluster, make_request, reference_tokens
 from octavo.testing.scenarios import plans, step_until
 from octavo.wire.requests import Prefix, RejectReason, Request

@@ -1,133 +1,116 @@
 """Results of steps and what becomes of groups: they get their tokens, end, or start over where the step failed."""
 
-from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.events import LossCause, Outbox, PrefixGivenUp, SchedulerObserver
-from octavo.scheduler.core.pinned_prefixes import PrefixPins
+from octavo.scheduler.core import workers
+from octavo.scheduler.core.events import LossCause, PrefixGivenUp
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.replica_table import ReplicaTable
-from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, SequenceGroup
+from octavo.scheduler.core.state import SchedulerState
 from octavo.scheduler.core.step import outputs as results
 from octavo.scheduler.core.steps_in_flight import MAX_NON_FINITE, NON_FINITE_WINDOW_S, OutstandingStep
 from octavo.wire.requests import Deltas, RejectReason
 from octavo.wire.steps import FailureReason, StepOutcome, StepResult
 
 
-class StepResults:
-    """Takes in the results of replicas' steps."""
-
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        request_table: RequestTable,
-        replica_table: ReplicaTable,
-        prefixes: PrefixPins,
-        outbox: Outbox,
-        observer: SchedulerObserver,
-    ) -> None:
-        self._config = config
-        self._request_table = request_table
-        self._replica_table = replica_table
-        self._prefixes = prefixes
-        self._outbox = outbox
-        self._observer = observer
-
-    def take(self, replica: Replica, result: StepResult, now: float) -> None:
-        """Books the result of a step; a replica that answers a step it was not asked for is lost."""
-        step = replica.outstanding[0] if replica.outstanding else None
-        if step is None or step.step_id != result.step_id or not results.answers(step, result):
-            reason = f"answered step {result.step_id}, which it was not asked"
-            self._replica_table.lose(replica.replica_id, LossCause.CONFUSED, reason, now)
+def take(state: SchedulerState, replica: Replica, result: StepResult, now: float) -> None:
+    """Books the result of a step; a replica that answers a step it was not asked for is lost."""
+    step = replica.outstanding[0] if replica.outstanding else None
+    if step is None or step.step_id != result.step_id or not results.answers(step, result):
+        reason = f"answered step {result.step_id}, which it was not asked"
+        workers.lose(state, replica.replica_id, LossCause.CONFUSED, reason, now)
+        return
+    done = result.outcome is StepOutcome.DONE
+    failures = results.separate(replica, step, result.failed)
+    seconds = replica.answered(step, result, now)
+    if done:
+        state.requests.suspects.computed(step)
+        num_sampled = len(result.sampled) + len(result.candidates)
+        state.observer.step(step.num_tokens, num_sampled, len(step.groups), seconds)
+        is_non_finite = results.is_non_finite(replica, step, failures)
+        _end_failed(state, replica, failures, is_non_finite=is_non_finite)
+        _book(state, replica, results.accept(replica, step, result))
+        if is_non_finite and replica.steps.was_non_finite(now):
+            reason = f"gave nothing finite to any request of {MAX_NON_FINITE} steps within {NON_FINITE_WINDOW_S:g} s"
+            workers.expel(state, replica, reason, now)
             return
-        done = result.outcome is StepOutcome.DONE
-        failures = results.separate(replica, step, result.failed)
-        seconds = replica.answered(step, result, now)
-        if done:
-            self._request_table.suspects.computed(step)
-            num_sampled = len(result.sampled) + len(result.candidates)
-            self._observer.step(step.num_tokens, num_sampled, len(step.groups), seconds)
-            is_non_finite = results.is_non_finite(replica, step, failures)
-            self._end_failed(replica, failures, is_non_finite=is_non_finite)
-            self._book(replica, results.accept(replica, step, result))
-            if is_non_finite and replica.steps.was_non_finite(now):
-                reason = (
-                    f"gave nothing finite to any request of {MAX_NON_FINITE} steps within {NON_FINITE_WINDOW_S:g} s"
-                )
-                self._replica_table.expel(replica, reason, now)
-                return
-        else:
-            _fail_step(replica, step, result)
-        if replica.restarts and not replica.outstanding:
-            self._restart(replica)
+    else:
+        _fail_step(replica, step, result)
+    if replica.restarts and not replica.outstanding:
+        _restart(state, replica)
 
-    def _book(self, replica: Replica, outcome: results.Outcome) -> None:
-        for frontend_id, deltas in outcome.deltas.items():
-            self._outbox.to_frontend(frontend_id, Deltas(self._outbox.epoch, deltas))
-        for reason in outcome.reasons:
-            self._observer.finished(reason)
-        for group in outcome.finished:
-            replica.remove(group)
-            self._request_table.finish(group)
-        for prefix in outcome.prefixes:
-            replica.pin(prefix)
 
-    def _end_failed(self, replica: Replica, failures: results.Failures, *, is_non_finite: bool) -> None:
-        """Ends the groups whose sequences failed of themselves, unless the replica may be at fault: in a non-finite
-        step, or if another replica can be tried. Their victims start over, without what they shared, and so do stranded
-        groups."""
-        for group, failure in failures.ended.items():
-            if group in replica.restarts:
-                # The group's next step was outstanding when the first failure became known.
-                continue
-            if failure.reason is FailureReason.NOT_FINITE and self._may_try_again(
-                replica, group, is_non_finite=is_non_finite
-            ):
-                group.faults.non_finite_on = replica.replica_id
-                replica.restart_later(group, RejectReason(failure.reason), failure.detail)
-            else:
-                self._give_up(replica, group, RejectReason(failure.reason), failure.detail)
-        for group, failure in failures.victims.items():
-            if is_non_finite and group.faults.non_finite_on is None:
-                group.faults.non_finite_on = replica.replica_id
-            group.faults.failed_steps += not is_non_finite and group not in replica.restarts
+def _book(state: SchedulerState, replica: Replica, outcome: results.Outcome) -> None:
+    for frontend_id, deltas in outcome.deltas.items():
+        state.outbox.to_frontend(frontend_id, Deltas(state.epoch, deltas))
+    for reason in outcome.reasons:
+        state.observer.finished(reason)
+    for group in outcome.finished:
+        replica.remove(group)
+        state.requests.finish(group)
+    for prefix in outcome.prefixes:
+        replica.pin(prefix)
+
+
+def _end_failed(state: SchedulerState, replica: Replica, failures: results.Failures, *, is_non_finite: bool) -> None:
+    """Ends the groups whose sequences failed of themselves, unless the replica may be at fault: in a non-finite
+    step, or if another replica can be tried. Their victims start over, without what they shared, and so do stranded
+    groups."""
+    for group, failure in failures.ended.items():
+        if group in replica.restarts:
+            # The group's next step was outstanding when the first failure became known.
+            continue
+        if failure.reason is FailureReason.NOT_FINITE and _may_try_again(
+            state, replica, group, is_non_finite=is_non_finite
+        ):
+            group.faults.non_finite_on = replica.replica_id
             replica.restart_later(group, RejectReason(failure.reason), failure.detail)
-        for group in failures.stranded:
-            replica.restart_later(group, RejectReason.STEP_FAILED, "what it shared was skipped")
-
-    def _may_try_again(self, replica: Replica, group: SequenceGroup, *, is_non_finite: bool) -> bool:
-        """Tells whether a group that got nothing finite here is computed again; not if another replica gave it no
-        better."""
-        if isinstance(group, PrefixGroup):
-            return False
-        if is_non_finite:
-            return group.faults.non_finite_on in (None, replica.replica_id)
-        return group.faults.non_finite_on is None and self._replica_table.has_ready_home(group, besides=replica)
-
-    def _restart(self, replica: Replica) -> None:
-        """Starts groups over from their known tokens, unless their steps have failed too often."""
-        for group, (reason, detail) in replica.take_restarts().items():
-            if group.is_finished:
-                # The group has finished since then, or was aborted.
-                continue
-            if not self._is_hopeless(group):
-                replica.evict(group)
-                self._request_table.come_back(replica, group)
-            else:
-                self._give_up(replica, group, reason, detail)
-
-    def _is_hopeless(self, group: SequenceGroup) -> bool:
-        return (
-            group.faults.failed_steps >= self._config.max_failed_steps
-            or group.faults.memory_failures >= self._config.max_memory_failures
-        )
-
-    def _give_up(self, replica: Replica, group: SequenceGroup, reason: RejectReason, detail: str) -> None:
-        if isinstance(group, RequestGroup):
-            self._request_table.reject(group, reason, detail)
         else:
-            self._prefixes.give_up(group.prefix_name, replica)
-            self._outbox.add(PrefixGivenUp(replica.replica_id, group.prefix_name, detail))
-            self._replica_table.send_status()
+            _give_up(state, replica, group, RejectReason(failure.reason), failure.detail)
+    for group, failure in failures.victims.items():
+        if is_non_finite and group.faults.non_finite_on is None:
+            group.faults.non_finite_on = replica.replica_id
+        group.faults.failed_steps += not is_non_finite and group not in replica.restarts
+        replica.restart_later(group, RejectReason(failure.reason), failure.detail)
+    for group in failures.stranded:
+        replica.restart_later(group, RejectReason.STEP_FAILED, "what it shared was skipped")
+
+
+def _may_try_again(state: SchedulerState, replica: Replica, group: SequenceGroup, *, is_non_finite: bool) -> bool:
+    """Tells whether a group that got nothing finite here is computed again; not if another replica gave it no
+    better."""
+    if isinstance(group, PrefixGroup):
+        return False
+    if is_non_finite:
+        return group.faults.non_finite_on in (None, replica.replica_id)
+    return group.faults.non_finite_on is None and state.replica_table.has_ready_home(group, besides=replica)
+
+
+def _restart(state: SchedulerState, replica: Replica) -> None:
+    """Starts groups over from their known tokens, unless their steps have failed too often."""
+    for group, (reason, detail) in replica.take_restarts().items():
+        if group.is_finished:
+            # The group has finished since then, or was aborted.
+            continue
+        if not _is_hopeless(state, group):
+            replica.evict(group)
+            state.requests.come_back(replica, group)
+        else:
+            _give_up(state, replica, group, reason, detail)
+
+
+def _is_hopeless(state: SchedulerState, group: SequenceGroup) -> bool:
+    return (
+        group.faults.failed_steps >= state.config.max_failed_steps
+        or group.faults.memory_failures >= state.config.max_memory_failures
+    )
+
+
+def _give_up(state: SchedulerState, replica: Replica, group: SequenceGroup, reason: RejectReason, detail: str) -> None:
+    if isinstance(group, RequestGroup):
+        state.requests.reject(group, reason, detail)
+    else:
+        state.prefixes.give_up(group.prefix_name, replica)
+        state.outbox.add(PrefixGivenUp(replica.replica_id, group.prefix_name, detail))
+        state.send_status()
 
 
 def _fail_step(replica: Replica, step: OutstandingStep, result: StepResult) -> None:

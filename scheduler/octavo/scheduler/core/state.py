@@ -1,0 +1,55 @@
+"""The scheduler's state: what all that act on it share."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.events import Outbox, SchedulerObserver
+from octavo.scheduler.core.pinned_prefixes import PrefixPins
+from octavo.scheduler.core.poison import Quarantine
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.replica_table import ReplicaTable
+from octavo.scheduler.core.request_table import RequestTable
+from octavo.scheduler.kv.memory import MakeMemory
+from octavo.wire.requests import StatusChanged
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerState:
+    """Holds the requests, replicas and pinned prefixes, the payloads that are refused, and where effects and
+    observations go. `make_memory` makes the KV memory of each replica that joins."""
+
+    config: SchedulerConfig
+    make_memory: MakeMemory
+    outbox: Outbox
+    observer: SchedulerObserver
+    prefixes: PrefixPins
+    quarantine: Quarantine
+    requests: RequestTable
+    replica_table: ReplicaTable
+
+    @classmethod
+    def new(
+        cls, config: SchedulerConfig, epoch: int, observer: SchedulerObserver, make_memory: MakeMemory
+    ) -> "SchedulerState":
+        """Makes the state of a scheduler that holds nothing yet."""
+        outbox = Outbox(epoch)
+        request_table = RequestTable(config, outbox, observer)
+        replica_table = ReplicaTable(config, request_table)
+        quarantine = Quarantine(config.quarantine_s)
+        return cls(config, make_memory, outbox, observer, PrefixPins(), quarantine, request_table, replica_table)
+
+    @property
+    def epoch(self) -> int:
+        """Returns the number that tells this scheduler's messages from those of another."""
+        return self.outbox.epoch
+
+    @property
+    def replicas(self) -> Collection[Replica]:
+        """Returns the registered replicas, in order of registration."""
+        return self.replica_table.replicas.values()
+
+    def send_status(self) -> None:
+        """Sends every frontend what it needs to know of the replicas."""
+        for frontend_id in self.requests.held:
+            self.outbox.to_frontend(frontend_id, StatusChanged(self.epoch, self.replica_table.status()))
