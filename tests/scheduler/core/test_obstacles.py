@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from octavo.scheduler.core.admission import Obstacle, ObstacleKind, obstacle, start_obstacle
+from octavo.scheduler.core.admission import Obstacle, ObstacleKind, start_obstacle
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.sequence import Sequence, new_sequences
 from octavo.scheduler.core.step.builder import StepBuilder
@@ -153,7 +153,7 @@ class TestObstacle:
     @staticmethod
     def reason(cluster: Cluster, request: Request, budget: int = 32) -> Obstacle | None:
         cluster.submit(request)
-        return obstacle(StepBuilder(cluster.core.replicas[1], budget), cluster.groups[request.request_id])
+        return StepBuilder(cluster.core.replicas[1], budget).obstacle(cluster.groups[request.request_id])
 
     def test_none(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster()
@@ -185,7 +185,7 @@ class TestObstacle:
         waiting = group_of(sequence("never", BLOCK))
         waiting.request = never
         wanted = Obstacle(ObstacleKind.CAPACITY, needed=worst_case, available=8 - reserved)
-        assert obstacle(StepBuilder(cluster.core.replicas[1], 32), waiting) == wanted
+        assert StepBuilder(cluster.core.replicas[1], 32).obstacle(waiting) == wanted
 
     def test_kv_blocks(self, make_cluster: MakeCluster) -> None:
         """2 of 8 blocks are another's, 1 is the watermark; 6 are wanted."""
@@ -220,7 +220,7 @@ class TestObstacle:
         cluster.submit(make_request("r", 1, 1))
         builder = StepBuilder(cluster.core.replicas[1], 32)
         builder.evicted.append(cluster.groups["other"])
-        assert obstacle(builder, cluster.groups["r"]) == Obstacle(ObstacleKind.PREEMPTION, needed=0, available=1)
+        assert builder.obstacle(cluster.groups["r"]) == Obstacle(ObstacleKind.PREEMPTION, needed=0, available=1)
 
 
 class TestSlots:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import SequenceGroup
-from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.kv.memory import KVMemory
 from octavo.wire.requests import RejectReason, Request
 from octavo.wire.steps import ModelInfo
@@ -106,25 +105,6 @@ def returns_before(group: SequenceGroup | None, swapped: SequenceGroup) -> bool:
     return group is not None and group.comes_back and group.order < swapped.order
 
 
-def obstacle(builder: StepBuilder, group: SequenceGroup, *, whole_prompt: bool = False) -> Obstacle | None:
-    """Returns what keeps `group` out of this step; None if nothing does. With `whole_prompt` its prefill must not be
-    cut, unless nothing else is in the step."""
-    replica, slots = builder.replica, builder.replica.max_parallel - builder.replica.num_running_seqs
-    if replica.swapped and not returns_before(group, replica.swapped[0]):
-        return Obstacle(ObstacleKind.SWAPPED, 0, len(replica.swapped))
-    if builder.has_preempted:
-        # Admitting what was just preempted, or in its place, would thrash.
-        return Obstacle(ObstacleKind.PREEMPTION, 0, len(builder.swapped_out) + len(builder.evicted))
-    if group.parallel > slots:
-        return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
-    if builder.budget < 1:
-        return Obstacle(ObstacleKind.TOKEN_BUDGET, 1, builder.budget)
-    kv = replica.kv
-    if whole_prompt and builder.num_tokens and (uncomputed := kv.num_uncomputed(group)) > builder.budget:
-        return Obstacle(ObstacleKind.TOKEN_BUDGET, uncomputed, builder.budget)
-    return capacity_obstacle(group.request, replica) or start_obstacle(kv, group)
-
-
 def capacity_obstacle(request: Request, replica: Replica) -> Obstacle | None:
     """Returns the obstacle of a request that does not fit the replica, however empty that is; None if it does."""
     worst_case, usable = worst_case_blocks(request, replica), replica.kv.num_usable
@@ -134,25 +114,4 @@ def capacity_obstacle(request: Request, replica: Replica) -> Obstacle | None:
 def start_obstacle(kv: KVMemory, group: SequenceGroup) -> Obstacle | None:
     """Returns what keeps a group from getting the blocks of its known tokens now; None if nothing does."""
     needed = kv.num_needed(group) + kv.watermark_blocks
-    return Obstacle(ObstacleKind.KV_BLOCKS, needed, kv.num_free) if needed > kv.num_free else None
-
-
-def return_obstacle(builder: StepBuilder, group: SequenceGroup) -> Obstacle | None:
-    """Returns what keeps a swapped group, the first of all that have lost their blocks, from coming back in this step
-    and staying; None if nothing does.
-
-    Beside other groups it needs a spare block for each of its sequences, or it would be the next to be preempted.
-    """
-    replica, kv = builder.replica, builder.replica.kv
-    if builder.has_preempted:
-        return Obstacle(ObstacleKind.PREEMPTION, 0, len(builder.swapped_out) + len(builder.evicted))
-    slots = replica.max_parallel - replica.num_running_seqs
-    if group.parallel > slots:
-        return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
-    # A group alone may be wider than a step computes: the rest of it is computed in the next.
-    num_tokens = len(group.holders) if replica.running else 1
-    if num_tokens > builder.budget:
-        return Obstacle(ObstacleKind.TOKEN_BUDGET, num_tokens, builder.budget)
-    spare = kv.watermark_blocks + group.parallel * kv.blocks_for(1) if replica.running else 0
-    needed = kv.num_to_return(group) + spare
     return Obstacle(ObstacleKind.KV_BLOCKS, needed, kv.num_free) if needed > kv.num_free else None

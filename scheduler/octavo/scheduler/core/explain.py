@@ -10,8 +10,6 @@ from octavo.scheduler.core.admission import (
     Obstacle,
     ObstacleKind,
     capacity_obstacle,
-    obstacle,
-    return_obstacle,
 )
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.scheduler import Scheduler
@@ -174,7 +172,7 @@ def _stands_still(core: Scheduler, replica: Replica) -> bool:
     suspect = isolation.suspect_of(core.state, replica)
     if suspect is None or suspect.status is not SequenceStatus.WAITING:
         return replica.isolates
-    return obstacle(core.builder(replica), suspect) is None
+    return core.builder(replica).obstacle(suspect) is None
 
 
 def _isolation(core: Scheduler, group: RequestGroup) -> Obstacle:
@@ -223,7 +221,7 @@ def _isolation_obstacles(core: Scheduler, suspect: RequestGroup) -> list[Replica
     replica = next(homes, None)
     if replica is None:
         return [ReplicaObstacle(None, _isolation(core, suspect))]
-    found = obstacle(core.builder(replica), suspect)
+    found = core.builder(replica).obstacle(suspect)
     return [ReplicaObstacle(replica, found)] if found else []
 
 
@@ -238,7 +236,7 @@ def _admission_obstacle(
         return shortage(replica)
     if builder.budget and not policy.admits(builder):
         return policy.keeps_out(core.builder(replica), head, now) or Obstacle(ObstacleKind.TOKEN_BUDGET, 1, 0)
-    return obstacle(builder, group, whole_prompt=policy.whole_prompts)
+    return builder.obstacle(group, whole_prompt=policy.whole_prompts)
 
 
 # -- swapped out ----------------------------------------------------------------------------------------------------
@@ -264,7 +262,7 @@ def _return_obstacle(
         return None
     if rehearsal.preempts:
         return shortage(replica)
-    found = return_obstacle(rehearsal.builder, double)
+    found = rehearsal.builder.return_obstacle(double)
     if found is None and not ahead:
         # A step of prompts alone brings nothing back.
         return Obstacle(ObstacleKind.TOKEN_BUDGET, len(group.holders), 0)

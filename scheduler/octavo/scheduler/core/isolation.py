@@ -12,7 +12,7 @@ Groups that already run on that replica keep their blocks and stand still meanwh
 worker could die over. Other replicas go on as ever.
 """
 
-from octavo.scheduler.core.admission import has_capacity, obstacle
+from octavo.scheduler.core.admission import has_capacity
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import RequestGroup, SequenceStatus
 from octavo.scheduler.core.state import SchedulerState
@@ -81,7 +81,7 @@ def comer(state: SchedulerState, replica: Replica) -> RequestGroup | None:
     suspect = replica.suspect
     if suspect is None or suspect.status is not SequenceStatus.WAITING:
         return None
-    return None if obstacle(StepBuilder(replica, replica.token_budget), suspect) else suspect
+    return None if StepBuilder(replica, replica.token_budget).obstacle(suspect) else suspect
 
 
 def _order(group: RequestGroup) -> tuple[float, int]:

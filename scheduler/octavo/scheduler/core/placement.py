@@ -1,8 +1,9 @@
 """Placement: which waiting group goes to which replica, by the order of the queue, room, and the least to wait for."""
 
 from collections import Counter
+from collections.abc import Collection
 
-from octavo.scheduler.core.admission import has_capacity, obstacle, refuse_misfit
+from octavo.scheduler.core.admission import has_capacity, refuse_misfit
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import PrefixGivenUp
 from octavo.scheduler.core.pinned_prefixes import making_way_for
@@ -47,7 +48,7 @@ def next_admission(
             if replica_table.takes(builder.replica, group) and has_capacity(group.request, builder.replica)
         ]
         fitting = [
-            builder for builder in possible if obstacle(builder, group, whole_prompt=policy.whole_prompts) is None
+            builder for builder in possible if builder.obstacle(group, whole_prompt=policy.whole_prompts) is None
         ]
         if fitting:
             return group, _quickest(fitting, group)
@@ -83,6 +84,32 @@ def _wait(replica: Replica, group: RequestGroup, usual_rate: float) -> float:
     so a prefix hit counts by the tokens it saves, and a fast replica by its speed."""
     return (replica.load + replica.kv.num_uncomputed(group)) / (replica.stats.token_rate or usual_rate)
 
+
+def describe_wait(group: RequestGroup, position: int, replicas: Collection[Replica], now: float) -> str:
+    """Says how long a group waited that is at `position` in the queue, and for what."""
+    limit_s = (group.request.max_queue_ms or 0) / 1000.0
+    return (
+        f"waited {now - group.arrival:.1f} s of at most {limit_s:.1f} s {_cause(group, position, replicas)}; try again"
+        " later, or allow more time in the queue"
+    )
+
+
+def _cause(group: RequestGroup, position: int, replicas: Collection[Replica]) -> str:
+    ready = [replica for replica in replicas if replica.is_ready]
+    if not ready:
+        return "for a worker: there is none that takes requests"
+    if position > 1:
+        return f"behind {position - 1} other requests"
+    obstacles = [(replica, StepBuilder(replica, replica.token_budget).obstacle(group)) for replica in ready]
+    lacking = [
+        f"{found.kind.value} of worker {replica.hello.worker_id} ({found.needed} needed, {found.available} available)"
+        for replica, found in obstacles
+        if found is not None
+    ]
+    return f"for {', '.join(lacking)}" if lacking else "for its turn"
+
+
+# -- accepted requests without a home ----------------------------------------------------------------------------------
 
 # Accepted requests that no registered replica can hold: pinned prefixes make way for them, or they are rejected in the
 # end.

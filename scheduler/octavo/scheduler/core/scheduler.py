@@ -26,14 +26,14 @@ from octavo.scheduler.core.events import (
     WorkerReadmitted,
 )
 from octavo.scheduler.core.frontends import FrontendLeases
-from octavo.scheduler.core.placement import Homeless, next_admission
+from octavo.scheduler.core.placement import Homeless, describe_wait, next_admission
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.core.state import SchedulerState
 from octavo.scheduler.core.step import grammar_time, results
 from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.core.step.policies import POLICIES, StepPolicy
-from octavo.scheduler.core.waiting_queue import WaitingQueue, describe_wait
+from octavo.scheduler.core.waiting_queue import WaitingQueue
 from octavo.scheduler.core.watchdog import Watchdog
 from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.kv.memory import MakeMemory

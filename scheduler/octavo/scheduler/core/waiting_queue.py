@@ -9,14 +9,11 @@ priority that comes later than that cannot get in front.
 """
 
 import bisect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 
-from octavo.scheduler.core.admission import obstacle
-from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import RequestGroup
-from octavo.scheduler.core.step.builder import StepBuilder
 
 
 @dataclass(slots=True)
@@ -210,27 +207,3 @@ class QueueTimes:
 def _end(group: RequestGroup) -> tuple[float, int]:
     """Returns the end of the group's time on the scheduler's clock, and its serial number of submission."""
     return group.arrival + (group.request.max_queue_ms or 0) / 1000.0, group.order[1]
-
-
-def describe_wait(group: RequestGroup, position: int, replicas: Collection[Replica], now: float) -> str:
-    """Says how long a group waited that is at `position` in the queue, and for what."""
-    limit_s = (group.request.max_queue_ms or 0) / 1000.0
-    return (
-        f"waited {now - group.arrival:.1f} s of at most {limit_s:.1f} s {_cause(group, position, replicas)}; try again"
-        " later, or allow more time in the queue"
-    )
-
-
-def _cause(group: RequestGroup, position: int, replicas: Collection[Replica]) -> str:
-    ready = [replica for replica in replicas if replica.is_ready]
-    if not ready:
-        return "for a worker: there is none that takes requests"
-    if position > 1:
-        return f"behind {position - 1} other requests"
-    obstacles = [(replica, obstacle(StepBuilder(replica, replica.token_budget), group)) for replica in ready]
-    lacking = [
-        f"{found.kind.value} of worker {replica.hello.worker_id} ({found.needed} needed, {found.available} available)"
-        for replica, found in obstacles
-        if found is not None
-    ]
-    return f"for {', '.join(lacking)}" if lacking else "for its turn"

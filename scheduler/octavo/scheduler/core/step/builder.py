@@ -4,6 +4,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from octavo.scheduler.core.admission import (
+    Obstacle,
+    ObstacleKind,
+    capacity_obstacle,
+    returns_before,
+    start_obstacle,
+)
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import Placement, RequestGroup, Sequence, SequenceGroup
 from octavo.scheduler.core.step import grammar_time
@@ -58,6 +65,46 @@ class StepBuilder:
     @property
     def has_preempted(self) -> bool:
         return bool(self.swapped_out or self.evicted)
+
+    # -- what keeps a group out --------------------------------------------------------------------------------------
+
+    def obstacle(self, group: SequenceGroup, *, whole_prompt: bool = False) -> Obstacle | None:
+        """Returns what keeps `group` out of this step; None if nothing does. With `whole_prompt` its prefill must not
+        be cut, unless nothing else is in the step."""
+        replica, slots = self.replica, self.replica.max_parallel - self.replica.num_running_seqs
+        if replica.swapped and not returns_before(group, replica.swapped[0]):
+            return Obstacle(ObstacleKind.SWAPPED, 0, len(replica.swapped))
+        if self.has_preempted:
+            # Admitting what was just preempted, or in its place, would thrash.
+            return Obstacle(ObstacleKind.PREEMPTION, 0, len(self.swapped_out) + len(self.evicted))
+        if group.parallel > slots:
+            return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
+        if self.budget < 1:
+            return Obstacle(ObstacleKind.TOKEN_BUDGET, 1, self.budget)
+        kv = replica.kv
+        if whole_prompt and self.num_tokens and (uncomputed := kv.num_uncomputed(group)) > self.budget:
+            return Obstacle(ObstacleKind.TOKEN_BUDGET, uncomputed, self.budget)
+        return capacity_obstacle(group.request, replica) or start_obstacle(kv, group)
+
+    def return_obstacle(self, group: SequenceGroup) -> Obstacle | None:
+        """Returns what keeps a swapped group, the first of all that have lost their blocks, from coming back in this
+        step and staying; None if nothing does.
+
+        Beside other groups it needs a spare block for each of its sequences, or it would be the next to be preempted.
+        """
+        replica, kv = self.replica, self.replica.kv
+        if self.has_preempted:
+            return Obstacle(ObstacleKind.PREEMPTION, 0, len(self.swapped_out) + len(self.evicted))
+        slots = replica.max_parallel - replica.num_running_seqs
+        if group.parallel > slots:
+            return Obstacle(ObstacleKind.SEQUENCE_SLOTS, group.parallel, slots)
+        # A group alone may be wider than a step computes: the rest of it is computed in the next.
+        num_tokens = len(group.holders) if replica.running else 1
+        if num_tokens > self.budget:
+            return Obstacle(ObstacleKind.TOKEN_BUDGET, num_tokens, self.budget)
+        spare = kv.watermark_blocks + group.parallel * kv.blocks_for(1) if replica.running else 0
+        needed = kv.num_to_return(group) + spare
+        return Obstacle(ObstacleKind.KV_BLOCKS, needed, kv.num_free) if needed > kv.num_free else None
 
     # -- compute ----------------------------------------------------------------------------------------------------
 

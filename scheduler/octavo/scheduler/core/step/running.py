@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from octavo.scheduler.core.admission import Obstacle, ObstacleKind, return_obstacle, returns_before, start_obstacle
+from octavo.scheduler.core.admission import Obstacle, ObstacleKind, returns_before, start_obstacle
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.core.step import grammar_time
@@ -100,7 +100,7 @@ def resume_swapped(builder: StepBuilder) -> None:
     if replica.isolates:
         return
     while replica.swapped and not returns_before(builder.returning, first := replica.swapped[0]):
-        if return_obstacle(builder, first) is not None:
+        if builder.return_obstacle(first) is not None:
             return
         builder.resume(first)
 
