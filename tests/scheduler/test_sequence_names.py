@@ -1,6 +1,7 @@
 """A sequence's name lasts for one stay on one replica: what it was called before may be another's name there."""
 
-from octavo.testing.cluster import make_request
+from octavo.scheduler.core.events import SequenceEnded
+from octavo.testing.cluster import FRONTEND, make_request
 
 from .conftest import MakeCluster
 
@@ -23,3 +24,16 @@ def test_prompt_logprobs_are_not_booked_to_one_that_had_the_name_on_another_repl
     cluster.run()
     (report,) = (delta.prompt_logprobs for delta in cluster.deltas["long", 0] if delta.prompt_logprobs)
     assert len(report) == 59
+
+
+def test_one_that_has_ended_keeps_no_name_of_a_replica_that_its_group_has_left(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    cluster.join(1)
+    cluster.submit(make_request("r", 4, 8, num_sequences=2))
+    cluster.step()
+    sequences = cluster.groups["r"].sequences
+    cluster.handle(SequenceEnded(FRONTEND, "r", 1, 0))
+    assert [each.is_live for each in sequences] == [False, True]
+    assert all(each.placement.sequence_id for each in sequences)
+    cluster.leave(1)
+    assert [each.placement.sequence_id for each in sequences] == [0, 0]
