@@ -11,13 +11,15 @@ PEERS := build/peers
 SITE := build/site-tools
 NATIVE := kernels/octavo/kernels/native
 KERNELS := $(NATIVE)/lib/liboctavo_kernels.so
-# They run beside the other tests. The third kind needs Triton's interpreter; the fourth mostly waits.
-TESTS_OF_INTERFACES := tests/frontend tests/client tests/llm tests/cli tests/telemetry
+# They run beside the other tests. Those of processes and failures mostly wait.
+TESTS_OF_WORKERS := tests/worker tests/engine
 TESTS_OF_PROCESSES := tests/system
-TESTS_OF_KERNELS := tests/kernels/triton tests/worker/gpu
+TESTS_OF_INTERFACES := tests/frontend tests/client tests/llm tests/cli tests/telemetry
+TESTS_OF_KERNELS := tests/kernels
 TESTS_OF_FAILURES := tests/chaos tests/network
 TESTS_OF_STUDIES := tests/simulation tests/evaluation
-GROUPS := test-most test-interfaces test-processes test-failures test-kernels test-studies test-checks
+# The first to begin take longest.
+GROUPS := test-workers test-processes test-most test-interfaces test-studies test-kernels test-failures test-checks
 # Of `make test-deep`, two at a time; the first to begin take longest. How many seeds the simulation runs, and by how much
 # the long searches of test-long are shortened, fit into its hour.
 DEEP_GROUPS := deep-mutants deep-tests deep-machines deep-simulation
@@ -31,7 +33,7 @@ FIRST ?= 0
 # What measures nothing must not overwrite what was measured.
 MEASURED = $(if $(findstring --quick,$(ARGS)),build/paper,docs/paper)
 
-.PHONY: help env serve test upgrade test-checks test-most test-interfaces test-processes test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto client lock house docs clean test-machines gpu-wheels gpu-first-hour
+.PHONY: help env serve test upgrade test-checks test-most test-workers test-interfaces test-processes test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto client lock house docs clean test-machines gpu-wheels gpu-first-hour
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,12 +70,12 @@ test: $(READY)  ## Lint, type-check and run every test but those marked deep
 test-checks: $(READY)
 	@tests/group.sh $@ tests/checks.sh $(BIN)
 
-# What the others print would get between its lines: it is shown when they are done.
+# Shown as it comes; what the others print is shown when they are done.
 test-most: $(READY)
 	@OMP_NUM_THREADS=1 tests/group.sh --live $@ $(BIN)/python -m pytest -m "not deep" \
-	  $(addprefix --ignore=,$(TESTS_OF_INTERFACES) $(TESTS_OF_PROCESSES) $(TESTS_OF_KERNELS) $(TESTS_OF_FAILURES) $(TESTS_OF_STUDIES))
+	  $(addprefix --ignore=,$(TESTS_OF_WORKERS) $(TESTS_OF_INTERFACES) $(TESTS_OF_PROCESSES) $(TESTS_OF_KERNELS) $(TESTS_OF_FAILURES) $(TESTS_OF_STUDIES))
 
-test-interfaces test-processes test-kernels test-failures test-studies: $(READY)
+test-workers test-interfaces test-processes test-kernels test-failures test-studies: $(READY)
 	@OMP_NUM_THREADS=1 tests/group.sh $@ $(BIN)/python -m pytest -m "not deep" -p no:cacheprovider \
 	  $(TESTS_OF_$(shell echo $(@:test-%=%) | tr a-z A-Z))
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs a group of tests: group.sh [--live] NAME COMMAND ... What it prints is kept in build/NAME.txt, its exit status in
-# build/NAME.status. It is shown when all of it is there, or with --live as it comes.
+# build/NAME.status, its CPU time in build/NAME.cpu. It is shown when all of it is there, or with --live as it
+# comes.
 set -uo pipefail
 
 live=
@@ -18,5 +19,6 @@ else
     status=$?
     cat "build/$name.txt"
 fi
+times >"build/$name.cpu"
 echo "$status" >"build/$name.status"
 exit "$status"

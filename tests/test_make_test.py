@@ -9,12 +9,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 GROUPS = [
+    "test-workers",
+    "test-processes",
     "test-most",
     "test-interfaces",
-    "test-processes",
-    "test-failures",
-    "test-kernels",
     "test-studies",
+    "test-kernels",
+    "test-failures",
     "test-checks",
 ]
 DEEP_GROUPS = ["deep-mutants", "deep-tests", "deep-machines", "deep-simulation"]
@@ -80,8 +81,12 @@ def make(clone: Path, target: str, failing: str) -> tuple[int, dict[str, str], s
     environment = {name: value for name, value in os.environ.items() if name not in outer}
     run = subprocess.run(["make", target], cwd=clone, env=environment, capture_output=True, text=True, timeout=60)
     table = run.stdout.rpartition("\n\n")[2].splitlines()
-    lines = {group: " ".join(verdict.split()) for group, _, verdict in (line.partition(" ") for line in table)}
-    return run.returncode, lines, run.stdout + run.stderr
+    *lines, total = [line.partition(" ") for line in table]
+    told = {group: " ".join(verdict.split()).partition("; ") for group, _, verdict in lines}
+    assert [total[0], *(cpu.partition(" ")[2] for _, _, cpu in told.values())] == ["all", *["s of CPU"] * len(told)]
+    seconds = [int(cpu.split()[0]) for _, _, cpu in told.values()]
+    assert total[2].split() == [str(sum(seconds)), "s", "of", "CPU"]
+    return run.returncode, {group: verdict for group, (verdict, _, _) in told.items()}, run.stdout + run.stderr
 
 
 def make_test(clone: Path, failing: str) -> tuple[int, dict[str, str]]:
@@ -119,6 +124,7 @@ def test_all_pass(clone: Path) -> None:
     ("group", "arguments"),
     [
         ("test-most", "--ignore="),
+        ("test-workers", "cacheprovider tests/worker"),
         ("test-interfaces", "cacheprovider tests/frontend"),
         ("test-processes", "cacheprovider tests/system"),
         ("test-failures", "cacheprovider tests/chaos"),

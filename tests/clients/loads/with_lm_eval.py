@@ -74,7 +74,7 @@ def computed(service: Service, pairs: Sequence[tuple[str, str]]) -> list[tuple[f
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(service.model_directory)
     model = AutoModelForCausalLM.from_pretrained(service.model_directory, dtype=torch.float32)
     found = []

@@ -9,6 +9,7 @@ from octavo.frontend.text import tokenizer_cache
 from octavo.frontend.text.tokenizer_files import read_tokenizer_files_apart
 from octavo.runtime.models.directory import ModelDirectoryError
 from octavo.testbed.tiny_model import write_byte_model
+from octavo.testing.depth import deep
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,7 @@ def test_what_was_read_is_not_read_again_wherever_it_lies(
     assert (first.directory, again.directory) == (str(directory), str(moved))
 
 
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja", "additional/template.jinja"])
+@pytest.mark.parametrize("name", ["chat_template.jinja", *deep("tokenizer_config.json", "additional/template.jinja")])
 def test_what_has_changed_is_read_again(directory: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     read_tokenizer_files_apart(directory)
     forbid_reading(monkeypatch)
@@ -65,7 +66,7 @@ def test_what_is_no_tokenizer_is_not_kept(directory: Path, cache: Path) -> None:
     assert not cache.exists()
 
 
-@pytest.mark.parametrize("mode", [0o620, 0o602])
+@pytest.mark.parametrize("mode", [0o602, *deep(0o620)])
 def test_what_others_can_write_to_is_not_believed(directory: Path, mode: int) -> None:
     read_tokenizer_files_apart(directory)
     place = tokenizer_cache.place_of(directory)

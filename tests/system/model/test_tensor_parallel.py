@@ -106,6 +106,7 @@ def test_two_ranks_give_the_tokens_of_the_whole_model(stack: Stack, expected: li
     stack.wait_idle()
 
 
+@pytest.mark.deep
 def test_all_ranks_end_when_the_first_is_asked_to(stack: Stack) -> None:
     follower = second_rank(stack)
     assert stack.kill("worker-0", signal.SIGTERM) == 0
@@ -113,6 +114,7 @@ def test_all_ranks_end_when_the_first_is_asked_to(stack: Stack) -> None:
     assert "has ended with" not in stack.log("worker-0")
 
 
+@pytest.mark.deep
 def test_ranks_that_are_started_one_by_one_meet_at_an_address(scheduled: Stack, expected: list[list[int]]) -> None:
     stack, ranks = scheduled, ["rank-0", "rank-1"]
     address = free_address()
