@@ -28,7 +28,7 @@ def far_address(address: str) -> Iterator[str]:
         thread = threading.Thread(target=serve_one, daemon=True)
         thread.start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
-        thread.join(10)
+        thread.join(60)
 
 
 def _pump(source: socket.socket, sink: socket.socket, delay_s: float = 0) -> None:

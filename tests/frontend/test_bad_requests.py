@@ -1,6 +1,11 @@
 """Every bad request gets its own clear error, and leaves nothing behind."""
 
+import contextlib
 import math
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import grpc
@@ -99,6 +104,35 @@ async def test_invalid(name: str, scheduler: FakeScheduler, frontend: FrontendSe
     assert retry_delay_of(error) is None
     assert scheduler.submitted == []
     assert frontend.generation.num_running == 0
+
+
+async def test_what_is_too_much_is_refused_without_a_look_at_each_part(scheduler: FakeScheduler, stub: Any) -> None:
+    """Or all other clients would wait for as long as that takes: the lines of the frontend that run do not grow."""
+    few, many = 5_000, 500_000
+    executed = []
+    for number in (few, many):
+        request = chatted(*[("user", "")] * number)
+        with counted_lines() as lines:
+            assert "at most 4096" in ((await failure(stub.Generate(request))).details() or "")
+        executed.append(lines.total())
+    assert executed[1] - executed[0] < (many - few) / 10
+
+
+@contextlib.contextmanager
+def counted_lines() -> Iterator[Counter[str]]:
+    """Counts the lines of the frontend that this thread executes, by file."""
+    counts: Counter[str] = Counter()
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if "/octavo/frontend/" not in frame.f_code.co_filename:
+            return None
+        counts[frame.f_code.co_filename] += 1
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    yield counts
+    sys.settrace(former)
 
 
 async def test_at_the_limits(scheduler: FakeScheduler, stub: Any) -> None:

@@ -13,7 +13,7 @@ def test_answers_come_in_the_order_of_their_prompts() -> None:
     def call(item: int) -> int:
         # The first is done last.
         if item == 0:
-            first.wait(10)
+            first.wait(60)
         elif item == 3:
             first.set()
         return item * 2
@@ -44,7 +44,7 @@ def test_the_first_error_ends_the_others() -> None:
     def call(item: int) -> int:
         if item == 1:
             raise RuntimeError("this one")
-        assert given_up.wait(10), "it was left to run"
+        assert given_up.wait(60), "it was left to run"
         return item
 
     with pytest.raises(RuntimeError, match="this one"):

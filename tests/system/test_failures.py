@@ -94,7 +94,7 @@ def test_a_stopped_frontend_lets_its_streams_end(new_stack: StartStack) -> None:
     stack.processes["frontend"].send_signal(signal.SIGTERM)
     stack.wait_for(lambda: stack.health() != health_pb2.HealthCheckResponse.SERVING)
     assert_undisturbed(stack, streams.finish())
-    assert stack.processes["frontend"].wait(30) == 0
+    assert stack.processes["frontend"].wait(60) == 0
 
 
 def test_a_tiny_pool_preempts_and_changes_no_token(new_stack: StartStack) -> None:
@@ -133,7 +133,7 @@ def test_a_worker_with_another_model_is_turned_away_with_the_reason(new_stack: S
     stack = new_stack().start_all()
     write_byte_model(tmp_path / "other", max_model_len=512)
     stranger = stack.start("worker", "stranger", OCTAVO_MODEL=str(tmp_path / "other"))
-    assert stranger.wait(30) == 1
+    assert stranger.wait(60) == 1
     assert "start it with the same model directory" in stack.log("stranger")
     del stack.processes["stranger"]
     assert_undisturbed(stack, stack.generate_all(REQUESTS))

@@ -55,7 +55,7 @@ def test_a_frontend_that_stops_finishes_what_it_streams(stack: Stack) -> None:
         first = next(lines)
         stack.processes["frontend"].send_signal(signal.SIGTERM)
         assert len(texts_of(iter([first, *lines]))) == 6
-    assert stack.processes["frontend"].wait(30) == 0
+    assert stack.processes["frontend"].wait(60) == 0
 
 
 def test_the_page_watches_the_scheduler(stack: Stack) -> None:

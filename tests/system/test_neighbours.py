@@ -14,7 +14,7 @@ from octavo.testbed.tiny_model import write_byte_model
 pytestmark = pytest.mark.system
 
 # So long nobody waits on any machine, unless something stands still.
-LOOSE = NeighbourBounds(5.0, 20.0)
+LOOSE = NeighbourBounds(30.0, 60.0)
 
 
 @pytest.fixture(scope="module")

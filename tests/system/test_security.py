@@ -57,7 +57,7 @@ def guarded(byte_model: Path, authority: Pair) -> Iterator[Guarded]:
                 yield Guarded(stack, authority, client)
             finally:
                 supervisor.terminate()
-                supervisor.wait(30)
+                supervisor.wait(60)
 
 
 def test_it_says_what_callers_need(guarded: Guarded) -> None:

@@ -31,7 +31,7 @@ def serving(model: Path, *arguments: str, **environment: str) -> Iterator[Stack]
         finally:
             # What it started must end with it, whatever the test did.
             supervisor.terminate()
-            supervisor.wait(30)
+            supervisor.wait(60)
 
 
 def children_of(pid: int) -> dict[str, int]:
@@ -134,7 +134,7 @@ def test_a_new_serve_follows_one_that_is_killed_amid_a_stream_at_once(byte_model
         finally:
             stream.cancel()
             second.terminate()
-            second.wait(30)
+            second.wait(60)
 
 
 def test_a_new_serve_waits_for_what_is_left_of_the_one_before(byte_model: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_new_serve_waits_for_what_is_left_of_the_one_before(byte_model: Path) 
             stack.wait_ready()
         finally:
             second.terminate()
-            second.wait(30)
+            second.wait(60)
 
 
 def test_settings_that_cannot_work_end_serve_with_the_reason(byte_model: Path) -> None:

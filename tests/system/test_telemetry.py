@@ -106,7 +106,7 @@ def test_with_the_collector_away_all_serve_and_end_well_and_every_line_they_log_
     stack.assert_alive()
     for name in ("frontend", "worker-0", "scheduler"):
         stack.processes[name].terminate()
-        assert stack.processes[name].wait(30) == 0
+        assert stack.processes[name].wait(60) == 0
         # What a worker prints to stdout, for people, is not its log.
         lines = [line for line in stack.log(name).splitlines() if not line.startswith("model ")]
         assert lines

@@ -89,7 +89,7 @@ def test_requests_end_at_a_drained_worker_within_the_grace(new_stack: StartStack
     streams = ask(stack, 60)
     octavo(stack, "drain", "worker-0", "--wait")
     assert names(stack) == ["worker-1"]
-    assert stack.processes["worker-0"].wait(10) == 0
+    assert stack.processes["worker-0"].wait(60) == 0
     generations = assert_undisturbed(stack, streams, 60)
     assert not any(generation.usage.preemptions for generation in generations)
     stack.start_named("worker-0")
@@ -105,7 +105,7 @@ def test_the_only_worker_finishes_what_runs_and_what_is_new_waits_for_the_next(n
     stack.wait_for(lambda: worker(stack, "worker-0").state == pb.WORKER_STATE_DRAINING)
     late = stack.stream(token_request([1, 2, 3], 5))
     assert_undisturbed(stack, streams, 60)
-    assert stack.processes["worker-0"].wait(10) == 0
+    assert stack.processes["worker-0"].wait(60) == 0
     assert stack.load().waiting == 1
     assert stack.load().waiting_tokens == 3
     stack.start_named("worker-1")

@@ -248,7 +248,7 @@ def test_a_step_under_way_is_answered_before_the_goodbye(place: Place, tmp_path:
     with ThreadPoolExecutor(1) as pool:
         heard = pool.submit(script)
         serve(runner, worker_id="w0", endpoint=place.endpoint, liveness=Liveness(), drain_timeout_s=0.0, words=words)
-        result, goodbye = heard.result(timeout=20)
+        result, goodbye = heard.result(timeout=60)
     assert isinstance(result, StepResult)
     assert (result.step_id, result.outcome) == (1, StepOutcome.DONE)
     assert isinstance(goodbye, WorkerGoodbye)
@@ -292,7 +292,7 @@ def test_a_worker_whose_step_hangs_does_not_look_alive_and_counts_it_when_it_is_
             drain_timeout_s=0.0,
             words=words,
         )
-        done.result(timeout=20)
+        done.result(timeout=60)
     assert runner.alive == [True, False]
     assert runner.liveness.alive, "it has come back"
     found = told(metrics)

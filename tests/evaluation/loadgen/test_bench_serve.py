@@ -160,7 +160,7 @@ def test_ctrl_c_tells_what_there_is_and_leaves_nothing_behind(stack: Stack) -> N
     with subprocess.Popen([*command, *workload], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         stack.wait_for(lambda: stack.load().running >= 3)
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "interrupted: " in output
     assert "still under way" in output

@@ -52,7 +52,7 @@ def running(model_directory: Path, tmp_path: Path) -> Iterator[Running]:
 
 
 def wait_until_alive(running: Running) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while CliRunner().invoke(health, [running.address, "--timeout", "1"]).exit_code != 0:
         assert running.process.poll() is None, running.process.communicate()[1]
         assert time.monotonic() < until
@@ -61,7 +61,7 @@ def wait_until_alive(running: Running) -> None:
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     # In a process of its own, because the command keeps torch out of the one it runs in.
     command = [sys.executable, "-m", "octavo.cli.main", "frontend", *arguments]
-    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=30)
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
 
 
 def test_it_lives_without_a_scheduler_and_without_torch_and_ends_well(running: Running) -> None:
@@ -211,7 +211,7 @@ frontend()
 """
     arguments = ["--model", str(model_directory), "--frontend-endpoint", f"ipc://{tmp_path}/x"]
     command = [sys.executable, "-c", script, *arguments, "--listen", f"unix:{tmp_path}/public.sock"]
-    result = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=30)
+    result = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
     assert result.returncode == 1
     assert "Traceback" in result.stderr
     assert result.stderr.endswith("RuntimeError: a fault at run time\n")

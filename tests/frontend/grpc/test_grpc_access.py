@@ -98,7 +98,7 @@ async def test_a_client_is_refused_before_it_has_sent_anything(channel: grpc.aio
     untyped: Any = channel
     invoke = untyped.stream_unary("/octavo.v1.GenerationService/Generate")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await invoke(nothing_yet(), timeout=10)
+        await invoke(nothing_yet(), timeout=60)
     assert caught.value.code() is Code.UNAUTHENTICATED
 
 

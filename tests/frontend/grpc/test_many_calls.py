@@ -27,7 +27,7 @@ async def test_no_call_is_cancelled_for_having_to_wait(frontend: FrontendServer,
 def _stub(port: int, stack: ExitStack) -> Any:
     channel = grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)])
     stack.enter_context(channel)
-    grpc.channel_ready_future(channel).result(10)
+    grpc.channel_ready_future(channel).result(60)
     return services.GenerationServiceStub(channel)
 
 

@@ -214,7 +214,7 @@ class TestHandover:
         heir = serving.other(holder)
         await serving.stop(holder)
         let_go(serving)
-        responses = await asyncio.wait_for(call, 10)
+        responses = await asyncio.wait_for(call, 60)
         assert ids_of(responses) == expected
         assert responses[-1].usage.preemptions == 1
         mine = [request for request in heir.submitted if request.request_id == "mine"]
@@ -234,7 +234,7 @@ class TestHandover:
         await eventually(lambda: Availability.NO_SCHEDULER in {link.availability for link in frontend.scheduler.links})
         await serving.start(holder)
         let_go(serving)
-        assert len(ids_of(await asyncio.wait_for(call, 10))) == 20
+        assert len(ids_of(await asyncio.wait_for(call, 60))) == 20
         assert serving.other(holder).submitted == []
         assert frontend.scheduler.handovers == 0
 
@@ -247,7 +247,7 @@ class TestHandover:
         await serving.stop(holder)
         await eventually(lambda: serving.holder("mine") is heir)
         let_go(serving)
-        assert len(ids_of(await asyncio.wait_for(call, 10))) == 20
+        assert len(ids_of(await asyncio.wait_for(call, 60))) == 20
 
     async def test_a_cell_whose_workers_stand_still_hands_over_and_the_other_keeps_the_frontend_ready(
         self, serving: Serving, frontend: FrontendServer, stub: Any, eventually: Any
@@ -266,7 +266,7 @@ class TestHandover:
         await heir.set_replicas(1)
         await eventually(lambda: frontend.generation.ready)
         let_go(serving)
-        assert len(ids_of(await asyncio.wait_for(call, 10))) == 20
+        assert len(ids_of(await asyncio.wait_for(call, 60))) == 20
 
     async def test_a_cell_that_loses_its_workers_hands_over_too(
         self, serving: Serving, stub: Any, eventually: Any
@@ -276,7 +276,7 @@ class TestHandover:
         await holder.set_replicas(0)
         await eventually(lambda: holder.aborted == ["mine"] and heir.running == {"mine"})
         let_go(serving)
-        assert len(ids_of(await asyncio.wait_for(call, 10))) == 20
+        assert len(ids_of(await asyncio.wait_for(call, 60))) == 20
 
     async def test_what_a_frozen_cell_says_later_is_not_heard(
         self, serving: Serving, frontend: FrontendServer, stub: Any, eventually: Any
@@ -299,7 +299,7 @@ class TestHandover:
         assert holder.renewals[-1] == []
         assert heir.running == {"mine"}
         let_go(serving)
-        assert ids_of(await asyncio.wait_for(call, 10)) == expected
+        assert ids_of(await asyncio.wait_for(call, 60)) == expected
 
     async def test_with_nobody_to_go_on_it_waits_and_then_fails(
         self, serving: Serving, config: FrontendConfig, eventually: Any
@@ -312,7 +312,7 @@ class TestHandover:
             for scheduler in (serving.other(holder), holder):
                 await serving.stop(scheduler)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await asyncio.wait_for(call, 10)
+                await asyncio.wait_for(call, 60)
             assert reason_of(caught.value) == "SCHEDULER_UNREACHABLE"
             assert server.generation.num_running == 0
 

@@ -220,6 +220,6 @@ asyncio.run(main())
     pid = int(await asyncio.wait_for(frontend.stdout.readline(), 60))
     frontend.kill()
     await frontend.wait()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not is_gone(pid):
             await asyncio.sleep(0.01)

@@ -2,19 +2,23 @@
 
 import asyncio
 import contextlib
+import select
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 
-from octavo.runtime.transport.sockets import bind_router
+from octavo.runtime.transport.sockets import bind_router, connect_dealer
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import ReplicaJoined
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.server.loop import SchedulerShell
 from octavo.scheduler.server.poller import SocketPoller, Wakeup
 from octavo.testing.cluster import FakeReplica, write_fake_model
+from octavo.wire.codec import encode
+from octavo.wire.steps import WorkerWelcome
 from octavo.worker.fake.runner import FakeRunner
 
 
@@ -105,3 +109,34 @@ async def test_each_look_comes_in_its_time(rig: Rig, monkeypatch: pytest.MonkeyP
     with contextlib.suppress(asyncio.CancelledError):
         await rig.shell.run()
     assert waits == pytest.approx([0.1, 0.005, 0.015, 0.08, 0.1])
+
+
+def test_the_death_of_a_worker_is_noticed_before_any_time_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By real sockets: not by a tick, a deadline, or a message that there was to send to the worker."""
+    endpoint, wakeup = f"ipc://{tmp_path}/workers", Wakeup()
+    sent: list[int] = []
+    with (
+        contextlib.closing(wakeup),
+        zmq.Context() as context,
+        bind_router(context, f"ipc://{tmp_path}/frontends") as frontends,
+        bind_router(context, endpoint, on_disconnect=wakeup.ring) as workers,
+    ):
+        shell = SchedulerShell(Scheduler(SchedulerConfig(), 1), frontends, workers, clock=lambda: 0.0, departure=wakeup)
+        with zmq.Context() as other, connect_dealer(other, endpoint) as worker:
+            worker.send(encode(_worker(tmp_path).hello))
+            assert workers.poll(60_000, zmq.POLLIN)
+            shell.turn()
+            assert shell.core.replicas
+        # What wakes the loop, and then the socket that may know of it a moment later: that has looks of its own, above.
+        assert select.select([wakeup], [], [], 60)[0]
+        [connection] = shell._workers._connection_of.values()
+        deadline = time.monotonic() + 60
+        while shell._workers.reply(connection, WorkerWelcome(1)) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert shell.core.replicas
+        monkeypatch.setattr(shell._workers, "send", lambda peer, _: sent.append(peer))
+        shell.turn()
+        assert not shell.core.replicas
+    assert len(sent) == 1

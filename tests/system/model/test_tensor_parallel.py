@@ -126,7 +126,7 @@ def test_ranks_that_are_started_one_by_one_meet_at_an_address(scheduled: Stack, 
     assert token_ids(stack.generate_all(REQUESTS)) == expected
     for name in reversed(ranks):
         stack.processes[name].terminate()
-    assert [stack.processes[name].wait(30) for name in ranks] == [0, 0]
+    assert [stack.processes[name].wait(60) for name in ranks] == [0, 0]
 
 
 def test_a_dead_rank_takes_its_replica_and_no_stream(with_spare: Stack, expected: list[list[int]]) -> None:
@@ -135,7 +135,7 @@ def test_a_dead_rank_takes_its_replica_and_no_stream(with_spare: Stack, expected
     os.kill(second_rank(stack), signal.SIGKILL)
     assert token_ids(streams.finish()) == expected
     # The first rank ends as the other did, so that whoever started them can tell how.
-    assert stack.processes["worker-0"].wait(30) == -signal.SIGKILL
+    assert stack.processes["worker-0"].wait(60) == -signal.SIGKILL
     assert "rank" in stack.log("worker-0").splitlines()[-1]
     stack.wait_for(lambda: len(stack.load().workers) == 1)
     stack.wait_idle()

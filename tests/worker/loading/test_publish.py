@@ -61,12 +61,12 @@ def test_of_runs_at_the_same_time_one_writes_and_all_wait(tmp_path: Path) -> Non
         write(directory)
 
     def run() -> bool:
-        together.wait(10)
+        together.wait(60)
         publish(tmp_path / "model", write_and_tell)
         return is_published(tmp_path / "model")
 
     with ThreadPoolExecutor(4) as pool:
-        assert [run.result(30) for run in [pool.submit(run) for _ in range(4)]] == [True] * 4
+        assert [run.result(60) for run in [pool.submit(run) for _ in range(4)]] == [True] * 4
     assert len(written) == 1
 
 
