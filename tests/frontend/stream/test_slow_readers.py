@@ -89,14 +89,16 @@ def test_many_writes_may_together_take_longer_than_one() -> None:
 
 
 def test_a_write_that_begins_late_has_its_whole_time() -> None:
+    async def write() -> None:
+        async with paced(STALL_S) as pace:
+            await asyncio.sleep(STALL_S * 0.8)
+            with pace:
+                await never(None)
+
     async def write_late() -> float:
-        loop = asyncio.get_running_loop()
         with pytest.raises(Aborted):
-            async with paced(STALL_S) as pace:
-                await asyncio.sleep(STALL_S * 0.8)
-                with pace:
-                    await never(None)
-        return loop.time()
+            await write()
+        return asyncio.get_running_loop().time()
 
     assert no_waiting.run(write_late()) == pytest.approx(1.8 * STALL_S)
 
