@@ -5,13 +5,18 @@ import dataclasses
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
 
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.scheduler.pinned_prefixes import PinnedPrefixesError, read_pinned_prefixes
+from octavo.frontend.errors import Unavailable
+from octavo.frontend.scheduler.client import Availability
+from octavo.frontend.scheduler.pinned_prefixes import NamedPrefixes, PinnedPrefixesError, read_pinned_prefixes
+from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.server import FrontendServer
+from octavo.frontend.stream.preparation import Readiness
 from octavo.testbed.credentials import bearer, write_keys
 from octavo.testbed.grpc_calls import collect, reason_of
 from octavo.testbed.tiny_model import START_TOKEN_ID
@@ -157,6 +162,25 @@ async def test_unknown_names_share_questions(
         "PREFIX_NOT_FOUND"
     }
     assert 1 <= scheduler.num_hellos - hellos < 40
+
+
+async def test_who_asks_in_vain_holds_up_nobody_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pool = 0.0, Mock(spec=SchedulerPool)
+    pool.prefixes, pool.availability = NamedPrefixes({}, False), Availability.NO_WORKER
+    pool.away_s.return_value, pool.grace_s = 0.0, 60.0
+
+    async def changed() -> None:
+        nonlocal now
+        now += 1.0
+        await asyncio.sleep(0)
+
+    pool.changed = changed
+    monkeypatch.setattr("octavo.frontend.stream.preparation.time", Mock(monotonic=lambda: now))
+    readiness = Readiness(pool, "byte-model", worker_grace_s=5.0)
+    calls = [readiness.prefix(f"tale {i}", tells_names=False) for i in range(40)]
+    failures = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(failure) for failure in failures} == {Unavailable}
+    assert now <= 6.0
 
 
 @pytest.mark.parametrize(("tenant", "sees"), [("alice", False), ("gateway", True)])

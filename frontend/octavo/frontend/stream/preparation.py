@@ -174,9 +174,12 @@ class Readiness:
         # Questions what is pinned that were begun, and the latest one that was answered.
         self._num_asked = self._num_told = 0
 
-    async def wait(self) -> ServiceStatus:
-        """Returns once there are workers of this frontend's model. Raises `Unavailable`."""
-        waiting_since = time.monotonic()
+    async def wait(self, since: float | None = None) -> ServiceStatus:
+        """Returns once there are workers of this frontend's model. Raises `Unavailable`.
+
+        `since` is when the request began to wait (`time.monotonic`), if not with this call.
+        """
+        waiting_since = time.monotonic() if since is None else since
         while (availability := self._scheduler.availability) is not Availability.READY:
             self._check_worth_waiting(availability, time.monotonic() - waiting_since)
             await self._scheduler.changed()
@@ -199,15 +202,15 @@ class Readiness:
         Whoever has pinned a prefix may name it before the news of it is here. All who call meanwhile share the next
         question, so that unknown names cost the schedulers one question at a time.
         """
-        begun = self._num_asked
+        begun, since = self._num_asked, time.monotonic()
         async with self._asking:
             if self._num_told > begun:
                 return
             self._num_asked += 1
             self._scheduler.ask_prefixes()
             while not self._scheduler.prefixes.reported:
+                await self.wait(since)
                 await self._scheduler.changed()
-                await self.wait()
             self._num_told = self._num_asked
 
     def _check_worth_waiting(self, availability: Availability, waited_s: float) -> None:
