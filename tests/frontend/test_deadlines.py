@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Aborted, DeadlineExceeded, Reason
-from octavo.frontend.request.events import Started, TextDelta
+from octavo.frontend.request.events import RequestStarted, TextDelta
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.server import FrontendServer
 from octavo.frontend.stream.pacing import Turns
@@ -104,7 +104,7 @@ async def test_a_request_that_ends_just_before_a_sequence_of_it_is_read_to_its_e
     scheduler.hold_after = 3
     # The stop string ends one sequence, which the frontend tells the scheduler.
     events = frontend.generation.generate(dataclasses.replace(request, stop_strings=(text[:3],)))
-    assert isinstance((await anext(events)).event, Started)
+    assert isinstance((await anext(events)).event, RequestStarted)
 
     async def take(turns: Turns) -> None:
         frontend.generation.abort("mine")

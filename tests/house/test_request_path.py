@@ -15,7 +15,7 @@ LIES_IN: Final = {
     "scheduler.journal.Journal",
     "scheduler.journal.SequenceJournal",
     "stream.answer.Answer",
-    "stream.completion.Completion",
+    "stream.completion.SequenceText",
 }
 
 

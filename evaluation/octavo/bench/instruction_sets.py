@@ -64,14 +64,14 @@ def runnable(functions: ctypes.CDLL) -> list[str]:
     return found
 
 
-_WIDTHS = (24, 16, 16, 16, 12)
+_WIDTHS = (40, 16, 16, 12)
 
 
 def table(
     several: list[Contender], work: dict[str, CaseWork], figures: Iterable[CaseFigure], runs: dict[str, Runs]
 ) -> Iterator[str]:
     """Formats a row for each figure and contender: the best run, and how many times as fast as torch it is."""
-    yield line(("", "", "best", "of its torch", "of torch"), _WIDTHS)
+    yield line(("", "best", "of its torch", "of torch"), _WIDTHS)
     for figure in figures:
         best = {one.name: figure.seconds(runs[one.name].best(figure)) for one in several}
         for place, one in enumerate(several):
@@ -79,5 +79,5 @@ def table(
             shown = figure.shown(seconds, work[figure.case].case)
             head = f"{figure.case}, {figure.name}" if place == 0 else ""
             peer = f"{best[one.peer] / seconds:.2f}" if one.peer in best else ""
-            cells = (head, one.name, f"{shown:.1f} {figure.unit}", peer, f"{best['torch'] / seconds:.2f}")
+            cells = (f"{head:24}{one.name}", f"{shown:.1f} {figure.unit}", peer, f"{best['torch'] / seconds:.2f}")
             yield line(cells, _WIDTHS)

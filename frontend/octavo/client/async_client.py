@@ -11,7 +11,15 @@ import grpc
 from octavo.client.channels import DEFAULT_ADDRESS, Tls, open_async_channel
 from octavo.client.errors import OctavoError, to_error
 from octavo.client.events import Event
-from octavo.client.jobs import Defaults, Job, cut_short, make_collector, make_job, make_tokenize_request, read_models
+from octavo.client.jobs import (
+    Defaults,
+    StreamedRequest,
+    cut_short,
+    make_collector,
+    make_job,
+    make_tokenize_request,
+    read_models,
+)
 from octavo.client.params import RequestOptions, SamplingParams
 from octavo.client.prompts import Chat, Message, Prompt, Tool
 from octavo.client.results import Model, Result
@@ -29,7 +37,7 @@ class AsyncStream(AsyncIterator[Event]):
     the stream, or leaving its `async with` block, aborts the request.
     """
 
-    def __init__(self, stub: Any, job: Job, metadata: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, stub: Any, job: StreamedRequest, metadata: Sequence[tuple[str, str]]) -> None:
         self._stub = stub
         self._job = job
         self._metadata = metadata

@@ -37,7 +37,7 @@ class Defaults:
 
 
 @dataclass
-class Job:
+class StreamedRequest:
     """Holds a request, and how far its stream was read."""
 
     request: pb.GenerateRequest
@@ -87,7 +87,7 @@ class Job:
 
 def make_job(
     defaults: Defaults, prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None, *, streams: bool
-) -> Job:
+) -> StreamedRequest:
     """Makes a request with the client's defaults filled in. Raises `ValueError` for values that no message can hold."""
     options = options or RequestOptions()
     grace = defaults.detach_grace if options.detach_grace is None else options.detach_grace
@@ -102,7 +102,7 @@ def make_job(
     recovery.attachable = grace > 0
     recovery.restartable = not streams
     request = generate_request(prompt, params or SamplingParams(), filled, incremental=streams)
-    return Job(request, recovery, own_id=not options.request_id)
+    return StreamedRequest(request, recovery, own_id=not options.request_id)
 
 
 def make_collector(prompt: Prompt, params: SamplingParams | None) -> Collector:

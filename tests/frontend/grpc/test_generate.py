@@ -153,7 +153,7 @@ async def test_a_slow_reader_gets_merged_deltas(scheduler: FakeScheduler, fronte
     while scheduler.running:
         await asyncio.sleep(0.005)
     kinds = [type(event).__name__ async for _, event in events]
-    assert kinds == ["TextDelta", "Finished", "Usage"]
+    assert kinds == ["TextDelta", "SequenceFinished", "RequestUsage"]
 
 
 async def test_many_at_once_do_not_mix(scheduler: FakeScheduler, stub: Any) -> None:

@@ -9,7 +9,15 @@ import pytest
 
 from octavo.frontend.openai.answers import AnswerFormat, WholeAnswer, encode, gathered, stream
 from octavo.frontend.openai.logprobs import ChatLogprobs, CompletionLogprobs
-from octavo.frontend.request.events import FEW_LOGPROBS, Event, Finished, FinishReason, LogprobTable, Started, TextDelta
+from octavo.frontend.request.events import (
+    FEW_LOGPROBS,
+    Event,
+    FinishReason,
+    LogprobTable,
+    RequestStarted,
+    SequenceFinished,
+    TextDelta,
+)
 from octavo.wire.sampling import Logprobs
 
 
@@ -23,16 +31,18 @@ class Tokenizer:
 class Choice:
     """Says in which thread it is written."""
 
-    def begin(self, started: Started) -> bytes:
+    def begin(self, started: RequestStarted) -> bytes:
         return threading.current_thread().name.encode()
 
     def piece(self, piece: TextDelta) -> bytes:
         return threading.current_thread().name.encode() if len(piece.logprobs) > 1 else b""
 
-    def end(self, finished: Finished) -> Sequence[bytes]:
+    def end(self, finished: SequenceFinished) -> Sequence[bytes]:
         return []
 
-    def whole(self, started: Started, pieces: Sequence[TextDelta], finished: Finished) -> Iterator[bytes]:
+    def whole(
+        self, started: RequestStarted, pieces: Sequence[TextDelta], finished: SequenceFinished
+    ) -> Iterator[bytes]:
         yield b'"%s"' % threading.current_thread().name.encode()
 
 
@@ -44,10 +54,10 @@ class Format(AnswerFormat):
 async def events(
     prompt_logprobs: list[Logprobs], logprobs: Sequence[Logprobs] = ()
 ) -> AsyncGenerator[tuple[int, Event]]:
-    yield 0, Started("id", "model", [1, 2], 7, prompt_logprobs)
+    yield 0, RequestStarted("id", "model", [1, 2], 7, prompt_logprobs)
     if logprobs:
         yield 0, TextDelta("x", [1] * len(logprobs), logprobs)
-    yield 0, Finished(FinishReason.LENGTH, None)
+    yield 0, SequenceFinished(FinishReason.LENGTH, None)
 
 
 @pytest.mark.parametrize("scored", [False, True])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from octavo.frontend.scheduler.journal import Journal, Verdict
+from octavo.frontend.scheduler.journal import DeltaVerdict, Journal
 from octavo.wire import history
 from octavo.wire.requests import CacheKey, Delta, FinishReason, GeneratedSequence
 from octavo.wire.sampling import BeamSearch, EarlyStopping, Logprobs, SamplingParams
@@ -48,39 +48,39 @@ def delta(start: int, end: int, *, tokens: list[int] = TOKENS, attempt: int = 1,
 
 
 def test_it_grows_by_what_continues_it(journal: Journal) -> None:
-    assert journal.accept(delta(0, 2), 101.0) is Verdict.ACCEPTED
-    assert journal.accept(delta(2, 3), 102.0) is Verdict.ACCEPTED
+    assert journal.accept(delta(0, 2), 101.0) is DeltaVerdict.ACCEPTED
+    assert journal.accept(delta(2, 3), 102.0) is DeltaVerdict.ACCEPTED
     assert journal.sequences[0].token_ids == TOKENS[:3]
     assert (journal.first_token_at, journal.last_token_at) == (101.0, 102.0)
 
 
 def test_a_repetition_is_broken(journal: Journal) -> None:
     journal.accept(delta(0, 3), 101.0)
-    assert journal.accept(delta(0, 2), 102.0) is Verdict.BROKEN
-    assert journal.accept(delta(2, 4), 102.0) is Verdict.BROKEN
+    assert journal.accept(delta(0, 2), 102.0) is DeltaVerdict.BROKEN
+    assert journal.accept(delta(2, 4), 102.0) is DeltaVerdict.BROKEN
     assert journal.sequences[0].token_ids == TOKENS[:3]
 
 
 def test_a_gap_is_broken(journal: Journal) -> None:
     journal.accept(delta(0, 1), 101.0)
-    assert journal.accept(delta(2, 3), 102.0) is Verdict.BROKEN
+    assert journal.accept(delta(2, 3), 102.0) is DeltaVerdict.BROKEN
     assert journal.sequences[0].token_ids == TOKENS[:1]
 
 
 def test_another_history_at_the_right_place_is_broken(journal: Journal) -> None:
     journal.accept(delta(0, 2), 101.0)
-    assert journal.accept(delta(2, 3, tokens=[10, 66, 12]), 102.0) is Verdict.BROKEN
+    assert journal.accept(delta(2, 3, tokens=[10, 66, 12]), 102.0) is DeltaVerdict.BROKEN
 
 
 def test_an_earlier_attempt_is_stale(journal: Journal) -> None:
     journal.accept(delta(0, 1), 101.0)
     journal.start_attempt(2)
-    assert journal.accept(delta(1, 2), 102.0) is Verdict.STALE
-    assert journal.accept(delta(1, 2, attempt=2), 102.0) is Verdict.ACCEPTED
+    assert journal.accept(delta(1, 2), 102.0) is DeltaVerdict.STALE
+    assert journal.accept(delta(1, 2, attempt=2), 102.0) is DeltaVerdict.ACCEPTED
 
 
 def test_a_sequence_that_was_not_asked_for_is_stale(journal: Journal) -> None:
-    assert journal.accept(delta(0, 1, sequence_index=1), 101.0) is Verdict.STALE
+    assert journal.accept(delta(0, 1, sequence_index=1), 101.0) is DeltaVerdict.STALE
 
 
 def test_completeness_is_seen_in_the_tokens(journal: Journal) -> None:
@@ -97,7 +97,7 @@ def test_a_stop_token_completes(journal: Journal) -> None:
 
 def test_nothing_follows_the_end(journal: Journal) -> None:
     journal.accept(delta(0, 2, finish_reason=FinishReason.LENGTH), 101.0)
-    assert journal.accept(delta(2, 3), 102.0) is Verdict.STALE
+    assert journal.accept(delta(2, 3), 102.0) is DeltaVerdict.STALE
 
 
 def test_a_submission_carries_all_that_is_needed_to_go_on(journal: Journal) -> None:
@@ -141,17 +141,17 @@ def test_a_submission_says_who_asks_and_how_urgent_it_is(journal: Journal) -> No
 
 def test_sequences_grow_each_by_itself(pair: Journal) -> None:
     other = [20, 21, 22]
-    assert pair.accept(delta(0, 2), 101.0) is Verdict.ACCEPTED
-    assert pair.accept(delta(0, 1, tokens=other, sequence_index=1), 101.0) is Verdict.ACCEPTED
-    assert pair.accept(delta(1, 3, tokens=other, sequence_index=1), 102.0) is Verdict.ACCEPTED
-    assert pair.accept(delta(2, 3, sequence_index=1), 103.0) is Verdict.BROKEN
+    assert pair.accept(delta(0, 2), 101.0) is DeltaVerdict.ACCEPTED
+    assert pair.accept(delta(0, 1, tokens=other, sequence_index=1), 101.0) is DeltaVerdict.ACCEPTED
+    assert pair.accept(delta(1, 3, tokens=other, sequence_index=1), 102.0) is DeltaVerdict.ACCEPTED
+    assert pair.accept(delta(2, 3, sequence_index=1), 103.0) is DeltaVerdict.BROKEN
     assert [sequence.token_ids for sequence in pair.sequences] == [TOKENS[:2], other]
 
 
 def test_all_sequences_must_end_and_nothing_follows_the_end_of_one(pair: Journal) -> None:
     pair.accept(delta(0, 6), 101.0)
     assert not pair.complete
-    assert pair.accept(delta(6, 7), 102.0) is Verdict.STALE
+    assert pair.accept(delta(6, 7), 102.0) is DeltaVerdict.STALE
     pair.accept(delta(0, 2, sequence_index=1, finish_reason=FinishReason.STOP), 102.0)
     assert pair.complete
 
@@ -179,7 +179,7 @@ def test_a_submission_says_which_sequences_have_ended_however_they_did() -> None
 def test_a_sequence_ended_here_takes_nothing_more(pair: Journal) -> None:
     pair.accept(delta(0, 1), 101.0)
     assert pair.end_sequence(0)
-    assert pair.accept(delta(1, 2), 102.0) is Verdict.STALE
+    assert pair.accept(delta(1, 2), 102.0) is DeltaVerdict.STALE
     assert not pair.complete
 
 
@@ -202,7 +202,7 @@ def test_swaps_add_up_over_attempts(pair: Journal) -> None:
 def test_a_beam_search_starts_over() -> None:
     journal = journal_of(num_sequences=2, beam=BEAM)
     best = delta(0, 6, finish_reason=FinishReason.LENGTH, cumulative_logprob=-1.5)
-    assert journal.accept(best, 101.0) is Verdict.ACCEPTED
+    assert journal.accept(best, 101.0) is DeltaVerdict.ACCEPTED
     assert journal.sequences[0].cumulative_logprob == -1.5
     journal.start_attempt(2)
     assert journal.submit("model", now=102.0).generated == []
@@ -210,11 +210,11 @@ def test_a_beam_search_starts_over() -> None:
 
 def test_the_prompts_logprobs_come_first_and_are_kept() -> None:
     journal = journal_of(num_sequences=2, prompt_logprobs=0)
-    assert journal.accept(delta(0, 1, sequence_index=1), 101.0) is Verdict.ACCEPTED
+    assert journal.accept(delta(0, 1, sequence_index=1), 101.0) is DeltaVerdict.ACCEPTED
     assert not journal.begun
-    assert journal.accept(delta(0, 1, prompt_logprobs=[SURE]), 101.0) is Verdict.ACCEPTED
+    assert journal.accept(delta(0, 1, prompt_logprobs=[SURE]), 101.0) is DeltaVerdict.ACCEPTED
     assert journal.begun
-    assert journal.accept(delta(1, 2), 102.0) is Verdict.ACCEPTED
+    assert journal.accept(delta(1, 2), 102.0) is DeltaVerdict.ACCEPTED
     assert journal.prompt_logprobs == [SURE]
 
 
@@ -229,9 +229,9 @@ def test_the_prompts_logprobs_come_first_and_are_kept() -> None:
 )
 def test_what_lacks_the_logprobs_asked_for_is_a_fault(asked: dict[str, Any], brought: dict[str, Any]) -> None:
     journal = journal_of(**asked)
-    assert journal.accept(delta(0, 2, **brought), 101.0) is Verdict.FAULTY
+    assert journal.accept(delta(0, 2, **brought), 101.0) is DeltaVerdict.FAULTY
     assert not journal.begun
-    assert journal_of().accept(delta(0, 2, **brought), 101.0) is Verdict.ACCEPTED
+    assert journal_of().accept(delta(0, 2, **brought), 101.0) is DeltaVerdict.ACCEPTED
 
 
 def test_a_prompt_takes_four_bytes_for_a_token_until_it_is_sent() -> None:

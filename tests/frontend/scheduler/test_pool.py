@@ -14,7 +14,7 @@ import pytest
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.scheduler import pool
-from octavo.frontend.scheduler.client import Availability, SchedulerRefused
+from octavo.frontend.scheduler.client import SchedulerAvailability, SchedulerRefused
 from octavo.frontend.server import FrontendServer
 from octavo.runtime.telemetry.metrics import render
 from octavo.testbed.grpc_calls import collect, ids_of, reason_of
@@ -231,7 +231,9 @@ class TestHandover:
         await eventually(lambda: len(journal.sequences[0].token_ids) == 8)
         await serving.stop(holder)
         holder.restart()
-        await eventually(lambda: Availability.NO_SCHEDULER in {link.availability for link in frontend.scheduler.links})
+        await eventually(
+            lambda: SchedulerAvailability.NO_SCHEDULER in {link.availability for link in frontend.scheduler.links}
+        )
         await serving.start(holder)
         let_go(serving)
         assert len(ids_of(await asyncio.wait_for(call, 60))) == 20
@@ -257,7 +259,10 @@ class TestHandover:
         holder.is_stalled = True
         await holder.set_replicas(1)
         await eventually(lambda: heir.running == {"mine"})
-        assert {link.availability for link in frontend.scheduler.links} == {Availability.READY, Availability.STALLED}
+        assert {link.availability for link in frontend.scheduler.links} == {
+            SchedulerAvailability.READY,
+            SchedulerAvailability.STALLED,
+        }
         assert frontend.generation.ready
         heir.is_stalled = True
         await heir.set_replicas(1)

@@ -54,12 +54,12 @@ class Asked:
     journal: Journal
     failure: ServiceError | None = None
     has_news: bool = False
-    notices: list[events.Notice] = field(default_factory=list)
+    notices: list[events.RequestNotice] = field(default_factory=list)
 
     def notify(self) -> None:
         self.has_news = True
 
-    def tell(self, notice: events.Notice) -> None:
+    def tell(self, notice: events.RequestNotice) -> None:
         self.notices.append(notice)
 
     def fail(self, failure: ServiceError) -> None:
@@ -289,10 +289,10 @@ def test_notices_go_to_the_request_that_they_are_about_as_long_as_it_runs(sessio
     kinds = [NoticeKind.QUEUED, NoticeKind.PREEMPTED, NoticeKind.WORKER_LOST]
     told = [Notice("r", 1, kinds[0], 2), Notice("r", 0, kinds[1], 1), Notice("other", 1, kinds[2], 1)]
     assert session.receive(Notices(EPOCH, told), 0.0) == []
-    assert request.notices == [events.Notice(NoticeKind.QUEUED, 2)]
+    assert request.notices == [events.RequestNotice(NoticeKind.QUEUED, 2)]
     session.receive(deltas(0, [1, 2, 3, 4, 5, 6]), 0.0)
     session.receive(Notices(EPOCH, told), 0.0)
-    assert request.notices == [events.Notice(NoticeKind.QUEUED, 2)]
+    assert request.notices == [events.RequestNotice(NoticeKind.QUEUED, 2)]
 
 
 def test_no_rejection_is_without_an_error(session: SchedulerSession) -> None:

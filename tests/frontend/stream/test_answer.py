@@ -3,9 +3,9 @@
 import pytest
 
 from octavo.frontend.errors import Broken
-from octavo.frontend.request.events import Finished, FinishReason, TextDelta, num_numbers
+from octavo.frontend.request.events import FinishReason, SequenceFinished, TextDelta, num_numbers
 from octavo.frontend.request.request import GenerationRequest
-from octavo.frontend.scheduler.journal import Journal, Verdict
+from octavo.frontend.scheduler.journal import DeltaVerdict, Journal
 from octavo.frontend.stream.answer import MAX_PIECE_NUMBERS, Answer
 from octavo.frontend.text.detokenizer import Vocabulary
 from octavo.testing.small.tokenizers import byte_level_tokenizer
@@ -46,13 +46,13 @@ class RunningRequest:
             cached_prompt_tokens=0,
             logprobs=logprobs if self.journal.sampling.logprobs is not None else [],
         )
-        assert self.journal.accept(delta, 1.0) is Verdict.ACCEPTED
+        assert self.journal.accept(delta, 1.0) is DeltaVerdict.ACCEPTED
 
-    def events(self) -> list[TextDelta | Finished]:
+    def events(self) -> list[TextDelta | SequenceFinished]:
         """What is due of its sequences."""
         if not self.answer.has_begun:
             self.answer.advance()
-        return [event for _, event in self.answer.advance() if isinstance(event, TextDelta | Finished)]
+        return [event for _, event in self.answer.advance() if isinstance(event, TextDelta | SequenceFinished)]
 
     def advance(self) -> list[tuple[int, str]]:
         """(index, text) of pieces; an end has the text "|"."""
@@ -112,7 +112,7 @@ def test_an_end_has_the_sum_of_its_logprobs() -> None:
     running = RunningRequest(num_sequences=2, num_results=1)
     running.get(0, Y, X, Y)
     running.get(1, X, X, X)
-    assert running.events()[-1] == Finished(FinishReason.LENGTH, None, -2.0, 0)
+    assert running.events()[-1] == SequenceFinished(FinishReason.LENGTH, None, -2.0, 0)
 
 
 def test_a_stop_string_ends_a_sequence_here_that_runs_there() -> None:
@@ -151,7 +151,7 @@ def test_many_logprobs_come_in_several_pieces(incremental: bool) -> None:
     answer = Answer(journal, request, "m", Vocabulary(TOKENIZER), frozenset())
     logprobs = [Logprobs(-float(i), 1, [X] * top, [-1.0] * top) for i in range(count)]
     delta = Delta("r", 0, 0, 0, history.EMPTY, [X] * count, Reason.LENGTH, 0, 0, 0, logprobs)
-    assert journal.accept(delta, 1.0) is Verdict.ACCEPTED
+    assert journal.accept(delta, 1.0) is DeltaVerdict.ACCEPTED
     pieces = []
     while not answer.finished:
         pieces += [event for _, event in answer.advance() if isinstance(event, TextDelta)]

@@ -14,7 +14,7 @@ from octavo.frontend.config import FrontendConfig
 from octavo.frontend.http.server import Acceptor
 from octavo.frontend.openai.body import read_call
 from octavo.frontend.openai.schemas import CompletionBody
-from octavo.frontend.request.events import Started, TextDelta
+from octavo.frontend.request.events import RequestStarted, TextDelta
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.server import FrontendServer
 from octavo.frontend.stream.pacing import Turns
@@ -37,7 +37,7 @@ async def test_a_stream_that_runs_does_not_wait_behind_those_that_begin(
     scheduler.hold_after = 1
     generation, asked = frontend.generation, GenerationRequest([5, 6], max_new_tokens=2)
     running = generation.generate(asked)
-    assert isinstance((await anext(running)).event, Started)
+    assert isinstance((await anext(running)).event, RequestStarted)
     await eventually(lambda: frontend.scheduler.journals[0].begun)
     tasks = [asyncio.ensure_future(anext(generation.generate(asked))) for _ in range(BURST)]
     while generation.num_running <= BURST:

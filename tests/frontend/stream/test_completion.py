@@ -5,9 +5,9 @@ from collections.abc import Collection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.frontend.request.events import Finished, FinishReason, Match, MatchKind
+from octavo.frontend.request.events import FinishReason, Match, MatchKind, SequenceFinished
 from octavo.frontend.request.request import GenerationRequest
-from octavo.frontend.stream.completion import Completion
+from octavo.frontend.stream.completion import SequenceText
 from octavo.frontend.text.detokenizer import Vocabulary
 from octavo.testing.small.tokenizers import byte_level_tokenizer, id_of
 from octavo.wire.sampling import Logprobs, SamplingParams
@@ -29,10 +29,10 @@ def completion(
     stops: tuple[str, ...] = (),
     include: bool = False,
     skip: bool = True,
-) -> Completion:
+) -> SequenceText:
     request = GenerationRequest("", stop_strings=stops, stop_token_ids=sorted(stop_ids), include_stop=include)
     sampling = SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=sorted(stop_ids or {END}))
-    return Completion(request, sampling, frozenset({END}), VOCABULARY.detokenizer(skip_special_tokens=skip))
+    return SequenceText(request, sampling, frozenset({END}), VOCABULARY.detokenizer(skip_special_tokens=skip))
 
 
 def test_the_limit_ends_it_and_flushes_what_was_held() -> None:
@@ -42,21 +42,21 @@ def test_the_limit_ends_it_and_flushes_what_was_held() -> None:
     piece = sequence.feed([*ids("."), *ids("after")])
     assert piece.text == "xy."
     assert piece.token_ids == ids(".")
-    assert sequence.finished == Finished(FinishReason.LENGTH, None)
+    assert sequence.finished == SequenceFinished(FinishReason.LENGTH, None)
 
 
 def test_eos_counts_and_has_no_text() -> None:
     sequence = completion()
     piece = sequence.feed([*ids("x"), END, *ids("y")])
     assert (piece.text, piece.token_ids, sequence.num_tokens) == ("x", [*ids("x"), END], 2)
-    assert sequence.finished == Finished(FinishReason.STOP, Match(MatchKind.EOS_TOKEN, END))
+    assert sequence.finished == SequenceFinished(FinishReason.STOP, Match(MatchKind.EOS_TOKEN, END))
 
 
 def test_a_stop_token_is_called_so_and_kept_when_asked() -> None:
     [stop] = ids(".")
     sequence = completion(stop_ids={stop}, include=True)
     assert sequence.feed([*ids("x"), stop]).text == "x."
-    assert sequence.finished == Finished(FinishReason.STOP, Match(MatchKind.STOP_TOKEN, stop))
+    assert sequence.finished == SequenceFinished(FinishReason.STOP, Match(MatchKind.STOP_TOKEN, stop))
     assert completion(stop_ids={stop}).feed([*ids("x"), stop]).text == "x"
 
 
@@ -70,7 +70,7 @@ def test_tokens_count_up_to_the_one_that_completes_the_stop_string() -> None:
     sequence = completion(stops=("y.",))
     piece = sequence.feed([*ids("x"), *ids("y"), *ids("."), *ids("x")])
     assert (piece.text, sequence.num_tokens) == ("x", 3)
-    assert sequence.finished == Finished(FinishReason.STOP, Match(MatchKind.STOP_STRING, "y."))
+    assert sequence.finished == SequenceFinished(FinishReason.STOP, Match(MatchKind.STOP_STRING, "y."))
 
 
 def test_half_a_character_at_the_limit_becomes_a_replacement() -> None:
@@ -87,7 +87,7 @@ def test_a_stop_string_counts_from_the_least_number_of_tokens_on() -> None:
 def test_a_stop_string_may_begin_before_the_least_number_of_tokens() -> None:
     sequence = completion(stops=("xy",), min_tokens=2)
     assert sequence.feed([*ids("."), *ids("x"), *ids("y")]).text == "."
-    assert sequence.finished == Finished(FinishReason.STOP, Match(MatchKind.STOP_STRING, "xy"))
+    assert sequence.finished == SequenceFinished(FinishReason.STOP, Match(MatchKind.STOP_STRING, "xy"))
 
 
 def test_logprobs_are_those_of_the_tokens_taken() -> None:

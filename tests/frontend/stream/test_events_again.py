@@ -8,9 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.frontend.errors import Broken
-from octavo.frontend.request.events import Emitted, Finished, Notice, Started, TextDelta, Usage
+from octavo.frontend.request.events import (
+    Emitted,
+    RequestNotice,
+    RequestStarted,
+    RequestUsage,
+    SequenceFinished,
+    TextDelta,
+)
 from octavo.frontend.request.request import GenerationRequest
-from octavo.frontend.scheduler.journal import Journal, Verdict
+from octavo.frontend.scheduler.journal import DeltaVerdict, Journal
 from octavo.frontend.stream.answer import MAX_PIECE_TOKENS, Answer
 from octavo.frontend.text.detokenizer import Vocabulary
 from octavo.testing.fakes.fake_answers import made_up
@@ -33,7 +40,7 @@ class Request:
     incremental: bool = True
     stop_strings: tuple[str, ...] = ()
     attempt: int = 0
-    notices: list[Notice] = field(default_factory=list)
+    notices: list[RequestNotice] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.journal = Journal("r", [1, 2], self.sampling, 0.0)
@@ -46,7 +53,7 @@ class Request:
         notices, self.notices = self.notices, []
         return self.answer.advance(notices)
 
-    def get(self, index: int, token_ids: list[int], reason: FinishReason | None = None) -> Verdict:
+    def get(self, index: int, token_ids: list[int], reason: FinishReason | None = None) -> DeltaVerdict:
         """Tokens of a sequence, as they continue it."""
         sequence, sampling = self.journal.sequences[index], self.sampling
         done = len(sequence.token_ids) + len(token_ids) == sampling.max_tokens
@@ -109,9 +116,9 @@ def run_by_chance(request: Request, rng: random.Random) -> list[Emitted]:
             count = rng.randrange(4) if request.sampling.beam is None else request.sampling.max_tokens
             new = answers[index][start : min(start + count, request.sampling.max_tokens)]
             if new and not sequence.complete:
-                assert request.get(index, new) is Verdict.ACCEPTED
+                assert request.get(index, new) is DeltaVerdict.ACCEPTED
         if rng.random() < 0.3:
-            request.notices.append(Notice(rng.choice(list(NoticeKind)), rng.randrange(3)))
+            request.notices.append(RequestNotice(rng.choice(list(NoticeKind)), rng.randrange(3)))
         told += request.advance()
     return told
 
@@ -120,7 +127,7 @@ def run_by_chance(request: Request, rng: random.Random) -> list[Emitted]:
 def test_events_told_again_are_the_same_after_every_offset(request: Request, seed: int) -> None:
     told = run_by_chance(request, random.Random(seed))
     assert [emitted.offset for emitted in told] == list(range(1, len(told) + 1))
-    assert isinstance(told[-1].event, Usage)
+    assert isinstance(told[-1].event, RequestUsage)
     for after in range(len(told) + 1):
         assert replayed(request.answer, after) == told[after:]
 
@@ -140,14 +147,14 @@ def test_what_was_told_so_far_is_told_again_while_it_runs() -> None:
 
 def test_a_notice_comes_before_the_start_and_between_tokens() -> None:
     request = Request(SamplingParams(max_tokens=2), num_results=1)
-    request.notices.append(Notice(NoticeKind.QUEUED, 4))
+    request.notices.append(RequestNotice(NoticeKind.QUEUED, 4))
     kinds = [type(e) for _, e in request.advance()]
     request.get(0, [5])
     kinds += [type(e) for _, e in itertools.chain(request.advance(), request.advance())]
-    request.notices.append(Notice(NoticeKind.PREEMPTED))
+    request.notices.append(RequestNotice(NoticeKind.PREEMPTED))
     request.get(0, [6])
     kinds += [type(e) for _, e in request.advance()]
-    assert kinds == [Notice, Started, TextDelta, Notice, TextDelta, Finished, Usage]
+    assert kinds == [RequestNotice, RequestStarted, TextDelta, RequestNotice, TextDelta, SequenceFinished, RequestUsage]
 
 
 def test_a_long_answer_comes_in_pieces_of_a_bounded_size() -> None:
@@ -173,7 +180,7 @@ def test_a_whole_answer_of_any_length_and_place_comes_again() -> None:
     request.get(MAX_PARALLEL - 1, [5] * count)
     for index in range(MAX_PARALLEL - 1):
         request.get(index, [5], FinishReason.STOP)
-    while not any(isinstance(event, Finished) for _, event in told):
+    while not any(isinstance(event, SequenceFinished) for _, event in told):
         told += request.advance()
     [whole] = [event for _, event in told if isinstance(event, TextDelta)]
     assert (whole.index, len(whole.token_ids)) == (MAX_PARALLEL - 1, count)
@@ -185,7 +192,7 @@ def test_a_whole_answer_of_any_length_and_place_comes_again() -> None:
 def test_an_end_that_no_token_shows_is_a_fault_once_all_is_told() -> None:
     request = Request(SamplingParams(max_tokens=9), num_results=1)
     request.get(0, [5], FinishReason.STOP)
-    assert [type(e) for _, e in request.advance()] == [Started]
+    assert [type(e) for _, e in request.advance()] == [RequestStarted]
     assert (request.answer.behind, request.answer.fault) == (True, None)
     assert [type(e) for _, e in request.advance()] == [TextDelta]
     assert isinstance(request.answer.fault, Broken)

@@ -5,9 +5,9 @@ from typing import Any
 from octavo.frontend.access.admission import Admission
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Broken, Reason, ServiceError
-from octavo.frontend.request.events import FinishReason, Notice, Usage
+from octavo.frontend.request.events import FinishReason, RequestNotice, RequestUsage
 from octavo.frontend.request.request import ANYBODY, GenerationRequest
-from octavo.frontend.scheduler.journal import Journal, Verdict
+from octavo.frontend.scheduler.journal import DeltaVerdict, Journal
 from octavo.frontend.stream.answer import Answer
 from octavo.frontend.stream.observer import Observer
 from octavo.frontend.stream.running import RunningRequest
@@ -55,7 +55,7 @@ class Metered:
             [sequence] = journal.sequences
             start, before = len(sequence.token_ids), history.extend(history.EMPTY, sequence.token_ids)
             delta = Delta("r", 0, 0, start, before, list(token_ids), None, 0, 0, cached_prompt_tokens=2)
-            assert journal.accept(delta, at) is Verdict.ACCEPTED
+            assert journal.accept(delta, at) is DeltaVerdict.ACCEPTED
         before_tokens = answer.num_tokens
         events = answer.advance(self.running.take_notices())
         self.running.report_events(events, answer.num_tokens - before_tokens)
@@ -103,7 +103,7 @@ async def test_work_that_never_began_is_given_back_at_the_end(tmp_path: Any) -> 
 async def test_notices_are_events_of_its_span(tmp_path: Any) -> None:
     metered = Metered(tmp_path)
     for kind in (NoticeKind.PREEMPTED, NoticeKind.RESUMED):
-        metered.running.tell(Notice(kind))
+        metered.running.tell(RequestNotice(kind))
     metered.read(10.5)
     assert metered.named("event") == [("event", "preempted"), ("event", "resumed")]
 
@@ -115,7 +115,7 @@ async def test_an_answer_to_its_end_is_finished(tmp_path: Any) -> None:
     metered.end()
     assert metered.named("sequence_finished", "finished", "end") == [
         ("sequence_finished", FinishReason.LENGTH),
-        ("finished", Usage(3, 4, 0, 0, 2, 0.5, 1.5), 2.0),
+        ("finished", RequestUsage(3, 4, 0, 0, 2, 0.5, 1.5), 2.0),
         ("end", ""),
     ]
 

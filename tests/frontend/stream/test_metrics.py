@@ -9,14 +9,14 @@ import pytest
 from octavo.frontend.access.admission import Admission
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Broken, Overloaded, Reason, Unavailable
-from octavo.frontend.request.events import FinishReason, Usage
+from octavo.frontend.request.events import FinishReason, RequestUsage
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.stream.metrics import FrontendMetrics
 from octavo.testing.metrics import told
 from octavo.wire.sampling import SamplingParams
 
-USAGE = Usage(
+USAGE = RequestUsage(
     prompt_tokens=5,
     completion_tokens=4,
     preemptions=0,

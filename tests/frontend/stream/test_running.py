@@ -7,7 +7,7 @@ import pytest
 
 from octavo.frontend.access.admission import Ticket
 from octavo.frontend.errors import Aborted, Broken, Reason
-from octavo.frontend.request.events import Notice
+from octavo.frontend.request.events import RequestNotice
 from octavo.frontend.request.request import ANYBODY, GenerationRequest
 from octavo.frontend.stream.observer import Observer
 from octavo.frontend.stream.running import RunningRequest
@@ -77,16 +77,16 @@ async def test_of_a_kind_of_notice_the_latest_is_kept_in_the_order_of_time(runni
     news = running.take()
     await running.wait(news)
     for notice in (
-        Notice(NoticeKind.QUEUED, 3),
-        Notice(NoticeKind.PREEMPTED),
-        Notice(NoticeKind.QUEUED, 1),
-        Notice(NoticeKind.RESUMED),
+        RequestNotice(NoticeKind.QUEUED, 3),
+        RequestNotice(NoticeKind.PREEMPTED),
+        RequestNotice(NoticeKind.QUEUED, 1),
+        RequestNotice(NoticeKind.RESUMED),
     ):
         running.tell(notice)
     assert not await waits(running, news)
     assert running.take_notices() == [
-        Notice(NoticeKind.PREEMPTED),
-        Notice(NoticeKind.QUEUED, 1),
-        Notice(NoticeKind.RESUMED),
+        RequestNotice(NoticeKind.PREEMPTED),
+        RequestNotice(NoticeKind.QUEUED, 1),
+        RequestNotice(NoticeKind.RESUMED),
     ]
     assert running.take_notices() == []

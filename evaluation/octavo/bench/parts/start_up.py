@@ -18,11 +18,14 @@ from statistics import median
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from octavo.bench.measurement import children, process_cpu_s
+from octavo.bench.table import line
 from octavo.testbed.stack import Stack
 from octavo.v1 import generation_pb2
 
 _LONG_TEXT = "a long text " * 1000
 _KIB, _MIB = 1 << 10, 1 << 20
+_IMPORT_WIDTHS = (44, 8, 8, 9)
+_PROCESS_WIDTHS = (16, 9, 8, 9, 9)
 # So little that the rest of the worker shows.
 _SETTINGS = {"OCTAVO_KV_CACHE_MEMORY": "64MiB", "OCTAVO_MAX_MODEL_LEN": "2048"}
 _IMPORTS = """
@@ -39,7 +42,7 @@ print(time.process_time() - cpu, 1024 * (resident() - memory), len(sys.modules) 
 
 
 @dataclass(frozen=True)
-class Started:
+class StartUp:
     """Tells what a process took until it served: seconds of the clock and of CPU, and bytes that were resident then,
     `private_bytes` of them its own."""
 
@@ -58,7 +61,7 @@ class Imported:
     modules: float
 
 
-def start_processes(model: Path) -> dict[str, Started]:
+def start_processes(model: Path) -> dict[str, StartUp]:
     """Starts one process of each kind for `model`, and returns what each took, by its name. The frontend starts a text
     process for the first long text."""
     with (
@@ -74,7 +77,7 @@ def start_processes(model: Path) -> dict[str, Started]:
         stack.generation.Tokenize(generation_pb2.TokenizeRequest(text=_LONG_TEXT), timeout=120)
         wall_s = time.perf_counter() - began
         for pid in children(stack.processes["frontend"].pid):
-            found["text process"] = Started(wall_s, process_cpu_s(pid), *_memory(pid))
+            found["text process"] = StartUp(wall_s, process_cpu_s(pid), *_memory(pid))
     return found
 
 
@@ -85,11 +88,11 @@ def measure_import(module: str, beside: Sequence[str]) -> Imported:
     return Imported(*map(float, found.stdout.split()))
 
 
-def _start(stack: Stack, name: str, serves: Callable[[], bool]) -> Started:
+def _start(stack: Stack, name: str, serves: Callable[[], bool]) -> StartUp:
     began = time.perf_counter()
     process = stack.start(name)
     stack.wait_for(serves, seconds=120)
-    return Started(time.perf_counter() - began, process_cpu_s(process.pid), *_memory(process.pid))
+    return StartUp(time.perf_counter() - began, process_cpu_s(process.pid), *_memory(process.pid))
 
 
 def _memory(pid: int) -> tuple[int, int]:
@@ -99,7 +102,7 @@ def _memory(pid: int) -> tuple[int, int]:
     return resident, private
 
 
-def _medians(rounds: Iterable[Started | Imported]) -> list[float]:
+def _medians(rounds: Iterable[StartUp | Imported]) -> list[float]:
     return [median(values) for values in zip(*map(astuple, rounds), strict=True)]
 
 
@@ -112,16 +115,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args(arguments)
     if chosen.modules:
-        print(f"{'import':44}{'CPU ms':>8}{'MiB':>8}{'modules':>9}")
+        print(line(("import", "CPU ms", "MiB", "modules"), _IMPORT_WIDTHS))
         for module in chosen.modules:
             cpu_s, resident, modules = _medians(measure_import(module, chosen.beside) for _ in range(chosen.rounds))
-            print(f"{module:44}{1e3 * cpu_s:>8.0f}{resident / _MIB:>8.1f}{modules:>9.0f}", flush=True)
+            cells = f"{1e3 * cpu_s:.0f}", f"{resident / _MIB:.1f}", f"{modules:.0f}"
+            print(line((module, *cells), _IMPORT_WIDTHS), flush=True)
         return
     rounds = [start_processes(chosen.model or _bundled_model()) for _ in range(chosen.rounds)]
-    print(f"{'until it serves':16}{'seconds':>9}{'CPU s':>8}{'RSS MiB':>9}{'own MiB':>9}")
+    print(line(("until it serves", "seconds", "CPU s", "RSS MiB", "own MiB"), _PROCESS_WIDTHS))
     for name in rounds[0]:
         wall_s, cpu_s, resident, private = _medians(each[name] for each in rounds)
-        print(f"{name:16}{wall_s:>9.2f}{cpu_s:>8.2f}{resident / _MIB:>9.0f}{private / _MIB:>9.0f}")
+        seconds, sizes = (f"{wall_s:.2f}", f"{cpu_s:.2f}"), (f"{resident / _MIB:.0f}", f"{private / _MIB:.0f}")
+        print(line((name, *seconds, *sizes), _PROCESS_WIDTHS))
 
 
 def _bundled_model() -> Path:

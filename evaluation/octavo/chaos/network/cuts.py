@@ -21,7 +21,7 @@ from octavo.client.async_client import AsyncStream
 from octavo.client.channels import open_async_channel
 from octavo.client.errors import OctavoError
 from octavo.client.events import Event
-from octavo.client.jobs import Job
+from octavo.client.jobs import StreamedRequest
 from octavo.client.retries import Recovery, RetryPolicy
 from octavo.runtime.transport.curve_keys import write_keys
 from octavo.testbed.history import Struck
@@ -73,7 +73,7 @@ _DETACH_GRACE_S = 30
 
 
 @dataclass
-class _Remembered(Job):
+class _Remembered(StreamedRequest):
     """Keeps the message of the last event."""
 
     message: pb.GenerateResponse = field(default_factory=pb.GenerateResponse, init=False)

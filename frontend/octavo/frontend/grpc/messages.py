@@ -62,20 +62,22 @@ def write(emitted: events.Emitted, shown: Set[str], piece: Pieces) -> pb.Generat
 
 
 def _rare(
-    offset: int, event: events.Started | events.Finished | events.Usage | events.Notice, piece: Pieces
+    offset: int,
+    event: events.RequestStarted | events.SequenceFinished | events.RequestUsage | events.RequestNotice,
+    piece: Pieces,
 ) -> pb.GenerateResponse:
     match event:
-        case events.Started():
+        case events.RequestStarted():
             return pb.GenerateResponse(event_offset=offset, started=_started(event, piece))
-        case events.Finished():
+        case events.SequenceFinished():
             return pb.GenerateResponse(event_offset=offset, finished=_finished(event))
-        case events.Usage():
+        case events.RequestUsage():
             return pb.GenerateResponse(event_offset=offset, usage=_usage(event))
-        case events.Notice():
+        case events.RequestNotice():
             return pb.GenerateResponse(event_offset=offset, notice=_notice(event))
 
 
-def _started(event: events.Started, piece: Pieces) -> pb.Started:
+def _started(event: events.RequestStarted, piece: Pieces) -> pb.Started:
     return pb.Started(
         request_id=event.request_id,
         model=event.model,
@@ -103,11 +105,11 @@ def _logprobs(token_ids: Sequence[int], logprobs: Sequence[Logprobs], piece: Pie
     ]
 
 
-def _notice(event: events.Notice) -> pb.Notice:
+def _notice(event: events.RequestNotice) -> pb.Notice:
     return pb.Notice(kind=_NOTICES[event.kind], queue_position=event.queue_position or None)
 
 
-def _finished(event: events.Finished) -> pb.Finished:
+def _finished(event: events.SequenceFinished) -> pb.Finished:
     finished = pb.Finished(
         index=event.index, reason=_REASONS[event.reason], cumulative_logprob=event.cumulative_logprob
     )
@@ -116,7 +118,7 @@ def _finished(event: events.Finished) -> pb.Finished:
     return finished
 
 
-def _usage(event: events.Usage) -> pb.Usage:
+def _usage(event: events.RequestUsage) -> pb.Usage:
     return pb.Usage(
         prompt_tokens=event.prompt_tokens,
         completion_tokens=event.completion_tokens,

@@ -20,11 +20,11 @@ from octavo.frontend.openai.endpoint import SYSTEM_FINGERPRINT, Api, IndexedEven
 from octavo.frontend.openai.logprobs import UsageSum
 from octavo.frontend.openai.schemas import Sampling
 from octavo.frontend.request.events import (
-    Finished,
     FinishReason,
     MatchKind,
-    Notice,
-    Started,
+    RequestNotice,
+    RequestStarted,
+    SequenceFinished,
     TextDelta,
     is_long,
     num_numbers,
@@ -46,7 +46,7 @@ class ChoiceWriter(Protocol):
     A stream calls `begin`, `piece` and `end`, in order; an answer in one object calls `whole` alone.
     """
 
-    def begin(self, started: Started) -> bytes:
+    def begin(self, started: RequestStarted) -> bytes:
         """Returns the first object of a stream; may be empty."""
         ...
 
@@ -54,11 +54,13 @@ class ChoiceWriter(Protocol):
         """Returns the object of new tokens; empty where there is nothing to show yet."""
         ...
 
-    def end(self, finished: Finished) -> Sequence[bytes]:
+    def end(self, finished: SequenceFinished) -> Sequence[bytes]:
         """Returns the last objects; the very last has the finish reason."""
         ...
 
-    def whole(self, started: Started, pieces: Sequence[TextDelta], finished: Finished) -> Iterator[bytes]:
+    def whole(
+        self, started: RequestStarted, pieces: Sequence[TextDelta], finished: SequenceFinished
+    ) -> Iterator[bytes]:
         """Yields the parts of the choice's object in an answer that is no stream."""
         ...
 
@@ -79,7 +81,7 @@ class AnswerFormat(ABC):
     def choice(self, index: int) -> ChoiceWriter:
         """Makes the writer of a choice."""
 
-    def extra(self, started: Started) -> dict[str, Any]:
+    def extra(self, started: RequestStarted) -> dict[str, Any]:
         """Returns further fields of an answer that is no stream, and of a stream's first chunk."""
         return {}
 
@@ -105,12 +107,12 @@ def usage_options(body: Sampling) -> dict[str, Any]:
     }
 
 
-def finish_reason(finished: Finished) -> str:
+def finish_reason(finished: SequenceFinished) -> str:
     """Returns OpenAI's word for the reason."""
     return _REASONS[finished.reason]
 
 
-def stop_reason(finished: Finished) -> str | int | None:
+def stop_reason(finished: SequenceFinished) -> str | int | None:
     """Returns vLLM's `stop_reason`: the stop string or token id that ended the choice, None if EOS or none did."""
     match = finished.match
     return None if match is None or match.kind is MatchKind.EOS_TOKEN else match.value
@@ -129,16 +131,16 @@ async def stream(form: AnswerFormat, events: AsyncGenerator[IndexedEvent]) -> As
                     # Most deltas are short and written here: there are too many to move each to a thread.
                     found = await apart(partial(choice.piece, event)) if is_long(event) else choice.piece(event)
                     yield chunks.of(found)
-                case Started():
+                case RequestStarted():
                     for index in range(place * form.n, (place + 1) * form.n):
                         choices[index] = form.choice(index)
                         begin = partial(choices[index].begin, event)
                         begun = await apart(begin) if is_long(event) else begin()
                         yield chunks.of(begun, form.extra(event) if index == 0 else None)
-                case Finished():
+                case SequenceFinished():
                     objects = choices[place * form.n + event.index].end(event)
                     yield b"".join(map(chunks.of, objects))
-                case Notice():
+                case RequestNotice():
                     yield _notice(event)
     yield chunks.last() + DONE
 
@@ -185,18 +187,18 @@ class WholeAnswer:
 
 async def gathered(form: AnswerFormat, events: AsyncGenerator[IndexedEvent]) -> WholeAnswer:
     """Returns the whole answer, once all events are there."""
-    usage, started = UsageSum(), dict[int, Started]()
+    usage, started = UsageSum(), dict[int, RequestStarted]()
     pieces: dict[int, list[TextDelta]] = {}
-    finished: dict[int, Finished] = {}
+    finished: dict[int, SequenceFinished] = {}
     async with aclosing(events):
         async for place, event in events:
             usage.note(place, event)
             match event:
                 case TextDelta():
                     pieces.setdefault(place * form.n + event.index, []).append(event)
-                case Started():
+                case RequestStarted():
                     started[place] = event
-                case Finished():
+                case SequenceFinished():
                     finished[place * form.n + event.index] = event
 
     def parts() -> Iterator[bytes]:
@@ -207,7 +209,7 @@ async def gathered(form: AnswerFormat, events: AsyncGenerator[IndexedEvent]) -> 
             yield from choice.whole(started[index // form.n], pieces.pop(index, ()), finished[index])
         yield b"]," + encode({"usage": usage.object(), **form.extra(started[0])})[1:]
 
-    seen: list[Started | TextDelta] = [*started.values(), *chain.from_iterable(pieces.values())]
+    seen: list[RequestStarted | TextDelta] = [*started.values(), *chain.from_iterable(pieces.values())]
     num_long = sum(num_numbers(event.logprobs) for event in seen if isinstance(event, TextDelta) and event.logprobs)
     return WholeAnswer(parts(), num_long > _FEW_NUMBERS or any(map(is_long, seen)))
 
@@ -244,6 +246,6 @@ class _Chunks:
         return b"," + encode(fields)[1:-1] if fields else b""
 
 
-def _notice(notice: Notice) -> bytes:
+def _notice(notice: RequestNotice) -> bytes:
     place = f" {notice.queue_position}" if notice.queue_position else ""
     return comment(f"{notice.kind.value}{place}")

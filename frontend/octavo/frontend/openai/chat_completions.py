@@ -25,7 +25,7 @@ from octavo.frontend.openai.tool_calls import (
 )
 from octavo.frontend.openai.tool_parsers import ParsedDelta, ToolCallDelta
 from octavo.frontend.request.chat import Tool
-from octavo.frontend.request.events import Finished, FinishReason, Started, TextDelta
+from octavo.frontend.request.events import FinishReason, RequestStarted, SequenceFinished, TextDelta
 from octavo.frontend.request.request import Constraint, GenerationRequest
 from octavo.frontend.text.tokenizer import ModelTokenizer
 
@@ -116,7 +116,7 @@ class _ChatFormat(AnswerFormat):
     def choice(self, index: int) -> "_Choice":
         return _Choice(index, self.tokenizer, self.body, self.tools)
 
-    def extra(self, started: Started) -> dict[str, Any]:
+    def extra(self, started: RequestStarted) -> dict[str, Any]:
         ids = started.prompt_token_ids
         found: dict[str, Any] = {"prompt_token_ids": list(ids)} if self.body.return_token_ids else {}
         if self.body.prompt_logprobs is not None:
@@ -138,7 +138,7 @@ class _Choice:
         self._is_plain = self._parser is None and self._logprobs is None and not self._shows_ids
         self._before = b'{"index":%d,"delta":{"content":' % index
 
-    def begin(self, started: Started) -> bytes:
+    def begin(self, started: RequestStarted) -> bytes:
         return self._object({"role": "assistant", "content": ""})
 
     def piece(self, piece: TextDelta) -> bytes:
@@ -151,12 +151,14 @@ class _Choice:
             return b""
         return self._object(delta, **self._tokens(piece))
 
-    def end(self, finished: Finished) -> Sequence[bytes]:
+    def end(self, finished: SequenceFinished) -> Sequence[bytes]:
         rest = _delta(self._parsed(self._parser.finish())) if self._parser else {}
         last = {"finish_reason": self._reason(finished), "stop_reason": stop_reason(finished)}
         return [*([self._object(rest)] if rest else []), self._object({}, **last)]
 
-    def whole(self, started: Started, pieces: Sequence[TextDelta], finished: Finished) -> Iterator[bytes]:
+    def whole(
+        self, started: RequestStarted, pieces: Sequence[TextDelta], finished: SequenceFinished
+    ) -> Iterator[bytes]:
         message = self._message("".join(piece.text for piece in pieces))
         token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
         found = {"index": self._index, "message": message, "finish_reason": self._reason(finished)}
@@ -185,7 +187,7 @@ class _Choice:
             found["logprobs"] = self._logprobs.of(piece.token_ids, piece.logprobs)
         return found
 
-    def _reason(self, finished: Finished) -> str:
+    def _reason(self, finished: SequenceFinished) -> str:
         called = self._parser is not None and self._parser.any_calls and finished.reason is FinishReason.STOP
         return "tool_calls" if called else finish_reason(finished)
 

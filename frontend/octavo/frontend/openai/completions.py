@@ -18,7 +18,7 @@ from octavo.frontend.openai.endpoint import Api, IndexedEvent, caller_of, fresh_
 from octavo.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs_of
 from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.openai.schemas import COMPLETION_UNSUPPORTED, CompletionBody
-from octavo.frontend.request.events import Finished, FinishReason, Started, TextDelta, Usage
+from octavo.frontend.request.events import FinishReason, RequestStarted, RequestUsage, SequenceFinished, TextDelta
 from octavo.frontend.request.request import Caller, GenerationRequest
 from octavo.frontend.request.validation import check_prompt_size, check_room
 from octavo.frontend.text.tokenizer import ModelTokenizer
@@ -163,9 +163,9 @@ async def _without_answers(events: AsyncGenerator[IndexedEvent]) -> AsyncGenerat
             match event:
                 case TextDelta():
                     continue
-                case Finished():
+                case SequenceFinished():
                     yield place, replace(event, reason=FinishReason.LENGTH, match=None)
-                case Usage():
+                case RequestUsage():
                     yield place, replace(event, completion_tokens=0)
                 case _:
                     yield place, event
@@ -183,7 +183,7 @@ class _Choice:
         self._shows_prompt_logprobs = body.prompt_logprobs is not None
         self._before = b'{"index":%d,"text":' % index
 
-    def begin(self, started: Started) -> bytes:
+    def begin(self, started: RequestStarted) -> bytes:
         if self._echo is None and not self._shows_ids:
             return b""
         ids = {"prompt_token_ids": list(started.prompt_token_ids)} if self._shows_ids else {}
@@ -198,10 +198,12 @@ class _Choice:
         ids = {"token_ids": piece.token_ids} if self._shows_ids else {}
         return encode({**found, "finish_reason": None, **ids})
 
-    def end(self, finished: Finished) -> Sequence[bytes]:
+    def end(self, finished: SequenceFinished) -> Sequence[bytes]:
         return [encode({**self._object(_Shown("", [], [])), **_ending(finished)})]
 
-    def whole(self, started: Started, pieces: Sequence[TextDelta], finished: Finished) -> Iterator[bytes]:
+    def whole(
+        self, started: RequestStarted, pieces: Sequence[TextDelta], finished: SequenceFinished
+    ) -> Iterator[bytes]:
         prompt = self._prompt(started)
         text = prompt.text + "".join(piece.text for piece in pieces)
         token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
@@ -219,7 +221,7 @@ class _Choice:
             yield b"null"
         yield b"}"
 
-    def _prompt(self, started: Started) -> "_Shown":
+    def _prompt(self, started: RequestStarted) -> "_Shown":
         if self._echo is None:
             return _Shown("", [], [])
         logprobs = [None, *started.prompt_logprobs] if self._logprobs else []
@@ -241,5 +243,5 @@ class _Shown:
     logprobs: Sequence[Logprobs | None]
 
 
-def _ending(finished: Finished) -> dict[str, Any]:
+def _ending(finished: SequenceFinished) -> dict[str, Any]:
     return {"finish_reason": finish_reason(finished), "stop_reason": stop_reason(finished)}

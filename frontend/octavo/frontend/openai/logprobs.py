@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from octavo.frontend.request.events import Event, Started, TextDelta, Usage
+from octavo.frontend.request.events import Event, RequestStarted, RequestUsage, TextDelta
 from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.wire.sampling import Logprobs
 
@@ -145,9 +145,9 @@ class UsageSum:
             case TextDelta(token_ids=token_ids):
                 self._so_far[place] = self._so_far.get(place, 0) + len(token_ids)
                 self.completion_tokens += len(token_ids)
-            case Started(prompt_token_ids=prompt):
+            case RequestStarted(prompt_token_ids=prompt):
                 self.prompt_tokens += len(prompt)
-            case Usage():
+            case RequestUsage():
                 self.completion_tokens += event.completion_tokens - self._so_far.get(place, 0)
                 self.cached_tokens += event.cached_prompt_tokens
 

@@ -34,7 +34,14 @@ from octavo.frontend.openai.tool_calls import (
 )
 from octavo.frontend.openai.tool_parsers import ParsedDelta, ToolCallDelta
 from octavo.frontend.request.chat import Tool
-from octavo.frontend.request.events import Event, Finished, FinishReason, Notice, Started, TextDelta
+from octavo.frontend.request.events import (
+    Event,
+    FinishReason,
+    RequestNotice,
+    RequestStarted,
+    SequenceFinished,
+    TextDelta,
+)
 from octavo.frontend.request.request import GenerationRequest
 
 _encode = msgspec.json.Encoder().encode
@@ -89,13 +96,13 @@ class ResponseAnswer:
         """Takes in the next event of the generation; `finish` is called after the last one."""
         self._usage.note(0, event)
         match event:
-            case Started():
+            case RequestStarted():
                 return self._lifecycle("created") + self._lifecycle("in_progress")
             case TextDelta():
                 return b"".join(self._grown(self._parser.feed(event.text)))
-            case Finished():
+            case SequenceFinished():
                 return b"".join(self._ended(event))
-            case Notice():
+            case RequestNotice():
                 return comment(event.kind.name.lower())
         return b""
 
@@ -128,7 +135,7 @@ class ResponseAnswer:
                     yield from self._open_call(call)
                 yield from self._add_arguments(call.arguments)
 
-    def _ended(self, finished: Finished) -> Iterator[bytes]:
+    def _ended(self, finished: SequenceFinished) -> Iterator[bytes]:
         yield from self._grown(self._parser.finish())
         status = "completed" if finished.reason is FinishReason.STOP else "incomplete"
         if not self._output and self._message is None and self._call is None:

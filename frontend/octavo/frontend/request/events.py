@@ -1,7 +1,7 @@
 """Declares the events of a running request, as every interface sends them to its client, and the logprobs in them.
 
-The order is: one `Started`; `TextDelta`s, with one `Finished` after the last of each sequence; one `Usage`. `Notice`s
-may come anywhere before `Usage`.
+The order is: one `RequestStarted`; `TextDelta`s, with one `SequenceFinished` after the last of each sequence; one
+`RequestUsage`. `RequestNotice`s may come anywhere before `RequestUsage`.
 """
 
 import enum
@@ -129,7 +129,7 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Started:
+class RequestStarted:
     """The request was checked, and its first token was computed. `seed` is the seed in force, given or drawn.
 
     `prompt_logprobs`, if asked for, has one entry for each prompt token but the first.
@@ -156,7 +156,7 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Finished:
+class SequenceFinished:
     """The sequence `index` has ended. `match` is None where the limit of new tokens ended the sequence.
 
     `cumulative_logprob` is None where no logprobs were asked for.
@@ -169,7 +169,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Usage:
+class RequestUsage:
     """Tells what a whole request has taken: counts in tokens, times in seconds."""
 
     prompt_tokens: int
@@ -182,7 +182,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Notice:
+class RequestNotice:
     """Reports progress that is no output.
 
     `queue_position` counts from 1 on while the request waits in the queue, and is 0 otherwise.
@@ -192,7 +192,7 @@ class Notice:
     queue_position: int = 0
 
 
-Event = Started | TextDelta | Finished | Usage | Notice
+Event = RequestStarted | TextDelta | SequenceFinished | RequestUsage | RequestNotice
 # Logprobs that are written in less than a millisecond: entries of a prompt, and all numbers of a `TextDelta`.
 FEW_LOGPROBS: Final = 64
 _FEW_NUMBERS: Final = 512
@@ -205,7 +205,7 @@ def is_long(event: Event) -> bool:
     """
     if isinstance(event, TextDelta):
         return bool(event.logprobs) and num_numbers(event.logprobs) > _FEW_NUMBERS
-    return isinstance(event, Started) and len(event.prompt_logprobs) > FEW_LOGPROBS
+    return isinstance(event, RequestStarted) and len(event.prompt_logprobs) > FEW_LOGPROBS
 
 
 class Emitted(NamedTuple):

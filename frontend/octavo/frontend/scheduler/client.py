@@ -37,7 +37,7 @@ _HELLO_INTERVAL_S = 0.2
 _COMPLAINT_INTERVAL_S = 1.0
 
 
-class Availability(enum.Enum):
+class SchedulerAvailability(enum.Enum):
     """Tells whether a request could run now, or what is missing."""
 
     READY = enum.auto()
@@ -83,7 +83,7 @@ class SchedulerClient:
         self._socket: zmq.asyncio.Socket | None = None
         self._ready_at = now
         # As it was when `on_change` was called last.
-        self._announced: Availability | None = None
+        self._announced: SchedulerAvailability | None = None
         self._hurry = asyncio.Event()
         self.dropped_messages = 0
         self._complained_at = float("-inf")
@@ -122,23 +122,23 @@ class SchedulerClient:
     def load(self) -> CellLoad | None:
         """Returns the load of the cell; None if a further request could not be sent there."""
         availability = self.availability
-        if availability is Availability.MODEL_MISMATCH or len(self._session.live) >= MAX_LIVE_REQUESTS:
+        if availability is SchedulerAvailability.MODEL_MISMATCH or len(self._session.live) >= MAX_LIVE_REQUESTS:
             return None
-        status = self.status if availability is Availability.READY else None
+        status = self.status if availability is SchedulerAvailability.READY else None
         return CellLoad(status.replicas if status else 0, self.work_tokens)
 
     @property
-    def availability(self) -> Availability:
+    def availability(self) -> SchedulerAvailability:
         """Tells whether a request could run now, or what is missing."""
         status = self._session.status
         silent = self.away_s() > _SILENCE_S
         if status is None or self._session.epoch is None or silent:
-            return Availability.NO_SCHEDULER
+            return SchedulerAvailability.NO_SCHEDULER
         if status.replicas == 0 or status.model is None:
-            return Availability.NO_WORKER
+            return SchedulerAvailability.NO_WORKER
         if status.model.fingerprint != self._session.model_fingerprint:
-            return Availability.MODEL_MISMATCH
-        return Availability.STALLED if status.stalled else Availability.READY
+            return SchedulerAvailability.MODEL_MISMATCH
+        return SchedulerAvailability.STALLED if status.stalled else SchedulerAvailability.READY
 
     def away_s(self) -> float:
         """Returns the seconds since the scheduler's last message, or since the start."""
@@ -146,7 +146,7 @@ class SchedulerClient:
 
     def unready_s(self) -> float:
         """Returns the seconds for which no request could have run in the cell."""
-        if self.availability is Availability.READY:
+        if self.availability is SchedulerAvailability.READY:
             return 0.0
         return max(self.away_s(), time.monotonic() - self._ready_at)
 
@@ -247,7 +247,7 @@ class SchedulerClient:
 
     def _announce(self, *, is_news: bool) -> None:
         availability = self.availability
-        if availability is Availability.READY:
+        if availability is SchedulerAvailability.READY:
             self._ready_at = time.monotonic()
         if is_news or availability is not self._announced:
             self._announced = availability

@@ -14,7 +14,7 @@ from octavo.wire.requests import NO_CACHE_KEY, CacheKey, Delta, GeneratedSequenc
 from octavo.wire.sampling import Logprobs, SamplingParams
 
 
-class Verdict(enum.Enum):
+class DeltaVerdict(enum.Enum):
     """Judges a delta from the scheduler.
 
     `ACCEPTED`: it brought the next tokens. `STALE`: it no longer matters. `BROKEN`: the two sides no longer agree on
@@ -139,7 +139,7 @@ class Journal:
         running = (sequence for sequence in self.sequences if not sequence.complete)
         return prompt + sum(answer_work(self.sampling.max_tokens, len(sequence.token_ids)) for sequence in running)
 
-    def accept(self, delta: Delta, now: float) -> Verdict:
+    def accept(self, delta: Delta, now: float) -> DeltaVerdict:
         """Takes over a `delta` that continues the journal, and no other.
 
         Within an attempt every token of a sequence comes once and in order. After `BROKEN` the request must be
@@ -147,15 +147,15 @@ class Journal:
         """
         index = delta.sequence_index
         if delta.attempt != self.attempt or index >= len(self.sequences) or self.sequences[index].complete:
-            return Verdict.STALE
+            return DeltaVerdict.STALE
         sequence = self.sequences[index]
         if not sequence.continues(delta):
-            return Verdict.BROKEN
+            return DeltaVerdict.BROKEN
         if not self._is_whole(delta):
-            return Verdict.FAULTY
+            return DeltaVerdict.FAULTY
         self._note(delta, now)
         sequence.extend(delta)
-        return Verdict.ACCEPTED
+        return DeltaVerdict.ACCEPTED
 
     def end_sequence(self, index: int) -> bool:
         """Ends a sequence for a reason that only the frontend sees; returns whether other sequences still run.

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from octavo.frontend.scheduler.client import Availability, SchedulerClient, SchedulerRefused, run_together
+from octavo.frontend.scheduler.client import SchedulerAvailability, SchedulerClient, SchedulerRefused, run_together
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.pinned_prefixes import NamedPrefixes
 from octavo.frontend.scheduler.prefix_router import CellLoad, PrefixRouter
@@ -31,11 +31,11 @@ _REFUSED_S: Final = 5.0
 _HOLDING_S: Final = 0.5
 # The availability of all cells together is the best that any cell has.
 _BEST_FIRST: Final = (
-    Availability.READY,
-    Availability.STALLED,
-    Availability.NO_WORKER,
-    Availability.NO_SCHEDULER,
-    Availability.MODEL_MISMATCH,
+    SchedulerAvailability.READY,
+    SchedulerAvailability.STALLED,
+    SchedulerAvailability.NO_WORKER,
+    SchedulerAvailability.NO_SCHEDULER,
+    SchedulerAvailability.MODEL_MISMATCH,
 )
 
 
@@ -74,14 +74,14 @@ class SchedulerPool:
         self._full: dict[LiveRequest, set[SchedulerClient]] = {}
         # The latest epoch of each link, and the availability that was logged of the cell.
         self._epochs: dict[SchedulerClient, int] = {}
-        self._said: dict[SchedulerClient, Availability] = {}
+        self._said: dict[SchedulerClient, SchedulerAvailability] = {}
         self._refused: set[SchedulerClient] = set()
         self._changed = asyncio.Event()
 
     # -- state ------------------------------------------------------------------------------------------------------
 
     @property
-    def availability(self) -> Availability:
+    def availability(self) -> SchedulerAvailability:
         """Tells whether a request could run now in any cell, or what is missing."""
         found = {link.availability for link in self.links}
         return next(availability for availability in _BEST_FIRST if availability in found)
@@ -99,7 +99,7 @@ class SchedulerPool:
         known: dict[str, list[int]] = {}
         for link in reversed(self.links):
             known |= link.prefixes.known
-        there = [link for link in self.links if link.availability is not Availability.NO_SCHEDULER]
+        there = [link for link in self.links if link.availability is not SchedulerAvailability.NO_SCHEDULER]
         return NamedPrefixes(known, bool(there) and all(link.prefixes.reported for link in there))
 
     @property
@@ -109,7 +109,7 @@ class SchedulerPool:
 
     def away_s(self) -> float:
         """Returns the seconds since a scheduler with this frontend's model last sent a message, or since the start."""
-        fit = [link for link in self.links if link.availability is not Availability.MODEL_MISMATCH]
+        fit = [link for link in self.links if link.availability is not SchedulerAvailability.MODEL_MISMATCH]
         return min(link.away_s() for link in fit or self.links)
 
     async def changed(self) -> None:
@@ -160,7 +160,7 @@ class SchedulerPool:
         full = self._full.setdefault(request, set())
         full.add(link)
         other = self._choose(
-            request.journal, lambda other: other not in full and other.availability is Availability.READY
+            request.journal, lambda other: other not in full and other.availability is SchedulerAvailability.READY
         )
         if other is None:
             return False
@@ -220,7 +220,7 @@ class SchedulerPool:
         if availability is not self._said.get(link):
             self._said[link] = availability
             self._say(link, availability)
-        if availability is not Availability.READY and len(self.links) > 1:
+        if availability is not SchedulerAvailability.READY and len(self.links) > 1:
             self._hand_over(link, availability)
         self._changed.set()
         self._changed = asyncio.Event()
@@ -232,8 +232,8 @@ class SchedulerPool:
             self._epochs[link] = epoch
             self._router.lost(self.links.index(link))
 
-    def _say(self, link: SchedulerClient, availability: Availability) -> None:
-        if availability is Availability.MODEL_MISMATCH:
+    def _say(self, link: SchedulerClient, availability: SchedulerAvailability) -> None:
+        if availability is SchedulerAvailability.MODEL_MISMATCH:
             _log.warning(
                 "the cell at %s gets no requests: its workers serve another model than this frontend; start both with"
                 " the same model directory",
@@ -242,14 +242,14 @@ class SchedulerPool:
         elif len(self.links) > 1:
             _log.info("the cell at %s: %s", link.endpoint, availability.name)
 
-    def _hand_over(self, link: SchedulerClient, availability: Availability) -> None:
+    def _hand_over(self, link: SchedulerClient, availability: SchedulerAvailability) -> None:
         """Hands requests that a cell cannot run now to other cells, unless waiting is better."""
-        gone = availability is Availability.MODEL_MISMATCH or link.unready_s() > _HANDOVER_S
+        gone = availability is SchedulerAvailability.MODEL_MISMATCH or link.unready_s() > _HANDOVER_S
         for request in link.live:
             may_wait = not gone and request.journal.first_token_at is not None
             if may_wait or request.journal.complete or request.failure:
                 continue
-            other = self._choose(request.journal, lambda other: other.availability is Availability.READY)
+            other = self._choose(request.journal, lambda other: other.availability is SchedulerAvailability.READY)
             if other is None:
                 return
             link.release(request)

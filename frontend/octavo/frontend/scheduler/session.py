@@ -21,7 +21,7 @@ from octavo.frontend.errors import (
     Unavailable,
 )
 from octavo.frontend.request import events
-from octavo.frontend.scheduler.journal import Journal, Verdict
+from octavo.frontend.scheduler.journal import DeltaVerdict, Journal
 from octavo.frontend.scheduler.pinned_prefixes import PinnedPrefixes
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.requests import (
@@ -141,7 +141,7 @@ class LiveRequest(Protocol):
         """Wakes the reader, for the journal has grown."""
         ...
 
-    def tell(self, notice: events.Notice) -> None:
+    def tell(self, notice: events.RequestNotice) -> None:
         """Keeps a notice for the reader, and wakes the reader."""
         ...
 
@@ -325,11 +325,11 @@ class SchedulerSession:
             if request is None or request.failure is not None:
                 continue
             match request.journal.accept(delta, now):
-                case Verdict.ACCEPTED:
+                case DeltaVerdict.ACCEPTED:
                     request.notify()
-                case Verdict.BROKEN:
+                case DeltaVerdict.BROKEN:
                     answers += self._resubmission(request.journal, now)
-                case Verdict.FAULTY:
+                case DeltaVerdict.FAULTY:
                     request.fail(_lacking())
         return answers
 
@@ -353,7 +353,7 @@ class SchedulerSession:
         for notice in message.notices:
             request = self.live.get(notice.request_id)
             if request is not None and request.journal.attempt == notice.attempt and not request.journal.complete:
-                request.tell(events.Notice(notice.kind, notice.queue_position))
+                request.tell(events.RequestNotice(notice.kind, notice.queue_position))
 
     def _reject(self, message: Rejected) -> None:
         request = self.live.get(message.request_id)

@@ -7,10 +7,18 @@ from itertools import islice
 from typing import Final
 
 from octavo.frontend.errors import Broken, Reason
-from octavo.frontend.request.events import Emitted, Event, Finished, Notice, Started, TextDelta, Usage
+from octavo.frontend.request.events import (
+    Emitted,
+    Event,
+    RequestNotice,
+    RequestStarted,
+    RequestUsage,
+    SequenceFinished,
+    TextDelta,
+)
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.scheduler.journal import Journal, SequenceJournal
-from octavo.frontend.stream.completion import Completion
+from octavo.frontend.stream.completion import SequenceText
 from octavo.frontend.text.detokenizer import DetokenizerSource
 from octavo.wire.base import MAX_TOKENS
 from octavo.wire.sampling import MAX_PARALLEL
@@ -62,7 +70,7 @@ class Answer:
         # Of each event that was made: of a `TextDelta` its number of tokens and its index in one number, else 0; and
         # all other events themselves.
         self._marks = array("I")
-        self._others: list[Started | Finished | Usage | Notice] = []
+        self._others: list[RequestStarted | SequenceFinished | RequestUsage | RequestNotice] = []
 
     @property
     def num_events(self) -> int:
@@ -71,15 +79,15 @@ class Answer:
 
     @property
     def has_begun(self) -> bool:
-        """Tells whether `Started` was made."""
+        """Tells whether `RequestStarted` was made."""
         return self._has_begun
 
     @property
     def finished(self) -> bool:
-        """Tells whether all events were made, `Usage` last."""
+        """Tells whether all events were made, `RequestUsage` last."""
         return not self._num_running
 
-    def advance(self, notices: Iterable[Notice] = ()) -> list[Emitted]:
+    def advance(self, notices: Iterable[RequestNotice] = ()) -> list[Emitted]:
         """Takes the journal's new tokens, as many as one turn may, and returns `notices` and the events that are
         due.
 
@@ -103,12 +111,12 @@ class Answer:
         while batch := list(islice(sent, _REPLAYED_AT_ONCE)):
             yield [emitted for emitted in batch if emitted.offset > offset]
 
-    def usage(self) -> Usage:
+    def usage(self) -> RequestUsage:
         """Returns what the request has taken so far."""
         journal = self.journal
         first = journal.arrived_at if journal.first_token_at is None else journal.first_token_at
         last = first if journal.last_token_at is None else journal.last_token_at
-        return Usage(
+        return RequestUsage(
             prompt_tokens=len(journal.prompt_token_ids),
             completion_tokens=self.num_tokens,
             preemptions=journal.preemptions,
@@ -118,9 +126,9 @@ class Answer:
             decode_time_s=last - first,
         )
 
-    def _start(self) -> Started:
+    def _start(self) -> RequestStarted:
         journal = self.journal
-        return Started(
+        return RequestStarted(
             request_id=journal.request_id,
             model=self._model,
             prompt_token_ids=journal.prompt_token_ids,
@@ -136,7 +144,7 @@ class Answer:
             for place, index in enumerate(self._best()):
                 yield from self._whole(place, index)
 
-    def _grown(self, index: int, sequence: SequenceJournal, completion: Completion) -> Iterator[Event]:
+    def _grown(self, index: int, sequence: SequenceJournal, completion: SequenceText) -> Iterator[Event]:
         """Takes one sequence's new tokens; yields the events that are due of a sequence that is not ranked."""
         start, there = completion.num_tokens, len(sequence.token_ids)
         if there > start:
@@ -195,7 +203,7 @@ class Answer:
         for offset, mark in enumerate(self._marks, 1):
             yield Emitted(offset, self._piece(*divmod(mark, MAX_PARALLEL), completions) if mark else next(others))
 
-    def _piece(self, num_tokens: int, place: int, completions: Sequence[Completion]) -> TextDelta:
+    def _piece(self, num_tokens: int, place: int, completions: Sequence[SequenceText]) -> TextDelta:
         index = self._sequence_at(place)
         sequence, completion = self.journal.sequences[index], completions[index]
         part = slice(completion.num_tokens, completion.num_tokens + num_tokens)
@@ -205,7 +213,7 @@ class Answer:
         """Returns the index in the journal of the sequence that has the index `place` in the answer."""
         return self._best()[place] if self._is_ranked else place
 
-    def _fresh_completions(self) -> list[Completion]:
+    def _fresh_completions(self) -> list[SequenceText]:
         request, sampling = self._request, self.journal.sampling
         detokenizer = self._detokenizers.detokenizer(skip_special_tokens=request.skip_special_tokens)
-        return [Completion(request, sampling, self._eos_token_ids, detokenizer) for _ in self.journal.sequences]
+        return [SequenceText(request, sampling, self._eos_token_ids, detokenizer) for _ in self.journal.sequences]

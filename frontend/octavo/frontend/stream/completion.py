@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
-from octavo.frontend.request.events import Finished, FinishReason, Match, MatchKind, TextDelta, chosen
+from octavo.frontend.request.events import FinishReason, Match, MatchKind, SequenceFinished, TextDelta, chosen
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.text.detokenizer import Detokenizer, scan
 from octavo.wire.sampling import Logprobs, SamplingParams
 
 
-class Completion:
+class SequenceText:
     """Turns one sequence into text. `finished` is set with the token that ends the sequence; later ones are ignored.
 
     Nothing ends a sequence before `min_tokens`: until then the workers choose no stop token, and stop strings are not
@@ -34,7 +34,7 @@ class Completion:
         self.num_tokens = 0
         # The sum over the tokens counted, where they came with logprobs.
         self.cumulative_logprob = 0.0
-        self.finished: Finished | None = None
+        self.finished: SequenceFinished | None = None
         # The text that waits for the end, in parts, and the number of tokens of each.
         self._waiting: list[list[str]] = []
         self._num_waiting: list[int] = []
@@ -79,7 +79,7 @@ class Completion:
         if self.num_tokens < self._sampling.max_tokens or self.finished:
             return text
         text += self._flush()
-        self.finished = self.finished or Finished(FinishReason.LENGTH, None)
+        self.finished = self.finished or SequenceFinished(FinishReason.LENGTH, None)
         return text
 
     def _decode(self, token_id: int) -> str:
@@ -92,7 +92,7 @@ class Completion:
         is_eos = token_id in self._eos_token_ids and token_id not in request.stop_token_ids
         text = self._scan(text) + self._flush()
         match = Match(MatchKind.EOS_TOKEN if is_eos else MatchKind.STOP_TOKEN, token_id)
-        self.finished = self.finished or Finished(FinishReason.STOP, match)
+        self.finished = self.finished or SequenceFinished(FinishReason.STOP, match)
         return text
 
     def _flush(self) -> str:
@@ -116,5 +116,5 @@ class Completion:
             searching=self.num_tokens >= self._sampling.min_tokens,
         )
         if stop is not None:
-            self.finished = Finished(FinishReason.STOP, Match(MatchKind.STOP_STRING, stop))
+            self.finished = SequenceFinished(FinishReason.STOP, Match(MatchKind.STOP_STRING, stop))
         return text

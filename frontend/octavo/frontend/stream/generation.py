@@ -23,7 +23,7 @@ from octavo.frontend.errors import (
 from octavo.frontend.request.events import Emitted
 from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest, Prompt
 from octavo.frontend.request.validation import check_answer_size, check_form, check_prompt_size
-from octavo.frontend.scheduler.client import Availability
+from octavo.frontend.scheduler.client import SchedulerAvailability
 from octavo.frontend.scheduler.pool import Listing, SchedulerPool
 from octavo.frontend.stream.observer import Latencies, Observer
 from octavo.frontend.stream.pacing import Turns
@@ -87,7 +87,7 @@ class Generation:
     @property
     def ready(self) -> bool:
         """Tells whether a new request would be taken and could run now."""
-        return not self.draining and self._scheduler.availability is Availability.READY
+        return not self.draining and self._scheduler.availability is SchedulerAvailability.READY
 
     @property
     def makes_progress(self) -> bool:

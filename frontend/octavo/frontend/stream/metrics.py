@@ -10,8 +10,8 @@ from prometheus_client.registry import Collector
 
 from octavo.frontend.access.admission import Admission
 from octavo.frontend.errors import Reason, ServiceError
-from octavo.frontend.request.events import FinishReason, Usage
-from octavo.frontend.scheduler.client import Availability
+from octavo.frontend.request.events import FinishReason, RequestUsage
+from octavo.frontend.scheduler.client import SchedulerAvailability
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.observer import Latencies, Observer
@@ -62,7 +62,7 @@ class FrontendMetrics(Observer, Collector):
     def sequence_finished(self, reason: FinishReason) -> None:
         self._ended.add(reason.name.lower())
 
-    def finished(self, usage: Usage, since_arrival_s: float) -> None:
+    def finished(self, usage: RequestUsage, since_arrival_s: float) -> None:
         self._finished += 1
         self._whole.observe(since_arrival_s)
 
@@ -162,7 +162,7 @@ class CellMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         links = self._cells.links
-        ready = [([link.endpoint], link.availability is Availability.READY) for link in links]
+        ready = [([link.endpoint], link.availability is SchedulerAvailability.READY) for link in links]
         requests = [([link.endpoint], len(link.live)) for link in links]
         work = [([link.endpoint], link.work_tokens) for link in links]
         yield gauges("octavo_cell_ready", "Whether a cell has workers of our model that answer.", ["cell"], ready)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from octavo.frontend.errors import ServiceError
-from octavo.frontend.request.events import FinishReason, Usage
+from octavo.frontend.request.events import FinishReason, RequestUsage
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Observer:
     def sequence_finished(self, reason: FinishReason) -> None:
         """Counts a sequence that has ended."""
 
-    def finished(self, usage: Usage, since_arrival_s: float) -> None:
+    def finished(self, usage: RequestUsage, since_arrival_s: float) -> None:
         """Counts a request whose last event was handed over."""
 
     def failed(self, error: ServiceError) -> None:

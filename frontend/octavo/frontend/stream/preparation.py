@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from octavo.frontend.errors import DeadlineExceeded, InvalidRequest, NotFound, Reason, Unavailable, bad_parameter
 from octavo.frontend.request.request import Caller, GenerationRequest
 from octavo.frontend.request.validation import check_prompt_size, check_room
-from octavo.frontend.scheduler.client import Availability, unreachable
+from octavo.frontend.scheduler.client import SchedulerAvailability, unreachable
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.answer import Answer
@@ -180,7 +180,7 @@ class Readiness:
         `since` is when the request began to wait (`time.monotonic`), if not with this call.
         """
         waiting_since = time.monotonic() if since is None else since
-        while (availability := self._scheduler.availability) is not Availability.READY:
+        while (availability := self._scheduler.availability) is not SchedulerAvailability.READY:
             self._check_worth_waiting(availability, time.monotonic() - waiting_since)
             await self._scheduler.changed()
         status = self._scheduler.status
@@ -213,21 +213,21 @@ class Readiness:
                 await self._scheduler.changed()
             self._num_told = self._num_asked
 
-    def _check_worth_waiting(self, availability: Availability, waited_s: float) -> None:
+    def _check_worth_waiting(self, availability: SchedulerAvailability, waited_s: float) -> None:
         away_s = self._scheduler.away_s()
-        if availability is Availability.NO_SCHEDULER and away_s > self._scheduler.grace_s:
+        if availability is SchedulerAvailability.NO_SCHEDULER and away_s > self._scheduler.grace_s:
             raise unreachable(away_s)
-        if availability is Availability.NO_WORKER and waited_s >= self._worker_grace_s:
+        if availability is SchedulerAvailability.NO_WORKER and waited_s >= self._worker_grace_s:
             raise Unavailable(
                 Reason.NO_WORKER, f"no worker has registered in {waited_s:.0f} s; start one, or try again later"
             )
-        if availability is Availability.STALLED and waited_s >= self._worker_grace_s:
+        if availability is SchedulerAvailability.STALLED and waited_s >= self._worker_grace_s:
             raise Unavailable(
                 Reason.NO_WORKER,
                 "the workers have answered no step for long, though there is work; the scheduler's log says which and"
                 " why; try again later",
             )
-        if availability is Availability.MODEL_MISMATCH:
+        if availability is SchedulerAvailability.MODEL_MISMATCH:
             raise self._mismatch()
 
     def _mismatch(self) -> Unavailable:

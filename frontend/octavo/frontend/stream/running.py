@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from octavo.frontend.access.admission import Ticket
 from octavo.frontend.errors import Aborted, Reason, ServiceError
-from octavo.frontend.request.events import Emitted, Finished, Notice, Started
+from octavo.frontend.request.events import Emitted, RequestNotice, RequestStarted, SequenceFinished
 from octavo.frontend.request.request import Caller, GenerationRequest
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.stream.answer import Answer
@@ -48,7 +48,7 @@ class RunningRequest:
     # When the latest of the tokens came that were reported.
     _last_token_at: float | None = None
     _news: asyncio.Event = field(default_factory=_fresh_news)
-    _notices: dict[NoticeKind, Notice] = field(default_factory=dict)
+    _notices: dict[NoticeKind, RequestNotice] = field(default_factory=dict)
 
     @property
     def journal(self) -> Journal:
@@ -120,7 +120,7 @@ class RunningRequest:
             raise self.failure
         news.clear()
 
-    def take_notices(self) -> list[Notice]:
+    def take_notices(self) -> list[RequestNotice]:
         """Returns the notices since the last call, in order."""
         if not self._notices:
             return []
@@ -133,7 +133,7 @@ class RunningRequest:
         """Wakes the reader, for there is news."""
         self._news.set()
 
-    def tell(self, notice: Notice) -> None:
+    def tell(self, notice: RequestNotice) -> None:
         """Keeps a notice for the reader, the latest of each kind, and wakes the reader."""
         self._notices.pop(notice.kind, None)
         self._notices[notice.kind] = notice
@@ -156,11 +156,11 @@ class RunningRequest:
         """Reports the `events` that were made, and `num_tokens` generated tokens that were taken with them."""
         for emitted in events:
             match emitted.event:
-                case Started():
+                case RequestStarted():
                     self._report_start()
-                case Finished(reason):
+                case SequenceFinished(reason):
                     self.observer.sequence_finished(reason)
-                case Notice(kind):
+                case RequestNotice(kind):
                     self.span.event(kind.value)
         if num_tokens:
             now, before = self.journal.last_token_at, self._last_token_at

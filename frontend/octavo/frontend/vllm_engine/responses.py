@@ -10,13 +10,13 @@ from smg_grpc_proto import vllm_engine_pb2 as pb  # type: ignore[import-untyped]
 from octavo.frontend.request.events import (
     FEW_LOGPROBS,
     Event,
-    Finished,
     FinishReason,
     LogprobTable,
     MatchKind,
-    Started,
+    RequestStarted,
+    RequestUsage,
+    SequenceFinished,
     TextDelta,
-    Usage,
     is_long,
 )
 from octavo.frontend.stream.pacing import apart
@@ -31,7 +31,7 @@ class _Sequence:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: LogprobTable = field(default_factory=LogprobTable)
-    finished: Finished | None = None
+    finished: SequenceFinished | None = None
 
 
 @dataclass
@@ -61,7 +61,8 @@ class Responses:
 
     def _is_long(self, event: Event) -> bool:
         return is_long(event) or (
-            isinstance(event, Usage) and any(len(each.logprobs) > FEW_LOGPROBS for each in self._sequences.values())
+            isinstance(event, RequestUsage)
+            and any(len(each.logprobs) > FEW_LOGPROBS for each in self._sequences.values())
         )
 
     def of(self, event: Event) -> Iterator[Any]:
@@ -70,14 +71,14 @@ class Responses:
         Complete messages come with the last event, for only then the cached part of the prompt is known.
         """
         match event:
-            case Started():
+            case RequestStarted():
                 self._prompt_tokens = len(event.prompt_token_ids)
                 self._prompt = _input_logprobs(event)
             case TextDelta():
                 yield from self._of_delta(event)
-            case Finished():
+            case SequenceFinished():
                 self._sequence(event.index).finished = event
-            case Usage():
+            case RequestUsage():
                 for index in sorted(self._sequences):
                     yield self._complete(index, self._sequences[index], event)
 
@@ -98,7 +99,7 @@ class Responses:
             self._has_sent_prompt = True
             yield pb.GenerateResponse(chunk=chunk)
 
-    def _complete(self, index: int, sequence: _Sequence, usage: Usage) -> Any:
+    def _complete(self, index: int, sequence: _Sequence, usage: RequestUsage) -> Any:
         assert sequence.finished is not None
         return pb.GenerateResponse(
             complete=pb.GenerateComplete(
@@ -125,7 +126,7 @@ class Responses:
         )
 
 
-def _input_logprobs(started: Started) -> Any:
+def _input_logprobs(started: RequestStarted) -> Any:
     """Returns the logprobs of the prompt, whose first token has none."""
     logprobs = started.prompt_logprobs
     if not logprobs:
@@ -141,7 +142,7 @@ def _top(token: Logprobs) -> Any:
     return pb.TopLogProbs(values=token.top_logprobs, token_ids=token.top_token_ids)
 
 
-def _matched(finished: Finished) -> dict[str, str | int]:
+def _matched(finished: SequenceFinished) -> dict[str, str | int]:
     """Returns the field that names the matched stop; EOS counts as none."""
     match finished.match:
         case None:

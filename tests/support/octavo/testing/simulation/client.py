@@ -4,7 +4,7 @@ checked."""
 from collections.abc import Iterable
 
 from octavo.frontend.errors import ServiceError
-from octavo.frontend.request.events import Emitted, Finished, Notice, TextDelta
+from octavo.frontend.request.events import Emitted, RequestNotice, SequenceFinished, TextDelta
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.session import SchedulerSession
@@ -47,7 +47,7 @@ class Client:
         # The error with which the stream ended before its time.
         self.failure: ServiceError | None = None
         self._has_news = False
-        self._notices: dict[NoticeKind, Notice] = {}
+        self._notices: dict[NoticeKind, RequestNotice] = {}
         self._reference: Reference = reference(plan, model)
         self.journal = Journal(
             plan.request_id,
@@ -74,7 +74,7 @@ class Client:
     def notify(self) -> None:
         self._has_news = True
 
-    def tell(self, notice: Notice) -> None:
+    def tell(self, notice: RequestNotice) -> None:
         assert not self.journal.complete, f"{self.journal.request_id} has all its tokens, and is told {notice}"
         self._notices.pop(notice.kind, None)
         self._notices[notice.kind] = notice
@@ -113,12 +113,12 @@ class Client:
         self._told.append(emitted)
         now, key, offset = self._watch.awake_s, self._key, emitted.offset
         match emitted.event:
-            case Finished(index=place):
+            case SequenceFinished(index=place):
                 self._watch.see(ChoiceEnded(now, key, offset, place))
             case TextDelta(index=place, token_ids=token_ids):
                 self._watch.see(Tokens(now, key, offset, place, token_ids))
             case other:
-                if isinstance(other, Notice):
+                if isinstance(other, RequestNotice):
                     assert (other.queue_position == 0) == (other.kind is NoticeKind.RESUMED)
                 self._watch.see(Notified(now, key, offset))
 
