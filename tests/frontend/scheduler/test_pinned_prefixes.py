@@ -12,7 +12,7 @@ import pytest
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Unavailable
-from octavo.frontend.scheduler.client import Availability
+from octavo.frontend.scheduler.client import SchedulerAvailability
 from octavo.frontend.scheduler.pinned_prefixes import NamedPrefixes, PinnedPrefixesError, read_pinned_prefixes
 from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.server import FrontendServer
@@ -166,7 +166,7 @@ async def test_unknown_names_share_questions(
 
 async def test_who_asks_in_vain_holds_up_nobody_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     now, pool = 0.0, Mock(spec=SchedulerPool)
-    pool.prefixes, pool.availability = NamedPrefixes({}, False), Availability.NO_WORKER
+    pool.prefixes, pool.availability = NamedPrefixes({}, False), SchedulerAvailability.NO_WORKER
     pool.away_s.return_value, pool.grace_s = 0.0, 60.0
 
     async def changed() -> None:
