@@ -3,6 +3,7 @@
 A machine with a GPU may lack plugins of pytest. What it can run without them, it runs.
 """
 
+import gc
 import inspect
 import os
 import shutil
@@ -76,7 +77,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Quickens Triton's interpreter where a test uses it: it takes seconds to import."""
+    """Spares the garbage collector what stays to the end, and Triton's interpreter, if it is used, what it repeats."""
+    gc.collect()
+    gc.freeze()
+    # It takes seconds to import.
     if os.environ.get("TRITON_INTERPRET") == "1" and "octavo.kernels.triton" in sys.modules:
         from octavo.testing.interpreter import patch_language_once
 

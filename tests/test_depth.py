@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.testing.depth import deep, deep_unless, every
+from octavo.testing.depth import deep, deep_unless, every, every_row
 
 SUITE = """
 import pytest
@@ -28,6 +28,7 @@ def names(values: list[object]) -> list[object]:
 
 def test_no_value_is_lost() -> None:
     assert names(every(2, "abc")) == ["a", ("b",), "c"]
+    assert names(every_row(2, [(1, 2), (3, 4)])) == [(1, 2), (3, 4)]
     assert names(deep_unless("b".__eq__, "abc")) == [("a",), "b", ("c",)]
     assert names(deep(1, 2)) == [(1,), (2,)]
 

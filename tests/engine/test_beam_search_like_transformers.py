@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from octavo.testbed.models import fp32_runner, write_tiny_model
 from octavo.testing.cluster import Cluster, make_request, write_fake_model
+from octavo.testing.depth import every_row
 from octavo.wire.requests import Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
 
@@ -94,7 +95,7 @@ def tiny(tiny_directory: Path) -> Any:
     return write_tiny_model(tiny_directory, config)
 
 
-@pytest.mark.parametrize(("width", "length_penalty", "early_stopping"), SETTINGS)
+@pytest.mark.parametrize(("width", "length_penalty", "early_stopping"), every_row(4, SETTINGS))
 def test_a_tiny_model_gives_the_same_hypotheses(
     tiny: Any, tiny_directory: Path, width: int, length_penalty: float, early_stopping: EarlyStopping
 ) -> None:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from octavo.testing.depth import every_row
 from octavo.testing.oracles.choosers import assert_follows, chooser, chosen, drawn, softmax
 from octavo.worker.sampling import draw
 
@@ -34,18 +35,21 @@ def test_tokens_follow_the_softmax(temperature: float) -> None:
 
 @pytest.mark.parametrize(
     ("top_k", "top_p", "min_p"),
-    [
-        (5, 1.0, 0.0),
-        (0, 0.6, 0.0),
-        (30, 0.5, 0.0),
-        (300, 0.9, 0.0),
-        (1, 1.0, 0.0),
-        (0, 1.0, 0.2),
-        (0, 1.0, 1.0),
-        (0, 0.7, 0.1),
-        (25, 1.0, 0.05),
-        (20, 0.8, 0.15),
-    ],
+    every_row(
+        3,
+        [
+            (5, 1.0, 0.0),
+            (30, 0.5, 0.0),
+            (300, 0.9, 0.0),
+            (0, 0.6, 0.0),
+            (1, 1.0, 0.0),
+            (0, 1.0, 1.0),
+            (0, 1.0, 0.2),
+            (0, 0.7, 0.1),
+            (25, 1.0, 0.05),
+            (20, 0.8, 0.15),
+        ],
+    ),
 )
 def test_tokens_follow_the_softmax_of_what_the_cuts_leave(top_k: int, top_p: float, min_p: float) -> None:
     logits = torch.randn(400, generator=torch.Generator().manual_seed(2))

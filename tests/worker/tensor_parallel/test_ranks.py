@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from octavo.testing.depth import deep
+
 _RANK = "from octavo.worker.cli.worker import worker; worker()"
 _WAIT_S = 120.0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *deep(signal.SIGINT)])
 def test_a_rank_that_waits_for_the_first_one_ends_at_a_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:

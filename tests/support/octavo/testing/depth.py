@@ -22,6 +22,13 @@ def every(step: int, values: Iterable[Any], *, first: int = 0) -> list[Any]:
     ]
 
 
+def every_row(step: int, rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """The same for rows of several parameters, from the first on."""
+    return [
+        row if number % step == 0 else pytest.param(*row, marks=pytest.mark.deep) for number, row in enumerate(rows)
+    ]
+
+
 def deep(*values: Any) -> list[Any]:
     """These `values` as parameters marked deep."""
     return deep_unless(lambda _: False, values)
