@@ -85,7 +85,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, runner: Runner, requests: li
     "config",
     [
         {},
-        {"max_steps_in_flight": 1, "max_num_batched_tokens": 40, "max_num_seqs": 40},
+        *deep({"max_steps_in_flight": 1, "max_num_batched_tokens": 40, "max_num_seqs": 40}),
         {"policy": Policy.PAPER, "prefix_caching": False},
     ],
     ids=["two steps in flight", "one step in flight, small chunks", "paper policy, no prefix cache"],

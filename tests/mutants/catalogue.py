@@ -47,9 +47,14 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if isinstance(found, Match):
                 return path, found
             wrong = found
-        others = ((other, find(self.old, self.within, _source(other))) for other in _modules(root) if other != path)
-        moved = [(other, match) for other, match in others if isinstance(match, Match)]
         # Where its file is still there, what is called otherwise is something else.
+        needed = {name.text for name in names_of(self.old)} if path.is_file() else set()
+        others = [
+            (other, find(self.old, self.within, _source(other)))
+            for other in _modules(root)
+            if other != path and needed <= set(_WORD.findall(other.read_text(encoding="utf-8")))
+        ]
+        moved = [(other, match) for other, match in others if isinstance(match, Match)]
         fewest = 0 if path.is_file() else min((len(match.renamed) for _, match in moved), default=0)
         nearest = [(other, match) for other, match in moved if len(match.renamed) == fewest]
         if len(nearest) == 1:

@@ -139,9 +139,9 @@ def test_of_two_that_are_alike_the_one_with_more_of_its_names_is_meant() -> None
 
 @pytest.mark.parametrize("all_names", [False, *deep(True)])
 def test_every_mutant_outlives_the_renaming_of_a_name(*, all_names: bool) -> None:
-    """Each of its names in turn, or its function's."""
+    """Each of its names in turn, or of some mutants their function's."""
     lost = []
-    for mutant in load():
+    for mutant in load()[:: 1 if all_names else 4]:
         _, match = mutant.place(REPOSITORY)
         names = {name.text for name in (match.names if all_names else match.scope.path[-1:])}
         for name in names:

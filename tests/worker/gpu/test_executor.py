@@ -25,6 +25,7 @@ from octavo.testbed.models import (
     run_step,
     write_tiny_model,
 )
+from octavo.testing.depth import deep
 from octavo.testing.gpu_runner import gpu_runner
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves, FailureReason
@@ -53,7 +54,7 @@ PROMPTS = [list(range(50, 71)), [3, 1, 4, 1, 5, 9, 2, 6], [7]]
 NUM_TOKENS = 3
 
 
-BOTH = pytest.mark.parametrize("tiny", CONFIGS, indirect=True)
+BOTH = pytest.mark.parametrize("tiny", [*deep("full"), "windows"], indirect=True)
 
 
 @pytest.fixture(scope="module", name="tiny")

@@ -57,9 +57,14 @@ def test_chunks_batches_and_recomputation_change_no_bit(runner: ModelRunner) -> 
     alone = run(runner, new_sequences(runner, [PROMPT], 4, SAMPLING))
     assert len(alone) == NUM_TOKENS
     assert run(runner, new_sequences(runner, [PROMPT], 4, SAMPLING), 5, 1, 9) == alone
-    assert run(runner, new_sequences(runner, [PROMPT, *OTHERS], 4, SAMPLING)) == alone
     assert run(runner, new_sequences(runner, [PROMPT, *OTHERS], 4, SAMPLING), 7, 4) == alone
 
     [resumed] = new_sequences(runner, [[*PROMPT, alone[0][0]]], 4, SAMPLING)
     resumed.prompt_length = len(PROMPT)
     assert run(runner, [resumed]) == alone[1:]
+
+
+@pytest.mark.deep
+def test_a_batch_of_whole_prompts_changes_no_bit(runner: ModelRunner) -> None:
+    alone = run(runner, new_sequences(runner, [PROMPT], 4, SAMPLING))
+    assert run(runner, new_sequences(runner, [PROMPT, *OTHERS], 4, SAMPLING)) == alone

@@ -38,7 +38,7 @@ from octavo.testbed.models import (
     transformers_greedy,
     write_tiny_model,
 )
-from octavo.testing.depth import deep
+from octavo.testing.depth import deep, every_row
 from octavo.testing.native import kernels
 from octavo.worker.loading.weights import Checkpoint
 from octavo.worker.model_settings import ModelSettings
@@ -221,7 +221,7 @@ def test_sliding_windows_give_the_logits_and_tokens_of_transformers(
 
 
 @pytest.mark.parametrize("block_size", [8, *deep(16)])
-@pytest.mark.parametrize(("config", "groups"), MORE_WINDOWS.values(), ids=MORE_WINDOWS.keys())
+@pytest.mark.parametrize(("config", "groups"), every_row(2, MORE_WINDOWS.values()), ids=MORE_WINDOWS.keys())
 def test_families_with_windows_give_the_logits_and_tokens_of_transformers(
     config: Any, groups: list[int], block_size: int, tmp_path: Path
 ) -> None:

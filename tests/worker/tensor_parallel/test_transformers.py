@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from octavo.testbed.models import transformers_greedy
+from octavo.testing.depth import deep, every
 from octavo.testing.shard_threads import RankRunner, ThreadGroup, run_ranks
 from octavo.testing.small.architecture_trial import write_random_model
 from octavo.testing.small.tiny_configs import causal_class, tiny_config
@@ -90,13 +91,13 @@ def assert_like_transformers(directory: Path, model: Any, size: int) -> None:
     assert [tuple(logits.shape) for logits, _ in followers] == [(0, expected.shape[1])] * (size - 1)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [*deep(2), 3, *deep(4)])
 @pytest.mark.parametrize("model_type", ["opt", "gpt2"])
 def test_logits_and_tokens_do_not_depend_on_the_number_of_ranks(model_type: str, size: int, tmp_path: Path) -> None:
     assert_like_transformers(tmp_path, write_tiny(tmp_path, model_type), size)
 
 
-@pytest.mark.parametrize("model_type", OTHERS)
+@pytest.mark.parametrize("model_type", every(3, OTHERS))
 def test_plans_of_transformers_are_followed(model_type: str, tmp_path: Path) -> None:
     assert_like_transformers(tmp_path, write_tiny(tmp_path, model_type), 2)
 
