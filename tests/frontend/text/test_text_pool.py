@@ -85,13 +85,13 @@ async def test_very_short_texts_need_no_thread(pool: TextPool) -> None:
 
 
 async def test_a_slow_text_is_ended_and_nobody_else_is(tokenizer: ModelTokenizer) -> None:
-    pool = TextPool(tokenizer, processes=2, timeout_s=0.5)
+    pool = TextPool(tokenizer, processes=2, timeout_s=2.0)
     try:
         slow = asyncio.create_task(pool.encode(chat("slow")))
         await until(pool, 1)
         [pid] = pool.pids
         assert len(await pool.encode(LONG)) == SHORT_BYTES
-        with pytest.raises(InvalidRequest, match=r"more than 0\.5 s") as caught:
+        with pytest.raises(InvalidRequest, match=r"more than 2(\.0)? s") as caught:
             await slow
         assert caught.value.reason is Reason.TEXT_TIMEOUT
         assert is_gone(pid)
