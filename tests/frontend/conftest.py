@@ -37,13 +37,19 @@ def roomy_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def config(model_directory: Path, tmp_path: Path) -> FrontendConfig:
+def scheduler_grace_s() -> float:
+    """Is long, for a busy machine may keep the fake scheduler from a word for seconds."""
+    return 60.0
+
+
+@pytest.fixture
+def config(model_directory: Path, tmp_path: Path, scheduler_grace_s: float) -> FrontendConfig:
     return FrontendConfig(
         model_directory=model_directory,
         served_model_name="byte-model",
         listen="127.0.0.1:0",
         scheduler_endpoints=(f"ipc://{tmp_path}/frontends.sock",),
-        scheduler_grace_s=1.5,
+        scheduler_grace_s=scheduler_grace_s,
         worker_grace_s=0.3,
         drain_timeout_s=5.0,
         text_processes=1,

@@ -87,6 +87,7 @@ async def test_a_scheduler_that_forgot_one_request_is_told_again(
     assert [request.attempt for request in scheduler.submitted] == [1, 2]
 
 
+@pytest.mark.parametrize("scheduler_grace_s", [1.5])
 async def test_a_scheduler_that_stays_away_ends_running_requests(
     fake_scheduler: FakeScheduler, frontend: FrontendServer, stub: Any, eventually: Any
 ) -> None:
@@ -260,6 +261,7 @@ async def test_streams_wait_until_a_scheduler_of_their_version_is_back(
     assert ids_of(await call) == expected
 
 
+@pytest.mark.parametrize("scheduler_grace_s", [1.5])
 async def test_streams_and_process_end_if_only_another_version_is_there(
     scheduler: FakeScheduler, config: FrontendConfig, eventually: Any
 ) -> None:
