@@ -19,7 +19,7 @@ TESTS_OF_KERNELS := tests/kernels
 TESTS_OF_FAILURES := tests/chaos tests/network
 TESTS_OF_STUDIES := tests/simulation tests/evaluation
 # The first to begin take longest.
-GROUPS := test-workers test-processes test-most test-interfaces test-studies test-kernels test-failures test-checks
+GROUPS := test-workers test-processes test-interfaces test-most test-studies test-kernels test-failures test-checks
 # Of `make test-deep`, two at a time; the first to begin take longest. How many seeds the simulation runs, and by how much
 # the long searches of test-long are shortened, fit into its hour.
 DEEP_GROUPS := deep-mutants deep-tests deep-machines deep-simulation

@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1]
 GROUPS = [
     "test-workers",
     "test-processes",
-    "test-most",
     "test-interfaces",
+    "test-most",
     "test-studies",
     "test-kernels",
     "test-failures",
