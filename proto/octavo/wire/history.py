@@ -16,5 +16,10 @@ def extend(value: int, token_ids: Iterable[int]) -> int:
     against forgery.
     """
     for token_id in token_ids:
-        value = ((value ^ token_id) * _PRIME) & _MASK
+        value = append(value, token_id)
     return value
+
+
+def append(value: int, token_id: int) -> int:
+    """Returns the hash after one more token."""
+    return ((value ^ token_id) * _PRIME) & _MASK

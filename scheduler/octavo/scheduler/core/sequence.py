@@ -154,7 +154,7 @@ class Sequence:
         """Adds a token that a step has sampled, or that was chosen for a beam."""
         self.generated_token_ids.append(token_id)
         self.num_known += 1
-        self.history_hash = history.extend(self.history_hash, (token_id,))
+        self.history_hash = history.append(self.history_hash, token_id)
 
     def fork(self, index: int) -> "Sequence":
         """Makes a beam that goes on from here beside this one."""
