@@ -98,7 +98,7 @@ def serving(octavo: Path, variables: dict[str, str], home: Path) -> Iterator[str
 def is_ready(address: str) -> bool:
     """Returns whether the server answers that it serves."""
     try:
-        with urllib.request.urlopen(f"{address}/health", timeout=10) as answer:
+        with urllib.request.urlopen(f"{address}/ready", timeout=10) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
