@@ -156,6 +156,14 @@ class FrontendConfig:
     ] = ""
     # None: nobody is asked for a key.
     api_keys: Annotated[Path | None, API_KEYS] = None
+    public_load_metrics: Annotated[
+        bool,
+        Option(
+            "--public-load-metrics",
+            "With API keys, GET /metrics without a key tells the load alone: requests that wait and run, and KV blocks."
+            " For endpoint pickers, which send no key. Default: it asks for the key of a trusted tenant.",
+        ),
+    ] = False
     # For gRPC and HTTP alike; with `tls_client_ca` clients must show a certificate of its.
     tls_certificate: Annotated[Path | None, TLS_CERTIFICATE] = None
     tls_key: Annotated[Path | None, TLS_KEY] = None

@@ -120,7 +120,7 @@ class FrontendServer:
         )
         admission = Admission(config, access.bounds)
         self._metrics = FrontendMetrics(config.served_model_name, admission, lambda: self.scheduler.journals)
-        expose("frontend", self._metrics, CellMetrics(self.scheduler))
+        expose("frontend", self._metrics, CellMetrics(config.served_model_name, self.scheduler))
         self.generation = Generation(
             model_names=(config.served_model_name, *config.model_aliases),
             tokenizer=tokenizer,
@@ -149,7 +149,8 @@ class FrontendServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
         if config.health_address:
             _bind(self._probes, config.health_address, None)
-        app: ASGIApp = AccessMiddleware(BodyBound(build_app(self.generation, access, config), Bodies()), access)
+        bounded_app = BodyBound(build_app(self.generation, access, config), Bodies())
+        app: ASGIApp = AccessMiddleware(bounded_app, access, public_metrics=config.public_load_metrics)
         if origins := parse_origins(config.allowed_origins):
             app = CrossOrigin(app, origins)
         guarded = BrowserGuard(app, AllowedHosts(config.http_listen, config.allowed_hosts), origins)

@@ -31,8 +31,11 @@ from octavo.wire.steps import ModelInfo
 
 RENEW_INTERVAL_S = 1.0
 LEASE_S = 5.0
+# A load that has changed is told after so many seconds at the latest, and at most so often.
+LOAD_INTERVAL_S = 0.5
 
 MAX_LIVE_REQUESTS = 1 << 16
+MAX_REPLICAS = 1 << 14
 Attempt = Annotated[int, Meta(ge=1, le=2**53)]
 RequestIds = Annotated[list[Name], Meta(max_length=MAX_LIVE_REQUESTS)]
 
@@ -194,13 +197,32 @@ class PinPrefixes(Fenced, frozen=True):
     prefixes: Annotated[list[Prefix], Meta(max_length=MAX_PREFIXES)]
 
 
+class BlockUse(Value, frozen=True):
+    """Counts the KV blocks of one size in tokens, on all replicas with such blocks; used are those that are not free,
+    whether or not free ones hold cached content."""
+
+    block_size: Annotated[int, Meta(ge=1)]
+    num_blocks: Count
+    num_used: Count
+
+
+class ServiceLoad(Value, frozen=True):
+    """Counts the requests of all frontends that wait, for a replica or swapped out, and those that run; and the KV
+    blocks of each size."""
+
+    waiting: Count
+    running: Count
+    blocks: Annotated[list[BlockUse], Meta(max_length=MAX_REPLICAS)]
+
+
 class ServiceStatus(Value, frozen=True):
     """Tells a frontend what it must know of the service to admit or refuse requests.
 
     `capacity_tokens` is what the largest live replica can hold for one sequence; 0 with no replica. Sequences that run
     side by side share it in blocks of `block_size` tokens; `max_parallel` is how many of one request can. `work_tokens`
     are still to be computed of all that is held, as of each frontend's latest renewal: see `answer_work`. `stalled`: a
-    replica has work and answers no step, and there is none that would do better with a new request.
+    replica has work and answers no step, and there is none that would do better with a new request. `load` is that of
+    now.
     """
 
     replicas: Count
@@ -210,6 +232,7 @@ class ServiceStatus(Value, frozen=True):
     block_size: Annotated[int, Meta(ge=1)] = 1
     work_tokens: Count = 0
     stalled: Annotated[bool, since(9)] = False
+    load: Annotated[ServiceLoad | None, since(9)] = None
 
 
 class FrontendWelcome(Fenced, frozen=True):
@@ -219,7 +242,7 @@ class FrontendWelcome(Fenced, frozen=True):
 
 
 class StatusChanged(Fenced, frozen=True):
-    """Reports that a replica came or went, or stands still, or no longer."""
+    """Reports that a replica came or went, or stands still, or no longer; or that the load has changed."""
 
     status: ServiceStatus
 

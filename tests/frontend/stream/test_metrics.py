@@ -3,6 +3,7 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -11,9 +12,12 @@ from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Broken, Overloaded, Reason, Unavailable
 from octavo.frontend.request.events import FinishReason, RequestUsage
 from octavo.frontend.request.request import GenerationRequest
+from octavo.frontend.scheduler.client import SchedulerAvailability
 from octavo.frontend.scheduler.journal import Journal
-from octavo.frontend.stream.metrics import FrontendMetrics
-from octavo.testing.metrics import told
+from octavo.frontend.scheduler.pool import SchedulerPool
+from octavo.frontend.stream.metrics import LOAD_METRICS, CellMetrics, FrontendMetrics
+from octavo.testing.metrics import FakeCell, FakeCells, told
+from octavo.wire.requests import BlockUse, ServiceLoad
 from octavo.wire.sampling import SamplingParams
 
 USAGE = RequestUsage(
@@ -127,6 +131,38 @@ def test_tenants_beyond_a_hundred_are_told_as_one(metrics: FrontendMetrics, admi
     assert len(found) == 101
     assert found["octavo_tenant_work_tokens other tenants"] == 100
     assert sum(found.values()) == 300
+
+
+def test_the_load_of_all_cells_is_told_under_the_names_that_endpoint_pickers_know() -> None:
+    loads = ServiceLoad(2, 5, [BlockUse(16, 30, 15), BlockUse(32, 10, 0)]), ServiceLoad(1, 0, [BlockUse(32, 40, 33)])
+    cells = FakeCells([FakeCell("a", loads[0]), FakeCell("b", loads[1]), FakeCell("gone", None)])
+    found = told(CellMetrics("model", cast(SchedulerPool, cells)), "model_name", "block_size", "num_gpu_blocks")
+    assert {name: value for name, value in found.items() if name.startswith("vllm:")} == {
+        "vllm:num_requests_waiting model": 3,
+        "vllm:num_requests_running model": 5,
+        # Each block counts alike: 48 of 80.
+        "vllm:kv_cache_usage_perc model": pytest.approx(0.6),
+        "vllm:cache_config_info 32 50": 1,
+        "vllm:cache_config_info 16 30": 1,
+    }
+
+
+def test_readers_of_one_row_find_the_size_with_most_blocks() -> None:
+    cells = FakeCells([FakeCell("a", ServiceLoad(0, 0, [BlockUse(8, 10, 0), BlockUse(16, 30, 0)]))])
+    families = {family.name: family for family in CellMetrics("model", cast(SchedulerPool, cells)).collect()}
+    assert families["vllm:cache_config_info"].samples[0].labels == {"block_size": "16", "num_gpu_blocks": "30"}
+
+
+def test_a_cell_without_workers_is_full_and_what_waits_there_counts() -> None:
+    cells = FakeCells([FakeCell("a", ServiceLoad(4, 0, []), SchedulerAvailability.NO_WORKER)])
+    found = told(CellMetrics("model", cast(SchedulerPool, cells)))
+    assert found["vllm:kv_cache_usage_perc"] == 1
+    assert found["vllm:num_requests_waiting"] == 4
+
+
+def test_where_no_load_is_known_every_one_of_its_metrics_is_missing() -> None:
+    cells = FakeCells([FakeCell("a", None), FakeCell("b", None)])
+    assert not {family.name for family in CellMetrics("model", cast(SchedulerPool, cells)).collect()} & LOAD_METRICS
 
 
 async def test_the_lag_of_the_event_loop_is_measured(metrics: FrontendMetrics) -> None:

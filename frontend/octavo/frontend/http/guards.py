@@ -14,34 +14,48 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.frontend.access.access import Access, authorization_of
 from octavo.frontend.errors import Forbidden, Reason, Unauthenticated
 from octavo.frontend.http.errors import error_response
+from octavo.frontend.request.request import STRANGER, Caller
 
-# For GET and HEAD: probes carry no key, and the page asks its reader for one.
+_READING: Final = frozenset({"GET", "HEAD"})
+# For these methods: probes carry no key, and the page asks its reader for one.
 EXEMPT: Final = frozenset({"/livez", "/health", "/ready", "/"})
 EXEMPT_BELOW: Final = "/page/"
+METRICS: Final = "/metrics"
 _REFUSED_WEBSOCKET: Final = 1008
 
 
 class AccessMiddleware:
-    """Refuses calls without credentials, but for `EXEMPT` paths, and sets the caller in `scope["state"]["caller"]`."""
+    """Refuses calls without credentials, but for `EXEMPT` paths, and sets the caller in `scope["state"]["caller"]`.
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    With `public_metrics`, who reads the metrics without credentials is let in as a `STRANGER`.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, *, public_metrics: bool = False) -> None:
         self._app = app
         self._access = access
+        self._public_metrics = public_metrics and access.asks_for_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan" and not _is_exempt(scope):
             try:
-                caller = self._access.identify(authorization_of(Headers(scope=scope)))
+                caller = self._identify(scope)
             except Unauthenticated as error:
                 await _refuse(error, scope, receive, send)
                 return
             scope.setdefault("state", {})["caller"] = caller
         await self._app(scope, receive, send)
 
+    def _identify(self, scope: Scope) -> Caller:
+        authorization = authorization_of(Headers(scope=scope))
+        reads_metrics = scope.get("method") in _READING and scope["path"] == METRICS
+        if self._public_metrics and reads_metrics and authorization is None:
+            return STRANGER
+        return self._access.identify(authorization)
+
 
 def _is_exempt(scope: Scope) -> bool:
     path = scope["path"]
-    return scope.get("method") in ("GET", "HEAD") and (path in EXEMPT or path.startswith(EXEMPT_BELOW))
+    return scope.get("method") in _READING and (path in EXEMPT or path.startswith(EXEMPT_BELOW))
 
 
 async def _refuse(error: Unauthenticated, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +117,6 @@ def _is_address(name: str) -> bool:
 
 # These routes reveal nothing, and probes call them under whatever name they know.
 _PROBES: Final = frozenset({"/livez", "/health", "/ready"})
-_READING: Final = frozenset({"GET", "HEAD"})
 # Values of sec-fetch-site for requests that no other site has caused.
 _OWN: Final = frozenset({"same-origin", "none"})
 _PORTS: Final = {"http": ":80", "https": ":443"}

@@ -15,6 +15,7 @@ from octavo.frontend.openai.messages import chat_of, tools_of
 from octavo.frontend.openai.schemas import TOKENIZE_UNSUPPORTED, DetokenizeBody, TokenizeBody
 from octavo.frontend.request.request import Prompt
 from octavo.frontend.request.validation import check_count
+from octavo.frontend.stream.metrics import LOAD_METRICS
 from octavo.runtime.telemetry import metrics
 
 
@@ -95,9 +96,13 @@ async def ready(api: Api, request: Request) -> Response:
 
 
 async def show_metrics(api: Api, request: Request) -> Response:
-    """Answers with all metrics of this process, for Prometheus. Raises `Unauthenticated` for a tenant."""
-    check_trusted(request, "the metrics")
-    body, content_type = metrics.render()
+    """Answers with the metrics of this process, for Prometheus: the load alone for a tenant or a stranger, where that
+    is public. Raises `Unauthenticated` for these where it is not."""
+    if api.config.public_load_metrics and not caller_of(request).trusted:
+        body, content_type = metrics.render(LOAD_METRICS)
+    else:
+        check_trusted(request, "the metrics")
+        body, content_type = metrics.render()
     return Response(body, headers={"content-type": content_type})
 
 

@@ -45,6 +45,8 @@ class Caller:
 
 # Every caller, where the server asks for no API keys.
 ANYBODY = Caller()
+# A caller without a key, where the server asks for keys and yet has something for it.
+STRANGER = Caller(trusted=False)
 
 
 class ConstraintKind(enum.StrEnum):

@@ -26,6 +26,7 @@ from octavo.wire.requests import (
     FromFrontend,
     Notices,
     RejectReason,
+    ServiceLoad,
     ServiceStatus,
 )
 
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 # Every renewal is answered at once, so silence of three means that the scheduler is away.
 _SILENCE_S = 3 * RENEW_INTERVAL_S
 _HELLO_INTERVAL_S = 0.2
+# A load that is older is not told any more: every answer to a renewal brings a new one.
+_LOAD_LASTS_S = 2 * RENEW_INTERVAL_S
 _COMPLAINT_INTERVAL_S = 1.0
 
 
@@ -126,6 +129,20 @@ class SchedulerClient:
             return None
         status = self.status if availability is SchedulerAvailability.READY else None
         return CellLoad(status.replicas if status else 0, self.work_tokens)
+
+    @property
+    def status_age_s(self) -> float:
+        """Returns the seconds since the scheduler's latest status came; infinite before its first message."""
+        return time.monotonic() - self._session.status_at
+
+    @property
+    def service_load(self) -> ServiceLoad | None:
+        """Returns how busy the cell is, all frontends together; None where that is not known of now, or where the cell
+        serves another model."""
+        unknown = SchedulerAvailability.NO_SCHEDULER, SchedulerAvailability.MODEL_MISMATCH
+        if self.status is None or self.availability in unknown or self.status_age_s > _LOAD_LASTS_S:
+            return None
+        return self.status.load
 
     @property
     def availability(self) -> SchedulerAvailability:

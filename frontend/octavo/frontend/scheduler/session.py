@@ -175,6 +175,8 @@ class SchedulerSession:
         self.model_fingerprint = model_fingerprint
         self.epoch: int | None = None
         self.status: ServiceStatus | None = None
+        # When the status came.
+        self.status_at = float("-inf")
         self.refused: str | None = None
         self.last_heard = now
         # By their ids on the wire.
@@ -269,11 +271,11 @@ class SchedulerSession:
             case Deltas():
                 return self._accept(message, now)
             case Renewed():
-                self.status = message.status
+                self._take_status(message.status, now)
                 self._work.reported(message.status.work_tokens, [request.journal for request in self.live.values()])
                 return self._resubmit_unknown(message, now)
             case StatusChanged():
-                self.status = message.status
+                self._take_status(message.status, now)
             case Rejected():
                 self._reject(message)
             case Notices():
@@ -286,7 +288,8 @@ class SchedulerSession:
         return []
 
     def _welcomed(self, message: FrontendWelcome, now: float) -> list[FromFrontend]:
-        self.status, self.last_heard = message.status, now
+        self.last_heard = now
+        self._take_status(message.status, now)
         # A hello that was taken for lost may be answered too.
         self._num_welcomes = min(self._num_welcomes + 1, self._num_hellos)
         if message.epoch == self.epoch:
@@ -294,6 +297,9 @@ class SchedulerSession:
             return []
         self.epoch, self._unanswered_renewals = message.epoch, 0
         return self._pins(message.epoch) + self._renewal()
+
+    def _take_status(self, status: ServiceStatus, now: float) -> None:
+        self.status, self.status_at = status, now
 
     def _pins(self, epoch: int) -> list[FromFrontend]:
         """Returns the prefixes to pin, which go out before the requests come back and look for them."""

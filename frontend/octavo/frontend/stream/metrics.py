@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
 from prometheus_client.core import Metric
@@ -16,11 +16,16 @@ from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.observer import Latencies, Observer
 from octavo.runtime.telemetry.numbers import LONG_S, SHORT_S, WAIT_S, Histogram, Tally, counter, gauge, gauges
+from octavo.wire.requests import ServiceLoad
 
 _LAG_INTERVAL_S: Final = 0.1
 # Without keys clients name tenants as they like: those that come after so many others are counted as one.
 _MAX_TENANTS: Final = 100
 _OTHERS: Final = "other tenants"
+# What endpoint pickers read: the load of all cells together, of no tenant.
+LOAD_METRICS: Final = frozenset(
+    {"vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:cache_config_info"}
+)
 
 
 class FrontendMetrics(Observer, Collector):
@@ -155,9 +160,11 @@ def _tokens(journal: Journal) -> int:
 
 
 class CellMetrics(Collector):
-    """Exposes the state of each cell, named by its scheduler's endpoint. Belongs to the event loop."""
+    """Exposes the state of each cell, named by its scheduler's endpoint, and under vLLM's names the load of all
+    together. Belongs to the event loop."""
 
-    def __init__(self, cells: SchedulerPool) -> None:
+    def __init__(self, model_name: str, cells: SchedulerPool) -> None:
+        self._model = {"model_name": model_name}
         self._cells = cells
 
     def collect(self) -> Iterator[Metric]:
@@ -168,4 +175,27 @@ class CellMetrics(Collector):
         yield gauges("octavo_cell_ready", "Whether a cell has workers of our model that answer.", ["cell"], ready)
         yield gauges("octavo_cell_requests", "This frontend's requests in a cell.", ["cell"], requests)
         yield gauges("octavo_cell_work_tokens", "Tokens a cell is reckoned to compute yet.", ["cell"], work)
+        ages = [([link.endpoint], link.status_age_s) for link in links if link.status]
+        yield gauges("octavo_cell_status_age_seconds", "Since a cell's scheduler told its state.", ["cell"], ages)
         yield counter("octavo_cell_handovers", "Requests that another cell was to go on with.", self._cells.handovers)
+        loads = [load for link in links if (load := link.service_load)]
+        # All of them or none: who chooses endpoints takes what it knew for fresh if any of them comes.
+        if loads:
+            yield from self._load(loads)
+
+    def _load(self, loads: Sequence[ServiceLoad]) -> Iterator[Metric]:
+        num_blocks, num_used = Counter[int](), 0
+        for use in (use for load in loads for use in load.blocks):
+            num_blocks[use.block_size] += use.num_blocks
+            num_used += use.num_used
+        # Where there is no block, none is free.
+        usage = num_used / num_blocks.total() if num_blocks.total() else 1.0
+        waiting, running = sum(load.waiting for load in loads), sum(load.running for load in loads)
+        labels = self._model
+        yield gauge("vllm:num_requests_waiting", "Requests of all frontends that wait in the cells.", waiting, labels)
+        yield gauge("vllm:num_requests_running", "Requests of all frontends that run in the cells.", running, labels)
+        yield gauge("vllm:kv_cache_usage_perc", "Share of the cells' KV blocks in use, 0 to 1.", usage, labels)
+        # Some readers look at the first row alone: that of the size with most blocks.
+        rows = [((str(size), str(count)), 1.0) for size, count in num_blocks.most_common()]
+        text = "Always 1; the blocks of each size, of all workers of the cells."
+        yield gauges("vllm:cache_config_info", text, ["block_size", "num_gpu_blocks"], rows)

@@ -4,7 +4,7 @@ import logging
 import resource
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
@@ -49,6 +49,20 @@ class _Process(Collector):
         yield optional.family()
 
 
+class _Some(Collector):
+    """Collects those of the process's metrics that have one of `names`."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+
+    def describe(self) -> Iterable[Metric]:
+        """Says nothing, or the metrics would be collected to be described."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        return (family for family in _exposed.collect() if family.name in self._names)
+
+
 def expose(kind: str, *collectors: Collector) -> None:
     """Exposes the metrics of the `collectors` for this process, a `kind` (frontend, scheduler or worker), in place of
     any before."""
@@ -61,13 +75,18 @@ def expose(kind: str, *collectors: Collector) -> None:
     _exposed = registry
 
 
-def render() -> tuple[bytes, str]:
-    """Returns all metrics of this process as text, and the content type of the text.
+def render(only: Collection[str] | None = None) -> tuple[bytes, str]:
+    """Returns the metrics of this process as text, all or `only` those with these names, and the content type of the
+    text.
 
     The collectors read their numbers in the calling thread: call this in the thread that writes the numbers, unless the
     collectors allow others.
     """
-    return generate_latest(_exposed), CONTENT_TYPE_PLAIN_0_0_4
+    shown = _exposed
+    if only is not None:
+        shown = CollectorRegistry()
+        shown.register(_Some(only))
+    return generate_latest(shown), CONTENT_TYPE_PLAIN_0_0_4
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from octavo.scheduler.core.events import FrontendLost
 from octavo.scheduler.core.sequence import RequestGroup, Sequence, SequenceStatus
 from octavo.scheduler.core.state import SchedulerState
 from octavo.wire.requests import (
+    LOAD_INTERVAL_S,
     FinishReason,
     FrontendWelcome,
     Lease,
@@ -12,6 +13,7 @@ from octavo.wire.requests import (
     RejectReason,
     Renewed,
     Request,
+    ServiceLoad,
 )
 
 
@@ -20,6 +22,9 @@ class FrontendLeases:
 
     def __init__(self, state: SchedulerState) -> None:
         self._renewed_at: dict[int, float] = {}
+        # The load that all frontends were told last besides their renewals, and when.
+        self._load_told = ServiceLoad(0, 0, [])
+        self._load_told_at = float("-inf")
         self._next_serial = 1
         self._state = state
 
@@ -60,6 +65,15 @@ class FrontendLeases:
         self._state.outbox.to_frontend(
             frontend_id, Renewed(self._state.epoch, unknown, self._state.replica_table.status())
         )
+
+    def tell_load(self, now: float) -> None:
+        """Sends every frontend the status if the load has changed, so that what they say of it is never old."""
+        if now - self._load_told_at < LOAD_INTERVAL_S:
+            return
+        load = self._state.replica_table.load()
+        if load != self._load_told:
+            self._load_told, self._load_told_at = load, now
+            self._state.send_status()
 
     def lose_overdue(self, now: float) -> None:
         """Forgets frontends whose leases have run out."""

@@ -1,5 +1,6 @@
 """The replicas that are registered: which group may go to which of them, and what all of them can do."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from octavo.scheduler.core.admission import has_capacity
@@ -7,7 +8,7 @@ from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import RequestGroup
-from octavo.wire.requests import ServiceStatus
+from octavo.wire.requests import BlockUse, ServiceLoad, ServiceStatus
 from octavo.wire.steps import ModelInfo, WorkerHello
 
 
@@ -96,13 +97,34 @@ class ReplicaTable:
             replica in self.stalled for replica in self.replicas.values() if replica.is_ready
         )
 
+    def load(self) -> ServiceLoad:
+        """Counts what waits and runs, and the blocks of each size. A group that is swapped out waits."""
+        replicas = self.replicas.values()
+        num_swapped = sum(len(replica.swapped) for replica in replicas)
+        num_blocks, num_free = Counter[int](), Counter[int]()
+        for kv in (replica.kv for replica in replicas):
+            num_blocks[kv.block_size] += kv.num_blocks
+            num_free[kv.block_size] += kv.num_free
+        return ServiceLoad(
+            len(self._request_table.waiting) + num_swapped,
+            self._request_table.num_placed - num_swapped,
+            [BlockUse(size, count, count - num_free[size]) for size, count in num_blocks.items()],
+        )
+
     def status(self) -> ServiceStatus:
-        """Returns what frontends need to know of the replicas: the model, their number, the limits."""
+        """Returns what frontends need to know of the replicas: the model, their number, the limits, the load."""
         memories = (replica.kv for replica in self.replicas.values())
         largest = max(memories, key=lambda kv: kv.capacity_tokens, default=None)
         capacity, block_size = (largest.capacity_tokens, largest.block_size) if largest else (0, 1)
         work_tokens = sum(self._request_table.work_tokens.values())
         max_parallel = self._config.max_parallel
         return ServiceStatus(
-            len(self.replicas), self.model, capacity, max_parallel, block_size, work_tokens, self.stands_still
+            len(self.replicas),
+            self.model,
+            capacity,
+            max_parallel,
+            block_size,
+            work_tokens,
+            self.stands_still,
+            self.load(),
         )

@@ -119,6 +119,11 @@ class RequestTable:
         """Returns all groups that are held for frontends: waiting, running or swapped out."""
         return [group for groups in self.held.values() for group in groups.values()]
 
+    @property
+    def num_placed(self) -> int:
+        """Counts the groups that run or are swapped out."""
+        return len(self._replica_of)
+
     def replica_of(self, group: RequestGroup) -> Replica | None:
         """Returns the replica where `group` runs or is swapped out; None if it waits."""
         return self._replica_of.get(group)

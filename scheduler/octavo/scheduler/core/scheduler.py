@@ -94,7 +94,7 @@ class Scheduler:
         return self.replica_table.of_worker(worker_id)
 
     def status(self) -> ServiceStatus:
-        """Returns what frontends need to know of the replicas: the model, their number, the limits."""
+        """Returns what frontends need to know of the replicas: the model, their number, the limits, the load."""
         return self.replica_table.status()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -138,6 +138,7 @@ class Scheduler:
                 results.take(self.state, self.replicas[replica_id], result, now)
             case Tick():
                 self._frontends.lose_overdue(now)
+                self._frontends.tell_load(now)
                 workers.lose_overdue(self.state, now)
                 workers.settle_deaths(self.state, now)
                 self._homeless.look(now)

@@ -15,6 +15,7 @@ from octavo.testing.fakes.fake_answers import delta_of, letters, total
 from octavo.wire.codec import WireError, decode_from_frontend, encode
 from octavo.wire.requests import (
     Abort,
+    BlockUse,
     Delta,
     Deltas,
     EndSequence,
@@ -33,6 +34,7 @@ from octavo.wire.requests import (
     Renew,
     Renewed,
     Request,
+    ServiceLoad,
     ServiceStatus,
     StatusChanged,
     Submit,
@@ -54,6 +56,7 @@ class FakeScheduler:
         self.max_parallel = 16
         # Told as work of other frontends.
         self.work_tokens = 0
+        self.load = ServiceLoad(0, 0, [BlockUse(16, 100, 0)])
         # The whole answer of a request's sequence; what it has already is left out when it is submitted again.
         self.answer: Callable[[Request, int], list[int]] = letters
         self.tokens_per_delta = 1
@@ -266,6 +269,7 @@ class FakeScheduler:
             max_parallel=self.max_parallel,
             work_tokens=self.work_tokens,
             stalled=self.is_stalled,
+            load=self.load,
         )
 
     async def _send(self, frontend: bytes, message: ToFrontend) -> None:
