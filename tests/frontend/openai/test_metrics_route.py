@@ -35,7 +35,7 @@ def config(config: FrontendConfig, port: Port, tmp_path: Path) -> FrontendConfig
     return dataclasses.replace(config, api_keys=keys, public_load_metrics=port.is_public)
 
 
-def ports(**which: bool) -> Any:
+def ports(**which: bool) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("port", [Port(**which)], ids=[str(which)])
 
 
