@@ -89,13 +89,24 @@ def test_what_boards_and_alerts_ask_for_exists(title: str, expression: str) -> N
 def test_no_two_kinds_of_process_share_a_name_that_a_sum_would_double() -> None:
     everybodys = {"octavo_build_info", "octavo_peak_memory_bytes", "octavo_optional_failures_total"}
     own = {kind: {name for name in series(kind) if not name.startswith("process_")} for kind in PROCESSES}
-    assert own["frontend"] & own["scheduler"] == everybodys
+    assert own["frontend"] & own["scheduler"] == everybodys | LOAD_METRICS
     assert own["scheduler"] & own["worker"] == everybodys
     assert own["worker"] & own["frontend"] == everybodys
 
 
+def test_what_frontends_and_their_scheduler_both_tell_is_scraped_of_frontends_alone() -> None:
+    (job,) = (job for job in SCRAPES if job["job_name"] == "octavo-scheduler")
+    (rule,) = job["metric_relabel_configs"]
+    assert (rule["source_labels"], rule["action"]) == (["__name__"], "drop")
+    # Prometheus anchors the expression at both ends.
+    assert {name for name in series("scheduler") if re.fullmatch(rule["regex"], name)} == LOAD_METRICS
+
+
 def test_other_servers_boards_find_their_names() -> None:
-    assert {name for name in series("scheduler") if name.startswith("vllm:")} == {"vllm:num_preemptions_total"}
+    assert {name for name in series("scheduler") if name.startswith("vllm:")} == {
+        *LOAD_METRICS,
+        "vllm:num_preemptions_total",
+    }
     histograms = ("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds")
     assert {name for name in series("frontend") if name.startswith("vllm:")} == {
         "vllm:prompt_tokens_total",

@@ -36,8 +36,9 @@ def test_requests_and_steps_are_counted(make_cluster: MakeCluster) -> None:
     watched.cluster.submit(make_request("a", 8, 5), make_request("b", 8, 3, shared=8))
     watched.cluster.step()
     found = watched.told()
-    assert found["octavo_requests_running"] == 2
+    assert found["octavo_requests_running"] == found["vllm:num_requests_running"] == 2
     assert found["octavo_blocks_referenced worker-1"] + found["octavo_blocks_free worker-1"] == 64
+    assert found["vllm:kv_cache_usage_perc"] == found["octavo_blocks_referenced worker-1"] / 64
     assert found["octavo_dropped_messages_total"] == 3
     watched.cluster.run()
     found = watched.told()
@@ -83,7 +84,7 @@ def test_what_ends_otherwise_is_counted_by_its_reason(make_cluster: MakeCluster)
     assert found[f"octavo_requests_rejected_total {RejectReason.QUEUE_FULL}"] == 1
     assert found["octavo_requests_aborted_total"] == 1
     assert found["octavo_workers_lost_total goodbye"] == 1
-    assert found["octavo_requests_waiting"] == 1
+    assert found["octavo_requests_waiting"] == found["vllm:num_requests_waiting"] == 1
     assert found["octavo_frontends"] == 1
 
 
@@ -120,8 +121,29 @@ def test_the_age_of_the_last_step_grows_with_the_clock_and_not_with_the_books(ma
     assert family.samples[0].value == pytest.approx(50 - 20.01)
 
 
+def test_blocks_of_all_workers_of_one_size_are_told_together(make_cluster: MakeCluster) -> None:
+    watched = Watched(make_cluster)
+    watched.cluster.join(1, num_blocks=10, block_size=4)
+    watched.cluster.join(2, num_blocks=20, block_size=4)
+    watched.told()
+    family = next(each for each in watched.metrics.collect() if each.name == "vllm:cache_config_info")
+    assert [sample.labels for sample in family.samples] == [{"block_size": "4", "num_gpu_blocks": "30"}]
+
+
+def test_what_is_swapped_out_waits_as_other_servers_count_it() -> None:
+    metrics = SchedulerMetrics(lambda: 0.0, RequestSpans(lambda: 0.0))
+    metrics.publish(GetLoadResponse(waiting=2, swapped=3))
+    found = told(metrics)
+    assert (found["octavo_requests_waiting"], found["vllm:num_requests_waiting"]) == (2, 5)
+
+
 def test_before_anything_is_published_there_is_nothing() -> None:
     metrics = SchedulerMetrics(lambda: 0.0, RequestSpans(lambda: 0.0))
-    assert told(metrics) == {}
+    # Without a block, none is free.
+    assert told(metrics) == {"vllm:kv_cache_usage_perc": 1}
     metrics.publish(GetLoadResponse(waiting=2))
-    assert told(metrics) == {"octavo_requests_waiting": 2}
+    assert told(metrics) == {
+        "octavo_requests_waiting": 2,
+        "vllm:num_requests_waiting": 2,
+        "vllm:kv_cache_usage_perc": 1,
+    }

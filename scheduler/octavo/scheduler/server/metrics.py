@@ -5,6 +5,7 @@ The core counts, the loop publishes, and scrapers read on threads of their own: 
 whole. Neither side ever waits for the other.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -180,9 +181,19 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         yield gauge("octavo_last_step_age_seconds", "Since the last step was answered, or since the start.", age)
 
     def _aliases(self, load: pb.GetLoadResponse) -> Iterator[Metric]:
-        """Yields what boards know under vLLM's name and only the scheduler counts; frontends tell the load."""
+        """Yields figures that boards and autoscalers know under vLLM's names, of all workers together. Frontends tell
+        the same, but for the preemptions."""
         labels = {"model_name": load.workers[0].model if load.workers else ""}
+        total = sum(worker.blocks_total for worker in load.workers)
+        used = total - sum(worker.blocks_free for worker in load.workers)
+        # Where there is no block, none is free.
+        usage = used / total if total else 1.0
+        waiting = load.waiting + load.swapped
+        yield gauge("vllm:num_requests_waiting", "Requests that wait or are swapped out.", waiting, labels)
+        yield gauge("vllm:num_requests_running", "Requests that run on a worker.", load.running, labels)
+        yield gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage, labels)
         yield counter("vllm:num_preemptions", "Requests that lost their blocks.", self._preemptions.total, labels)
+        yield _cache_config(load.workers)
 
 
 def _workers(workers: Sequence[pb.Worker]) -> Iterator[Metric]:
@@ -214,3 +225,12 @@ def _blocks(workers: Sequence[pb.Worker]) -> Iterator[Metric]:
     for state in _CPU_BLOCK_STATES:
         rows = [((worker.id,), float(getattr(worker, f"cpu_blocks_{state}"))) for worker in workers]
         yield gauges(f"octavo_cpu_blocks_{state}", _CPU_BLOCK_STATES[state], ["worker"], rows)
+
+
+def _cache_config(workers: Sequence[pb.Worker]) -> Metric:
+    num_blocks: Counter[int] = Counter()
+    for worker in workers:
+        num_blocks[worker.block_size] += worker.blocks_total
+    labels = ["block_size", "num_gpu_blocks"]
+    rows = [((str(size), str(count)), 1.0) for size, count in num_blocks.items()]
+    return gauges("vllm:cache_config_info", "Always 1; the blocks of each size, of all workers.", labels, rows)
