@@ -1,18 +1,84 @@
-"""What deploy/kubernetes holds, as its tests look at it."""
+"""What deploy/kubernetes holds, as kustomize renders it and as its tests look at it."""
 
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any, Final
 
-from octavo.testing.kustomize import Object, build, documents
+import yaml  # type: ignore[import-untyped]
 
-ROOT = Path(__file__).parents[2]
-KUBERNETES = ROOT / "deploy" / "kubernetes"
-EXAMPLES = KUBERNETES / "examples"
-BUILT = {name: build(KUBERNETES / name) for name in ("base", "overlays/cpu-bundled", "overlays/gpu")}
+Object = dict[str, Any]
+
+ROOT: Final = Path(__file__).parents[2]
+KUBERNETES: Final = ROOT / "deploy" / "kubernetes"
+COMPONENTS: Final = KUBERNETES / "components"
+EXAMPLES: Final = KUBERNETES / "examples"
+
+
+def documents(path: Path) -> list[Object]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def render(resource: str, *components: str) -> list[Object]:
+    """Renders a folder of deploy/kubernetes together with components, by their names, as `kubectl kustomize` does for
+    an operator's own kustomization.
+
+    Generated ConfigMaps lose the hash in their names. Raises `RuntimeError` with what kubectl says.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        kustomization = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": [os.path.relpath(KUBERNETES / resource, Path(scratch).resolve())],
+            "components": [os.path.relpath(COMPONENTS / name, Path(scratch).resolve()) for name in components],
+        }
+        Path(scratch, "kustomization.yaml").write_text(yaml.safe_dump(kustomization), encoding="utf-8")
+        return built(Path(scratch))
+
+
+def built(directory: Path) -> list[Object]:
+    """Like `render`, of any kustomization."""
+    command = [kubectl(), "kustomize", str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+    without_hash = re.sub(r"\b(octavo-settings|octavo-endpoint-picker)-[a-z0-9]{10}\b", r"\1", done.stdout)
+    return list(yaml.safe_load_all(without_hash))
+
+
+@cache
+def kubectl() -> str:
+    """Returns the environment's kubectl, or else the machine's. Raises `RuntimeError` if there is none."""
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    if found := shutil.which("kubectl", path=places):
+        return found
+    raise RuntimeError("kubectl is not installed: `make env` installs it on Linux, elsewhere see kubernetes.io")
+
+
+def find(objects: list[Object], kind: str, name: str) -> Object:
+    """Raises `LookupError` if it is not there."""
+    for found in objects:
+        if (found["kind"], found["metadata"]["name"]) == (kind, name):
+            return found
+    raise LookupError(f"no {kind} is called {name}")
+
+
+BUILT: Final = {name: render(name) for name in ("base", "overlays/cpu-bundled", "overlays/gpu")}
 # Every part at once, and beside it a worker of several hosts.
 RANKS, RANKS_POLICY = documents(EXAMPLES / "leader-worker-set.yaml")
-WHOLE = [*build(KUBERNETES / "components" / "api-keys", BUILT["overlays/gpu"]), RANKS_POLICY]
+WHOLE: Final = [
+    *render("overlays/gpu", "api-keys", "autoscaling", "gateway", "monitoring", "priorities"),
+    RANKS_POLICY,
+]
+# Of two autoscalers only one can be had.
+WITH_KEDA: Final = render("overlays/gpu", "keda")
 
 
 @dataclass(frozen=True)
@@ -45,6 +111,12 @@ class Pod:
 
 
 def pods(objects: list[Object]) -> list[Pod]:
+    """Returns Octavo's own pods."""
+    return [pod for pod in templates(objects) if pod.labels["app.kubernetes.io/name"] == "octavo"]
+
+
+def templates(objects: list[Object]) -> list[Pod]:
+    """Returns all pods, the endpoint picker's too."""
     return [pod for each in objects for pod in _templates(each)]
 
 

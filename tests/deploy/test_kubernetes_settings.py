@@ -12,14 +12,23 @@ from octavo.runtime.models.directory import BUNDLED_MODEL
 from octavo.scheduler.cli.serve import scheduler
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.server import admin_service as admin
-from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
-from octavo.testing.kustomize import Object, documents, find
-from octavo.v1.admin_pb2 import GetLoadResponse, Worker
 from octavo.worker import health
 from octavo.worker.cli.prepare import prepare_model
 from octavo.worker.cli.worker import worker
 
-from .manifests import BUILT, EVERY_POD, EXAMPLES, RANKS, WHOLE, Pod, of_kind, pods, selects
+from .manifests import (
+    BUILT,
+    EVERY_POD,
+    RANKS,
+    WHOLE,
+    Object,
+    Pod,
+    find,
+    of_kind,
+    pods,
+    selects,
+    templates,
+)
 
 COMMANDS = {"frontend": frontend, "scheduler": scheduler, "worker": worker, "prepare-model": prepare_model}
 READY = {
@@ -152,7 +161,7 @@ def test_probes_ask_for_what_the_process_serves(pod: Pod) -> None:
 
 def test_services_lead_to_ports_of_their_pods() -> None:
     for service in of_kind(WHOLE, "Service"):
-        (pod,) = (pod for pod in pods(WHOLE) if selects({"matchLabels": service["spec"]["selector"]}, pod.labels))
+        (pod,) = (pod for pod in templates(WHOLE) if selects({"matchLabels": service["spec"]["selector"]}, pod.labels))
         ports = {port["name"]: port["containerPort"] for port in pod.container["ports"]}
         assert all(ports[port["targetPort"]] == port["port"] for port in service["spec"]["ports"])
 
@@ -181,7 +190,7 @@ def test_the_network_carries_what_processes_connect_to_and_nothing_else() -> Non
     assert len(carried) == 3
 
 
-def test_only_the_public_ports_of_frontends_are_open_to_all() -> None:
+def test_only_the_ports_of_frontends_for_the_public_and_of_the_picker_for_gateways_are_open_to_all() -> None:
     public = {port["port"] for port in find(WHOLE, "Service", "octavo-frontend")["spec"]["ports"]}
     opened = {
         (each["metadata"]["name"], port["port"])
@@ -190,7 +199,8 @@ def test_only_the_public_ports_of_frontends_are_open_to_all() -> None:
         if "from" not in rule
         for port in rule["ports"]
     }
-    assert opened == {("octavo-frontend", port) for port in public}
+    (picker,) = find(WHOLE, "Service", "octavo-endpoint-picker")["spec"]["ports"]
+    assert opened == {("octavo-endpoint-picker", picker["port"]), *(("octavo-frontend", port) for port in public)}
 
 
 def test_every_pod_is_shut_unless_a_policy_opens_it() -> None:
@@ -250,28 +260,3 @@ def test_a_frontend_is_given_the_time_that_it_drains_for() -> None:
 @pytest.mark.parametrize("pod", [pod for pod in TALKING if pod.component == "worker"], ids=lambda pod: pod.owner)
 def test_a_worker_is_given_the_time_that_it_is_drained_for(pod: Pod) -> None:
     assert pod.spec["terminationGracePeriodSeconds"] >= 2 * SchedulerConfig().drain_grace_s
-
-
-# -- autoscaling -------------------------------------------------------------------------------------------------------
-
-
-def test_autoscalers_ask_for_metrics_that_the_scheduler_has() -> None:
-    asked = {
-        metric["external"]["metric"]["name"]
-        for each in of_kind(WHOLE, "HorizontalPodAutoscaler")
-        for metric in each["spec"]["metrics"]
-        if metric["type"] == "External"
-    }
-    (adapter,) = documents(EXAMPLES / "prometheus-adapter.yaml")
-    rules = {
-        rule.get("name", {}).get("as") or rule["seriesQuery"].partition("{")[0]: rule
-        for rule in adapter["externalRules"]
-    }
-    assert asked == rules.keys()
-    metrics = SchedulerMetrics(lambda: 0.0, RequestSpans(lambda: 0.0))
-    metrics.publish(GetLoadResponse(workers=[Worker(id="w")]))
-    exposed = {sample.name for family in metrics.collect() for sample in family.samples}
-    for rule in rules.values():
-        read = re.findall(r"\boctavo_\w+", rule["seriesQuery"] + rule["metricsQuery"])
-        assert len(read) > 1
-        assert set(read) <= exposed
