@@ -43,6 +43,12 @@ def scheduler_grace_s() -> float:
 
 
 @pytest.fixture
+def num_replicas() -> int:
+    """How many workers the fake scheduler has when the frontend hears of it."""
+    return 1
+
+
+@pytest.fixture
 def config(model_directory: Path, tmp_path: Path, scheduler_grace_s: float) -> FrontendConfig:
     return FrontendConfig(
         model_directory=model_directory,
@@ -50,14 +56,14 @@ def config(model_directory: Path, tmp_path: Path, scheduler_grace_s: float) -> F
         listen="127.0.0.1:0",
         scheduler_endpoints=(f"ipc://{tmp_path}/frontends.sock",),
         scheduler_grace_s=scheduler_grace_s,
-        worker_grace_s=0.3,
-        drain_timeout_s=5.0,
+        worker_grace_s=60.0,
+        drain_timeout_s=60.0,
         text_processes=1,
     )
 
 
 @pytest.fixture
-def fake_scheduler(config: FrontendConfig) -> FakeScheduler:
+def fake_scheduler(config: FrontendConfig, num_replicas: int) -> FakeScheduler:
     model = ModelInfo(
         name="byte-model",
         fingerprint=fingerprint(config.model_directory),
@@ -65,7 +71,9 @@ def fake_scheduler(config: FrontendConfig) -> FakeScheduler:
         vocab_size=VOCAB_SIZE,
         max_model_len=read_model_defaults(config.model_directory).max_model_len,
     )
-    return FakeScheduler(config.scheduler_endpoints[0], model)
+    scheduler = FakeScheduler(config.scheduler_endpoints[0], model)
+    scheduler.replicas = num_replicas
+    return scheduler
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ async def short_patience(config: FrontendConfig) -> AsyncIterator[FrontendServer
 
 
 async def test_a_finished_request_is_read_again_after_any_offset(scheduler: FakeScheduler, stub: Any) -> None:
-    request = ask(30, num_sequences=2)
+    request = ask(100, num_sequences=2)
     request.response.top_logprobs = 1
     told = await collect(stub.Generate(request))
     for after in range(len(told) + 1):
@@ -71,7 +71,7 @@ async def test_a_finished_request_is_read_again_after_any_offset(scheduler: Fake
 async def test_who_lost_the_stream_goes_on_after_what_was_received(scheduler: FakeScheduler, stub: Any) -> None:
     expected = await collect(stub.Generate(ask()))
     scheduler.hold_after = 7
-    call = stub.Generate(ask(30))
+    call = stub.Generate(ask(100))
     received = await read(call, 2)
     call.cancel()
     scheduler.hold_after = 1 << 30
@@ -114,7 +114,7 @@ async def test_a_request_that_nobody_reads_runs_on_to_its_end(
     answer = frontend.generation.tokenizer.encode("one STOP two" * 9)
     scheduler.answer = lambda request, index: answer[:50]
     scheduler.hold_after = 2
-    request = ask(30, max_new_tokens=50)
+    request = ask(100, max_new_tokens=50)
     request.stopping.stop_strings.append("STOP")
     call = stub.Generate(request)
     await read(call, 1)
@@ -127,11 +127,11 @@ async def test_a_request_that_nobody_reads_runs_on_to_its_end(
     assert [event.event_offset for event in told] == list(range(1, len(told) + 1))
 
 
+@pytest.mark.parametrize("num_replicas", [0])
 async def test_a_client_that_goes_before_the_request_is_prepared_may_come_back(
     scheduler: FakeScheduler, frontend: FrontendServer, stub: Any, eventually: Any
 ) -> None:
-    scheduler.replicas = 0
-    call = stub.Generate(ask(30))
+    call = stub.Generate(ask(100))
     await eventually(lambda: frontend.generation.num_running == 1)
     call.cancel()
     second = asyncio.create_task(attach(stub))
@@ -145,7 +145,7 @@ async def test_a_request_that_nobody_comes_back_to_ends_with_its_grace(
     scheduler.hold_after = 3
     async with grpc.aio.insecure_channel(f"127.0.0.1:{short_patience.port}") as channel:
         stub = services.GenerationServiceStub(channel)
-        call = stub.Generate(ask(30))
+        call = stub.Generate(ask(100))
         await read(call, 2)
         call.cancel()
         await eventually(lambda: scheduler.aborted == ["mine"] and scheduler.running == set())
@@ -158,7 +158,7 @@ async def test_a_finished_request_is_forgotten_after_its_grace(
 ) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{short_patience.port}") as channel:
         stub = services.GenerationServiceStub(channel)
-        told = await collect(stub.Generate(ask(30)))
+        told = await collect(stub.Generate(ask(100)))
         forgotten = short_patience.generation.prompt_tokens_of
         await eventually(lambda: forgotten("mine") is None)
         # The id is free again.
@@ -168,16 +168,19 @@ async def test_a_finished_request_is_forgotten_after_its_grace(
 async def test_what_is_kept_counts_as_admitted_until_it_is_forgotten(
     scheduler: FakeScheduler, config: FrontendConfig, eventually: Any
 ) -> None:
-    few = dataclasses.replace(config, max_requests=1, max_detach_grace_s=0.3)
     async with (
-        running_frontend(few) as (server, _),
+        running_frontend(dataclasses.replace(config, max_requests=1)) as (server, _),
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
     ):
         stub = services.GenerationServiceStub(channel)
-        await collect(stub.Generate(ask(30)))
+        await collect(stub.Generate(ask(100)))
         other = ask()
         other.request_id = "other"
         assert await failure(collect(stub.Generate(other))) == (Code.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS")
+        # Who reads it now is the last.
+        registry = server.generation._registry
+        registry.timeouts = dataclasses.replace(registry.timeouts, max_detach_grace_s=0.0)
+        assert await attach(stub)
         await eventually(lambda: server.generation.prompt_tokens_of("mine") is None)
         assert len(ids_of(await collect(stub.Generate(other)))) == 20
 
@@ -186,7 +189,7 @@ async def test_the_error_of_a_request_is_told_to_who_comes_back(
     scheduler: FakeScheduler, frontend: FrontendServer, stub: Any, eventually: Any
 ) -> None:
     scheduler.hold_after = 3
-    call = stub.Generate(ask(30))
+    call = stub.Generate(ask(100))
     told = await read(call, 1)
     await eventually(lambda: len(scheduler.running) == 1)
     call.cancel()
@@ -200,7 +203,7 @@ async def test_the_error_of_a_request_is_told_to_who_comes_back(
 
 
 async def test_an_id_in_use_or_kept_is_not_free(scheduler: FakeScheduler, stub: Any) -> None:
-    await collect(stub.Generate(ask(30)))
+    await collect(stub.Generate(ask(100)))
     assert await failure(collect(stub.Generate(ask()))) == (Code.ALREADY_EXISTS, "DUPLICATE_ID")
 
 
@@ -208,7 +211,7 @@ async def test_abort_ends_a_request_that_nobody_reads(
     scheduler: FakeScheduler, frontend: FrontendServer, stub: Any, eventually: Any
 ) -> None:
     scheduler.hold_after = 3
-    call = stub.Generate(ask(30))
+    call = stub.Generate(ask(100))
     await read(call, 2)
     call.cancel()
     assert list((await stub.Abort(pb.AbortRequest(request_ids=["mine"]))).aborted) == ["mine"]
@@ -225,7 +228,7 @@ async def test_a_drain_waits_for_a_request_that_nobody_reads(
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
     ):
         stub = services.GenerationServiceStub(channel)
-        call = stub.Generate(ask(30))
+        call = stub.Generate(ask(100))
         received = await read(call, 2)
         call.cancel()
         stopping.set()
@@ -250,13 +253,13 @@ async def test_a_drain_waits_for_a_request_that_nobody_reads(
     ],
 )
 async def test_bad_ways_to_attach(scheduler: FakeScheduler, stub: Any, request_: Any, expected: Any) -> None:
-    await collect(stub.Generate(ask(30)))
+    await collect(stub.Generate(ask(100)))
     assert await failure(collect(stub.Attach(request_))) == expected
     assert await attach(stub)
 
 
 async def test_a_reader_may_see_less_than_the_first_did(scheduler: FakeScheduler, stub: Any) -> None:
-    request = ask(30)
+    request = ask(100)
     request.response.top_logprobs = 2
     told = await collect(stub.Generate(request))
     again = await attach(stub, text=False, incremental=True)
@@ -268,7 +271,7 @@ async def test_a_reading_has_a_deadline_of_its_own(
     scheduler: FakeScheduler, frontend: FrontendServer, stub: Any
 ) -> None:
     scheduler.hold_after = 3
-    call = stub.Generate(ask(30))
+    call = stub.Generate(ask(100))
     received = await read(call, 2)
     loop = asyncio.get_running_loop()
     reading = frontend.generation.attach("mine", 2, deadline=loop.time() + 0.05)
@@ -280,7 +283,7 @@ async def test_a_reading_has_a_deadline_of_its_own(
 
 async def test_notices_are_told_in_their_place(scheduler: FakeScheduler, stub: Any, eventually: Any) -> None:
     scheduler.hold_after = 0
-    call = stub.Generate(ask(30))
+    call = stub.Generate(ask(100))
     events = aiter(call)
     await eventually(lambda: len(scheduler.running) == 1)
     await scheduler.tell("mine", NoticeKind.QUEUED, queue_position=3)

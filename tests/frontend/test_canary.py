@@ -28,13 +28,13 @@ WRONG = f"Bearer sk-{WORD}-wrong"
 @pytest.fixture
 def config(config: FrontendConfig, tmp_path: Path) -> FrontendConfig:
     (tmp_path / "keys.json").write_text(json.dumps({"tenants": {"alice": {"keys": [KEY], "max_requests": 1}}}))
-    return dataclasses.replace(config, api_keys=tmp_path / "keys.json", http_listen="127.0.0.1:0", worker_grace_s=10.0)
+    return dataclasses.replace(config, api_keys=tmp_path / "keys.json", http_listen="127.0.0.1:0")
 
 
 @pytest.fixture
 async def http(frontend: FrontendServer) -> AsyncIterator[httpx.AsyncClient]:
     url = f"http://127.0.0.1:{frontend.http_port}"
-    async with httpx.AsyncClient(base_url=url, headers={"authorization": BEARER}, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=url, headers={"authorization": BEARER}, trust_env=False, timeout=60) as http:
         yield http
 
 

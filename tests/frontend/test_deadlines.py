@@ -1,6 +1,7 @@
 """How long a request may take: until its caller's deadline, the server's own, and the time it may wait."""
 
 import asyncio
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -22,6 +23,8 @@ from octavo.v1 import generation_pb2 as pb
 from octavo.wire.requests import RejectReason
 
 REQUEST = GenerationRequest(prompt="hello", request_id="mine", max_new_tokens=20)
+# Times that a busy machine may let pass before anything has begun; then the next is tried.
+SHORT_TIMES_S = (0.2, 2.0, 60.0)
 
 
 async def refusal(server: FrontendServer, request: GenerationRequest, deadline: float | None = None) -> Reason:
@@ -35,10 +38,13 @@ async def test_a_deadline_ends_a_request_where_nobody_takes_its_events(
 ) -> None:
     scheduler.hold_after = 3
     await eventually(lambda: frontend.generation.ready)
-    events = frontend.generation.generate(REQUEST, deadline=asyncio.get_running_loop().time() + 1.0)
-    await anext(events)
+    for seconds in SHORT_TIMES_S:
+        events = frontend.generation.generate(REQUEST, deadline=asyncio.get_running_loop().time() + seconds)
+        with contextlib.suppress(DeadlineExceeded):
+            await anext(events)
+            break
     # Its reader does nothing, and still its work ends.
-    await eventually(lambda: scheduler.aborted == ["mine"] and frontend.generation.num_running == 0)
+    await eventually(lambda: "mine" in scheduler.aborted and frontend.generation.num_running == 0)
     with pytest.raises(DeadlineExceeded):
         [event async for event in events]
 
@@ -60,9 +66,12 @@ async def test_the_deadline_of_who_attaches_ends_the_reading_alone(
     with pytest.raises(DeadlineExceeded):
         await read_on()
     # Between two events too.
-    late = frontend.generation.attach("mine", 0, deadline=loop.time() + 1.0)
-    assert await anext(late) == told[0]
-    await asyncio.sleep(1.1)
+    for seconds in SHORT_TIMES_S:
+        late = frontend.generation.attach("mine", 0, deadline=loop.time() + seconds)
+        with contextlib.suppress(DeadlineExceeded):
+            assert await anext(late) == told[0]
+            break
+    await asyncio.sleep(1.1 * seconds)
     with pytest.raises(DeadlineExceeded):
         await anext(late)
     assert frontend.generation.num_running == 1
@@ -79,8 +88,7 @@ def test_a_deadline_that_has_passed_when_its_reader_attaches_ends_no_request(
 ) -> None:
     async def attach_late() -> None:
         fake_scheduler.hold_after = 3
-        roomy = dataclasses.replace(config, worker_grace_s=30.0)
-        async with fake_scheduler.serving(), running_frontend(roomy) as (server, _):
+        async with fake_scheduler.serving(), running_frontend(config) as (server, _):
             first = server.generation.generate(dataclasses.replace(REQUEST, detach_grace_s=60.0))
             await anext(first)
             await first.aclose()
@@ -123,9 +131,9 @@ async def test_no_request_takes_longer_than_the_server_lets_it(
         assert await refusal(server, REQUEST, asyncio.get_running_loop().time() + 60) is Reason.DEADLINE
 
 
+@pytest.mark.parametrize("num_replicas", [0])
 async def test_waiting_for_a_worker_is_waiting_in_the_queue(scheduler: FakeScheduler, config: FrontendConfig) -> None:
-    scheduler.replicas = 0
-    async with running_frontend(dataclasses.replace(config, worker_grace_s=30.0)) as (server, _):
+    async with running_frontend(config) as (server, _):
         assert await refusal(server, dataclasses.replace(REQUEST, max_queue_s=0.1)) is Reason.QUEUE_TIMEOUT
         assert server.generation.num_running == 0
     assert scheduler.submitted == []

@@ -79,7 +79,11 @@ async def whatever_runs_is_aborted(world: World) -> None:
 
 
 async def little_fits(world: World) -> None:
+    await ready(world)
     world.scheduler.capacity_tokens = 12
+    await world.scheduler.set_replicas(1)
+    status = world.frontend.scheduler
+    await world.until(lambda: status.status is not None and status.status.capacity_tokens == 12)
 
 
 async def workers_leave(world: World) -> None:
@@ -89,7 +93,10 @@ async def workers_leave(world: World) -> None:
 
 
 async def workers_have_another_model(world: World) -> None:
+    await ready(world)
     world.scheduler.model = msgspec.structs.replace(world.scheduler.model, fingerprint="other")
+    await world.scheduler.set_replicas(1)
+    await world.until(lambda: not world.frontend.generation.ready)
 
 
 async def it_drains(world: World) -> None:
@@ -175,7 +182,7 @@ TABLE: Final[dict[str, Row]] = {
     "too much work of a tenant": overloaded("TENANT_QUOTA", given=one_is_held, config={"tenant_max_work_tokens": 12}),
     "a full queue": overloaded("QUEUE_FULL", given=rejected(RejectReason.QUEUE_FULL)),
     "no memory for it": overloaded("OUT_OF_MEMORY", given=rejected(RejectReason.OUT_OF_MEMORY)),
-    "no worker": unavailable("NO_WORKER", workers_leave),
+    "no worker": unavailable("NO_WORKER", workers_leave, config={"worker_grace_s": 0.2}),
     "workers of another model": unavailable("MODEL_MISMATCH", workers_have_another_model),
     "draining": unavailable("DRAINING", it_drains),
     "a deadline": late("DEADLINE", given=nothing_is_answered, config={"max_request_s": 0.2}),
@@ -183,7 +190,6 @@ TABLE: Final[dict[str, Row]] = {
     "the time to wait for a worker": late(
         "QUEUE_TIMEOUT",
         given=workers_leave,
-        config={"worker_grace_s": 30.0},
         message={"scheduling": {"max_queue_time": {"nanos": 10**8}}},
         body={"max_queue_time": 0.1},
     ),

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any, Final
 import grpc
 import pytest
 
-from octavo.frontend.config import FrontendConfig
 from octavo.frontend.server import FrontendServer
 from octavo.testbed.grpc_calls import collect
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
@@ -24,12 +22,6 @@ END_STREAM, END_HEADERS = 0x1, 0x4
 CANCEL = struct.pack(">I", 8)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 REQUEST = pb.GenerateRequest(text="x", stopping=pb.StoppingCriteria(max_new_tokens=400)).SerializeToString()
-
-
-@pytest.fixture
-def config(config: FrontendConfig) -> FrontendConfig:
-    """Patient with a machine that is busy: nothing here is about what is not ready."""
-    return dataclasses.replace(config, worker_grace_s=10.0)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

@@ -56,7 +56,7 @@ async def curl(*arguments: str) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    output, errors = await asyncio.wait_for(process.communicate(), 20)
+    output, errors = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, errors.decode()
     return output.decode()
 

@@ -13,7 +13,7 @@ from octavo.runtime.transport.sockets import bind_router, connect_dealer
 from octavo.testbed import relay as relays
 from octavo.testbed.relay import Noise, Relay, relayed
 
-_WAIT_MS = 20_000
+_WAIT_MS = 60_000
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from octavo.runtime.transport.sockets import bind_router, connect_dealer
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
-_PATIENCE_S = 20
+_PATIENCE_S = 60
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_strangers_do_not_hinder_a_peer_that_is_in(
         connect_dealer(context, address, read_client_keys(other_keys, "worker")) as wrong,
         connect_dealer(context, address, read_client_keys(keys, "worker")) as right,
     ):
-        wait_for(lambda: caplog.text.count("does not let this process in") == 2)
+        wait_for(lambda: caplog.text.count("does not let this process in") >= 2)
         assert all(arrives(right, router) for _ in range(100))
         assert not bare.poll(0, zmq.POLLOUT)
         assert not wrong.poll(0, zmq.POLLOUT)

@@ -99,11 +99,19 @@ def test_faults_are_logged_and_scrapers_that_leave_are_not(
     assert capfd.readouterr().err == ""
 
 
-def test_the_port_is_free_again_afterwards() -> None:
+def can_serve_again() -> bool:
     with serve("127.0.0.1:0") as port:
         pass
-    with serve(f"127.0.0.1:{port}") as again:
-        assert again == port
+    try:
+        with serve(f"127.0.0.1:{port}") as again:
+            return again == port
+    except MetricsError:
+        return False
+
+
+def test_the_port_is_free_again_afterwards() -> None:
+    # Another process of this machine may have got it meanwhile, but not ten times.
+    assert any(can_serve_again() for _ in range(10))
 
 
 @pytest.mark.parametrize("listen", ["", "9464", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "127.0.0.1:-1"])

@@ -136,7 +136,7 @@ async def probed(mutual: FrontendConfig) -> AsyncIterator[FrontendServer]:
 async def test_the_health_command_over_tls(probed: FrontendServer, authority: Pair, client: Pair) -> None:
     async def run(*arguments: Any) -> Result:
         address = f"127.0.0.1:{probed.port}"
-        return await asyncio.to_thread(CliRunner().invoke, health, [address, "--timeout", "5", *map(str, arguments)])
+        return await asyncio.to_thread(CliRunner().invoke, health, [address, "--timeout", "60", *map(str, arguments)])
 
     own = ("--client-certificate", client.certificate, "--client-key", client.key)
     result = await run("--ca-certificate", authority.certificate, *own)

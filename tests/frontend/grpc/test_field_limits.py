@@ -1,6 +1,5 @@
 """Every field of a request that has a limit, through both APIs: at the limit, beyond it, and what is no number."""
 
-import dataclasses
 import json
 import math
 from collections.abc import AsyncIterator
@@ -143,12 +142,6 @@ def message(path: str, value: Any) -> pb.GenerateRequest | None:
     if path not in ("text", "token_ids.ids"):
         request.text = "x"
     return request
-
-
-@pytest.fixture
-def config(config: FrontendConfig) -> FrontendConfig:
-    """Patient with a machine that is busy: nothing here is about what is not ready."""
-    return dataclasses.replace(config, worker_grace_s=10.0)
 
 
 @pytest.fixture

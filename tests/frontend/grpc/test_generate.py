@@ -147,11 +147,13 @@ async def test_the_wire_may_repeat_and_lose(scheduler: FakeScheduler, stub: Any)
     assert lost
 
 
-async def test_a_slow_reader_gets_merged_deltas(scheduler: FakeScheduler, frontend: FrontendServer) -> None:
+async def test_a_slow_reader_gets_merged_deltas(
+    scheduler: FakeScheduler, frontend: FrontendServer, eventually: Any
+) -> None:
     events = frontend.generation.generate(GenerationRequest(prompt="hello", max_new_tokens=50))
     await anext(events)
-    while scheduler.running:
-        await asyncio.sleep(0.005)
+    (journal,) = frontend.scheduler.journals
+    await eventually(lambda: journal.complete)
     kinds = [type(event).__name__ async for _, event in events]
     assert kinds == ["TextDelta", "SequenceFinished", "RequestUsage"]
 

@@ -30,7 +30,7 @@ ALICE = (("authorization", bearer("alice")),)
 
 @pytest.fixture
 def config(config: FrontendConfig, tmp_path: Path) -> FrontendConfig:
-    return dataclasses.replace(config, api_keys=write_keys(tmp_path / "keys.json"), worker_grace_s=10.0)
+    return dataclasses.replace(config, api_keys=write_keys(tmp_path / "keys.json"))
 
 
 def identity(message: bytes) -> bytes:

@@ -33,7 +33,7 @@ def _stub(port: int, stack: ExitStack) -> Any:
 
 def _wait_for_all(calls: list[Any]) -> None:
     for call in calls:
-        call.exception(30)
+        call.exception(60)
 
 
 async def test_unfinished_messages_are_not_taken_in_beyond_a_window(frontend: FrontendServer) -> None:

@@ -23,8 +23,8 @@ async def test_abort_ends_the_stream_and_the_work(scheduler: FakeScheduler, stub
     assert list((await stub.Abort(pb.AbortRequest(request_ids=["mine"]))).aborted) == []
 
 
+@pytest.mark.parametrize("num_replicas", [0])
 async def test_abort_of_a_request_that_still_waits_for_a_worker(scheduler: FakeScheduler, stub: Any) -> None:
-    scheduler.replicas = 0
     call = stub.Generate(pb.GenerateRequest(text="x", request_id="mine"))
     while not (await stub.Abort(pb.AbortRequest(request_ids=["mine"]))).aborted:
         pass

@@ -58,7 +58,7 @@ async def send(server: HttpServer, size: int, stack: AsyncExitStack) -> Streams:
 
 
 async def status_of(streams: Streams) -> int:
-    head = await asyncio.wait_for(streams[0].readuntil(b"\r\n\r\n"), 10)
+    head = await asyncio.wait_for(streams[0].readuntil(b"\r\n\r\n"), 60)
     return int(head.split()[1])
 
 

@@ -28,7 +28,7 @@ NAVIGATION = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec
 
 @pytest.fixture
 def config(config: FrontendConfig) -> FrontendConfig:
-    return dataclasses.replace(config, http_listen="127.0.0.1:0", worker_grace_s=10.0)
+    return dataclasses.replace(config, http_listen="127.0.0.1:0")
 
 
 async def ask(
@@ -39,7 +39,7 @@ async def ask(
     fields = {"host": f"127.0.0.1:{port}", **(headers or {}), "content-length": str(len(body)), "connection": "close"}
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
     writer.write("\r\n".join(lines).encode() + body)
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     head, _, content = answer.partition(b"\r\n\r\n")
     return int(head.split()[1]), content

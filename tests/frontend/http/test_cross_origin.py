@@ -29,14 +29,12 @@ PREFLIGHT: Final = {
 @pytest.fixture
 def config(config: FrontendConfig, tmp_path: Path) -> FrontendConfig:
     keys: Any = write_keys(tmp_path / "keys.json")
-    return dataclasses.replace(
-        config, http_listen="127.0.0.1:0", worker_grace_s=10.0, api_keys=keys, allowed_origins=(APP,)
-    )
+    return dataclasses.replace(config, http_listen="127.0.0.1:0", api_keys=keys, allowed_origins=(APP,))
 
 
 @pytest.fixture
 async def client(frontend: FrontendServer, scheduler: FakeScheduler) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.http_port}", timeout=30) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.http_port}", timeout=60) as client:
         yield client
 
 
@@ -88,7 +86,7 @@ async def test_programs_get_no_origin_and_caches_are_told(client: httpx.AsyncCli
 async def test_without_named_origins_there_is_no_cors(config: FrontendConfig, scheduler: FakeScheduler) -> None:
     async with (
         running_frontend(dataclasses.replace(config, allowed_origins=())) as (frontend, _),
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.http_port}", timeout=30) as client,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.http_port}", timeout=60) as client,
     ):
         found = await client.options("/v1/completions", headers={**PREFLIGHT, "origin": APP})
         assert found.status_code == 403

@@ -7,6 +7,7 @@ import openai
 
 from octavo.frontend.server import FrontendServer
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
+from octavo.testing.frontends import lose_patience
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -60,6 +61,7 @@ async def test_it_is_not_healthy_without_a_scheduler(
     frontend: FrontendServer, http: httpx.AsyncClient, eventually: Any
 ) -> None:
     assert (await http.get("/health")).status_code == 200
+    lose_patience(frontend, 0.01)
     await eventually(lambda: not frontend.generation.makes_progress)
     assert (await http.get("/health")).status_code == 503
     assert (await http.get("/livez")).status_code == 200

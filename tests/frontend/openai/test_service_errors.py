@@ -121,4 +121,4 @@ def config(config: FrontendConfig, request: pytest.FixtureRequest, tmp_path: Pat
         return dataclasses.replace(config, api_keys=keys)
     if "too_many" in name:
         return dataclasses.replace(config, max_requests=1)
-    return dataclasses.replace(config, scheduler_grace_s=0.3 if "no_scheduler" in name else config.scheduler_grace_s)
+    return config

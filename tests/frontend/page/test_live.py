@@ -1,5 +1,6 @@
 """GET /live sends the snapshots that the page watches."""
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -12,6 +13,7 @@ import pytest
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.page.live_view import MAX_VIEWERS
+from octavo.frontend.server import FrontendServer
 from octavo.testbed.credentials import bearer, write_keys
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
@@ -21,8 +23,7 @@ from .conftest import FakeAdmin
 
 @pytest.fixture
 def config(config: FrontendConfig, admin: FakeAdmin) -> FrontendConfig:
-    # The scheduler may come after the frontend, and late.
-    return dataclasses.replace(config, scheduler_admin=admin.address, worker_grace_s=10.0)
+    return dataclasses.replace(config, scheduler_admin=admin.address)
 
 
 class Viewer:
@@ -64,7 +65,7 @@ async def test_snapshots_come_as_the_scheduler_sends_them(http: httpx.AsyncClien
 
 
 async def test_a_snapshot_tells_whose_requests_are_this_frontends_and_what_its_clients_waited_for(
-    http: httpx.AsyncClient, admin: FakeAdmin, scheduler: FakeScheduler, eventually: Any
+    http: httpx.AsyncClient, admin: FakeAdmin, scheduler: FakeScheduler, frontend: FrontendServer, eventually: Any
 ) -> None:
     await eventually(lambda: scheduler.frontend_id)
     admin.put(waiting=1)
@@ -73,9 +74,13 @@ async def test_a_snapshot_tells_whose_requests_are_this_frontends_and_what_its_c
         assert before["frontend_ids"] == [f"{scheduler.frontend_id:016x}"]
         told = [before[name] for name in ("first_tokens", "first_token_s", "between_tokens", "between_tokens_s")]
         assert told == [0, 0.0, 0, 0.0]
-        scheduler.pace_s = 0.01
+        # The first comes alone, and the others however they come.
+        scheduler.hold_after = 1
         body = {"model": "byte-model", "prompt": "x", "max_tokens": 5, "ignore_eos": True}
-        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        answering = asyncio.create_task(http.post("/v1/completions", json=body))
+        await eventually(lambda: frontend.generation.latencies.first_tokens == 1)
+        scheduler.hold_after = 1 << 30
+        assert (await answering).status_code == 200
         admin.put(waiting=2)
         after = await viewer.next()
     assert (after["first_tokens"], after["between_tokens"]) == (1, 4)
@@ -151,7 +156,10 @@ async def test_viewers_do_not_keep_a_server_from_stopping(
 ) -> None:
     async with running_frontend(config) as (server, stopping):
         url = f"http://127.0.0.1:{server.http_port}"
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as http, watching_one(http, admin) as viewer:
+        async with (
+            httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http,
+            watching_one(http, admin) as viewer,
+        ):
             stopping.set()
             assert (await viewer.next())["error"]["code"] == "draining"
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
@@ -195,5 +203,5 @@ async def test_only_trusted_tenants_may_watch(config: FrontendConfig, admin: Fak
 async def running(config: FrontendConfig) -> AsyncIterator[httpx.AsyncClient]:
     async with running_frontend(config) as (server, _):
         url = f"http://127.0.0.1:{server.http_port}"
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
             yield http

@@ -29,8 +29,7 @@ Eventually = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 @pytest.fixture
 def config(config: FrontendConfig, admin: FakeAdmin) -> FrontendConfig:
-    # The scheduler may come after the frontend, and late.
-    return dataclasses.replace(config, scheduler_admin=admin.address, worker_grace_s=10.0)
+    return dataclasses.replace(config, scheduler_admin=admin.address)
 
 
 @pytest.fixture
@@ -144,7 +143,7 @@ async def test_the_trusted_abort_what_the_scheduler_lists(
 async def test_an_abort_needs_no_admin_service(config: FrontendConfig, hold: Any) -> None:
     async with running_frontend(dataclasses.replace(config, scheduler_admin="")) as (server, _):
         url = f"http://127.0.0.1:{server.http_port}"
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
             task = await hold(http, "mine")
             status, body = await ask(http, "GET", "mine")
             assert (status, "--scheduler-admin" in body["error"]["message"]) == (503, True)
@@ -259,7 +258,7 @@ async def test_a_scheduler_that_is_not_there(config: FrontendConfig) -> None:
     config = dataclasses.replace(config, scheduler_admin="unix:/nowhere/admin.sock")
     async with running_frontend(config) as (server, _):
         url = f"http://127.0.0.1:{server.http_port}"
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
             status, body = await ask(http, "GET", "mine")
     assert (status, body["error"]["code"]) == (503, "scheduler_unreachable")
 

@@ -188,7 +188,7 @@ async def test_what_is_pinned_is_not_told_to_tenants(
     scheduler: FakeScheduler, config: FrontendConfig, tmp_path: Path, tenant: str, sees: bool
 ) -> None:
     scheduler.pinned = {"merger with acme": [1]}
-    keyed = dataclasses.replace(config, api_keys=write_keys(tmp_path / "keys.json"), worker_grace_s=10.0)
+    keyed = dataclasses.replace(config, api_keys=write_keys(tmp_path / "keys.json"))
     async with (
         running_frontend(keyed) as (server, _),
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,

@@ -19,7 +19,7 @@ from octavo.frontend.server import FrontendServer
 from octavo.runtime.telemetry.metrics import render
 from octavo.testbed.grpc_calls import collect, ids_of, reason_of
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
-from octavo.testing.frontends import running_frontend
+from octavo.testing.frontends import lose_patience, running_frontend
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
 from octavo.wire import history
@@ -38,7 +38,7 @@ def two(fake_scheduler: FakeScheduler, tmp_path: Path) -> tuple[FakeScheduler, F
 @pytest.fixture
 def config(config: FrontendConfig, tmp_path: Path) -> FrontendConfig:
     endpoints = (*config.scheduler_endpoints, f"ipc://{tmp_path}/other.sock")
-    return dataclasses.replace(config, scheduler_endpoints=endpoints, scheduler_grace_s=20.0)
+    return dataclasses.replace(config, scheduler_endpoints=endpoints)
 
 
 class Serving:
@@ -310,12 +310,13 @@ class TestHandover:
         self, serving: Serving, config: FrontendConfig, eventually: Any
     ) -> None:
         async with (
-            running_frontend(dataclasses.replace(config, scheduler_grace_s=1.5)) as (server, _),
+            running_frontend(config) as (server, _),
             grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
         ):
             call, holder = await started(serving, services.GenerationServiceStub(channel), eventually, held=8)
             for scheduler in (serving.other(holder), holder):
                 await serving.stop(scheduler)
+            lose_patience(server, 0.5)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await asyncio.wait_for(call, 60)
             assert reason_of(caught.value) == "SCHEDULER_UNREACHABLE"

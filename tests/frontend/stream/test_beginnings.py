@@ -1,7 +1,6 @@
 """Requests that begin together: what runs goes on meanwhile, and no turn of the event loop holds many of them."""
 
 import asyncio
-import dataclasses
 import socket
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
@@ -10,7 +9,6 @@ import pytest
 from starlette.requests import Request
 
 from octavo.frontend.access.connections import ConnectionBook
-from octavo.frontend.config import FrontendConfig
 from octavo.frontend.http.server import Acceptor
 from octavo.frontend.openai.body import read_call
 from octavo.frontend.openai.schemas import CompletionBody
@@ -23,11 +21,6 @@ from octavo.testing.fakes.fake_scheduler import FakeScheduler
 BURST: Final = 300
 # In one turn of the event loop.
 FEW: Final = 16
-
-
-@pytest.fixture
-def config(config: FrontendConfig) -> FrontendConfig:
-    return dataclasses.replace(config, worker_grace_s=10.0)
 
 
 async def test_a_stream_that_runs_does_not_wait_behind_those_that_begin(

@@ -80,7 +80,7 @@ class Client:
 async def clients(
     scheduler: FakeScheduler, config: FrontendConfig, tmp_path: Path
 ) -> AsyncIterator[tuple[Client, Client, FrontendServer]]:
-    config = dataclasses.replace(config, api_keys=write_keys(tmp_path / "keys.json"), worker_grace_s=10.0)
+    config = dataclasses.replace(config, api_keys=write_keys(tmp_path / "keys.json"))
     async with (
         running_frontend(config) as (frontend, _),
         grpc.aio.insecure_channel(f"127.0.0.1:{frontend.port}") as channel,
@@ -99,7 +99,7 @@ async def both_running(clients: Any, scheduler: FakeScheduler, eventually: Any) 
 async def test_two_tenants_get_what_they_asked_for_under_the_same_id(clients: Any, scheduler: FakeScheduler) -> None:
     scheduler.answer = lambda request, index: [len(request.prompt_token_ids)] * 8
     alice, bob, _ = clients
-    grace = {"detach_grace": {"seconds": 30}}
+    grace = {"detach_grace": {"seconds": 100}}
     first = await collect(alice.generate("hello", scheduling=grace))
     call = bob.generate("good day", scheduling=grace)
     second = await collect(call)

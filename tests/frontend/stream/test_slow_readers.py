@@ -125,7 +125,7 @@ async def test_a_reader_that_stalls_may_come_back_where_the_request_is_kept(
     scheduler: FakeScheduler, impatient: FrontendServer, outcomes: list[Any]
 ) -> None:
     scheduler.hold_after = 9
-    request = GenerationRequest(prompt="hello", request_id="mine", max_new_tokens=20, detach_grace_s=30.0)
+    request = GenerationRequest(prompt="hello", request_id="mine", max_new_tokens=20, detach_grace_s=100.0)
     with pytest.raises(Aborted):
         await read_with(impatient, request, never)
     assert (outcomes, scheduler.aborted) == ([], [])
@@ -147,10 +147,10 @@ async def test_a_reader_that_waits_for_tokens_is_not_slow(
 
 
 async def test_a_reader_that_leaves_has_left(
-    scheduler: FakeScheduler, impatient: FrontendServer, outcomes: list[Any]
+    scheduler: FakeScheduler, outcomes: list[Any], frontend: FrontendServer
 ) -> None:
     scheduler.hold_after = 3
-    events = impatient.generation.generate(GenerationRequest(prompt="hello", max_new_tokens=20))
+    events = frontend.generation.generate(GenerationRequest(prompt="hello", max_new_tokens=20))
     await anext(events)
     await events.aclose()
     assert outcomes == ["left"]

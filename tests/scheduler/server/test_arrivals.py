@@ -11,7 +11,7 @@ import zmq
 from octavo.runtime.transport.sockets import bind_router, connect_dealer
 from octavo.scheduler.server.poller import SocketPoller, Wakeup, watching
 
-_LONG_S = 30.0
+_LONG_S = 60.0
 Socket = zmq.Socket[bytes]
 
 

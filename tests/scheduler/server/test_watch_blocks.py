@@ -85,7 +85,9 @@ async def test_under_load_all_readers_together_are_told_less_often(
     assert await read(first) == await read(second)
     assert count == 1
     cluster.now += 0.3
-    await read(first)
+    # What was read before may have been sent again meanwhile.
+    while count == 1:
+        await read(first)
     assert count == 2
 
 

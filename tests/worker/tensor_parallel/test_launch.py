@@ -13,7 +13,7 @@ import pytest
 from octavo.worker.tensor_parallel.ranks import LocalRanks
 
 _WAIT = "import signal; signal.pause()"
-_WAIT_S = 30.0
+_WAIT_S = 60.0
 
 
 def stay(status: int) -> None:

@@ -26,7 +26,7 @@ def listening_addresses() -> set[str]:
 def test_ranks_that_meet_on_one_machine_listen_on_loopback_alone(tmp_path: Path, scheme: str) -> None:
     place = f"file:{tmp_path}" if scheme == "file" else free_address()
     with ThreadPoolExecutor(2) as pool:
-        ranks = [pool.submit(connect, place, rank, 2, patience_s=30) for rank in range(2)]
+        ranks = [pool.submit(connect, place, rank, 2, patience_s=60) for rank in range(2)]
         groups = [rank.result() for rank in ranks]
         assert listening_addresses() == {"0100007F"}
         assert list(pool.map(lambda group: group.exchange(group.rank + 5), groups)) == [[5, 6], [5, 6]]
@@ -38,7 +38,7 @@ def test_ranks_that_have_met_need_the_place_no_more(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     with ThreadPoolExecutor(3) as pool:
-        ranks = [pool.submit(connect, f"file:{place}", rank, 3, patience_s=30) for rank in range(3)]
+        ranks = [pool.submit(connect, f"file:{place}", rank, 3, patience_s=60) for rank in range(3)]
         ranks[0].result()
         shutil.rmtree(place)
         groups = [rank.result() for rank in ranks]

@@ -1,4 +1,4 @@
-"""Runs a real frontend inside the test's process."""
+"""Runs a real frontend inside the test's process, and makes it impatient."""
 
 import asyncio
 import contextlib
@@ -18,3 +18,10 @@ async def running_frontend(config: FrontendConfig) -> AsyncIterator[tuple[Fronte
     finally:
         stopping.set()
         await task
+
+
+def lose_patience(server: FrontendServer, seconds: float) -> None:
+    """Lets schedulers be away for so long from now on: a test begins patiently, for its machine may be busy."""
+    server.scheduler.grace_s = seconds
+    for link in server.scheduler.links:
+        link._grace_s = seconds

@@ -75,7 +75,7 @@ class FakeFrontend(services.GenerationServiceServicer):
         left = [event for event in self.script if event.event_offset > after]
         for event in left[:last]:
             yield event
-            self.go_on.wait(10)
+            self.go_on.wait(60)
         if last is not None:
             context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 

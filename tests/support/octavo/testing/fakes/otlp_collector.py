@@ -45,7 +45,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             self._changed.notify_all()
         return trace_service_pb2.ExportTraceServiceResponse()
 
-    def wait_for(self, count: int, seconds: float = 20.0) -> list[Received]:
+    def wait_for(self, count: int, seconds: float = 60.0) -> list[Received]:
         """Returns once so many spans are there; fails after a while."""
         deadline = time.monotonic() + seconds
         with self._changed:

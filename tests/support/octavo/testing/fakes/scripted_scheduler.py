@@ -14,7 +14,7 @@ from octavo.wire.steps import FromWorker
 
 M = TypeVar("M", bound=Message)
 
-DEADLINE_S = 15.0
+DEADLINE_S = 60.0
 
 
 class ScriptedScheduler:
