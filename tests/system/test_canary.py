@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
-import httpx
 import pytest
 
 from octavo.testbed.stack import Stack, collect
@@ -43,7 +42,7 @@ def test_no_process_logs_what_clients_say_and_hear(stack: Stack) -> None:
     left = stack.generation.Generate(request(), metadata=metadata, timeout=60)
     next(left)
     left.cancel()
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(stack.http_socket)), base_url="http://octavo") as http:
+    with stack.http() as http:
         body = {"prompt": WORD, "max_tokens": 5}
         assert http.post("/v1/completions", json=body, headers=HEADERS).status_code == 200
         assert http.post("/v1/completions", json=body).status_code == 401

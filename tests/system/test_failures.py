@@ -18,7 +18,7 @@ from octavo.v1 import generation_pb2
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
 
-from .conftest import StartStack
+from .conftest import StartStack, all_at_once
 
 pytestmark = pytest.mark.system
 
@@ -99,7 +99,7 @@ def test_a_stopped_frontend_lets_its_streams_end(new_stack: StartStack) -> None:
 
 def test_a_tiny_pool_preempts_and_changes_no_token(new_stack: StartStack) -> None:
     stack = new_stack(OCTAVO_NUM_BLOCKS="12", OCTAVO_BLOCK_SIZE="8").start_all()
-    generations = stack.generate_all(REQUESTS)
+    generations = [collect(stream) for stream in all_at_once(stack, REQUESTS)]
     assert_undisturbed(stack, generations)
     assert sum(generation.usage.preemptions for generation in generations) > 0
     assert stack.load().preemptions > 0

@@ -73,7 +73,7 @@ def test_the_page_watches_the_scheduler(stack: Stack) -> None:
 
 
 def test_the_page_explains_a_request_and_ends_it(stack: Stack) -> None:
-    body = {**ASK, "prompt": "x", "max_tokens": 1000, "stream": True, "request_id": "a page's/own"}
+    body = {**ASK, "prompt": "x", "max_tokens": 2000, "stream": True, "request_id": "a page's/own"}
     with stack.http() as http, http.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         next(line for line in lines if line.startswith("data: "))

@@ -93,9 +93,7 @@ def test_kills_from_outside_accuse_no_prompt_and_an_operator_clears_what_is_refu
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(stack.generate, token_request(prompt, 5))
         for deaths in range(1, 4):
-            stack.wait_for(lambda: any(worker.running for worker in stack.load().workers))
-            [busy] = [worker.id for worker in stack.load().workers if worker.running]
-            kill_worker(stack, busy)
+            kill_worker(stack, busy_worker(stack))
             wait_for_deaths(stack, deaths)
         sampling = SamplingParams(max_tokens=5)
         expected = expected_tokens(prompt, sampling, 0, 5, FakeVocabulary.read(stack.model))
@@ -118,6 +116,13 @@ def test_kills_from_outside_accuse_no_prompt_and_an_operator_clears_what_is_refu
 
 def wait_for_deaths(stack: Stack, count: int) -> None:
     stack.wait_for(lambda: stack.log("serve").count("ended with signal SIGKILL") == count)
+
+
+def busy_worker(stack: Stack) -> str:
+    """The one that computes, as soon as one does."""
+    busy: list[str] = []
+    stack.wait_for(lambda: bool(busy.extend(each.id for each in stack.load().workers if each.running) or busy))
+    return busy[0]
 
 
 def kill_worker(stack: Stack, worker_id: str) -> None:

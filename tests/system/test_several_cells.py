@@ -15,17 +15,20 @@ from .conftest import StartStack
 
 pytestmark = pytest.mark.system
 
-_CELLS: Final = ("a", "b")
+# With the milliseconds of a step. What the second has begun would take it twenty seconds.
+_CELLS: Final = {"a": "50", "b": "500"}
 _NUM_TOKENS: Final = 40
+# Of streams that are still to be there once they were looked at.
+_MANY_TOKENS: Final = 1000
 _PROMPTS: Final = [[(31 * i + 7 * j) % 250 for j in range(40)] for i in range(6)]
 
 
 @pytest.fixture
 def stack(new_stack: StartStack) -> Stack:
-    stack = new_stack(OCTAVO_FAKE_STEP_MS="50")
-    for name in _CELLS:
+    stack = new_stack()
+    for name, step_ms in _CELLS.items():
         stack.start("scheduler", f"scheduler-{name}", **stack.cell(name))
-        stack.start("worker", f"worker-{name}", **stack.cell(name))
+        stack.start("worker", f"worker-{name}", OCTAVO_FAKE_STEP_MS=step_ms, **stack.cell(name))
     endpoints = [f"ipc://{stack.directory}/{name}/frontends.sock" for name in _CELLS]
     stack.start("frontend", OCTAVO_FRONTEND_ENDPOINT=",".join(endpoints))
     stack.wait_ready()
@@ -44,8 +47,8 @@ def told(stack: Stack, metric: str) -> dict[str, float]:
 class Begun:
     """Streams of `_PROMPTS` that have told tokens; what they have told is kept."""
 
-    def __init__(self, stack: Stack) -> None:
-        self.streams = [stack.stream(token_request(prompt, _NUM_TOKENS)) for prompt in _PROMPTS]
+    def __init__(self, stack: Stack, num_tokens: int = _NUM_TOKENS) -> None:
+        self.streams = [stack.stream(token_request(prompt, num_tokens)) for prompt in _PROMPTS]
         self._read = [_until_delta(stream) for stream in self.streams]
 
     def finish(self) -> list[FinishedStream]:
@@ -70,13 +73,13 @@ def assert_undisturbed(stack: Stack, generations: Sequence[FinishedStream]) -> N
 
 
 def test_requests_spread_and_equal_prefixes_stick(stack: Stack) -> None:
-    streams = Begun(stack)
+    streams = Begun(stack, _MANY_TOKENS)
     requests = told(stack, "octavo_cell_requests")
     assert sum(requests.values()) == len(_PROMPTS)
     assert min(requests.values()) >= 2
     streams.cancel()
     stack.wait_for(lambda: told(stack, "octavo_cell_requests") == {"a": 0, "b": 0})
-    generations = [stack.generate(token_request(_PROMPTS[0] + [i] * 20, 4)) for i in range(4)]
+    generations = [stack.generate(token_request(_PROMPTS[0] + [i] * 20, 1)) for i in range(4)]
     assert all(generation.usage.cached_prompt_tokens >= 32 for generation in generations)
 
 
@@ -98,6 +101,6 @@ def test_a_cell_that_comes_back_is_used_again(stack: Stack) -> None:
     stack.wait_for(lambda: told(stack, "octavo_cell_ready") == {"a": 1, "b": 0})
     stack.start("scheduler", "scheduler-b", **stack.cell("b"))
     stack.wait_for(lambda: told(stack, "octavo_cell_ready") == {"a": 1, "b": 1})
-    streams = Begun(stack)
+    streams = Begun(stack, _MANY_TOKENS)
     assert min(told(stack, "octavo_cell_requests").values()) >= 2
     streams.cancel()

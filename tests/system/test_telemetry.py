@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import urllib.request
 
-import httpx
 import pytest
 
 from octavo.testbed.stack import Stack, token_request
@@ -24,8 +23,8 @@ PROMPT, MAX_NEW_TOKENS = [5, 6, 7, 8], 6
 def scrape(stack: Stack, name: str) -> str:
     """The metrics of the process that logs as `name`."""
     if name == "frontend":
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(stack.http_socket))) as client:
-            response = client.get("http://frontend/metrics")
+        with stack.http() as client:
+            response = client.get("/metrics")
             assert response.status_code == 200
             return response.text
     (url,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", stack.log(name))

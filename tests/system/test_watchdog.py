@@ -76,9 +76,9 @@ def test_a_worker_that_stands_still_is_told_everywhere_until_it_moves_on(
         assert re.search(
             r"is (waiting|running)( on worker-0)?; steps under way with it: none; what keeps it: nothing", line
         )
-        assert "not ready: STALLED" in stack.log("frontend")
+        stack.wait_for(lambda: "not ready: STALLED" in stack.log("frontend"))
         switch.unlink()
         assert answer.result(60).token_ids == expected
         stack.wait_for(lambda: http.get("/ready").status_code == 200)
         stack.wait_for(lambda: stalled(metrics) == "0.0")
-    assert "worker worker-0 answers steps again" in stack.log("scheduler")
+    stack.wait_for(lambda: "worker worker-0 answers steps again" in stack.log("scheduler"))

@@ -1,13 +1,15 @@
 """Workers join, are cordoned, drained and killed under load: streams go on with the tokens they would have had."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import pytest
 
 from octavo.testbed.stack import FinishedStream, GenerateStream, Stack, collect, token_request
 from octavo.testing.depth import deep
 from octavo.v1 import admin_pb2 as pb
+from octavo.v1.generation_pb2 import GenerateResponse
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
 
@@ -19,13 +21,17 @@ PROMPTS = [[(7 * i + j) % 250 for j in range(3 + 5 * i)] for i in range(6)]
 
 
 def ask(stack: Stack, num_tokens: int) -> list[GenerateStream]:
-    """Streams that have all begun."""
-    streams = [stack.stream(token_request(prompt, num_tokens)) for prompt in PROMPTS]
-    stack.wait_for(lambda: stack.load().running + stack.load().waiting == len(PROMPTS))
-    return streams
+    return [stack.stream(token_request(prompt, num_tokens)) for prompt in PROMPTS]
 
 
-def assert_undisturbed(stack: Stack, streams: Sequence[GenerateStream], num_tokens: int) -> list[FinishedStream]:
+def begun(streams: Sequence[GenerateStream]) -> list[Iterable[GenerateResponse]]:
+    """The same once all have told something, which is kept: so it is known though some may be over by then."""
+    return [chain([next(stream)], stream) for stream in streams]
+
+
+def assert_undisturbed(
+    stack: Stack, streams: Sequence[Iterable[GenerateResponse]], num_tokens: int
+) -> list[FinishedStream]:
     vocabulary, sampling = FakeVocabulary.read(stack.model), SamplingParams(max_tokens=num_tokens)
     generations = [collect(stream) for stream in streams]
     for prompt, generation in zip(PROMPTS, generations, strict=True):
@@ -33,11 +39,12 @@ def assert_undisturbed(stack: Stack, streams: Sequence[GenerateStream], num_toke
     return generations
 
 
-def start(new_stack: StartStack, workers: int = 2, **environment: str) -> Stack:
-    """Workers are called worker-0 and so on, by the scheduler too."""
+def start(new_stack: StartStack, workers: int = 2, first_step_ms: int = 10, **environment: str) -> Stack:
+    """Workers are called worker-0 and so on, by the scheduler too. The first one's steps may take longer."""
     stack = new_stack(**{"OCTAVO_FAKE_STEP_MS": "10", **environment})
-    for name in ("scheduler", "frontend", *(f"worker-{number}" for number in range(workers))):
+    for name in ("scheduler", "frontend", *(f"worker-{number}" for number in range(1, workers))):
         stack.start_named(name)
+    stack.start_named("worker-0", OCTAVO_FAKE_STEP_MS=str(first_step_ms))
     stack.wait_ready()
     stack.wait_for(lambda: len(stack.load().workers) == workers)
     return stack
@@ -72,11 +79,11 @@ def worker_line(stack: Stack, worker_id: str) -> list[str]:
 def test_a_worker_that_is_asked_to_end_moves_its_requests_and_ends_well(
     new_stack: StartStack, number: signal.Signals
 ) -> None:
-    stack = start(new_stack, OCTAVO_DRAIN_GRACE="0.2")
-    streams = ask(stack, 200)
-    stack.wait_for(lambda: worker(stack, "worker-0").running > 0)
+    stack = start(new_stack, first_step_ms=200, OCTAVO_DRAIN_GRACE="0.2")
+    streams = begun(ask(stack, 100))
+    assert worker(stack, "worker-0").running > 0
     assert stack.kill("worker-0", number) == 0
-    generations = assert_undisturbed(stack, streams, 200)
+    generations = assert_undisturbed(stack, streams, 100)
     assert any(generation.usage.preemptions for generation in generations), "it waited for the streams"
     assert "dismissed after step" in stack.log("worker-0")
     assert "was drained and is let go" in stack.log("scheduler")
@@ -86,7 +93,7 @@ def test_a_worker_that_is_asked_to_end_moves_its_requests_and_ends_well(
 
 def test_requests_end_at_a_drained_worker_within_the_grace(new_stack: StartStack) -> None:
     stack = start(new_stack)
-    streams = ask(stack, 60)
+    streams = begun(ask(stack, 60))
     octavo(stack, "drain", "worker-0", "--wait")
     assert names(stack) == ["worker-1"]
     assert stack.processes["worker-0"].wait(60) == 0
@@ -99,11 +106,14 @@ def test_requests_end_at_a_drained_worker_within_the_grace(new_stack: StartStack
 
 def test_the_only_worker_finishes_what_runs_and_what_is_new_waits_for_the_next(new_stack: StartStack) -> None:
     stack = start(new_stack, workers=1, OCTAVO_DRAIN_GRACE="0")
-    streams = ask(stack, 60)
-    stack.wait_for(lambda: stack.load().running == len(PROMPTS))
+    # Keeps the worker from ending before it was seen to drain, however long the others take.
+    longest = stack.stream(token_request([9], 1500))
+    streams = begun([longest, *ask(stack, 60)])[1:]
     stack.processes["worker-0"].send_signal(signal.SIGTERM)
     stack.wait_for(lambda: worker(stack, "worker-0").state == pb.WORKER_STATE_DRAINING)
     late = stack.stream(token_request([1, 2, 3], 5))
+    stack.wait_for(lambda: stack.load().waiting == 1)
+    longest.cancel()
     assert_undisturbed(stack, streams, 60)
     assert stack.processes["worker-0"].wait(60) == 0
     assert stack.load().waiting == 1
@@ -114,7 +124,7 @@ def test_the_only_worker_finishes_what_runs_and_what_is_new_waits_for_the_next(n
 
 def test_a_cordon_holds_until_it_is_taken_back(new_stack: StartStack) -> None:
     stack = start(new_stack)
-    streams = ask(stack, 60)
+    streams = begun(ask(stack, 60))
     octavo(stack, "cordon", "worker-0")
     stack.generate(token_request([1, 2, 3], 5))
     assert_undisturbed(stack, streams, 60)
@@ -133,11 +143,10 @@ def test_a_cordon_holds_until_it_is_taken_back(new_stack: StartStack) -> None:
 
 def test_a_worker_that_joins_under_load_takes_what_waits(new_stack: StartStack) -> None:
     """The other worker stays in its first step for as long as that takes."""
-    stack = start(new_stack, workers=1, OCTAVO_MAX_NUM_SEQS="2", OCTAVO_FAKE_STEP_MS="60000")
+    stack = start(new_stack, workers=1, first_step_ms=60_000, OCTAVO_MAX_NUM_SEQS="2")
     streams = ask(stack, 15)
-    stack.wait_for(lambda: worker(stack, "worker-0").running == 2)
-    assert stack.load().waiting == len(PROMPTS) - 2
-    stack.start_named("worker-1", OCTAVO_FAKE_STEP_MS="1")
+    stack.wait_for(lambda: worker(stack, "worker-0").running == 2 and stack.load().waiting == len(PROMPTS) - 2)
+    stack.start_named("worker-1")
     stack.wait_for(lambda: stack.load().waiting == 0)
     assert worker(stack, "worker-0").running == 2
     stack.kill("worker-0")
@@ -146,11 +155,11 @@ def test_a_worker_that_joins_under_load_takes_what_waits(new_stack: StartStack) 
 
 def test_a_killed_worker_is_missed_at_once_even_in_a_step(new_stack: StartStack) -> None:
     """A first step may take a minute, and nobody is heard in it: only the end of the connection tells."""
-    stack = start(new_stack, workers=1, OCTAVO_FAKE_STEP_MS="60000")
+    stack = start(new_stack, workers=1, first_step_ms=60_000)
     streams = ask(stack, 5)
     stack.wait_for(lambda: worker(stack, "worker-0").steps_in_flight > 0)
     stack.kill("worker-0")
     stack.wait_for(lambda: not stack.load().workers)
     assert "worker-0 lost (unreachable): its connection has ended" in stack.log("scheduler")
-    stack.start_named("worker-1", OCTAVO_FAKE_STEP_MS="1")
+    stack.start_named("worker-1")
     assert_undisturbed(stack, streams, 5)

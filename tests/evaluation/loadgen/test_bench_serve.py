@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from octavo.loadgen.cli import bench
-from octavo.loadgen.servers import Asking, Secrets, ServerAddress
-from octavo.loadgen.session import Session, Side
+from octavo.loadgen.servers import Asking, Record, Secrets, ServerAddress
+from octavo.loadgen.session import Session, SessionProgress, Side
 from octavo.testbed.stack import Stack, free_address
 from octavo.testbed.tiny_model import write_byte_model
 from octavo.workload.job import Job, write_csv
@@ -42,7 +42,7 @@ def addresses(stack: Stack) -> dict[str, str]:
 def measured(address: str, jobs: Sequence[Job], rounds: int = 1, **asking: Any) -> Side:
     """What comes of runs without a warm-up."""
     side = Side(ServerAddress.parse(address), Asking(**asking), Secrets())
-    asyncio.run(Session(jobs, rounds, timeout_s=30.0).run([side]))
+    asyncio.run(Session(jobs, rounds, timeout_s=240.0).run([side]))
     return side
 
 
@@ -82,9 +82,15 @@ def test_every_token_is_counted_alone_where_that_is_asked_for(stack: Stack) -> N
 
 @pytest.mark.parametrize(("door", "seed"), [("grpc", 1000), ("http", 2000)])
 def test_only_what_requests_of_one_run_share_is_in_the_servers_cache(stack: Stack, door: str, seed: int) -> None:
-    jobs = [Job(0.1 * i, 80, 2, prefix="p", prefix_tokens=32) for i in range(3)]
-    side = measured(addresses(stack)[door], jobs, rounds=2, seed=seed)
-    assert [[record.cached_tokens for record in run.records] for run in side.runs] == [[0, 32, 32]] * 2
+    # A busy machine may not have computed the first before the next comes.
+    for attempt, pause_s in enumerate((0.1, 1.0, 10.0)):
+        jobs = [Job(pause_s * i, 80, 2, prefix="p", prefix_tokens=32) for i in range(3)]
+        side = measured(addresses(stack)[door], jobs, rounds=2, seed=seed + 100 * attempt)
+        cached = [[record.cached_tokens for record in run.records] for run in side.runs]
+        assert [each[0] for each in cached] == [0, 0]
+        if cached == [[0, 32, 32]] * 2:
+            return
+    pytest.fail(f"of 32 tokens that they share, so many were in the cache: {cached}")
 
 
 def test_two_servers_are_compared_round_by_round(stack: Stack, tmp_path: Path) -> None:
@@ -168,15 +174,23 @@ def test_ctrl_c_tells_what_there_is_and_leaves_nothing_behind(stack: Stack) -> N
     stack.wait_idle()
 
 
-async def test_a_server_that_dies_in_the_middle_is_counted(stack: Stack) -> None:
-    jobs = [Job(0.05 * i, 10, 2 if i == 0 else 2000) for i in range(20)]
+async def test_a_server_that_dies_in_the_middle_is_counted(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, ended = [Job(0.05 * i, 10, 2 if i == 0 else 2000) for i in range(20)], asyncio.Event()
     side = Side(ServerAddress.parse(stack.address_of("frontend-1")), Asking(), Secrets())
-    running = asyncio.create_task(Session(jobs, timeout_s=30.0).run([side]))
+    changed = SessionProgress.changed
+
+    def note(progress: SessionProgress, record: Record) -> None:
+        changed(progress, record)
+        if record.finished_s is not None:
+            ended.set()
+
+    monkeypatch.setattr(SessionProgress, "changed", note)
+    running = asyncio.create_task(Session(jobs, timeout_s=240.0).run([side]))
+    await ended.wait()
     await asyncio.to_thread(stack.wait_for, lambda: stack.load().running >= 5)
     stack.kill("frontend-1")
     await running
     [run] = side.runs
     assert not run.interrupted
-    assert run.records[0].finished_s is not None
-    failures = [record.failure for record in run.records[1:]]
-    assert all(failure and failure.kind == "connection lost" for failure in failures)
+    assert [record.failure is None for record in run.records] == [True] + 19 * [False]
+    assert {record.failure.kind for record in run.records if record.failure} == {"connection lost"}

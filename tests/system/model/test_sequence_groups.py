@@ -1,18 +1,16 @@
 """Requests of several sequences through real processes: side by side, best of, beams; short of blocks; with losses."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import grpc
 import pytest
 
 from octavo.testbed.grpc_calls import reason_of
-from octavo.testbed.stack import FinishedGroup, Stack, collect_choices, token_request
+from octavo.testbed.stack import Stack, collect_choices, token_request
 from octavo.testing.depth import deep
 from octavo.v1 import generation_pb2
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
 
-from ..conftest import StartStack
+from ..conftest import StartStack, all_at_once
 
 pytestmark = pytest.mark.system
 
@@ -42,15 +40,11 @@ def expected(stack: Stack, prompt: list[int], n: int, seed: int) -> list[list[in
     return [expected_tokens(prompt, sampling, index, NUM_TOKENS, vocabulary) for index in range(n)]
 
 
-def run_all(stack: Stack, requests: list[generation_pb2.GenerateRequest]) -> list[FinishedGroup]:
-    with ThreadPoolExecutor(len(requests)) as pool:
-        return list(pool.map(stack.choices, requests))
-
-
 @pytest.mark.parametrize("preemption", ["auto", *deep("recompute")])
 def test_sequences_side_by_side_lose_their_blocks_and_nothing_else(new_stack: StartStack, preemption: str) -> None:
     stack = new_stack(**SMALL, OCTAVO_PREEMPTION=preemption).start_all()
-    answers = run_all(stack, [sampled(prompt, 2, seed) for seed, prompt in enumerate(PROMPTS)])
+    streams = all_at_once(stack, [sampled(prompt, 2, seed) for seed, prompt in enumerate(PROMPTS)])
+    answers = [collect_choices(stream) for stream in streams]
     for seed, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True)):
         assert answer.token_ids == expected(stack, prompt, 2, seed)
         assert answer.usage.completion_tokens == 2 * NUM_TOKENS
@@ -76,7 +70,8 @@ def test_a_beam_search_is_the_same_alone_in_a_crowd_and_without_blocks_to_spare(
     stack = new_stack(**SMALL).start_all()
     requests = [beams(prompt, 4, 3) for prompt in PROMPTS]
     alone = [stack.choices(request) for request in requests]
-    crowd = run_all(stack, [*requests, *(sampled(prompt, 2, 9) for prompt in PROMPTS)])
+    streams = all_at_once(stack, [*requests, *(sampled(prompt, 2, 9) for prompt in PROMPTS)])
+    crowd = [collect_choices(stream) for stream in streams]
     assert [answer.token_ids for answer in crowd[: len(requests)]] == [answer.token_ids for answer in alone]
     assert sum(answer.usage.preemptions for answer in crowd) > 0
     for answer in alone:

@@ -57,7 +57,7 @@ def stack(scheduled: Stack) -> Stack:
     if former is None or former.poll() is not None:
         others = sum(1 for name in scheduled.processes if name == "worker-1")
         scheduled.start("worker", "worker-0", arguments=["--tp", "2"])
-        scheduled.wait_for(lambda: len(scheduled.load().workers) == 1 + others, 120)
+        scheduled.wait_for(lambda: len(scheduled.load().workers) == 1 + others, 240)
     scheduled.wait_ready()
     return scheduled
 
@@ -67,7 +67,7 @@ def with_spare(stack: Stack) -> Stack:
     """The same with worker-1, which has one rank."""
     if "worker-1" not in stack.processes:
         stack.start("worker", "worker-1")
-    stack.wait_for(lambda: len(stack.load().workers) == 2, 60)
+    stack.wait_for(lambda: len(stack.load().workers) == 2, 240)
     return stack
 
 

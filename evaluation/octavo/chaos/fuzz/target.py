@@ -183,7 +183,7 @@ def _send_good(stack: Stack, good: _Good, ended: threading.Event) -> None:
     while expected is None or not ended.is_set():
         began = time.monotonic()
         try:
-            found = stack.generate(token_request([1, 2, 3], _LEGAL_TOKENS), timeout=30).token_ids
+            found = stack.generate(token_request([1, 2, 3], _LEGAL_TOKENS), timeout=60).token_ids
         except Exception as error:
             good.wrong.append(f"a good request failed: {error}"[:500])
             return

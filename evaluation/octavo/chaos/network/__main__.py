@@ -25,8 +25,9 @@ def main() -> None:
 @main.command("cuts")
 @click.argument("names", nargs=-1, metavar="[LINK:WAY:SECONDS]...")
 @_SEED
+@click.option("--patience", default=0.0, help="Seconds that streams may stand still longer than on a quiet machine.")
 @_FILE
-def cut(names: tuple[str, ...], seed: int, file: Path | None) -> None:
+def cut(names: tuple[str, ...], seed: int, patience: float, file: Path | None) -> None:
     """Cuts links between processes on hosts of their own: every link in every way for 1 and 10 s by default."""
     if _INSIDE not in os.environ:
         if why := unavailable():
@@ -37,7 +38,7 @@ def cut(names: tuple[str, ...], seed: int, file: Path | None) -> None:
         chosen = [cuts.named(name) for name in names] or cuts.ALL
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    _end(cuts.run(chosen, seed, lambda line: click.echo(line, err=True)), file)
+    _end(cuts.run(chosen, seed, lambda line: click.echo(line, err=True), patience), file)
 
 
 @main.command("noise")
