@@ -15,20 +15,18 @@ from .conftest import StartStack
 
 pytestmark = pytest.mark.system
 
-# With the milliseconds of a step. What the second has begun would take it twenty seconds.
-_CELLS: Final = {"a": "50", "b": "500"}
+_CELLS: Final = ("a", "b")
 _NUM_TOKENS: Final = 40
-# Of streams that are still to be there once they were looked at.
-_MANY_TOKENS: Final = 1000
 _PROMPTS: Final = [[(31 * i + 7 * j) % 250 for j in range(40)] for i in range(6)]
 
 
-@pytest.fixture
-def stack(new_stack: StartStack) -> Stack:
+def cells(new_stack: StartStack, **step_ms: int) -> Stack:
+    """Cells a and b, with steps so slow that streams last for as long as they are looked at: 500 ms unless told."""
     stack = new_stack()
-    for name, step_ms in _CELLS.items():
+    for name in _CELLS:
         stack.start("scheduler", f"scheduler-{name}", **stack.cell(name))
-        stack.start("worker", f"worker-{name}", OCTAVO_FAKE_STEP_MS=step_ms, **stack.cell(name))
+        step = {"OCTAVO_FAKE_STEP_MS": str(step_ms.get(name, 500))}
+        stack.start("worker", f"worker-{name}", **step, **stack.cell(name))
     endpoints = [f"ipc://{stack.directory}/{name}/frontends.sock" for name in _CELLS]
     stack.start("frontend", OCTAVO_FRONTEND_ENDPOINT=",".join(endpoints))
     stack.wait_ready()
@@ -47,8 +45,8 @@ def told(stack: Stack, metric: str) -> dict[str, float]:
 class Begun:
     """Streams of `_PROMPTS` that have told tokens; what they have told is kept."""
 
-    def __init__(self, stack: Stack, num_tokens: int = _NUM_TOKENS) -> None:
-        self.streams = [stack.stream(token_request(prompt, num_tokens)) for prompt in _PROMPTS]
+    def __init__(self, stack: Stack) -> None:
+        self.streams = [stack.stream(token_request(prompt, _NUM_TOKENS)) for prompt in _PROMPTS]
         self._read = [_until_delta(stream) for stream in self.streams]
 
     def finish(self) -> list[FinishedStream]:
@@ -72,8 +70,9 @@ def assert_undisturbed(stack: Stack, generations: Sequence[FinishedStream]) -> N
         assert generation.token_ids == expected_tokens(prompt, sampling, 0, _NUM_TOKENS, vocabulary)
 
 
-def test_requests_spread_and_equal_prefixes_stick(stack: Stack) -> None:
-    streams = Begun(stack, _MANY_TOKENS)
+def test_requests_spread_and_equal_prefixes_stick(new_stack: StartStack) -> None:
+    stack = cells(new_stack)
+    streams = Begun(stack)
     requests = told(stack, "octavo_cell_requests")
     assert sum(requests.values()) == len(_PROMPTS)
     assert min(requests.values()) >= 2
@@ -83,7 +82,8 @@ def test_requests_spread_and_equal_prefixes_stick(stack: Stack) -> None:
     assert all(generation.usage.cached_prompt_tokens >= 32 for generation in generations)
 
 
-def test_streams_outlive_a_cell_that_never_comes_back(stack: Stack) -> None:
+def test_streams_outlive_a_cell_that_never_comes_back(new_stack: StartStack) -> None:
+    stack = cells(new_stack, a=50)
     streams = Begun(stack)
     moved = told(stack, "octavo_cell_requests")["b"]
     assert moved >= 2
@@ -96,11 +96,12 @@ def test_streams_outlive_a_cell_that_never_comes_back(stack: Stack) -> None:
     assert stack.generate(token_request(_PROMPTS[0], 4), timeout=60).usage.preemptions == 0
 
 
-def test_a_cell_that_comes_back_is_used_again(stack: Stack) -> None:
+def test_a_cell_that_comes_back_is_used_again(new_stack: StartStack) -> None:
+    stack = cells(new_stack)
     stack.kill("scheduler-b")
     stack.wait_for(lambda: told(stack, "octavo_cell_ready") == {"a": 1, "b": 0})
     stack.start("scheduler", "scheduler-b", **stack.cell("b"))
     stack.wait_for(lambda: told(stack, "octavo_cell_ready") == {"a": 1, "b": 1})
-    streams = Begun(stack, _MANY_TOKENS)
+    streams = Begun(stack)
     assert min(told(stack, "octavo_cell_requests").values()) >= 2
     streams.cancel()

@@ -13,7 +13,7 @@ from octavo.v1.generation_pb2 import GenerateResponse
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
 
-from .conftest import StartStack
+from .conftest import StartStack, all_at_once
 
 pytestmark = pytest.mark.system
 
@@ -144,7 +144,8 @@ def test_a_cordon_holds_until_it_is_taken_back(new_stack: StartStack) -> None:
 def test_a_worker_that_joins_under_load_takes_what_waits(new_stack: StartStack) -> None:
     """The other worker stays in its first step for as long as that takes."""
     stack = start(new_stack, workers=1, first_step_ms=60_000, OCTAVO_MAX_NUM_SEQS="2")
-    streams = ask(stack, 15)
+    # Else the first alone might fill all steps that go out at a time.
+    streams = all_at_once(stack, [token_request(prompt, 15) for prompt in PROMPTS])
     stack.wait_for(lambda: worker(stack, "worker-0").running == 2 and stack.load().waiting == len(PROMPTS) - 2)
     stack.start_named("worker-1")
     stack.wait_for(lambda: stack.load().waiting == 0)

@@ -49,7 +49,7 @@ def request(seed: int, constraint: pb.OutputConstraint) -> pb.GenerateRequest:
     )
 
 
-def beginning(stream: GenerateStream) -> list[pb.GenerateResponse]:
+def begin(stream: GenerateStream) -> list[pb.GenerateResponse]:
     """The events of the first ten tokens, however many come with each, or of a few more."""
     events = [next(stream)]
     while sum(len(event.delta.token_ids) for event in events) < 10:
@@ -62,7 +62,7 @@ def test_answers_conform_whichever_worker_dies(stack: Stack) -> None:
     requests = [request(seed, schema) for seed in range(6)]
     undisturbed = [each.text for each in stack.generate_all(requests)]
     streams = [stack.stream(each) for each in requests]
-    beginnings = [beginning(stream) for stream in streams]
+    beginnings = [begin(stream) for stream in streams]
     stack.kill("worker-0")
     texts = []
     for beginning, stream in zip(beginnings, streams, strict=True):
