@@ -121,7 +121,12 @@ def wait_for_deaths(stack: Stack, count: int) -> None:
 def busy_worker(stack: Stack) -> str:
     """The one that computes, as soon as one does."""
     busy: list[str] = []
-    stack.wait_for(lambda: bool(busy.extend(each.id for each in stack.load().workers if each.running) or busy))
+
+    def found() -> bool:
+        busy[:] = [each.id for each in stack.load().workers if each.running]
+        return bool(busy)
+
+    stack.wait_for(found)
     return busy[0]
 
 

@@ -133,8 +133,7 @@ def test_a_cordon_holds_until_it_is_taken_back(new_stack: StartStack) -> None:
     # Two may be counted before the death is noticed: what came back has made no step yet.
     stack.wait_for(lambda: [each.steps for each in stack.load().workers if each.id == "worker-0"] == [0])
     stack.wait_for(lambda: worker_line(stack, "worker-0") == ["worker-0", "cordoned"])
-    streams = ask(stack, 60)
-    assert_undisturbed(stack, streams, 60)
+    assert_undisturbed(stack, ask(stack, 60), 60)
     assert worker(stack, "worker-0").steps == 0
     octavo(stack, "readmit", "worker-0")
     assert_undisturbed(stack, ask(stack, 60), 60)
