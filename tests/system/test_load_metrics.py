@@ -43,11 +43,12 @@ def test_the_load_follows_requests_a_worker_that_stops_and_a_scheduler_that_dies
         ]
         crowd = {"num_requests_waiting": _NUM_REQUESTS - _SIDE_BY_SIDE, "num_requests_running": _SIDE_BY_SIDE}
         stack.wait_for(lambda: scraped(stack).items() >= crowd.items())
-        stack.wait_for(lambda: 0 < scraped(stack)["kv_cache_usage_perc"] < 1)
+        # On a busy machine a load may be too old to be told now and then.
+        stack.wait_for(lambda: 0 < scraped(stack).get("kv_cache_usage_perc", 0.0) < 1)
         stack.processes["worker-0"].send_signal(signal.SIGSTOP)
-        before = scraped(stack)
+        before = stack.load().waiting
         answers += [pool.submit(stack.generate, token_request([100 + n] * 40, 4), 240.0) for n in range(_NUM_LATER)]
-        stack.wait_for(lambda: scraped(stack)["num_requests_waiting"] >= before["num_requests_waiting"] + _NUM_LATER)
+        stack.wait_for(lambda: scraped(stack).get("num_requests_waiting", 0.0) >= before + _NUM_LATER)
         # The worker counts as lost by and by: then nothing runs, and no block is there to be had.
         stack.wait_for(lambda: scraped(stack).items() >= {"num_requests_running": 0, "kv_cache_usage_perc": 1}.items())
         assert "blocks" not in scraped(stack)

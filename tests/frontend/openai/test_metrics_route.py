@@ -35,6 +35,12 @@ def config(config: FrontendConfig, port: Port, tmp_path: Path) -> FrontendConfig
     return dataclasses.replace(config, api_keys=keys, public_load_metrics=port.is_public)
 
 
+@pytest.fixture(autouse=True)
+def lasting_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may keep the fake scheduler from its next word for as long as a load counts as fresh."""
+    monkeypatch.setattr("octavo.frontend.scheduler.client._LOAD_LASTS_S", 60.0)
+
+
 def ports(**which: bool) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("port", [Port(**which)], ids=[str(which)])
 

@@ -141,8 +141,8 @@ async def to_frontend(socket: zmq.asyncio.Socket) -> ToFrontend:
 
 
 async def answer(socket: zmq.asyncio.Socket) -> ToFrontend:
-    """What a frontend hears next but for notices of progress, which come in the turn that has them."""
-    while isinstance(message := await to_frontend(socket), Notices):
+    """What a frontend hears next but for news, which come with whatever turn or tick has them."""
+    while isinstance(message := await to_frontend(socket), Notices | StatusChanged):
         pass
     return message
 
@@ -160,9 +160,9 @@ def replica(tmp_path: Path) -> FakeReplica:
 async def greet(socket: zmq.asyncio.Socket) -> FrontendWelcome:
     """A frontend says hello, and hears what it must know."""
     await send(socket, FrontendHello(SCHEMA_VERSION, 1))
-    welcome = await to_frontend(socket)
+    welcome = await answer(socket)
     assert isinstance(welcome, FrontendWelcome)
-    assert isinstance(await to_frontend(socket), PrefixesChanged)
+    assert isinstance(await answer(socket), PrefixesChanged)
     return welcome
 
 
@@ -230,7 +230,7 @@ async def test_what_a_frontend_ends_and_pins_reaches_the_core(service: Service) 
     frontend, prefix = service.frontend(), Prefix("name", [1, 2, 3])
     await greet(frontend)
     await send(frontend, PinPrefixes(EPOCH, [prefix]))
-    assert await to_frontend(frontend) == PrefixesChanged(EPOCH, [prefix])
+    assert await answer(frontend) == PrefixesChanged(EPOCH, [prefix])
     assert isinstance(await to_frontend(frontend), StatusChanged)
     await send(frontend, Submit(EPOCH, make_request("r", 3, 3, num_sequences=2)))
     await send(frontend, EndSequence(EPOCH, "r", 1, 1))
