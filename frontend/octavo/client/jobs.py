@@ -133,4 +133,4 @@ def make_tokenize_request(model: str, prompt: str | Chat, add_special_tokens: bo
 
 def read_models(response: pb.ListModelsResponse) -> list[Model]:
     """Returns the models that are served."""
-    return [Model(model.id, model.max_model_len, model.ready) for model in response.models]
+    return [Model(m.id, m.max_model_len, m.ready, m.block_size, m.kv_blocks) for m in response.models]

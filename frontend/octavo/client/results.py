@@ -51,11 +51,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that is served. `max_model_len` is in tokens, and 0 while no worker has said which model it serves."""
+    """A model that is served. `max_model_len` is in tokens, and 0 while no worker has said which model it serves.
+
+    All its workers together have `kv_blocks` blocks of KV cache, of `block_size` tokens each; 0 while there are none.
+    """
 
     id: str
     max_model_len: int
     ready: bool
+    block_size: int = 0
+    kv_blocks: int = 0
 
 
 @dataclass

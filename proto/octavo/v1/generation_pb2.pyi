@@ -426,11 +426,15 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "max_model_len", "ready")
+    __slots__ = ("id", "max_model_len", "ready", "block_size", "kv_blocks")
     ID_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     id: str
     max_model_len: int
     ready: bool
-    def __init__(self, id: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ready: _Optional[bool] = ...) -> None: ...
+    block_size: int
+    kv_blocks: int
+    def __init__(self, id: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ready: _Optional[bool] = ..., block_size: _Optional[int] = ..., kv_blocks: _Optional[int] = ...) -> None: ...

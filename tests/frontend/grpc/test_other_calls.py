@@ -78,4 +78,4 @@ async def test_models_follow_the_workers(
     async with fake_scheduler.serving():
         await eventually(lambda: frontend.generation.ready)
         [model] = (await stub.ListModels(pb.ListModelsRequest())).models
-        assert model == pb.Model(id="byte-model", max_model_len=512, ready=True)
+        assert model == pb.Model(id="byte-model", max_model_len=512, ready=True, block_size=16, kv_blocks=100)

@@ -123,10 +123,17 @@ class GenerationService(services.GenerationServiceServicer):
         async with answering(context):
             refuse_unknown_fields(request)
             generation = self._generation
-            length = generation.served_model_len
+            length, (block_size, kv_blocks) = generation.served_model_len, generation.kv_memory
             return pb.ListModelsResponse(
                 models=[
-                    pb.Model(id=name, max_model_len=length, ready=generation.ready) for name in generation.model_names
+                    pb.Model(
+                        id=name,
+                        max_model_len=length,
+                        ready=generation.ready,
+                        block_size=block_size,
+                        kv_blocks=kv_blocks,
+                    )
+                    for name in generation.model_names
                 ]
             )
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -119,6 +120,14 @@ class Generation:
         """Returns `max_model_len`, or 0 while no worker has said which model it serves."""
         status = self._scheduler.status
         return self.max_model_len if status and status.model else 0
+
+    @property
+    def kv_memory(self) -> tuple[int, int]:
+        """Returns the tokens in a KV block, and how many such blocks all workers have; zeros while there is none. Of
+        several sizes it is the one that holds most tokens."""
+        load = self._scheduler.status.load if self._scheduler.status else None
+        sizes = [(use.block_size, use.num_blocks) for use in load.blocks] if load else []
+        return max(sizes, key=math.prod, default=(0, 0))
 
     async def generate(
         self, request: GenerationRequest, caller: Caller = ANYBODY, deadline: float | None = None
