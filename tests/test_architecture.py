@@ -29,6 +29,11 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
     ),
     "octavo.client": ("frontend", {"octavo.v1", "grpc"}),
     "octavo.llm": ("frontend", {"octavo.client", "octavo.cli", "octavo.wire", "octavo.runtime"}),
+    # Of the frontend nothing but the flags of a connection to one.
+    "octavo.dynamo": (
+        "frontend",
+        {"octavo.client", "octavo.v1", "octavo.runtime", "octavo.frontend.cli.server_options", "grpc"},
+    ),
     "octavo.cli": ("frontend", {"octavo.wire", "octavo.runtime", "grpc"}),
     "octavo.worker": (
         "worker",

@@ -31,6 +31,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "worker": ("octavo.worker.cli.worker:worker", "Run one worker: weights, KV blocks, the model."),
     "calibrate": ("octavo.worker.cli.calibrate:calibrate", "Measure how long a worker's steps take, for simulations."),
     "simulate": ("octavo.simulator.cli:simulate", "Tell how a load would run on workers that are not there."),
+    "dynamo-worker": ("octavo.dynamo.cli:dynamo_worker", "Join a cell to a cluster of NVIDIA Dynamo."),
     "keys": ("octavo.cli.keys:keys", "Make the keys by which the processes know each other between hosts."),
     "generate": ("octavo.frontend.cli.client:generate", "Stream the continuation of a prompt to the terminal."),
     "chat": ("octavo.frontend.cli.client:chat", "Talk with the model in the terminal."),

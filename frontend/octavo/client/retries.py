@@ -14,7 +14,7 @@ from octavo.client.errors import NotFoundError, OctavoError, UnavailableError
 STREAM_LOST: Final = "STREAM_LOST"
 # Statuses of a broken connection, where the server has given no reason. A call that a server has not answered when the
 # server ends gets the last.
-_LOST: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
+LOST: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Recovery:
 
     def after(self, error: OctavoError, failed: Attempt) -> Attempt:
         """Returns the next attempt after `error`. Raises the caller's error if there is no further attempt."""
-        if not error.reason and error.code in _LOST:
+        if not error.reason and error.code in LOST:
             return self._after_loss(error)
         if failed.attach and isinstance(error, NotFoundError):
             return self._anew(error)

@@ -11,7 +11,7 @@ import click
 import grpc
 
 from octavo.client import Client, Tls
-from octavo.client.channels import metadata_of, open_channel
+from octavo.client.channels import metadata_of, open_async_channel, open_channel
 from octavo.runtime.transport.endpoints import EndpointError, require_address
 
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -43,11 +43,11 @@ _FLAGS: Final = (
 class Connection:
     """Holds the values of the flags."""
 
-    ca_certificate: Path | None
-    client_certificate: Path | None
-    client_key: Path | None
-    server_name: str | None
-    api_key: str | None
+    ca_certificate: Path | None = None
+    client_certificate: Path | None = None
+    client_key: Path | None = None
+    server_name: str | None = None
+    api_key: str | None = None
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -58,6 +58,11 @@ class Connection:
         """Opens a channel to a server. Raises `click.UsageError` for flags that do not go together."""
         _silence_grpc()
         return open_channel(address, self._tls())
+
+    def open_async(self, address: str) -> grpc.aio.Channel:
+        """Opens a channel for asyncio, as `open` does."""
+        _silence_grpc()
+        return open_async_channel(address, self._tls())
 
     def client(self, address: str) -> Client:
         """Makes a client of a server. Raises `click.UsageError` for flags that do not go together."""

@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2_grpc
 
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
@@ -61,7 +62,9 @@ class FakeFrontend(services.GenerationServiceServicer):
         return pb.DetokenizeResponse(text=bytes(request.ids).decode())
 
     def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
-        return pb.ListModelsResponse(models=[pb.Model(id="m", max_model_len=64, ready=True)])
+        return pb.ListModelsResponse(
+            models=[pb.Model(id="m", max_model_len=64, ready=True, block_size=16, kv_blocks=10)]
+        )
 
     def _begin(self, name: str, after: int, context: Any) -> None:
         self.calls.append((name, after))
@@ -99,9 +102,15 @@ def refuse(context: Any, code: grpc.StatusCode, answer: Status) -> None:
 
 
 @contextmanager
-def serving(frontend: FakeFrontend, credentials: grpc.ServerCredentials | None = None) -> Iterator[str]:
+def serving(
+    frontend: FakeFrontend,
+    credentials: grpc.ServerCredentials | None = None,
+    probes: health_pb2_grpc.HealthServicer | None = None,
+) -> Iterator[str]:
     """Serves inside the block, encrypted if there are credentials, and yields the address."""
     server = grpc.server(ThreadPoolExecutor(4))
+    if probes:
+        health_pb2_grpc.add_HealthServicer_to_server(probes, server)
     services.add_GenerationServiceServicer_to_server(frontend, server)
     where = "127.0.0.1:0"
     port = server.add_secure_port(where, credentials) if credentials else server.add_insecure_port(where)

@@ -1,0 +1,133 @@
+"""Presents a cell as an engine of Dynamo. The only module that imports Dynamo."""
+
+import argparse
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Self
+
+from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, Worker, WorkerConfig
+from dynamo.common.backend.health_check import build_health_check_payload
+from dynamo.common.backend.publisher import KvEventSource, ZmqSource
+from dynamo.common.configuration.groups.runtime_args import DynamoRuntimeArgGroup, DynamoRuntimeConfig
+from dynamo.common.utils.runtime import parse_endpoint
+from dynamo.common.utils.token_ids import token_ids_to_list
+from dynamo.llm import exceptions
+
+from octavo.client.errors import OctavoError
+from octavo.client.results import Model
+from octavo.dynamo.cell import Cell
+from octavo.dynamo.chunks import Chunk, exception_name
+from octavo.dynamo.config import DynamoWorkerConfig
+from octavo.dynamo.requests import RequestRefused
+
+_log = logging.getLogger(__name__)
+
+
+class OctavoEngine(LLMEngine):  # type: ignore[misc]
+    """Answers Dynamo's requests from one cell, whose `models` are one model by all its names."""
+
+    def __init__(self, config: DynamoWorkerConfig, cell: Cell, models: Sequence[Model]) -> None:
+        self._config = config
+        self._cell = cell
+        self._models = models
+        self._watch: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def from_args(
+        cls, argv: list[str] | None = None, config: DynamoWorkerConfig | None = None
+    ) -> tuple[Self, WorkerConfig]:
+        """Makes the engine, as soon as the cell takes requests. `argv` holds Dynamo's own options.
+
+        Raises `OctavoError` where the cell refuses to say what it serves, and `ValueError` for an unusable option.
+        """
+        config = config or DynamoWorkerConfig()
+        runtime = _runtime_config(argv)
+        cell = Cell(config.connection.open_async(config.server), config.connection.metadata)
+        models = await cell.ready()
+        # Octavo holds answers to JSON schemas; structural tags are for engines that have them.
+        settings = {"model_name": config.model, "served_model_name": models[0].id, "structural_tag": None}
+        return cls(config, cell, models), WorkerConfig.from_runtime_config(runtime, **settings)
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        """Tells what the cell serves."""
+        model, *others = self._models
+        return EngineConfig(
+            model=self._config.model,
+            served_model_name=model.id,
+            model_aliases=[other.id for other in others],
+            llm=LlmRegistration(
+                context_length=model.max_model_len,
+                kv_cache_block_size=model.block_size or None,
+                total_kv_blocks=model.kv_blocks or None,
+            ),
+        )
+
+    async def on_endpoint_ready(self, endpoint: Any) -> None:
+        """Begins to watch the cell."""
+        self._watch = asyncio.create_task(self._follow_the_cell(endpoint))
+
+    async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncGenerator[Chunk]:
+        """Yields the chunks of an answer. Raises exceptions of Dynamo."""
+        try:
+            asked = {**request, "token_ids": token_ids_to_list(request["token_ids"])}
+            async for chunk in self._cell.generate(asked, context.id()):
+                yield chunk
+        except RequestRefused as error:
+            raise exceptions.InvalidArgument(str(error)) from error
+        except OctavoError as error:
+            raise getattr(exceptions, exception_name(error))(str(error)) from error
+
+    async def abort(self, context: Any) -> None:
+        """Ends a request whose client has gone."""
+        self._cell.abort(context.id())
+
+    async def cleanup(self) -> None:
+        """Lets what runs end, while the worker gets nothing new, and hangs up."""
+        if self._watch:
+            self._watch.cancel()
+        await self._cell.close(self._config.drain_timeout_s)
+
+    async def kv_event_sources(self) -> list[KvEventSource]:
+        """Says where the cell's scheduler tells what is cached; one rank stands for all its workers."""
+        return [ZmqSource(self._config.kv_events)] if self._config.kv_events else []
+
+    async def health_check_payload(self) -> dict[str, Any] | None:
+        """Returns a request for one token, after a token that every vocabulary has."""
+        payload: dict[str, Any] = build_health_check_payload(0)
+        return payload
+
+    async def _follow_the_cell(self, endpoint: Any) -> None:
+        """Takes the worker out of the cluster while the cell takes no requests. What runs in the cell goes on."""
+        while True:
+            _log.warning("leaving the cluster: %s", await self._cell.left())
+            await endpoint.unregister_endpoint_instance()
+            models = await self._cell.ready()
+            if [_registered(model) for model in models] != [_registered(model) for model in self._models]:
+                _log.error("staying away: the cell serves another model or block size now; start the worker anew")
+                return
+            await endpoint.register_endpoint_instance()
+            _log.info("back in the cluster")
+
+
+def _registered(model: Model) -> tuple[str, int, int]:
+    """Returns what the cluster was told of a model and cannot be told again."""
+    return model.id, model.max_model_len, model.block_size
+
+
+async def serve(config: DynamoWorkerConfig, argv: list[str]) -> None:
+    """Is a worker of the cluster until SIGTERM. Raises what `OctavoEngine.from_args` does."""
+    os.environ.setdefault("DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT", str(config.shutdown_timeout_s))
+    await Worker(*await OctavoEngine.from_args(argv, config)).run()
+
+
+def _runtime_config(argv: list[str] | None) -> DynamoRuntimeConfig:
+    """Reads Dynamo's own options. Raises `ValueError`; ends the process, as argparse does, for one that is none."""
+    parser = argparse.ArgumentParser("octavo dynamo-worker [Octavo's options]", allow_abbrev=False)
+    DynamoRuntimeArgGroup().add_arguments(parser)
+    runtime = DynamoRuntimeConfig.from_cli_args(parser.parse_args(argv))
+    runtime.validate()
+    endpoint = runtime.endpoint or f"{runtime.namespace}.backend.generate"
+    runtime.namespace, runtime.component, runtime.endpoint = parse_endpoint(endpoint)
+    return runtime
