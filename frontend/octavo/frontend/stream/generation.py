@@ -123,11 +123,13 @@ class Generation:
 
     @property
     def kv_memory(self) -> tuple[int, int]:
-        """Returns the tokens in a KV block, and how many such blocks all workers have; zeros while there is none. Of
-        several sizes it is the one that holds most tokens."""
-        load = self._scheduler.status.load if self._scheduler.status else None
-        sizes = [(use.block_size, use.num_blocks) for use in load.blocks] if load else []
-        return max(sizes, key=math.prod, default=(0, 0))
+        """Returns the tokens in a KV block, and how many such blocks all workers have; zeros while there is none, and 0
+        blocks where an older scheduler does not count them. Of several sizes it is the one that holds most tokens."""
+        status = self._scheduler.status
+        if not status or not status.model:
+            return 0, 0
+        sizes = [(use.block_size, use.num_blocks) for use in status.load.blocks] if status.load else []
+        return max(sizes, key=math.prod, default=(status.block_size, 0))
 
     async def generate(
         self, request: GenerationRequest, caller: Caller = ANYBODY, deadline: float | None = None
