@@ -206,6 +206,15 @@ def test_unanswered_renewals_end_in_a_hello(session: SchedulerSession) -> None:
     assert session.epoch is None
 
 
+def test_who_has_yet_to_read_tokens_before_the_answer_takes_no_registration_for_lost(session: SchedulerSession) -> None:
+    kinds = []
+    for _ in range(4):
+        kinds += [type(message) for message in session.tick()]
+        session.receive(Deltas(EPOCH, []), 1.0)
+    assert kinds == [Renew] * 4
+    assert session.epoch == EPOCH
+
+
 def test_a_repeated_welcome_changes_nothing(session: SchedulerSession) -> None:
     live(session)
     session.tick()

@@ -120,7 +120,8 @@ def rejection(message: Rejected) -> ServiceError:
 
 _log = logging.getLogger(__name__)
 
-# With this many renewals unanswered the registration is taken for lost, and the frontend says hello again.
+# After this many renewals without a word of the scheduler the registration is taken for lost, and the frontend says
+# hello again. Any word counts: where tokens come faster than they are read, the answer is behind them.
 _MAX_UNANSWERED_RENEWALS = 3
 
 
@@ -263,7 +264,7 @@ class SchedulerSession:
                 return [self.hello()]
         if message.epoch != self.epoch:
             return []
-        self.last_heard = now
+        self.last_heard, self._unanswered_renewals = now, 0
         return self._receive_current(message, now)
 
     def _receive_current(self, message: _Current, now: float) -> list[FromFrontend]:
@@ -314,7 +315,6 @@ class SchedulerSession:
         return [Renew(epoch=self.epoch, live=leases)]
 
     def _resubmit_unknown(self, message: Renewed, now: float) -> list[FromFrontend]:
-        self._unanswered_renewals = 0
         return [answer for lease in message.unknown for answer in self._resubmit_if_current(lease, now)]
 
     def _resubmit_if_current(self, lease: Lease, now: float) -> list[FromFrontend]:
