@@ -34,7 +34,7 @@ FIRST ?= 0
 # What measures nothing must not overwrite what was measured.
 MEASURED = $(if $(findstring --quick,$(ARGS)),build/paper,docs/paper)
 
-.PHONY: help env serve test upgrade test-checks test-most test-workers test-interfaces test-processes test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto client lock house docs clean test-machines gpu-wheels gpu-first-hour dist dist-test
+.PHONY: help env serve test upgrade test-checks test-most test-workers test-interfaces test-processes test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-cluster test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto client lock house docs clean test-machines gpu-wheels gpu-first-hour dist dist-test
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -171,6 +171,9 @@ fuzz: $(READY)  ## Send bad input to every surface of real processes; ARGS: --su
 test-clients: $(READY)  ## Try other people's clients, unmodified (needs npm; makes an environment for each, of 5 GB together; half an hour); ARGS: names
 	@$(BIN)/octavo prepare-model
 	@PYTHONPATH=tests/support $(BIN)/python -m tests.clients $(ARGS)
+
+test-cluster: $(READY)  ## Apply the Kubernetes manifests, as dry runs, to the cluster that kubectl is set to; ARGS: --definitions, --namespace
+	@$(BIN)/python -m tests.deploy.cluster $(ARGS)
 
 test-page: $(READY)  ## Try the page in headless Chromium, with axe-core (needs chromium, npm and curl)
 	@PYTHONPATH=tests/support $(BIN)/python tests/page/run.py $(ARGS)

@@ -16,6 +16,10 @@ import yaml  # type: ignore[import-untyped]
 
 Object = dict[str, Any]
 
+PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
+# What LeaderWorkerSet puts into the environment.
+OF_THE_GROUP = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "octavo-0.octavo"}
+
 ROOT: Final = Path(__file__).parents[2]
 KUBERNETES: Final = ROOT / "deploy" / "kubernetes"
 COMPONENTS: Final = KUBERNETES / "components"
@@ -26,19 +30,21 @@ def documents(path: Path) -> list[Object]:
     return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
 
 
-def render(resource: str, *components: str) -> list[Object]:
+def render(resource: str, *components: str, namespace: str = "") -> list[Object]:
     """Renders a folder of deploy/kubernetes together with components, by their names, as `kubectl kustomize` does for
     an operator's own kustomization.
 
     Generated ConfigMaps lose the hash in their names. Raises `RuntimeError` with what kubectl says.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        kustomization = {
+        kustomization: Object = {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
             "resources": [os.path.relpath(KUBERNETES / resource, Path(scratch).resolve())],
             "components": [os.path.relpath(COMPONENTS / name, Path(scratch).resolve()) for name in components],
         }
+        if namespace:
+            kustomization["namespace"] = namespace
         Path(scratch, "kustomization.yaml").write_text(yaml.safe_dump(kustomization), encoding="utf-8")
         return built(Path(scratch))
 
@@ -71,12 +77,10 @@ def find(objects: list[Object], kind: str, name: str) -> Object:
 
 
 BUILT: Final = {name: render(name) for name in ("base", "overlays/cpu-bundled", "overlays/gpu")}
+ALL_COMPONENTS: Final = ("api-keys", "autoscaling", "gateway", "monitoring", "priorities")
 # Every part at once, and beside it a worker of several hosts.
 RANKS, RANKS_POLICY = documents(EXAMPLES / "leader-worker-set.yaml")
-WHOLE: Final = [
-    *render("overlays/gpu", "api-keys", "autoscaling", "gateway", "monitoring", "priorities"),
-    RANKS_POLICY,
-]
+WHOLE: Final = [*render("overlays/gpu", *ALL_COMPONENTS), RANKS_POLICY]
 # Of two autoscalers only one can be had.
 WITH_KEDA: Final = render("overlays/gpu", "keda")
 
@@ -146,6 +150,23 @@ def selects(selector: Object, labels: dict[str, str]) -> bool:
 
 def _unknown(expression: Object) -> bool:
     raise ValueError(f"operator {expression['operator']} is not understood here")
+
+
+def arguments(container: Object) -> list[str]:
+    """With the command's name, as the image or the manifest gives it."""
+    given = container.get("args", [container["name"]])
+    return [re.sub(r"\$\((\w+)\)", lambda match: OF_THE_GROUP[match[1]], argument) for argument in given]
+
+
+def own_settings(container: Object) -> dict[str, str]:
+    """The variables that only this container gets; what is known only in a cluster is its field's name."""
+    return {each["name"]: each.get("value") or str(each.get("valueFrom")) for each in container.get("env", [])}
+
+
+def shared_settings(container: Object, objects: list[Object]) -> dict[str, str]:
+    """The variables that its ConfigMaps give it."""
+    names = [source["configMapRef"]["name"] for source in container.get("envFrom", [])]
+    return {key: value for name in names for key, value in find(objects, "ConfigMap", name)["data"].items()}
 
 
 EVERY_POD = [pod for objects in (*BUILT.values(), WHOLE, [RANKS]) for pod in pods(objects)]

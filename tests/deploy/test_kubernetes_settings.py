@@ -19,14 +19,18 @@ from octavo.worker.cli.worker import worker
 from .manifests import (
     BUILT,
     EVERY_POD,
+    PROBES,
     RANKS,
     WHOLE,
     Object,
     Pod,
+    arguments,
     find,
     of_kind,
+    own_settings,
     pods,
     selects,
+    shared_settings,
     templates,
 )
 
@@ -36,28 +40,9 @@ READY = {
     "scheduler": admin.SERVICE,
     "worker": health.READY_SERVICE,
 }
-# What LeaderWorkerSet puts into the environment.
-OF_THE_GROUP = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "octavo-0.octavo"}
-PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 TALKING = [pod for pod in EVERY_POD if pod.talks]
 each_pod = pytest.mark.parametrize("pod", EVERY_POD, ids=lambda pod: f"{pod.owner} {pod.component}")
 each_talking = pytest.mark.parametrize("pod", TALKING, ids=lambda pod: f"{pod.owner} {pod.component}")
-
-
-def arguments(container: Object) -> list[str]:
-    """With the command's name, as the image or the manifest gives it."""
-    given = container.get("args", [container["name"]])
-    return [re.sub(r"\$\((\w+)\)", lambda match: OF_THE_GROUP[match[1]], argument) for argument in given]
-
-
-def own_settings(container: Object) -> dict[str, str]:
-    """The variables that only this container gets; what is known only in a cluster is its field's name."""
-    return {each["name"]: each.get("value") or str(each.get("valueFrom")) for each in container.get("env", [])}
-
-
-def shared_settings(container: Object) -> dict[str, str]:
-    names = [source["configMapRef"]["name"] for source in container.get("envFrom", [])]
-    return {key: value for name in names for key, value in find(WHOLE, "ConfigMap", name)["data"].items()}
 
 
 def options(command: click.Command) -> dict[str, click.Parameter]:
@@ -85,7 +70,7 @@ def test_every_shared_setting_is_read_by_a_command() -> None:
 def test_every_value_is_one_that_its_option_takes(pod: Pod) -> None:
     command = COMMANDS[arguments(pod.container)[0]]
     context = click.Context(command, info_name=command.name)
-    for name, value in (shared_settings(pod.container) | own_settings(pod.container)).items():
+    for name, value in (shared_settings(pod.container, WHOLE) | own_settings(pod.container)).items():
         option = options(command).get(name)
         if option is None or isinstance(option.type, click.Path):
             continue
@@ -114,7 +99,7 @@ def test_the_bundled_model_is_the_one_that_is_prepared() -> None:
 
 @each_talking
 def test_keys_are_read_from_where_they_are_mounted(pod: Pod) -> None:
-    settings = shared_settings(pod.container) | own_settings(pod.container)
+    settings = shared_settings(pod.container, WHOLE) | own_settings(pod.container)
     mounted = {mount["name"]: mount["mountPath"] for mount in pod.container["volumeMounts"]}
     assert settings["OCTAVO_CURVE_KEYS"] == mounted["keys"]
 
