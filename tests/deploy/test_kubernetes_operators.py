@@ -5,6 +5,7 @@ import re
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from octavo.frontend.stream.metrics import LOAD_METRICS
 from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
 from octavo.v1.admin_pb2 import GetLoadResponse, Worker
 
@@ -21,6 +22,7 @@ from .manifests import (
     documents,
     find,
     of_kind,
+    own_settings,
     pods,
     selects,
     templates,
@@ -119,6 +121,18 @@ def test_a_pods_job_is_called_as_alerts_and_board_call_it() -> None:
         assert jobs == {job["job_name"] for job in scrapes()} - {"prometheus"}
 
 
+def test_what_frontends_tell_of_the_scheduler_is_not_scraped_of_it_too() -> None:
+    (monitor,) = of_kind(WHOLE, "PodMonitor")
+    relabelings = {each["port"]: each.get("metricRelabelings", []) for each in monitor["spec"]["podMetricsEndpoints"]}
+    (compose,) = (job["metric_relabel_configs"] for job in scrapes() if job["job_name"] == "octavo-scheduler")
+    ours = [
+        {"source_labels" if key == "sourceLabels" else key: value for key, value in each.items()}
+        for each in relabelings["metrics"]
+    ]
+    assert ours == compose
+    assert relabelings["http"] == []
+
+
 def scrapes() -> list[Object]:
     loaded: list[Object] = documents(ROOT / "deploy" / "obs" / "prometheus.yml")[0]["scrape_configs"]
     return loaded
@@ -153,6 +167,15 @@ def test_the_pools_picker_is_the_one_that_watches_the_pool() -> None:
     given = dict(argument.removeprefix("--").split("=", 1) for argument in PICKER.container["args"])
     assert given["pool-name"] == POOL["metadata"]["name"]
     assert POOL["apiVersion"] == f"{given['pool-group']}/v1"
+
+
+def test_the_picker_reads_the_load_without_a_key_at_the_port_of_requests() -> None:
+    (frontend,) = (pod for pod in pods(WHOLE) if pod.component == "frontend")
+    assert own_settings(frontend.container)["OCTAVO_PUBLIC_LOAD_METRICS"] == "true"
+    # What the picker of this version asks for unless it is told otherwise.
+    asked = {"num_requests_waiting", "num_requests_running", "kv_cache_usage_perc", "cache_config_info"}
+    assert {f"vllm:{name}" for name in asked} == set(LOAD_METRICS)
+    assert not [given for given in PICKER.container["args"] if "-metric=vllm" in given]
 
 
 def test_the_pickers_plugins_are_those_it_is_given() -> None:
