@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ from octavo.wire.steps import (
     WorkerUnregistered,
     WorkerWelcome,
 )
+from octavo.worker import loop
 from octavo.worker.fake.runner import FakeRunner, FakeVocabulary, expected_tokens
 from octavo.worker.health import STEP_DEADLINE_S, Liveness
 from octavo.worker.loop import serve
@@ -298,6 +300,35 @@ def test_a_worker_whose_step_hangs_does_not_look_alive_and_counts_it_when_it_is_
     found = told(metrics)
     assert (found["octavo_worker_tokens_total"], found["octavo_worker_sequences"]) == (2, 1)
     assert found["octavo_worker_step_seconds_count"] == 1
+
+
+def test_a_hello_that_found_no_connection_goes_out_with_the_first(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beaten, left = threading.Event(), threading.Event()
+
+    def script() -> None:
+        assert beaten.wait(60)
+        with scripted_scheduler(place.endpoint) as scheduler:
+            welcome(scheduler)
+            scheduler.send(WorkerDismissed(EPOCH))
+            assert left.wait(60)
+
+    monkeypatch.setattr(loop, "HEARTBEAT_INTERVAL_S", 3600.0)
+    runner = FakeRunner(place.model, block_size=16, num_blocks=8)
+    words = LastWords(tmp_path / "words", {})
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(script)
+        serve(
+            runner,
+            worker_id="w0",
+            endpoint=place.endpoint,
+            liveness=Liveness(),
+            on_beat=beaten.set,
+            words=words,
+        )
+        left.set()
+        done.result(timeout=60)
 
 
 def test_an_impossible_address_ends_the_worker_with_one_line(place: Place) -> None:

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import ServiceError
 from octavo.frontend.http import protocol as http_protocol
+from octavo.frontend.http import server as http_server
 from octavo.frontend.http.connection import ClientGone, read_body
 from octavo.frontend.http.errors import error_response
 from octavo.frontend.http.server import HttpServer
@@ -253,3 +254,57 @@ async def test_an_address_that_is_taken(config: FrontendConfig) -> None:
 
 async def test_a_server_that_was_never_started_can_be_stopped(config: FrontendConfig) -> None:
     await HttpServer(Starlette(), config).stop()
+
+
+class Slow:
+    """A server whose only handler answers when it is let, and notes how it ends."""
+
+    def __init__(self, config: FrontendConfig) -> None:
+        self.has_come, self.may_answer, self.cut_off = asyncio.Event(), asyncio.Event(), False
+        self.server = HttpServer(Starlette(routes=[Route("/", self._answer)]), config)
+
+    async def _answer(self, request: Request) -> Response:
+        self.has_come.set()
+        try:
+            await self.may_answer.wait()
+        except asyncio.CancelledError:
+            self.cut_off = True
+            raise
+        return PlainTextResponse("there")
+
+    async def asked(self) -> Streams:
+        """The connection over which an answer is due."""
+        await self.server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.wait_for(self.has_come.wait(), 60)
+        return reader, writer
+
+
+async def test_a_stop_closes_idle_connections_and_waits_for_answers(
+    config: FrontendConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "_STOP_GRACE_S", 60)
+    slow = Slow(config)
+    reader, writer = await slow.asked()
+    idle, idle_writer = await asyncio.open_connection("127.0.0.1", slow.server.port)
+    stopping = asyncio.create_task(slow.server.stop())
+    assert await asyncio.wait_for(idle.read(), 60) == b""
+    assert not stopping.done()
+    slow.may_answer.set()
+    assert (await response_of(reader))[2] == b"there"
+    await asyncio.wait_for(stopping, 30)
+    assert not slow.server.connections
+    assert not slow.cut_off
+    for each in (writer, idle_writer):
+        each.close()
+
+
+async def test_a_stop_cuts_off_what_outlasts_it(config: FrontendConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_STOP_GRACE_S", 0.02)
+    slow = Slow(config)
+    reader, writer = await slow.asked()
+    await asyncio.wait_for(slow.server.stop(), 60)
+    assert await asyncio.wait_for(reader.read(), 60) == b""
+    assert slow.cut_off
+    writer.close()

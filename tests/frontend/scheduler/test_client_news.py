@@ -2,10 +2,13 @@
 
 from typing import Any
 
+from octavo.frontend.config import FrontendConfig
+from octavo.frontend.scheduler import client
 from octavo.frontend.scheduler.client import SchedulerAvailability, SchedulerClient
 from octavo.frontend.server import FrontendServer
 from octavo.testbed.grpc_calls import collect, ids_of
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
+from octavo.testing.frontends import running_frontend
 from octavo.v1 import generation_pb2 as pb
 
 TOKENS = 200
@@ -28,3 +31,15 @@ async def test_tokens_wake_nobody_but_their_reader_unless_the_scheduler_was_away
     assert SchedulerAvailability.READY in seen
     # The messages of every second remain.
     assert len(seen) < TOKENS // 2
+
+
+async def test_a_hello_that_found_no_connection_goes_out_with_the_first(
+    config: FrontendConfig, fake_scheduler: FakeScheduler, eventually: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(client, "_HELLO_INTERVAL_S", 3600.0)
+    async with running_frontend(config) as (frontend, _):
+        [link] = frontend.scheduler.links
+        for _ in range(2):
+            async with fake_scheduler.serving():
+                await eventually(lambda: frontend.generation.ready)
+            await eventually(lambda: link.epoch is None)

@@ -143,10 +143,18 @@ class WorkerLoop:
     def _wait(self) -> None:
         """Waits until there is a message, a step is done, or a heartbeat is due."""
         if not self._protocol.busy:
-            self._poller.poll(max(0, math.ceil((self._next_beat - self._clock()) * 1000)))
+            self._poll(max(0, math.ceil((self._next_beat - self._clock()) * 1000)))
             return
-        while not self._protocol.ready() and not self._poller.poll(0) and self._clock() < self._next_beat:
+        while not self._protocol.ready() and not self._poll(0) and self._clock() < self._next_beat:
             time.sleep(_STEP_WATCH_S)
+
+    def _poll(self, timeout_ms: int) -> bool:
+        """Returns whether something came in time: a message, a signal, or a connection for what did not leave."""
+        events = dict(self._poller.poll(timeout_ms))
+        if events.get(self._socket, 0) & zmq.POLLOUT:
+            self._poller.modify(self._socket, zmq.POLLIN)
+            self._next_beat = self._clock()
+        return bool(events)
 
     def _beat_if_due(self) -> None:
         now = self._clock()
@@ -201,6 +209,8 @@ class WorkerLoop:
             self._socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
             self._lose_scheduler()
+            # The hello is sent again as soon as there is a connection.
+            self._poller.modify(self._socket, zmq.POLLIN | zmq.POLLOUT)
 
     def _lose_scheduler(self) -> None:
         # While it connects, the worker has promised nothing to a scheduler, so the incarnation may stay.

@@ -48,11 +48,13 @@ class _Client:
 class ConnectionBook:
     """Holds the connections of one interface, gRPC or HTTP. Belongs to one event loop.
 
-    One client has half of `max_connections` at most. A connection over a unix socket belongs to no client.
+    One client has half of `max_connections` at most. A connection over a unix socket belongs to no client. `on_empty`
+    is called when the last connection has ended.
     """
 
-    def __init__(self, max_connections: int) -> None:
+    def __init__(self, max_connections: int, on_empty: Callable[[], None] = lambda: None) -> None:
         self.max_connections = max_connections
+        self._on_empty = on_empty
         self._max_of_one = max(1, max_connections // 2)
         self._clients: dict[str, _Client] = {}
         self._count = 0
@@ -92,6 +94,8 @@ class ConnectionBook:
         self._count -= 1
         if not client:
             del self._clients[place.client]
+        if not self._count:
+            self._on_empty()
 
     def _close_one(self, clients: Iterable[_Client]) -> bool:
         """Closes the longest idle connection of the client with most; returns whether there was one."""

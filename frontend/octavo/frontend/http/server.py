@@ -5,7 +5,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -135,52 +135,55 @@ class HttpServer:
         is_unix = self._socket.family is socket.AF_UNIX
         self.port = 0 if is_unix else int(self._socket.getsockname()[1])
         # The envelope is outermost, so that refusals have an id, too.
-        self._server = _Server(_settings(Envelope(app), config), connections_that_fit(config.max_connections))
-        self._task: asyncio.Task[None] | None = None
+        self._uvicorn = uvicorn.Server(_settings(Envelope(app), config))
+        self._empty = asyncio.Event()
+        self._book = ConnectionBook(connections_that_fit(config.max_connections), self._empty.set)
+        # uvicorn's own would not count connections in their TLS handshake.
+        self._acceptor = Acceptor(self._socket, self._book, self._protocol, self._uvicorn.config.ssl)
+        self._dating: asyncio.Task[None] | None = None
 
     @property
     def connections(self) -> set[Any]:
         """Returns the open connections."""
-        return self._server.server_state.connections
+        return self._uvicorn.server_state.connections
 
     async def start(self) -> None:
         """Begins to serve. Connections made since the address was bound have waited."""
-        self._task = asyncio.create_task(self._server.serve([self._socket]))
+        # Of uvicorn's server only its loop runs, which sets the date of responses.
+        self._dating = asyncio.create_task(self._uvicorn.main_loop())
+        self._acceptor.start()
 
     async def stop(self) -> None:
         """Stops accepting, gives responses `_STOP_GRACE_S` seconds to end, and cuts off the rest."""
-        self._server.should_exit = True
-        if self._task:
-            await self._task
+        if self._dating:
+            self._acceptor.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_GRACE_S):
+                    await self._end_connections()
+            self._dating.cancel()
+        for task in self._uvicorn.server_state.tasks:
+            task.cancel()
         for connection in list(self.connections):
             connection.transport.abort()
         self._socket.close()
 
-
-class _Server(uvicorn.Server):
-    def __init__(self, settings: uvicorn.Config, max_connections: int) -> None:
-        super().__init__(settings)
-        self._book = ConnectionBook(max_connections)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accepts connections with `Acceptor`: uvicorn would not count those in their TLS handshake."""
-        acceptors = [Acceptor(each, self._book, self._protocol, self.config.ssl) for each in sockets or ()]
-        for acceptor in acceptors:
-            acceptor.start()
-        self.servers = acceptors  # type: ignore[assignment]
-        self.started = True
+    async def _end_connections(self) -> None:
+        """Closes each connection once its response is sent. Returns when all are closed and their handlers done."""
+        for connection in list(self.connections):
+            connection.shutdown()
+        while len(self._book):
+            self._empty.clear()
+            await self._empty.wait()
+        await self._acceptor.wait_closed()
+        if tasks := self._uvicorn.server_state.tasks:
+            await asyncio.wait(tasks)
 
     def _protocol(self, place: Place) -> asyncio.Protocol:
-        make: Any = self.config.http_protocol_class
+        make: Any = self._uvicorn.config.http_protocol_class
         protocol: asyncio.Protocol = make(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state, place=place
+            config=self._uvicorn.config, server_state=self._uvicorn.server_state, app_state={}, place=place
         )
         return protocol
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leaves signals to the frontend."""
-        yield
 
 
 def _settings(app: ASGIApp, config: FrontendConfig) -> uvicorn.Config:
@@ -197,7 +200,6 @@ def _settings(app: ASGIApp, config: FrontendConfig) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_STOP_GRACE_S,
         ssl_context_factory=(lambda *_: tls) if tls else None,
     )
     settings.load()

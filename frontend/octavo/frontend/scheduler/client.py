@@ -209,7 +209,7 @@ class SchedulerClient:
         lost = functools.partial(_call_on, asyncio.get_running_loop(), self._lost)
         self._socket = connect_dealer(context, self.endpoint, self._keys, lost)
         try:
-            await run_together(self._receive(self._socket), self._tick())
+            await run_together(self._receive(self._socket), self._tick(self._socket))
         finally:
             self._session.disconnected()
             self._socket.close()
@@ -242,13 +242,17 @@ class SchedulerClient:
             self._complained_at = now
             _log.warning("dropped a malformed message from the scheduler (%d so far): %s", self.dropped_messages, error)
 
-    async def _tick(self) -> None:
+    async def _tick(self, socket: zmq.asyncio.Socket) -> None:
         while True:
-            self._send(self._session.tick())
+            has_left = self._send(self._session.tick())
             self._announce(is_news=True)
             if self.away_s() > self._grace_s:
                 self.fail_all()
-            await self._rest(RENEW_INTERVAL_S if self._session.epoch is not None else _HELLO_INTERVAL_S)
+            if has_left:
+                await self._rest(RENEW_INTERVAL_S if self._session.epoch is not None else _HELLO_INTERVAL_S)
+            else:
+                # There is no connection yet: the hello is sent again as soon as there is one.
+                await socket.poll(int(_HELLO_INTERVAL_S * 1000), zmq.POLLOUT)  # type: ignore[call-arg]
 
     async def _rest(self, seconds: float) -> None:
         self._hurry.clear()
@@ -256,11 +260,13 @@ class SchedulerClient:
             async with asyncio.timeout(seconds):
                 await self._hurry.wait()
 
-    def _send(self, messages: list[FromFrontend]) -> None:
+    def _send(self, messages: list[FromFrontend]) -> bool:
+        """Sends `messages`; returns whether all of them left."""
         for message in messages:
             if self._socket is None or not _send_now(self._socket, encode(message)):
                 self._session.disconnected()
-                return
+                return False
+        return True
 
     def _announce(self, *, is_news: bool) -> None:
         availability = self.availability
