@@ -77,9 +77,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Spares the garbage collector what stays to the end, and Triton's interpreter, if it is used, what it repeats."""
+    """Spares the garbage collector what stays to the end, and stacks and Triton's interpreter what they repeat."""
     gc.collect()
     gc.freeze()
+    if "octavo.testbed.stack" in sys.modules:
+        from octavo.testing.launcher import fork_stacks
+
+        fork_stacks(_PATCH)
     # It takes seconds to import.
     if os.environ.get("TRITON_INTERPRET") == "1" and "octavo.kernels.triton" in sys.modules:
         from octavo.testing.interpreter import patch_language_once

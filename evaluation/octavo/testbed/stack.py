@@ -7,13 +7,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import SystemRandom
 from types import TracebackType
-from typing import Protocol, Self, cast
+from typing import Any, BinaryIO, Protocol, Self, cast
 
 import grpc
 import httpx
@@ -41,6 +41,20 @@ _START_S = 120.0
 _STOP_S = 60.0
 # Else a channel that has found nobody for a while waits up to two minutes before it looks again.
 _CHANNEL_OPTIONS = [("grpc.max_reconnect_backoff_ms", 500)]
+
+
+class Process(Protocol):
+    """Describes a started process, as `subprocess.Popen` does."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> Any: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
 
 
 class GenerateStream(Protocol):
@@ -128,7 +142,7 @@ class Stack:
     model: Path
     directory: Path
     environment: dict[str, str] = field(default_factory=dict)
-    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    processes: dict[str, Process] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
@@ -164,7 +178,7 @@ class Stack:
 
     def start(
         self, command: str, name: str | None = None, *, arguments: Sequence[str] = (), **environment: str
-    ) -> "subprocess.Popen[bytes]":
+    ) -> Process:
         """Starts `octavo <command>`; its output goes to `<name>.log`."""
         name = name or command
         settings = {
@@ -178,14 +192,14 @@ class Stack:
             **environment,
         }
         with (self.directory / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [*self.on(name), sys.executable, "-m", "octavo.cli.main", command, *arguments],
-                env=settings,
-                stdout=log,
-                stderr=log,
-            )
+            process = self.launch(name, [command, *arguments], settings, log)
         self.processes[name] = process
         return process
+
+    def launch(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: BinaryIO) -> Process:
+        """Starts `octavo` with these arguments as the process called `name`."""
+        command = [*self.on(name), sys.executable, "-m", "octavo.cli.main", *arguments]
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def on(self, name: str) -> Sequence[str]:
         """Returns the beginning of the command of the process called `name`, if it does not run right here."""
@@ -195,7 +209,7 @@ class Stack:
         """Returns the address at which the frontend of a name listens; the first is called just so."""
         return f"unix:{self.directory}/{frontend}.sock"
 
-    def start_named(self, name: str, **environment: str) -> "subprocess.Popen[bytes]":
+    def start_named(self, name: str, **environment: str) -> Process:
         """Starts the process of a name such as scheduler, frontend-1 or worker-0, anew if it ran before: a worker under
         this id, a frontend at an address of its own."""
         command = name.partition("-")[0]

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ from octavo.chaos.report import CampaignReport, in_logs, shortened
 from octavo.chaos.system import SystemUnderLoad, system
 from octavo.testbed.history import Struck
 from octavo.testbed.relay import Noise, Relay, relayed
-from octavo.testbed.stack import Stack
+from octavo.testbed.stack import Process, Stack
 from octavo.testbed.tiny_model import write_byte_model
 
 _ENVIRONMENT: Final = {"OCTAVO_DEVICE": "fake", "OCTAVO_FAKE_STEP_MS": "5", "OCTAVO_NUM_BLOCKS": "4096"}
@@ -59,7 +58,7 @@ class NoisyStack(Stack):
     noises: dict[str, Noise] = field(default_factory=dict)
     relays: dict[str, Relay] = field(default_factory=dict)
 
-    def start_named(self, name: str, **environment: str) -> "subprocess.Popen[bytes]":
+    def start_named(self, name: str, **environment: str) -> Process:
         """Starts a process. The scheduler binds the sockets that the relays connect to."""
         if name == "scheduler":
             environment = {**{_variable(wire): f"ipc://{self.socket(wire)}" for wire in _WIRES}, **environment}
