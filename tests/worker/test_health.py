@@ -11,6 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.runtime.transport.endpoints import EndpointError
+from octavo.testbed.stack import free_address
 from octavo.worker.health import DEADLINE_S, READY_SERVICE, STEP_DEADLINE_S, Liveness, health_server
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -151,9 +152,7 @@ def test_a_tcp_port_in_use_is_refused() -> None:
 
 
 def test_two_workers_cannot_share_a_tcp_port() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     with health_server(address, Liveness()):
         assert check(address, "") == SERVING
         with pytest.raises(EndpointError, match="cannot serve health"), health_server(address, Liveness()):
