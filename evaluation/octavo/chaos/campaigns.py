@@ -20,7 +20,13 @@ from octavo.wire.base import SCHEMA_VERSION
 from octavo.worker.loading.prepare import prepare_bundled_model
 
 _PROGRESS_S: Final = 10.0
-_FAKE: Final = {"OCTAVO_DEVICE": "fake", "OCTAVO_FAKE_STEP_MS": "10", "OCTAVO_NUM_BLOCKS": "4096"}
+_FAKE: Final = {
+    "OCTAVO_DEVICE": "fake",
+    "OCTAVO_FAKE_STEP_MS": "10",
+    "OCTAVO_NUM_BLOCKS": "4096",
+    # How long streams stand still is measured; a machine on which a scheduler takes long to start loses none of them.
+    "OCTAVO_SCHEDULER_GRACE": "300",
+}
 
 
 @dataclass(frozen=True)
