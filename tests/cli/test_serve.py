@@ -4,12 +4,16 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from octavo.cli import serve as module
 from octavo.cli.supervision import SupervisionError
+from octavo.frontend.cli.frontend import frontend
 from octavo.runtime.transport.endpoints import claimed, runtime_directory
+from octavo.scheduler.cli.serve import scheduler
+from octavo.worker.cli.worker import worker
 
 
 @pytest.fixture
@@ -117,6 +121,27 @@ def test_how_the_model_is_computed_is_passed_on(told: dict[str, str]) -> None:
     assert (told["OCTAVO_MODEL_IMPL"], told["OCTAVO_NUMERICS"]) == ("native", "exact")
     serve()
     assert not {"OCTAVO_MODEL_IMPL", "OCTAVO_NUMERICS"} & set(told)
+
+
+def _options(command: click.Command) -> dict[str, click.Option]:
+    return {str(option.envvar): option for option in command.params if isinstance(option, click.Option)}
+
+
+def _words(option: click.Option) -> str:
+    return option.make_metavar(click.Context(module.serve))
+
+
+def test_a_process_is_offered_the_words_that_it_takes() -> None:
+    taken = _options(frontend) | _options(scheduler) | _options(worker)
+    choices = {
+        variable: each for variable, each in _options(module.serve).items() if isinstance(each.type, click.Choice)
+    }
+    assert {variable: _words(each) for variable, each in choices.items()} == {
+        variable: _words(taken[variable]) for variable in choices
+    }
+    # Help of `octavo serve` leaves the scheduler's policies to the scheduler's.
+    differ = {variable for variable, each in choices.items() if str(taken[variable].help) not in str(each.help)}
+    assert differ == {"OCTAVO_POLICY", "OCTAVO_PREEMPTION"}
 
 
 def test_only_what_was_given_is_passed_on(told: dict[str, str], tmp_path: Path) -> None:

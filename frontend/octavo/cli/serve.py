@@ -19,8 +19,20 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.cli.supervision import Child, SupervisionError, alone_with_children
-from octavo.runtime.models.directory import BUNDLED_MODEL, LOAD_FORMATS, ModelDirectoryError, model_name, resolve_model
-from octavo.runtime.options.common import API_KEYS, PINNED_PREFIXES, TLS_CERTIFICATE, TLS_CLIENT_CA, TLS_KEY
+from octavo.runtime.models.directory import BUNDLED_MODEL, ModelDirectoryError, model_name, resolve_model
+from octavo.runtime.options.common import (
+    API_KEYS,
+    GENERATION_CONFIG,
+    LOAD_FORMAT,
+    MODEL,
+    MODEL_IMPL,
+    NUMERICS,
+    PINNED_PREFIXES,
+    TLS_CERTIFICATE,
+    TLS_CLIENT_CA,
+    TLS_KEY,
+    TOOL_PARSER,
+)
 from octavo.runtime.options.flags import config_of, fields_of, options_of
 from octavo.runtime.options.option import FilePath, OneOf, Option, Real, Whole
 from octavo.runtime.telemetry.logs import say
@@ -48,43 +60,19 @@ def _found_anywhere(option: Option) -> Option:
     return replace(option, values=FilePath(absolute=True))
 
 
+def _left_out(option: Option, default: str) -> Option:
+    """Returns the option of another process, whose own default is `default` where it is left out here."""
+    return replace(option, help=f"{option.help} Default: {default}.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class _ServeConfig:
     """Holds the settings of the service. One that is None is left to the process that it is about."""
 
-    model: Annotated[
-        str,
-        Option(
-            "--model",
-            "Model directory, the bundled model's name, or a model of the Hugging Face hub as org/name[@revision].",
-        ),
-    ] = BUNDLED_MODEL
-    load_format: Annotated[
-        str,
-        Option(
-            "--load-format",
-            "Where weights come from: safetensors (auto), or dummy: random numbers, no weight file needed.",
-            OneOf(LOAD_FORMATS),
-        ),
-    ] = "auto"
-    model_impl: Annotated[
-        str | None,
-        Option(
-            "--model-impl",
-            "Who computes the model: Octavo itself (native), transformers, or the first of them that can (auto)."
-            " Default: auto.",
-            OneOf(("auto", "native", "transformers")),
-        ),
-    ] = None
-    numerics: Annotated[
-        str | None,
-        Option(
-            "--numerics",
-            "exact: float32, and a request's tokens and logprobs never depend on what runs beside it; refused where"
-            " that cannot be kept. Default: default.",
-            OneOf(("default", "exact")),
-        ),
-    ] = None
+    model: Annotated[str, MODEL] = BUNDLED_MODEL
+    load_format: Annotated[str, LOAD_FORMAT] = "auto"
+    model_impl: Annotated[str | None, _left_out(MODEL_IMPL, "auto")] = None
+    numerics: Annotated[str | None, _left_out(NUMERICS, "default")] = None
     listen: Annotated[str, Option("--listen", "Public gRPC address of the frontend.")] = "127.0.0.1:50051"
     http_listen: Annotated[str, Option("--http-listen", "Public HTTP address of the frontend; off: no HTTP.")] = (
         "127.0.0.1:8000"
@@ -106,15 +94,7 @@ class _ServeConfig:
         ),
     ] = 30.0
     pinned_prefixes: Annotated[Path | None, _found_anywhere(PINNED_PREFIXES)] = None
-    generation_config: Annotated[
-        str | None,
-        Option(
-            "--generation-config",
-            "What stands in for sampling parameters that a request leaves out: the model's generation_config.json"
-            " (auto), or neutral values (none). Default: auto.",
-            OneOf(("auto", "none")),
-        ),
-    ] = None
+    generation_config: Annotated[str | None, _left_out(GENERATION_CONFIG, "auto")] = None
     policy: Annotated[
         str | None,
         Option(
@@ -131,15 +111,7 @@ class _ServeConfig:
             OneOf(("auto", "recompute", "swap", "measured")),
         ),
     ] = None
-    tool_parser: Annotated[
-        str | None,
-        Option(
-            "--tool-parser",
-            "How tool calls are found in an answer: in the model's own format (auto), in a given one, or never (none)."
-            " Default: auto.",
-            OneOf(("auto", "hermes", "llama", "none")),
-        ),
-    ] = None
+    tool_parser: Annotated[str | None, _left_out(TOOL_PARSER, "auto")] = None
 
 
 @click.command()

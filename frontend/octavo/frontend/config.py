@@ -1,28 +1,26 @@
 """Holds the settings of a frontend, each with its option; they are read once, at start."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
-from octavo.runtime.models.directory import BUNDLED_MODEL, LOAD_FORMATS
+from octavo.runtime.models.directory import BUNDLED_MODEL
 from octavo.runtime.options.common import (
     API_KEYS,
+    GENERATION_CONFIG,
     INSECURE_TCP,
+    LOAD_FORMAT,
+    MODEL,
     OTLP_ENDPOINT,
     PINNED_PREFIXES,
     TLS_CERTIFICATE,
     TLS_CLIENT_CA,
     TLS_KEY,
+    TOOL_PARSER,
 )
-from octavo.runtime.options.option import DirectoryPath, OneOf, Option, Parsed, Real, Several, Whole
+from octavo.runtime.options.option import DirectoryPath, Option, Parsed, Real, Several, Whole
 from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.endpoints import default_endpoint
-
-# Whether the model's generation_config.json says what stands in for what a request leaves out.
-GENERATION_CONFIGS = ("auto", "none")
-# How tool calls are found in an answer: `auto` asks the model's chat template.
-TOOL_PARSERS = ("auto", "hermes", "llama", "none")
-
 
 _COUNT = Whole(at_least=1)
 _BOUND = Whole(at_least=0)
@@ -43,33 +41,20 @@ class FrontendConfig:
 
     model_directory: Annotated[
         Path,
-        Option(
-            "--model",
-            "Model directory, the bundled model's name, or a model of the Hugging Face hub as org/name[@revision]. The"
-            " workers must be given the same one.",
+        replace(
+            MODEL,
+            help=f"{MODEL.help} The workers must be given the same one.",
             # Its directory is found later.
-            Parsed(str, "TEXT"),
+            values=Parsed(str, "TEXT"),
             default=BUNDLED_MODEL,
         ),
     ]
     # Where the workers' weights come from: the fingerprint tells.
     load_format: Annotated[
         str,
-        Option(
-            "--load-format",
-            "Where the workers' weights come from; they must be given the same.",
-            OneOf(LOAD_FORMATS),
-        ),
+        replace(LOAD_FORMAT, help="Where the workers' weights come from; they must be given the same."),
     ] = field(default="auto", kw_only=True)
-    generation_config: Annotated[
-        str,
-        Option(
-            "--generation-config",
-            "What stands in for sampling parameters that a request leaves out: the model's generation_config.json"
-            " (auto), or neutral values (none).",
-            OneOf(GENERATION_CONFIGS),
-        ),
-    ] = field(default="auto", kw_only=True)
+    generation_config: Annotated[str, GENERATION_CONFIG] = field(default="auto", kw_only=True)
     served_model_name: Annotated[
         str,
         Option(
@@ -230,14 +215,7 @@ class FrontendConfig:
             " JSON Schema says. Default: they have others only where it allows them.",
         ),
     ] = False
-    tool_parser: Annotated[
-        str,
-        Option(
-            "--tool-parser",
-            "How tool calls are found in an answer: in the model's own format (auto), in a given one, or never (none).",
-            OneOf(TOOL_PARSERS),
-        ),
-    ] = "auto"
+    tool_parser: Annotated[str, TOOL_PARSER] = "auto"
     model_aliases: Annotated[
         tuple[str, ...],
         Option("--model-alias", "A further name of the model.", Several(), variable="OCTAVO_MODEL_ALIASES"),

@@ -6,17 +6,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from octavo.runtime.models.directory import BUNDLED_MODEL, LOAD_FORMATS
+from octavo.runtime.models.directory import BUNDLED_MODEL
+from octavo.runtime.options.common import LOAD_FORMAT, MODEL, MODEL_IMPL, NUMERICS
 from octavo.runtime.options.option import OneOf, Option, Parsed, Real, Whole
 from octavo.wire.steps import MAX_BLOCK_SIZE
 from octavo.worker.fake.faults import FakeFault, parse_faults
 from octavo.worker.process import available_cores
 
 Device = Literal["cpu", "cuda", "fake"]
-# Who computes a model: Octavo's own families where they can and transformers otherwise, or only one of the two.
-MODEL_IMPLS = ("auto", "native", "transformers")
-# Whether a request's tokens may depend, in their last bits, on what runs beside it.
-NUMERICS = ("default", "exact")
 
 MAX_RANKS = 1024
 # How a rendezvous begins that is a path on this machine.
@@ -71,29 +68,9 @@ class ModelSettings:
     them all. Raises `ConfigError` on what cannot be.
     """
 
-    model: Annotated[
-        str,
-        Option(
-            "--model",
-            "Model directory, the bundled model's name, or a model of the Hugging Face hub as org/name[@revision].",
-        ),
-    ] = BUNDLED_MODEL
-    load_format: Annotated[
-        str,
-        Option(
-            "--load-format",
-            "Where weights come from: safetensors (auto), or dummy: random numbers, no weight file needed.",
-            OneOf(LOAD_FORMATS),
-        ),
-    ] = "auto"
-    model_impl: Annotated[
-        str,
-        Option(
-            "--model-impl",
-            "Who computes the model: Octavo itself (native), transformers, or the first of them that can (auto).",
-            OneOf(MODEL_IMPLS),
-        ),
-    ] = "auto"
+    model: Annotated[str, MODEL] = BUNDLED_MODEL
+    load_format: Annotated[str, LOAD_FORMAT] = "auto"
+    model_impl: Annotated[str, MODEL_IMPL] = "auto"
     device: Annotated[
         Device,
         Option(
@@ -112,15 +89,7 @@ class ModelSettings:
             OneOf(KV_CACHE_DTYPES),
         ),
     ] = "auto"
-    numerics: Annotated[
-        str,
-        Option(
-            "--numerics",
-            "exact: a request's tokens and logprobs never depend on what runs beside it (float32 on a CPU); refused"
-            " where that cannot be kept.",
-            OneOf(NUMERICS),
-        ),
-    ] = "default"
+    numerics: Annotated[str, NUMERICS] = "default"
     block_size: Annotated[int, Option("--block-size", "Tokens in a KV block.", Whole(1, MAX_BLOCK_SIZE))] = (
         DEFAULT_BLOCK_SIZE
     )

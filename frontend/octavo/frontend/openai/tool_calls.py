@@ -179,13 +179,14 @@ _FORMATS: Final = {
 def make_parser(kind: str, *, is_forced: bool = False) -> ToolCallParser:
     """Returns a parser for one sequence of an answer. With `is_forced` a constraint makes the answer consist of calls.
 
-    `kind` is one of `config.TOOL_PARSERS` but `auto`; the parser of `none` finds no calls.
+    `kind` is one of the words of `TOOL_PARSER` but `auto`; the parser of `none` finds no calls.
     """
     return _FORMATS[kind].parser(is_forced=is_forced) if kind in _FORMATS else PlainParser()
 
 
 def detect_kind(template: str, *, tells_of_tools: bool = True) -> str:
-    """Returns the format in which a chat template makes its model write calls: one of `config.TOOL_PARSERS` but `auto`.
+    """Returns the format in which a chat template makes its model write calls: one of the words of
+    `octavo.runtime.options.common.TOOL_PARSER` but `auto`.
 
     `tells_of_tools` is false for a template that shows the model no tools; `tools_in_text` then writes them into the
     prompt.

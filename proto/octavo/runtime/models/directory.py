@@ -15,9 +15,6 @@ BUNDLED_MODEL = "smollm2-135m-instruct"
 # Grows when preparing the same source gives other files.
 _PREPARATION = 1
 
-# Where weights come from: `auto` is safetensors, the one format served; `dummy` is random numbers.
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
-
 # Where the families' config.json keeps the number of positions.
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 

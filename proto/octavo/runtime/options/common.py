@@ -2,8 +2,41 @@
 
 from typing import Final
 
-from octavo.runtime.options.option import FilePath, Option
+from octavo.runtime.options.option import FilePath, OneOf, Option
 
+MODEL: Final = Option(
+    "--model", "Model directory, the bundled model's name, or a model of the Hugging Face hub as org/name[@revision]."
+)
+# `auto` is safetensors, the one format served.
+LOAD_FORMAT: Final = Option(
+    "--load-format",
+    "Where weights come from: safetensors (auto), or dummy: random numbers, no weight file needed.",
+    OneOf(("auto", "safetensors", "dummy")),
+)
+# Octavo's own families where they can and transformers otherwise, or only one of the two.
+MODEL_IMPL: Final = Option(
+    "--model-impl",
+    "Who computes the model: Octavo itself (native), transformers, or the first of them that can (auto).",
+    OneOf(("auto", "native", "transformers")),
+)
+NUMERICS: Final = Option(
+    "--numerics",
+    "exact: a request's tokens and logprobs never depend on what runs beside it (float32 on a CPU); refused where that"
+    " cannot be kept.",
+    OneOf(("default", "exact")),
+)
+GENERATION_CONFIG: Final = Option(
+    "--generation-config",
+    "What stands in for sampling parameters that a request leaves out: the model's generation_config.json (auto), or"
+    " neutral values (none).",
+    OneOf(("auto", "none")),
+)
+# `auto` asks the model's chat template.
+TOOL_PARSER: Final = Option(
+    "--tool-parser",
+    "How tool calls are found in an answer: in the model's own format (auto), in a given one, or never (none).",
+    OneOf(("auto", "hermes", "llama", "none")),
+)
 INSECURE_TCP: Final = Option(
     "--insecure-tcp",
     "Allow tcp:// endpoints beyond loopback: unencrypted, for networks that only Octavo's processes can reach.",

@@ -70,7 +70,7 @@ class DummyWeights:
 
 
 def open_weights(directory: Path, load_format: str, *, ranks: int = 1) -> WeightSource:
-    """Opens the weights of `directory` in one of `octavo.runtime.models.directory.LOAD_FORMATS`.
+    """Opens the weights of `directory` by one of the words of `octavo.runtime.options.common.LOAD_FORMAT`.
 
     Each of `ranks` processes takes a share. Raises `WeightsError` if stored weights cannot be read.
     """

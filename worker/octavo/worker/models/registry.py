@@ -27,7 +27,7 @@ def load_model(
 ) -> Decoder:
     """Loads the model in `directory`, its weights on `device` in `dtype`; `max_model_len` shortens its context.
 
-    Each rank of a `group` loads its share. `model_impl` is one of `octavo.worker.model_settings.MODEL_IMPLS`. Raises
+    Each rank of a `group` loads its share. `model_impl` is one of the words of `MODEL_IMPL`. Raises
     `ModelConfigError` or `WeightsError`.
     """
     if model_impl == "transformers":
