@@ -45,7 +45,7 @@ def echoing() -> Any:
 
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
-    server = grpc.aio.server(interceptors=[ReadingInterceptor(refuse)])
+    server = grpc.aio.server(interceptors=[ReadingInterceptor(refuse, refuse)])
     services.add_AdminServiceServicer_to_server(Admin(), server)
     servicer: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

@@ -148,6 +148,10 @@ async def refuse(context: Any, why: str) -> None:
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
 
 
+async def refuse_late(context: Any, why: str) -> None:
+    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+
+
 @pytest.fixture
 async def serve() -> AsyncIterator[Any]:
     servers = []
@@ -155,7 +159,7 @@ async def serve() -> AsyncIterator[Any]:
     async def start(patience_s: float) -> int:
         room = ReadingRoom(PLACES, patience_s)
         options = [*READING_OPTIONS, ("grpc.http2.max_ping_strikes", 0)]
-        server = grpc.aio.server(interceptors=[ReadingInterceptor(refuse, room)], options=options)
+        server = grpc.aio.server(interceptors=[ReadingInterceptor(refuse, refuse_late, room)], options=options)
         services.add_AdminServiceServicer_to_server(Admin(), server)
         echo = grpc.stream_stream_rpc_method_handler(answer_each, bytes, bytes)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Echo", {"Each": echo}),))

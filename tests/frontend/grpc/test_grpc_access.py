@@ -14,11 +14,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from octavo.frontend.access.access import Access, Bounds, read_api_keys
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.grpc.access import caller_of, interceptors
+from octavo.frontend.grpc.access import caller_of, interceptors, reading
 from octavo.frontend.server import V1
 from octavo.runtime.transport.grpc_reading import ReadingInterceptor
+from octavo.runtime.transport.reading_room import ReadingRoom
 from octavo.testbed.credentials import KEYS, bearer, write_keys
-from octavo.testbed.grpc_calls import collect, reason_of
+from octavo.testbed.grpc_calls import collect, reason_of, retry_delay_of
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.v1 import generation_pb2 as pb
 
@@ -127,3 +128,34 @@ async def test_each_of_many_streams_knows_its_own_caller(tmp_path: Path) -> None
 def test_where_no_keys_are_asked_for_only_reading_stands_before_the_methods() -> None:
     [innermost] = interceptors(Access())
     assert isinstance(innermost, ReadingInterceptor)
+
+
+async def test_a_stream_whose_message_holds_up_others_is_told_why_and_when_to_come_back() -> None:
+    async def echo(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield request
+
+    # One client has half of the places, so one of its calls waits for the other, which sends nothing more.
+    server = grpc.aio.server(interceptors=[reading(ReadingRoom(places=2, patience_s=0.01))])
+    handler = grpc.stream_stream_rpc_method_handler(echo, bytes, bytes)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", {"Echo": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        untyped: Any = channel
+
+        async def fall_silent() -> None:
+            stream = untyped.stream_stream("/t.T/Echo")()
+            await stream.write(b"x")
+            assert await stream.read() == b"x"
+            await stream.read()
+
+        calls = [asyncio.create_task(fall_silent()) for _ in range(2)]
+        [ended], [other] = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        other.cancel()
+    await server.stop(0)
+    error = ended.exception()
+    assert isinstance(error, grpc.aio.AioRpcError)
+    assert (error.code(), reason_of(error)) == (Code.RESOURCE_EXHAUSTED, "TOO_MUCH_WORK")
+    assert retry_delay_of(error) == 1.0
+    assert "without a pause" in (error.details() or "")

@@ -11,6 +11,7 @@ from octavo.frontend.errors import InvalidRequest, Overloaded, Reason, ServiceEr
 from octavo.frontend.grpc.errors import abort_with
 from octavo.frontend.request.request import ANYBODY, Caller
 from octavo.runtime.transport.grpc_reading import ReadingInterceptor
+from octavo.runtime.transport.reading_room import ReadingRoom
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Details = grpc.HandlerCallDetails
@@ -33,9 +34,13 @@ async def _refuse_unreadable(context: Context, why: str) -> None:
     await abort_with(context, InvalidRequest(Reason.BAD_MESSAGE, why))
 
 
-def reading() -> ReadingInterceptor:
-    """Makes the innermost interceptor of a server, which reads the messages."""
-    return ReadingInterceptor(_refuse_unreadable)
+async def _refuse_late(context: Context, why: str) -> None:
+    await abort_with(context, Overloaded(Reason.TOO_MUCH_WORK, why))
+
+
+def reading(room: ReadingRoom | None = None) -> ReadingInterceptor:
+    """Makes the innermost interceptor of a server, which reads the messages, in a `room` of its own unless given."""
+    return ReadingInterceptor(_refuse_unreadable, _refuse_late, room)
 
 
 def caller_of(context: Context) -> Caller:

@@ -25,10 +25,15 @@ READING_OPTIONS: Final = [("grpc.http2.bdp_probe", 0)]
 
 
 class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Stands before all methods; these may be coroutines or asynchronous generators. Works for one server."""
+    """Stands before all methods; these may be coroutines or asynchronous generators. Works for one server.
 
-    def __init__(self, refuse: Refuse, room: ReadingRoom | None = None) -> None:
+    `refuse` ends a call whose message cannot be read, `refuse_late` one whose message took too long while others
+    waited.
+    """
+
+    def __init__(self, refuse: Refuse, refuse_late: Refuse, room: ReadingRoom | None = None) -> None:
         self._refuse = refuse
+        self._refuse_late = refuse_late
         self._room = room or ReadingRoom()
 
     async def intercept_service(
@@ -67,8 +72,8 @@ class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             async with self._room.place(_client_at(context.peer())):
                 request = await context.read()
         except TimeoutError:
-            late = "the message took too long while other calls waited to be read; send it again, and whole"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, late)
+            late = "the message took too long while other calls waited to be read; send it again, and without a pause"
+            await self._refuse_late(context, late)
         if request is _UNREADABLE:
             await self._refuse(context, "the request is no message of this method; send what its .proto file says")
         return request

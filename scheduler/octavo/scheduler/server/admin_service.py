@@ -205,6 +205,10 @@ async def _refuse(context: Context, why: str) -> NoReturn:
     raise AssertionError("abort returned")
 
 
+async def _refuse_late(context: Context, why: str) -> None:
+    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+
+
 async def _object(context: Context, why: str) -> NoReturn:
     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
     raise AssertionError("abort returned")
@@ -260,7 +264,7 @@ async def start_admin_server(
     shell: Operated, feed: StepFeed, address: str, servicer: HealthServicer | None = None
 ) -> grpc.aio.Server:
     """Serves health and Admin on `address` (host:port or unix:path). Raises `RuntimeError` if it cannot be bound."""
-    server = grpc.aio.server(interceptors=[ReadingInterceptor(_refuse)], options=READING_OPTIONS)
+    server = grpc.aio.server(interceptors=[ReadingInterceptor(_refuse, _refuse_late)], options=READING_OPTIONS)
     services.add_AdminServiceServicer_to_server(AdminService(shell, feed), server)
     servicer = servicer or HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
