@@ -62,6 +62,17 @@ def test_a_span_belongs_to_the_trace_it_is_given(collector: Collector) -> None:
     assert outer.traceparent == f"00-{TRACE}-{by_name['request'].span_id.hex()}-01"
 
 
+@pytest.mark.parametrize("text", [f" {CLIENT}", f"{CLIENT} ", f"\t {CLIENT}\t\t"])
+def test_spaces_and_tabs_around_a_name_do_not_count(collector: Collector, text: str) -> None:
+    span = tracing.start_span("request", text)
+    span.end()
+    tracing.close()
+    (received,) = collector.wait_for(1)
+    assert (received.span.trace_id.hex(), received.span.parent_span_id.hex()) == (TRACE, SPAN)
+    # They are not passed on.
+    assert span.traceparent == f"00-{TRACE}-{received.span.span_id.hex()}-01"
+
+
 def test_later_versions_of_a_name_may_say_more(collector: Collector) -> None:
     tracing.start_span("request", f"01-{TRACE}-{SPAN}-03-more").end()
     tracing.close()
@@ -73,6 +84,9 @@ def test_later_versions_of_a_name_may_say_more(collector: Collector) -> None:
     "text",
     [
         *("nonsense", f"{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}", f"00-{TRACE}-{SPAN}-1", f"ff-{TRACE}-{SPAN}-01"),
+        # Empty ones, and others than spaces and tabs at the ends.
+        *("", " ", "\t ", "-", "---", f"\n{CLIENT}", f"\xa0{CLIENT}", f"{CLIENT}\xa0", f"{CLIENT}\0", f'"{CLIENT}"'),
+        *(f"00- {TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN} -01", f"00 -{TRACE}-{SPAN}-01", f"{CLIENT},{CLIENT}"),
         *(f"00-{TRACE}-{SPAN}-01-more", f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01"),
         *(f"00-{TRACE.upper()}-{SPAN}-01", f"00-{TRACE[:-1]}٣-{SPAN}-01", f"01-{TRACE}-{SPAN}-01-{'long' * 200}"),
     ],
