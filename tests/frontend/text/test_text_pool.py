@@ -101,7 +101,7 @@ async def test_a_slow_text_is_ended_and_nobody_else_is(tokenizer: ModelTokenizer
 
 
 async def test_a_killed_process_is_made_up_for(pool: TextPool) -> None:
-    await pool.start()
+    await pool.encode(LONG)
     [pid] = pool.pids
     os.kill(pid, signal.SIGKILL)
     assert len(await pool.encode(LONG)) == SHORT_BYTES
@@ -121,7 +121,7 @@ async def test_processes_killed_while_they_are_idle_are_no_texts_fault(pool: Tex
 
 async def test_a_process_is_told_no_secrets(pool: TextPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "a secret")
-    await pool.start()
+    await pool.encode(LONG)
     [pid] = pool.pids
     environment = Path(f"/proc/{pid}/environ").read_bytes()
     assert b"PATH=" in environment
@@ -155,7 +155,7 @@ async def test_a_bad_text_is_refused_by_a_process_that_goes_on(pool: TextPool, w
 
 
 async def test_a_client_that_leaves_costs_no_process(pool: TextPool) -> None:
-    await pool.start()
+    await pool.encode(LONG)
     [pid] = pool.pids
     waiting = [asyncio.create_task(pool.encode(LONG * 50)) for _ in range(8)]
     await asyncio.sleep(0)
@@ -184,10 +184,10 @@ async def test_a_grammar_that_is_known_is_not_made_again(pool: TextPool) -> None
 
 async def test_closing_leaves_no_process(tokenizer: ModelTokenizer) -> None:
     pool = TextPool(tokenizer, processes=2, timeout_s=30.0)
-    await pool.start()
+    await pool.encode(LONG)
     busy = asyncio.create_task(pool.encode(chat("slow")))
     await asyncio.sleep(0)
-    idle = asyncio.create_task(pool.start())
+    idle = asyncio.create_task(pool.encode(LONG))
     await until(pool, 2)
     pids = pool.pids
     await idle
@@ -196,7 +196,7 @@ async def test_closing_leaves_no_process(tokenizer: ModelTokenizer) -> None:
         await busy
     assert all(map(is_gone, pids))
     with pytest.raises(Unavailable, match="shutting down"):
-        await pool.start()
+        await pool.encode(LONG)
 
 
 async def test_a_process_ends_with_its_frontend(tokenizer: ModelTokenizer) -> None:

@@ -168,11 +168,6 @@ class TextPool:
         """Returns the ids of the processes that there are now."""
         return [worker.pid for worker in (*self._idle, *self._busy)]
 
-    async def start(self) -> None:
-        """Starts one process, so that the first task need not wait for one."""
-        async with self._free, self._worker():
-            pass
-
     async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Returns the prompt's token ids.
 
