@@ -21,6 +21,8 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
+from octavo.wire.requests import RejectReason
+
 DOMAIN = "octavo"
 
 
@@ -201,6 +203,15 @@ TABLE: Final[dict[Terms, tuple[Reason, ...]]] = {
     Terms(DeadlineExceeded, "DEADLINE_EXCEEDED", 504, "timeout_error"): (Reason.DEADLINE, Reason.QUEUE_TIMEOUT),
 }
 TERMS: Final = {reason: terms for terms, reasons in TABLE.items() for reason in reasons}
+# The scheduler's reasons that have another name here; all others of its have the same.
+REJECTIONS: Final[dict[RejectReason, Reason]] = {
+    RejectReason.EMPTY_PROMPT: Reason.BAD_PARAMETER,
+    RejectReason.TOO_MANY_SEQUENCES: Reason.BAD_PARAMETER,
+    RejectReason.BAD_TOKEN_ID: Reason.BAD_PARAMETER,
+    RejectReason.BAD_GRAMMAR: Reason.BAD_CONSTRAINT,
+    RejectReason.NOT_FINITE: Reason.LOGITS_NOT_FINITE,
+    RejectReason.ALREADY_COMPLETE: Reason.STREAM_BROKEN,
+}
 
 
 def internal_error() -> Broken:

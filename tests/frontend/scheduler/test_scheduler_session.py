@@ -6,7 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.frontend.errors import AlreadyExists, Broken, InvalidRequest, Overloaded, ServiceError, Unavailable
+from octavo.frontend.errors import (
+    AlreadyExists,
+    Broken,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    Reason,
+    ServiceError,
+    Unavailable,
+)
 from octavo.frontend.request import events
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.session import SchedulerSession
@@ -249,28 +258,33 @@ def test_a_refusal_is_kept_for_the_process_to_end(session: SchedulerSession) -> 
 
 
 @pytest.mark.parametrize(
-    ("reason", "kind"),
+    ("said", "reason", "kind"),
     [
-        (RejectReason.DUPLICATE_ID, AlreadyExists),
-        (RejectReason.NEVER_FITS_KV, InvalidRequest),
-        (RejectReason.PROMPT_TOO_LONG, InvalidRequest),
-        (RejectReason.BAD_TOKEN_ID, InvalidRequest),
-        (RejectReason.EMPTY_PROMPT, InvalidRequest),
-        (RejectReason.TOO_MANY_SEQUENCES, InvalidRequest),
-        (RejectReason.MODEL_MISMATCH, Unavailable),
-        (RejectReason.QUEUE_FULL, Overloaded),
-        (RejectReason.STEP_FAILED, Broken),
-        (RejectReason.NOT_FINITE, Broken),
-        (RejectReason.NO_TOKEN_LEFT, InvalidRequest),
-        (RejectReason.ALREADY_COMPLETE, Broken),
+        (RejectReason.DUPLICATE_ID, Reason.DUPLICATE_ID, AlreadyExists),
+        (RejectReason.NEVER_FITS_KV, Reason.NEVER_FITS_KV, InvalidRequest),
+        (RejectReason.PROMPT_TOO_LONG, Reason.PROMPT_TOO_LONG, InvalidRequest),
+        (RejectReason.BAD_TOKEN_ID, Reason.BAD_PARAMETER, InvalidRequest),
+        (RejectReason.EMPTY_PROMPT, Reason.BAD_PARAMETER, InvalidRequest),
+        (RejectReason.TOO_MANY_SEQUENCES, Reason.BAD_PARAMETER, InvalidRequest),
+        (RejectReason.BAD_GRAMMAR, Reason.BAD_CONSTRAINT, InvalidRequest),
+        (RejectReason.NO_TOKEN_LEFT, Reason.NO_TOKEN_LEFT, InvalidRequest),
+        (RejectReason.MODEL_MISMATCH, Reason.MODEL_MISMATCH, Unavailable),
+        (RejectReason.QUEUE_FULL, Reason.QUEUE_FULL, Overloaded),
+        (RejectReason.OUT_OF_MEMORY, Reason.OUT_OF_MEMORY, Overloaded),
+        (RejectReason.QUEUE_TIMEOUT, Reason.QUEUE_TIMEOUT, DeadlineExceeded),
+        (RejectReason.STEP_FAILED, Reason.STEP_FAILED, Broken),
+        (RejectReason.NOT_FINITE, Reason.LOGITS_NOT_FINITE, Broken),
+        (RejectReason.QUARANTINED, Reason.QUARANTINED, Broken),
+        (RejectReason.ALREADY_COMPLETE, Reason.STREAM_BROKEN, Broken),
     ],
 )
 def test_every_rejection_has_its_error(
-    session: SchedulerSession, reason: RejectReason, kind: type[ServiceError]
+    session: SchedulerSession, said: RejectReason, reason: Reason, kind: type[ServiceError]
 ) -> None:
     request = live(session)
-    session.receive(Rejected(epoch=EPOCH, request_id="r", attempt=1, reason=reason, detail="why"), 1.0)
-    assert type(request.failure) is kind
+    session.receive(Rejected(epoch=EPOCH, request_id="r", attempt=1, reason=said, detail="why"), 1.0)
+    assert request.failure is not None
+    assert (type(request.failure), request.failure.reason) == (kind, reason)
     assert str(request.failure).startswith("why")
 
 
