@@ -11,17 +11,17 @@ import grpc
 from octavo.client.channels import DEFAULT_ADDRESS, Tls, open_async_channel
 from octavo.client.errors import OctavoError, to_error
 from octavo.client.events import Event
-from octavo.client.jobs import (
+from octavo.client.params import RequestOptions, SamplingParams
+from octavo.client.prompts import Chat, Message, Prompt, Tool
+from octavo.client.requests import (
     Defaults,
     StreamedRequest,
     cut_short,
     make_collector,
-    make_job,
+    make_request,
     make_tokenize_request,
     read_models,
 )
-from octavo.client.params import RequestOptions, SamplingParams
-from octavo.client.prompts import Chat, Message, Prompt, Tool
 from octavo.client.results import Model, Result
 from octavo.client.retries import Attempt, RetryPolicy
 from octavo.v1 import generation_pb2 as pb
@@ -37,9 +37,9 @@ class AsyncStream(AsyncIterator[Event]):
     the stream, or leaving its `async with` block, aborts the request.
     """
 
-    def __init__(self, stub: Any, job: StreamedRequest, metadata: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, stub: Any, request: StreamedRequest, metadata: Sequence[tuple[str, str]]) -> None:
         self._stub = stub
-        self._job = job
+        self._request = request
         self._metadata = metadata
         self._attempt = Attempt()
         self._ended = False
@@ -48,13 +48,13 @@ class AsyncStream(AsyncIterator[Event]):
     @property
     def request_id(self) -> str:
         """Returns the id of the request, on the server too."""
-        return self._job.request_id
+        return self._request.request_id
 
     async def __anext__(self) -> Event:
         """Returns the next event. Raises `OctavoError`."""
         while not self._ended:
             try:
-                event = self._job.accept(await anext(self._messages))
+                event = self._request.accept(await anext(self._messages))
             except StopAsyncIteration:
                 await self._again(cut_short())
             except grpc.RpcError as failure:
@@ -78,17 +78,17 @@ class AsyncStream(AsyncIterator[Event]):
             return
         self._ended = True
         self._call.cancel()
-        if not self._job.complete:
+        if not self._request.complete:
             # With a grace time the server would go on with the request.
             with contextlib.suppress(grpc.RpcError):
-                await self._stub.Abort(self._job.abort_request(), timeout=_ABORT_S, metadata=self._metadata)
+                await self._stub.Abort(self._request.abort_request(), timeout=_ABORT_S, metadata=self._metadata)
 
     def _open(self) -> None:
-        timeout = self._job.recovery.remaining_s()
+        timeout = self._request.recovery.remaining_s()
         if self._attempt.attach:
-            self._call = self._stub.Attach(self._job.attach_request(), timeout=timeout, metadata=self._metadata)
+            self._call = self._stub.Attach(self._request.attach_request(), timeout=timeout, metadata=self._metadata)
         else:
-            self._call = self._stub.Generate(self._job.generate_request(), timeout=timeout, metadata=self._metadata)
+            self._call = self._stub.Generate(self._request.generate_request(), timeout=timeout, metadata=self._metadata)
         self._messages = aiter(self._call)
 
     async def _again(self, error: OctavoError) -> None:
@@ -96,9 +96,9 @@ class AsyncStream(AsyncIterator[Event]):
         if self._ended:
             return
         self._ended = True
-        if self._job.complete:
+        if self._request.complete:
             return
-        self._attempt = self._job.recovery.after(error, self._attempt)
+        self._attempt = self._request.recovery.after(error, self._attempt)
         self._ended = False
         await asyncio.sleep(self._attempt.pause_s)
         if self._ended:
@@ -201,8 +201,8 @@ class AsyncClient:
     def _open(
         self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None, *, streams: bool
     ) -> AsyncStream:
-        job = make_job(self._defaults, prompt, params, options, streams=streams)
-        return AsyncStream(self._stub, job, self._defaults.metadata)
+        request = make_request(self._defaults, prompt, params, options, streams=streams)
+        return AsyncStream(self._stub, request, self._defaults.metadata)
 
     async def _unary(self, method: Any, request: Any) -> Any:
         recovery, attempt = self._defaults.recovery(), Attempt()

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.client.errors import DeadlineError, UnavailableError, make_error, to_error
 from octavo.client.events import read_event
-from octavo.client.jobs import cut_short, read_models
+from octavo.client.requests import cut_short, read_models
 from octavo.client.results import Model
 from octavo.dynamo.chunks import CANCELLED, Chunk, Chunks
 from octavo.dynamo.requests import read_request

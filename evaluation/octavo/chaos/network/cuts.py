@@ -21,7 +21,7 @@ from octavo.client.async_client import AsyncStream
 from octavo.client.channels import open_async_channel
 from octavo.client.errors import OctavoError
 from octavo.client.events import Event
-from octavo.client.jobs import StreamedRequest
+from octavo.client.requests import StreamedRequest
 from octavo.client.retries import Recovery, RetryPolicy
 from octavo.runtime.transport.curve_keys import write_keys
 from octavo.testbed.history import Struck
@@ -91,8 +91,8 @@ class LastingCall(AsyncIterator[pb.GenerateResponse]):
 
     def __init__(self, stub: services.GenerationServiceStub, request: pb.GenerateRequest, timeout: float) -> None:
         recovery = Recovery(RetryPolicy(), time.monotonic, time.monotonic() + timeout, attachable=True)
-        self._job = _Remembered(request, recovery, own_id=False)
-        self._stream = AsyncStream(stub, self._job, ())
+        self._request = _Remembered(request, recovery, own_id=False)
+        self._stream = AsyncStream(stub, self._request, ())
 
     def __aiter__(self) -> Self:
         return self
@@ -104,7 +104,7 @@ class LastingCall(AsyncIterator[pb.GenerateResponse]):
         except OctavoError as error:
             nothing = grpc.aio.Metadata()
             raise grpc.aio.AioRpcError(error.code, nothing, nothing, str(error), None) from error
-        return self._job.message
+        return self._request.message
 
     def cancel(self) -> None:
         """Ends the request with its detach grace, as after a lost connection."""

@@ -85,7 +85,7 @@ class StreamedRequest:
         return event
 
 
-def make_job(
+def make_request(
     defaults: Defaults, prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None, *, streams: bool
 ) -> StreamedRequest:
     """Makes a request with the client's defaults filled in. Raises `ValueError` for values that no message can hold."""
