@@ -10,7 +10,7 @@ import pytest
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.events import LeaseRenewed, SequenceEnded
 from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
-from octavo.scheduler.core.step.beam_search import BeamSearch
+from octavo.scheduler.core.step.beam_search import BeamSearchState
 from octavo.testing.cluster import FRONTEND, Cluster, make_request
 from octavo.testing.scenarios import answer, beams, drain, outputs, plan_until, references, step_until
 from octavo.wire.requests import GeneratedSequence, Lease, Request
@@ -61,7 +61,7 @@ def of(cluster: Cluster) -> SequenceGroup:
     return cluster.groups["r"]
 
 
-def search_of(cluster: Cluster) -> BeamSearch:
+def search_of(cluster: Cluster) -> BeamSearchState:
     search = of(cluster).search
     assert search is not None
     return search

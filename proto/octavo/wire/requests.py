@@ -51,7 +51,8 @@ SequenceIndex = Annotated[int, Meta(ge=0, lt=MAX_PARALLEL)]
 
 
 class FinishReason(enum.StrEnum):
-    """Says why the scheduler ended a sequence. (A stop string is the frontend's to find: see `EndSequence`.)"""
+    """Says why a sequence ended: at a stop token or EOS (`STOP`), or at its limit (`LENGTH`). A stop string is the
+    frontend's to find, and `STOP` too: see `EndSequence`."""
 
     STOP = "stop"
     LENGTH = "length"

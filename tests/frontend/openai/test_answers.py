@@ -12,12 +12,12 @@ from octavo.frontend.openai.logprobs import ChatLogprobs, CompletionLogprobs
 from octavo.frontend.request.events import (
     FEW_LOGPROBS,
     Event,
-    FinishReason,
     LogprobTable,
     RequestStarted,
     SequenceFinished,
     TextDelta,
 )
+from octavo.wire.requests import FinishReason
 from octavo.wire.sampling import Logprobs
 
 

@@ -3,15 +3,14 @@
 import pytest
 
 from octavo.frontend.errors import Broken
-from octavo.frontend.request.events import FinishReason, SequenceFinished, TextDelta, num_numbers
+from octavo.frontend.request.events import SequenceFinished, TextDelta, num_numbers
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.scheduler.journal import DeltaVerdict, Journal
 from octavo.frontend.stream.answer import MAX_PIECE_NUMBERS, Answer
 from octavo.frontend.text.detokenizer import Vocabulary
 from octavo.testing.small.tokenizers import byte_level_tokenizer
 from octavo.wire import history
-from octavo.wire.requests import Delta
-from octavo.wire.requests import FinishReason as Reason
+from octavo.wire.requests import Delta, FinishReason
 from octavo.wire.sampling import Logprobs, SamplingParams
 
 TOKENIZER = byte_level_tokenizer()
@@ -30,7 +29,7 @@ class RunningRequest:
         )
         self.answer = Answer(self.journal, request, "m", Vocabulary(TOKENIZER), frozenset())
 
-    def get(self, index: int, *token_ids: int, reason: Reason | None = None) -> None:
+    def get(self, index: int, *token_ids: int, reason: FinishReason | None = None) -> None:
         sequence = self.journal.sequences[index]
         logprobs = [Logprobs(-1.0 if i == X else -0.5, 1, [], []) for i in token_ids]
         delta = Delta(
@@ -128,7 +127,7 @@ def test_a_stop_string_ends_a_sequence_here_that_runs_there() -> None:
 
 def test_an_end_that_no_token_shows_is_a_fault() -> None:
     running = RunningRequest()
-    running.get(0, X, reason=Reason.STOP)
+    running.get(0, X, reason=FinishReason.STOP)
     running.advance()
     assert isinstance(running.answer.fault, Broken)
     assert "after 1 tokens without a reason" in str(running.answer.fault)
@@ -136,7 +135,7 @@ def test_an_end_that_no_token_shows_is_a_fault() -> None:
 
 def test_an_end_that_is_still_unread_is_none() -> None:
     running = RunningRequest(num_sequences=1)
-    running.get(0, X, DOT, reason=Reason.STOP)
+    running.get(0, X, DOT, reason=FinishReason.STOP)
     running.answer.advance()
     assert running.answer.fault is None
     running.advance()
@@ -150,7 +149,7 @@ def test_many_logprobs_come_in_several_pieces(incremental: bool) -> None:
     request = GenerationRequest([1], incremental=incremental)
     answer = Answer(journal, request, "m", Vocabulary(TOKENIZER), frozenset())
     logprobs = [Logprobs(-float(i), 1, [X] * top, [-1.0] * top) for i in range(count)]
-    delta = Delta("r", 0, 0, 0, history.EMPTY, [X] * count, Reason.LENGTH, 0, 0, 0, logprobs)
+    delta = Delta("r", 0, 0, 0, history.EMPTY, [X] * count, FinishReason.LENGTH, 0, 0, 0, logprobs)
     assert journal.accept(delta, 1.0) is DeltaVerdict.ACCEPTED
     pieces = []
     while not answer.finished:

@@ -5,11 +5,12 @@ from collections.abc import Collection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.frontend.request.events import FinishReason, Match, MatchKind, SequenceFinished
+from octavo.frontend.request.events import Match, MatchKind, SequenceFinished
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.stream.completion import SequenceText
 from octavo.frontend.text.detokenizer import Vocabulary
 from octavo.testing.small.tokenizers import byte_level_tokenizer, id_of
+from octavo.wire.requests import FinishReason
 from octavo.wire.sampling import Logprobs, SamplingParams
 
 TOKENIZER = byte_level_tokenizer()

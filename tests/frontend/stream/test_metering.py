@@ -5,7 +5,7 @@ from typing import Any
 from octavo.frontend.access.admission import Admission
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Broken, Reason, ServiceError
-from octavo.frontend.request.events import FinishReason, RequestNotice, RequestUsage
+from octavo.frontend.request.events import RequestNotice, RequestUsage
 from octavo.frontend.request.request import ANYBODY, GenerationRequest
 from octavo.frontend.scheduler.journal import DeltaVerdict, Journal
 from octavo.frontend.stream.answer import Answer
@@ -15,7 +15,7 @@ from octavo.frontend.text.detokenizer import Vocabulary
 from octavo.runtime.telemetry.tracing import Span
 from octavo.testing.small.tokenizers import byte_level_tokenizer
 from octavo.wire import history
-from octavo.wire.requests import Delta, NoticeKind
+from octavo.wire.requests import Delta, FinishReason, NoticeKind
 from octavo.wire.sampling import SamplingParams
 
 VOCABULARY = Vocabulary(byte_level_tokenizer())

@@ -10,14 +10,14 @@ import pytest
 from octavo.frontend.access.admission import Admission
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Broken, Overloaded, Reason, Unavailable
-from octavo.frontend.request.events import FinishReason, RequestUsage
+from octavo.frontend.request.events import RequestUsage
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.scheduler.client import SchedulerAvailability
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.metrics import LOAD_METRICS, CellMetrics, FrontendMetrics
 from octavo.testing.metrics import FakeCell, FakeCells, told
-from octavo.wire.requests import BlockUse, ServiceLoad
+from octavo.wire.requests import BlockUse, FinishReason, ServiceLoad
 from octavo.wire.sampling import SamplingParams
 
 USAGE = RequestUsage(

@@ -4,7 +4,6 @@ import pytest
 
 from octavo.frontend.request.events import (
     FEW_LOGPROBS,
-    FinishReason,
     RequestStarted,
     RequestUsage,
     SequenceFinished,
@@ -12,6 +11,7 @@ from octavo.frontend.request.events import (
 )
 from octavo.frontend.vllm_engine.responses import Responses
 from octavo.testing.fakes.watched import Watched
+from octavo.wire.requests import FinishReason
 from octavo.wire.sampling import Logprobs
 
 USAGE = RequestUsage(3, 2, 0, 0, 2, 0.0, 0.0)

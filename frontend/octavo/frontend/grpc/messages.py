@@ -10,12 +10,12 @@ from octavo.frontend.grpc.requests import default_true
 from octavo.frontend.request import events
 from octavo.frontend.stream.pacing import apart
 from octavo.v1 import generation_pb2 as pb
-from octavo.wire.requests import NoticeKind
+from octavo.wire.requests import FinishReason, NoticeKind
 from octavo.wire.sampling import Logprobs
 
 _REASONS: Final = {
-    events.FinishReason.STOP: pb.FINISH_REASON_STOP,
-    events.FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
 _MATCH_FIELDS: Final = {
     events.MatchKind.STOP_STRING: "stop_string",

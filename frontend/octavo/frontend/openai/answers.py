@@ -20,7 +20,6 @@ from octavo.frontend.openai.endpoint import SYSTEM_FINGERPRINT, Api, IndexedEven
 from octavo.frontend.openai.logprobs import UsageSum
 from octavo.frontend.openai.schemas import Sampling
 from octavo.frontend.request.events import (
-    FinishReason,
     MatchKind,
     RequestNotice,
     RequestStarted,
@@ -30,6 +29,7 @@ from octavo.frontend.request.events import (
     num_numbers,
 )
 from octavo.frontend.stream.pacing import apart
+from octavo.wire.requests import FinishReason
 
 # Bytes of a long answer that are written at once.
 _SLICE_BYTES: Final = 64 << 10

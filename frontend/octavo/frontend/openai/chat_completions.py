@@ -25,9 +25,10 @@ from octavo.frontend.openai.tool_calls import (
 )
 from octavo.frontend.openai.tool_parsers import ParsedDelta, ToolCallDelta
 from octavo.frontend.request.chat import Tool
-from octavo.frontend.request.events import FinishReason, RequestStarted, SequenceFinished, TextDelta
+from octavo.frontend.request.events import RequestStarted, SequenceFinished, TextDelta
 from octavo.frontend.request.request import Constraint, GenerationRequest
 from octavo.frontend.text.tokenizer import ModelTokenizer
+from octavo.wire.requests import FinishReason
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from octavo.frontend.openai.endpoint import Api, IndexedEvent, caller_of, fresh_
 from octavo.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs_of
 from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.openai.schemas import COMPLETION_UNSUPPORTED, CompletionBody
-from octavo.frontend.request.events import FinishReason, RequestStarted, RequestUsage, SequenceFinished, TextDelta
+from octavo.frontend.request.events import RequestStarted, RequestUsage, SequenceFinished, TextDelta
 from octavo.frontend.request.request import Caller, GenerationRequest
 from octavo.frontend.request.validation import check_prompt_size, check_room
 from octavo.frontend.text.tokenizer import ModelTokenizer
+from octavo.wire.requests import FinishReason
 from octavo.wire.sampling import MAX_TOP_LOGPROBS, Logprobs
 
 MAX_PROMPTS: Final = 256

@@ -36,13 +36,13 @@ from octavo.frontend.openai.tool_parsers import ParsedDelta, ToolCallDelta
 from octavo.frontend.request.chat import Tool
 from octavo.frontend.request.events import (
     Event,
-    FinishReason,
     RequestNotice,
     RequestStarted,
     SequenceFinished,
     TextDelta,
 )
 from octavo.frontend.request.request import GenerationRequest
+from octavo.wire.requests import FinishReason
 
 _encode = msgspec.json.Encoder().encode
 

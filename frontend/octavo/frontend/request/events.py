@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, overload
 
 import msgspec
 
-from octavo.wire.requests import NoticeKind
+from octavo.wire.requests import FinishReason, NoticeKind
 from octavo.wire.sampling import Logprobs
 
 
@@ -103,13 +103,6 @@ def num_numbers(logprobs: Sequence[Logprobs]) -> int:
 def chosen(logprobs: Sequence[Logprobs]) -> Sequence[float]:
     """Returns the logprob of each entry's own token."""
     return logprobs.chosen if isinstance(logprobs, LogprobTable) else [entry.logprob for entry in logprobs]
-
-
-class FinishReason(enum.Enum):
-    """Tells why a sequence ended: at a stop string, a stop token or EOS (`STOP`), or at the limit (`LENGTH`)."""
-
-    STOP = enum.auto()
-    LENGTH = enum.auto()
 
 
 class MatchKind(enum.Enum):

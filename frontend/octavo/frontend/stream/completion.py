@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
-from octavo.frontend.request.events import FinishReason, Match, MatchKind, SequenceFinished, TextDelta, chosen
+from octavo.frontend.request.events import Match, MatchKind, SequenceFinished, TextDelta, chosen
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.text.detokenizer import Detokenizer, scan
+from octavo.wire.requests import FinishReason
 from octavo.wire.sampling import Logprobs, SamplingParams
 
 

@@ -10,13 +10,13 @@ from prometheus_client.registry import Collector
 
 from octavo.frontend.access.admission import Admission
 from octavo.frontend.errors import Reason, ServiceError
-from octavo.frontend.request.events import FinishReason, RequestUsage
+from octavo.frontend.request.events import RequestUsage
 from octavo.frontend.scheduler.client import SchedulerAvailability
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.observer import Latencies, Observer
 from octavo.runtime.telemetry.numbers import LONG_S, SHORT_S, WAIT_S, Histogram, Tally, counter, gauge, gauges
-from octavo.wire.requests import ServiceLoad
+from octavo.wire.requests import FinishReason, ServiceLoad
 
 _LAG_INTERVAL_S: Final = 0.1
 # Without keys clients name tenants as they like: those that come after so many others are counted as one.

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from octavo.frontend.errors import ServiceError
-from octavo.frontend.request.events import FinishReason, RequestUsage
+from octavo.frontend.request.events import RequestUsage
+from octavo.wire.requests import FinishReason
 
 
 @dataclass(frozen=True)

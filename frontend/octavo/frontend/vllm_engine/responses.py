@@ -10,7 +10,6 @@ from smg_grpc_proto import vllm_engine_pb2 as pb  # type: ignore[import-untyped]
 from octavo.frontend.request.events import (
     FEW_LOGPROBS,
     Event,
-    FinishReason,
     LogprobTable,
     MatchKind,
     RequestStarted,
@@ -20,6 +19,7 @@ from octavo.frontend.request.events import (
     is_long,
 )
 from octavo.frontend.stream.pacing import apart
+from octavo.wire.requests import FinishReason
 from octavo.wire.sampling import Logprobs
 
 _REASONS: Final = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}

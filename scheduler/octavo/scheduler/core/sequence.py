@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from octavo.scheduler.core.step.beam_search import BeamSearch
+from octavo.scheduler.core.step.beam_search import BeamSearchState
 from octavo.wire import history
 from octavo.wire.requests import (
     NO_CACHE_KEY,
@@ -219,7 +219,7 @@ class _Group:
     # The sort key among groups: the arrival, moved by the priority, and a serial number of submission.
     order: tuple[float, int]
     sequences: list[Sequence] = field(init=False)
-    search: BeamSearch | None = field(init=False)
+    search: BeamSearchState | None = field(init=False)
     sampling: SamplingParams = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)
     # Tokens, with the prompt's, that a sequence of the group can grow to.
@@ -241,7 +241,9 @@ class _Group:
         self.sampling = sampling = self.request.sampling
         self.sequences = new_sequences(self.request)
         self.stop_token_ids = frozenset(sampling.stop_token_ids)
-        self.search = BeamSearch(sampling.beam, sampling.max_tokens, self.stop_token_ids) if sampling.beam else None
+        self.search = (
+            BeamSearchState(sampling.beam, sampling.max_tokens, self.stop_token_ids) if sampling.beam else None
+        )
         self.longest = len(self.request.prompt_token_ids) + sampling.max_tokens
         self.grammar = GrammarCost() if sampling.grammar else None
         if sampling.prompt_logprobs is not None and any(s.generated_token_ids for s in self.sequences):

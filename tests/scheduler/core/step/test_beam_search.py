@@ -34,9 +34,9 @@ def tiny_model(vocab_size: int, seed: int, tokens: Tokens) -> list[tuple[int, fl
 
 def search(
     offers: Offers, params: BeamSearch, max_tokens: int, stops: frozenset[int] = frozenset()
-) -> beam_search.BeamSearch:
+) -> beam_search.BeamSearchState:
     """Runs a search to its end, over the candidates that a worker would send."""
-    search = beam_search.BeamSearch(params, max_tokens, stops)
+    search = beam_search.BeamSearchState(params, max_tokens, stops)
     beams: list[tuple[Tokens, float]] = [((), 0.0)]
     while beams:
         offered = []
@@ -49,7 +49,7 @@ def search(
     return search
 
 
-def assert_found(search: beam_search.BeamSearch, expected: list[Found]) -> None:
+def assert_found(search: beam_search.BeamSearchState, expected: list[Found]) -> None:
     assert [tuple(hypothesis.token_ids) for hypothesis in search.hypotheses] == [found.tokens for found in expected]
     for hypothesis, found in zip(search.hypotheses, expected, strict=True):
         assert hypothesis.cumulative_logprob == pytest.approx(found.logprob)
@@ -99,13 +99,13 @@ class TestChoice:
 
     def test_an_end_counts_only_among_the_best_of_a_step(self) -> None:
         """Token 9 ends a sequence, but two other candidates are better and there are two beams."""
-        one = beam_search.BeamSearch(BeamSearch(2, 1.0, EarlyStopping.OFF), 5, frozenset({9}))
+        one = beam_search.BeamSearchState(BeamSearch(2, 1.0, EarlyStopping.OFF), 5, frozenset({9}))
         chosen = one.advance([Beam([], 0.0, [1, 2, 9, 3], [-0.1, -0.2, -0.3, -0.4])])
         assert [each.token_id for each in chosen] == [1, 2]
         assert one.hypotheses == []
 
     def test_an_end_among_the_best_makes_room_for_the_next_candidate(self) -> None:
-        one = beam_search.BeamSearch(BeamSearch(2, 1.0, EarlyStopping.OFF), 5, frozenset({9}))
+        one = beam_search.BeamSearchState(BeamSearch(2, 1.0, EarlyStopping.OFF), 5, frozenset({9}))
         chosen = one.advance([Beam([4], -1.0, [1, 9, 2, 3], [-0.1, -0.2, -0.3, -0.4])])
         assert [each.token_id for each in chosen] == [1, 2]
         (hypothesis,) = one.hypotheses
@@ -125,7 +125,7 @@ class TestChoice:
     def test_ends_as_soon_as_its_rule_says(
         self, early_stopping: EarlyStopping, length_penalty: float, ends: bool
     ) -> None:
-        one = beam_search.BeamSearch(BeamSearch(1, length_penalty, early_stopping), 10, frozenset({9}))
+        one = beam_search.BeamSearchState(BeamSearch(1, length_penalty, early_stopping), 10, frozenset({9}))
         chosen = one.advance([Beam([4], -1.0, [9, 1], [-0.1, -0.5])])
         assert (not chosen) is ends
         assert len(one.hypotheses) == 1
@@ -136,12 +136,12 @@ class TestChoice:
             Hypothesis([9], -0.1, -0.1, FinishReason.STOP),
             Hypothesis([9], -3.0, -3.0, FinishReason.STOP),
         ]
-        one = beam_search.BeamSearch(BeamSearch(2, -1.0, EarlyStopping.NEVER), 10, frozenset({9}), found)
+        one = beam_search.BeamSearchState(BeamSearch(2, -1.0, EarlyStopping.NEVER), 10, frozenset({9}), found)
         assert len(one.advance([Beam([4], -0.5, [1, 2, 3, 5], [-0.1, -0.2, -0.3, -0.4])])) == 2
 
     def test_looks_at_enough_candidates_to_have_as_many_beams_whatever_ends(self) -> None:
         for stops in (frozenset[int](), frozenset({1}), frozenset({1, 2, 3})):
-            one = beam_search.BeamSearch(BeamSearch(4, 1.0, EarlyStopping.NEVER), 10, stops)
+            one = beam_search.BeamSearchState(BeamSearch(4, 1.0, EarlyStopping.NEVER), 10, stops)
             tokens = sorted(stops) + [100 + i for i in range(one.num_candidates)]
             logprobs = [-0.01 * i for i in range(len(tokens))]
             assert len(one.advance([Beam([], 0.0, tokens, logprobs)])) == 4

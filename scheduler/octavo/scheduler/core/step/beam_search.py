@@ -44,7 +44,7 @@ class Beam:
 
 
 @dataclass(slots=True)
-class BeamSearch:
+class BeamSearchState:
     """Runs one request's search. `hypotheses` holds at most `width`, best first.
 
     By index of a beam, `logprobs` holds the cumulative logprob of its tokens; `candidates` the tokens that it may go on

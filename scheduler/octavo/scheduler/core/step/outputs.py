@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
-from octavo.scheduler.core.step.beam_search import BeamSearch, Continuation
+from octavo.scheduler.core.step.beam_search import BeamSearchState, Continuation
 from octavo.scheduler.core.steps_in_flight import OutstandingStep
 from octavo.wire import history
 from octavo.wire.requests import Delta, FinishReason
@@ -299,7 +299,7 @@ def _take_candidates(
 
 
 def _go_on(
-    replica: Replica, group: SequenceGroup, search: BeamSearch, beams: list[Sequence], chosen: list[Continuation]
+    replica: Replica, group: SequenceGroup, search: BeamSearchState, beams: list[Sequence], chosen: list[Continuation]
 ) -> None:
     """Forks and frees (paper Fig. 9): a beam goes on as its own first continuation, forks for the others, or ends."""
     next_beams: list[Sequence] = []

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from octavo.scheduler.core.step.beam_search import Beam, BeamSearch
+from octavo.scheduler.core.step.beam_search import Beam, BeamSearchState
 from octavo.testing.simulation.workload import ClientPlan, Model
 from octavo.wire.sampling import Logprobs
 from octavo.worker.fake.runner import expected_candidates, expected_logprobs, expected_tokens
@@ -51,7 +51,7 @@ def _search(plan: ClientPlan, model: Model) -> Iterator[tuple[list[int], float]]
     """A beam search in which nothing is forked, freed or lost: every beam is computed from its own tokens."""
     sampling = plan.sampling
     assert sampling.beam is not None
-    search = BeamSearch(sampling.beam, sampling.max_tokens, frozenset(sampling.stop_token_ids))
+    search = BeamSearchState(sampling.beam, sampling.max_tokens, frozenset(sampling.stop_token_ids))
     beams: list[tuple[list[int], float]] = [([], 0.0)]
     while beams:
         chosen = search.advance([_offer(plan, model, tokens, logprob) for tokens, logprob in beams])
