@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from llguidance import LLParserLimits, LLTokenizer
 
 from octavo.frontend.errors import InvalidRequest, Reason
-from octavo.frontend.request.request import Constraint, ConstraintKind
-from octavo.frontend.request.validation import MAX_CHOICES, MAX_CONSTRAINT_BYTES
+from octavo.frontend.request.request import MAX_CHOICES, MAX_CONSTRAINT_BYTES, Constraint, ConstraintKind
 from octavo.frontend.text import grammars
 from octavo.frontend.text.grammars import grammar_of, load_vocabulary
 from octavo.runtime.models import grammar as grammar_module

@@ -20,8 +20,8 @@ from octavo.frontend.request.chat import (
     ToolCall,
     check_bytes,
 )
-from octavo.frontend.request.request import FIELDS, Constraint, ConstraintKind, GenerationRequest, Prompt
-from octavo.frontend.request.validation import MAX_CHOICES, check_count, check_room
+from octavo.frontend.request.request import FIELDS, MAX_CHOICES, Constraint, ConstraintKind, GenerationRequest, Prompt
+from octavo.frontend.request.validation import check_count, check_room
 from octavo.v1 import generation_pb2 as pb
 from octavo.wire.sampling import BeamSearch, EarlyStopping
 

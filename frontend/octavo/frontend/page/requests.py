@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import grpc
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.frontend.errors import NotFound, Overloaded, Reason, Unavailable
-from octavo.frontend.openai.answers import encode
 from octavo.frontend.openai.endpoint import Api, caller_of
 from octavo.frontend.page.live_view import status_of, unreachable
 from octavo.frontend.request.request import Caller
@@ -176,4 +176,4 @@ def _not_listed(request_id: str) -> NotFound:
 
 
 def _json(content: dict[str, object]) -> Response:
-    return Response(encode(content), media_type="application/json", headers={"cache-control": "no-store"})
+    return Response(msgspec.json.encode(content), media_type="application/json", headers={"cache-control": "no-store"})

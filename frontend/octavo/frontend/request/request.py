@@ -29,6 +29,9 @@ from octavo.wire.sampling import (
 MAX_LABEL_LENGTH: Final = 256
 # The longest that a request may ask to wait or to be kept, in seconds.
 MAX_WAIT_S: Final = 86400.0
+# The longest schema, expression or grammar, and the longest that all choices together may be.
+MAX_CONSTRAINT_BYTES: Final = 65536
+MAX_CHOICES: Final = 1024
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,18 @@ from octavo.frontend.errors import InvalidRequest, Reason, Unsupported, bad_para
 from octavo.frontend.request import chat as chat_form
 from octavo.frontend.request.chat import Chat, check_bytes, check_label
 from octavo.frontend.request.fields import Range, range_of
-from octavo.frontend.request.request import FIELDS, Constraint, ConstraintKind, GenerationRequest, Prompt
+from octavo.frontend.request.request import (
+    FIELDS,
+    MAX_CHOICES,
+    MAX_CONSTRAINT_BYTES,
+    Constraint,
+    ConstraintKind,
+    GenerationRequest,
+    Prompt,
+)
 from octavo.wire.sampling import DRAWING, NEUTRAL, Bias, LengthPenalty, Parallel
 
 MAX_STOP_STRING_BYTES = 256
-# The longest schema, expression or grammar, and the longest that all choices together may be.
-MAX_CONSTRAINT_BYTES = 65536
-MAX_CHOICES = 1024
 # No tokenizer in use needs more bytes for a token on average; a longer text cannot fit and is not worth tokenizing.
 _BYTES_PER_TOKEN = 8
 _SLACK_BYTES = 1024

@@ -11,8 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from octavo.frontend.errors import InvalidRequest, Reason
-from octavo.frontend.request.request import Constraint, ConstraintKind
-from octavo.frontend.request.validation import MAX_CHOICES, MAX_CONSTRAINT_BYTES
+from octavo.frontend.request.request import MAX_CHOICES, MAX_CONSTRAINT_BYTES, Constraint, ConstraintKind
 from octavo.runtime.models.grammar import GrammarError, compile_grammar, is_lost
 from octavo.runtime.models.grammar import load_vocabulary as load_vocabulary
 from octavo.wire.sampling import MAX_GRAMMAR
