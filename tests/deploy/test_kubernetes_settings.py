@@ -11,7 +11,7 @@ from octavo.frontend.grpc import service as grpc_service
 from octavo.runtime.models.directory import BUNDLED_MODEL
 from octavo.scheduler.cli.serve import scheduler
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.server import admin_service as admin
+from octavo.scheduler.server.health import SERVICE as ADMIN_SERVICE
 from octavo.worker import health
 from octavo.worker.cli.prepare import prepare_model
 from octavo.worker.cli.worker import worker
@@ -37,7 +37,7 @@ from .manifests import (
 COMMANDS = {"frontend": frontend, "scheduler": scheduler, "worker": worker, "prepare-model": prepare_model}
 READY = {
     "frontend": grpc_service.SERVICE_NAME,
-    "scheduler": admin.SERVICE,
+    "scheduler": ADMIN_SERVICE,
     "worker": health.READY_SERVICE,
 }
 TALKING = [pod for pod in EVERY_POD if pod.talks]

@@ -19,7 +19,7 @@ from ..conftest import MakeCluster
 
 
 def explained(cluster: Cluster, request_id: str) -> Explanation:
-    [explanation] = explain(cluster.core, request_id, cluster.now)
+    [explanation] = explain(cluster.core.state, cluster.core.policy, request_id, cluster.now)
     return explanation
 
 
@@ -37,7 +37,11 @@ def test_an_unknown_or_finished_request_has_no_explanation(make_cluster: MakeClu
     cluster.join()
     cluster.submit(make_request("r", 3, max_tokens=2))
     cluster.run()
-    assert explain(cluster.core, "r", cluster.now) == explain(cluster.core, "other", cluster.now) == []
+    assert (
+        explain(cluster.core.state, cluster.core.policy, "r", cluster.now)
+        == explain(cluster.core.state, cluster.core.policy, "other", cluster.now)
+        == []
+    )
 
 
 def test_a_running_request_is_in_the_steps_under_way(make_cluster: MakeCluster) -> None:
@@ -280,7 +284,7 @@ def test_a_request_id_of_two_frontends_has_two_explanations(make_cluster: MakeCl
     cluster.handle(FrontendJoined(FRONTEND + 1))
     cluster.submit(make_request("r", 3, max_tokens=2))
     cluster.handle(RequestSubmitted(FRONTEND + 1, make_request("r", 3, max_tokens=2)))
-    frontends = [each.group.frontend_id for each in explain(cluster.core, "r", cluster.now)]
+    frontends = [each.group.frontend_id for each in explain(cluster.core.state, cluster.core.policy, "r", cluster.now)]
     assert frontends == [FRONTEND, FRONTEND + 1]
 
 
@@ -348,7 +352,7 @@ def test_explaining_changes_nothing(make_cluster: MakeCluster) -> None:
         cluster = busy_cluster(make_cluster, {"preemption": Preemption.SWAP}, 0, record)
         while cluster.groups:
             for name in cluster.groups if asks else ():
-                explain(cluster.core, name, cluster.now)
+                explain(cluster.core.state, cluster.core.policy, name, cluster.now)
             cluster.step()
         plans.append([entry for entry in record if isinstance(entry, Planned)])
     assert plans[0] == plans[1]

@@ -284,8 +284,8 @@ class TestPinsOnAReplacement:
         cluster.join(1, num_blocks=16)
         cluster.handle(PrefixPinned(PREFIX))
         cluster.submit(resubmitted(LARGE, reference_tokens(LARGE)[:2]))
-        [before] = explain(cluster.core, "large", cluster.now)
+        [before] = explain(cluster.core.state, cluster.core.policy, "large", cluster.now)
         assert [str(each.obstacle.kind) for each in before.obstacles] == ["capacity"]
         tick(cluster, INTERVAL_S)
-        assert explain(cluster.core, "large", cluster.now)[0].obstacles == []
+        assert explain(cluster.core.state, cluster.core.policy, "large", cluster.now)[0].obstacles == []
         cluster.run()

@@ -38,7 +38,7 @@ def calls_of_copying(alone: SchedulerAlone) -> int:
 
     sys.setprofile(note)
     try:
-        rehearse(alone.core, alone.replica, None, 0.0)
+        rehearse(alone.core.state, alone.core.policy, alone.replica, None, 0.0)
     finally:
         sys.setprofile(None)
     return count
@@ -65,7 +65,7 @@ def books(alone: SchedulerAlone) -> list[object]:
 def test_the_books_stay_as_they_are_and_the_copy_is_of_the_next_step() -> None:
     alone = running(FEW)
     before = books(alone)
-    rehearsal = rehearse(alone.core, alone.replica, None, 0.0)
+    rehearsal = rehearse(alone.core.state, alone.core.policy, alone.replica, None, 0.0)
     assert rehearsal.stands
     assert len(rehearsal.builder.work) == FEW
     assert books(alone) == before

@@ -22,9 +22,10 @@ from octavo.scheduler.core.events import (
 )
 from octavo.scheduler.core.explain import describe, explain
 from octavo.scheduler.core.sequence import SequenceStatus
-from octavo.scheduler.server.admin_service import SERVICE, HealthServicer, start_admin_server
+from octavo.scheduler.server.admin_messages import write_load
+from octavo.scheduler.server.admin_service import start_admin_server
 from octavo.scheduler.server.event_log import StepFeed
-from octavo.scheduler.server.health import HealthLoop
+from octavo.scheduler.server.health import SERVICE, HealthLoop, HealthServicer
 from octavo.testing.cluster import FRONTEND, Cluster, make_request
 from octavo.testing.operated import OperatedCluster
 from octavo.testing.scenarios import drain, step_until
@@ -234,10 +235,10 @@ def test_a_line_of_a_log_says_where_a_request_is_and_what_keeps_it(make_cluster:
     cluster.join(num_blocks=10, block_size=2, num_cpu_blocks=10)
     cluster.submit(make_request("old", 4, 16), make_request("young", 4, 16))
     step_until(cluster, lambda: bool(cluster.core.replicas[1].swapped))
-    [explanation] = explain(cluster.core, "young", cluster.now)
+    [explanation] = explain(cluster.core.state, cluster.core.policy, "young", cluster.now)
     line = describe(explanation)
     assert line.startswith("young is swapped on worker-1; steps under way with it: none; what keeps it: kv_blocks (")
-    [explanation] = explain(cluster.core, "old", cluster.now)
+    [explanation] = explain(cluster.core.state, cluster.core.policy, "old", cluster.now)
     assert describe(explanation).startswith("old is running on worker-1; steps under way with it: none")
 
 
@@ -245,7 +246,9 @@ async def test_health_and_books_follow_the_core(cluster: Cluster) -> None:
     published: list[GetLoadResponse] = []
     with tempfile.TemporaryDirectory(prefix="octavo-") as directory:
         address, shell, servicer = f"unix:{directory}/admin.sock", OperatedCluster(cluster), HealthServicer()
-        health_loop = HealthLoop(shell, servicer, published.append)
+        health_loop = HealthLoop(
+            cluster.core, shell.now, servicer, lambda: published.append(write_load(cluster.core, 0))
+        )
         server = await start_admin_server(shell, StepFeed(), address, servicer)
         try:
             async with grpc.aio.insecure_channel(address) as channel:
@@ -273,11 +276,11 @@ async def test_books_that_cannot_be_told_do_not_end_the_service(
 ) -> None:
     monkeypatch.setattr(optional, "_failing", set())
 
-    def publish(load: GetLoadResponse) -> None:
+    def publish() -> None:
         raise ValueError("a fault of whoever tells them")
 
     servicer = HealthServicer()
-    health_loop = HealthLoop(OperatedCluster(cluster), servicer, publish)
+    health_loop = HealthLoop(cluster.core, lambda: cluster.now, servicer, publish)
     for _ in range(3):
         await health_loop.look()
     assert caplog.messages == ["metrics: a fault of whoever tells them; the numbers stay as they were"]

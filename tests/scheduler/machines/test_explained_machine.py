@@ -24,7 +24,7 @@ class JudgedCluster(Cluster):
         found = {group: _explained(self, group) for group in core.groups}
         preemptions = {group: group.preemptions for group in found}
         waited = [group for group in found if group.status is not SequenceStatus.RUNNING]
-        homes = homes_of_groups(core)
+        homes = homes_of_groups(core.state)
         # One that may not plan now has no next step yet; nor has a suspect where a step is under way.
         busy = [replica for replica in core.replicas.values() if not replica.may_plan]
         occupied = [replica for replica in core.replicas.values() if replica.outstanding]
@@ -50,7 +50,11 @@ class JudgedCluster(Cluster):
 
 
 def _explained(cluster: Cluster, group: SequenceGroup) -> Explanation:
-    [explanation] = [each for each in explain(cluster.core, group.request_id, cluster.now) if each.group is group]
+    [explanation] = [
+        each
+        for each in explain(cluster.core.state, cluster.core.policy, group.request_id, cluster.now)
+        if each.group is group
+    ]
     return explanation
 
 

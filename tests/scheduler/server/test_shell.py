@@ -19,8 +19,9 @@ from octavo.runtime.transport.sockets import bind_router, connect_dealer
 from octavo.scheduler.core.config import Preemption, SchedulerConfig
 from octavo.scheduler.core.events import PrefixPinned, PrefixUnpinned
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.server.admin_service import SERVICE, start_admin_server
+from octavo.scheduler.server.admin_service import start_admin_server
 from octavo.scheduler.server.event_log import Handled, Record, StepFeed, log_file, read_records, recorder, replay
+from octavo.scheduler.server.health import SERVICE
 from octavo.scheduler.server.loop import SchedulerShell
 from octavo.scheduler.server.poller import Wakeup
 from octavo.testing.cluster import FakeReplica, make_request, reference_tokens, write_fake_model

@@ -34,10 +34,11 @@ from octavo.runtime.transport.sockets import bind_router
 from octavo.scheduler.cli.admin_client import default_admin_address
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.server.admin_service import HealthServicer, start_admin_server
+from octavo.scheduler.server.admin_messages import write_load
+from octavo.scheduler.server.admin_service import start_admin_server
 from octavo.scheduler.server.event_log import EventLogError, LogWriter, Recorder, StepFeed, read_records, recorder
 from octavo.scheduler.server.event_log import replay as replay_log
-from octavo.scheduler.server.health import HealthLoop
+from octavo.scheduler.server.health import HealthLoop, HealthServicer
 from octavo.scheduler.server.loop import SchedulerShell
 from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
 from octavo.scheduler.server.poller import Wakeup
@@ -144,7 +145,11 @@ async def _serve(config: SchedulerConfig, places: _Places, records: _Records) ->
         _log.info(
             "epoch %016x: frontends at %s, workers at %s", core.epoch, places.frontend_endpoint, places.worker_endpoint
         )
-        health_loop = HealthLoop(shell, servicer, metrics.publish if records.metrics_listen else None)
+
+        def publish() -> None:
+            metrics.publish(write_load(core, shell.dropped_messages))
+
+        health_loop = HealthLoop(core, shell.now, servicer, publish if records.metrics_listen else None)
         await _until_signal(shell.run(), health_loop.follow())
         await server.stop(grace=1.0)
 

@@ -12,9 +12,10 @@ from octavo.scheduler.core.admission import (
     capacity_obstacle,
 )
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import Placement, PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.state import SchedulerState
 from octavo.scheduler.core.step.builder import StepBuilder
+from octavo.scheduler.core.step.policies import StepPolicy, empty_step
 from octavo.scheduler.core.step.running import shortage
 
 _Part = TypeVar("_Part", SequenceGroup, Sequence, Placement)
@@ -43,13 +44,15 @@ class Rehearsal:
         return double
 
 
-def rehearse(core: Scheduler, replica: Replica, head: RequestGroup | None, now: float) -> Rehearsal:
+def rehearse(
+    state: SchedulerState, policy: StepPolicy, replica: Replica, head: RequestGroup | None, now: float
+) -> Rehearsal:
     """Plans the next step of `replica` on a copy; `head` is the first of the waiting queue. Copying takes some
     microseconds for each sequence that is there, so this is for those who ask, not for every step."""
     copies: dict[int, object] = {id(part): part for part in _unchanged(replica)}
     _double_groups(replica, copies)
-    builder = core.builder(copy.deepcopy(replica, copies))
-    return Rehearsal(builder, core.policy.begin(builder, head, now), copies)
+    builder = empty_step(state, copy.deepcopy(replica, copies))
+    return Rehearsal(builder, policy.begin(builder, head, now), copies)
 
 
 def _double_groups(replica: Replica, copies: dict[int, object]) -> None:
@@ -123,12 +126,12 @@ class Explanation:
     step_ids: list[int] = field(default_factory=list)
 
 
-def explain(core: Scheduler, request_id: str, now: float) -> list[Explanation]:
+def explain(state: SchedulerState, policy: StepPolicy, request_id: str, now: float) -> list[Explanation]:
     """Returns an explanation for each request of this id: two frontends may use the same. `now` is in seconds on the
     scheduler's clock."""
-    homes = homes_of_groups(core)
-    groups = [group for group in core.groups if group.request_id == request_id]
-    return [_explain(core, group, homes.get(group), now) for group in groups]
+    homes = homes_of_groups(state)
+    groups = [group for group in state.requests.groups if group.request_id == request_id]
+    return [_explain(state, policy, group, homes.get(group), now) for group in groups]
 
 
 def describe(explanation: Explanation) -> str:
@@ -146,105 +149,107 @@ def describe(explanation: Explanation) -> str:
     return f"{where}; steps under way with it: {steps or 'none'}; what keeps it: {', '.join(whys) or 'nothing'}"
 
 
-def homes_of_groups(core: Scheduler) -> dict[SequenceGroup, Replica]:
+def homes_of_groups(state: SchedulerState) -> dict[SequenceGroup, Replica]:
     """Returns the replica of each group that is not waiting."""
-    return {group: replica for replica in core.replicas.values() for group in (*replica.running, *replica.swapped)}
+    return {group: replica for replica in state.replicas for group in (*replica.running, *replica.swapped)}
 
 
-def _explain(core: Scheduler, group: RequestGroup, home: Replica | None, now: float) -> Explanation:
+def _explain(
+    state: SchedulerState, policy: StepPolicy, group: RequestGroup, home: Replica | None, now: float
+) -> Explanation:
     if home is None:
-        ahead = _ahead(core, group)
-        obstacles = _admission_obstacles(core, group, ahead, now)
+        ahead = _ahead(state, group)
+        obstacles = _admission_obstacles(state, policy, group, ahead, now)
         return Explanation(group, None, len(ahead) + 1, ahead, obstacles)
     steps = [step.step_id for step in home.outstanding if group in step.groups or group in step.swapped_out]
     is_running = group.status is SequenceStatus.RUNNING
-    ahead = [] if is_running else _ahead_of_swapped(core, home, group)
-    if group is not home.suspect and _stands_still(core, home):
-        found: Obstacle | None = _isolation(core, group)
+    ahead = [] if is_running else _ahead_of_swapped(state, home, group)
+    if group is not home.suspect and _stands_still(state, home):
+        found: Obstacle | None = _isolation(state, group)
     else:
-        found = None if is_running else _return_obstacle(core, home, group, ahead, now)
+        found = None if is_running else _return_obstacle(state, policy, home, group, ahead, now)
     obstacles = [ReplicaObstacle(home, found)] if found else []
     return Explanation(group, home, 0 if is_running else len(ahead) + 1, ahead, obstacles, steps)
 
 
-def _stands_still(core: Scheduler, replica: Replica) -> bool:
+def _stands_still(state: SchedulerState, replica: Replica) -> bool:
     """Tells whether the replica's next step is a suspect's alone."""
-    suspect = isolation.suspect_of(core.state, replica)
+    suspect = isolation.suspect_of(state, replica)
     if suspect is None or suspect.status is not SequenceStatus.WAITING:
         return replica.isolates
-    return core.builder(replica).obstacle(suspect) is None
+    return empty_step(state, replica).obstacle(suspect) is None
 
 
-def _isolation(core: Scheduler, group: RequestGroup) -> Obstacle:
+def _isolation(state: SchedulerState, group: RequestGroup) -> Obstacle:
     """Returns the obstacle of a group that waits for the isolation of others (`octavo.scheduler.core.isolation`)."""
-    return Obstacle(ObstacleKind.ISOLATION, 0, sum(other is not group for other in core.request_table.suspects))
+    return Obstacle(ObstacleKind.ISOLATION, 0, sum(other is not group for other in state.requests.suspects))
 
 
 # -- waiting --------------------------------------------------------------------------------------------------------
 
 
-def _ahead(core: Scheduler, group: RequestGroup) -> list[RequestGroup]:
+def _ahead(state: SchedulerState, group: RequestGroup) -> list[RequestGroup]:
     """Returns the waiting groups that come before `group`. Groups that no replica could ever hold are passed over;
     suspects have a queue of their own."""
-    queue = list(core.waiting)
+    queue = list(state.requests.waiting)
     before = queue[: queue.index(group)]
-    if group in core.request_table.suspects:
-        return [other for other in before if other in core.request_table.suspects]
-    return [other for other in before if core.replica_table.can_hold(other)] if core.replicas else before
+    if group in state.requests.suspects:
+        return [other for other in before if other in state.requests.suspects]
+    return [other for other in before if state.replica_table.can_hold(other)] if state.replicas else before
 
 
 def _admission_obstacles(
-    core: Scheduler, group: RequestGroup, ahead: list[RequestGroup], now: float
+    state: SchedulerState, policy: StepPolicy, group: RequestGroup, ahead: list[RequestGroup], now: float
 ) -> list[ReplicaObstacle]:
-    replicas = [replica for replica in core.replicas.values() if core.replica_table.may_take(replica, group)]
+    replicas = [replica for replica in state.replicas if state.replica_table.may_take(replica, group)]
     if not replicas:
         return [ReplicaObstacle(None, Obstacle(ObstacleKind.NO_WORKER, 1, 0))]
-    if group in core.request_table.suspects:
-        return _isolation_obstacles(core, group)
+    if group in state.requests.suspects:
+        return _isolation_obstacles(state, group)
     obstacles = []
     for replica in replicas:
-        if isolation.suspect_of(core.state, replica) is not None:
-            found: Obstacle | None = _isolation(core, group)
+        if isolation.suspect_of(state, replica) is not None:
+            found: Obstacle | None = _isolation(state, group)
         else:
-            head = next((other for other in ahead if core.replica_table.takes(replica, other)), group)
-            found = _admission_obstacle(core, replica, group, head, now)
+            head = next((other for other in ahead if state.replica_table.takes(replica, other)), group)
+            found = _admission_obstacle(state, policy, replica, group, head, now)
         if found is None:
             return []
         obstacles.append(ReplicaObstacle(replica, found))
     return obstacles
 
 
-def _isolation_obstacles(core: Scheduler, suspect: RequestGroup) -> list[ReplicaObstacle]:
+def _isolation_obstacles(state: SchedulerState, suspect: RequestGroup) -> list[ReplicaObstacle]:
     """Returns the obstacles of a suspect: it is another's turn, or the replica that is to isolate it lacks
     something."""
-    homes = (replica for replica in core.replicas.values() if isolation.suspect_of(core.state, replica) is suspect)
+    homes = (replica for replica in state.replicas if isolation.suspect_of(state, replica) is suspect)
     replica = next(homes, None)
     if replica is None:
-        return [ReplicaObstacle(None, _isolation(core, suspect))]
-    found = core.builder(replica).obstacle(suspect)
+        return [ReplicaObstacle(None, _isolation(state, suspect))]
+    found = empty_step(state, replica).obstacle(suspect)
     return [ReplicaObstacle(replica, found)] if found else []
 
 
 def _admission_obstacle(
-    core: Scheduler, replica: Replica, group: RequestGroup, head: RequestGroup, now: float
+    state: SchedulerState, policy: StepPolicy, replica: Replica, group: RequestGroup, head: RequestGroup, now: float
 ) -> Obstacle | None:
     if lacks := capacity_obstacle(group.request, replica):
         return lacks
-    policy, rehearsal = core.policy, rehearse(core, replica, head, now)
+    rehearsal = rehearse(state, policy, replica, head, now)
     builder = rehearsal.builder
     if rehearsal.preempts:
         return shortage(replica)
     if builder.budget and not policy.admits(builder):
-        return policy.keeps_out(core.builder(replica), head, now) or Obstacle(ObstacleKind.TOKEN_BUDGET, 1, 0)
+        return policy.keeps_out(empty_step(state, replica), head, now) or Obstacle(ObstacleKind.TOKEN_BUDGET, 1, 0)
     return builder.obstacle(group, whole_prompt=policy.whole_prompts)
 
 
 # -- swapped out ----------------------------------------------------------------------------------------------------
 
 
-def _ahead_of_swapped(core: Scheduler, replica: Replica, group: RequestGroup) -> list[RequestGroup]:
+def _ahead_of_swapped(state: SchedulerState, replica: Replica, group: RequestGroup) -> list[RequestGroup]:
     """Returns the groups that come back to the replica before `group`: swapped out too, or to be computed again."""
-    waiting = core.replica_table.returning(replica)
+    waiting = state.replica_table.returning(replica)
     return sorted((other for other in (*replica.swapped, *waiting) if other.order < group.order), key=_order)
 
 
@@ -253,10 +258,17 @@ def _order(group: RequestGroup) -> tuple[float, int]:
 
 
 def _return_obstacle(
-    core: Scheduler, replica: Replica, group: RequestGroup, ahead: list[RequestGroup], now: float
+    state: SchedulerState,
+    policy: StepPolicy,
+    replica: Replica,
+    group: RequestGroup,
+    ahead: list[RequestGroup],
+    now: float,
 ) -> Obstacle | None:
-    head = next(core.waiting.candidates(1, core.replica_table.can_hold), None)
-    rehearsal = rehearse(core, replica, head if head and core.replica_table.takes(replica, head) else None, now)
+    head = next(state.requests.waiting.candidates(1, state.replica_table.can_hold), None)
+    rehearsal = rehearse(
+        state, policy, replica, head if head and state.replica_table.takes(replica, head) else None, now
+    )
     double = rehearsal.double(group)
     if double in rehearsal.builder.resumed:
         return None

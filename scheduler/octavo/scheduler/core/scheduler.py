@@ -32,7 +32,7 @@ from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.core.state import SchedulerState
 from octavo.scheduler.core.step import grammar_time, results
 from octavo.scheduler.core.step.builder import StepBuilder
-from octavo.scheduler.core.step.policies import POLICIES, StepPolicy
+from octavo.scheduler.core.step.policies import POLICIES, StepPolicy, empty_step
 from octavo.scheduler.core.waiting_queue import WaitingQueue
 from octavo.scheduler.core.watchdog import Watchdog
 from octavo.scheduler.kv.manager import paged_memory
@@ -207,19 +207,11 @@ class Scheduler:
                 detail = describe_wait(group, position, self.replicas.values(), now)
                 self.request_table.reject(group, RejectReason.QUEUE_TIMEOUT, detail)
 
-    def builder(self, replica: Replica) -> StepBuilder:
-        """Returns an empty step of `replica`."""
-        return StepBuilder(
-            replica,
-            replica.token_budget,
-            next(self.replica_table.returning(replica), None) if replica.swapped else None,
-        )
-
     def _builder(self, replica: Replica, head: RequestGroup | None, now: float) -> StepBuilder | None:
         """Begins a step of a replica that may plan; returns None if it has to wait for an outstanding answer."""
         if head is not None and not self.replica_table.takes(replica, head):
             head = None
-        builder = self.builder(replica)
+        builder = empty_step(self.state, replica)
         if suspect := isolation.comer(self.state, replica):
             if replica.outstanding:
                 return None

@@ -7,7 +7,7 @@ import logging
 from typing import Any, NoReturn, Protocol
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.runtime.transport.grpc_reading import READING_OPTIONS, ReadingInterceptor
 from octavo.scheduler.core.events import (
@@ -34,6 +34,7 @@ from octavo.scheduler.server.admin_messages import (
     write_status,
 )
 from octavo.scheduler.server.event_log import StepFeed
+from octavo.scheduler.server.health import SERVICE, HealthServicer
 from octavo.v1 import admin_pb2 as pb
 from octavo.v1 import admin_pb2_grpc as services
 from octavo.wire.base import MAX_TOKENS
@@ -41,7 +42,6 @@ from octavo.wire.requests import Prefix
 
 _log = logging.getLogger(__name__)
 
-SERVICE = "octavo.v1.AdminService"
 _MAX_PAGE = 1000
 _MAX_NAME_LENGTH = 256
 # Milliseconds between two answers of WatchBlocks: by default, at least, at most.
@@ -50,10 +50,6 @@ _MAX_TOKEN_ID = 2**31 - 1
 _MAX_GRACE_S = 86_400.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc, name-defined]  # missing from the stubs
-    """Answers the health of each service as it was last set."""
 
 
 class Operated(Protocol):
@@ -84,7 +80,7 @@ class AdminService(services.AdminServiceServicer):
             found = _select(core, request)
         except ValueError as error:
             await _refuse(context, str(error))
-        homes, size = homes_of_groups(core), min(request.page_size or _MAX_PAGE, _MAX_PAGE)
+        homes, size = homes_of_groups(core.state), min(request.page_size or _MAX_PAGE, _MAX_PAGE)
         page = found[:size]
         return pb.ListRequestsResponse(
             requests=[write_status(group, homes.get(group), now) for group in page],
@@ -93,7 +89,8 @@ class AdminService(services.AdminServiceServicer):
 
     async def ExplainRequest(self, request: pb.ExplainRequestRequest, context: Context) -> pb.ExplainRequestResponse:
         now = self._shell.now()
-        explanations = explain(self._shell.core, request.request_id, now)
+        core = self._shell.core
+        explanations = explain(core.state, core.policy, request.request_id, now)
         if not explanations:
             what = f"no request {request.request_id!r} is held: it has ended, or never came here"
             await context.abort(grpc.StatusCode.NOT_FOUND, what)
@@ -119,7 +116,7 @@ class AdminService(services.AdminServiceServicer):
 
     def _read_blocks(self) -> pb.WatchBlocksResponse:
         core, now = self._shell.core, self._shell.now()
-        homes, first = homes_of_groups(core), heapq.nsmallest(_MAX_PAGE, core.groups, key=_serial)
+        homes, first = homes_of_groups(core.state), heapq.nsmallest(_MAX_PAGE, core.groups, key=_serial)
         return pb.WatchBlocksResponse(
             load=write_load(core, self._shell.dropped_messages),
             workers=[write_blocks(replica) for replica in core.replicas.values()],

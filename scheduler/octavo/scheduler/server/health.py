@@ -6,26 +6,36 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from grpc_health.v1 import health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from octavo.runtime.telemetry.optional import METRICS, tolerated
-from octavo.scheduler.server.admin_messages import write_load
-from octavo.scheduler.server.admin_service import SERVICE, HealthServicer, Operated
-from octavo.v1.admin_pb2 import GetLoadResponse
+from octavo.scheduler.core.scheduler import Scheduler
 
+# The service whose health is told, besides that of the server.
+SERVICE: Final = "octavo.v1.AdminService"
 _INTERVAL_S: Final = 0.5
 
 _log = logging.getLogger(__name__)
 
 
+class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc, name-defined]  # missing from the stubs
+    """Answers the health of each service as it was last set."""
+
+
 class HealthLoop:
-    """Sets the health of the gRPC services and gives the books to `publish`, if there is one. It runs in the shell's
-    event loop, so the books it reads are never half changed."""
+    """Sets the health of the gRPC services, and calls `publish` for the books, if there is one. It runs in the shell's
+    event loop, so the books are never half changed. `now` is the scheduler's clock."""
 
     def __init__(
-        self, shell: Operated, servicer: HealthServicer, publish: Callable[[GetLoadResponse], None] | None = None
+        self,
+        core: Scheduler,
+        now: Callable[[], float],
+        servicer: HealthServicer,
+        publish: Callable[[], None] | None = None,
     ) -> None:
-        self._shell = shell
+        self._core = core
+        self._now = now
         self._servicer = servicer
         self._publish = publish
         self._serving: bool | None = None
@@ -38,13 +48,12 @@ class HealthLoop:
 
     async def look(self) -> None:
         """Publishes the books, asks the watchdog, and sets the health if it has changed."""
-        core = self._shell.core
         if self._publish:
             with tolerated(METRICS, "the numbers stay as they were"):
-                self._publish(write_load(core, self._shell.dropped_messages))
+                self._publish()
         # Asked here too: where the shell does not turn, nothing else asks.
-        core.watchdog.look(self._shell.now())
-        serving = not core.replica_table.stands_still
+        self._core.watchdog.look(self._now())
+        serving = not self._core.replica_table.stands_still
         if serving != self._serving:
             self._serving = serving
             if not serving:

@@ -325,7 +325,10 @@ class SchedulerShell:
                     _log.warning("replica %016x goes on without the pinned prefix %r: %s", replica_id, name, reason)
 
     def _why_it_waits(self, request_id: str, now: float) -> str:
-        return "; ".join(describe(found) for found in explain(self.core, request_id, now)) or f"{request_id} is its own"
+        return (
+            "; ".join(describe(found) for found in explain(self.core.state, self.core.policy, request_id, now))
+            or f"{request_id} is its own"
+        )
 
     def _send_to_replica(self, replica_id: int, message: ToWorker, now: float) -> None:
         if isinstance(message, StepPlan):

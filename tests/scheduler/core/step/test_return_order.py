@@ -15,6 +15,7 @@ from octavo.scheduler.core.events import StepAnswered, WorkerCordoned, WorkerDra
 from octavo.scheduler.core.poison import DEATHS_TO_SUSPECT, Death, Verdict
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import RequestGroup, SequenceStatus
+from octavo.scheduler.core.step.policies import empty_step
 from octavo.scheduler.server.event_log import Record, replay
 from octavo.testing.cluster import Cluster, make_request, reference_tokens
 from octavo.testing.scenarios import step_until
@@ -182,7 +183,7 @@ def test_an_older_group_that_fits_only_another_worker_holds_nobody_back(make_clu
     step_until(cluster, lambda: large.preemptions > 0)
     cluster.join(1, num_blocks=16, block_size=2, num_cpu_blocks=16)
     small = cluster.core.replicas[1]
-    builder = cluster.core.builder(small)
+    builder = empty_step(cluster.core.state, small)
     assert has_capacity(large.request, cluster.core.replicas[2])
     assert not has_capacity(large.request, small)
     assert builder.returning is None

@@ -56,5 +56,9 @@ def test_of_each_replica_is_its_own(make_cluster: MakeCluster, tmp_path: Path) -
     assert found[1] == 512
     assert found[2] in (2000, 3000)
     cluster.step()
-    assert not any(explanation.obstacles for name in cluster.groups for explanation in explain(cluster.core, name, 1.0))
+    assert not any(
+        explanation.obstacles
+        for name in cluster.groups
+        for explanation in explain(cluster.core.state, cluster.core.policy, name, 1.0)
+    )
     cluster.run()

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from octavo.scheduler.core.admission import Obstacle, ObstacleKind, returns_before
 from octavo.scheduler.core.config import Policy
+from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.state import SchedulerState
 from octavo.scheduler.core.step import running
 from octavo.scheduler.core.step.builder import StepBuilder
 
@@ -40,6 +42,12 @@ class StepPolicy:
     lookahead: int
     whole_prompts: bool
     keeps_out: Callable[[StepBuilder, SequenceGroup, float], Obstacle | None] = _nothing
+
+
+def empty_step(state: SchedulerState, replica: Replica) -> StepBuilder:
+    """Returns an empty step of `replica`."""
+    returning = next(state.replica_table.returning(replica), None) if replica.swapped else None
+    return StepBuilder(replica, replica.token_budget, returning)
 
 
 # -- chunked --------------------------------------------------------------------------------------------------------
