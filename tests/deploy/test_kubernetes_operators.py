@@ -1,6 +1,9 @@
 """What the components tell other operators of a cluster (autoscalers, Prometheus, gateways) is true of Octavo."""
 
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -85,6 +88,42 @@ def test_both_autoscalers_want_the_same(name: str) -> None:
         assert number(given.get("threshold") or given["value"]) == number(
             target.get("value") or target.get("averageValue") or target["averageUtilization"]
         )
+
+
+# What the scheduler shows for five minutes, and what autoscalers read from it.
+SHOWN = {
+    'octavo_waiting_tokens{namespace="octavo"}': 9000,
+    'octavo_worker_token_rate{namespace="octavo", worker="a"}': 100,
+    # It has just come, and computed nothing yet.
+    'octavo_worker_token_rate{namespace="octavo", worker="b"}': 0,
+    'octavo_blocks_referenced{namespace="octavo", worker="a"}': 75,
+    'octavo_blocks{namespace="octavo", worker="a"}': 100,
+    'octavo_blocks_referenced{namespace="octavo", worker="b"}': 50,
+    'octavo_blocks{namespace="octavo", worker="b"}': 200,
+    'octavo_waiting_tokens{namespace="other"}': 1_000_000,
+}
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed (Debian: prometheus)")
+@pytest.mark.parametrize(("without", "read"), [("nothing", [45, 1.0]), ("octavo_worker_token_rate", [None, 1.0])])
+def test_autoscalers_read_seconds_and_full_workers(without: str, read: list[float | None], tmp_path: Path) -> None:
+    asked = [trigger["metadata"]["query"] for trigger in scaled("octavo-worker")["triggers"]]
+    shown = [
+        {"series": series, "values": f"{value}x5"} for series, value in SHOWN.items() if not series.startswith(without)
+    ]
+    questions = [
+        {
+            "expr": question,
+            "eval_time": "5m",
+            "exp_samples": [] if value is None else [{"labels": "{}", "value": value}],
+        }
+        for question, value in zip(asked, read, strict=True)
+    ]
+    tests = {"tests": [{"interval": "1m", "input_series": shown, "promql_expr_test": questions}]}
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump(tests), encoding="utf-8")
+    command = ["promtool", "test", "rules", str(tmp_path / "tests.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def number(quantity: str | int) -> float:
