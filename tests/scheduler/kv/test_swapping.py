@@ -286,15 +286,26 @@ class TestWaiting:
         assert len(plans(second)) == 1
         cluster.run()
 
-    def test_a_group_that_needs_the_whole_pool_comes_back_once_it_is_alone(self, make_cluster: MakeCluster) -> None:
-        """A watermark, or a block to spare, would keep it out for ever."""
-        cluster = make_cluster(preemption=Preemption.SWAP, watermark=0.2)
-        cluster.join(num_blocks=20, block_size=2, num_cpu_blocks=20)
-        short, whole = make_request("short", 3, 20), make_request("whole", 24, 16)
-        arrive(cluster, short, whole)
+    @pytest.mark.parametrize(
+        ("watermark", "block_size", "short", "whole"), [(0.2, 2, (3, 20), (24, 16)), (0.0, 4, (1, 4), (75, 5))]
+    )
+    def test_a_group_that_needs_the_whole_pool_comes_back_once_it_is_alone(
+        self,
+        make_cluster: MakeCluster,
+        watermark: float,
+        block_size: int,
+        short: tuple[int, int],
+        whole: tuple[int, int],
+    ) -> None:
+        """A watermark, or a block to spare, would keep it out for ever. In the second case it needs all 20 blocks as soon
+        as it is back."""
+        cluster = make_cluster(preemption=Preemption.SWAP, watermark=watermark)
+        cluster.join(num_blocks=20, block_size=block_size, num_cpu_blocks=20)
+        requests = make_request("short", *short), make_request("whole", *whole)
+        arrive(cluster, *requests)
         cluster.run()
         assert cluster.core.swaps > 0
-        assert outputs(cluster, short, whole) == references(short, whole)
+        assert outputs(cluster, *requests) == references(*requests)
 
 
 class TestPrefill:
